@@ -34,6 +34,7 @@ class Dataset(NamedTuple):
     details: Mapping[str, Any] = {}  # what users of the model must know about inputs of this kind, besides mean and std
     owners: np.ndarray | None = None  # int32 [N], the client of each training row, for the partition 'natural'
     unknown_test: np.ndarray | None = None  # [U, ...], test inputs of no class, see `unknown.set_apart`
+    test_rows: np.ndarray | None = None  # int [T], which rows of a csv the test examples are, from 0
 
 
 class _Facts(NamedTuple):
@@ -93,7 +94,8 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     dataset = _load(config, tell)
     if config.balanced_test:
         rows = first_of_each_class(dataset.y_test)
-        dataset = dataset._replace(x_test=dataset.x_test[rows], y_test=dataset.y_test[rows])
+        numbers = None if dataset.test_rows is None else dataset.test_rows[rows]
+        dataset = dataset._replace(x_test=dataset.x_test[rows], y_test=dataset.y_test[rows], test_rows=numbers)
     if dataset.kind != "image":
         return dataset if config.standardise else _unscaled(dataset)
     channels, name = dataset.x_train.shape[-1], config.normalisation

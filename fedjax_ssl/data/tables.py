@@ -19,6 +19,7 @@ from fedjax_ssl.kinds import table, text
 Columns = dict[str, list[str]]  # name -> the fields of all rows
 MOST_CATEGORIES = 100  # of a column; names and identifiers are no categories
 MOSTLY_NUMBERS = 0.9  # share of numbers above which a column counts as numeric, and other fields as mistakes
+AMBIGUOUS = ("na", "n/a", "null", "none")  # words of `table.MISSING` that may name a class
 TEST_EVERY = 5  # without a test file every fifth labelled row of a class is for testing
 
 
@@ -100,6 +101,7 @@ def load_table(config: Any) -> dict[str, Any]:
     for name in ignored:
         check_column(columns, name, "ignore_columns", path)
     names = [name for name in columns if name not in (label, config.client_column, *ignored)]
+    refuse_ambiguous(columns[label], path, label)
     class_names = find_class_names(columns[label], path, label)
     labels = codes(columns[label], class_names)
     train, test = np.arange(len(labels)), for_test(labels)
@@ -107,6 +109,7 @@ def load_table(config: Any) -> dict[str, Any]:
     if config.test_path:
         tested, where = read_columns(config.test_path, "data.test_path"), config.test_path
         check_column(tested, label, "label_column", where)
+        refuse_ambiguous(tested[label], where, label)
         unknown = [value for value in tested[label] if not table.is_missing(value) and value.strip() not in class_names]
         if unknown:
             raise UserError(f"{where} has the label {unknown[0]!r}{known_are(unknown[0], class_names)}")
@@ -135,6 +138,7 @@ def load_table(config: Any) -> dict[str, Any]:
         "class_names": tuple(class_names),
         "details": details,
         "owners": owners,
+        "test_rows": test,
     }
 
 
@@ -150,6 +154,16 @@ def sorted_names(names: set[str]) -> list[str]:
     """Sorted as numbers if all are whole numbers, else alphabetically."""
     is_number = all(name.lstrip("-").isdecimal() for name in names)
     return sorted(names, key=(lambda name: (int(name), name)) if is_number else None)
+
+
+def refuse_ambiguous(labels: Sequence[str], path: str, column: str) -> None:
+    """Raises a UserError if a label is a word that may name a class as well as say that there is none."""
+    for row, label in enumerate(labels, start=1):
+        if label.strip().lower() in AMBIGUOUS:
+            raise UserError(
+                f"{path}: {label!r} in row {row} may be a class or a missing label (data.label_column={column!r}); "
+                "leave the field empty if the row has no label, or give the class another name"
+            )
 
 
 def find_class_names(labels: Sequence[str], path: str, column: str) -> list[str]:
@@ -181,7 +195,7 @@ def _rows(
     """Rows of numbers and categories; columns, categories, means and deviations come from the training rows."""
     if not columns:
         raise UserError(f"{path} has no column but the label's, the clients' and those left out")
-    categories = [_categories(name, values, path) for name, values in columns.items()]
+    categories = [_categories(name, values, train, path) for name, values in columns.items()]
     facts = {"columns": list(columns), "categories": categories}
     x_train, x_test = table.encode(columns, facts, path)[train], table.encode(tested, facts, where)[test]
     return {"kind": "table", **encoded(x_train, x_test, facts)}
@@ -203,13 +217,13 @@ def encoded(x_train: np.ndarray, x_test: np.ndarray, facts: dict[str, Any]) -> d
     }
 
 
-def _categories(name: str, values: Sequence[str], path: str) -> list[str] | None:
-    """The categories of a column, sorted; None if it is numeric.
+def _categories(name: str, values: Sequence[str], train: np.ndarray, path: str) -> list[str] | None:
+    """The categories that a column has in its training rows, sorted; None if it is numeric.
 
     Raises:
         UserError: it is mostly numeric, or has too many categories.
     """
-    present = [value.strip() for value in values if not table.is_missing(value)]
+    present = [values[row].strip() for row in train if not table.is_missing(values[row])]
     others = [value for value in present if not _is_number(value)]
     if not others:
         return None

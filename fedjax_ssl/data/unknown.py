@@ -99,6 +99,7 @@ def set_apart(dataset: Dataset, other: Dataset | None, config: Any, seed: int) -
         num_classes=len(kept),
         class_names=tuple(names[label] for label in kept),
         unknown_test=apart,
+        test_rows=None if dataset.test_rows is None else dataset.test_rows[y_test != UNKNOWN],
     )
 
 

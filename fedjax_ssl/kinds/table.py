@@ -108,7 +108,7 @@ def _number(text: str, name: str, row: int, where: str) -> float:
         number = float(text)
     except ValueError:
         raise UserError(f"{where}: column {name!r} is of numbers, but has {text!r:.40} in row {row}") from None
-    if abs(number) > np.finfo(np.float32).max:
+    if abs(number) > float(np.finfo(np.float32).max):
         raise UserError(f"{where}: column {name!r} has {text!r:.40} in row {row}, which is not finite")
     return number
 

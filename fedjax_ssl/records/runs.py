@@ -177,17 +177,20 @@ class RunRecords(NamedTuple):
         found = {number: _or_empty(self._load_snapshot, path) for number, path in self._snapshot_files().items()}
         return {number: snapshot for number, snapshot in found.items() if snapshot}
 
-    def test_inputs(self) -> np.ndarray | None:
-        """The test set as it is stored, [T, ...], of inputs that are no images; None if it cannot be read."""
-        return _or_empty(self._read_test_inputs, self.folder).get("inputs")
+    def test_inputs(self) -> dict[str, np.ndarray]:
+        """Of inputs that are no images the test set: `inputs` [T, ...] and `rows` int [T]; {} if it cannot be read."""
+        return _or_empty(self._read_test_inputs, self.folder)
 
     def _read_test_inputs(self, folder: pathlib.Path) -> dict[str, np.ndarray]:
-        """The array of test_inputs.npz; {} without the file. Raises a UserError if it has other examples."""
+        """The arrays of test_inputs.npz; {} without the file. Raises a UserError if it has other examples."""
         path, facts = folder / TEST_INPUTS, self.dataset()
         if not path.exists() or not facts:
             return {}
-        found = read_arrays(str(path), ("inputs",))
+        found = read_arrays(str(path), ("inputs",), optional=("rows",))
         inputs = found["inputs"]
+        rows = found.setdefault("rows", np.arange(len(inputs)))  # only a csv's are written
+        if rows.shape != inputs.shape[:1] or rows.dtype.kind not in "iu":
+            raise UserError(f"{path} has rows that are no numbers of {len(inputs)} inputs")
         try:
             kind_of(facts).given(inputs[:, 0] if inputs.ndim == 3 else inputs, facts)  # of several views the first
         except UserError as error:

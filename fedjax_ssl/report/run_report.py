@@ -256,15 +256,16 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
 
 def _mistakes(run: RunRecords) -> list[str]:
     """Of inputs that have no pictures: words, values and rows of the test set that are mislabelled most."""
-    facts, inputs, end = run.dataset(), run.test_inputs(), run.metrics[-1]["round"]
+    facts, tested, end = run.dataset(), run.test_inputs(), run.metrics[-1]["round"]
     taken = [snapshot for _, snapshot in sorted(run.snapshots().items()) if str(snapshot["of"]) == "test"]
-    if inputs is None or not taken or len(taken[-1]["labels"]) != len(inputs):
+    if not tested or not taken or len(taken[-1]["labels"]) != len(tested["inputs"]):
         return []
+    inputs, numbers = tested["inputs"], tested["rows"]
     last, names, noun = taken[-1], class_names(run), run.noun
     wrong = last["predictions"] != last["labels"]
     groups = mistakes.most_mistaken(facts, inputs, wrong)
     rows = [
-        [row, names[last["labels"][row]], names[last["predictions"][row]], f"{times} of {len(taken)}",
+        [numbers[row], names[last["labels"][row]], names[last["predictions"][row]], f"{times} of {len(taken)}",
          mistakes.shown(facts, inputs[row])]
         for row, times in mistakes.rows_mistaken(taken)
     ]  # fmt: skip
@@ -274,7 +275,7 @@ def _mistakes(run: RunRecords) -> list[str]:
     return [
         page.paragraph(said),
         page.table([f"{noun} with", "number", "mislabelled"], shares) + page.paragraph(chance) if shares else "",
-        page.table(["row", "class", "labelled as", "wrong in snapshots", ""], rows, long=(4,)) if rows else "",
+        page.table(["row, from 0", "class", "labelled as", "wrong in snapshots", ""], rows, long=(4,)) if rows else "",
     ]
 
 

@@ -283,7 +283,8 @@ def _write_facts(run: Run) -> None:
     replace_arrays(folder / CLASS_COUNTS, **counts)
     write_dataset(folder, dataset_facts(dataset))
     if dataset.kind != IMAGE:
-        replace_arrays(folder / TEST_INPUTS, inputs=dataset.x_test)
+        rows = {} if dataset.test_rows is None else {"rows": dataset.test_rows}
+        replace_arrays(folder / TEST_INPUTS, inputs=dataset.x_test, **rows)
     if run.warm_start:
         replace_file(folder / INIT_FROM, json.dumps(run.warm_start.facts, indent=2) + "\n")
 

@@ -69,7 +69,7 @@ def test_every_epoch_has_each_included_example_once(examples, kind):
 
 
 def test_padding_has_examples_of_the_deck(examples):
-    """Views of tables take values from other rows of a batch: those of row 0 of the whole table are not the client's."""
+    """Views of tables take values from other rows of a batch: those of row 0 of the table are not the client's."""
     for included, job, own in ((examples.present, 0, {7, 3}), (examples.labelled, 1, {2, 1})):
         deck, _ = deck_of(examples, included, job)
         found = deck.batch(jnp.int32(0), 5)

@@ -35,6 +35,22 @@ def test_a_test_file_and_semicolons(tmp_path):
     assert np.isnan(dataset.x_test[:, 1]).sum() == 7  # a category that training did not have
 
 
+def test_a_category_that_only_a_held_out_row_has_is_unknown(tmp_path):
+    text = GOOD.replace("20,r,", "20,violet,")
+    dataset, _ = load(tmp_path, text)
+    assert dataset.test_rows.tolist() == [0, 1, 10, 11]  # every fifth of each class
+    assert dataset.details["categories"] == [None, ["b", "g", "r"]]
+    assert np.isnan(dataset.x_test[0, 1]) and np.isfinite(dataset.x_test[1:]).all()
+
+
+def test_rows_of_the_test_set_are_those_of_its_file(tmp_path):
+    """Rows without a label are left out, and those that `balanced_test` drops."""
+    other = tmp_path / "test.csv"
+    other.write_text("age,colour,label\n1,r,\n2,r,0\n3,g,\n4,b,0\n5,r,1\n")
+    dataset, _ = load(tmp_path, GOOD, test_path=str(other), balanced_test=True)
+    assert dataset.test_rows.tolist() == [1, 4] and dataset.x_test[:, 0].tolist() == [2, 5]
+
+
 def test_texts_and_their_versions(tmp_path):
     text = "label,note\n" + "".join(f'{n % 2},"good {"film" if n % 2 else "book"}, isn\'t it"\n' for n in range(20))
     versions = tmp_path / "v.csv"
@@ -63,7 +79,9 @@ def test_texts_and_their_versions(tmp_path):
         (GOOD.replace("25,", "1e99,"), {}, "column 'age' has '1e99' in row 6, which is not finite"),
         (GOOD.replace(",0\n", ",\n").replace(",1\n", ",\n"), {}, "all labels are empty"),
         (GOOD.replace(",0\n", ",1\n"), {}, "the only label is '1'"),
-        ("x,label\n" + "".join(f"t{n},{n % 2}\n" for n in range(300)), {"ignore_columns": ""}, "300 different texts"),
+        (GOOD.replace(",1\n", ",none\n"), {}, "'none' in row 2 may be a class or a missing label"),
+        (GOOD.replace("25,b,c1,1", "25,b,c1,NA"), {}, "'NA' in row 6 may be a class or a missing label"),
+        ("x,label\n" + "".join(f"t{n},{n % 2}\n" for n in range(300)), {"ignore_columns": ""}, "240 different texts"),
         (GOOD, {"ignore_columns": "who,age,colour"}, "has no column but the label's"),
         (GOOD, {"text_column": "age", "weak_views": 2}, "data.weak_views=2, but each example has 1 view"),
         (GOOD, {"test_path": "nowhere.csv"}, "data.test_path=nowhere.csv does not exist"),

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.predictor import load, predict_file
 from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.report.run_report import _mistakes
 from fedjax_ssl.run.experiment import make_method, make_problem
 from tests.helpers.tiny_methods import make_config
 
@@ -128,7 +130,7 @@ def test_transformers_refuse_statistics_of_a_batch(files, policy):
 
 def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path):
     """Labels stay where they are, nobody is asked for a number of them, and `predict` writes a csv."""
-    config = config_of("fixmatch", {**files["labels where they are"], "num_rounds": 2, "clients_per_round": 4}, "table")
+    config = config_of("fixmatch", {**files["labels where they are"], "num_rounds": 1, "clients_per_round": 4}, "table")
     config.log.tensorboard = config.log.report = False
     train(config, tmp_path / "run")
     facts = json.loads((tmp_path / "run" / "dataset.json").read_text())
@@ -145,6 +147,11 @@ def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path
     # 16 rows of each class have a label, of which 4 are for testing.
     held = read_run(tmp_path / "run").who_has_labels()
     assert held == "the data have labels for 36 of the clients' 228 rows"
+    # The report numbers rows as `predict` does, not by their places in the test set.
+    shown = "".join(_mistakes(read_run(tmp_path / "run")))
+    mistaken = re.findall(r"<tr><td>(\d+)</td><td>(low|mid|high)</td><td>(\w+)", shown)
+    predicted = [line.split(",") for line in lines[1:]]
+    assert mistaken and all(predicted[int(row)][1::2] == [found, true] for row, true, found in mistaken)
     by_name = load(tmp_path / "run")({"age": ["25.0", ""], "colour": ["red", "violet"]})
     assert by_name.probabilities.shape == (2, CLASSES) and np.isfinite(by_name.probabilities).all()
 
