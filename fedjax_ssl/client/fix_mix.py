@@ -21,6 +21,7 @@ from fedjax_ssl.learning.batches import draw_with_replacement, num_batches
 from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models import check_mixtures
 
 PARTNERS = ("round", "epoch")  # how often the mix set is drawn
 
@@ -64,12 +65,14 @@ def fix_mix_phase(
             local 'epoch'.
 
     Raises:
-        UserError: for an unknown mix order.
+        UserError: for an unknown mix order, or a user's backbone that cannot take mixtures.
     """
     if mix_order not in MIX_ORDERS:
         raise UserError(f"unknown mix order {mix_order!r}; known: {', '.join(MIX_ORDERS)}")
     network, config, view = problem.network, problem.config.client, view or problem.strong
     with_mixup = mixup_alpha > 0
+    if with_mixup:
+        check_mixtures(problem.config.model.name, network)
 
     def mixings(cohort: Cohort, steps: int) -> jax.Array | None:
         """Every lambda of a cohort, [M, S]: drawn by rejection, whose loops hold up the steps of accelerators.

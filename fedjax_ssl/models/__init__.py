@@ -17,7 +17,7 @@ from fedjax_ssl.kinds import IMAGE, KINDS
 from fedjax_ssl.models.cnn import LeNet, SmallCNN
 from fedjax_ssl.models.heads import CLASSIFIER_INITS, Heads, Linear, Outputs, heads_drawn
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
-from fedjax_ssl.models.own import build_backbone, check_backbone
+from fedjax_ssl.models.own import build_backbone, check_backbone, check_mixtures
 from fedjax_ssl.models.projectors import Projector
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
@@ -37,6 +37,7 @@ __all__ = [
     "Projector",
     "build_model",
     "check_backbone",
+    "check_mixtures",
     "heads_drawn",
     "is_own",
 ]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.imports import import_own, one_line
+from fedjax_ssl.imports import import_own, is_own, one_line
 from fedjax_ssl.models.normalisation import Normalisation
 
 FIELD = "model.name"
@@ -133,6 +133,25 @@ def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, 
         features = jax.eval_shape(evaluate, variables, batch)
     _check_features(name, features, batch.shape[0])
     return "batch_stats" in variables
+
+
+def check_mixtures(name: str, network: Any) -> None:
+    """Raises a UserError if a user's backbone cannot take what mixup makes of examples; of texts that is no text."""
+    inputs = network.inputs
+    if not is_own(name) or not hasattr(inputs, "mix"):
+        return
+    backbone, example = network.module.backbone, jax.ShapeDtypeStruct((2, inputs.shape[-1]), jnp.float32)
+
+    def features(key, example):
+        variables = backbone.init(key, inputs.to_network(example), False, None, 1)
+        mixture = inputs.to_network(inputs.mix(example, example, jnp.float32(1)))
+        return [backbone.apply(variables, taken, False, None, 1) for taken in (inputs.to_network(example), mixture)]
+
+    words = "cannot take mixtures, of texts float32 [B, 3, L]; turn mixup off, or set model.name=transformer"
+    with one_line(FIELD, name, words, _file_of(backbone)):
+        plain, mixed = jax.eval_shape(features, jax.random.key(0), example)
+        if mixed.shape != plain.shape:
+            raise ValueError(f"features {plain.shape} become {mixed.shape}")
 
 
 def _check_variables(name: str, variables: dict[str, Any], layers: set[tuple[str, ...]]) -> None:

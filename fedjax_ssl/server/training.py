@@ -16,6 +16,7 @@ from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import BatchStats, Model, make_optimizer
 from fedjax_ssl.learning.trees import select
+from fedjax_ssl.models import check_mixtures
 from fedjax_ssl.server.statistics import make_statistics
 
 ServerLossResult = tuple[jax.Array, tuple[BatchStats, Metrics]]
@@ -277,7 +278,11 @@ def supervised_mixup_loss(
     Returns:
         The loss; its metrics are `server_loss` on the fix set and `server_mix_loss` on mixtures of it with images drawn
         with replacement from all.
+
+    Raises:
+        UserError: a user's backbone cannot take mixtures.
     """
+    check_mixtures(problem.config.model.name, problem.network)
     augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
     def loss_fn(

@@ -1,5 +1,6 @@
 """Features, tables and texts: every method takes them or says why not, and what their views do to an example."""
 
+import contextlib
 import functools
 import json
 import re
@@ -230,6 +231,42 @@ def test_mixup_of_texts_averages_embeddings_place_by_place(files, order, monkeyp
     other = model._replace(params={**model.params, "backbone": backbone})
     by_hand = network.predict(other, jnp.array([[6, 7, 8, 0, 0]]))
     np.testing.assert_allclose(mixed.logits, by_hand.logits, atol=1e-6)
+
+
+BAG = """import flax.linen as nn
+
+
+class Bag(nn.Module):
+    num_tokens: int
+
+    @nn.compact
+    def __call__(self, tokens):
+        return nn.Embed(self.num_tokens, 4)(tokens).mean(axis=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "without"),
+    [("semifl", {"semifl.mixup": False}), ("fedanchor", {"fedanchor.client_mixup": False})],
+)
+def test_a_users_backbone_of_texts_that_takes_no_mixtures_is_refused(files, tmp_path, method, without):
+    (tmp_path / "bag.py").write_text(BAG)
+    fields = {"model.name": f"{tmp_path}/bag.py:Bag", "model.depth": 0}
+    mixes = {"semifl.mixup": True, "fedanchor.client_mixup": True, "fedanchor.server_mixup": False}
+
+    def shapes(**others):
+        config = config_of(method, files["text"], "text")
+        config.update_from_flattened_dict({**fields, **mixes, **others})
+        return shapes_of_a_round(config)
+
+    line = r"Bag: cannot take mixtures, .*turn mixup off.* \(ValueError in line 9"
+    with pytest.raises(UserError, match=line) as caught:
+        shapes()
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="cannot take mixtures") if method == "fedanchor" else contextlib.nullcontext():
+        shapes(**without, **{"fedanchor.server_mixup": True})
+    assert "test_accuracy" in shapes(**without)
+    assert "test_accuracy" in shapes(**{"model.name": "fedjax_ssl.models.transformer:Transformer"})
 
 
 def test_vit_refuses_a_patch_that_does_not_divide_the_image():
