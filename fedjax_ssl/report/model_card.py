@@ -20,6 +20,7 @@ _GIVEN = {  # what else a model takes
     "table": "columns)  # a DataFrame, or a dict of the training table's columns",
     "text": "texts)  # a list of str, or token ids [B, L]",
 }
+_PARTS = {"features": " features", "table": " columns", "text": " tokens"}  # of an example
 _FIELD_OF_SCHEME = {  # of the ways to divide images: the field that says how unevenly
     "lda": "alpha",
     "dirichlet_classes": "alpha",
@@ -54,7 +55,7 @@ def describe_model(run: RunRecords) -> str:
     shape, what = f"{height} x {width} pixels, {channels} channel(s)", "An image classifier"
     if not of_images:
         what = f"A classifier of {noun}"
-        shape = " x ".join(map(str, kind_of(dataset).inputs(dataset).shape))
+        shape = " x ".join(map(str, kind_of(dataset).inputs(dataset).shape)) + _PARTS[kind_name(dataset)]
     tested, loss = run.tested("test_accuracy"), run.tested("test_loss")
     accuracy = "-" if tested is None else f"{100 * tested:.2f} %"
     best, best_round = run.best()

@@ -21,6 +21,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.predictor import load, predict_file
 from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.run_report import _mistakes
 from fedjax_ssl.run.experiment import make_method, make_problem
 from tests.helpers.tiny_methods import make_config
@@ -148,6 +149,7 @@ def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path
     # 16 rows of each class have a label, of which 4 are for testing.
     held = read_run(tmp_path / "run").who_has_labels()
     assert held == "the data have labels for 36 of the clients' 228 rows"
+    assert "\n| rows | 2 columns, 3 classes |\n" in model_card(read_run(tmp_path / "run"))
     # The report numbers rows as `predict` does, not by their places in the test set.
     shown = "".join(_mistakes(read_run(tmp_path / "run")))
     mistaken = re.findall(r"<tr><td>(\d+)</td><td>(low|mid|high)</td><td>(\w+)", shown)
