@@ -62,7 +62,7 @@ def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:
     """The data set after `config.encoder`: features; with adapters, pixels from 0 to 1; without an encoder, unchanged.
 
     Raises:
-        UserError: see `as_features`.
+        UserError: the encoder has no weights, the data or their standardisation do not fit; and see `as_features`.
     """
     if config.encoder.name == "none":
         return dataset
@@ -70,6 +70,11 @@ def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:
         raise UserError(f"encoder.name={config.encoder.name} takes encoder.weights, a file of convert-weights")
     if dataset.kind != IMAGE or dataset.x_train.shape[1] != dataset.x_train.shape[2]:
         raise UserError(f"encoder.name={config.encoder.name} takes square images, not {dataset.kind} data")
+    if not config.data.standardise or config.data.normalisation != "own":
+        raise UserError(
+            f"encoder.name={config.encoder.name} has means and deviations of its own: leave data.standardise=True and "
+            "data.normalisation='own'"
+        )
     if config.encoder.adapters.rank:
         channels = dataset.x_train.shape[-1]
         return dataset._replace(mean=(0.0,) * channels, std=(1.0,) * channels)

@@ -128,6 +128,11 @@ def test_adapters_alone_are_trained_and_sent(weights, tmp_path):
     [
         ({"encoder.weights": ""}, "encoder.name=vit_s16 takes encoder.weights"),
         ({"encoder.weights": "nowhere.safetensors"}, "there is no such file"),
+        ({"data.standardise": False}, "has means and deviations of its own: leave data.standardise=True"),
+        (
+            {"data.standardise": False, "encoder.adapters.rank": 1, "encoder.adapters.blocks": 1},
+            "has means and deviations of its own",
+        ),
         ({"encoder.name": "resnet50"}, "arrays are missing, such as batch_stats/"),
         ({"encoder.name": "resnet50", "encoder.adapters.rank": 1}, "for Vision Transformers, not resnet50"),
         ({"encoder.adapters.rank": 1, "encoder.adapters.blocks": 3}, "blocks is 3, but vit_s16 has 2"),
