@@ -109,6 +109,20 @@ def test_a_run_on_features(weights, tmp_path):
         predictor(data.x_test)
 
 
+def test_adapters_begin_at_the_frozen_encoder(weights):
+    """B = 0 before the first step: the features are the encoder's own, at whatever A; with another B they are not."""
+    config = make_config(weights, **{"encoder.adapters.rank": 2, "encoder.adapters.blocks": 2})
+    network, encoder = build_experiment(config).problem.network, table.ENCODERS[NAME]
+    images = load_dataset(config.data).x_test[:3]
+    model, predict = jax.jit(network.init)(jax.random.key(1)), jax.jit(network.predict)
+    of_pixels = jax.jit(lambda variables, pixels: encode(encoder, variables, pixels, SIDE))
+    frozen = of_pixels(load_weights(weights, encoder, SIDE), images / np.float32(255))
+    np.testing.assert_allclose(predict(model, images).features, frozen, atol=1e-5)
+    backbone = {name: leaf if name.endswith("A") else leaf + 1 for name, leaf in model.params["backbone"].items()}
+    moved = model._replace(params={**model.params, "backbone": backbone})
+    assert np.abs(predict(moved, images).features - frozen).max() > 0.1
+
+
 def test_adapters_alone_are_trained_and_sent(weights, tmp_path):
     adapters = {"encoder.adapters.rank": 2, "encoder.adapters.blocks": 1, "augment.flavour": "none"}
     config = make_config(weights, **adapters, num_rounds=1)
