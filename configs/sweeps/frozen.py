@@ -5,14 +5,15 @@
     python launch.py sweep configs/sweeps/frozen.py:mnist_server --workdir=runs/frozen_mnist_server DATA
     python launch.py sweep configs/sweeps/frozen.py:clients_choose --workdir=runs/frozen_clients_choose DATA
     python launch.py sweep configs/sweeps/frozen.py:clients --workdir=runs/frozen_clients DATA
+    python launch.py sweep configs/sweeps/frozen.py:mnist_clients --workdir=runs/frozen_mnist_clients DATA
     python launch.py sweep configs/sweeps/frozen.py:scratch --workdir=runs/frozen_scratch DATA
 
 DATA stands for --config.data.source=npz --config.data.path=FILE --config.data.flip=True
 --config.encoder.weights=FILE; `scratch` takes no weights. A linear head on the features of EfficientNet-Lite0; 40
 clients of 80 images, 8 a round, 20 rounds. The labels are the server's or the clients'. `choose` has 500 validation
 images, 40 labels, LDA 0.1 and seed 7: four learning rates, of clients and server alike, for every method. The best of a
-method is in `CHOSEN`; `mnist_server` is `server` with the best on MNIST. The comparison has 10 (at the server), 40, 250
-and 500 labels, LDA 0.1 and IID, seeds 0, 1 and 2.
+method is in `CHOSEN`; `mnist_server` and `mnist_clients` have the best on MNIST. The comparison has 10 (at the server;
+at 40 clients each has one), 40, 250 and 500 labels, LDA 0.1 and IID, seeds 0, 1 and 2.
 `scratch` has the small CNN on the images themselves, its usual recipe, and 400 rounds.
 """
 
@@ -59,6 +60,11 @@ CHOSEN = {
         **dict.fromkeys(("FedDB", "ProxyFL", "FedAvg-Semi", "SemiAnAgg", "CBAFed", "Twin-sight"), 0.3),
         "FedLabel": 0.003,
     },
+    "mnist_clients": {
+        **dict.fromkeys(CLIENTS, 0.03),
+        **dict.fromkeys(("ProxyFL", "FedAvg-Semi", "SemiAnAgg"), 0.3),
+        "FedLabel": 0.003,
+    },
 }
 WITHOUT_CLIENTS = {"server_only,plain": {"data.alpha": 1000.0}}  # to which the clients' partition means nothing
 FEDERATION = {
@@ -78,7 +84,7 @@ PARTS = {
     "server": ("configs/cifar10_frozen.py", FROZEN, SERVER, "data.server_labels", (10, 40, 250, 500)),
     "clients": ("configs/cifar10_frozen.py", AT_CLIENTS, CLIENTS, "data.num_labelled", (40, 250, 500)),
 }
-ROWS = ("server_choose", "server", "mnist_server", "clients_choose", "clients", "scratch")
+ROWS = ("server_choose", "server", "mnist_server", "clients_choose", "clients", "mnist_clients", "scratch")
 
 
 def with_rate(arguments, rate):
