@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import refuse_link
 
+# With rowids a long row shares its last page, and is not read to find another one. Older files are WITHOUT ROWID.
 _TABLES = """
-CREATE TABLE IF NOT EXISTS rows(client INTEGER, round INTEGER, sum BLOB, data BLOB, PRIMARY KEY(client, round))
-    WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rows(client INTEGER, round INTEGER, sum BLOB, data BLOB, PRIMARY KEY(client, round));
 CREATE TABLE IF NOT EXISTS run(name TEXT PRIMARY KEY, value TEXT);
 """
 _NEWEST = "SELECT round, sum, data FROM rows WHERE client = ? ORDER BY round DESC LIMIT 1"
-_PAGE_BYTES = 32768  # rows are long
+_PAGE_BYTES = 8192  # only rows of half a page to a page take much more than their bytes
 
 
 class ClientRows:

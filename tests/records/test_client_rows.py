@@ -1,5 +1,6 @@
 """The file of the clients' memory: its rounds, its size, and what is wrong with it."""
 
+import hashlib
 import os
 import pathlib
 import resource
@@ -52,6 +53,39 @@ def test_room_on_the_disk_is_used_again(tmp_path):
     # Of each client the rows of the checkpoints that are kept, and of the round that is written.
     assert path.stat().st_size < 4.5 * length * number_of_clients
     rows.close()
+
+
+@pytest.mark.parametrize("length", [1_000, 9_000, 100_000, 1_000_000])
+def test_the_file_is_little_larger_than_its_rows(tmp_path, length):
+    path, number = tmp_path / "clients.sqlite", max(20, 2_000_000 // length)
+    rows = ClientRows(path, "run", None)
+    for client in np.random.default_rng(0).permutation(number).tolist():
+        rows.write(client, 1, bytes(length))
+    rows.commit(1, [])
+    rows.close()
+    assert path.stat().st_size < 1.25 * number * length
+
+
+def test_a_file_of_the_form_before_goes_on(tmp_path):
+    """Earlier files have pages of 32 kB and no rowids."""
+    path = tmp_path / "clients.sqlite"
+    with sqlite3.connect(path) as file:
+        file.executescript(
+            "PRAGMA page_size = 32768; CREATE TABLE rows(client INTEGER, round INTEGER, sum BLOB, data BLOB, "
+            "PRIMARY KEY(client, round)) WITHOUT ROWID; CREATE TABLE run(name TEXT PRIMARY KEY, value TEXT);"
+        )
+        digest = hashlib.blake2b(b"old", digest_size=16, key=b"0 1").digest()
+        file.execute("INSERT INTO rows VALUES (0, 1, ?, ?)", (digest, b"old"))
+        file.executemany("INSERT INTO run VALUES (?, ?)", [("run", "run"), ("oldest", "0"), ("reached", "1")])
+    rows = ClientRows(path, "run", 1)
+    assert rows_of(rows) == {0: b"old"}
+    for number in (2, 3):
+        rows.write(0, number, b"new")
+        rows.commit(number, [number])
+    rows.close()
+    assert rows_of(ClientRows(path, "run", 3)) == {0: b"new"}
+    with sqlite3.connect(path) as file:
+        assert file.execute("SELECT round FROM rows").fetchall() == [(3,)]
 
 
 def test_the_rows_that_stay_are_those_that_a_kept_checkpoint_sees(tmp_path):
