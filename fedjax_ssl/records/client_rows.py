@@ -21,6 +21,7 @@ CREATE TABLE IF NOT EXISTS rows(client INTEGER, round INTEGER, sum BLOB, data BL
 CREATE TABLE IF NOT EXISTS run(name TEXT PRIMARY KEY, value TEXT);
 """
 _NEWEST = "SELECT round, sum, data FROM rows WHERE client = ? ORDER BY round DESC LIMIT 1"
+MOST_ROW_BYTES = 10**9 - 1000  # SQLite takes 10**9 with the other columns
 _PAGE_BYTES = 8192  # only rows of half a page to a page take much more than their bytes
 
 

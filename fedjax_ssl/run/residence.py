@@ -9,6 +9,7 @@ from fedjax_ssl.data.views import MOST_ENTRIES
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.records.client_rows import MOST_ROW_BYTES
 
 SHARE = 4  # images and the clients' memory may each take 1 / SHARE of the device's memory
 
@@ -56,6 +57,12 @@ def choose(config: Any, held: Holdings, memory_bytes: int, device_bytes: int | N
     if clients == "device" and not whole and memory_bytes:
         why = "residence.data='host'" if images == "host" else f"{num_clients:,} clients of up to {width:,} images"
         raise UserError(f"residence.clients='device' does not go with {why}; set residence.clients='host'")
+    if clients != "device" and (row := memory_bytes // num_clients) > MOST_ROW_BYTES:
+        raise UserError(
+            f"residence.clients={clients!r} keeps a row of {row / 1e9:.2f} GB for each client, but SQLite takes at "
+            f"most {MOST_ROW_BYTES / 1e9:.2f}; make the model smaller, or set residence.data='device' and "
+            "residence.clients='device'"
+        )
     return Residence(images, clients, whole)
 
 

@@ -173,6 +173,19 @@ def test_what_does_not_fit_is_said_by_arithmetic(fields, words):
     assert "\n" not in str(caught.value)
 
 
+def test_a_row_that_sqlite_does_not_take_is_said_by_arithmetic():
+    with sqlite3.connect(":memory:") as file:
+        most = file.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)  # of the bytes of a whole row
+    of_ten, room = {"num_clients": 10, "clients_per_round": 2}, 2**40
+    for place in ("host", "disk"):
+        config = config_with(**of_ten, **{"residence.clients": place})
+        assert choose(config, held(1), 10 * (most - 1000), room, 50).clients == place
+        with pytest.raises(UserError, match=f"residence.clients='{place}' .* row of 1.00 GB.* SQLite") as caught:
+            choose(config, held(1), 10 * most, room, 50)
+        assert "\n" not in str(caught.value)
+    assert choose(config_with(**of_ten), held(1), 10 * most, room, 50).clients == "device"
+
+
 def test_what_measures_or_serves_a_whole_federation_says_so():
     with pytest.raises(UserError, match=r"profile takes a federation .* residence.data is 'host'"):
         build_whole(config_of(**{"residence.data": "host"}), "profile")
