@@ -29,7 +29,7 @@ class ClientRows:
     """The file of one run. Its errors are a `UserError` of one line, or an `OSError` if the disk is full."""
 
     def __init__(self, path: pathlib.Path, run: str, from_round: int | None):
-        """Opens the file, or makes it.
+        """Opens the file, which `check_rows` has looked at, or makes it.
 
         Args:
             path: of the file.
@@ -37,42 +37,30 @@ class ClientRows:
             from_round: the round to resume from; later rows are deleted. None: a new run; all rows are deleted.
 
         Raises:
-            UserError: it is a link, damaged, another run's, or its rows do not reach the round.
+            UserError: see `check_rows`; only what SQLite reads now is found to be damaged.
+            OSError: it is a link, or cannot be written.
         """
         self._path = path
         refuse_link(path)
         if from_round is None:
             path.unlink(missing_ok=True)
-        elif not path.exists():
-            raise UserError(
-                f"{path} is missing, which has the clients' memory; put it back, or train in another workdir"
-            )
+        else:
+            _refuse_missing(path)
         with self._one_line():
             self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._file.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-            if from_round is not None and self._file.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-                raise UserError(f"{path} is damaged; put a copy back, or train in another workdir")
             self._file.executescript(_TABLES)
-            self._check(run, from_round)
+            if from_round is None:
+                begin = [("run", run), ("oldest", "0"), ("reached", "0")]
+                self._file.executemany("INSERT INTO run VALUES (?, ?)", begin)
+            else:
+                _refuse_other(self._file, path, run, from_round)
+                with self._file:
+                    self._file.execute("DELETE FROM rows WHERE round > ?", (from_round,))
+                    self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(from_round),))
             self._file.execute("BEGIN")
         self._written: list[tuple[int, int]] = []  # (client, round) of rows that will hide older ones
         self._knows_all = from_round is None  # after a resume not before the first look at all rows
-
-    def _check(self, run: str, from_round: int | None) -> None:
-        found = dict(self._file.execute("SELECT name, value FROM run"))
-        if from_round is None:
-            self._file.executemany("INSERT INTO run VALUES (?, ?)", [("run", run), ("oldest", "0"), ("reached", "0")])
-            return
-        if found.get("run") != run:
-            raise UserError(f"{self._path} is another run's; put this run's back, or train in another workdir")
-        if not int(found["oldest"]) <= from_round <= int(found["reached"]):
-            raise UserError(
-                f"{self._path} has the rounds {found['oldest']} to {found['reached']}, but the checkpoint is of round "
-                f"{from_round}; put the copy back that was saved with it, or train in another workdir"
-            )
-        with self._file:
-            self._file.execute("DELETE FROM rows WHERE round > ?", (from_round,))
-            self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(from_round),))
 
     def read(self, client: int) -> bytes | None:
         """The newest row of a client; None for one that was never asked.
@@ -134,6 +122,8 @@ class ClientRows:
     def _one_line(self) -> Iterator[None]:
         try:
             yield
+        except UserError:
+            raise
         except sqlite3.OperationalError as error:
             raise OSError(f"cannot write {self._path}: {first_line(error)}") from error
         except (sqlite3.DatabaseError, ValueError, KeyError) as error:
@@ -142,3 +132,42 @@ class ClientRows:
 
 def _sum(client: int, round_number: int, data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16, key=f"{client} {round_number}".encode()).digest()
+
+
+def check_rows(path: pathlib.Path, run: str, from_round: int) -> None:
+    """Checks every page of a file from which a run goes on, and writes nothing but what SQLite undoes after a kill.
+
+    Args:
+        path, run, from_round: see `ClientRows`.
+
+    Raises:
+        UserError: it is missing, damaged, another run's, cannot be read, or its rows do not reach the round.
+    """
+    _refuse_missing(path)
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as file:
+            if (found := file.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(found)
+            _refuse_other(file, path, run, from_round)
+    except UserError:
+        raise
+    except sqlite3.OperationalError as error:
+        raise UserError(f"cannot read {path}: {first_line(error)}") from error
+    except (sqlite3.DatabaseError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is damaged: {first_line(error)}; put a copy back") from error
+
+
+def _refuse_missing(path: pathlib.Path) -> None:
+    if not path.exists():
+        raise UserError(f"{path} is missing, which has the clients' memory; put it back, or train in another workdir")
+
+
+def _refuse_other(file: sqlite3.Connection, path: pathlib.Path, run: str, from_round: int) -> None:
+    found = dict(file.execute("SELECT name, value FROM run"))
+    if found.get("run") != run:
+        raise UserError(f"{path} is another run's; put this run's back, or train in another workdir")
+    if not int(found["oldest"]) <= from_round <= int(found["reached"]):
+        raise UserError(
+            f"{path} has the rounds {found['oldest']} to {found['reached']}, but the checkpoint is of round "
+            f"{from_round}; put the copy back that was saved with it, or train in another workdir"
+        )

@@ -167,7 +167,7 @@ class Workdir:
         if path is None:
             return
         # Files are replaced, and links with them; these are opened, or written into.
-        opened = (LOCK, LOG, CHECKPOINTS, SNAPSHOTS, TENSORBOARD, FIGURES, ORIGIN_FILES)
+        opened = (LOCK, LOG, CHECKPOINTS, CLIENTS, SNAPSHOTS, TENSORBOARD, FIGURES, ORIGIN_FILES)
         refuse_links(self.path / name for name in opened)
         if self.is_begun:
             self._check_same_run()

@@ -275,6 +275,11 @@ def _arrays(data: bytes, like: list[tuple[tuple[int, ...], Any]]) -> list[np.nda
     return found
 
 
+def run_of(experiment: Experiment) -> str:
+    """Names a run in the file of its clients' memory."""
+    return f"seed {experiment.problem.config.seed}, partition {partition_sum(experiment.partition)}"
+
+
 def open_memory(
     machine: Machine, experiment: Experiment, folder: Workdir | None, from_round: int | None
 ) -> ClientMemory:
@@ -295,7 +300,7 @@ def open_memory(
     renewed = [bool(found & {"[0].here", "[0].client_index"}) for found in reads_each(traced)]
     return ClientMemory(
         None if folder is None else folder.path / CLIENTS,
-        f"seed {experiment.problem.config.seed}, partition {partition_sum(experiment.partition)}",
+        run_of(experiment),
         from_round,
         np.array([len(rows) for rows in experiment.partition.client_rows]),
         of_examples,

@@ -13,10 +13,12 @@ from fedjax_ssl.config import for_seed
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.client_rows import check_rows
 from fedjax_ssl.records.ending import METHOD, ROUNDS, spent
 from fedjax_ssl.records.manifest import trained_with
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
+    CLIENTS,
     METRICS,
     PARTITION,
     TIMINGS,
@@ -27,6 +29,7 @@ from fedjax_ssl.records.workdir import (
 )
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment, build_experiments
+from fedjax_ssl.run.feed import run_of
 from fedjax_ssl.run.loop import Run, has_ended
 from fedjax_ssl.run.observe.log import warn
 from fedjax_ssl.run.warm_start import share_warm_start
@@ -66,9 +69,12 @@ def open_runs(
     experiments = build_experiments(configs, partition_files)
     hosts.check_same("the data", lambda: f"checksum {hosts.checksum([_arrays_of(e) for e in experiments])}")
     states = _find_states(experiments, folders)
+    ends = why_ended(experiments, folders, states)
+    for parts in zip(experiments, folders, states, ends):
+        _check_memory(*parts)
     # A resumed run has a checkpoint of its own and does not need the other run.
     starts = [share_warm_start(e, root) if state is None else None for e, state in zip(experiments, states)]
-    return [Run(*parts) for parts in zip(experiments, folders, states, starts, why_ended(experiments, folders, states))]
+    return [Run(*parts) for parts in zip(experiments, folders, states, starts, ends)]
 
 
 def _arrays_of(experiment: Experiment) -> Any:
@@ -89,6 +95,14 @@ def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -
         for shape, inside in zip(shapes, have_memory)
     ]
     return hosts.tree_from_first(lambda: found, like)
+
+
+def _check_memory(experiment: Experiment, folder: Workdir | None, state: State | None, ended: str) -> None:
+    """Checks the file of the clients' memory of a run that goes on, if its checkpoint is without it."""
+    if folder is None or state is None or ended or jax.tree.leaves(state.clients):
+        return
+    if jax.tree.leaves(experiment.state_shape.clients):
+        check_rows(folder.path / CLIENTS, run_of(experiment), int(state.round))
 
 
 def why_ended(

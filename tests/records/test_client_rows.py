@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.records.client_rows import ClientRows
+from fedjax_ssl.records.client_rows import ClientRows, check_rows
 
 
 def rows_of(rows, clients=range(4)):
@@ -121,8 +121,13 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
     def copy(name):
         return shutil.copy(path, tmp_path / name)
 
-    with pytest.raises(UserError, match="another run's"):
-        ClientRows(copy("other"), "another", 1)
+    for look in (ClientRows, check_rows):
+        with pytest.raises(UserError, match=r"^\S+other is another run's"):
+            look(copy("other"), "another", 1)
+        with pytest.raises(UserError, match=r"^\S+older has the rounds 0 to 1, but the checkpoint is of round 2"):
+            look(copy("older"), "run", 2)
+        with pytest.raises(UserError, match="missing is missing"):
+            look(tmp_path / "missing", "run", 1)
     exchanged = copy("exchanged")
     with sqlite3.connect(exchanged) as file:  # rows with their checksums, but of each other
         file.execute("UPDATE rows SET client = 3 - client WHERE client < 2")
@@ -136,15 +141,16 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
     }.items():
         with copy(name).open("r+b") as file:
             change(file)
-        with pytest.raises(UserError, match=r"clients|short|flipped") as caught:
-            rows_of(ClientRows(tmp_path / name, "run", 1))
+        with pytest.raises(UserError, match=rf"^\S+{name} is damaged: ") as caught:
+            check_rows(tmp_path / name, "run", 1)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="missing is missing"):
-        ClientRows(tmp_path / "missing", "run", 1)
+        with pytest.raises(UserError, match=rf"^\S+{name} is damaged: "):
+            rows_of(ClientRows(tmp_path / name, "run", 1))
     assert not (tmp_path / "missing").exists()
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(OSError, match="link"):
         ClientRows(tmp_path / "link", "run", 1)
+    check_rows(path, "run", 1)
     assert len(rows_of(ClientRows(path, "run", 1))) == 2
 
 

@@ -64,7 +64,8 @@ def test_a_run_goes_on_elsewhere_as_if_it_had_always_been_there(whole, tmp_path,
     assert_same(lines_of(tmp_path / "run"), whole[1])
 
 
-def test_a_file_of_the_clients_memory_that_is_not_the_runs_stops_it_and_loses_nothing(whole, tmp_path):
+def test_a_file_of_the_clients_memory_that_is_not_the_runs_stops_it_and_loses_nothing(whole, tmp_path, monkeypatch):
+    """Before anything is compiled or written."""
     run, fields = tmp_path / "run", {"residence.data": "host", "residence.clients": "disk"}
     train(config_of(2, **fields), run)
     file, kept = run / "clients.sqlite", tmp_path / "kept"
@@ -78,11 +79,22 @@ def test_a_file_of_the_clients_memory_that_is_not_the_runs_stops_it_and_loses_no
         with sqlite3.connect(file) as opened:
             opened.execute("UPDATE run SET value = 'seed 1, partition 0' WHERE name = 'run'")
 
-    for damage, words in ((cut, "damaged"), (file.unlink, "is missing"), (exchange, "another run's")):
+    def lead_away():
+        file.unlink()
+        file.symlink_to(kept)
+
+    def contents():
+        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    damages = {cut: "damaged", file.unlink: "is missing", exchange: "another run's", lead_away: "is a link"}
+    for damage, words in damages.items():
         damage()
-        with pytest.raises(UserError, match=words) as caught:
+        before = contents()
+        with monkeypatch.context() as patched, pytest.raises(UserError, match=words) as caught:
+            patched.setattr("fedjax_ssl.run.train.compile_program", None)
             train(config_of(4, **fields), run)
-        assert "\n" not in str(caught.value)
+        assert "\n" not in str(caught.value) and contents() == before
+        file.unlink(missing_ok=True)
         shutil.copy(kept, file)
     assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}))
     assert_same(lines_of(run), whole[1])
