@@ -231,6 +231,24 @@ def test_the_picture_of_clients_shows_which_images_have_labels():
     assert bars["held out for validation"] == [(11, 1), (8, 3)]
 
 
+def test_the_picture_of_many_clients_counts_those_that_have_so_many_images():
+    rng = np.random.default_rng(0)
+    clients = np.stack([rng.integers(0, 3, MOST_COLUMNS + 1), rng.zipf(1.5, MOST_COLUMNS + 1).clip(max=500)], axis=1)
+    counts = AT_SERVER | {"clients": clients, "labelled": np.zeros_like(clients)}
+    with style.styled():
+        figure = who_holds_what(counts, ["cat", "dog"])
+    axes = next(axes for axes in figure.axes if axes.get_title() == "Images at each client")
+    (mesh,) = axes.collections
+    shown, edges = mesh.get_array().filled(0), mesh.get_coordinates()[0, :, 0]
+    for own, row in zip(clients.T, shown):
+        for low, high, number in zip(edges, edges[1:], row):
+            assert number == sum(low < have < high for have in own)
+        assert row.sum() == sum(own > 0)  # every client with an image of the class, in one of the columns
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"] and axes.get_xscale() == "log"
+    figure = who_holds_what({**counts, "clients": clients[1:], "labelled": counts["labelled"][1:]}, ["cat", "dog"])
+    assert next(axes.images for axes in figure.axes if axes.get_title() == "Images at each client")  # still one by one
+
+
 def test_the_picture_of_a_profile_has_each_client_s_share_in_their_order():
     with style.styled():
         shares, numbers = ([bar.get_height() for bar in axes.patches] for axes in label_profile(COUNTS).axes)
