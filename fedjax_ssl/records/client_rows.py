@@ -141,7 +141,7 @@ def check_rows(path: pathlib.Path, run: str, from_round: int) -> None:
         path, run, from_round: see `ClientRows`.
 
     Raises:
-        UserError: it is missing, damaged, another run's, cannot be read, or its rows do not reach the round.
+        UserError: it is missing, damaged, another run's, cannot be written to, or its rows do not reach the round.
     """
     _refuse_missing(path)
     try:
@@ -149,10 +149,11 @@ def check_rows(path: pathlib.Path, run: str, from_round: int) -> None:
             if (found := file.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(found)
             _refuse_other(file, path, run, from_round)
+            file.execute("DELETE FROM rows WHERE false")  # deletes nothing, but fails where the file is read-only
     except UserError:
         raise
     except sqlite3.OperationalError as error:
-        raise UserError(f"cannot read {path}: {first_line(error)}") from error
+        raise UserError(f"cannot write to {path}: {first_line(error)}") from error
     except (sqlite3.DatabaseError, ValueError, KeyError) as error:
         raise UserError(f"{path} is damaged: {first_line(error)}; put a copy back") from error
 

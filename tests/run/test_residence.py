@@ -1,8 +1,11 @@
 """Where a federation lies changes no bit of a run, which may go on elsewhere; what does not fit is said first."""
 
 import json
+import os
+import pathlib
 import shutil
 import sqlite3
+import tempfile
 import types
 
 import jax
@@ -13,7 +16,8 @@ import pytest
 from fedjax_ssl.config import base_config
 from fedjax_ssl.data import views
 from fedjax_ssl.engine.interface import Selection
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import StoppedError, UserError
+from fedjax_ssl.records.client_rows import ClientRows
 from fedjax_ssl.run import experiment, residence
 from fedjax_ssl.run.experiment import build_experiment, build_whole
 from fedjax_ssl.run.feed import cohort_of
@@ -98,6 +102,55 @@ def test_a_file_of_the_clients_memory_that_is_not_the_runs_stops_it_and_loses_no
         shutil.copy(kept, file)
     assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}))
     assert_same(lines_of(run), whole[1])
+
+
+def test_a_disk_that_is_full_of_clients_rows_is_one_line_and_loses_nothing(whole, tmp_path, monkeypatch):
+    run, fields = tmp_path / "run", {"residence.data": "host", "residence.clients": "disk"}
+    fields["checkpoint_every_persistent"] = fields["checkpoint_every"] = 1
+    write = ClientRows.write
+
+    def fill(rows, client, number, data):
+        if number == 3:  # the file may not grow by what this row takes
+            rows._file.execute("PRAGMA max_page_count = 1")
+            data = bytes(10**6)
+        write(rows, client, number, data)
+
+    with monkeypatch.context() as patched, pytest.raises(StoppedError) as caught:
+        patched.setattr(ClientRows, "write", fill)
+        train(config_of(4, **fields), run)
+    said = str(caught.value)
+    assert "\n" not in said and f"{run / 'clients.sqlite'}: database or disk is full" in said
+    assert f"--workdir={run} resumes from it" in said
+    assert max(int(folder.name) for folder in (run / "checkpoints").iterdir()) == 2
+    assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}))
+    assert_same(lines_of(run), whole[1])
+
+
+@pytest.mark.parametrize("closed", [".", "clients.sqlite"])
+def test_what_cannot_be_written_to_is_one_line_and_loses_nothing(whole, closed, monkeypatch):
+    """The folder or the file alone; also of root, whom permissions do not stop: it is somebody else meanwhile."""
+    fields, user = {"residence.data": "host", "residence.clients": "disk"}, os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
+        run = pathlib.Path(folder) / "run"
+        train(config_of(2, **fields), run)
+        pathlib.Path(folder).chmod(0o755)
+        for path in (run, *run.rglob("*")):
+            path.chmod(0o777)
+        (run / closed).chmod(0o555)
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        try:
+            if user == 0:
+                os.seteuid(65534)
+            with monkeypatch.context() as patched, pytest.raises(UserError, match="cannot write") as caught:
+                patched.setattr("fedjax_ssl.run.train.compile_program", None)
+                train(config_of(4, **fields), run)
+        finally:
+            os.seteuid(user)
+            (run / closed).chmod(0o755)
+        assert "\n" not in str(caught.value) and str(run / closed) in str(caught.value)
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+        assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}))
+        assert_same(lines_of(run), whole[1])
 
 
 def test_several_seeds_are_each_as_if_it_had_been_alone_on_the_device(whole, tmp_path):
