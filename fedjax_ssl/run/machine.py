@@ -6,7 +6,7 @@ import functools
 import os
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +28,8 @@ from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import Choice, recall
 from fedjax_ssl.run.observe.log import warn
 
+# Of a container, by the two versions of Linux's control groups.
+MEMORY_LIMITS = tuple(pathlib.Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
 MOST_CACHE_BYTES = 2_000_000_000  # of XLA's cache; the least recently used programs are removed
 
 # The first two were measured; the others have the same layers, but wider or more of them. For a user's backbone
@@ -247,12 +249,20 @@ def remove_torn(folder: pathlib.Path) -> None:
                     entry.unlink(missing_ok=True)
 
 
-def memory_limit() -> int | None:
-    """Bytes of memory of this host's first device; on a CPU, of the machine; None: unknown."""
+def memory_limit(of_container: Sequence[pathlib.Path] = MEMORY_LIMITS) -> int | None:
+    """Bytes of memory of this host's first device; on a CPU, of the machine or its container; None: unknown.
+
+    Args:
+        of_container: files with a container's limit, a number or "max".
+    """
     device = jax.local_devices()[0]
-    if device.platform == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
-    return (device.memory_stats() or {}).get("bytes_limit")
+    if device.platform != "cpu":
+        return (device.memory_stats() or {}).get("bytes_limit")
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
+    for file in of_container:
+        with contextlib.suppress(OSError, ValueError):  # not Linux, no container, the other kind of limit, or "max"
+            limits.append(int(file.read_text()))
+    return min(limits, default=None)
 
 
 def _compiler_options(backbone: str) -> dict[str, str]:

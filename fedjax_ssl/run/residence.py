@@ -36,23 +36,28 @@ def choose(config: Any, held: Holdings, memory_bytes: int, device_bytes: int | N
         UserError: what the configuration asks for does not fit or contradicts itself.
     """
     asked, num_clients = config.residence, config.num_clients
-    image_bytes = sum(array.nbytes for array in (held.inputs, held.test_inputs))
+    inputs = (held.inputs, held.test_inputs, held.unknown_inputs)
+    image_bytes = sum(array.nbytes for array in inputs if array is not None)
     room = float("inf") if device_bytes is None else device_bytes
     large_table = num_clients * width > MOST_ENTRIES
-    for field, place, needed in (("data", asked.data, image_bytes), ("clients", asked.clients, memory_bytes)):
-        if place == "device" and needed > room:
-            raise UserError(
-                f"residence.{field}='device' needs {needed / 2**30:.1f} GiB, but the device has {room / 2**30:.1f}; "
-                f"set residence.{field}='host'"
-            )
     images, clients = asked.data, asked.clients
     if images == "auto":
         images = "host" if image_bytes > room / SHARE else "device"
     if clients == "auto":
-        clients = "device" if images == "device" and not large_table and memory_bytes <= room / SHARE else "host"
+        fits = memory_bytes <= min(room / SHARE, room - image_bytes)
+        clients = "device" if images == "device" and not large_table and fits else "host"
         rows = min(num_clients, config.num_rounds * config.clients_per_round)
         if clients == "host" and memory_bytes / num_clients * rows > room / SHARE:
             clients = "disk"
+    on_device = {"data": image_bytes * (images == "device"), "clients": memory_bytes * (clients == "device")}
+    if (needed := sum(on_device.values())) > room:
+        there = [f"residence.{field}='device'" for field, taken in on_device.items() if taken]
+        # Images may stay if they fit alone; clients' memory is on the device only beside them.
+        away = [f"residence.{field}='host'" for field, taken in on_device.items() if taken > room * (field == "data")]
+        raise UserError(
+            f"{' and '.join(there)} need{'s' * (len(there) == 1)} {needed / 2**30:.1f} GiB, but the device has "
+            f"{room / 2**30:.1f}; set {' and '.join(away)}"
+        )
     whole = images == "device" and clients == "device" and not large_table
     if clients == "device" and not whole and memory_bytes:
         why = "residence.data='host'" if images == "host" else f"{num_clients:,} clients of up to {width:,} images"

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from fedjax_ssl.run.cores import PLAIN_LOOPS, SET_BY_USER, usable_cores
+from fedjax_ssl.run.machine import MEMORY_LIMITS, memory_limit
 from tests.helpers.compiling import FAST_COMPILING
 from tests.helpers.runs import ROOT, SMALL
 
@@ -70,6 +71,29 @@ def test_a_container_may_have_less_time_than_cores(tmp_path, monkeypatch, limit,
     if limit is not None:
         (tmp_path / "cpu.max").write_text(limit + "\n")
     assert usable_cores(tmp_path / "cpu.max") == cores
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"memory.max": "max"}, None),
+        ({"memory.max": "4096000"}, 4096000),
+        ({"memory.limit_in_bytes": "4096000"}, 4096000),
+        ({"memory.limit_in_bytes": "9223372036854771712"}, None),  # no limit, in the older version
+        ({"memory.max": "?"}, None),
+        ({}, None),
+    ],
+)
+def test_a_container_may_have_less_memory_than_the_machine(tmp_path, limits, expected):
+    for name, limit in limits.items():
+        (tmp_path / name).write_text(limit + "\n")
+    files = [tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"]
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert memory_limit(files) == (physical if expected is None else expected)
+    assert [str(file) for file in MEMORY_LIMITS] == [
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ]
 
 
 @pytest.mark.parametrize(

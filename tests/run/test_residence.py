@@ -199,9 +199,10 @@ def test_clients_of_several_widths(tmp_path, monkeypatch):
     assert_same(*records)
 
 
-def held(gigabytes):
-    image = types.SimpleNamespace(nbytes=gigabytes * 2**30)
-    return types.SimpleNamespace(inputs=image, test_inputs=types.SimpleNamespace(nbytes=0))
+def held(gigabytes, unknown=None):
+    image, none = types.SimpleNamespace(nbytes=gigabytes * 2**30), types.SimpleNamespace(nbytes=0)
+    others = None if unknown is None else types.SimpleNamespace(nbytes=unknown * 2**30)
+    return types.SimpleNamespace(inputs=image, test_inputs=none, unknown_inputs=others)
 
 
 def config_with(**fields):
@@ -236,6 +237,21 @@ def test_what_does_not_fit_is_said_by_arithmetic(fields, words):
     with pytest.raises(UserError, match=words.replace("'", ".")) as caught:
         choose(config_with(**fields), held(20), 30 * 2**30, 16 * 2**30, 50)
     assert "\n" not in str(caught.value)
+
+
+def test_what_fits_only_without_the_other_is_said_by_arithmetic():
+    asked = {"residence.data": "device", "residence.clients": "device"}
+    words = "^residence.data='device' and residence.clients='device' need 17.0 GiB, but the device has 16.0; set "
+    for images in (held(9), held(5, unknown=4)):
+        with pytest.raises(UserError, match=words + r"residence.clients='host'$"):
+            choose(config_with(**asked), images, 8 * 2**30, 16 * 2**30, 50)
+        assert choose(config_with(**asked), images, 7 * 2**30, 16 * 2**30, 50).whole
+    with pytest.raises(UserError, match=r"need 18.0 .*; set residence.data='host' and residence.clients='host'$"):
+        choose(config_with(**asked), held(17), 2**30, 16 * 2**30, 50)
+    # Where one of the two may be elsewhere, it goes there.
+    del asked["residence.clients"]
+    assert choose(config_with(**asked), held(14), 3 * 2**30, 16 * 2**30, 50).clients == "host"
+    assert choose(config_with(), held(3, unknown=2), 1, 16 * 2**30, 50).images == "host"
 
 
 def test_a_row_that_sqlite_does_not_take_is_said_by_arithmetic():
