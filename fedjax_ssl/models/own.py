@@ -137,10 +137,10 @@ def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, 
 
 def check_mixtures(name: str, network: Any) -> None:
     """Raises a UserError if a user's backbone cannot take what mixup makes of examples; of texts that is no text."""
-    inputs = network.inputs
-    if not is_own(name) or not hasattr(inputs, "mix"):
+    if not is_own(name) or not hasattr(network.inputs, "mix"):
         return
-    backbone, example = network.module.backbone, jax.ShapeDtypeStruct((2, inputs.shape[-1]), jnp.float32)
+    inputs, backbone = network.inputs, network.module.backbone
+    example = jax.ShapeDtypeStruct((2, inputs.shape[-1]), jnp.float32)
 
     def features(key, example):
         variables = backbone.init(key, inputs.to_network(example), False, None, 1)
