@@ -66,7 +66,10 @@ CHOSEN = {
         "FedLabel": 0.003,
     },
 }
-WITHOUT_CLIENTS = {"server_only,plain": {"data.alpha": 1000.0}}  # to which the clients' partition means nothing
+OF_METHOD = {
+    "server_only,plain": {"data.alpha": 1000.0},  # to which the clients' partition means nothing
+    "fedtrinet,plain": {"fedtrinet.warm_up_rounds": 8},  # the default's share of its rounds, 40 of 100
+}
 FEDERATION = {
     "num_clients": 40,
     "clients_per_round": 8,
@@ -89,7 +92,7 @@ ROWS = ("server_choose", "server", "mnist_server", "clients_choose", "clients", 
 
 def with_rate(arguments, rate):
     rates = ("client.learning_rate", "server.learning_rate", "server.pretrain_learning_rate")
-    return arguments, {**dict.fromkeys(rates, rate), **WITHOUT_CLIENTS.get(arguments, {})}
+    return arguments, {**dict.fromkeys(rates, rate), **OF_METHOD.get(arguments, {})}
 
 
 def get_sweep(part="server"):

@@ -70,7 +70,7 @@ CLIENTS = {
     "FixMatch": "fixmatch,plain",
     "UDA": "uda,plain",
     "FedMatch": "fedmatch,plain",
-    "FedTriNet": "fedtrinet,plain",
+    "FedTriNet": ("fedtrinet,plain", {"fedtrinet.warm_up_rounds": 16}),  # the default's share of its rounds, 40 of 100
     "FedLabel": "fedlabel,plain",
     "FedDB": "feddb,plain",
     "FedDure": "feddure,plain",
