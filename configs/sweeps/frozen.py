@@ -69,6 +69,7 @@ CHOSEN = {
 OF_METHOD = {
     "server_only,plain": {"data.alpha": 1000.0},  # to which the clients' partition means nothing
     "fedtrinet,plain": {"fedtrinet.warm_up_rounds": 8},  # the default's share of its rounds, 40 of 100
+    "fedrgd,strong": {"model.normalisation": "group"},
 }
 FEDERATION = {
     "num_clients": 40,
@@ -97,7 +98,8 @@ def with_rate(arguments, rate):
 
 def get_sweep(part="server"):
     if part == "scratch":
-        methods = {name: SERVER[name].replace("plain", "strong") for name in ("labels alone", "SemiFL", "FedAnchor")}
+        strong = {name: arguments.replace("plain", "strong") for name, arguments in SERVER.items()}
+        methods = {name: (arguments, OF_METHOD.get(arguments, {})) for name, arguments in strong.items()}
         fields = {"data.server_labels": (40, 500), "data.alpha": (0.1,)}
         return Sweep("configs/fedanchor_cifar10.py", methods, (0, 1, 2), fields, SCRATCH)
     place, choose = part.removeprefix("mnist_").removesuffix("_choose"), part.endswith("_choose")
