@@ -57,7 +57,7 @@ CHOSEN = {
     "mnist_server": {**dict.fromkeys(SERVER, 0.03), "labels alone": 0.003, "FedRGD": 0.003, "ProxyFL": 0.3},
     "clients": {
         **dict.fromkeys(CLIENTS, 0.03),
-        **dict.fromkeys(("FedDB", "ProxyFL", "FedAvg-Semi", "SemiAnAgg", "CBAFed", "Twin-sight"), 0.3),
+        **dict.fromkeys(("FedTriNet", "FedDB", "ProxyFL", "FedAvg-Semi", "SemiAnAgg", "CBAFed", "Twin-sight"), 0.3),
         "FedLabel": 0.003,
     },
     "mnist_clients": {

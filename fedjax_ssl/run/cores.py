@@ -1,15 +1,18 @@
 """Makes each core of a CPU a device of JAX, so that each trains a client. Call it before JAX starts."""
 
+import contextlib
 import math
 import os
 import pathlib
+from collections.abc import Sequence
 
 import jax
 from ml_collections import ConfigDict
 
 from fedjax_ssl.errors import UserError
 
-CPU_LIMIT = pathlib.Path("/sys/fs/cgroup/cpu.max")
+CONTROL_GROUPS = pathlib.Path("/sys/fs/cgroup")
+OWN_GROUPS = pathlib.Path("/proc/self/cgroup")  # a line for each hierarchy: NUMBER:CONTROLLERS:PATH
 # If the user has set one of these, nothing is changed. The first flag is the older way to set the number of devices.
 SET_BY_USER = ("JAX_NUM_CPU_DEVICES", "xla_force_host_platform_device_count", "xla_cpu_multi_thread_eigen")
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
@@ -54,15 +57,33 @@ def _add_flag(flag: str) -> None:
         os.environ["XLA_FLAGS"] = f"{given} {flag}".strip()
 
 
-def usable_cores(limit: pathlib.Path = CPU_LIMIT) -> int:
-    """The number of cores that this process may use, by its CPU affinity and its container's CPU limit.
+def control_groups(root: pathlib.Path = CONTROL_GROUPS, own: pathlib.Path = OWN_GROUPS) -> list[pathlib.Path]:
+    """The folders of this process's control groups on Linux, and of the groups around them, whose limits hold too.
+
+    A container sees its own group as `root`; a batch system such as Slurm makes groups inside `root`. A folder may
+    not exist.
+    """
+    try:
+        hierarchies = [line.split(":", 2)[1:] for line in own.read_text().splitlines()]
+    except OSError:
+        hierarchies = [["", "/"]]
+    folders = []
+    for controllers, path in hierarchies:  # no controllers: version 2, which has one hierarchy
+        top = root / controllers
+        folder = top / path.lstrip("/")
+        folders += [group for group in (folder, *folder.parents) if group.is_relative_to(top)]
+    return folders
+
+
+def usable_cores(groups: Sequence[pathlib.Path] | None = None) -> int:
+    """The number of cores that this process may use, by its CPU affinity and its control groups' limits.
 
     Args:
-        limit: the file with the container's limit, "QUOTA PERIOD" in microseconds or "max PERIOD".
+        groups: their folders; a file `cpu.max` has "QUOTA PERIOD" in microseconds or "max PERIOD".
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = limit.read_text().split()
-        return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # not Linux, no container, or an older kind of limit
-        return cores
+    for group in control_groups() if groups is None else groups:
+        with contextlib.suppress(OSError, ValueError):  # not Linux, no limit ("max"), or an older kind of limit
+            quota, period = (group / "cpu.max").read_text().split()
+            cores = max(1, min(cores, math.ceil(int(quota) / int(period))))
+    return cores

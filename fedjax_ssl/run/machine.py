@@ -26,10 +26,10 @@ from fedjax_ssl.models.packing import CHANNELS
 from fedjax_ssl.models.passes import use_lane_form
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import Choice, recall
+from fedjax_ssl.run.cores import control_groups
 from fedjax_ssl.run.observe.log import warn
 
-# Of a container, by the two versions of Linux's control groups.
-MEMORY_LIMITS = tuple(pathlib.Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
+MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")  # files of the two versions of Linux's control groups
 MOST_CACHE_BYTES = 2_000_000_000  # of XLA's cache; the least recently used programs are removed
 
 # The first two were measured; the others have the same layers, but wider or more of them. For a user's backbone
@@ -249,19 +249,20 @@ def remove_torn(folder: pathlib.Path) -> None:
                     entry.unlink(missing_ok=True)
 
 
-def memory_limit(of_container: Sequence[pathlib.Path] = MEMORY_LIMITS) -> int | None:
-    """Bytes of memory of this host's first device; on a CPU, of the machine or its container; None: unknown.
+def memory_limit(groups: Sequence[pathlib.Path] | None = None) -> int | None:
+    """Bytes of memory of this host's first device; on a CPU, those that this process may use; None: unknown.
 
     Args:
-        of_container: files with a container's limit, a number or "max".
+        groups: folders of this process's control groups; a file of `MEMORY_LIMITS` has a number of bytes or "max".
     """
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         return (device.memory_stats() or {}).get("bytes_limit")
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
-    for file in of_container:
-        with contextlib.suppress(OSError, ValueError):  # not Linux, no container, the other kind of limit, or "max"
-            limits.append(int(file.read_text()))
+    for group in control_groups() if groups is None else groups:
+        for name in MEMORY_LIMITS:
+            with contextlib.suppress(OSError, ValueError):  # not Linux, no limit, the other version, or "max"
+                limits.append(int((group / name).read_text()))
     return min(limits, default=None)
 
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from fedjax_ssl.run.cores import PLAIN_LOOPS, SET_BY_USER, usable_cores
-from fedjax_ssl.run.machine import MEMORY_LIMITS, memory_limit
+from fedjax_ssl.run.cores import PLAIN_LOOPS, SET_BY_USER, control_groups, usable_cores
+from fedjax_ssl.run.machine import memory_limit
 from tests.helpers.compiling import FAST_COMPILING
 from tests.helpers.runs import ROOT, SMALL
 
@@ -70,7 +70,7 @@ def test_a_container_may_have_less_time_than_cores(tmp_path, monkeypatch, limit,
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
     if limit is not None:
         (tmp_path / "cpu.max").write_text(limit + "\n")
-    assert usable_cores(tmp_path / "cpu.max") == cores
+    assert usable_cores([tmp_path]) == cores
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,37 @@ def test_a_container_may_have_less_time_than_cores(tmp_path, monkeypatch, limit,
 def test_a_container_may_have_less_memory_than_the_machine(tmp_path, limits, expected):
     for name, limit in limits.items():
         (tmp_path / name).write_text(limit + "\n")
-    files = [tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"]
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert memory_limit(files) == (physical if expected is None else expected)
-    assert [str(file) for file in MEMORY_LIMITS] == [
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ]
+    assert memory_limit([tmp_path]) == (physical if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("own", "groups"),
+    [
+        ("0::/\n", [""]),  # a container
+        ("0::/system.slice/job_7\n", ["system.slice/job_7", "system.slice", ""]),  # a batch system
+        ("9:memory:/docker/c\n0::/\n", ["memory/docker/c", "memory/docker", "memory", ""]),  # the older version
+        (None, [""]),
+    ],
+)
+def test_limits_of_all_groups_around_a_process_hold(tmp_path, own, groups):
+    root = tmp_path / "cgroup"
+    if own is not None:
+        (tmp_path / "own").write_text(own)
+    found = control_groups(root, tmp_path / "own")
+    assert found == [root / group for group in groups]
+
+
+def test_the_smallest_limit_of_the_groups_counts(tmp_path):
+    inner = tmp_path / "job"
+    inner.mkdir()
+    (tmp_path / "cpu.max").write_text("max 100000")
+    (inner / "cpu.max").write_text("100000 100000")
+    assert usable_cores([inner, tmp_path]) == usable_cores([tmp_path, inner]) == 1
+    for limits in (("4096000", "8192000"), ("8192000", "4096000")):
+        for folder, limit in zip((inner, tmp_path), limits, strict=True):
+            (folder / "memory.max").write_text(limit)
+        assert memory_limit([inner, tmp_path]) == 4096000
 
 
 @pytest.mark.parametrize(
