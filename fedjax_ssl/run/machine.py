@@ -250,20 +250,22 @@ def remove_torn(folder: pathlib.Path) -> None:
 
 
 def memory_limit(groups: Sequence[pathlib.Path] | None = None) -> int | None:
-    """Bytes of memory of this host's first device; on a CPU, those that this process may use; None: unknown.
+    """Bytes of memory of a host's first device; on a CPU, those that a process may use; None: unknown.
+
+    Of several hosts the smallest counts, so that all place the federation alike. All of them must call this.
 
     Args:
         groups: folders of this process's control groups; a file of `MEMORY_LIMITS` has a number of bytes or "max".
     """
     device = jax.local_devices()[0]
     if device.platform != "cpu":
-        return (device.memory_stats() or {}).get("bytes_limit")
+        return hosts.smallest((device.memory_stats() or {}).get("bytes_limit"))
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else []
     for group in control_groups() if groups is None else groups:
         for name in MEMORY_LIMITS:
             with contextlib.suppress(OSError, ValueError):  # not Linux, no limit, the other version, or "max"
                 limits.append(int((group / name).read_text()))
-    return min(limits, default=None)
+    return hosts.smallest(min(limits, default=None))
 
 
 def _compiler_options(backbone: str) -> dict[str, str]:

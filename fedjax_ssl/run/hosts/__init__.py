@@ -217,3 +217,11 @@ def any_signal(received: int | None) -> int | None:
     number = next((int(number) for number in _joined.meet(str(received or "")) if number), None)
     _joined.stopping = number is not None
     return number
+
+
+def smallest(number: int | None) -> int | None:
+    """The smallest number of all processes; None stands for one that is not known."""
+    if _joined is None:
+        return number
+    known = [int(text) for text in _joined.meet("" if number is None else str(number)) if text]
+    return min(known, default=None)

@@ -24,6 +24,7 @@ from fedjax_ssl.run import hosts, programs
 from fedjax_ssl.run.hosts import coordinator, link
 from fedjax_ssl.run.hosts.cluster import Place, find_place
 from fedjax_ssl.run.loop import Turn
+from fedjax_ssl.run.machine import memory_limit
 from fedjax_ssl.run.observe.listeners import HearSignals, StopOnSignal
 from fedjax_ssl.run.signals import Signals
 from tests.helpers.runs import ROOT
@@ -243,6 +244,14 @@ def test_what_all_have_come_to_is_no_error_of_one(meet_others, error, agreed, do
         hosts.any_signal(None)
         raise error
     assert others.done == ["meet", "meet", *done]
+
+
+@pytest.mark.parametrize("other, expected", [("4096", 4096), ("9" * 20, None), ("", None)])
+def test_hosts_plan_with_the_smallest_memory(meet_others, other, expected):
+    alone = memory_limit()
+    others = meet_others(0, other)
+    assert memory_limit() == (expected or alone)
+    assert others.done == ["meet"]
 
 
 def test_a_signal_counts_when_all_know_of_it(meet_others):
