@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
 KINDS_PAGE = ROOT / "docs" / "reference" / "kinds.md"
 MARK = "<!-- docs/method_reference.py -->"
-TRAIN_A_BACKBONE = ("fedcon", "fedema", "fedu")  # methods that have no use for model.name=linear
+NEED_A_BACKBONE = ("fedcon", "fedema", "fedtrinet", "fedu")  # methods that have no use for model.name=linear
 LEAST = 4  # fields of a variant that another variant names instead of repeating them
 
 
@@ -70,15 +70,15 @@ def _kinds() -> Iterator[str]:
     yield f"| method | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}"
     for name, entry in METHODS.items():
         other = "no" if entry.images_alone else "yes"
-        vectors = "`mlp`" if name in TRAIN_A_BACKBONE else other
+        vectors = "`mlp`" if name in NEED_A_BACKBONE else other
         takes = {IMAGE: "yes", "features": vectors, "table": vectors, "text": other}
         yield f"| [`{name}`](../methods/{name}.md) | {' | '.join(takes[kind] for kind in KINDS)} |"
     yield ""
     for name, entry in METHODS.items():
         if entry.images_alone:
             yield reference.bullet(f"`{name}` needs images: it {entry.images_alone}.")
-    names = ", ".join(f"`{name}`" for name in TRAIN_A_BACKBONE)
-    yield reference.bullet(f"{names} train a backbone; so they cannot use `model.name=linear`.")
+    names = ", ".join(f"`{name}`" for name in NEED_A_BACKBONE)
+    yield reference.bullet(f"{names} train or exchange parts of a backbone, so they cannot use `model.name=linear`.")
     yield ""
 
 

@@ -37,7 +37,6 @@ CLIENTS = {
     "labels alone": "supervised,plain",
     "FixMatch": "fixmatch,plain",
     "UDA": "uda,plain",
-    "FedTriNet": "fedtrinet,plain",
     "FedLabel": "fedlabel,plain",
     "FedDB": "feddb,plain",
     "FedDure": "feddure,plain",
@@ -57,7 +56,7 @@ CHOSEN = {
     "mnist_server": {**dict.fromkeys(SERVER, 0.03), "labels alone": 0.003, "FedRGD": 0.003, "ProxyFL": 0.3},
     "clients": {
         **dict.fromkeys(CLIENTS, 0.03),
-        **dict.fromkeys(("FedTriNet", "FedDB", "ProxyFL", "FedAvg-Semi", "SemiAnAgg", "CBAFed", "Twin-sight"), 0.3),
+        **dict.fromkeys(("FedDB", "ProxyFL", "FedAvg-Semi", "SemiAnAgg", "CBAFed", "Twin-sight"), 0.3),
         "FedLabel": 0.003,
     },
     "mnist_clients": {
@@ -68,7 +67,6 @@ CHOSEN = {
 }
 OF_METHOD = {
     "server_only,plain": {"data.alpha": 1000.0},  # to which the clients' partition means nothing
-    "fedtrinet,plain": {"fedtrinet.warm_up_rounds": 8},  # the default's share of its rounds, 40 of 100
     "fedrgd,strong": {"model.normalisation": "group"},
 }
 FEDERATION = {

@@ -7,7 +7,7 @@
 A board is named DATA_LABELS: `digits`, `mnist`, `cifar10`, `table` or `features`, and `server`, `clients` or
 `some_clients`. Digits, MNIST and CIFAR-10 have the small CNN. `table` has the digits as rows of 64 features and an MLP,
 without the methods that need images. `features` has a linear head on the features of EfficientNet-Lite0, without the
-methods that train a backbone of their own; docs/results/frozen_encoders.md says how to name its data and weights. All
+methods that need a backbone with parameters; docs/results/frozen_encoders.md says how to name its data and weights. All
 rows have the recipe `plain`, one local epoch, LDA 0.5 and seeds 0 to 4. Tries draw the learning rates of clients and
 server, and the threshold of methods that have one; they have validation images and a seed of their own.
 """
@@ -44,6 +44,14 @@ SPACE = {
     "FedLabel": {"fedlabel.threshold": (0.1, 0.3, 0.5, 0.7, 0.9)},
     **{title: {"trainer.threshold": THRESHOLDS} for title in ("FedAvg-Semi", "SemiAnAgg", "IsoFed", "Twin-sight")},
 }
+FEDTRINET = {  # its schedule, of 100 rounds of five local epochs, for 40 of one
+    "fedtrinet.warm_up_rounds": 16,
+    "fedtrinet.full_rounds": 4,
+    "fedtrinet.decay_rounds": 20,
+    "fedtrinet.protected_from": 14,
+    "fedtrinet.ramp_from": 4,
+    "fedtrinet.ramp_epochs": 8,
+}
 NARROW = {"model.projector_hidden": 128, "model.projector_dim": 64}  # target networks of all clients in memory
 SERVER = {
     "All labels": "supervised,all_labels,plain",
@@ -70,7 +78,7 @@ CLIENTS = {
     "FixMatch": "fixmatch,plain",
     "UDA": "uda,plain",
     "FedMatch": "fedmatch,plain",
-    "FedTriNet": ("fedtrinet,plain", {"fedtrinet.warm_up_rounds": 16}),  # the default's share of its rounds, 40 of 100
+    "FedTriNet": ("fedtrinet,plain", FEDTRINET),
     "FedLabel": "fedlabel,plain",
     "FedDB": "feddb,plain",
     "FedDure": "feddure,plain",
@@ -111,7 +119,7 @@ DATA = {
     "features": ("configs/cifar10_frozen.py", {**LARGER, "data.server_labels": 250}, 2, 500),
 }
 NEED_IMAGES = ("FedMatch", "Orchestra")
-LEFT_OUT = {"table": NEED_IMAGES, "features": (*NEED_IMAGES, "FedCon", "FedU", "FedEMA")}  # these train a backbone
+LEFT_OUT = {"table": NEED_IMAGES, "features": (*NEED_IMAGES, "FedCon", "FedU", "FedEMA", "FedTriNet")}
 
 # The boards: DATA's entry, then LABELS'.
 ROWS = {f"{data}_{labels}": (*DATA[data], *LABELS[labels]) for data in DATA for labels in LABELS}

@@ -125,7 +125,7 @@ def test_every_method_takes_every_kind_or_says_why_not(files, cells, method, kin
         with pytest.raises(UserError, match=f"method={method} {METHODS[method].images_alone}, but the data are"):
             shapes_of_a_round(config)
     elif cell == "`mlp`" and config.model.name == "linear":
-        with pytest.raises(UserError, match="train the backbone above all, which has no parameter"):
+        with pytest.raises(UserError, match=r"backbone.*, which has no parameter"):
             shapes_of_a_round(config)
     else:
         assert cell in ("yes", f"`{config.model.name}`")

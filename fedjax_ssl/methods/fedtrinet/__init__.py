@@ -58,6 +58,7 @@ from fedjax_ssl.engine import (
     Report,
     State,
 )
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, whole, word
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
@@ -139,6 +140,11 @@ def fedtrinet(problem: Problem) -> Method:
     options = problem.config.fedtrinet
     head = head_part(problem.network, options.head_blocks)
     adapt, splices = freezing(head) if options.freeze_head else None, options.players != "one"
+    if splices and not head:
+        raise UserError(
+            "fedtrinet takes the head part of the global model's backbone, which has no parameter; take another one, "
+            "or set fedtrinet.players='one'"
+        )
 
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         memory = {ACCEPTED: no_labels(data)}
