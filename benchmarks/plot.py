@@ -12,7 +12,8 @@ import pathlib
 import matplotlib.pyplot as plt
 import numpy as np
 
-from fedjax_ssl.records.runs import Group, read_run
+from fedjax_ssl.records.groups import Group
+from fedjax_ssl.records.runs import read_run
 
 # Okabe and Ito's colours: apart for every kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")

@@ -1,28 +1,16 @@
-"""The records of runs, read from their folders; runs that differ in nothing but the seed form a group."""
+"""The records of a run, read from its folder."""
 
-import collections
 import functools
-import json
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.config import (
-    complete,
-    differences,
-    flatten,
-    labels_revealed,
-    measured_each_round,
-    measures_of,
-    other_sections,
-    who_has_labels,
-)
+from fedjax_ssl.config import complete, labels_revealed, measured_each_round, measures_of, who_has_labels
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.errors import UserError, printable
-from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import read_json
 from fedjax_ssl.kinds import kind_of
 from fedjax_ssl.records.clients import (
@@ -41,7 +29,6 @@ from fedjax_ssl.records.workdir import (
     CLASS_COUNTS,
     CONFIG,
     METRICS,
-    ROWS,
     SNAPSHOTS,
     TEST_INPUTS,
     TIMINGS,
@@ -317,56 +304,6 @@ def _counts_in(path: pathlib.Path, written: int, size: int) -> dict[str, np.ndar
     return read_arrays(str(path), None)
 
 
-class Group(NamedTuple):
-    """Runs that differ in nothing but the seed."""
-
-    name: str  # for people, from their folders
-    runs: list[RunRecords]  # at least one
-
-    def values(self, name: str) -> np.ndarray:
-        """float [seeds, rounds], one metric; NaN beyond the end of a run that is shorter than others."""
-        rows = [run.values(name) for run in self.runs]
-        longest = max(map(len, rows))
-        return np.stack([np.pad(row, (0, longest - len(row)), constant_values=np.nan) for row in rows])
-
-    @property
-    def measured(self) -> str:
-        """The set that is measured each round, 'validation' or 'test'."""
-        return self.runs[0].measured
-
-    def has(self, name: str) -> bool:
-        """Whether a run measured it."""
-        return any(run.has(name) for run in self.runs)
-
-
-def name_data_sets(groups: list[Group]) -> list[str]:
-    """The name of each group's data set; names that several data sets share get the fields that tell them apart."""
-    names = [group.runs[0].dataset().get("name", group.runs[0].config["data"]["source"]) for group in groups]
-    fields = [group.runs[0].data_fields for group in groups]
-    sharing = {name: {fields[place] for place, other in enumerate(names) if other == name} for name in names}
-    return [
-        name if len(sharing[name]) == 1 else f"{name} ({printable(', '.join(map(str, filter(None, of_group))))})"
-        for name, of_group in zip(names, fields)
-    ]
-
-
-def what_differs(groups: list[Group]) -> dict[str, list[str]]:
-    """The fields in which the groups' configurations differ.
-
-    Returns:
-        Field -> its value in each group, '-' where it belongs to another method: it counts as a difference only among
-        those that have it. Seeds and fields that change no result are left out.
-    """
-    flat = []
-    for group in groups:
-        config = group.runs[0].config
-        fields, foreign = flatten(config), other_sections(config["method"])
-        flat.append({name: str(value) for name, value in fields.items() if name.partition(".")[0] not in foreign})
-    names = [name for name in dict.fromkeys(name for fields in flat for name in fields) if name not in _OF_NO_GROUP]
-    values = {name: [printable(fields.get(name, "-")) for fields in flat] for name in names}
-    return {name: of_groups for name, of_groups in values.items() if len({*of_groups} - {"-"}) > 1}
-
-
 def read_run(folder: pathlib.Path) -> RunRecords:
     """The records of one run, finished or not.
 
@@ -401,87 +338,3 @@ def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
     if not found:
         raise UserError(f"{folder} holds no run: there is no {CONFIG} in it or below")
     return found
-
-
-def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]]:
-    """All runs in some folders, those that differ in nothing but the seed together; a seed counts once in a group.
-
-    Args:
-        folders: runs, or folders of runs: several seeds', or a whole sweep.
-
-    Returns:
-        The groups, in the order of the folders, and a line for each run that could not be read.
-
-    Raises:
-        UserError: a folder holds no run at all, or none of them has finished a round.
-    """
-    groups: dict[tuple[str, int], tuple[list[str], list[RunRecords]]] = {}
-    times: collections.Counter[tuple[str, int]] = collections.Counter()
-    seen, skipped = set(), []
-    for folder in folders:
-        rows = _sweep_rows(folder)
-        places = {row: place for place, row in enumerate(rows)}
-        for path in sorted(find_runs(folder), key=lambda path: places.get(_row_of(folder, path), len(places))):
-            if path.resolve() in seen:
-                continue
-            seen.add(path.resolve())
-            try:
-                run = read_run(path)
-            except UserError as error:
-                skipped.append(str(error))
-                continue
-            # A second run of the same seed, by another version of the code say, is not one more seed.
-            same = (_but_the_seed(run.config), run.config["seed"])
-            times[same] += 1
-            names, runs = groups.setdefault((same[0], times[same]), ([], []))
-            names.append(rows.get(_row_of(folder, path)) or _name(folder, path))
-            runs.append(run)
-    if not groups:
-        raise UserError(skipped[0])
-    named = [Group(", ".join(dict.fromkeys(names)), runs) for names, runs in groups.values()]
-    return _tell_apart(named), skipped
-
-
-def _sweep_rows(folder: pathlib.Path) -> dict[str, str]:
-    """The rows of a sweep, see `ROWS`; {} for another folder, or if the file is damaged: then folders give names."""
-    try:
-        rows = read_json(folder / ROWS)
-        return {place: printable(name) for place, name in rows.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _row_of(folder: pathlib.Path, run: pathlib.Path) -> str:
-    """The folder of a run's row relative to the sweep's; '' for the sweep's folder itself."""
-    return run.parent.relative_to(folder).as_posix() if run != folder else ""
-
-
-def _but_the_seed(config: dict[str, Any]) -> str:
-    """What runs must share to form a group."""
-    return json.dumps(
-        {name: value for name, value in flatten(config).items() if name not in _OF_NO_GROUP}, sort_keys=True
-    )
-
-
-_OF_NO_GROUP = {"seed", "seeds", *CHANGES_NO_RESULT}  # fields in which runs of a group may differ
-
-
-def _name(given: pathlib.Path, run: pathlib.Path) -> str:
-    """A run's name for people: its place below the folder that they named, without the seed's own folder."""
-    place = run.resolve().relative_to(given.resolve().parent)
-    parts = place.parts[:-1] if place.name.startswith("seed_") and len(place.parts) > 1 else place.parts
-    # A whole sweep's rows are told apart by what lies below its folder.
-    return printable("/".join(parts[1:] or parts).replace("_", " "))
-
-
-def _tell_apart(groups: list[Group]) -> list[Group]:
-    """Adds to equal names what differs between the groups' configurations."""
-    told = []
-    for group in groups:
-        others = [other for other in groups if other.name == group.name and other is not group]
-        if others:
-            found = differences(others[0].runs[0].config, group.runs[0].config)
-            own = [f"{name}={pair[1]}" for name, pair in found.items() if name not in ("seed", "seeds")]
-            group = group._replace(name=f"{group.name} ({', '.join(own) or group.runs[0].folder})")
-        told.append(group)
-    return told

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.records.clients import MODELS
-from fedjax_ssl.records.runs import Group, name_data_sets, read_groups, what_differs
+from fedjax_ssl.records.groups import Group, name_data_sets, read_groups, what_differs
 from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.differences import paired_differences
 from fedjax_ssl.report.look import PLAIN, Look, best_cells, to_latex, write_table, write_tables

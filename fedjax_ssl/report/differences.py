@@ -4,7 +4,8 @@ import math
 import statistics
 from typing import Any
 
-from fedjax_ssl.records.runs import Group, RunRecords
+from fedjax_ssl.records.groups import Group
+from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.report.table import LAST, OverSeeds
 
 

@@ -11,7 +11,8 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_ssl.records.runs import Group, RunRecords
+from fedjax_ssl.records.groups import Group
+from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, NONE, SMALL, WIDE, curve_style, subplots
 
 MANY = 20  # classes; with more, cells and bars have no figures

@@ -12,8 +12,9 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import expanded, read_json
 from fedjax_ssl.records.clients import OVER_CLIENTS, TESTED, over_clients
+from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.origin import read_starts
-from fedjax_ssl.records.runs import Group, RunRecords, read_run
+from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
 from fedjax_ssl.report import figures, mistakes, page, style
 from fedjax_ssl.report.conditions import conditions

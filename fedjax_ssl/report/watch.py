@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.errors import UserError, printable
-from fedjax_ssl.records.runs import Group, RunRecords, find_runs, name_data_sets, read_groups
+from fedjax_ssl.records.groups import Group, name_data_sets, read_groups
+from fedjax_ssl.records.runs import RunRecords, find_runs
 from fedjax_ssl.records.workdir import CONFIG, METRICS, SUMMARY
 from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.comparison import bundles

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from fedjax_ssl.records.runs import read_groups
+from fedjax_ssl.records.groups import read_groups
 from fedjax_ssl.records.workdir import REPORT, SUMMARY
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import QUIET, say

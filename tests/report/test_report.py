@@ -16,7 +16,8 @@ from sklearn.metrics import confusion_matrix as sklearn_confusion_matrix
 import launch
 from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset
-from fedjax_ssl.records.runs import Group, read_groups, read_run, what_differs
+from fedjax_ssl.records.groups import Group, read_groups, what_differs
+from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
 from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles

@@ -10,7 +10,8 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl import UserError, train
 from fedjax_ssl.data import load_dataset
-from fedjax_ssl.records.runs import Group, RunRecords, read_run
+from fedjax_ssl.records.groups import Group
+from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.report import figures, style, write_comparison, write_report
 from fedjax_ssl.report.look import as_text
 from fedjax_ssl.report.model_card import model_card

@@ -20,7 +20,7 @@ import launch
 from fedjax_ssl.config import for_seed
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.files import replace_file
-from fedjax_ssl.records.runs import read_groups
+from fedjax_ssl.records.groups import read_groups
 from fedjax_ssl.report.table import mean_and_spread, of_those_that_did
 from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep, work
