@@ -59,7 +59,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("places", [("device", "host"), ("host", "disk"), ("disk", "device")])
 def test_a_run_goes_on_elsewhere_as_if_it_had_always_been_there(whole, tmp_path, places, monkeypatch):
-    monkeypatch.setattr("fedjax_ssl.run.feed.CACHE_BYTES", 100)  # nearly every row goes to the disk
+    monkeypatch.setattr("fedjax_ssl.run.client_memory.CACHE_BYTES", 100)  # nearly every row goes to the disk
     for num_rounds, place in zip((2, 4), places):
         images = "device" if place == "device" else "host"
         state = train(config_of(num_rounds, **{"residence.clients": place, "residence.data": images}), tmp_path / "run")
