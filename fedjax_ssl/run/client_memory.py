@@ -65,9 +65,9 @@ class ClientMemory:
         self._bytes, self._most = 0.0, cache_bytes
         self._like: list[np.ndarray] = []  # one client's memory before the first round, of the largest width
 
-    def begin(self, clients: Any) -> None:
+    def begin(self, of_clients: Any) -> None:
         """Keeps how every client's row begins: the first one of leaves [K', ...] of the largest width."""
-        self._like = [np.asarray(leaf[0]) for leaf in jax.tree.leaves(clients)]
+        self._like = [np.asarray(leaf[0]) for leaf in jax.tree.leaves(of_clients)]
         if self._rows is not None:
             self._rows.write(DEFAULT, 0, _bytes(self._like))
 
@@ -113,7 +113,7 @@ class ClientMemory:
             for place, client in enumerate(of_leaf):
                 if (row := found.get(int(client))) is not None:
                     own = row[number]
-                    there = (slice(own.shape[axis] if along == axis else None) for along in range(own.ndim))
+                    there: Any = (slice(own.shape[axis] if along == axis else None) for along in range(own.ndim))
                     leaf[(place, *there)] = own
         self._bound_cache()
         leaves = hosts.tree_from_first(lambda: leaves, leaves)
@@ -131,11 +131,10 @@ class ClientMemory:
         if self._rows is None:
             return
         leaves = jax.tree.leaves(jax.device_get(of_clients))
-        places = zip(range(len(clients)), np.searchsorted(np.asarray(record_ids), clients))
-        for client, of_parts in zip((int(client) for client in clients), places):
-            size = int(self._sizes[client])
-            parts = zip(leaves, self._axes, self._is_record)
-            own = [self._cut(leaf[of_parts[is_record]], axis, size) for leaf, axis, is_record in parts]
+        records_at = np.searchsorted(np.asarray(record_ids), clients)
+        for place, client in enumerate(int(client) for client in clients):
+            rows = (leaf[records_at[place] if is_record else place] for leaf, is_record in zip(leaves, self._is_record))
+            own = [self._cut(row, axis, int(self._sizes[client])) for row, axis in zip(rows, self._axes)]
             self._remember(client, [np.array(leaf, order="C") for leaf in own])
             self._waiting[client] = round_number
         self._bound_cache()

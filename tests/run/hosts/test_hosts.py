@@ -144,7 +144,7 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
 
 
 def test_hosts_with_images_and_memory_of_clients_on_host_0(train, tmp_path):
-    """Each client keeps its optimizer and the server its upload, in a file of host 0; the run of two hosts is resumed."""
+    """Each client keeps its optimizer and the server its upload, in host 0's file; the run of two hosts is resumed."""
     runs, rounds = (tmp_path / "two", tmp_path / "one"), "--config.num_rounds="
     more = ("--config.residence.data=host", "--config.residence.clients=disk", "--config.client.persistent=true")
     for number in (3, 4):
