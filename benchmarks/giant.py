@@ -3,8 +3,8 @@
     python benchmarks/giant.py --folder=/tmp/giant --json=giant.json
     python benchmarks/giant.py --folder=/tmp/giant --only=heavy,million
 
-Each row is `launch.py train` in a process of its own, FixMatch or FedU with the small CNN and 10 clients a round, on
-random images that it makes in the folder:
+Each row is `launch.py train` in a process of its own, FixMatch, FedU or FedMatch with the small CNN and 10 clients a
+round, on random images that it makes in the folder:
 
 heavy       59,991 clients: one of 600,000 images of 8x8, the others of 10
 thousand    1,000 clients of one image
@@ -16,6 +16,7 @@ flair       51,414 clients and 345,879 images of 64x64x3, 4.2 GB, with a heavy t
 flair_device   the same with all images on the device, without the limit
 fedu_disk   FedU, 100,000 clients, each with a model that it keeps, in clients.sqlite; with the size of the file
 fedu_host   the same on the host
+fedmatch_disk  FedMatch, 100,000 clients, of each of which the server remembers two models, in clients.sqlite
 
 'start' is until the first round begins without compiling, 'report' from the last round to the end.
 """
@@ -56,6 +57,7 @@ def cases() -> dict[str, Case]:
     flair = np.maximum(1, (345_879 * (share := rng.pareto(1.3, 51_414) + 0.05) / share.sum()).astype(int))
     flair[np.argmax(flair)] += 345_879 - flair.sum()
     small = ("model.projector_hidden=128", "model.projector_dim=64")
+    helpers = ("model.normalisation=running", "fedmatch.helper_interval=1")
     on_host = ("residence.data=host",)
     return {
         "heavy": Case(heavy),
@@ -67,6 +69,7 @@ def cases() -> dict[str, Case]:
         "flair_device": Case(flair, 64, 3, fields=("residence.data=device",)),
         "fedu_disk": Case(np.full(100_000, 2), 8, 1, "fedu", ("residence.clients=disk", *small)),
         "fedu_host": Case(np.full(100_000, 2), 8, 1, "fedu", ("residence.clients=host", *small)),
+        "fedmatch_disk": Case(np.full(100_000, 2), 8, 1, "fedmatch", ("residence.clients=disk", *helpers)),
     }
 
 

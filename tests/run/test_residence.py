@@ -17,6 +17,7 @@ from fedjax_ssl.config import base_config
 from fedjax_ssl.data import views
 from fedjax_ssl.engine.interface import Selection
 from fedjax_ssl.errors import StoppedError, UserError
+from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.records.client_rows import ClientRows
 from fedjax_ssl.run import experiment, residence
 from fedjax_ssl.run.client_memory import ClientMemory
@@ -267,6 +268,25 @@ def test_a_device_holds_the_records_of_a_round_alone():
     assert {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)} == {2}
     of_all = [leaf.shape for leaf in jax.tree.leaves(lowered.args_info) if leaf.shape[:1] == (8,)]
     assert of_all and max(np.prod(shape) for shape in of_all) == 8 * 10  # what uploads say of an image of noise
+
+
+def test_uploads_that_do_not_fit_are_said_before_anything_is_compiled(monkeypatch):
+    """They count as the clients' memory does: the server remembers one model of each client, or two."""
+    needed = []
+
+    def chosen(config, held, memory_bytes, *more):
+        needed.append(memory_bytes)
+        return choose(config, held, memory_bytes, *more)
+
+    monkeypatch.setattr(experiment, "choose", chosen)
+    fields = {**RECALLING, "residence.data": "device", "residence.clients": "device"}
+    build_experiment(config_of(**fields))
+    one = build_experiment(config_of(**fields, **{"fedmatch.sparse_down": False}))
+    assert needed[0] - needed[1] == one.problem.config.num_clients * tree_bytes(one.state_shape.model.params)
+    monkeypatch.setattr(experiment, "memory_limit", lambda: needed[1])  # beside it there are images
+    with pytest.raises(UserError, match=r"^residence\.data='device' and residence.clients='device' need ") as caught:
+        build_experiment(config_of(**fields))
+    assert "\n" not in str(caught.value)
 
 
 def held(gigabytes, unknown=None):
