@@ -30,11 +30,11 @@ class ByHand:
         from fedjax_ssl.data import dataset_facts
         from fedjax_ssl.flower.roster import Roster
         from fedjax_ssl.flower.server import Server
-        from fedjax_ssl.flower.views import facts_text
+        from fedjax_ssl.flower.views import facts_text, outline
         from tests.helpers.flower_by_hand import GridByHand
 
         config = run_config(run)
-        self.experiment = experiment = build_experiment(config)
+        self.experiment, experiment = build_experiment(config), outline(config)
         check_supported(experiment)
         self.grid = GridByHand(run, nodes)
         facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
