@@ -90,11 +90,15 @@ class Server:
         self._method, self._wire_bytes = made._replace(wire_bytes=None), made.wire_bytes
         method = self._method
         self._data, self._hidden_labels = server_view(experiment, roster.sizes, roster.labelled)
+        shapes = experiment.state_shape, experiment.data
+        drawn = jax.eval_shape(lambda state, data: one_job(problem, method, state, data)[0].clients, *shapes)
+        # Of the partition's clients, not the sizes that nodes told: a false one would cost all other nodes memory.
         self._sizes = np.array([len(rows) for rows in experiment.partition.client_rows])
+        self._widths = widths_of([self._sizes], len(drawn))
         self._turns = 0  # of all rounds
         self._counted = np.zeros(problem.config.num_clients, int)  # the turn of each client's last accepted upload
         self._down = self._up = 0  # bytes of a round
-        self._result_like = jax.eval_shape(self._one_result, experiment.state_shape, experiment.data)
+        self._result_like = jax.eval_shape(self._one_result, *shapes)
         machine = find_machine(one_device(problem.config))
         keys = lambda state, data: round_keys(data.seed, state.round)  # noqa: E731
 
@@ -228,11 +232,8 @@ class Server:
         return reply
 
     def _width(self, clients: np.ndarray) -> int:
-        """How wide the rows of these clients of one round are padded, as in the simulation.
-
-        By the partition, not by the sizes that nodes told: a false one would cost all other nodes memory.
-        """
-        return narrowest(widths_of([self._sizes], len(clients)), self._sizes[clients])
+        """How wide the rows of clients of one round are padded, as in the simulation."""
+        return narrowest(self._widths, self._sizes[clients])
 
     def _receives(self, sent: Sent, rows: np.ndarray) -> np.ndarray:
         """Which jobs get a message: all, unless the method says that nothing travels to a client."""
