@@ -1,7 +1,7 @@
 """The federation as one side sees it: the server without clients' images, a node with those of its own clients alone.
 
-Neither side has a table of all clients' rows. Random numbers depend on how wide a client's rows are padded; the server
-tells each node this width. So a node computes to the last digit what the simulation computes.
+Neither side has a table of all clients' rows. Some methods' random numbers depend on the width to which a client's rows
+are padded, so the server tells it to the nodes. What a node computes is what the simulation computes, up to rounding.
 """
 
 import functools
