@@ -18,7 +18,6 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.federated import Holdings
-from fedjax_ssl.data.table import image_table
 from fedjax_ssl.data.views import Views
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.interface import Cohort, Method, Problem
@@ -55,10 +54,10 @@ class Node:
     width: int | None  # of its rows, if it has images of its own; None: the server tells it
 
     def views(self, told: int) -> Views:
-        """One client at a time.
+        """Views of one of its clients at a time.
 
         Args:
-            told: the width of the rows, n_max, that the server told.
+            told: n_max, the width of the rows, that the server told.
         """
         return Views(self.held, (self.width or told,), 1, (0,), on_device=True)
 
@@ -75,9 +74,9 @@ class Node:
 
         return jax.jit(of_a_round)  # which is traced once
 
-    def structures(self, views: Views) -> tuple[Any, Any, Any, Model]:
+    def structures(self, data: FederatedData) -> tuple[Any, Any, Any, Model]:
         """Shapes of the broadcast, of the messages to single clients, of a client's memory and of the model."""
-        return jax.eval_shape(self._of_a_round, views.shapes(views.widths[0])[0])
+        return jax.eval_shape(self._of_a_round, data)
 
     @functools.cached_property
     def first_memory(self) -> Any:
@@ -91,19 +90,23 @@ class Node:
 
     @functools.cached_property
     def sums(self) -> Any:
-        """(model, images, batches) -> the sums of their normalisation statistics, or of their moments."""
+        """(model, images, rows, present) -> the sums of their normalisation statistics, or of their moments."""
         network, section = self.problem.network, self.config.model
-        how = section.statistics_weights, section.statistics == "moments"
-        return self._jit(lambda model, images, batches: sum_statistics(network, model, images, *batches, *how))
 
-    def batches(self, clients: list[int], told: int) -> tuple[np.ndarray, np.ndarray]:
+        def sums(model, images, rows, present):
+            how = section.statistics_weights, section.statistics == "moments"
+            return sum_statistics(network, model, images, rows, present, *how)
+
+        return self._jit(sums)
+
+    def batches(self, clients: list[int], width: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows of some of its clients, each batch of one client: int32 [n, B], and bool [n, B], which are present.
 
         Args:
             clients: their ids.
-            told: see `views`.
+            width: n_max; B is no larger.
         """
-        size = min(BATCH_SIZE, self.width or told)
+        size = min(BATCH_SIZE, width)
         own = (self.held.rows_of(client) for client in clients)
         cut = [np.pad(rows, (0, -len(rows) % size), constant_values=-1).reshape(-1, size) for rows in own]
         rows = np.concatenate([np.zeros((0, size), np.int32), *cut])
@@ -162,7 +165,7 @@ def train(message: Any, context: Any) -> Any:
     node, content = open_node(context), message.content
     jobs, round_number = content["jobs"], int(message.metadata.group_id) - 1
     views = node.views(jobs["width"])
-    broadcast_like, personal_like, memory_like, _ = node.structures(views)
+    broadcast_like, personal_like, memory_like, _ = node.structures(views.first()[0])
     broadcast = from_record(content["broadcast"], broadcast_like, "the broadcast")
     personal = from_record(content.get("personal", {}), personal_like, "the message to a client")
     reply, program, compiling = {}, None, 0.0
@@ -198,7 +201,9 @@ def statistics(message: Any, context: Any) -> Any:
     Under 'moments' the statistics so far come down in each pass, the parameters in the first, and stay.
     """
     node, asked = open_node(context), message.content["asked"]
-    params, batch_stats = node.structures(node.views(asked["width"]))[-1]
+    views = node.views(asked["width"])
+    data, _ = views.first()
+    params, batch_stats = node.structures(data)[-1]
     if "params" in message.content:
         context.state[EXCHANGED] = message.content["params"]
     params = from_record(context.state[EXCHANGED], params, "the model")
@@ -206,8 +211,8 @@ def statistics(message: Any, context: Any) -> Any:
         batch_stats = from_record(message.content["batch_stats"], batch_stats, "the model")
     else:
         batch_stats = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), batch_stats)
-    batches = node.batches(asked["clients"], asked["width"])
-    found = jax.device_get(node.sums(Model(params, batch_stats), image_table(node.held.inputs), batches))
+    batches = node.batches(asked["clients"], views.widths[0])
+    found = jax.device_get(node.sums(Model(params, batch_stats), data.inputs, *batches))
     reply = {"sums": to_record(found.total), "count": flower_app.MetricRecord({"count": float(found.count)})}
     return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
 

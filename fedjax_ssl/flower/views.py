@@ -44,7 +44,8 @@ def outline(config: Any) -> Experiment:
     init = initialiser(problem, method)
     rows = jax.ShapeDtypeStruct((config.num_clients, max(1, int(held.sizes.max()))), jnp.int32)
     data = shapes_of(held, rows)
-    return Experiment(problem, method, data, held.hidden_labels, partition, dataset, init, jax.eval_shape(init, data))
+    truth: Any = held.hidden_labels
+    return Experiment(problem, method, data, truth, partition, dataset, init, jax.eval_shape(init, data))
 
 
 def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray) -> tuple[FederatedData, jax.Array]:
