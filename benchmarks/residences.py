@@ -27,7 +27,7 @@ import jax  # noqa: E402
 from benchmarks.unchanged import config_of, digest, tiny_of  # noqa: E402  # it sets XLA's flags
 from fedjax_ssl import UserError, train  # noqa: E402
 from fedjax_ssl.methods import METHODS  # noqa: E402
-from fedjax_ssl.run import feed  # noqa: E402
+from fedjax_ssl.run import client_memory  # noqa: E402
 
 REMEMBERING = (("device", 1), ("disk", 3), ("host", 5), ("device", 6))  # places, and the rounds that end there
 OTHERS = (("host", 3), ("device", 6))
@@ -75,7 +75,7 @@ def compared(method, fields):
     with tempfile.TemporaryDirectory() as folder:
         try:
             state, metrics = train_in(REMEMBERING[-1:], method, fields, pathlib.Path(folder) / "whole")
-            kept = len(jax.tree.leaves(state.clients))
+            kept = len(jax.tree.leaves(state.of_clients))
             moved = REMEMBERING if kept else OTHERS
             other, others = train_in(moved, method, fields, pathlib.Path(folder) / "moved")
         except UserError as error:
@@ -97,7 +97,7 @@ def main():
     parser.add_argument("file", type=pathlib.Path)
     parser.add_argument("--only", default="*", help="names of cases, with * and ?")
     options = parser.parse_args()
-    feed.CACHE_BYTES = 0
+    client_memory.CACHE_BYTES = 0
     results = json.loads(options.file.read_text()) if options.file.exists() else {}
     chosen = {name: case for name, case in cases().items() if fnmatch.fnmatchcase(name, options.only)}
     for name, case in chosen.items():

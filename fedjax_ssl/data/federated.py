@@ -47,6 +47,8 @@ class FederatedData(NamedTuple):
     # float32 [C], number of labels of each class at clients, if not all clients' rows are on the device; else None.
     given_labels: jax.Array | None = None
     unknown_inputs: jax.Array | None = None  # [U, ...], test inputs of no class of the model; None: there are none
+    # int32 [K''], ascending: the clients whose records are on the device, see `Method.recalls`. None: those of `ids`.
+    recorded: jax.Array | None = None
 
     @property
     def width(self) -> int:
@@ -61,6 +63,15 @@ class FederatedData(NamedTuple):
     def place(self, clients: jax.Array) -> jax.Array:
         """Positions of some clients in `ids`, and so in the memory: int32 of the same shape."""
         return clients if self.here is None else jnp.searchsorted(self.here, clients)
+
+    @property
+    def record_ids(self) -> jax.Array:
+        """int32 [K''], the clients whose records are on the device, usually all K; records are in this order."""
+        return self.ids if self.recorded is None else self.recorded
+
+    def record_place(self, clients: jax.Array) -> jax.Array:
+        """Positions of some clients in `record_ids`, and so in the records: int32 of the same shape."""
+        return self.place(clients) if self.recorded is None else jnp.searchsorted(self.recorded, clients)
 
     def rows_of(self, clients: jax.Array) -> jax.Array:
         """Rows of `inputs` of some clients, int32 [M, n_max]; entries beyond `client_size` are padding."""

@@ -51,7 +51,15 @@ def narrowest(widths: tuple[int, ...], sizes: np.ndarray) -> int:
 class Views:
     """The views of a federation, for so many clients at a time."""
 
-    def __init__(self, held: Holdings, widths: tuple[int, ...], clients: int, images: tuple[int, ...], on_device: bool):
+    def __init__(
+        self,
+        held: Holdings,
+        widths: tuple[int, ...],
+        clients: int,
+        images: tuple[int, ...],
+        on_device: bool,
+        recalled: int = 0,
+    ):
         """Puts on the device what all views share.
 
         Args:
@@ -60,9 +68,10 @@ class Views:
             clients: K' of a view.
             images: of each width, the most images of so many clients that fit it, see `most_images`.
             on_device: whether all images are kept there, so that a view has rows alone.
+            recalled: clients besides those of a view whose records a round reads, at most.
         """
         self.held, self.widths, self.clients, self._images = held, widths, clients, images
-        self.on_device = on_device
+        self.on_device, self._recalled = on_device, recalled
         self._shared = small_arrays(held)._replace(
             test_inputs=image_table(held.test_inputs),
             test_labels=jnp.asarray(held.test_labels),
@@ -127,14 +136,14 @@ class Views:
         own = [held.rows_of(client) for client in clients]
         sizes = np.array([len(rows) for rows in own], np.int64)
         rows = np.concatenate([np.zeros(0, np.int32), *own])
-        here = len(held.sizes) + np.arange(self.clients, dtype=np.int32)  # ids of nobody
-        here[: len(clients)] = clients
+        here = jnp.asarray(_padded(clients, self.clients, len(held.sizes)))
+        ids = {"here": here, "recorded": self.recorded(clients)}
         index = np.zeros((self.clients, width), np.int32)
         present = np.arange(width) < np.pad(sizes, (0, self.clients - len(sizes)))[:, np.newaxis]
         if self._whole is not None:
             index[present] = rows
             data, hidden = self._whole
-            return data._replace(client_index=jnp.asarray(index), here=jnp.asarray(here)), hidden
+            return data._replace(client_index=jnp.asarray(index), **ids), hidden
         first = len(self._fixed)
         index[present] = first + np.arange(len(rows), dtype=np.int32)
         taken = np.concatenate([self._fixed, rows])
@@ -153,9 +162,15 @@ class Views:
             visible_labels=table(held.visible_labels),
             client_index=jnp.asarray(index),
             mislabelled=None if held.mislabelled is None else table(held.mislabelled),
-            here=jnp.asarray(here),
+            **ids,
         )
         return data, table(held.hidden_labels)
+
+    def recorded(self, clients: np.ndarray) -> jax.Array | None:
+        """`FederatedData.recorded` of a view with the records of some clients, increasing; None: those of `here`."""
+        if not self._recalled:
+            return None
+        return jnp.asarray(_padded(clients, self.clients + self._recalled, len(self.held.sizes)))
 
     def joined(self, width: int, rows: Any) -> Any:
         """The table of images of a view, of the rows of all its parts one after the other, see `of`."""
@@ -181,8 +196,16 @@ class Views:
             client_index=rows_here(self.clients, width),
             mislabelled=None if held.mislabelled is None else table(held.mislabelled),
             here=rows_here(self.clients),
+            recorded=rows_here(self.clients + self._recalled) if self._recalled else None,
         )
         return data, table(held.hidden_labels)
+
+
+def _padded(clients: np.ndarray, number: int, num_clients: int) -> np.ndarray:
+    """The ids of some clients, increasing, and behind them ids of nobody: int32 [number]."""
+    ids = num_clients + np.arange(number, dtype=np.int32)
+    ids[: len(clients)] = clients
+    return ids
 
 
 def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

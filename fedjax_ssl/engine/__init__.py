@@ -22,7 +22,9 @@ from fedjax_ssl.engine.interface import (
     WireBytes,
     completed,
     no_op,
+    read_records,
     trained_parts,
+    write_records,
 )
 
 __all__ = [
@@ -47,5 +49,7 @@ __all__ = [
     "WireBytes",
     "completed",
     "no_op",
+    "read_records",
     "trained_parts",
+    "write_records",
 ]

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import select
+from fedjax_ssl.learning.trees import row, select
 from fedjax_ssl.models.network import Network
 
 Images = jax.Array
@@ -50,6 +51,14 @@ class State(NamedTuple):
     # The server's memory besides the model: a dict with an entry for each part of the method.
     server: Mapping[str, Any] = {}
     clients: Mapping[str, Any] = {}  # the clients' memory, a dict as well; every leaf is [K, ...]
+    # The server's records of each client, such as its last upload, a dict as well; every leaf is [K, ...]. Methods use
+    # `read_records` and `write_records`: with `config.residence` only some clients' rows are on the device.
+    records: Mapping[str, Any] = {}
+
+    @property
+    def of_clients(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """What has a row for each client: `clients` and `records`."""
+        return self.clients, self.records
 
 
 # --- What travels. ---------------------------------------------------------------------------------------------------
@@ -196,6 +205,34 @@ def no_op(state: State, *_: Any) -> tuple[State, Metrics]:
     return state, {}
 
 
+def read_records(state: State, data: FederatedData, clients: jax.Array) -> Mapping[str, Any]:
+    """The server's records of some clients of the round, or of some that it recalls.
+
+    Args:
+        state: with the records.
+        data: the federation.
+        clients: int32 [...], their ids. For others, whose records may be elsewhere, rows are arbitrary.
+
+    Returns:
+        As `State.records`, leaves [..., *] in place of [K, *].
+    """
+    return row(state.records, data.record_place(clients))
+
+
+def write_records(state: State, data: FederatedData, received: Received, new: Mapping[str, Any]) -> State:
+    """The state with new records of the clients whose uploads are accepted.
+
+    Args:
+        state: with the records.
+        data: the federation.
+        received: the R uploads; no client has several.
+        new: every entry of `State.records`, leaves [R, *].
+    """
+    place = jnp.where(received.accepted, data.record_place(received.clients), jnp.iinfo(jnp.int32).max)
+    put = lambda old, rows: old.at[place].set(rows, mode="drop")  # noqa: E731
+    return state._replace(records=jax.tree.map(put, state.records, new))
+
+
 # Stages of a method, each with a key of its own.
 Init = Callable[[FederatedData, jax.Array], State]  # the first state, after any pre-training at the server
 Select = Callable[[State, FederatedData, jax.Array], Selection]  # the jobs of a round
@@ -204,6 +241,9 @@ ServerTraining = Callable[[State, FederatedData, jax.Array], tuple[State, Metric
 MakeBroadcast = Callable[[State, FederatedData, jax.Array], Any]  # the message to all clients, see `Broadcast`
 # (state, data, clients int32 [M], key) -> a message to each of these clients, leaves [M, ...].
 Personal = Callable[[State, FederatedData, jax.Array, jax.Array], Any]
+# (state after the round before, clients int32 [M]) -> further clients whose records the round reads for each of these,
+# int32 [M, H]; below 0: nobody. It runs before their records are on the device, and reads `round` and `server` alone.
+Recalls = Callable[[State, jax.Array], jax.Array]
 Aggregate = Callable[[State, FederatedData, Received, jax.Array], tuple[State, Metrics]]  # the new model
 # (state, data, the round's clients int32 [M], key) -> the state with new global normalisation statistics.
 Statistics = Callable[[State, FederatedData, jax.Array, jax.Array], State]
@@ -220,6 +260,7 @@ class Method(NamedTuple):
     select: Select | None = None  # None: `clients_per_round` clients, uniformly, without replacement
     server_before: ServerTraining = no_op
     personal: Personal | None = None  # None: no message
+    recalls: Recalls | None = None  # None: a round reads the records of its own clients alone
     server_after: ServerTraining = no_op
     # State -> bool [], whether the run ends before its last round; None: never.
     converged: Callable[[State], jax.Array] | None = None

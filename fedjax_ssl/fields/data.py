@@ -9,8 +9,8 @@ def residence_fields() -> Section:
     # Where the images are: all on the 'device'; or on the 'host', which sends the images of each round's clients.
     # 'auto': on the device if they take at most a quarter of its memory.
     section.data = word("auto", "device", "host")
-    # Where the memory of clients is: on the 'device', on the 'host', or on 'disk' in a file of the workdir, with 256
-    # MiB of it on the host. 'auto': the first of these with enough room.
+    # Where the memory of clients and the server's records of each client are: on the 'device', on the 'host', or on
+    # 'disk' in a file of the workdir, with 256 MiB of it on the host. 'auto': the first of these with enough room.
     section.clients = word("auto", "device", "host", "disk")
     return section
 

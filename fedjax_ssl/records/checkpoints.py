@@ -380,4 +380,4 @@ def _compare(saved: dict[str, Any], wanted: dict[str, Any], path: pathlib.Path) 
             reason = f"{name[_DIGITS:]} has shape {shapes[0]}, not {shapes[1]}"
         else:
             continue
-        raise UserError(f"the checkpoint {path} does not fit this configuration: {reason}")
+        raise UserError(f"the checkpoint {path} does not fit this configuration in this version: {reason}")

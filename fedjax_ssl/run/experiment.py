@@ -49,7 +49,7 @@ class Experiment(NamedTuple):
     dataset: Dataset  # on the host
     # The state before the first round, of data; of this problem and method, see `initialiser`.
     init: Callable[[FederatedData], State]
-    # A state's shapes. With `views`, the clients' memory is that of a view of the largest width, as `data` is.
+    # A state's shapes. With `views`, rows of clients are those of a view of the largest width, as `data` is.
     state_shape: State
     views: Views | None = None  # of the clients of a round; None: `data` is the whole federation
     residence: Residence = Residence("device", "device", True)
@@ -124,7 +124,8 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         if place.residence.whole:
             views, (data, hidden_labels) = None, put_whole(held, place.widths[-1], first)
         else:
-            views = Views(held, place.widths, place.clients, place.images, place.residence.images == "device")
+            on_device = place.residence.images == "device"
+            views = Views(held, place.widths, place.clients, place.images, on_device, place.recalled)
             data, hidden_labels = views.first()
         first = first or data
         if experiments:
@@ -145,6 +146,7 @@ class _Place(NamedTuple):
     widths: tuple[int, ...]  # of the rounds' tables, see `widths_of`
     clients: int  # K' of a view: the rows of a round's `Selection`
     images: tuple[int, ...]  # of a view of each width, at most
+    recalled: int  # clients besides those of a view whose records a round reads, at most
 
 
 def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], State], helds: list[Holdings]) -> _Place:
@@ -173,7 +175,10 @@ def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], St
             f"method={config.method} draws its clients by the state of the round before, so all must be on the device: "
             "residence.data='device', residence.clients='device'"
         )
-    return _Place(residence, widths, clients, images)
+    recalled = 0
+    if method.recalls is not None:
+        recalled = jax.eval_shape(method.recalls, shape, jax.ShapeDtypeStruct((clients,), jnp.int32)).size
+    return _Place(residence, widths, clients, images, recalled)
 
 
 def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:

@@ -28,8 +28,8 @@ from fedjax_ssl.records.workdir import (
     refuse_links,
 )
 from fedjax_ssl.run import hosts
+from fedjax_ssl.run.client_memory import run_of
 from fedjax_ssl.run.experiment import Experiment, build_experiments
-from fedjax_ssl.run.feed import run_of
 from fedjax_ssl.run.loop import Run, has_ended
 from fedjax_ssl.run.observe.log import warn
 from fedjax_ssl.run.warm_start import share_warm_start
@@ -86,12 +86,12 @@ def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -
     """The states of the runs that resume, on all hosts; see `restore_newest`."""
     shapes = [experiment.state_shape for experiment in experiments]
     found = [restore_newest(*pair) for pair in zip(folders, experiments)] if hosts.is_first() else []
-    # Whether the clients' memory is in the state, or in a file beside it; None: nothing is resumed.
+    # Whether the clients' memory and records are in the state, or in a file beside it; None: nothing is resumed.
     have_memory = hosts.from_first(
-        lambda: [None if state is None else bool(jax.tree.leaves(state.clients)) for state in found]
+        lambda: [None if state is None else bool(jax.tree.leaves(state.of_clients)) for state in found]
     )
     like = [
-        None if inside is None else shape._replace(clients=shape.clients if inside else {})
+        None if inside is None else shape if inside else shape._replace(clients={}, records={})
         for shape, inside in zip(shapes, have_memory)
     ]
     return hosts.tree_from_first(lambda: found, like)
@@ -99,9 +99,9 @@ def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -
 
 def _check_memory(experiment: Experiment, folder: Workdir | None, state: State | None, ended: str) -> None:
     """Checks the file of the clients' memory of a run that goes on, if its checkpoint is without it."""
-    if folder is None or state is None or ended or jax.tree.leaves(state.clients):
+    if folder is None or state is None or ended or jax.tree.leaves(state.of_clients):
         return
-    if jax.tree.leaves(experiment.state_shape.clients):
+    if jax.tree.leaves(experiment.state_shape.of_clients):
         check_rows(folder.path / CLIENTS, run_of(experiment), int(state.round))
 
 
@@ -172,10 +172,10 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
 def _shape_in(checkpoints: Checkpoints, experiment: Experiment) -> State:
     """The shapes in a checkpoint. Depending on the residence, the clients' memory is in it or in a file beside it."""
     shape = experiment.state_shape
-    if not jax.tree.leaves(shape.clients):
+    if not jax.tree.leaves(shape.of_clients):
         return shape
-    if not any(name.startswith(".clients") for name in checkpoints.shapes()):
-        return shape._replace(clients={})
+    if not any(name.startswith((".clients", ".records")) for name in checkpoints.shapes()):
+        return shape._replace(clients={}, records={})
     number = experiment.problem.config.num_clients
     of_all = lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape[1:]), leaf.dtype)  # noqa: E731
-    return shape._replace(clients=jax.tree.map(of_all, shape.clients))
+    return shape._replace(clients=jax.tree.map(of_all, shape.clients), records=jax.tree.map(of_all, shape.records))

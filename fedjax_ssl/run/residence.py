@@ -18,7 +18,7 @@ class Residence(NamedTuple):
     """Where the parts of a federation are stored."""
 
     images: str  # 'device' or 'host'
-    clients: str  # of the clients' memory: 'device', 'host' or 'disk'
+    clients: str  # of the clients' memory and records: 'device', 'host' or 'disk'
     whole: bool  # whether the device holds all images, rows and clients' memory
 
 
@@ -28,7 +28,7 @@ def choose(config: Any, held: Holdings, memory_bytes: int, device_bytes: int | N
     Args:
         config: the run's.
         held: the federation, of any seed.
-        memory_bytes: of all clients' memory.
+        memory_bytes: of all clients' memory and records.
         device_bytes: of a device's memory; None: unknown, and taken to be enough.
         width: n_max, the largest number of images of a client.
 
@@ -72,6 +72,6 @@ def choose(config: Any, held: Holdings, memory_bytes: int, device_bytes: int | N
 
 
 def memory_bytes(state: State, num_clients: int) -> int:
-    """Bytes of all clients' memory, computed from the shapes for some clients."""
-    leaves = jax.tree.leaves(state.clients)
-    return tree_bytes(state.clients) // len(leaves[0]) * num_clients if leaves else 0
+    """Bytes of all clients' memory and records, computed from the shapes for some clients."""
+    leaves = jax.tree.leaves(state.of_clients)
+    return tree_bytes(state.of_clients) // len(leaves[0]) * num_clients if leaves else 0

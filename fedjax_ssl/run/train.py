@@ -36,7 +36,8 @@ from fedjax_ssl.records.workdir import (
     fresh_workdir,
 )
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.feed import ClientMemory, begin_memory, make_feed, resume_memory
+from fedjax_ssl.run.client_memory import ClientMemory, begin_memory, resume_memory
+from fedjax_ssl.run.feed import make_feed
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, make_group, run_rounds
 from fedjax_ssl.run.machine import Machine, use_compilation_cache, use_machine
 from fedjax_ssl.run.observe.advice import Advise
@@ -246,7 +247,7 @@ def _with_outputs(config: ConfigDict, group: RunsTogether, program: Program) -> 
 def checkpoint_interval(config: ConfigDict, state: State) -> int:
     """Rounds between two checkpoints of a state (arrays or shapes): more if the state has a model for every client."""
     of_clients = config.num_clients * tree_bytes(state.model.params)
-    large = tree_bytes((state.clients, state.server)) >= of_clients
+    large = tree_bytes((state.of_clients, state.server)) >= of_clients
     return config.checkpoint_every_persistent if large else config.checkpoint_every
 
 

@@ -8,9 +8,9 @@ import pytest
 from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.methods.fedmatch import PARTS, UPLOADS
+from fedjax_ssl.methods.fedmatch import PARTS, UPLOADS, VECTORS
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau
-from fedjax_ssl.methods.fedmatch.server import Uploads, noise_image
+from fedjax_ssl.methods.fedmatch.server import Vectors, noise_image
 from fedjax_ssl.server import CLASSIFICATION
 from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, numbers, random_params
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
@@ -118,24 +118,24 @@ def test_uploads_are_averaged_uniformly_and_remembered(labels):
     accepted = jnp.array([True, False, True])
     received = Received(uploads, accepted, jnp.array([2, 1, 0]), None, jnp.array([1, 2, 3]), jnp.array([1, 2, 3]))
     after, _ = jax.jit(method.aggregate)(state, data, received, KEY)
-    parts, memory = after.server[PARTS], after.server[UPLOADS]
+    parts, vectors, records = after.server[PARTS], after.server[VECTORS], after.records[UPLOADS]
     for name in (SIGMA, PSI):
         expected = (numbers(rows[0][name]) + numbers(rows[2][name])) / 2 if name in names else numbers(before[name])
         np.testing.assert_allclose(numbers(parts[name]), expected, rtol=1e-5)
     psi = numbers(parts[PSI])
     tested = numbers(parts[SIGMA]) + np.where(np.abs(psi) <= 0.2, 0, psi)
     np.testing.assert_allclose(numbers(after.model.params), tested, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(memory.seen, [True, False, True, False])
+    np.testing.assert_array_equal(vectors.seen, [True, False, True, False])
     pixels = np.asarray(noise_image((2, 2, 1)), np.float64).reshape(1, PIXELS) / 255
     for client, row in ((2, 0), (0, 2)):
         sigma, psi = (in_numpy(rows[row].get(name, before[name])) for name in (SIGMA, PSI))
         theta = {name: sigma[name] + psi[name] for name in psi}
         expected = probabilities(theta, pixels, np.asarray(statistics["mean"][row], np.float64))[0]
-        np.testing.assert_allclose(memory.vectors[client], expected, atol=1e-5)
+        np.testing.assert_allclose(vectors.outputs[client], expected, atol=1e-5)
         for name in (SIGMA, PSI):
-            held = jax.tree.map(lambda leaf, client=client: leaf[client], memory.params[name])
+            held = jax.tree.map(lambda leaf, client=client: leaf[client], records[name])
             np.testing.assert_array_equal(numbers(held), numbers(rows[row].get(name, before[name])))
-    assert not numbers(jax.tree.map(lambda leaf: leaf[1], memory.params)).any()  # it was not accepted
+    assert not numbers(jax.tree.map(lambda leaf: leaf[1], records)).any()  # it was not accepted
 
 
 # --- Helpers and messages. -------------------------------------------------------------------------------------------
@@ -146,19 +146,22 @@ def test_uploads_are_averaged_uniformly_and_remembered(labels):
 def test_what_travels_down_is_counted_entry_by_entry(round_number, sparse_down):
     """In round 9 client 1 gets the psi of clients 3 and 2; client 0 has never uploaded and gets both parts whole."""
     problem, method = build("clients", smallest=0.2, least_change=0.3, sparse_down=sparse_down, index_bytes=2)
-    state = method.init(federation([[0, -1]]), KEY)
-    state = state._replace(round=jnp.int32(round_number))
+    data = federation([[0, -1]] * NUM_CLIENTS)
+    state = method.init(data, KEY)._replace(round=jnp.int32(round_number))
     names = (SIGMA, PSI) if sparse_down else (PSI,)
     held = [
         {name: random_params(problem, 100 + 10 * client + len(name)) for name in names} for client in range(NUM_CLIENTS)
     ]
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *held)
     vectors = jnp.array([[0.0, 0, 1], [0.2, 0.3, 0.5], [0.9, 0, 0.1], [0.2, 0.4, 0.4]])
-    uploads = Uploads(params, vectors, jnp.array([False, True, True, True]))
-    state = state._replace(server={**state.server, UPLOADS: uploads})
+    vectors = Vectors(vectors, jnp.array([False, True, True, True]))
+    state = state._replace(server={**state.server, VECTORS: vectors}, records={UPLOADS: params})
     clients = jnp.array([1, 0])
+    # Who is looked up is said beforehand, so that these rows can be fetched.
+    helpers_of_1 = [3, 2] if round_number == 9 else [-1, -1]
+    np.testing.assert_array_equal(method.recalls(state, clients), [helpers_of_1, [-1, -1]])
     sent = method.broadcast(state, None, None)
-    message = jax.jit(method.personal)(state, None, clients, KEY)
+    message = jax.jit(method.personal)(state, data, clients, KEY)
     assert bool(sent.extra) == (round_number == 9)
     np.testing.assert_array_equal(message["present"], [[round_number == 9] * 2, [False] * 2])
     for place, helper in enumerate((3, 2)):
@@ -188,8 +191,10 @@ def test_what_travels_down_is_counted_entry_by_entry(round_number, sparse_down):
 
 def test_without_helpers_nothing_but_a_count_is_personal():
     _, method = build("clients", helpers=0)
-    state = method.init(federation([[0, -1]]), KEY)
-    assert set(jax.jit(method.personal)(state, None, jnp.array([1, 0]), KEY)) == {"entries"}
+    data = federation([[0, -1]] * NUM_CLIENTS)
+    state = method.init(data, KEY)
+    assert set(jax.jit(method.personal)(state, data, jnp.array([1, 0]), KEY)) == {"entries"}
+    assert method.recalls is None
 
 
 # --- The paper's settings. -------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.methods.fedmatch.server import Uploads, nearest_clients, noise_image
+from fedjax_ssl.methods.fedmatch.server import Vectors, nearest_clients, noise_image
 
 
 def test_the_noise_is_one_image():
@@ -16,16 +16,16 @@ def test_the_noise_is_one_image():
 
 
 def test_helpers_are_the_nearest_clients():
-    vectors = np.array([[0.0, 0], [1, 0], [0, 3], [0, 1], [9, 9], [0, 0.5]])
+    outputs = np.array([[0.0, 0], [1, 0], [0, 3], [0, 1], [9, 9], [0, 0.5]])
     seen = np.array([True, True, True, True, True, False])
-    uploads = Uploads({}, jnp.array(vectors, jnp.float32), jnp.array(seen))
+    vectors = Vectors(jnp.array(outputs, jnp.float32), jnp.array(seen))
     find = jax.jit(nearest_clients, static_argnums=2)
-    near, present = find(uploads, jnp.array([0, 2, 5, 4]), 2)
+    near, present = find(vectors, jnp.array([0, 2, 5, 4]), 2)
     np.testing.assert_array_equal(near[:2], [[1, 3], [3, 0]])  # of 0 the equally distant 1 and 3, in their order
     np.testing.assert_array_equal(present, [[True] * 2, [True] * 2, [False] * 2, [True] * 2])
     for client, found in zip((0, 2, 4), np.asarray(near)[[0, 1, 3]]):
-        distances = np.linalg.norm(vectors - vectors[client], axis=1)
+        distances = np.linalg.norm(outputs - outputs[client], axis=1)
         distances[[client, 5]] = np.inf
         np.testing.assert_array_equal(found, np.argsort(distances, kind="stable")[:2])
-    few = uploads._replace(seen=jnp.array([True, True] + [False] * 4))
+    few = vectors._replace(seen=jnp.array([True, True] + [False] * 4))
     np.testing.assert_array_equal(find(few, jnp.array([0, 1, 2, 3]), 2)[1], [[True, False]] * 2 + [[False] * 2] * 2)

@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_said(earlier):
         (wider, r"\.model\.params\['backbone'\]\['kernel'\] has shape \(2, 3\), not \(2, 4\)"),
     ]
     for wrong, words in cases:
-        with pytest.raises(UserError, match=f"does not fit this configuration: .*{words}"):
+        with pytest.raises(UserError, match=f"does not fit this configuration in this version: .*{words}"):
             checkpoints.restore(wrong)
     with pytest.raises(UserError, match=r"has shape \(2, 3\), not \(2, 4\)"):
         checkpoints.restore_part(State(None, wider.model))

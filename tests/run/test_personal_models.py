@@ -206,7 +206,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_own_parts(finished, tmp_path
 
 
 def test_own_parts_lie_where_the_clients_memory_lies(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_ssl.run.feed.CACHE_BYTES", 100)  # nearly every row goes to the disk
+    monkeypatch.setattr("fedjax_ssl.run.client_memory.CACHE_BYTES", 100)  # nearly every row goes to the disk
     places = {"residence.clients": "disk", "residence.data": "host"}
     state = train(make_config(**places), tmp_path / "run")
     assert_close(state.model, finished[1].model)

@@ -19,8 +19,11 @@ from fedjax_ssl.engine.interface import Selection
 from fedjax_ssl.errors import StoppedError, UserError
 from fedjax_ssl.records.client_rows import ClientRows
 from fedjax_ssl.run import experiment, residence
+from fedjax_ssl.run.client_memory import ClientMemory
 from fedjax_ssl.run.experiment import build_experiment, build_whole
 from fedjax_ssl.run.feed import cohort_of
+from fedjax_ssl.run.machine import use_machine
+from fedjax_ssl.run.programs import lower_dispatch
 from fedjax_ssl.run.residence import choose
 from fedjax_ssl.run.train import train
 from tests.helpers.runs import SMALL, make_fedanchor_config
@@ -59,7 +62,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("places", [("device", "host"), ("host", "disk"), ("disk", "device")])
 def test_a_run_goes_on_elsewhere_as_if_it_had_always_been_there(whole, tmp_path, places, monkeypatch):
-    monkeypatch.setattr("fedjax_ssl.run.feed.CACHE_BYTES", 100)  # nearly every row goes to the disk
+    monkeypatch.setattr("fedjax_ssl.run.client_memory.CACHE_BYTES", 100)  # nearly every row goes to the disk
     for num_rounds, place in zip((2, 4), places):
         images = "device" if place == "device" else "host"
         state = train(config_of(num_rounds, **{"residence.clients": place, "residence.data": images}), tmp_path / "run")
@@ -197,6 +200,73 @@ def test_clients_of_several_widths(tmp_path, monkeypatch):
         records.append(lines_of(folder))
     assert_same(*states)
     assert_same(*records)
+
+
+# The server remembers each client's last upload, and a client gets those of the clients most like it.
+RECALLING = {
+    "method": "fedmatch",
+    "model.normalisation": "running",
+    "clients_per_round": 2,
+    "fedmatch.threshold": 0.15,
+    "fedmatch.helper_interval": 2,
+}
+
+
+@pytest.fixture(scope="module", params=["clients", "server"])
+def fedmatch(request, tmp_path_factory):
+    """Fields, the last state and the records of a run of FedMatch that is on the device as a whole."""
+    fields, folder = {**RECALLING, "data.labels": request.param}, tmp_path_factory.mktemp("fedmatch") / "run"
+    state = train(config_of(**fields), folder)
+    assert not (folder / "clients.sqlite").exists()
+    return fields, state, lines_of(folder)
+
+
+@pytest.mark.parametrize("places", [("device", "host"), ("host", "disk"), ("disk", "device")])
+def test_a_server_that_remembers_uploads_goes_on_elsewhere(fedmatch, tmp_path, places, monkeypatch):
+    monkeypatch.setattr("fedjax_ssl.run.client_memory.CACHE_BYTES", 100)  # nearly every row goes to the disk
+    fields, expected, lines = fedmatch
+    for num_rounds, place in zip((3, 4), places):
+        at = {"residence.clients": place, "residence.data": "device" if place == "device" else "host"}
+        state = train(config_of(num_rounds, **fields, **at), tmp_path / "run")
+    if places[-1] != "device":
+        assert not state.clients and not state.records
+        expected = expected._replace(clients={}, records={})
+    assert_same(state, expected)
+    assert_same(lines_of(tmp_path / "run"), lines)
+
+
+def test_a_round_reads_records_of_clients_that_are_not_in_it(fedmatch, tmp_path, monkeypatch):
+    """In every second round; with zeros in their place it ends with other numbers."""
+    fields, _, expected = fedmatch
+    join, numbers = ClientMemory.join, []
+
+    def with_zeros(memory, state, clients, data):
+        state, data = join(memory, state, clients, data)
+        others = ~np.isin(data.record_ids, clients)
+        numbers.append(np.sum(others & (np.asarray(data.record_ids) < len(data.client_size))))
+        zero = lambda leaf: leaf * ~others.reshape(-1, *(1 for _ in leaf.shape[1:]))  # noqa: E731
+        return state._replace(records=jax.tree.map(zero, state.records)), data
+
+    monkeypatch.setattr(ClientMemory, "join", with_zeros)
+    train(config_of(**fields, **{"residence.clients": "host", "residence.data": "host"}), tmp_path / "run")
+    found = lines_of(tmp_path / "run")
+    assert numbers[0] == numbers[2] == 0 < max(numbers)
+    first = np.argmax(np.array(numbers) > 0)
+    assert_same(found[:first], expected[:first])
+    assert found[first]["helper_loss"] != pytest.approx(expected[first]["helper_loss"], rel=1e-3)
+
+
+def test_a_device_holds_the_records_of_a_round_alone():
+    """Of 2 clients and 2 helpers for each: no argument of the round's program has a model for each of 8 clients."""
+    at = {"data.labels": "clients", "residence.clients": "host", "residence.data": "host"}
+    config = config_of(**{**RECALLING, **at})
+    with use_machine(config) as machine:
+        lowered = lower_dispatch(machine, [build_experiment(config)])
+    state = lowered.args_info[0][0]
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(state.records)} == {2 + 2 * 2}
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)} == {2}
+    of_all = [leaf.shape for leaf in jax.tree.leaves(lowered.args_info) if leaf.shape[:1] == (8,)]
+    assert of_all and max(np.prod(shape) for shape in of_all) == 8 * 10  # what uploads say of an image of noise
 
 
 def held(gigabytes, unknown=None):

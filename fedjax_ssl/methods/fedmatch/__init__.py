@@ -23,12 +23,12 @@ from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.labels import clients_may_have_labels
 from fedjax_ssl.engine import Method, Metrics, Problem, Received, State
-from fedjax_ssl.engine.interface import completed
+from fedjax_ssl.engine.interface import completed, read_records, write_records
 from fedjax_ssl.fields import Section, real, share, whole
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import row, zeros_unless
+from fedjax_ssl.learning.trees import repeated, select, zeros_unless
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedmatch import sparse
 from fedjax_ssl.methods.fedmatch.client import (
@@ -55,9 +55,9 @@ from fedjax_ssl.methods.fedmatch.server import (
     embed_models,
     nearest_clients,
     new_entries,
-    no_uploads,
-    remember_uploads,
+    no_vectors,
     sparse_wire_bytes,
+    with_uploads,
 )
 from fedjax_ssl.server import (
     CLASSIFICATION,
@@ -68,7 +68,8 @@ from fedjax_ssl.server import (
     train_on_server_labels,
 )
 
-PARTS, UPLOADS = "parts", "uploads"  # the server's memory: sigma and psi, and what clients uploaded
+PARTS, VECTORS = "parts", "vectors"  # the server's memory: sigma and psi, and what uploads say of a noise image
+UPLOADS = "uploads"  # its record of each client: the parameters of the last upload, by part
 
 FIELDS = {
     "aggregation.weights": "uniform",
@@ -174,14 +175,15 @@ def fedmatch(problem: Problem) -> Method:
         model = network.init(init_key)
         parts = divided(model.params, is_sum=network.given is not None)
         model = model._replace(params=parts)
-        remembered = parts if options.sparse_down else {PSI: parts[PSI]}
+        nothing = jax.tree.map(jnp.zeros_like, parts if options.sparse_down else {PSI: parts[PSI]})
         server = {
-            UPLOADS: no_uploads(remembered, config.num_clients, problem.num_classes),
+            VECTORS: no_vectors(config.num_clients, problem.num_classes),
             PLATEAU: fresh_plateau(),
             **aggregation.init(parts),
             **own_optimizer(config.server, model, (SIGMA,), CLASSIFICATION),
         }
-        state = State(jnp.int32(0), model, server, own_memory(problem, data, model, clients_train))
+        own, records = own_memory(problem, data, model, clients_train), repeated(nothing, len(data.record_ids))
+        state = State(jnp.int32(0), model, server, own, {UPLOADS: records})
         rate = jnp.float32(config.server.pretrain_learning_rate)
         memory = CLASSIFICATION if config.server.pretrain_persistent else None
         return together(train_sigma(state, data, train_key, rate, config.server.pretrain_epochs, memory)[0])
@@ -225,22 +227,27 @@ def fedmatch(problem: Problem) -> Method:
     def helpers_travel(state: State) -> jax.Array:
         return (state.round + 1) % options.helper_interval == 0
 
+    def recalls(state: State, clients: jax.Array) -> jax.Array:
+        """The helpers of each client, int32 [M, H]; -1: none."""
+        near, known = nearest_clients(state.server[VECTORS], clients, num_helpers)
+        return jnp.where(known & helpers_travel(state), near, -1)
+
     def personal(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> dict[str, Any]:
         """The helpers' psi, whether each is present, and the number of parameter entries sent to each client."""
-        parts, uploads = state.server[PARTS], state.server[UPLOADS]
-        held = row(uploads.params, clients)  # what a client has since its last upload
+        parts = state.server[PARTS]
+        held = read_records(state, data, clients)[UPLOADS]  # what a client has since its last upload
         entries = jnp.full(len(clients), sparse.num_entries(parts))
         if options.sparse_down:
             changed = changed_entries(parts, held, options.least_change, smallest)
-            entries = jnp.where(uploads.seen[clients], changed, entries)
+            entries = jnp.where(state.server[VECTORS].seen[clients], changed, entries)
         if not num_helpers:
             return {ENTRIES: entries}
-        near, known = nearest_clients(uploads, clients, num_helpers)
-        present = known & helpers_travel(state)
+        near = recalls(state, clients)
+        present = near >= 0
 
         def gathered():
             """The helpers' psi, leaves [M, H, ...], and the number of entries sent for each, [M, H]."""
-            helpers = row(uploads.params[PSI], near)
+            helpers = read_records(state, data, near)[UPLOADS][PSI]
             return helpers, new_entries(helpers, held[PSI], options.least_change, options.smallest)
 
         helpers, each = zeros_unless(helpers_travel(state), gathered)
@@ -266,15 +273,18 @@ def fedmatch(problem: Problem) -> Method:
         state = apart(state)
         after, metrics = aggregation.aggregate(state, data, received, key)
         models = jax.vmap(lambda model: completed(state.model, model))(received.uploads.model)
-        vectors = embed_models(network, merged(models), data.inputs.shape[1:])
-        uploads = remember_uploads(state.server[UPLOADS], received, models.params, vectors)
-        return together(after._replace(server={**after.server, UPLOADS: uploads})), metrics
+        outputs = embed_models(network, merged(models), data.inputs.shape[1:])
+        vectors = with_uploads(state.server[VECTORS], received, outputs)
+        uploads = select(models.params, tuple(state.records[UPLOADS]))
+        after = write_records(after, data, received, {UPLOADS: uploads})
+        return together(after._replace(server={**after.server, VECTORS: vectors})), metrics
 
     return Method(
         init=init,
         server_before=server_before,
         broadcast=lambda state, data, key: global_model(problem, apart(state), extra=helpers_travel(state)),
         personal=personal,
+        recalls=recalls if num_helpers else None,
         phases=(sparse_upload(local_training, options.least_change, smallest),),
         aggregate=aggregate,
         statistics=make_statistics(network, config.model),

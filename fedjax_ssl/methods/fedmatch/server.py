@@ -1,4 +1,4 @@
-"""Each client's last upload, and which clients are similar, by their models' outputs for one noise image."""
+"""Which clients are similar, by their models' outputs for one noise image; and the sizes of sparse messages."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,26 +15,23 @@ from fedjax_ssl.models.network import Network
 MEAN, DEVIATION = 125.0, 125.0  # of the noise, in pixel values from 0 to 255
 
 
-class Uploads(NamedTuple):
-    """The server's memory of the clients' uploads."""
+class Vectors(NamedTuple):
+    """What the clients' last uploads say of the noise image."""
 
-    params: dict[str, Any]  # parameters by part, leaves [K, ...]
-    vectors: jax.Array  # float32 [K, D], output vector of each client's model
+    outputs: jax.Array  # float32 [K, D], of each client's model
     seen: jax.Array  # bool [K], whether a client has uploaded
 
 
-def no_uploads(params: Mapping[str, Any], num_clients: int, size: int) -> Uploads:
-    """The memory before the first round: room for K clients' parameters, and vectors of D = `size` numbers."""
-    params = jax.tree.map(lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), dict(params))
-    return Uploads(params, jnp.zeros((num_clients, size)), jnp.zeros(num_clients, bool))
+def no_vectors(num_clients: int, size: int) -> Vectors:
+    """Those of K clients before the first round, with room for D = `size` numbers each."""
+    return Vectors(jnp.zeros((num_clients, size)), jnp.zeros(num_clients, bool))
 
 
-def remember_uploads(uploads: Uploads, received: Received, params: Mapping[str, Any], vectors: jax.Array) -> Uploads:
-    """The memory after a round, with the accepted rows of `params`, leaves [R, ...], and of `vectors`, [R, D]."""
-    place = jnp.where(received.accepted, received.clients, len(uploads.seen))  # beyond the end: dropped
+def with_uploads(vectors: Vectors, received: Received, outputs: jax.Array) -> Vectors:
+    """Those after a round, with the accepted rows of `outputs`, float32 [R, D]."""
+    place = jnp.where(received.accepted, received.clients, len(vectors.seen))  # beyond the end: dropped
     put = lambda table, rows: table.at[place].set(rows, mode="drop")  # noqa: E731
-    new = {name: jax.tree.map(put, table, params[name]) for name, table in uploads.params.items()}
-    return Uploads(new, put(uploads.vectors, vectors), put(uploads.seen, True))
+    return Vectors(put(vectors.outputs, outputs), put(vectors.seen, True))
 
 
 def embed_models(network: Network, models: Model, image_shape: tuple[int, ...]) -> jax.Array:
@@ -49,11 +46,11 @@ def noise_image(shape: tuple[int, ...]) -> jax.Array:
     return MEAN + DEVIATION * jax.random.truncated_normal(jax.random.key(0), *bounds, (1, *shape))
 
 
-def nearest_clients(uploads: Uploads, clients: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
+def nearest_clients(vectors: Vectors, clients: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
     """The clients with the nearest vectors by Euclidean distance, excluding the client itself; ties by number.
 
     Args:
-        uploads: with the vectors.
+        vectors: of all clients.
         clients: int32 [M], for which neighbours are searched.
         number: H, less than K.
 
@@ -61,9 +58,10 @@ def nearest_clients(uploads: Uploads, clients: jax.Array, number: int) -> tuple[
         int32 [M, H], nearest first; and bool [M, H], False for missing neighbours: if the client has no vector, or too
         few others have one.
     """
-    distances = jnp.linalg.norm(uploads.vectors[clients][:, None] - uploads.vectors[None], axis=-1)
-    others = uploads.seen[None] & (jnp.arange(len(uploads.seen))[None] != clients[:, None])
-    others &= uploads.seen[clients][:, None]
+    outputs, seen = vectors
+    distances = jnp.linalg.norm(outputs[clients][:, None] - outputs[None], axis=-1)
+    others = seen[None] & (jnp.arange(len(seen))[None] != clients[:, None])
+    others &= seen[clients][:, None]
     nearness, near = jax.lax.top_k(-jnp.where(others, distances, jnp.inf), number)
     return near, jnp.isfinite(nearness)
 

@@ -15,8 +15,8 @@ from fedjax_ssl.records.clients import save_client_tests, test_figures
 from fedjax_ssl.records.snapshots import save_best, save_snapshot
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
 from fedjax_ssl.run import hosts
+from fedjax_ssl.run.client_memory import ClientMemory
 from fedjax_ssl.run.client_tests import clients_at_once, most_test_images, test_set_of
-from fedjax_ssl.run.feed import ClientMemory
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, Turn
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.observe.clock import doing
@@ -181,7 +181,7 @@ class TestClients(Listener):
         if experiment.views is not None:
             data = put(experiment.views.of(clients, experiment.views.widths[-1])[0])
         if memory is not None:
-            state = state._replace(clients=put(memory.read(clients, data)))
+            state, data = memory.join(state, clients, data)
         missing = self._at_once - len(clients)
         padded = np.pad(clients, (0, missing), mode="edge")
         present = np.arange(self._at_once) < len(clients)

@@ -29,7 +29,7 @@ from fedjax_ssl.run.observe.listeners import HearSignals, StopOnSignal
 from fedjax_ssl.run.signals import Signals
 from tests.helpers.runs import ROOT
 
-# Clients on labels, for what happens to processes; FedAnchor's, whose images all hosts label.
+# Clients on labels, for what happens to processes; FedMatch's, of which the server remembers the last uploads.
 CONFIGS = {
     "tiny": """
 from tests.helpers.runs import make_tiny_config
@@ -38,12 +38,13 @@ def get_config():
     less = {"server.epochs": 0, "server.pretrain_epochs": 0, "log.tensorboard": False}
     return make_tiny_config(num_rounds=6, **less)
 """,
-    "fedanchor": """
+    "fedmatch": """
 from tests.helpers.runs import SMALL, make_fedanchor_config
 
 def get_config():
-    less = {"fedanchor.client_mixup": False, "fedanchor.contrastive": False, "server.epochs": 0}
-    return make_fedanchor_config(num_rounds=6, **SMALL, **less, **{"log.tensorboard": False})
+    of_method = {"method": "fedmatch", "fedmatch.threshold": 0.15, "fedmatch.helper_interval": 2}
+    less = {"model.normalisation": "running", "client.epochs": 1, "server.epochs": 0, "server.pretrain_epochs": 0}
+    return make_fedanchor_config(clients_per_round=2, **SMALL, **of_method, **less, **{"log.tensorboard": False})
 """,
 }
 
@@ -143,13 +144,13 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
 
 
 def test_hosts_with_images_and_memory_of_clients_on_host_0(train, tmp_path):
-    """Each client keeps its optimizer, in a file of host 0; the run of two hosts is resumed."""
+    """Each client keeps its optimizer and the server its upload, in host 0's file; the run of two hosts is resumed."""
     runs, rounds = (tmp_path / "two", tmp_path / "one"), "--config.num_rounds="
     more = ("--config.residence.data=host", "--config.residence.clients=disk", "--config.client.persistent=true")
-    for number in (1, 3):
-        statuses, said = train(runs[0], "nothing", "nothing", config="fedanchor", more=(*more, f"{rounds}{number}"))
+    for number in (3, 4):
+        statuses, said = train(runs[0], "nothing", "nothing", config="fedmatch", more=(*more, f"{rounds}{number}"))
         assert statuses == [0, 0], said
-    assert train(runs[1], "nothing", devices=2, config="fedanchor", more=(*more, f"{rounds}3"))[0] == [0]
+    assert train(runs[1], "nothing", devices=2, config="fedmatch", more=(*more, f"{rounds}4"))[0] == [0]
     two, one = ((run / "metrics.jsonl").read_bytes() for run in runs)
     assert two == one
     rows = []

@@ -1,0 +1,294 @@
+"""The memory of clients and the server's records of them outside of the program: on the host, or on the disk."""
+
+import contextlib
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import State
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.records.client_rows import ClientRows
+from fedjax_ssl.records.manifest import partition_sum
+from fedjax_ssl.records.workdir import CLIENTS, Workdir
+from fedjax_ssl.run import hosts
+from fedjax_ssl.run.dependence import reads_each, trace
+from fedjax_ssl.run.experiment import Experiment
+from fedjax_ssl.run.machine import Machine
+
+CACHE_BYTES = 256 * 2**20  # of the clients' memory on the host, with residence.clients='disk'
+DEFAULT = -1  # the row that every client has before it was asked
+
+
+class ClientMemory:
+    """The memory of clients and the server's records of them on the host, or on the disk with a cache on the host.
+
+    Of several hosts the first one keeps it, and sends each round's rows to the others.
+    """
+
+    def __init__(
+        self,
+        path: pathlib.Path | None,
+        run: str,
+        from_round: int | None,
+        sizes: np.ndarray,
+        of_examples: Any,
+        renewed: Any,
+        first: Callable[[FederatedData], Any],
+        cache_bytes: float,
+        put: Callable[[Any], Any],
+        recorded: Callable[[State, np.ndarray], Any] | None,
+    ):
+        """Opens the file in the run's folder.
+
+        Args:
+            path, run, from_round: see `ClientRows`. No path: another host keeps the memory.
+            sizes: int [K], examples of each client.
+            of_examples: for each leaf of `State.of_clients` the axis of one client's whose length is n_max; -1: none.
+            renewed: for each leaf whether it begins differently with each client.
+            first: `State.of_clients` of a view before the first round.
+            cache_bytes: of rows that may wait on the host; more go to the disk.
+            put: a tree of arrays -> the same on every device.
+            recorded: (state, a view's clients) -> `FederatedData.recorded`, see `make_recorded`.
+        """
+        self._rows = None if path is None else ClientRows(path, run, from_round)
+        self._sizes, self._first, self._put, self._recorded = sizes, first, put, recorded
+        self._structure = jax.tree.structure(of_examples)
+        # For each leaf whether it is one of the records.
+        self._is_record = [bool(part) for part, tree in enumerate(of_examples) for _ in jax.tree.leaves(tree)]
+        self._axes, self._renewed = jax.tree.leaves(of_examples), jax.tree.leaves(renewed)
+        self._cache: dict[int, list[np.ndarray]] = {}
+        self._waiting: dict[int, int] = {}  # the round that wrote a row which the file has not
+        self._bytes, self._most = 0.0, cache_bytes
+        self._like: list[np.ndarray] = []  # one client's memory before the first round, of the largest width
+
+    def begin(self, of_clients: Any) -> None:
+        """Keeps how every client's row begins: the first one of leaves [K', ...] of the largest width."""
+        self._like = [np.asarray(leaf[0]) for leaf in jax.tree.leaves(of_clients)]
+        if self._rows is not None:
+            self._rows.write(DEFAULT, 0, _bytes(self._like))
+
+    def resume(self, shapes: Any) -> None:
+        """Reads how it began, of leaves of these shapes."""
+        self._like = [np.zeros(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(shapes)]
+        self._like = hosts.tree_from_first(self._written_default, self._like)
+
+    def _written_default(self) -> list[np.ndarray]:
+        assert self._rows is not None
+        written = self._rows.read(DEFAULT)
+        if written is None or len(written) != len(_bytes(self._like)):
+            raise UserError("the file of the clients' memory does not fit this run; train in another workdir")
+        return _arrays(written, [(leaf.shape, leaf.dtype) for leaf in self._like])
+
+    def join(self, state: State, clients: np.ndarray, data: FederatedData) -> tuple[State, FederatedData]:
+        """A state after a round with the rows of a view's clients and of those that it recalls; and the view.
+
+        Args:
+            state: without rows of clients.
+            clients: of the view, increasing.
+            data: the view.
+        """
+        if self._recorded is not None:
+            data = data._replace(recorded=self._put(self._recorded(state, clients)))
+        memory, records = self._put(self.read(data))
+        return state._replace(clients=memory, records=records), data
+
+    def read(self, data: FederatedData) -> Any:
+        """`State.of_clients` of a view, leaves [K', ...]; of a client that was never asked what it begins with."""
+        ids = np.asarray(data.ids), np.asarray(data.record_ids)
+        ids_of = [ids[is_record] for is_record in self._is_record]
+        leaves = [
+            np.repeat(self._cut(like, axis, data.width)[None], len(of_leaf), axis=0)
+            for (like, axis), of_leaf in zip(self._leaves(), ids_of)
+        ]
+        found = {int(client): self._row(int(client)) for client in np.union1d(*ids) if client < len(self._sizes)}
+        # All hosts must run a program, or none; whose rows there are only the first one knows.
+        if any(self._renewed) and (hosts.count() > 1 or any(row is None for row in found.values())):
+            fresh = jax.tree.leaves(jax.device_get(self._first(data)))
+            leaves = [new.copy() if renews else leaf for leaf, new, renews in zip(leaves, fresh, self._renewed)]
+        for number, (leaf, axis, of_leaf) in enumerate(zip(leaves, self._axes, ids_of)):
+            for place, client in enumerate(of_leaf):
+                if (row := found.get(int(client))) is not None:
+                    own = row[number]
+                    there: Any = (slice(own.shape[axis] if along == axis else None) for along in range(own.ndim))
+                    leaf[(place, *there)] = own
+        self._bound_cache()
+        leaves = hosts.tree_from_first(lambda: leaves, leaves)
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def keep(self, clients: np.ndarray, record_ids: Any, of_clients: Any, round_number: int) -> None:
+        """Keeps the rows of some clients after a round.
+
+        Args:
+            clients: whose memory the state has, increasing.
+            record_ids: whose records it has, increasing: the same clients and others, whose records are as before.
+            of_clients: of the state.
+            round_number: the round.
+        """
+        if self._rows is None:
+            return
+        leaves = jax.tree.leaves(jax.device_get(of_clients))
+        records_at = np.searchsorted(np.asarray(record_ids), clients)
+        for place, client in enumerate(int(client) for client in clients):
+            rows = (leaf[records_at[place] if is_record else place] for leaf, is_record in zip(leaves, self._is_record))
+            own = [self._cut(row, axis, int(self._sizes[client])) for row, axis in zip(rows, self._axes)]
+            self._remember(client, [np.array(leaf, order="C") for leaf in own])
+            self._waiting[client] = round_number
+        self._bound_cache()
+
+    def commit(self, round_number: int, kept: list[int]) -> None:
+        """The file has everything until a round; see `ClientRows.commit`."""
+        self._write()
+        if self._rows is not None:
+            self._rows.commit(round_number, kept)
+
+    def close(self) -> None:
+        """What is not committed is lost."""
+        if self._rows is not None:
+            self._rows.close()
+
+    def _bound_cache(self) -> None:
+        if self._bytes > self._most:
+            self._write()
+            self._cache.clear()
+            self._bytes = 0.0
+
+    def _leaves(self) -> list[tuple[np.ndarray, int]]:
+        return list(zip(self._like, self._axes))
+
+    def _remember(self, client: int, own: list[np.ndarray]) -> None:
+        self._bytes += sum(leaf.nbytes for leaf in own) - sum(leaf.nbytes for leaf in self._cache.get(client, ()))
+        self._cache[client] = own
+
+    def _row(self, client: int) -> list[np.ndarray] | None:
+        if client not in self._cache:
+            written = None if self._rows is None else self._rows.read(client)
+            if written is None:
+                return None
+            size = int(self._sizes[client])
+            cut = [self._cut(like, axis, size) for like, axis in self._leaves()]
+            self._remember(client, _arrays(written, [(leaf.shape, leaf.dtype) for leaf in cut]))
+        return self._cache[client]
+
+    def _write(self) -> None:
+        for client, number in self._waiting.items() if self._rows is not None else ():
+            self._rows.write(client, number, _bytes(self._cache[client]))
+        self._waiting.clear()
+
+    @staticmethod
+    def _cut(leaf: np.ndarray, axis: int, length: int) -> np.ndarray:
+        return leaf if axis < 0 else np.take(leaf, np.arange(min(length, leaf.shape[axis])), axis=axis)
+
+
+def _bytes(leaves: list[np.ndarray]) -> bytes:
+    return b"".join(leaf.tobytes() for leaf in leaves)
+
+
+def _arrays(data: bytes, like: list[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:
+    found, place = [], 0
+    for shape, dtype in like:
+        count = int(np.prod(shape))
+        found.append(np.frombuffer(data, dtype, count, place).reshape(shape))
+        place += count * np.dtype(dtype).itemsize
+    return found
+
+
+def run_of(experiment: Experiment) -> str:
+    """Names a run in the file of its clients' memory."""
+    return f"seed {experiment.problem.config.seed}, partition {partition_sum(experiment.partition)}"
+
+
+def open_memory(
+    machine: Machine, experiment: Experiment, folder: Workdir | None, from_round: int | None
+) -> ClientMemory:
+    """The memory of a run's clients, in the file of its folder.
+
+    Args:
+        machine: that the run is trained on.
+        experiment: the run's.
+        folder: the run's; None on a host that writes nothing.
+        from_round: see `ClientRows`.
+    """
+    views, shape = experiment.views, experiment.state_shape.of_clients
+    held_on_disk, of_examples = experiment.residence.clients == "disk", jax.tree.map(lambda _: -1, shape)
+    if views is not None and len(views.widths) > 1:
+        narrow = jax.eval_shape(experiment.init, views.shapes(views.widths[0])[0]).of_clients
+        of_examples = jax.tree.map(_axis_of_examples, narrow, shape)
+    traced = trace(lambda data: experiment.init(data).of_clients, experiment.data)
+    renewed = [bool(found & {"[0].here", "[0].recorded", "[0].client_index"}) for found in reads_each(traced)]
+    return ClientMemory(
+        None if folder is None else folder.path / CLIENTS,
+        run_of(experiment),
+        from_round,
+        np.array([len(rows) for rows in experiment.partition.client_rows]),
+        of_examples,
+        jax.tree.unflatten(jax.tree.structure(shape), renewed),
+        machine.jit(lambda data: experiment.init(data).of_clients),
+        CACHE_BYTES if held_on_disk else float("inf"),
+        machine.put,
+        make_recorded(machine, experiment),
+    )
+
+
+def make_recorded(machine: Machine, experiment: Experiment) -> Callable[[State, np.ndarray], Any] | None:
+    """(state, a view's clients) -> `FederatedData.recorded`: these clients and those that a round recalls for them.
+
+    None: a round recalls nobody.
+    """
+    views, recalls = experiment.views, experiment.method.recalls
+    if views is None or recalls is None:
+        return None
+    program = machine.jit(recalls)
+
+    def recorded(state: State, clients: np.ndarray) -> Any:
+        asked = np.zeros(views.clients, np.int32)  # behind the clients one more, whose result is not used
+        asked[: len(clients)] = clients
+        recalled = np.asarray(program(state, machine.put(asked)))[: len(clients)]
+        return views.recorded(np.union1d(clients, recalled[recalled >= 0]))
+
+    return recorded
+
+
+def _axis_of_examples(narrow: Any, wide: Any) -> int:
+    """The axis of examples in one client's leaf, from its shapes [K', ...] at two widths; -1: none."""
+    pairs = enumerate(zip(narrow.shape[1:], wide.shape[1:]))
+    return next((number for number, (a, b) in pairs if a != b), -1)
+
+
+def begin_memory(
+    machine: Machine, experiment: Experiment, folder: Workdir | None, state: State, stack: contextlib.ExitStack
+) -> tuple[State, ClientMemory | None]:
+    """The first state of a run without rows of clients, and these; the stack closes them."""
+    if experiment.views is None or not jax.tree.leaves(state.of_clients):
+        return state, None
+    memory = stack.enter_context(contextlib.closing(open_memory(machine, experiment, folder, None)))
+    memory.begin(jax.device_get(state.of_clients))
+    memory.commit(0, [])
+    return state._replace(clients={}, records={}), memory
+
+
+def resume_memory(
+    machine: Machine, experiment: Experiment, folder: Workdir | None, state: State, stack: contextlib.ExitStack
+) -> tuple[State, ClientMemory | None]:
+    """The same of a run that goes on, wherever the memory was when it ended."""
+    shapes, was_inside = experiment.state_shape.of_clients, bool(jax.tree.leaves(state.of_clients))
+    if not jax.tree.leaves(shapes) or was_inside == (experiment.views is None):
+        if experiment.views is None or not jax.tree.leaves(shapes):
+            return state, None
+        memory = stack.enter_context(contextlib.closing(open_memory(machine, experiment, folder, int(state.round))))
+        memory.resume(shapes)
+        return state, memory
+    if experiment.views is None:
+        with contextlib.closing(open_memory(machine, experiment, folder, int(state.round))) as memory:
+            memory.resume(shapes)
+            clients, records = memory.read(machine.put(experiment.data))
+            return state._replace(clients=clients, records=records), None
+    memory = stack.enter_context(contextlib.closing(open_memory(machine, experiment, folder, None)))
+    rows, everyone = jax.device_get(state.of_clients), np.arange(experiment.problem.config.num_clients)
+    memory.begin(rows)
+    memory.keep(everyone, everyone, rows, int(state.round))
+    memory.commit(int(state.round), [int(state.round)])
+    return state._replace(clients={}, records={}), memory
