@@ -290,7 +290,7 @@ def _read(reader: str, case: pathlib.Path, folder: pathlib.Path, uses: dict, wri
     from fedjax_ssl.data.npz import load_npz
     from fedjax_ssl.data.partition_file import load_partition
     from fedjax_ssl.data.rscfed_files import read_rscfed_partition
-    from fedjax_ssl.flower.views import own_view
+    from fedjax_ssl.flower.views import own_holdings
     from fedjax_ssl.predictor import predict_file
 
     if reader.startswith("run/"):
@@ -321,7 +321,7 @@ def _read(reader: str, case: pathlib.Path, folder: pathlib.Path, uses: dict, wri
         "predict": lambda: predict_file(folder / RUN, case / "out.npz", npz=str(path), key="x_train"),
         "partition_file": lambda: load_partition(path, 1797, 8),
         "rscfed": lambda: read_rscfed_partition(path),
-        "node": lambda: own_view(config, 0, str(path), facts),
+        "node": lambda: own_holdings(config, 0, str(path), facts),
     }
     return {reader: _result(readers[reader])}
 

@@ -42,6 +42,12 @@ def widths_of(sizes: list[np.ndarray], clients: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
+def narrowest(widths: tuple[int, ...], sizes: np.ndarray) -> int:
+    """The smallest of `widths` that fits clients of these sizes, int [M]."""
+    largest = int(sizes.max(initial=0))
+    return next(width for width in widths if width >= largest)
+
+
 class Views:
     """The views of a federation, for so many clients at a time."""
 
@@ -95,8 +101,7 @@ class Views:
 
     def width_for(self, clients: np.ndarray) -> int:
         """The smallest width that fits some clients."""
-        largest = int(self.held.sizes[clients].max(initial=0))
-        return next(width for width in self.widths if width >= largest)
+        return narrowest(self.widths, self.held.sizes[clients])
 
     def first(self) -> tuple[FederatedData, jax.Array]:
         """The view that a run begins with, and the true labels of its rows.

@@ -17,6 +17,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data.federated import Holdings
+from fedjax_ssl.data.views import Views
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.interface import Cohort, Method, Problem
 from fedjax_ssl.engine.round import init_key, one_job, round_keys
@@ -24,13 +26,12 @@ from fedjax_ssl.flower import flower
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import from_record, to_record
 from fedjax_ssl.flower.settings import digest, node_settings, run_config
-from fedjax_ssl.flower.views import node_view, own_view
+from fedjax_ssl.flower.views import node_holdings, own_holdings
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row
-from fedjax_ssl.methods.frames import given_labels
 from fedjax_ssl.run.experiment import make_method, make_problem
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
-from fedjax_ssl.server.statistics import batches_of, sum_statistics
+from fedjax_ssl.server.statistics import BATCH_SIZE, sum_statistics
 
 FACTS = "facts"  # of the server's images, in `Context.state`
 # Of each client, by its id, in `Context.state`: its memory, what its last training adds, and in which turn that was.
@@ -49,27 +50,38 @@ class Node:
     # problem and method: the run's.
     problem: Problem
     method: Method
-    data: FederatedData  # what it holds, see `node_view`
+    held: Holdings  # its clients' images
+    width: int | None  # of its rows, if it has images of its own; None: the server tells it
+
+    def views(self, told: int) -> Views:
+        """Views of one of its clients at a time.
+
+        Args:
+            told: n_max, the width of the rows, that the server told.
+        """
+        return Views(self.held, (self.width or told,), 1, (0,), on_device=True)
 
     def _jit(self, function: Any) -> Any:
         """`jax.jit` as a run of one device compiles."""
         return find_machine(one_device(self.config)).jit(function)
 
     @functools.cached_property
-    def structures(self) -> tuple[Any, Any, Any, Model]:
-        """Shapes of the broadcast, of the messages to single clients, of a client's memory and of the model."""
-
-        def of_a_round() -> tuple[Any, Any, Any, Model]:
-            state = self.method.init(self.data, init_key(self.data.seed))
-            _, broadcast, cohort = one_job(self.problem, self.method, state, self.data)
+    def _of_a_round(self) -> Any:
+        def of_a_round(data: FederatedData) -> tuple[Any, Any, Any, Model]:
+            state = self.method.init(data, init_key(data.seed))
+            _, broadcast, cohort = one_job(self.problem, self.method, state, data)
             return broadcast, cohort.personal, row(cohort.own, 0), state.model
 
-        return jax.eval_shape(of_a_round)
+        return jax.jit(of_a_round)  # which is traced once
+
+    def structures(self, data: FederatedData) -> tuple[Any, Any, Any, Model]:
+        """Shapes of the broadcast, of the messages to single clients, of a client's memory and of the model."""
+        return jax.eval_shape(self._of_a_round, data)
 
     @functools.cached_property
     def first_memory(self) -> Any:
-        """(data, client) -> the client's memory before its first round."""
-        return self._jit(lambda data, client: row(self.method.init(data, init_key(data.seed)).clients, client))
+        """Data of one client -> its memory before its first round."""
+        return self._jit(lambda data: row(self.method.init(data, init_key(data.seed)).clients, 0))
 
     @functools.cached_property
     def train_one(self) -> Any:
@@ -78,16 +90,27 @@ class Node:
 
     @functools.cached_property
     def sums(self) -> Any:
-        """(model, data, clients) -> the sums of their normalisation statistics, or of their moments."""
-        network = self.problem.network
-        section = self.config.model
+        """(model, images, rows, present) -> the sums of their normalisation statistics, or of their moments."""
+        network, section = self.problem.network, self.config.model
 
-        def sums(model, data, clients):
-            batches = batches_of([(data.client_index[clients], data.client_size[clients])])
+        def sums(model, images, rows, present):
             how = section.statistics_weights, section.statistics == "moments"
-            return sum_statistics(network, model, data.inputs, *batches, *how)
+            return sum_statistics(network, model, images, rows, present, *how)
 
         return self._jit(sums)
+
+    def batches(self, clients: list[int], width: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of some of its clients, each batch of one client: int32 [n, B], and bool [n, B], which are present.
+
+        Args:
+            clients: their ids.
+            width: n_max; B is no larger.
+        """
+        size = min(BATCH_SIZE, width)
+        own = (self.held.rows_of(client) for client in clients)
+        cut = [np.pad(rows, (0, -len(rows) % size), constant_values=-1).reshape(-1, size) for rows in own]
+        rows = np.concatenate([np.zeros((0, size), np.int32), *cut])
+        return np.maximum(rows, 0), rows >= 0
 
 
 def one_device(config: ConfigDict) -> ConfigDict:
@@ -104,11 +127,12 @@ def open_node(context: Any) -> Node:
     settings = node_settings(context.node_config, config.num_clients)
     if settings.data:
         facts = json.loads(context.state[FACTS]["json"])
-        data = own_view(config, settings.clients[0], settings.data, facts)
+        held = own_holdings(config, settings.clients[0], settings.data, facts)
     else:
-        data, facts = node_view(config, settings.clients)
+        held, facts = node_holdings(config, settings.clients)
     problem = make_problem(config, facts)
-    return Node(config, settings.clients, problem, make_method(problem), data)
+    width = int(held.sizes.max()) if settings.data else None
+    return Node(config, settings.clients, problem, make_method(problem), held, width)
 
 
 @app.query("hello")
@@ -121,12 +145,12 @@ def hello(message: Any, context: Any) -> Any:
     node = open_node(context)
     who = {
         "clients": list(node.clients),
-        "sizes": [int(node.data.client_size[client]) for client in node.clients],
-        "labelled": [int(node.data.labelled_size[client]) for client in node.clients],
+        "sizes": node.held.sizes[list(node.clients)].tolist(),
+        "labelled": node.held.labelled_size[list(node.clients)].tolist(),
         "digest": digest(node.config),
     }
     if message.content[FACTS]["asks-for-labels"]:
-        who["classes"] = np.asarray(given_labels(node.problem, node.data)).astype(int).tolist()
+        who["classes"] = node.held.given_labels.astype(int).tolist()
     return flower_app.Message(flower_app.RecordDict({"node": flower_app.ConfigRecord(who)}), reply_to=message)
 
 
@@ -134,21 +158,23 @@ def hello(message: Any, context: Any) -> Any:
 def train(message: Any, context: Any) -> Any:
     """A round of those of the node's clients that were drawn, one after the other.
 
-    The message has the broadcast and the turn's number; for each job the client's id, its group, in which turn its last
-    accepted upload was, and what is for the client alone. The reply has each job's upload
-    and its figures, and the seconds of compiling.
+    The message has the broadcast, the turn's number and the width of the clients' rows; for each job the client's id,
+    its group, in which turn its last accepted upload was, and what is for the client alone. The reply has each job's
+    upload and its figures, and the seconds of compiling.
     """
     node, content = open_node(context), message.content
     jobs, round_number = content["jobs"], int(message.metadata.group_id) - 1
-    broadcast_like, personal_like, memory_like, _ = node.structures
+    views = node.views(jobs["width"])
+    broadcast_like, personal_like, memory_like, _ = node.structures(views.first()[0])
     broadcast = from_record(content["broadcast"], broadcast_like, "the broadcast")
     personal = from_record(content.get("personal", {}), personal_like, "the message to a client")
     reply, program, compiling = {}, None, 0.0
     for job, client in enumerate(jobs["clients"]):
-        memory = _remembered(node, context.state, client, jobs["counted"][job], memory_like)
+        data, _ = views.of(np.array([client]), views.widths[0])
+        memory = _remembered(node, data, context.state, client, jobs["counted"][job], memory_like)
         group = jnp.int32(jobs["groups"][job]) if jobs["groups"] else None
         told = row(personal, job)
-        given = broadcast, node.data, memory, jnp.int32(client), group, told, jnp.int32(round_number)
+        given = broadcast, data, memory, jnp.int32(client), group, told, jnp.int32(round_number)
         if program is None:  # the same for every client
             began = time.monotonic()
             program = node.train_one.lower(*given).compile()
@@ -162,7 +188,7 @@ def train(message: Any, context: Any) -> Any:
             context.state[f"{TURN}-{client}"] = flower_app.ConfigRecord({"turn": jobs["turn"]})
         if result.took_part:
             reply[f"upload-{job}"] = to_record(result.upload)
-        figures = {"turn": jobs["turn"], **_figures(result, int(node.data.client_size[client]))}
+        figures = {"turn": jobs["turn"], **_figures(result, int(node.held.sizes[client]))}
         reply[f"figures-{job}"] = flower_app.MetricRecord(figures)
     reply["seconds"] = flower_app.MetricRecord({"compiling": compiling})
     return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
@@ -174,8 +200,10 @@ def statistics(message: Any, context: Any) -> Any:
 
     Under 'moments' the statistics so far come down in each pass, the parameters in the first, and stay.
     """
-    node, asked = open_node(context), message.content["asked"]["clients"]
-    params, batch_stats = node.structures[-1]
+    node, asked = open_node(context), message.content["asked"]
+    views = node.views(asked["width"])
+    data, _ = views.first()
+    params, batch_stats = node.structures(data)[-1]
     if "params" in message.content:
         context.state[EXCHANGED] = message.content["params"]
     params = from_record(context.state[EXCHANGED], params, "the model")
@@ -183,7 +211,8 @@ def statistics(message: Any, context: Any) -> Any:
         batch_stats = from_record(message.content["batch_stats"], batch_stats, "the model")
     else:
         batch_stats = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), batch_stats)
-    found = jax.device_get(node.sums(Model(params, batch_stats), node.data, jnp.array(asked, jnp.int32)))
+    batches = node.batches(asked["clients"], views.widths[0])
+    found = jax.device_get(node.sums(Model(params, batch_stats), data.inputs, *batches))
     reply = {"sums": to_record(found.total), "count": flower_app.MetricRecord({"count": float(found.count)})}
     return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
 
@@ -203,7 +232,7 @@ def train_one(
     Args:
         method: the run's.
         broadcast: what came down.
-        data: the node's.
+        data: of the client.
         memory: the client's, without a leading axis.
         client: int32 [], its id.
         group: int32 [], or None.
@@ -219,18 +248,31 @@ def train_one(
     return train_cohort(method.phases, broadcast, data, cohort, 1)
 
 
-def _remembered(node: Node, state: Any, client: int, counted: int, like: Any) -> dict[str, Any]:
+def _remembered(node: Node, data: FederatedData, state: Any, client: int, counted: int, like: Any) -> dict[str, Any]:
     """A client's memory, with what its last training added if that was in the turn whose upload counted."""
     if not jax.tree.leaves(like):
         return {}
     if f"{MEMORY}-{client}" not in state:
-        return dict(jax.device_get(node.first_memory(node.data, jnp.int32(client))))
+        return dict(jax.device_get(node.first_memory(data)))
     memory = from_record(state[f"{MEMORY}-{client}"], like, "a client's memory")
     waiting = state[f"{PENDING}-{client}"]
     if len(waiting) and state[f"{TURN}-{client}"]["turn"] == counted:
         trained = {name: like[name] for name in like if any(path.startswith(f"['{name}']") for path in waiting)}
         memory = {**memory, **from_record(waiting, trained, "a client's memory")}
+    if jax.tree.map(np.shape, memory) != jax.tree.map(np.shape, dict(like)):
+        memory = jax.tree.map(_resized, memory, dict(jax.device_get(node.first_memory(data))))
     return memory
+
+
+def _resized(leaf: np.ndarray, fresh: np.ndarray) -> np.ndarray:
+    """A leaf of the memory in the shape of a fresh one: rows may be of another width than in the client's last round.
+
+    Both widths fit the client's examples, so only padding is lost or fresh.
+    """
+    both = tuple(slice(min(lengths)) for lengths in zip(leaf.shape, fresh.shape))
+    fresh = np.array(fresh)
+    fresh[both] = leaf[both]
+    return fresh
 
 
 def _figures(result: CohortResult, size: int) -> dict[str, int | float]:

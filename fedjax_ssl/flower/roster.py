@@ -67,10 +67,9 @@ class Roster:
             if not missing:
                 return
             if time.monotonic() > end:
-                some = ", ".join(map(str, missing[:10])) + ", ..." * (len(missing) > 10)
                 raise TrainingError(
                     f"after {self._wait:g} seconds {len(missing)} of num_clients = {len(self.sizes)} clients have no "
-                    f"node: {some}; start flower-supernode --node-config 'partition-id={missing[0]}'"
+                    f"node: {_listed(missing)}; start flower-supernode --node-config 'partition-id={missing[0]}'"
                 )
             time.sleep(EVERY_SECONDS)
 
@@ -116,7 +115,7 @@ class Roster:
             self._node_of[client], self.sizes[client], self.labelled[client] = node, size, labelled
         if hello.classes is not None:
             self._classes_at[node] = hello.classes
-        say(f"clients {', '.join(map(str, hello.clients))} are at node {node}")
+        say(f"clients {_listed(hello.clients)} are at node {node}")
 
     def labels(self) -> Any:
         """How many labels of each class all clients have, float32 [C]; None if they were not asked."""
@@ -156,6 +155,11 @@ class Roster:
     def _message(self, node: int, content: Mapping[str, Any], kind: str, number: int) -> Any:
         records = flower_app.RecordDict(dict(content))
         return flower_app.Message(records, node, kind, ttl=self._timeout, group_id=str(number))
+
+
+def _listed(clients: list[int]) -> str:
+    """The first ten ids."""
+    return ", ".join(map(str, clients[:10])) + ", ..." * (len(clients) > 10)
 
 
 def say(line: str) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data import dataset_facts
+from fedjax_ssl.data.views import narrowest, widths_of
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.interface import Received, State
 from fedjax_ssl.engine.round import (
@@ -31,9 +32,9 @@ from fedjax_ssl.flower.records import Records
 from fedjax_ssl.flower.roster import Roster, say
 from fedjax_ssl.flower.settings import RUN, digest, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
-from fedjax_ssl.flower.views import facts_text, server_view
+from fedjax_ssl.flower.views import facts_text, outline, server_view
 from fedjax_ssl.learning.trees import all_finite, tree_bytes
-from fedjax_ssl.run.experiment import Experiment, build_whole, make_method
+from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
 from fedjax_ssl.server.statistics import Sums, asked_clients, make_statistics, num_passes
 
@@ -46,7 +47,7 @@ def main(grid: Any, context: Any) -> None:
     use_compilation_cache()
     given = {**RUN, **context.run_config}
     config = run_config(given)
-    experiment = build_whole(config, "Flower")
+    experiment = outline(config)
     check_supported(experiment)
     with Records(given["workdir"] or None, experiment) as folder:
         facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
@@ -78,7 +79,7 @@ class Server:
             compiling: seconds of the last round in which the node that compiled longest did so.
 
         Args:
-            experiment: the run, of which the server keeps what is its own.
+            experiment: the run, whose data may be shapes; the server keeps what is its own.
             roster: the nodes, all of which are known.
         """
         self._roster = roster
@@ -88,13 +89,16 @@ class Server:
         # What travels is counted as it is sent; messages here are whole, whatever a sparse one would be.
         self._method, self._wire_bytes = made._replace(wire_bytes=None), made.wire_bytes
         method = self._method
-        self._data, self._hidden_labels = server_view(
-            experiment.data, experiment.hidden_labels, roster.sizes, roster.labelled
-        )
+        self._data, self._hidden_labels = server_view(experiment, roster.sizes, roster.labelled)
+        shapes = experiment.state_shape, experiment.data
+        drawn = jax.eval_shape(lambda state, data: one_job(problem, method, state, data)[0].clients, *shapes)
+        # Of the partition's clients, not the sizes that nodes told: a false one would cost all other nodes memory.
+        self._sizes = np.array([len(rows) for rows in experiment.partition.client_rows])
+        self._widths = widths_of([self._sizes], len(drawn))
         self._turns = 0  # of all rounds
         self._counted = np.zeros(problem.config.num_clients, int)  # the turn of each client's last accepted upload
         self._down = self._up = 0  # bytes of a round
-        self._result_like = jax.eval_shape(self._one_result, experiment.state_shape, experiment.data)
+        self._result_like = jax.eval_shape(self._one_result, *shapes)
         machine = find_machine(one_device(problem.config))
         keys = lambda state, data: round_keys(data.seed, state.round)  # noqa: E731
 
@@ -196,6 +200,7 @@ class Server:
                 "groups": [] if group is None else [int(group[job]) for job in mine],
                 "counted": [int(self._counted[clients[job]]) for job in mine],
                 "turn": self._turns,
+                "width": self._width(clients),
             }
             personal = jax.tree.map(lambda leaf, mine=mine: leaf[np.array(mine)], sent.personal)
             contents[node] = {"broadcast": broadcast, "jobs": flower_app.ConfigRecord(jobs)}
@@ -226,6 +231,10 @@ class Server:
         self._up += tree_bytes(reply.upload)
         return reply
 
+    def _width(self, clients: np.ndarray) -> int:
+        """How wide the rows of clients of one round are padded, as in the simulation."""
+        return narrowest(self._widths, self._sizes[clients])
+
     def _receives(self, sent: Sent, rows: np.ndarray) -> np.ndarray:
         """Which jobs get a message: all, unless the method says that nothing travels to a client."""
         if self._wire_bytes is None:
@@ -243,17 +252,17 @@ class Server:
         asked = asked_clients(section.statistics, len(self._data.server_index), cohort, len(self._roster.sizes))
         if network.normalisation != "static" or asked is None:
             return state, None
-        gathered, passes = None, 1
+        gathered, passes, width = None, 1, self._width(np.asarray(asked))
         if section.statistics == "moments":
             passes = num_passes(network, section.statistics_passes, state.model, before=len(cohort) == 0)
         for number_of_pass in range(passes):
             if number_of_pass:
                 state = self._one_pass(state, self._data, gathered)
             # Who did not answer has not the parameters, and is not asked again.
-            gathered, asked = self._told(state, np.asarray(asked), number, first=number_of_pass == 0)
+            gathered, asked = self._told(state, np.asarray(asked), width, number, first=number_of_pass == 0)
         return state, gathered
 
-    def _told(self, state: State, asked: np.ndarray, number: int, first: bool) -> tuple[Sums, np.ndarray]:
+    def _told(self, state: State, asked: np.ndarray, width: int, number: int, first: bool) -> tuple[Sums, np.ndarray]:
         """One pass of that exchange: the parameters down, if it is the first, under 'moments' statistics too; sums up.
 
         Returns:
@@ -265,7 +274,7 @@ class Server:
             down["batch_stats"] = to_record(state.model.batch_stats)
         whose = {node: asked[places] for node, places in self._roster.nodes_of(asked).items()}
         contents = {
-            node: {**down, "asked": flower_app.ConfigRecord({"clients": clients.tolist()})}
+            node: {**down, "asked": flower_app.ConfigRecord({"clients": clients.tolist(), "width": width})}
             for node, clients in whose.items()
         }
         total, count, answered = zeros, 0.0, [np.zeros(0, int)]

@@ -1,9 +1,10 @@
-"""The federation as one side sees it: the server without clients' images, a node with its own images alone.
+"""The federation as one side sees it: the server without clients' images, a node with those of its own clients alone.
 
-A view has the shapes of the whole federation where a program's shapes or random numbers hang on them, and zeros in
-place of what the side does not hold. So what a node computes is to the last digit what the simulation computes.
+Neither side has a table of all clients' rows. Some methods' random numbers depend on the width to which a client's rows
+are padded, so the server tells it to the nodes. What a node computes is what the simulation computes, up to rounding.
 """
 
+import functools
 import json
 from typing import Any
 
@@ -11,101 +12,129 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.data import FederatedData, clients_may_have_labels, dataset_facts, federate, make_partition
+from fedjax_ssl.data import (
+    Dataset,
+    FederatedData,
+    Partition,
+    clients_may_have_labels,
+    dataset_facts,
+    make_partition,
+)
+from fedjax_ssl.data.federated import Holdings, hold, shapes_of, small_arrays, unknown_table
 from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.data.table import image_table
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
+from fedjax_ssl.run.experiment import Experiment, initialiser, make_method, make_problem
 from fedjax_ssl.run.features import read_data
+from fedjax_ssl.run.observe.clock import doing
 
 
-def server_view(
-    data: FederatedData, hidden_labels: jax.Array, sizes: np.ndarray, labelled: np.ndarray
-) -> tuple[FederatedData, jax.Array]:
+def outline(config: Any) -> Experiment:
+    """The parts of a run, with shapes in place of the federation's data: nothing is put on the device.
+
+    Raises:
+        UserError: the data are missing or do not fit the configuration, or a name is unknown.
+    """
+    dataset, partition = _read(config)
+    held = _hold(config, dataset, partition)
+    problem = make_problem(config, dataset_facts(dataset))
+    method = make_method(problem)
+    init = initialiser(problem, method)
+    rows = jax.ShapeDtypeStruct((config.num_clients, max(1, int(held.sizes.max()))), jnp.int32)
+    data = shapes_of(held, rows)
+    truth: Any = held.hidden_labels
+    return Experiment(problem, method, data, truth, partition, dataset, init, jax.eval_shape(init, data))
+
+
+def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray) -> tuple[FederatedData, jax.Array]:
     """What the server holds: its labelled images, the validation and the test images, and how many the clients have.
 
     Args:
-        data: the whole federation, of the server's data set.
-        hidden_labels: int32 [N].
+        experiment: the run; its data set and partition are read.
         sizes: int [K], each client's images, as the nodes told.
         labelled: int [K], of these those with a label.
 
     Returns:
-        The view, and the labels of its images.
+        The view, in which no client is `here`, and the labels of its images.
     """
-    held = np.concatenate([data.server_index, data.validation_index])
-    rows = held if len(held) else np.zeros(1, np.int32)  # a table has a row
-    view = data._replace(
-        inputs=data.inputs[rows],
-        visible_labels=data.visible_labels[rows],
-        client_index=jnp.zeros_like(data.client_index),
+    held = _hold(experiment.problem.config, experiment.dataset, experiment.partition)
+    owned = np.concatenate([held.server_index, held.validation_index])
+    rows = owned if len(owned) else np.zeros(1, np.int32)  # a table has a row
+    view = small_arrays(held)._replace(
+        inputs=image_table(held.inputs[rows]),
+        visible_labels=jnp.asarray(held.visible_labels[rows]),
+        client_index=jnp.zeros((1, 1), jnp.int32),
         client_size=jnp.asarray(sizes, jnp.int32),
         labelled_size=jnp.asarray(labelled, jnp.int32),
-        server_index=jnp.arange(len(data.server_index), dtype=jnp.int32),
-        validation_index=jnp.arange(len(data.server_index), len(held), dtype=jnp.int32),
+        server_index=jnp.arange(len(held.server_index), dtype=jnp.int32),
+        validation_index=jnp.arange(len(held.server_index), len(owned), dtype=jnp.int32),
+        test_inputs=image_table(held.test_inputs),
+        test_labels=jnp.asarray(held.test_labels),
+        here=jnp.array([len(sizes)], jnp.int32),  # nobody's id
+        unknown_inputs=unknown_table(held),
     )
-    return view, hidden_labels[rows]
+    return view, jnp.asarray(held.hidden_labels[rows])
 
 
-def node_view(config: Any, clients: tuple[int, ...]) -> tuple[FederatedData, dict[str, Any]]:
+def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, dict[str, Any]]:
     """What a node holds of the federation that the configuration describes: its clients' images.
 
     Returns:
-        The view, and the data set's facts, see `dataset_facts`.
+        The holdings, see `of_clients`, and the data set's facts, see `dataset_facts`.
     """
-    dataset = read_data(config)
-    partition = make_partition(
-        dataset.y_train, dataset.num_classes, config.data, config.num_clients, config.seed, dataset.owners
-    )
-    reveal = config.data.reveal_labels
-    data, _ = federate(dataset, partition, config.seed, reveal, config.data.centralised)
-    rows = [np.asarray(data.client_index[client, : data.client_size[client]]) for client in clients]
-    view = of_clients(
-        clients,
-        [np.asarray(data.inputs)[own] for own in rows],
-        [np.asarray(data.visible_labels)[own] for own in rows],
-        like=data,
-    )
-    return view, dataset_facts(dataset)
+    dataset, partition = _read(config)
+    held = _hold(config, dataset, partition)
+    rows = {client: held.rows_of(client) for client in clients}
+    images = {client: held.inputs[own] for client, own in rows.items()}
+    labels = {client: held.visible_labels[own] for client, own in rows.items()}
+    return of_clients(config, images, labels, len(held.server_index), dataset.num_classes), dataset_facts(dataset)
 
 
 def of_clients(
-    clients: tuple[int, ...], images: list[np.ndarray], labels: list[np.ndarray], like: FederatedData
-) -> FederatedData:
+    config: Any, images: dict[int, np.ndarray], labels: dict[int, np.ndarray], server_labels: int, num_classes: int
+) -> Holdings:
     """A federation in which only some clients have images.
 
     Args:
-        clients: their ids.
-        images: of each, [n, ...] as they are stored.
+        config: the run's.
+        images: of each such client by its id, [n, ...] as they are stored.
         labels: of each, int32 [n], -1 where the label is hidden.
-        like: a federation with the number of clients, room for each one's images, the number of the server's images,
-            the inputs' shape and type, and the seed.
+        server_labels: S, which shapes depend on; the server's images are not here.
+        num_classes: C.
+
+    Returns:
+        The holdings; row 0 is nobody's. They have no true labels besides the visible ones.
     """
-    nobody = np.zeros((1, *like.inputs.shape[1:]), like.inputs.dtype)  # row 0
-    table = np.concatenate([nobody, *images])
-    visible = np.concatenate([[-1], *labels]).astype(np.int32)
-    index = np.zeros(like.client_index.shape, np.int32)
-    sizes, labelled = np.zeros(len(index), np.int32), np.zeros(len(index), np.int32)
-    first = 1
-    for client, own in zip(clients, labels):
-        index[client, : len(own)] = first + np.arange(len(own))
-        sizes[client], labelled[client] = len(own), np.count_nonzero(own >= 0)
-        first += len(own)
-    return FederatedData(
-        inputs=jnp.asarray(table),
-        visible_labels=jnp.asarray(visible),
-        client_index=jnp.asarray(index),
-        client_size=jnp.asarray(sizes),
-        labelled_size=jnp.asarray(labelled),
-        server_index=jnp.zeros_like(like.server_index),
-        validation_index=jnp.zeros((0,), jnp.int32),
-        test_inputs=like.test_inputs[:0],
-        test_labels=like.test_labels[:0],
-        seed=like.seed,
+    order, sizes = sorted(images), np.zeros(config.num_clients, np.int64)
+    labelled = np.zeros(config.num_clients, np.int32)
+    for client in order:
+        sizes[client], labelled[client] = len(labels[client]), np.count_nonzero(labels[client] >= 0)
+    some = images[order[0]]
+    nobody = np.zeros((1, *some.shape[1:]), some.dtype)
+    visible = np.concatenate([[-1], *(labels[client] for client in order)]).astype(np.int32)
+    return Holdings(
+        inputs=np.concatenate([nobody, *(images[client] for client in order)]),
+        hidden_labels=visible,
+        visible_labels=visible,
+        rows=np.arange(1, len(visible), dtype=np.int32),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]),
+        labelled_size=labelled,
+        server_index=np.zeros(server_labels, np.int32),
+        validation_index=np.zeros(0, np.int32),
+        test_inputs=some[:0],
+        test_labels=np.zeros(0, np.int32),
+        seed=config.seed,
+        byzantine=None,
+        mislabelled=None,
+        targets=None,
+        given_labels=np.bincount(visible[visible >= 0], minlength=num_classes).astype(np.float32),
+        unknown_inputs=None,
     )
 
 
-def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> FederatedData:
+def own_holdings(config: Any, client: int, file: str, facts: dict[str, Any]) -> Holdings:
     """What a node holds that has its own images.
 
     Args:
@@ -135,21 +164,22 @@ def own_view(config: Any, client: int, file: str, facts: dict[str, Any]) -> Fede
         raise UserError(f"{file}: labels must be integers [{len(images)}] below {classes}, -1 where there is none")
     if not clients_may_have_labels(config.data) and not config.data.reveal_labels:
         labels = np.full(len(images), -1)
-    like = FederatedData(
-        inputs=jnp.zeros((1, *shape), jnp.uint8),
-        visible_labels=jnp.zeros((1,), jnp.int32),
-        client_index=jnp.zeros((config.num_clients, len(images)), jnp.int32),
-        client_size=jnp.zeros((config.num_clients,), jnp.int32),
-        labelled_size=jnp.zeros((config.num_clients,), jnp.int32),
-        server_index=jnp.zeros((facts["server_labels"],), jnp.int32),
-        validation_index=jnp.zeros((0,), jnp.int32),
-        test_inputs=jnp.zeros((0, *shape), jnp.uint8),
-        test_labels=jnp.zeros((0,), jnp.int32),
-        seed=jnp.asarray(config.seed, jnp.uint32),
-    )
-    return of_clients((client,), [images], [labels.astype(np.int32)], like)
+    own = labels.astype(np.int32)
+    return of_clients(config, {client: images}, {client: own}, facts["server_labels"], classes)
 
 
 def facts_text(facts: dict[str, Any], data: FederatedData) -> str:
     """What a node with images of its own must know of the server's, as JSON."""
     return json.dumps({**facts, "server_labels": len(data.server_index)})
+
+
+def _read(config: Any) -> tuple[Dataset, Partition]:
+    """The data set that a configuration names, and who owns which rows of it."""
+    with doing("reading the data") as task:
+        dataset = read_data(config, functools.partial(setattr, task, "text"))
+    labels, classes = dataset.y_train, dataset.num_classes
+    return dataset, make_partition(labels, classes, config.data, config.num_clients, config.seed, dataset.owners)
+
+
+def _hold(config: Any, dataset: Dataset, partition: Partition) -> Holdings:
+    return hold(dataset, partition, config.seed, config.data.reveal_labels, config.data.centralised)

@@ -11,12 +11,16 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_ssl import train
+from fedjax_ssl.data import views
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.flower.settings import digest, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.run import experiment, residence
 from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.feed import cohort_of
 from fedjax_ssl.run.observe.summary import to_record
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.flower_run import needs_flower, settings
@@ -30,11 +34,11 @@ class ByHand:
         from fedjax_ssl.data import dataset_facts
         from fedjax_ssl.flower.roster import Roster
         from fedjax_ssl.flower.server import Server
-        from fedjax_ssl.flower.views import facts_text
+        from fedjax_ssl.flower.views import facts_text, outline
         from tests.helpers.flower_by_hand import GridByHand
 
         config = run_config(run)
-        self.experiment = experiment = build_experiment(config)
+        self.experiment, experiment = build_experiment(config), outline(config)
         check_supported(experiment)
         self.grid = GridByHand(run, nodes)
         facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
@@ -179,6 +183,41 @@ def test_a_node_with_images_of_its_own(tmp_path):
     line, simulated = both.both_rounds()
     both.assert_equal()
     assert line["bytes_down"] == simulated["bytes_down"] and line["bytes_up"] == simulated["bytes_up"]
+
+
+@needs_flower
+def test_clients_of_several_widths(tmp_path, monkeypatch):
+    """Rounds without the largest client have narrow rows, as in the simulation; each client remembers the labels of its
+    images from a round of one width to the next."""
+    for module in (views, experiment, residence):
+        monkeypatch.setattr(module, "MOST_ENTRIES", 1)  # as if the table of all clients were large
+    sizes = np.array([9, 150, 10, 12, 8, 11, 10, 12])
+    rows = np.random.default_rng(0).permutation(1437)[: 20 + sizes.sum()]
+    np.savez(tmp_path / "mine.npz", server_index=rows[:20], client_size=sizes, client_index=rows[20:])
+    run = settings("fixmatch", **{"data.partition_file": tmp_path / "mine.npz", "data.examples_per_client": 0,
+                   "num_clients": 8, "clients_per_round": 4, "num_rounds": 4, "confidence.kind": "flexmatch",
+                   "confidence.memory": "run", "model.statistics": "cohort", "seed": 1})  # fmt: skip
+    both = ByHand(run, [{"clients": "0,1,2,3"}, {"clients": "7,6,5,4"}])
+    built = both.experiment
+    cohort = cohort_of(built.problem, built.method, built.data)
+    wanted = [built.views.width_for(cohort(number)) for number in range(4)]
+    assert any({12, 150} <= {wanted[number] for number in range(4) if client in cohort(number)} for client in range(8))
+    simulated = train(run_config(run), tmp_path / "simulated")
+    lines = [json.loads(line) for line in (tmp_path / "simulated" / "metrics.jsonl").read_text().splitlines()]
+    told, answer = set(), both.grid._answer
+
+    def listen(message):
+        told.update(record["width"] for record in message.content.values() if "width" in record)
+        return answer(message)
+
+    monkeypatch.setattr(both.grid, "_answer", listen)
+    for line, width in zip(lines, wanted, strict=True):
+        told.clear()
+        mine = both.round()
+        assert told == {width}
+        for name in ("uploads", "local_steps", "test_accuracy"):
+            assert mine[name] == line[name], name
+    chex.assert_trees_all_close(both.state, simulated, atol=1e-4)
 
 
 @needs_flower

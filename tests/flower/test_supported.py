@@ -13,7 +13,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.settings import digest, node_settings, run_config
 from fedjax_ssl.flower.supported import check_supported
 from fedjax_ssl.flower.tables import used_whole
-from fedjax_ssl.flower.views import own_view
+from fedjax_ssl.flower.views import own_holdings
 from fedjax_ssl.run.dependence import trace
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.flower_run import settings
@@ -186,7 +186,7 @@ def test_files_of_nodes_that_cannot_be_used(tmp_path, arrays, words):
     np.savez(tmp_path / "a.npz", **arrays)
     facts = {"image_shape": [8, 8, 1], "num_classes": 10, "server_labels": 20}
     with pytest.raises(UserError, match=words):
-        own_view(run_config(settings()), 0, str(tmp_path / "a.npz"), facts)
+        own_holdings(run_config(settings()), 0, str(tmp_path / "a.npz"), facts)
 
 
 def test_labels_of_a_file_are_read_where_clients_have_labels(tmp_path):
@@ -195,7 +195,7 @@ def test_labels_of_a_file_are_read_where_clients_have_labels(tmp_path):
     facts = {"image_shape": [8, 8, 1], "num_classes": 10, "server_labels": 0}
     for at, shown in (("server", [-1, -1, -1]), ("clients", [3, -1, 0])):
         fields = {"data.labels": at, "data.server_labels": 20 if at == "server" else 0, "num_clients": 3}
-        data = own_view(run_config(settings("fixmatch", **fields)), 1, str(tmp_path / "a.npz"), facts)
-        assert data.client_size.tolist() == [0, 3, 0] and data.labelled_size[1] == np.sum(np.array(shown) >= 0)
-        rows = data.client_index[1]
-        assert data.visible_labels[rows].tolist() == shown and np.all(data.inputs[rows] == 7)
+        held = own_holdings(run_config(settings("fixmatch", **fields)), 1, str(tmp_path / "a.npz"), facts)
+        assert held.sizes.tolist() == [0, 3, 0] and held.labelled_size[1] == np.sum(np.array(shown) >= 0)
+        rows = held.rows_of(1)
+        assert held.visible_labels[rows].tolist() == shown and np.all(held.inputs[rows] == 7)
