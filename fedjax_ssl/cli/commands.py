@@ -58,7 +58,11 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
 
 def _sizes_of_records(workdir: str | None) -> dict[pathlib.Path, int]:
     """The records of a run or of several seeds' runs, and how long they are."""
-    return {path: path.stat().st_size for path in pathlib.Path(workdir).rglob("metrics.jsonl")} if workdir else {}
+    if workdir is None:
+        return {}
+    # No other folder is opened: a process that trains there may delete it at any moment.
+    records = [folder / "metrics.jsonl" for folder in (pathlib.Path(workdir), *pathlib.Path(workdir).glob("seed_*"))]
+    return {path: path.stat().st_size for path in records if path.exists()}
 
 
 def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
