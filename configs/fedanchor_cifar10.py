@@ -8,9 +8,9 @@
 100 clients of 495 images, Dir 0.1, 500 labelled anchors at the server, 10 clients a round, 5 local epochs, 500
 rounds. The threshold is the paper's, 0.6; the recipe is `strong`, with 40 epochs on weak views of the anchors before
 the first round, with which clients teach the model something (docs/notebook/cifar10.md). `paper` is the paper's own:
-plain SGD, 5 epochs. Arguments: paper, surest, wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each
-client), and the other variants of fedjax_ssl/methods/fedanchor/. Another method that is named keeps the recipe and
-has its own threshold.
+plain SGD, 5 epochs. Arguments: paper, surest, wrn28_2 (default resnet18), iid, server_labels=, alpha=, images= (for
+each client), and the other variants of fedjax_ssl/methods/fedanchor/. Another method that is named keeps the recipe
+and has its own threshold.
 
 The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
                      anchors 250              500                      5000

@@ -4,7 +4,7 @@
     python launch.py --config=configs/fedanchor_cifar100.py:wrn28_2,server_labels=2500,iid
 
 100 clients of 400 images, Dir 0.1, 10,000 labelled anchors at the server, 10 clients a round, 500 rounds.
-Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each client), and the variants of
+Arguments: wrn28_2 (default resnet18), iid, server_labels=, alpha=, images= (for each client), and the variants of
 fedjax_ssl/methods/fedanchor/.
 
 The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):

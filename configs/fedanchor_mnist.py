@@ -5,7 +5,7 @@
 
 100 clients of 500 images, Dir 0.1, 100 labelled anchors at the server, 10 clients a round, 5 local epochs, 60 rounds.
 MNIST is not among the paper's data sets; what this gives is in docs/results/fedanchor.md.
-Arguments: iid, anchors=, alpha=, images= (for each client), and the variants of fedjax_ssl/methods/fedanchor/.
+Arguments: iid, server_labels=, alpha=, images= (for each client), and the variants of fedjax_ssl/methods/fedanchor/.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -5,7 +5,7 @@
 
 100 clients of 722 images, Dir 0.1, 1,000 labelled anchors at the server, 10 clients a round, 500 rounds (the earlier
 version of the paper trains 800 with 250 anchors). Images are never flipped.
-Arguments: wrn28_2 (default resnet18), iid, anchors=, alpha=, images= (for each client), and the variants of
+Arguments: wrn28_2 (default resnet18), iid, server_labels=, alpha=, images= (for each client), and the variants of
 fedjax_ssl/methods/fedanchor/.
 
 The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):

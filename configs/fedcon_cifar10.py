@@ -10,8 +10,8 @@ others report of its code, with networks and numbers of labels of their own: Fed
 labels, 34.94 / 50.81 / 74.95 IID and 38.46 / 51.57 / 76.38 at Dir 0.1; (FL)^2, Wide-ResNet-28-2, 10 / 40 labels, 16.7 /
 23.3 IID. Each client has a backbone and a projector of its own: 5.1 GB on the device for this config, and as much in
 every checkpoint.
-Arguments: two_classes, anchors=, a backbone (then set fedcon.projector_hidden, three times the features is its code's),
-the variants of fedjax_ssl/methods/fedcon.py, other methods.
+Arguments: two_classes, server_labels=, a backbone (then set fedcon.projector_hidden, three times the features is its
+code's), the variants of fedjax_ssl/methods/fedcon.py, other methods.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -10,7 +10,7 @@ linear classifier trained on the labels of all images (200 epochs of Adam):
     FedEMA                      83.34
     FedEMA, a user's re-run     82.1
 As the start of another method: --config.init_from=RUN, with the same data and normalisation.
-Arguments: anchors=, --config.data.partition=iid, a backbone, other methods, the variants of
+Arguments: server_labels=, --config.data.partition=iid, a backbone, other methods, the variants of
 fedjax_ssl/methods/fedema.py.
 """
 

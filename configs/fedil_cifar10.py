@@ -6,7 +6,7 @@ of ResNet9.
 Label rate 0.01: 500 labelled images at the server, 495 unlabelled ones at each of 100 clients, 5 clients a
 round, 5 local epochs, 2,000 rounds; IID, or 2 of the 10 classes for each client (two_classes). The paper's
 test accuracy: 61.31 and 58.98.
-Arguments: two_classes, a backbone, anchors=, images=, the variants of fedjax_ssl/methods/fedil/ (Table II),
+Arguments: two_classes, a backbone, server_labels=, images=, the variants of fedjax_ssl/methods/fedil/ (Table II),
 other methods.
 """
 

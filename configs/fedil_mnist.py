@@ -6,7 +6,7 @@
 Label rate 0.01: 600 labelled images at the server, 594 unlabelled ones at each of 100 clients, 5 clients a
 round, 5 local epochs, 2,000 rounds; IID, or 2 of the 10 classes for each client. The paper's test accuracy:
 98.30 and 98.46. Learning rate, batch size and optimizer are not given; the library's defaults stand in.
-Arguments: two_classes, anchors=, images= (for each client), the variants of fedjax_ssl/methods/fedil/ (Table
+Arguments: two_classes, server_labels=, images= (for each client), the variants of fedjax_ssl/methods/fedil/ (Table
 II), other methods.
 """
 

@@ -12,7 +12,7 @@ IID, or 'non_iid': half of a client's unlabelled images are of one class. The pa
 ProtoFSSL's runs of the public code, labels at the clients: 57.7 IID, 59.1 non-IID, and 62.2 for FedAvg on the labels
 alone. SAGE's protocol (ResNet-8, 10 % labels, Dirichlet 0.1 / 0.5 / 1, see docs/data.md): 75.35 / 77.86 / 78.00.
 The server remembers two models for each client: 5.3 GB for this one (--config.fedmatch.sparse_down=False: 2.6 GB).
-Arguments: the variants of fedjax_ssl/methods/fedmatch/, a backbone, anchors=, images= (for each client), other
+Arguments: the variants of fedjax_ssl/methods/fedmatch/, a backbone, server_labels=, images= (for each client), other
 methods.
 """
 

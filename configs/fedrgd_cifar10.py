@@ -11,7 +11,7 @@ time between averagings hurts. SemiFL's re-run, whose groups are forgotten behin
 with 250 labels and 47.8 with 4,000. A user of the code reports 42 with a newer PyTorch than its own.
 Beside the work of its 16 steps a round has three quarters more for the report, which labels all images of the users,
 and a sixth for the test of the model.
-Arguments: anchors=, a backbone (its comparison with FedMatch has resnet9), the variants of
+Arguments: server_labels=, a backbone (its comparison with FedMatch has resnet9), the variants of
 fedjax_ssl/methods/fedrgd/, other methods.
 """
 

@@ -8,7 +8,8 @@ ResNet-18, five clients of two classes each, all in every round, 100 rounds of f
 accuracy is that of a probe, fitted to the server's 500 labelled images; those are held by no client. Published figures
 are of a linear classifier trained on the labels of all images; none of FedU could be read, FedEMA's are in
 configs/fedema_cifar10.py.
-Arguments: anchors=, --config.data.partition=iid, a backbone, other methods, the variants of fedjax_ssl/methods/fedu.py.
+Arguments: server_labels=, --config.data.partition=iid, a backbone, other methods, the variants of
+fedjax_ssl/methods/fedu.py.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

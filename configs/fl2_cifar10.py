@@ -12,8 +12,8 @@ paper's test accuracy (three seeds; of which round is not said), (FL)^2 / SemiFL
     Dir 0.1           19.2 ±  5.7 / 10.0    36.4 ± 1.4 / 19.9
 With so few labels seeds end far apart: look at each. On Fashion-MNIST, which comes as an npz, 40 labels, IID / Dir 0.3:
 49.8 / 63.2, of which one seed failed; SemiFL 10.0 / 12.8.
-Arguments: anchors=, alpha=, a backbone, the variants of fedjax_ssl/methods/fl2.py (`code`: what its public code does
-otherwise), other methods and recipes.
+Arguments: server_labels=, alpha=, a backbone, the variants of fedjax_ssl/methods/fl2.py (`code`: what its public code
+does otherwise), other methods and recipes.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

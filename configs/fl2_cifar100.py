@@ -10,7 +10,7 @@ seeds), (FL)^2 / SemiFL:
     Dir 0.3            12.1 ± 1.1 / 12.4    25.4 ± 1.0 / 18.9
     Dir 0.1            10.4 ± 1.3 /  9.8    23.5 ± 1.2 / 13.5
 The public code has no rule for the server's training before the first round here, and stops; ours is CIFAR-10's.
-Arguments: anchors=, alpha=, a backbone, the variants of fedjax_ssl/methods/fl2.py, other methods and recipes.
+Arguments: server_labels=, alpha=, a backbone, the variants of fedjax_ssl/methods/fl2.py, other methods and recipes.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -10,7 +10,7 @@ As configs/fl2_cifar10.py; images are flipped here too. The paper's test accurac
     Dir 0.1            21.5 ± 3.3 / 18.0    88.0 ± 1.0 / 82.3
 SemiFL's 43.3 and 42.7 are of seeds that collapsed and others that did not (± 41); its own paper has 96.8 IID. The code
 trains the server for 510 epochs before the first round, or for 80 with 250 labels: --config.server.pretrain_epochs=510.
-Arguments: anchors=, alpha=, a backbone, the variants of fedjax_ssl/methods/fl2.py, other methods and recipes.
+Arguments: server_labels=, alpha=, a backbone, the variants of fedjax_ssl/methods/fl2.py, other methods and recipes.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -7,7 +7,7 @@ ResNet-18, 100 clients by Dir 0.1 of which 50 take part, one round that clusters
 label. Test accuracy is that of a probe, fitted to the server's 500 labelled images; those are held by no client. The
 paper's are of a linear classifier trained on the labels of all images, and of the whole network fine-tuned on 1 % and
 10 % of them; none could be read.
-Arguments: anchors=, alpha=, a backbone, other methods, the variants of fedjax_ssl/methods/orchestra/.
+Arguments: server_labels=, alpha=, a backbone, other methods, the variants of fedjax_ssl/methods/orchestra/.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -3,7 +3,7 @@
     python launch.py
 
 20 clients of 69 images each, non-IID (Dir 0.5), 50 labelled anchors at the server, 5 clients a round.
-Arguments: iid, anchors=, alpha=, images= (for each client), and the variants of fedjax_ssl/methods/fedanchor/.
+Arguments: iid, server_labels=, alpha=, images= (for each client), and the variants of fedjax_ssl/methods/fedanchor/.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -11,8 +11,9 @@ Wide-ResNet-28-2, 100 clients, 10 a round, 800 rounds, 5 local epochs, 5 epochs 
     Dir 0.1             63.0   84.5
     2 classes           60.0   85.3
 Its public code, of which the figures most likely are, differs from its text: the variant `code`.
-Arguments: iid, two_classes, anchors=, alpha=, images=, a backbone, the variants of fedjax_ssl/methods/semifl.py, other
-methods and recipes.
+Arguments: iid, two_classes, server_labels=, alpha=, images=, a backbone, the variants of
+fedjax_ssl/methods/semifl.py, other methods and recipes. With server_labels=1000 or fewer, given like this, the
+server's batches have 10 images, as in its code.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

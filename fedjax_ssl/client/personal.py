@@ -75,8 +75,9 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
         sent = method.broadcast(state, data, key)
         if not isinstance(sent, Broadcast):
             raise UserError(f"personal_parts={parts} is not for {name}: it sends a {type(sent).__name__}, no Broadcast")
-        refuse_copies(sent.extra, "its broadcast")
-        return sent._replace(model=_without(sent.model, parts))
+        model = _without(sent.model, parts)
+        refuse_copies((sent.extra, model.params), "its broadcast")
+        return sent._replace(model=model)
 
     def personal(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> Any:
         message = method.personal(state, data, clients, key)
@@ -91,8 +92,10 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
                 raise UserError(f"personal_parts has {part!r}, which clients of {name} do not upload")
         if len(parts) == len(upload.model.params):
             raise UserError(f"personal_parts={parts} leaves nothing to aggregate: clients of {name} upload no more")
+        model = _without(upload.model, parts)
+        refuse_copies(model.params, "its clients' upload")
         own = {**finished.own, OWN_PARTS: select(upload.model.params, parts)}
-        return finished._replace(upload=upload._replace(model=_without(upload.model, parts)), own=own)
+        return finished._replace(upload=upload._replace(model=model), own=own)
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         # For the method every client returns the server's own parts unchanged.
@@ -139,12 +142,13 @@ def _with_own(phase: Phase, first: float) -> Phase:
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         def of_one(row: Any) -> Jobs:
-            clients, own, group, personal, left = jax.tree.map(lambda leaf: leaf[None], row)
+            clients, own, group, personal, number, left = jax.tree.map(lambda leaf: leaf[None], row)
             mine = jax.tree.map(lambda leaf: leaf[0], own[OWN_PARTS])
-            one = Cohort(clients, others(own), cohort.key, group, personal, step_key=cohort.step_key)
+            one = Cohort(clients, others(own), cohort.key, group, personal, number, cohort.step_key)
             return jax.tree.map(lambda leaf: leaf[0], phase.prepare(whole(received, mine), data, one, left))
 
-        jobs = jax.lax.map(of_one, (cohort.clients, cohort.own, cohort.group, cohort.personal, previous))
+        of_all = cohort.clients, cohort.own, cohort.group, cohort.personal, cohort.round, previous
+        jobs = jax.lax.map(of_one, of_all)
         return jobs._replace(work=(jobs.work, cohort.own[OWN_PARTS], jnp.ceil(first * jobs.num_steps)))
 
     def start(received: Broadcast, data: FederatedData, work: Any, own: Any) -> Any:

@@ -118,10 +118,11 @@ def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Ph
         seen = score_cohort(problem, scores, data.inputs, examples, num_views=1)
         seen = told_outputs(data, examples.rows, seen, trainer.heads)
         prior = prior_of(problem.config.confidence.debias, seen.logits, examples.unlabelled)
-        probabilities = jax.nn.softmax(debiased(seen.logits, None if prior is None else prior[:, None]))
+        logits = debiased(seen.logits, None if prior is None else prior[:, None])
+        probabilities = jax.nn.softmax(logits)
         confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= options.threshold)
         deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
-        metadata = {} if tell is None else tell(seen, examples, confident)
+        metadata = {} if tell is None else tell(seen._replace(logits=logits), examples, confident)
         labels = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
         return Jobs(
             deck.num_steps(config.batch_size),

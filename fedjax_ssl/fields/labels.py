@@ -51,7 +51,7 @@ def trainer_fields() -> Section:
 
 def consistency_fields() -> Section:
     """Training strong views towards labels of weak views."""
-    # For fixmatch, uda, sage and proxyfl, which train a strong view towards the label of a weak one in each step.
+    # For fixmatch, uda, sage, proxyfl and fedopenmatch: each step trains a strong view towards the label of a weak one.
     section = Section()
     section.unlabelled_ratio = whole(1, least=1)  # mu: unlabelled images per step, in multiples of client.batch_size
     section.unlabelled_weight = real(1.0, least=0)  # lambda_u, weight of the unlabelled images' loss

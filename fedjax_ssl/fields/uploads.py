@@ -7,8 +7,8 @@ def aggregation_fields() -> Section:
     """How uploads become one model."""
     section = Section()
     # Weights of uploads in their mean: a client's 'size' in images, its 'qualified' images (those trained on), or
-    # 'uniform'. Methods with their own weights ignore it: cbafed, semianagg, orchestra; by default fedlabel,
-    # fedavg_semi, isofed and fl2.
+    # 'uniform'. Methods with their own weights ignore it: cbafed, fedpdm, semianagg, orchestra; by default feddb,
+    # fedlabel, fedavg_semi, isofed and fl2.
     section.weights = word("size", "qualified", "uniform")
     # Each client clips its update of the parameters to this norm before sending; 0: no clipping.
     section.clip_norm = real(0.0, least=0)

@@ -56,6 +56,7 @@ VARIANTS: Variants = {
         "data.alpha": 0.3,
         "model.name": "wrn28_2",
         "model.classifier_init": "torch",
+        "augment.flavour": "semifl",  # inferred: the call is SemiFL's, the file with the operations is not public
         "client.batch_size": 64,
         "client.nesterov": True,
         "client.persistent": True,

@@ -65,6 +65,8 @@ def fixmatch(problem: Problem) -> Method:
         return method
     if not server_has_labels(data):
         raise UserError("fixmatch.server='parallel' trains a server with labels, which has none here (data.labels)")
+    if parts := tuple(problem.config.personal_parts):
+        raise UserError(f"personal_parts={parts} is not for fixmatch.server='parallel', whose server has its own model")
 
     aggregation = fedavg(problem, server_model=lambda state: state.server[SERVER_MODEL])
     return method._replace(

@@ -79,7 +79,7 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
         if isinstance(sent, Broadcast):
             sent = sent._replace(learning_rate=jnp.float32(config.client.learning_rate))
         message = () if method.personal is None else method.personal(state, data, clients, keys.personal)
-        cohort = Cohort(clients, own, keys.clients, group, message)
+        cohort = Cohort(clients, own, keys.clients, group, message, jnp.broadcast_to(state.round, clients.shape))
         result = train_cohort(method.phases, sent, data, cohort, lanes, present=present)
 
         if not set(result.upload.model.params) <= set(state.model.params):

@@ -273,7 +273,7 @@ def supervised_mixup_loss(
         augmentation: of the fix set, 'strong' or 'weak'.
         alpha: a in lambda ~ Beta(a, a), one lambda for each batch.
         mix_weight: b in L_fix + b L_mix, eq. 10.
-        mix_order: see `fix_mix.mix_inputs`.
+        mix_order: see `mix_inputs`.
 
     Returns:
         The loss; its metrics are `server_loss` on the fix set and `server_mix_loss` on mixtures of it with images drawn

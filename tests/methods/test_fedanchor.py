@@ -180,6 +180,13 @@ def test_labels_by_centred_scores_and_a_following_threshold(data, travels, centr
     assert counted == bytes_per_client(problem, plain, state, data).down + 4 * more
 
 
+def test_without_two_anchors_of_a_class_the_threshold_is_the_configured_one(data):
+    one_of_each = jnp.array([ANCHORS.index(number) for number in range(CLASSES)])
+    _, method, state = build(**{"fedanchor.threshold_quantile": 0.9, "fedanchor.threshold": 0.3})
+    received = method.broadcast(state, data._replace(server_index=data.server_index[one_of_each]), None)
+    assert float(received.extra.threshold) == np.float32(0.3)
+
+
 def test_the_penalty_joins_the_contrastive_loss(data):
     """The gradient gets its part; the loss that is reported stays eq. 2."""
     fields = {"contrastive_batch_size": len(ANCHORS), "contrastive_learning_rate": 0.3}

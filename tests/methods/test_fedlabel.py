@@ -356,7 +356,7 @@ def test_the_code_s_server_takes_half_of_each_model(accepted):
 
 
 def test_an_image_may_have_one_view_for_the_whole_run(data):
-    """By its row, whatever the step's key; otherwise each step draws."""
+    """Whatever the step's key and its row of the table; otherwise each step draws."""
 
     def noise(key, images):
         return images + jax.random.uniform(key, images.shape)
@@ -372,6 +372,9 @@ def test_an_image_may_have_one_view_for_the_whole_run(data):
     np.testing.assert_array_equal(views[True][0][0], views[True][0][2])
     drawn = views[True][0] - np.asarray(data.inputs)[rows]
     assert np.all(drawn[0] != drawn[1]) and np.all((drawn >= 0) & (drawn < 1))
+    elsewhere = data._replace(inputs=data.inputs[::-1])
+    moved = fedlabel.view(problem, noise, elsewhere, len(data.inputs) - 1 - rows, jax.random.key(0))
+    np.testing.assert_array_equal(moved, views[True][0])
 
 
 def test_the_variant_of_the_code_is_complete():

@@ -183,24 +183,25 @@ def test_rounds_are_those_of_a_plain_loop(data, fields):
 
 
 def test_a_place_whose_upload_is_lost_keeps_its_momentum(data):
-    """Of three places one got no upload; a group's mean is then of the others and the replica."""
+    """Of three places one got no upload, and one a late upload (which comes first) and a new one, which counts."""
     _, method = build(clients_per_round=3)
     state = jax.jit(method.init)(data, jax.random.key(0))
 
-    def of_place(scale):
-        numbers = scale * (1.0 + jnp.arange(3))
-        return jax.tree.map(lambda leaf: numbers.reshape(-1, *[1] * (leaf.ndim - 1)) + 0 * leaf, state.server["places"])
+    def of_place(scale, rows=3):
+        numbers = scale * (1.0 + jnp.arange(rows))
+        fill = lambda leaf: numbers.reshape(-1, *[1] * (leaf.ndim - 1)) + 0 * leaf[:1]  # noqa: E731
+        return jax.tree.map(fill, state.server["places"])
 
     state = state._replace(server={**state.server, "places": of_place(1)})
-    models = jax.tree.map(lambda leaf: leaf[jnp.array([0, 0, 1])], state.server["groups"])
-    ones = jnp.ones(3, jnp.int32)
+    models = jax.tree.map(lambda leaf: leaf[jnp.array([1, 0, 0, 1])], state.server["groups"])
+    ones = jnp.ones(4, jnp.int32)
     received = Received(
-        Upload(models, {"opt_state": of_place(10)}), jnp.array([True, False, True]), jnp.array([3, 0, 1]),
-        jnp.arange(3), ones, ones,
+        Upload(models, {"opt_state": of_place(10, rows=4)}), jnp.array([True, True, False, True]),
+        jnp.array([2, 3, 0, 1]), jnp.array([2, 0, 1, 2]), ones, ones,
     )  # fmt: skip
     after, _ = method.aggregate(state, data, received, jax.random.key(1))
     for leaf in jax.tree.leaves(after.server["places"]):
-        np.testing.assert_array_equal(leaf.reshape(3, -1)[:, 0], [10, 2, 30])
+        np.testing.assert_array_equal(leaf.reshape(3, -1)[:, 0], [20, 2, 40])
 
 
 @pytest.mark.parametrize("grouping", ["fixed", "random"])

@@ -152,3 +152,8 @@ def test_a_server_in_parallel_trains_a_model_of_its_own_before_the_round_and_non
 def test_a_server_without_labels_trains_nothing_in_parallel():
     with pytest.raises(UserError, match=r"trains a server with labels, which has none here"):
         build(**{"fixmatch.server": "parallel", **AT_CLIENTS})
+
+
+def test_a_server_in_parallel_has_no_use_for_parts_of_the_clients_own():
+    with pytest.raises(UserError, match=r"is not for fixmatch.server='parallel', whose server has its own model"):
+        build(**{"fixmatch.server": "parallel", "personal_parts": ("classifier",)})

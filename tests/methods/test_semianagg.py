@@ -57,12 +57,13 @@ def cosines_by_hand(features, anchors, labels, chosen):
     return found
 
 
-@pytest.mark.parametrize("compared", ["confident", "all"])
-def test_what_a_client_tells_of_its_classes(data, compared):
+@pytest.mark.parametrize(
+    ("compared", "debias", "tau"), [("confident", "none", TAU), ("all", "none", TAU), ("confident", "app_u", 0.45)]
+)
+def test_what_a_client_tells_of_its_classes(data, compared, debias, tau):
     """The features of the small network are its centred pixels: those of the anchor take no weak view."""
-    problem = small_problem(
-        "semianagg", **{"trainer.threshold": TAU, "semianagg.compared": compared, "confidence.kind": "fixed"}
-    )
+    fields = {"trainer.threshold": tau, "semianagg.compared": compared, "confidence.kind": "fixed"}
+    problem = small_problem("semianagg", **fields, **{"confidence.debias": debias})
     validate(problem.config)
     method, received = METHODS["semianagg"].factory(problem), sent_down(problem)
     # Statistics far from the middle, so that most cosines are positive.
@@ -84,8 +85,11 @@ def test_what_a_client_tells_of_its_classes(data, compared):
         weak = pixels_of(data, rows, mirrored)
         p = probabilities(in_numpy(received.model.params), weak, statistics_of(received.model))
         chosen = np.asarray(data.visible_labels)[rows] < 0
+        if debias == "app_u":
+            p /= p[chosen].mean(axis=0)
+            p /= p.sum(axis=1, keepdims=True)
         if compared == "confident":
-            chosen &= p.max(axis=1) >= TAU
+            chosen &= p.max(axis=1) >= tau
             assert 0 < chosen.sum() < size
         expected = cosines_by_hand(weak + 0.1, anchors, p.argmax(axis=1), chosen)
         np.testing.assert_allclose(told, expected, atol=1e-5)

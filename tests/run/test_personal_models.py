@@ -18,6 +18,7 @@ from fedjax_ssl.methods import find_method
 from fedjax_ssl.records.clients import CLIENT_TESTS
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import figures, style
+from fedjax_ssl.run.client_tests import make_client_tests
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.runs import SMALL, make_fedanchor_config
 
@@ -215,6 +216,19 @@ def test_own_parts_lie_where_the_clients_memory_lies(finished, tmp_path, monkeyp
         np.testing.assert_allclose(found[name], expected[name])
 
 
+def test_a_rule_that_follows_the_rounds_is_told_their_number():
+    """FedPDM's warm-up, with own parts and in tests of clients; no program is compiled."""
+    experiment = build_experiment(make_config(method="fedpdm"))
+    problem, method, data = experiment.problem, experiment.method, experiment.data
+    trace_exchange(problem, method, experiment.state_shape, data)
+    images = np.zeros((2, 3, *data.inputs.shape[1:]), np.uint8)
+    found = jax.eval_shape(
+        make_client_tests(problem, method, lanes=1), experiment.state_shape, data,
+        np.arange(2), np.ones(2, bool), images, np.zeros((2, 3), np.int32),
+    )  # fmt: skip
+    assert {of.shape for of in found.values()} == {(2,)}
+
+
 @pytest.mark.parametrize(
     "fields, words",
     [
@@ -226,6 +240,10 @@ def test_own_parts_lie_where_the_clients_memory_lies(finished, tmp_path, monkeyp
         ({"personal_first": 0.5, "personal_parts": ()}, "personal_first=0.5 is of steps for personal_parts"),
         ({"stop.patience": 3, "data.validation": 20}, "looks at the global model, whose classifier nobody trains"),
         ({"method": "fedrgd", "data.labels": "server"}, "is not for fedrgd: its message to each client has a"),
+        (
+            {"method": "orchestra", "data.labels": "server", "personal_parts": ("projector",)},
+            "is not for orchestra: its broadcast has a projector as well",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_line(fields, words, tmp_path):

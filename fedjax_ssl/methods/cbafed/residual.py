@@ -75,7 +75,8 @@ RECORD = "record"  # the entry of `State.server` with trained parts of a model, 
 def residual_over_rounds(first_rounds: int, first_weight: float, weight: float, every: int) -> Link:
     """Averages the mean model with a record every few rounds; the second stage starts counting anew.
 
-    The record of the first stage is the model after its first round; that of the second stage is its initial model.
+    The record of the first stage is the model after its first round; that of the second stage is its initial model. A
+    round without an upload changes neither model nor record.
 
     Args:
         first_rounds: of the first stage.
@@ -88,7 +89,7 @@ def residual_over_rounds(first_rounds: int, first_weight: float, weight: float, 
         number = jnp.where(in_first, state.round, state.round - first_rounds)
         record = where(number == 0, where(in_first, flow.model, current), flow.memory[RECORD])
         weight_now = jnp.where(in_first, first_weight, weight)
-        model, record = drawn_back(flow.model, record, number, weight_now, every)
+        model, record = drawn_back(flow.model, record, number, weight_now, every, flow.moved)
         return flow._replace(model=model, memory={**flow.memory, RECORD: record})
 
     return Link(apply)

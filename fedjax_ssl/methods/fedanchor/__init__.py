@@ -156,7 +156,8 @@ def fedanchor(problem: Problem) -> Method:
         anchors, threshold = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows]), None
         if options.threshold_quantile:
             own_scores = leave_one_out_scores(anchors, num_classes, options.centred)
-            threshold = jnp.nanquantile(own_scores, options.threshold_quantile)
+            quantile = jnp.nanquantile(own_scores, options.threshold_quantile)
+            threshold = jnp.where(jnp.isnan(quantile), options.threshold, quantile)  # no class has two anchors
         if options.travels == "class_means":
             anchors = class_anchors(anchors, num_classes, options.centred)
         return global_model(problem, state, FedAnchorExtra(anchors, threshold))

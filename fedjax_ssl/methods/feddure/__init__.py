@@ -40,6 +40,8 @@ VARIANTS: Variants = {
         "data.alpha": 0.5,
         "model.name": "resnet9",
         "model.classifier_init": "torch_linear",
+        "augment.flavour": "fixmatch",
+        "augment.magnitude": 9,  # the code's 10 is never drawn
         "client.batch_size": 10,
         "client.optimizer": "adam",
         "client.learning_rate": 6e-4,

@@ -82,7 +82,10 @@ def with_pair(problem: Problem, phase: Phase) -> Phase:
         params = select(received.model.params, CLASSIFIER)
         of_local, of_regulator = optimizers(problem, received.learning_rate)
         pair = Pair(params, of_local.init(params), work.regulator, of_regulator.init(work.regulator))
-        return phase.start(received, data, work, {**own, PAIR: pair})
+        carry = phase.start(received, data, work, {**own, PAIR: pair})
+        of_client, rise = carry.learner.opt_state
+        rise = jax.tree.map(jnp.zeros_like, rise)  # counts the steps of this round, even if the optimizer lasts
+        return carry._replace(learner=carry.learner._replace(opt_state=(of_client, rise)))
 
     def finish(received: Broadcast, work: FedDureWork, carry, num_steps):
         finished = phase.finish(received, work, carry, num_steps)

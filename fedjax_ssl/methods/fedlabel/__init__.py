@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.augment.fixed import fixed_views
 from fedjax_ssl.client import (
     At,
     Batch,
@@ -111,6 +110,7 @@ VARIANTS: Variants = {
 }
 PAPER_RATE = 0.003  # its largest, without momentum
 UNLABELLED = "unlabelled_opt_state"  # a client's memory of the second phase's optimizer
+ONLY_VIEWS = 2**31 - 3  # folds the key of `augment_once`
 SUPERVISED, USED = "supervised", "used"  # w_L and r_k in an upload's metadata
 
 
@@ -280,9 +280,19 @@ def metadata(problem: Problem, work: FedLabelWork, model: Model, totals) -> dict
 
 def view(problem: Problem, augment: Augmentation, data: FederatedData, rows: jax.Array, key: jax.Array) -> jax.Array:
     """A view of some rows, drawn by the step's key, or the single view that each image has."""
-    if problem.config.fedlabel.augment_once:
-        return fixed_views(augment, data.seed, rows, data.inputs[rows])
-    return augment(key, data.inputs[rows])
+    images = data.inputs[rows]
+    if not problem.config.fedlabel.augment_once:
+        return augment(key, images)
+    factors_key, view_key = jax.random.split(jax.random.fold_in(jax.random.key(data.seed), ONLY_VIEWS))
+    factors = jax.random.bits(factors_key, images.shape[1:])
+
+    def only_view(image: jax.Array) -> jax.Array:
+        # Its key is a hash of the image: rows and clients' places in a table depend on where the data lie.
+        bits = jax.lax.bitcast_convert_type(image.astype(jnp.float32), jnp.uint32)
+        number = jnp.sum(factors * (bits ^ bits >> 16))  # the lower bits of small whole numbers are 0
+        return augment(jax.random.fold_in(view_key, number), image[None])[0]
+
+    return jax.vmap(only_view)(images)
 
 
 def advice(config) -> str:

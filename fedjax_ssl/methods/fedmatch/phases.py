@@ -127,7 +127,7 @@ def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], pat
         patience: in visits of the client.
 
     Returns:
-        The Phase; the clients' memory has an entry `PLATEAU`, see `learning.plateau`.
+        The Phase; the clients' memory has an entry `PLATEAU`.
     """
 
     def at_own_rate(received: Broadcast, plateau):

@@ -164,7 +164,8 @@ def fedrgd(problem: Problem) -> Method:
         replicas = trained_parts(network, replicas, CLASSIFIER)
         if PLACES in state.server:
             back = group_members(received, members)  # [M, R], by number of the place
-            opt_states = row(received.uploads.metadata[OPT_STATE], jnp.argmax(back, axis=1))
+            newest = back.shape[1] - 1 - jnp.argmax(back[:, ::-1], axis=1)  # late uploads are the first rows
+            opt_states = row(received.uploads.metadata[OPT_STATE], newest)
             places = where_rows(jnp.any(back, axis=1), opt_states, state.server[PLACES])
             state = state._replace(server={**state.server, PLACES: places})
         if at_random:
