@@ -33,13 +33,14 @@ def draw_order(key: jax.Array, batch: int) -> jax.Array:
     return jnp.argsort(jax.random.uniform(key, (len(ADJUSTMENTS), batch)), axis=0)
 
 
-def jitter(planes: jax.Array, order: jax.Array, factors: jax.Array) -> jax.Array:
+def jitter(planes: jax.Array, order: jax.Array, factors: jax.Array, with_hue: bool = True) -> jax.Array:
     """Adjusts brightness, contrast, saturation and hue of each image, in its own order.
 
     Args:
         planes: int32 [B, C, H, W], grey levels.
         order: int32 [4, B], see `draw_order`.
         factors: float32 [4, B], see `draw_factors`.
+        with_hue: False: without the way to HSV and back, which changes levels even if no hue turns.
 
     Source of the semantics: torchvision's ColorJitter; Pillow's ImageEnhance and its conversions to HSV and back.
     """
@@ -50,7 +51,7 @@ def jitter(planes: jax.Array, order: jax.Array, factors: jax.Array) -> jax.Array
     others = [jnp.where(place < turn_at, order[place], order[place + 1]) for place in range(len(ADJUSTMENTS) - 1)]
     for place, adjustment in enumerate(others):
         planes = _adjusted(planes, adjustment, jnp.where(place < turn_at, _of(factors, adjustment), 1.0))
-    planes = turned_hue(planes, factors[hue])
+    planes = turned_hue(planes, factors[hue]) if with_hue else planes
     for place, adjustment in enumerate(others):
         planes = _adjusted(planes, adjustment, jnp.where(place < turn_at, 1.0, _of(factors, adjustment)))
     return planes

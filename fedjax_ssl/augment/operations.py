@@ -1,5 +1,7 @@
 """RandAugment's image operations, computed the way Pillow computes them, for a whole batch at once.
 
+Auto-contrast alone may differ by one level, where Pillow's double precision falls short of a whole number.
+
 Every image of a batch has its own operation. A `lax.switch` under `vmap` would compute every
 branch for every image, so `apply_operation` is one fused program instead, in which each image passes
 through the same four stages and a stage is the identity for an image whose operation is another one:

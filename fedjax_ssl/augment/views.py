@@ -67,7 +67,7 @@ def random_view(
 
     strengths = (options.brightness, options.contrast, options.saturation, options.hue)
     factors, order = colour.draw_factors(jitter_key, batch, strengths), colour.draw_order(order_key, batch)
-    planes = sometimes(0, options.jitter, lambda planes: colour.jitter(planes, order, factors), planes)
+    planes = sometimes(0, options.jitter, lambda planes: colour.jitter(planes, order, factors, options.hue > 0), planes)
     if channels == 3:
         planes = sometimes(1, options.grey, colour.to_grey, planes)
     radius = min(options.blur_radius, height - 1, width - 1)

@@ -168,7 +168,9 @@ def local_sgd(
             own = {**own, hooks.memory: carry.learner.opt_state}
         model = trained_parts(network, trained, sent)
         if clip_norm:
-            model = model._replace(params=clip_update(model.params, select(received.model.params, sent), clip_norm))
+            shared = tuple(part for part in sent if part not in problem.config.personal_parts)
+            new, old = (select(each.params, shared) for each in (model, received.model))
+            model = model._replace(params={**model.params, **clip_update(new, old, clip_norm)})
         metadata = {} if hooks.metadata is None else hooks.metadata(work, trained, carry.totals)
         upload = Upload(model, {**metadata, **carry.sums})
         means = jax.tree.map(lambda total: total / jnp.maximum(num_steps, 1), carry.totals)

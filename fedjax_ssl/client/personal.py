@@ -149,7 +149,7 @@ def _with_own(phase: Phase, first: float) -> Phase:
 
         of_all = cohort.clients, cohort.own, cohort.group, cohort.personal, cohort.round, previous
         jobs = jax.lax.map(of_one, of_all)
-        return jobs._replace(work=(jobs.work, cohort.own[OWN_PARTS], jnp.ceil(first * jobs.num_steps)))
+        return jobs._replace(work=(jobs.work, cohort.own[OWN_PARTS], jnp.ceil(first * jobs.num_steps - 1e-4)))
 
     def start(received: Broadcast, data: FederatedData, work: Any, own: Any) -> Any:
         return phase.start(whole(received, work[1]), data, work[0], others(own))

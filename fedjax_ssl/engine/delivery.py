@@ -161,7 +161,7 @@ def delivered(
     params = moved_by(before.changes, received.uploads.model.params, broadcast)
     uploads = before.received.uploads
     # If a client has uploads from both rounds, the newer one counts.
-    again = jnp.any((before.received.clients[:, None] == now.clients) & (now.sizes > 0), axis=1)
+    again = jnp.any((before.received.clients[:, None] == now.clients) & now.accepted, axis=1)
     arriving = _without(before.received, ~before.waiting | again)._replace(
         uploads=uploads._replace(model=uploads.model._replace(params=params)),
         discount=options.availability.late_weight * jnp.ones(num_jobs),

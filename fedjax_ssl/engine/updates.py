@@ -27,7 +27,8 @@ def changed_by(sent: Any, broadcast: Any, part: str = "params") -> dict[str, jax
 def moved_by(changes: dict[str, jax.Array], like: Any, broadcast: Any, part: str = "params") -> Any:
     """The inverse: the uploads, structured like `like`, that make these changes."""
     known = received_by_path(broadcast, part)
-    leaves = [leaf + known[path] if _fits(known, path, leaf) else leaf for path, leaf in changes.items()]
+    found = ((path, changes[path]) for path in leaves_by_path(like))  # JAX sorts a dict's keys, also of `changes`
+    leaves = [leaf + known[path] if _fits(known, path, leaf) else leaf for path, leaf in found]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 

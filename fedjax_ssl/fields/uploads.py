@@ -65,7 +65,8 @@ def availability_fields() -> Section:
     # Probability that a client of the cohort does not answer; it does not train in this round.
     section.never = real(0.0, least=0, below=1)
     section.late = share(0.0)  # probability that an answer arrives one round late
-    section.late_weight = share(1.0)  # factor of a late upload's weight; 0: it is dropped
+    # Factor of a late upload's weight; 0: it is dropped. Robust means (aggregation.mean) count it in full.
+    section.late_weight = share(1.0)
     return section
 
 

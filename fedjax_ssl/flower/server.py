@@ -143,8 +143,8 @@ class Server:
         state, sent, before = self._before(state, self._data)
         result, received = self._clients(jax.device_get(sent), number)
         state, from_clients, usable = self._after(state, self._data, sent, result, received)
-        state, gathered = self._gather(state, np.asarray(sent.selection.clients), number)
         clients = sent.selection.clients
+        state, gathered = self._gather(state, np.asarray(clients)[_present(sent)], number)
         state, measured, finite = self._finish(state, self._data, clients, key, gathered, self._hidden_labels)
         metrics = {"round": state.round, **measured, **before, **from_clients}
         traffic = {"bytes_down": np.int64(self._down), "bytes_up": np.int64(self._up)}
@@ -170,19 +170,21 @@ class Server:
         group: Any = (
             np.repeat(np.arange(turns), len(rows[0])) if turns > 1 and selection.group is None else selection.group
         )
-        broadcast = to_record(sent.broadcast)
+        broadcast, present = to_record(sent.broadcast), _present(sent)
         replies, accepted = [], []
         for of_turn in rows:
             if len(set(selection.clients[of_turn])) < len(of_turn):
                 raise TrainingError(f"round {number + 1} draws a client twice for one turn, which no node can do yet")
             self._turns += 1
             told = self._ask(of_turn, selection.clients, group, broadcast, sent, number)
-            result = self._stack(told, selection.clients[of_turn], None if group is None else group[of_turn])
+            of_group = None if group is None else group[of_turn]
+            result = self._stack(told, selection.clients[of_turn], of_group, present[of_turn])
             longest = longest_update(self._problem.config)
             accepted.append(np.asarray(self._screen(result, sent.broadcast, longest)))
             self._counted[selection.clients[of_turn][accepted[-1]]] = self._turns
             replies += told
-        result, all_accepted = self._stack(replies, selection.clients, group), _on_host(np.concatenate(accepted))
+        result = self._stack(replies, selection.clients, group, present)
+        all_accepted = _on_host(np.concatenate(accepted))
         counts = _figures(replies, "num-examples"), _figures(replies, "num-qualified")
         received = Received(result.upload, all_accepted, selection.clients, group, *counts)
         return result, received
@@ -236,12 +238,13 @@ class Server:
         return narrowest(self._widths, self._sizes[clients])
 
     def _receives(self, sent: Sent, rows: np.ndarray) -> np.ndarray:
-        """Which jobs get a message: all, unless the method says that nothing travels to a client."""
+        """Which jobs get a message: those that are present, unless the method says that nothing travels to a client."""
+        present = _present(sent)[rows]
         if self._wire_bytes is None:
-            return np.ones(len(rows), bool)
+            return present
         personal = jax.tree.map(lambda leaf: leaf[rows], sent.personal)
         down = jax.vmap(lambda one: self._wire_bytes.down(sent.broadcast, one), axis_size=len(rows))(personal)
-        return np.asarray(down) > 0
+        return present & (np.asarray(down) > 0)
 
     def _gather(self, state: State, cohort: Any, number: int) -> tuple[State, Sums | None]:
         """The exchange of normalisation statistics: what clients told, None where the policy asks none.
@@ -299,7 +302,7 @@ class Server:
         self._down += sum(map(array_bytes, contents.values()))
         return self._roster.send(contents, kind, number + 1)
 
-    def _stack(self, replies: Iterable[Reply], clients: Any, group: Any) -> CohortResult:
+    def _stack(self, replies: Iterable[Reply], clients: Any, group: Any, present: Any) -> CohortResult:
         """Replies as a cohort's result on one device; a client without a reply took no part."""
         replies, like = list(replies), self._result_like
         number = len(replies)
@@ -316,7 +319,7 @@ class Server:
             job=_on_host(np.arange(number, dtype=np.int32)),
             clients=clients,
             group=group,
-            present=_on_host(np.ones(number, bool)),
+            present=present,
             took_part=_on_host([one.upload is not None for one in replies]),
             num_steps=_figures(replies, "num-steps"),
             report=None,
@@ -325,6 +328,12 @@ class Server:
             trained={},
             lane_steps=_on_host(np.int32(0)),
         )
+
+
+def _present(sent: Sent) -> Any:
+    """The rows of the selection that are jobs, bool [M]."""
+    selection = sent.selection
+    return np.ones(len(selection.clients), bool) if selection.present is None else np.asarray(selection.present)
 
 
 def compiled_at(seconds: Mapping[int, float]) -> str:

@@ -97,8 +97,8 @@ class ViT(nn.Module):
 
 
 def heads_of(width: int, head_width: int) -> int:
-    """The number of attention heads."""
-    return max(1, width // head_width)
+    """The number of attention heads: the largest that divides the width, up to width / head_width."""
+    return next(number for number in range(max(1, width // head_width), 0, -1) if width % number == 0)
 
 
 def check_normalisation(name: str, policy: str) -> None:

@@ -146,6 +146,14 @@ def test_each_adjustment_and_their_orders_are_pillow_s(channels):
         assert shares.min() > 0.99, np.flatnonzero(shares < 0.99)
 
 
+def test_without_a_turn_of_the_hue_nothing_goes_through_its_space():
+    images = many_images(3)
+    nothing = np.ones((4, len(images)), np.float32)
+    orders = np.arange(4, dtype=np.int32)[:, None].repeat(len(images), axis=1)
+    same = jax.jit(lambda images: from_planes(colour.jitter(to_planes(images), orders, nothing, with_hue=False)))
+    np.testing.assert_array_equal(same(images), images)
+
+
 def test_factors_and_orders_are_drawn_uniformly():
     strengths, number = (0.8, 1.5, 0.0, 0.2), 4000
     factors = np.asarray(jax.jit(lambda key: colour.draw_factors(key, number, strengths))(jax.random.key(0)))

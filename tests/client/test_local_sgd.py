@@ -123,6 +123,23 @@ def test_steps_equal_numpy(name):
     assert result.trained == {} and result.upload.metadata == {}
 
 
+def test_parts_that_clients_keep_are_not_clipped():
+    """They are not sent, so the update is the change of the others."""
+    uploads, length = [], 0.1
+    for fields in ({}, {"aggregation.clip_norm": length, "personal_parts": ("classifier",)}):
+        problem = problem_with(**FIELDS["plain"], **fields)
+        result, received, _ = run(problem, phase_of(problem))
+        uploads.append(result.upload.model.params)
+    whole, clipped = uploads
+    np.testing.assert_array_equal(clipped["classifier"]["kernel"], whole["classifier"]["kernel"])
+    start = np.asarray(received.model.params["backbone"]["bias"])
+    for job in (0, 2):
+        change = np.asarray(whole["backbone"]["bias"][job]) - start
+        assert np.linalg.norm(change) > length
+        expected = start + length * change / np.linalg.norm(change)
+        np.testing.assert_allclose(clipped["backbone"]["bias"][job], expected, atol=1e-6)
+
+
 def test_a_step_that_does_not_count_leaves_model_and_optimiser():
     """Without a gradient there would still be weight decay, and the momentum of the step before."""
     problem = problem_with(**{"client.weight_decay": 0.1, "client.clip_norm": 0.0})

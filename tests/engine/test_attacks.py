@@ -23,6 +23,7 @@ from fedjax_ssl.engine.attacks import attacked, told_counts
 from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.interface import Broadcast, Problem, Upload
 from fedjax_ssl.engine.round import measure_model
+from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
@@ -110,6 +111,14 @@ def test_one_honest_update_that_is_no_number_saves_nobody():
     )(sent).model.params["w"]  # fmt: skip
     honest = sent["w"][[1, 3]]
     np.testing.assert_allclose(found[0], honest.mean(axis=0) - honest.std(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_changes_come_back_to_their_leaves():
+    """A dict of changes that has been through `jax.tree.map` is in the order of its paths as texts: 10 before 2."""
+    like = {"layers": [jnp.full((1, 2), float(number)) for number in range(12)]}
+    changes = jax.tree.map(lambda leaf: leaf, changed_by(like, None))
+    assert list(changes) != list(changed_by(like, None))
+    jax.tree.map(np.testing.assert_array_equal, moved_by(changes, like, None), like)
 
 
 def test_counts_are_exaggerated_by_the_kind_of_lies_about_labels():

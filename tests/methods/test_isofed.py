@@ -1,15 +1,17 @@
 """IsoFed's alternation and its adaptation against NumPy; rounds of eligible clients alone."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl.client import STANDARD, own_teachers
-from fedjax_ssl.engine.interface import Cohort, Jobs, Phase, Report, State
+from fedjax_ssl.engine.interface import Selection, State
+from fedjax_ssl.engine.round import _of_those_who_answer
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.isofed import continued, is_labelled_turn
-from fedjax_ssl.server.eligible import _of_eligible
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (
@@ -61,40 +63,35 @@ def test_turns(fields, turns):
     assert "".join("L" if is_labelled_turn(options, number) else "U" for number in range(len(turns))) == turns
 
 
-def test_a_round_draws_those_who_have_a_turn_first_and_sends_nothing_to_others(data):
-    problem, method = method_of(clients_per_round=3)
+def test_a_round_draws_those_who_have_a_turn_and_nobody_else_is_present(data):
+    _, method = method_of(clients_per_round=3)
     drawn = {True: set(), False: set()}
+    select = jax.jit(lambda number, data, key: method.select(State(number, None), data, key))
     for number in range(20):
-        state, is_labelled = State(jnp.int32(number), None), number % 2 == 0
-        clients = np.asarray(method.select(state, data, jax.random.key(number)).clients)
+        is_labelled = number % 2 == 0
+        selection = select(jnp.int32(number), data, jax.random.key(number))
+        clients, present = np.asarray(selection.clients), np.asarray(selection.present)
         assert len(set(clients)) == 3
-        flags = np.asarray(method.personal(state, data, clients, None))
-        np.testing.assert_array_equal(flags, (clients == LABELLED) == is_labelled)
-        assert sorted(flags, reverse=True) == list(flags) and flags.sum() == (1 if is_labelled else 3)
+        np.testing.assert_array_equal(present, (clients == LABELLED) == is_labelled)
+        assert sorted(present, reverse=True) == list(present) and present.sum() == (1 if is_labelled else 3)
         drawn[is_labelled] |= {tuple(clients)}
     assert len(drawn[True]) > 1 and len(drawn[False]) > 1  # at random
     all_labelled = federation([[0, 2], [1], [0, 0]])
-    for number in range(2):
-        flags = method.personal(State(jnp.int32(number), None), all_labelled, np.arange(NUM_CLIENTS), None)
-        np.testing.assert_array_equal(flags, np.arange(NUM_CLIENTS) < 3)  # in the turn of nobody, too
-    sent = sent_down(problem)
-    size = sum(leaf.size * 4 for leaf in jax.tree.leaves(sent))
-    assert [float(method.wire_bytes.down(sent, flag)) for flag in (True, False)] == [size, 0]
+    for number in range(2):  # in the turn of nobody, too
+        selection = select(jnp.int32(number), all_labelled, jax.random.key(0))
+        np.testing.assert_array_equal(selection.present, selection.clients < 3)
 
 
-def test_who_has_no_turn_takes_no_part():
-    """Nor does its memory of labelling change, and no image of it counts as trained on."""
-
-    marks = jnp.ones((3, 2), bool)
-    everybody = Jobs(jnp.full(3, 5), (), Report(marks, marks), {"old": jnp.arange(3) + 7.0}, marks[:, 0])
-    phase = _of_eligible(Phase(lambda *_: everybody, None, None, None))
-    flags = jnp.array([True, False, True])
-    cohort = Cohort(jnp.arange(3), {"old": jnp.zeros(3)}, None, personal=flags)
-    jobs = phase.prepare(None, None, cohort, None)
-    np.testing.assert_array_equal(jobs.num_steps, [5, 0, 5])
-    np.testing.assert_array_equal(jobs.takes_part, flags)
-    np.testing.assert_array_equal(jobs.report.qualified, [[True] * 2, [False] * 2, [True] * 2])
-    np.testing.assert_array_equal(jobs.own["old"], [7, 0, 9])
+def test_images_of_clients_without_a_turn_enter_no_statistics(data):
+    """Those who are drawn to fill the cohort count as absent; clients that are not drawn stay as they are."""
+    result = SimpleNamespace(clients=jnp.array([LABELLED, 1]), present=jnp.array([True, False]))
+    selection = Selection(result.clients, present=result.present)
+    config = SimpleNamespace(availability=SimpleNamespace(never=0.0))
+    sizes = np.asarray(_of_those_who_answer(config, data, selection, result).client_size)
+    expected = np.asarray(data.client_size).copy()
+    assert LABELLED != 1 and expected[1] > 0
+    expected[1] = 0
+    np.testing.assert_array_equal(sizes, expected)
 
 
 # --- What they train. ------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
+from fedjax_ssl.models.vit import heads_of
 from fedjax_ssl.models.wide_resnet import WideResNet
 
 
@@ -280,6 +281,11 @@ def test_resnet8_count_by_hand_at_any_width():
 def test_a_width_that_a_backbone_cannot_have(name, width):
     with pytest.raises(UserError, match=r"model\.width"):
         model(name=name, width=width)
+
+
+@pytest.mark.parametrize(("width", "heads"), [(96, 3), (100, 2), (112, 2), (33, 1), (16, 1), (160, 5)])
+def test_attention_has_heads_that_divide_the_width(width, heads):
+    assert heads_of(width, head_width=32) == heads
 
 
 def test_lenet_against_numpy_and_what_it_refuses():
