@@ -260,7 +260,8 @@ class Workdir:
     def close(self) -> None:
         """Closes the files and releases the folder."""
         for file in self._files.values():
-            file.close()
+            with contextlib.suppress(OSError):  # of a full disk, of which `append` has told
+                file.close()
         self._files.clear()
 
 

@@ -1,6 +1,7 @@
 """What the operating system or a file says is one line and a status; the line names a file with the traceback."""
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import json
@@ -20,9 +21,10 @@ from fedjax_ssl.__main__ import leave_out_callbacks
 from fedjax_ssl.cli import commands
 from fedjax_ssl.errors import outside_reason
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.workdir import METRICS, Workdir
 from fedjax_ssl.run import under_way
 from fedjax_ssl.run.observe.listeners import SaveCheckpoints, WriteRecords
-from tests.helpers.runs import ROOT, make_tiny_config
+from tests.helpers.runs import ROOT, files_of_at_most, make_tiny_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 FULL = OSError(28, "No space left on device", "runs/a/metrics.jsonl")
@@ -270,3 +272,16 @@ def test_the_error_names_its_folder(tmp_path):
     with pytest.raises(StoppedError) as caught, under_way.under_way(tmp_path):
         raise FULL
     assert caught.value.folder == tmp_path and caught.value.__cause__ is FULL
+
+
+def test_a_full_disk_is_said_although_the_files_cannot_be_closed(tmp_path):
+    """What did not fit is written again as a file closes."""
+    run, line = tmp_path / "run", {"round": 1, **{f"figure_{number}": 0.5 for number in range(100)}}
+    words = f"File too large; the last checkpoint is kept, and .* --workdir={run} resumes"
+    with files_of_at_most(50_000), pytest.raises(StoppedError, match=words):
+        with contextlib.closing(Workdir(run, make_tiny_config().to_dict())) as folder:
+            folder.begin(0)
+            with under_way.under_way(run):
+                for _ in range(100):
+                    folder.append(METRICS, [line])
+    assert folder._files == {}
