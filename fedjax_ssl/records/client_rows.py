@@ -59,6 +59,7 @@ class ClientRows:
                     self._file.execute("DELETE FROM rows WHERE round > ?", (from_round,))
                     self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(from_round),))
             self._file.execute("BEGIN")
+        self._committed = -1 if from_round is None else from_round  # the last round that a checkpoint may see
         self._written: list[tuple[int, int]] = []  # (client, round) of rows that will hide older ones
         self._knows_all = from_round is None  # after a resume not before the first look at all rows
 
@@ -78,10 +79,11 @@ class ClientRows:
         return data
 
     def write(self, client: int, round_number: int, data: bytes) -> None:
-        """Writes a row into the transaction that `commit` ends."""
+        """Writes a row into the transaction that `commit` ends, in place of the client's row there."""
         row = (client, round_number, _sum(client, round_number, data), data)
         with self._one_line():
-            self._file.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", row)
+            self._file.execute("DELETE FROM rows WHERE client = ? AND round > ?", (client, self._committed))
+            self._file.execute("INSERT INTO rows VALUES (?, ?, ?, ?)", row)
         self._written.append((client, round_number))
 
     def commit(self, round_number: int, kept: list[int]) -> None:
@@ -98,6 +100,7 @@ class ClientRows:
                 self._delete_hidden(min(kept))
             self._file.execute("COMMIT")
             self._file.execute("BEGIN")
+        self._committed = round_number
 
     def _delete_hidden(self, oldest: int) -> None:
         """Deletes each row that has a newer one of the same client which the oldest kept checkpoint already sees."""

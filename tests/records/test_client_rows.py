@@ -3,7 +3,6 @@
 import hashlib
 import os
 import pathlib
-import resource
 import shutil
 import signal
 import sqlite3
@@ -16,6 +15,7 @@ import pytest
 
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.records.client_rows import ClientRows, check_rows
+from tests.helpers.runs import files_of_at_most
 
 
 def rows_of(rows, clients=range(4)):
@@ -52,6 +52,21 @@ def test_room_on_the_disk_is_used_again(tmp_path):
         rows.commit(number, [number - 2, number - 1])
     # Of each client the rows of the checkpoints that are kept, and of the round that is written.
     assert path.stat().st_size < 4.5 * length * number_of_clients
+    rows.close()
+
+
+def test_between_checkpoints_a_client_has_one_row(tmp_path):
+    """However often its memory leaves the cache, and rows that a checkpoint sees stay."""
+    path, kept = tmp_path / "clients.sqlite", []
+    rows = ClientRows(path, "run", None)
+    for number in range(1, 41):
+        rows.write(0, number, b"%d" % number)
+        if number % 10 == 0:
+            rows.commit(number, kept)
+            kept = [*kept, number][-2:]
+            with sqlite3.connect(path) as file:
+                found = [number for (number,) in file.execute("SELECT round FROM rows ORDER BY round")]
+            assert found == list(range(10, number + 1, 10))[-3:]
     rows.close()
 
 
@@ -159,17 +174,13 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     rows = ClientRows(path, "run", None)
     rows.write(0, 1, b"a" * 100_000)
     rows.commit(1, [])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))  # of a process of Python, SIGXFSZ is ignored
-    try:
+    with files_of_at_most(300_000):
         with pytest.raises(OSError, match=r"cannot write .*clients\.sqlite") as caught:
             for client in range(200):
                 rows.write(client, 2, b"b" * 100_000)
             rows.commit(2, [])
         assert "\n" not in str(caught.value)
         rows.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert rows_of(ClientRows(path, "run", 1)) == {0: b"a" * 100_000}
 
 
