@@ -71,10 +71,11 @@ class ClientRows:
         """
         with self._one_line():
             found = self._file.execute(_NEWEST, (client,)).fetchone()
-        if found is None:
-            return None
-        number, digest, data = found
-        if digest != _sum(client, number, data):
+            if found is None:
+                return None
+            number, digest, data = found
+            is_whole = digest == _sum(client, number, data)
+        if not is_whole:
             raise UserError(f"{self._path}: the row of client {client} is not what was written; put a copy back")
         return data
 
@@ -129,7 +130,7 @@ class ClientRows:
             raise
         except sqlite3.OperationalError as error:
             raise OSError(f"cannot write {self._path}: {first_line(error)}") from error
-        except (sqlite3.DatabaseError, ValueError, KeyError) as error:
+        except (sqlite3.DatabaseError, ValueError, TypeError, KeyError) as error:
             raise UserError(f"{self._path} is damaged: {first_line(error)}; put a copy back") from error
 
 
@@ -157,7 +158,7 @@ def check_rows(path: pathlib.Path, run: str, from_round: int) -> None:
         raise
     except sqlite3.OperationalError as error:
         raise UserError(f"cannot write to {path}: {first_line(error)}") from error
-    except (sqlite3.DatabaseError, ValueError, KeyError) as error:
+    except (sqlite3.DatabaseError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} is damaged: {first_line(error)}; put a copy back") from error
 
 

@@ -161,6 +161,15 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
         assert "\n" not in str(caught.value)
         with pytest.raises(UserError, match=rf"^\S+{name} is damaged: "):
             rows_of(ClientRows(tmp_path / name, "run", 1))
+    for name, text in {"a_word": "UPDATE rows SET data = 'word'", "nothing": "UPDATE rows SET data = NULL"}.items():
+        with sqlite3.connect(copy(name)) as file:
+            file.execute(text)
+        with pytest.raises(UserError, match=rf"^\S+{name} is damaged: "):
+            ClientRows(tmp_path / name, "run", 1).read(0)
+    with sqlite3.connect(copy("no_round")) as file:
+        file.execute("UPDATE run SET value = NULL WHERE name = 'oldest'")
+    with pytest.raises(UserError, match=r"^\S+no_round is damaged: "):
+        check_rows(tmp_path / "no_round", "run", 1)
     assert not (tmp_path / "missing").exists()
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(OSError, match="link"):
