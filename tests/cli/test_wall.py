@@ -268,10 +268,13 @@ def test_late_callbacks_of_a_failed_checkpoint_print_nothing(capsys, monkeypatch
         assert text in told and bool(told) == bool(text)
 
 
-def test_the_error_names_its_folder(tmp_path):
-    with pytest.raises(StoppedError) as caught, under_way.under_way(tmp_path):
-        raise FULL
-    assert caught.value.folder == tmp_path and caught.value.__cause__ is FULL
+@pytest.mark.parametrize("error", [FULL, UserError("images.npy has changed; put the old file back")])
+def test_the_error_names_its_folder(error, tmp_path):
+    """Also one that is the user's to mend, for a run has begun."""
+    with pytest.raises(StoppedError, match=f"; the last .* --workdir={tmp_path} resumes") as caught:
+        with under_way.under_way(tmp_path):
+            raise error
+    assert caught.value.folder == tmp_path and caught.value.__cause__ is error
 
 
 def test_a_full_disk_is_said_although_the_files_cannot_be_closed(tmp_path):
