@@ -1,6 +1,7 @@
 """The memory of clients and the server's records of them outside of the program: on the host, or on the disk."""
 
 import contextlib
+import json
 import os
 import pathlib
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import free_name
-from fedjax_ssl.records.client_rows import ClientRows
+from fedjax_ssl.records.client_rows import ClientRows, Owner
 from fedjax_ssl.records.manifest import partition_sum
 from fedjax_ssl.records.workdir import CLIENTS, Workdir
 from fedjax_ssl.run import hosts
@@ -34,7 +35,7 @@ class ClientMemory:
     def __init__(
         self,
         path: pathlib.Path | None,
-        run: str,
+        run: Owner,
         from_round: int | None,
         sizes: np.ndarray,
         of_examples: Any,
@@ -195,9 +196,11 @@ def _arrays(data: bytes, like: list[tuple[tuple[int, ...], Any]]) -> list[np.nda
     return found
 
 
-def run_of(experiment: Experiment) -> str:
-    """Names a run in the file of its clients' memory."""
-    return f"seed {experiment.problem.config.seed}, partition {partition_sum(experiment.partition)}"
+def run_of(experiment: Experiment) -> Owner:
+    """Whose the file of a run's clients' memory is."""
+    config = experiment.problem.config
+    name = f"seed {config.seed}, partition {partition_sum(experiment.partition)}"
+    return Owner(name, json.loads(json.dumps(config.to_dict())))
 
 
 def open_memory(

@@ -271,9 +271,9 @@ def test_late_callbacks_of_a_failed_checkpoint_print_nothing(capsys, monkeypatch
 @pytest.mark.parametrize("error", [FULL, UserError("images.npy has changed; put the old file back")])
 def test_the_error_names_its_folder(error, tmp_path):
     """Also one that is the user's to mend, for a run has begun."""
-    with pytest.raises(StoppedError, match=f"; the last .* --workdir={tmp_path} resumes") as caught:
-        with under_way.under_way(tmp_path):
-            raise error
+    words = f"; the last .* --workdir={tmp_path} resumes"
+    with pytest.raises(StoppedError, match=words) as caught, under_way.under_way(tmp_path):
+        raise error
     assert caught.value.folder == tmp_path and caught.value.__cause__ is error
 
 
@@ -281,10 +281,10 @@ def test_a_full_disk_is_said_although_the_files_cannot_be_closed(tmp_path):
     """What did not fit is written again as a file closes."""
     run, line = tmp_path / "run", {"round": 1, **{f"figure_{number}": 0.5 for number in range(100)}}
     words = f"File too large; the last checkpoint is kept, and .* --workdir={run} resumes"
-    with files_of_at_most(50_000), pytest.raises(StoppedError, match=words):
-        with contextlib.closing(Workdir(run, make_tiny_config().to_dict())) as folder:
-            folder.begin(0)
-            with under_way.under_way(run):
-                for _ in range(100):
-                    folder.append(METRICS, [line])
+    closing = contextlib.closing(Workdir(run, make_tiny_config().to_dict()))
+    with files_of_at_most(50_000), pytest.raises(StoppedError, match=words), closing as folder:
+        folder.begin(0)
+        with under_way.under_way(run):
+            for _ in range(100):
+                folder.append(METRICS, [line])
     assert folder._files == {}
