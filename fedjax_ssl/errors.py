@@ -83,7 +83,10 @@ def first_line(error: BaseException) -> str:
 
 
 _CODE = "os_error_code"  # of TensorStore, with a number
-_DISK_WORDS = ("No space left on device", "Disk quota exceeded", "Input/output error", "Read-only file system")
+_DISK_WORDS = (
+    *("No space left on device", "Disk quota exceeded", "Input/output error", "Read-only file system"),
+    *("database or disk is full", "disk I/O error"),  # of SQLite
+)
 # What libraries that write files or take memory say in errors of kinds of their own.
 _OUTSIDE_WORDS = (*_DISK_WORDS, "File too large", "Permission denied", _CODE)
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")

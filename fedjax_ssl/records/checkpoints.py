@@ -79,7 +79,7 @@ class Checkpoints:
         Args:
             round_number: after which the state is.
             state: a pytree of arrays.
-            records: the checksum of the run's records until then, for `records_of`; '': none.
+            records: the checksum of the run's records until then, for `fits`; '': none.
 
         Raises:
             OSError: it cannot be written; the checkpoints before it are unharmed.
@@ -114,10 +114,19 @@ class Checkpoints:
             if path.suffix == ".tmp" or ".orbax-checkpoint-tmp" in path.name:
                 remove_folder(path)
 
-    def records_of(self, round_number: int) -> str | None:
-        """The checksum of the records that a checkpoint was saved with; None without one, as in earlier versions."""
-        path = self._folder / str(round_number) / RECORDS_SUM
-        return read_whole(path).decode(errors="replace") if path.exists() else None
+    def fits(self, round_number: int, records: str) -> bool:
+        """Whether a checkpoint was saved with records of this checksum.
+
+        True also for one that does not say so, as in earlier versions, and for a damaged one, which `restore` tells.
+        """
+        path = self._folder / str(round_number)
+        try:
+            if not (path / RECORDS_SUM).exists() or read_whole(path / RECORDS_SUM) == records.encode():
+                return True
+            _check_sums(path)
+        except (OSError, _DamagedError):
+            return True
+        return False
 
     def set_aside(self, after: int) -> None:
         """Renames the checkpoints of later rounds, ROUND to ROUND.set_aside, so that the run can go on from `after`."""
@@ -146,11 +155,12 @@ class Checkpoints:
         found, number, passed_over = self._first_whole(read, reached=reached)
         return Restored(jax.tree.unflatten(jax.tree.structure(like), list(found.values())), number, passed_over)
 
-    def shapes(self, round_number: int | None = None) -> dict[str, tuple[int, ...]]:
+    def shapes(self, round_number: int | None = None, reached: int | None = None) -> dict[str, tuple[int, ...]]:
         """The shapes of a checkpoint's leaves, by their paths in the state.
 
         Args:
             round_number: the checkpoint's; None: the newest that is whole.
+            reached: see `restore`.
 
         Raises:
             UserError: there is no such checkpoint, or it cannot be used.
@@ -159,7 +169,7 @@ class Checkpoints:
         def read(path: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
             return {_of_today(name)[_DIGITS:]: tuple(leaf.shape) for name, leaf in saved.items()}
 
-        return self._first_whole(read, only=round_number)[0]
+        return self._first_whole(read, reached, round_number)[0]
 
     def restore_part(self, like: Any, round_number: int | None = None) -> Restored:
         """The named entries of a checkpoint, without reading the others.

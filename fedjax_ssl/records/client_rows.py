@@ -8,9 +8,11 @@ used again.
 
 import contextlib
 import hashlib
+import json
 import pathlib
 import sqlite3
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import refuse_link
@@ -25,15 +27,22 @@ MOST_ROW_BYTES = 10**9 - 1000  # SQLite takes 10**9 with the other columns
 _PAGE_BYTES = 8192  # only rows of half a page to a page take much more than their bytes
 
 
+class Owner(NamedTuple):
+    """The run that a file belongs to."""
+
+    name: str  # by what it is trained with, such as its partition
+    config: dict[str, Any]  # nested dicts, as JSON gives them
+
+
 class ClientRows:
     """The file of one run. Its errors are a `UserError` of one line, or an `OSError` if the disk is full."""
 
-    def __init__(self, path: pathlib.Path, run: str, from_round: int | None):
+    def __init__(self, path: pathlib.Path, run: Owner, from_round: int | None):
         """Opens the file, which `check_rows` has looked at, or makes it.
 
         Args:
             path: of the file.
-            run: names the run, such as by the checksum of what it is trained with: another run's file is refused.
+            run: whose file it is: another run's is refused.
             from_round: the round to resume from; later rows are deleted. None: a new run; all rows are deleted.
 
         Raises:
@@ -51,7 +60,7 @@ class ClientRows:
             self._file.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             self._file.executescript(_TABLES)
             if from_round is None:
-                begin = [("run", run), ("oldest", "0"), ("reached", "0")]
+                begin = [("run", run.name), ("config", json.dumps(run.config)), ("oldest", "0"), ("reached", "0")]
                 self._file.executemany("INSERT INTO run VALUES (?, ?)", begin)
             else:
                 _refuse_other(self._file, path, run, from_round)
@@ -59,6 +68,7 @@ class ClientRows:
                     self._file.execute("DELETE FROM rows WHERE round > ?", (from_round,))
                     self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(from_round),))
             self._file.execute("BEGIN")
+        self._committed = -1 if from_round is None else from_round  # the last round that a checkpoint may see
         self._written: list[tuple[int, int]] = []  # (client, round) of rows that will hide older ones
         self._knows_all = from_round is None  # after a resume not before the first look at all rows
 
@@ -70,18 +80,20 @@ class ClientRows:
         """
         with self._one_line():
             found = self._file.execute(_NEWEST, (client,)).fetchone()
-        if found is None:
-            return None
-        number, digest, data = found
-        if digest != _sum(client, number, data):
+            if found is None:
+                return None
+            number, digest, data = found
+            is_whole = digest == _sum(client, number, data)
+        if not is_whole:
             raise UserError(f"{self._path}: the row of client {client} is not what was written; put a copy back")
         return data
 
     def write(self, client: int, round_number: int, data: bytes) -> None:
-        """Writes a row into the transaction that `commit` ends."""
+        """Writes a row into the transaction that `commit` ends, in place of the client's row there."""
         row = (client, round_number, _sum(client, round_number, data), data)
         with self._one_line():
-            self._file.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", row)
+            self._file.execute("DELETE FROM rows WHERE client = ? AND round > ?", (client, self._committed))
+            self._file.execute("INSERT INTO rows VALUES (?, ?, ?, ?)", row)
         self._written.append((client, round_number))
 
     def commit(self, round_number: int, kept: list[int]) -> None:
@@ -98,6 +110,7 @@ class ClientRows:
                 self._delete_hidden(min(kept))
             self._file.execute("COMMIT")
             self._file.execute("BEGIN")
+        self._committed = round_number
 
     def _delete_hidden(self, oldest: int) -> None:
         """Deletes each row that has a newer one of the same client which the oldest kept checkpoint already sees."""
@@ -126,7 +139,7 @@ class ClientRows:
             raise
         except sqlite3.OperationalError as error:
             raise OSError(f"cannot write {self._path}: {first_line(error)}") from error
-        except (sqlite3.DatabaseError, ValueError, KeyError) as error:
+        except (sqlite3.DatabaseError, ValueError, TypeError, KeyError) as error:
             raise UserError(f"{self._path} is damaged: {first_line(error)}; put a copy back") from error
 
 
@@ -134,7 +147,7 @@ def _sum(client: int, round_number: int, data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16, key=f"{client} {round_number}".encode()).digest()
 
 
-def check_rows(path: pathlib.Path, run: str, from_round: int) -> None:
+def check_rows(path: pathlib.Path, run: Owner, from_round: int) -> None:
     """Checks every page of a file from which a run goes on, and writes nothing but what SQLite undoes after a kill.
 
     Args:
@@ -154,7 +167,7 @@ def check_rows(path: pathlib.Path, run: str, from_round: int) -> None:
         raise
     except sqlite3.OperationalError as error:
         raise UserError(f"cannot write to {path}: {first_line(error)}") from error
-    except (sqlite3.DatabaseError, ValueError, KeyError) as error:
+    except (sqlite3.DatabaseError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} is damaged: {first_line(error)}; put a copy back") from error
 
 
@@ -163,9 +176,13 @@ def _refuse_missing(path: pathlib.Path) -> None:
         raise UserError(f"{path} is missing, which has the clients' memory; put it back, or train in another workdir")
 
 
-def _refuse_other(file: sqlite3.Connection, path: pathlib.Path, run: str, from_round: int) -> None:
+def _refuse_other(file: sqlite3.Connection, path: pathlib.Path, run: Owner, from_round: int) -> None:
+    from fedjax_ssl.config import complete  # here: a new file needs no JAX
+    from fedjax_ssl.records.workdir import forbidden_changes
+
     found = dict(file.execute("SELECT name, value FROM run"))
-    if found.get("run") != run:
+    then = complete(json.loads(found.get("config", "{}")))
+    if found.get("run") != run.name or ("config" in found and forbidden_changes(then, complete(run.config))):
         raise UserError(f"{path} is another run's; put this run's back, or train in another workdir")
     if not int(found["oldest"]) <= from_round <= int(found["reached"]):
         raise UserError(

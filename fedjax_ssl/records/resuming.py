@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.config import add_section, base_config, complete, flatten
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import replace_file
+from fedjax_ssl.files import read_json, replace_file
 from fedjax_ssl.records.workdir import CONFIG, read_config, refuse_code
 
 SEEDS = "seeds.json"  # of a workdir of several seeds, above their runs
@@ -33,10 +33,10 @@ def saved_config(workdir: str, allow_code: bool) -> ConfigDict | None:
     """
     folder = pathlib.Path(workdir)
     try:
-        seeds = tuple(map(int, json.loads((folder / SEEDS).read_text()))) if (folder / SEEDS).is_file() else ()
+        seeds = tuple(map(int, read_json(folder / SEEDS))) if (folder / SEEDS).is_file() else ()
         places = [folder, *(folder / f"seed_{seed}" for seed in seeds)]
         place = next((place for place in places if (place / CONFIG).is_file()), None)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, OverflowError) as error:  # OverflowError of Infinity
         raise UserError(f"cannot read the workdir {workdir!r}: {' '.join(str(error).split())}") from error
     if place is None:
         return None

@@ -162,6 +162,7 @@ class Workdir:
         check_folder("runs" if path is None else path)  # before anything takes long
         self.path = None if path is None else pathlib.Path(path)
         self.config = json.loads(json.dumps(config))  # as it will be read: JSON makes lists of tuples
+        self.is_changed = False  # whether `begin` cuts lines of METRICS that can be read but are not what was written
         self._files: dict[str, Any] = {}
         self.is_begun = path is not None and (self.path / CONFIG).exists()
         if path is None:
@@ -200,7 +201,7 @@ class Workdir:
                 (self.path / name).unlink(missing_ok=True)  # of fewer rounds
             replace_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
             for name, found in records.items():
-                if found.damage:
+                if found.damage or (name == METRICS and self.is_changed):
                     with replaced(free_name(self.path / f"{name}.set_aside")) as copy:
                         copy.write(read_whole(self.path / name))
                 kept = [line for line in found.lines if line["round"] <= round_number]
@@ -260,7 +261,8 @@ class Workdir:
     def close(self) -> None:
         """Closes the files and releases the folder."""
         for file in self._files.values():
-            file.close()
+            with contextlib.suppress(OSError):  # of a full disk, of which `append` has told
+                file.close()
         self._files.clear()
 
 

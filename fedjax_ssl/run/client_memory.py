@@ -1,6 +1,8 @@
 """The memory of clients and the server's records of them outside of the program: on the host, or on the disk."""
 
 import contextlib
+import json
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +13,8 @@ import numpy as np
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.records.client_rows import ClientRows
+from fedjax_ssl.files import free_name
+from fedjax_ssl.records.client_rows import ClientRows, Owner
 from fedjax_ssl.records.manifest import partition_sum
 from fedjax_ssl.records.workdir import CLIENTS, Workdir
 from fedjax_ssl.run import hosts
@@ -32,7 +35,7 @@ class ClientMemory:
     def __init__(
         self,
         path: pathlib.Path | None,
-        run: str,
+        run: Owner,
         from_round: int | None,
         sizes: np.ndarray,
         of_examples: Any,
@@ -102,7 +105,7 @@ class ClientMemory:
         ids_of = [ids[is_record] for is_record in self._is_record]
         leaves = [
             np.repeat(self._cut(like, axis, data.width)[None], len(of_leaf), axis=0)
-            for (like, axis), of_leaf in zip(self._leaves(), ids_of)
+            for like, axis, of_leaf in zip(self._like, self._axes, ids_of)
         ]
         found = {int(client): self._row(int(client)) for client in np.union1d(*ids) if client < len(self._sizes)}
         # All hosts must run a program, or none; whose rows there are only the first one knows.
@@ -156,9 +159,6 @@ class ClientMemory:
             self._cache.clear()
             self._bytes = 0.0
 
-    def _leaves(self) -> list[tuple[np.ndarray, int]]:
-        return list(zip(self._like, self._axes))
-
     def _remember(self, client: int, own: list[np.ndarray]) -> None:
         self._bytes += sum(leaf.nbytes for leaf in own) - sum(leaf.nbytes for leaf in self._cache.get(client, ()))
         self._cache[client] = own
@@ -169,7 +169,7 @@ class ClientMemory:
             if written is None:
                 return None
             size = int(self._sizes[client])
-            cut = [self._cut(like, axis, size) for like, axis in self._leaves()]
+            cut = [self._cut(like, axis, size) for like, axis in zip(self._like, self._axes)]
             self._remember(client, _arrays(written, [(leaf.shape, leaf.dtype) for leaf in cut]))
         return self._cache[client]
 
@@ -196,9 +196,11 @@ def _arrays(data: bytes, like: list[tuple[tuple[int, ...], Any]]) -> list[np.nda
     return found
 
 
-def run_of(experiment: Experiment) -> str:
-    """Names a run in the file of its clients' memory."""
-    return f"seed {experiment.problem.config.seed}, partition {partition_sum(experiment.partition)}"
+def run_of(experiment: Experiment) -> Owner:
+    """Whose the file of a run's clients' memory is."""
+    config = experiment.problem.config
+    name = f"seed {config.seed}, partition {partition_sum(experiment.partition)}"
+    return Owner(name, json.loads(json.dumps(config.to_dict())))
 
 
 def open_memory(
@@ -286,6 +288,8 @@ def resume_memory(
             memory.resume(shapes)
             clients, records = memory.read(machine.put(experiment.data))
             return state._replace(clients=clients, records=records), None
+    if folder is not None and (folder.path / CLIENTS).exists():  # the older checkpoint may have its memory there
+        os.rename(folder.path / CLIENTS, free_name(folder.path / f"{CLIENTS}.set_aside"))
     memory = stack.enter_context(contextlib.closing(open_memory(machine, experiment, folder, None)))
     rows, everyone = jax.device_get(state.of_clients), np.arange(experiment.problem.config.num_clients)
     memory.begin(rows)

@@ -131,8 +131,8 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         if experiments:
             shape = experiments[0].state_shape
         else:
-            _check_delivery(config, method)
             shape = jax.eval_shape(init, data)
+            _check_delivery(config, method, has_rows=views is not None and bool(jax.tree.leaves(shape.records)))
             check_private(problem, method, shape, data)
         parts = problem, make_method(problem), data, hidden_labels, partition, dataset, init, shape
         experiments.append(Experiment(*parts, views, place.residence))
@@ -212,8 +212,20 @@ def make_method(problem: Problem, **of_network: Any) -> Method:
     return with_own_parts(problem, method) if problem.config.personal_parts else method
 
 
-def _check_delivery(config: ConfigDict, method: Method) -> None:
-    """Raises a UserError if attacks, compression or delays are set that the method's uploads do not allow."""
+def _check_delivery(config: ConfigDict, method: Method, has_rows: bool) -> None:
+    """Raises a UserError if attacks, compression or delays are set that the method's uploads do not allow.
+
+    Args:
+        config: of the run.
+        method: its.
+        has_rows: whether the device has the server's records of a round's clients alone.
+    """
+    if has_rows and config.availability.late and config.availability.late_weight:
+        raise UserError(
+            f"availability.late={config.availability.late:g} with availability.late_weight above 0 needs "
+            f"{config.method}'s records of all clients on the device: set residence.data='device' and "
+            "residence.clients='device'"
+        )
     if config.stop.bytes and not method.phases:
         raise UserError(f"stop.bytes={config.stop.bytes:g} is not for {config.method}, which sends nothing to clients")
     if config.compression.kind != "none" and method.wire_bytes is not None:

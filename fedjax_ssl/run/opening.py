@@ -150,13 +150,14 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
     fitting = [
         number
         for number in checkpoints.rounds()
-        if number <= reached and checkpoints.records_of(number) in (None, folder.checksum(number))
+        if number <= reached and checkpoints.fits(number, folder.checksum(number))
     ]
     changed = []
     if any(number not in fitting for number in checkpoints.rounds() if number <= reached):
         changed = [f"{folder.path / METRICS} is not what was written"]
         reached = max(fitting, default=reached)
-    restored = checkpoints.restore(_shape_in(checkpoints, experiment), reached)
+    restored = checkpoints.restore(_shape_in(checkpoints, experiment, reached), reached)
+    folder.is_changed = bool(changed) and restored.round < len(metrics.lines)
     timed = {line["round"] for line in folder.read(TIMINGS) if "seconds" in line}
     untimed = sum(number not in timed for number in range(1, restored.round + 1))
     for line in filter(None, [metrics.damage, *changed, *restored.passed_over]):
@@ -169,12 +170,15 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
     return restored.state
 
 
-def _shape_in(checkpoints: Checkpoints, experiment: Experiment) -> State:
-    """The shapes in a checkpoint. Depending on the residence, the clients' memory is in it or in a file beside it."""
+def _shape_in(checkpoints: Checkpoints, experiment: Experiment, reached: int) -> State:
+    """The shapes in the checkpoint that is restored.
+
+    Depending on the residence that it was saved with, the clients' memory is in it or in a file beside it.
+    """
     shape = experiment.state_shape
     if not jax.tree.leaves(shape.of_clients):
         return shape
-    if not any(name.startswith((".clients", ".records")) for name in checkpoints.shapes()):
+    if not any(name.startswith((".clients", ".records")) for name in checkpoints.shapes(reached=reached)):
         return shape._replace(clients={}, records={})
     number = experiment.problem.config.num_clients
     of_all = lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape[1:]), leaf.dtype)  # noqa: E731

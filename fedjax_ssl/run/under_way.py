@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 from collections.abc import Iterator
 
-from fedjax_ssl.errors import StoppedError, outside_reason
+from fedjax_ssl.errors import StoppedError, UserError, outside_reason
 
 _folder: pathlib.Path | None = None
 
@@ -17,7 +17,7 @@ def under_way(folder: pathlib.Path) -> Iterator[None]:
         folder: the workdir that resumes the run: the run's own, or that of several seeds.
 
     Raises:
-        StoppedError: the operating system, a file or a lack of memory ended the run.
+        StoppedError: the operating system, a file or a lack of memory ended the run, or what the user can mend.
     """
     global _folder
     _folder = folder
@@ -25,7 +25,7 @@ def under_way(folder: pathlib.Path) -> Iterator[None]:
         yield
     except Exception as error:
         _folder = None
-        reason = outside_reason(error)
+        reason = outside_reason(error) or (str(error) if isinstance(error, UserError) else None)
         if reason is None:
             raise
         kept = f"the last checkpoint is kept, and python launch.py --workdir={folder} resumes from it"

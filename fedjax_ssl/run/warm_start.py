@@ -130,7 +130,7 @@ def _check_labels(
 ) -> None:
     """Raises UserError if the other run was trained on labels that are hidden in this one."""
     config, ours = experiment.problem.config, dataset_facts(experiment.dataset)
-    same_images = (facts["name"], facts.get("num_train")) == (ours["name"], ours["num_train"])
+    same_images = (facts.get("name"), facts.get("num_train")) == (ours["name"], ours["num_train"])
     if labels_revealed(config) or not same_images:
         return
     if labels_revealed(theirs):

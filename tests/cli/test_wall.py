@@ -1,6 +1,7 @@
 """What the operating system or a file says is one line and a status; the line names a file with the traceback."""
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import json
@@ -20,9 +21,10 @@ from fedjax_ssl.__main__ import leave_out_callbacks
 from fedjax_ssl.cli import commands
 from fedjax_ssl.errors import outside_reason
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.workdir import METRICS, Workdir
 from fedjax_ssl.run import under_way
 from fedjax_ssl.run.observe.listeners import SaveCheckpoints, WriteRecords
-from tests.helpers.runs import ROOT, make_tiny_config
+from tests.helpers.runs import ROOT, files_of_at_most, make_tiny_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 FULL = OSError(28, "No space left on device", "runs/a/metrics.jsonl")
@@ -266,7 +268,23 @@ def test_late_callbacks_of_a_failed_checkpoint_print_nothing(capsys, monkeypatch
         assert text in told and bool(told) == bool(text)
 
 
-def test_the_error_names_its_folder(tmp_path):
-    with pytest.raises(StoppedError) as caught, under_way.under_way(tmp_path):
-        raise FULL
-    assert caught.value.folder == tmp_path and caught.value.__cause__ is FULL
+@pytest.mark.parametrize("error", [FULL, UserError("images.npy has changed; put the old file back")])
+def test_the_error_names_its_folder(error, tmp_path):
+    """Also one that is the user's to mend, for a run has begun."""
+    words = f"; the last .* --workdir={tmp_path} resumes"
+    with pytest.raises(StoppedError, match=words) as caught, under_way.under_way(tmp_path):
+        raise error
+    assert caught.value.folder == tmp_path and caught.value.__cause__ is error
+
+
+def test_a_full_disk_is_said_although_the_files_cannot_be_closed(tmp_path):
+    """What did not fit is written again as a file closes."""
+    run, line = tmp_path / "run", {"round": 1, **{f"figure_{number}": 0.5 for number in range(100)}}
+    words = f"File too large; the last checkpoint is kept, and .* --workdir={run} resumes"
+    closing = contextlib.closing(Workdir(run, make_tiny_config().to_dict()))
+    with files_of_at_most(50_000), pytest.raises(StoppedError, match=words), closing as folder:
+        folder.begin(0)
+        with under_way.under_way(run):
+            for _ in range(100):
+                folder.append(METRICS, [line])
+    assert folder._files == {}

@@ -1,6 +1,8 @@
 """Tiny runs and where the repository is."""
 
+import contextlib
 import pathlib
+import resource
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY_BACKBONE = f"{ROOT / 'tests' / 'helpers' / 'tiny_backbone.py'}:TinyBackbone"
@@ -49,3 +51,14 @@ def forget_manifests(run):
         (sums.parent / MANIFEST).unlink(missing_ok=True)
         lines = sums.read_text().splitlines(keepends=True)
         sums.write_text("".join(line for line in lines if MANIFEST not in line))
+
+
+@contextlib.contextmanager
+def files_of_at_most(length):
+    """A disk that is full: this process writes no file beyond `length` bytes. Python ignores SIGXFSZ."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (length, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import pathlib
-import resource
 import shutil
 import signal
 import sqlite3
@@ -15,7 +14,10 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.records.client_rows import ClientRows, check_rows
+from fedjax_ssl.records.client_rows import ClientRows, Owner, check_rows
+from tests.helpers.runs import files_of_at_most
+
+RUN = Owner("run", {})
 
 
 def rows_of(rows, clients=range(4)):
@@ -24,7 +26,7 @@ def rows_of(rows, clients=range(4)):
 
 def test_a_run_goes_on_from_any_checkpoint_that_is_kept(tmp_path):
     path, states, kept = tmp_path / "clients.sqlite", {}, []
-    rows = ClientRows(path, "run", None)
+    rows = ClientRows(path, RUN, None)
     for number in range(6):
         if number:
             rows.write(number % 3, number, b"%d" % number * 1000)
@@ -34,18 +36,18 @@ def test_a_run_goes_on_from_any_checkpoint_that_is_kept(tmp_path):
     rows.write(3, 6, b"lost")
     rows.close()  # as if it had been killed
     for number in (5, 4):
-        rows = ClientRows(path, "run", number)
+        rows = ClientRows(path, RUN, number)
         assert rows_of(rows) == states[number]
         rows.close()
     with pytest.raises(UserError, match="has the rounds 3 to 4, but the checkpoint is of round 2"):
-        ClientRows(path, "run", 2)
+        ClientRows(path, RUN, 2)
     with pytest.raises(UserError, match="to 4, but the checkpoint is of round 5"):
-        ClientRows(path, "run", 5)
+        ClientRows(path, RUN, 5)
 
 
 def test_room_on_the_disk_is_used_again(tmp_path):
     path, length, number_of_clients = tmp_path / "clients.sqlite", 100_000, 8
-    rows = ClientRows(path, "run", None)
+    rows = ClientRows(path, RUN, None)
     for number in range(1, 60):
         for client in range(number_of_clients):
             rows.write(client, number, os.urandom(length))
@@ -55,10 +57,25 @@ def test_room_on_the_disk_is_used_again(tmp_path):
     rows.close()
 
 
+def test_between_checkpoints_a_client_has_one_row(tmp_path):
+    """However often its memory leaves the cache, and rows that a checkpoint sees stay."""
+    path, kept = tmp_path / "clients.sqlite", []
+    rows = ClientRows(path, RUN, None)
+    for number in range(1, 41):
+        rows.write(0, number, b"%d" % number)
+        if number % 10 == 0:
+            rows.commit(number, kept)
+            kept = [*kept, number][-2:]
+            with sqlite3.connect(path) as file:
+                found = [number for (number,) in file.execute("SELECT round FROM rows ORDER BY round")]
+            assert found == list(range(10, number + 1, 10))[-3:]
+    rows.close()
+
+
 @pytest.mark.parametrize("length", [1_000, 9_000, 100_000, 1_000_000])
 def test_the_file_is_little_larger_than_its_rows(tmp_path, length):
     path, number = tmp_path / "clients.sqlite", max(20, 2_000_000 // length)
-    rows = ClientRows(path, "run", None)
+    rows = ClientRows(path, RUN, None)
     for client in np.random.default_rng(0).permutation(number).tolist():
         rows.write(client, 1, bytes(length))
     rows.commit(1, [])
@@ -77,24 +94,24 @@ def test_a_file_of_the_form_before_goes_on(tmp_path):
         digest = hashlib.blake2b(b"old", digest_size=16, key=b"0 1").digest()
         file.execute("INSERT INTO rows VALUES (0, 1, ?, ?)", (digest, b"old"))
         file.executemany("INSERT INTO run VALUES (?, ?)", [("run", "run"), ("oldest", "0"), ("reached", "1")])
-    rows = ClientRows(path, "run", 1)
+    rows = ClientRows(path, RUN, 1)
     assert rows_of(rows) == {0: b"old"}
     for number in (2, 3):
         rows.write(0, number, b"new")
         rows.commit(number, [number])
     rows.close()
-    assert rows_of(ClientRows(path, "run", 3)) == {0: b"new"}
+    assert rows_of(ClientRows(path, RUN, 3)) == {0: b"new"}
     with sqlite3.connect(path) as file:
         assert file.execute("SELECT round FROM rows").fetchall() == [(3,)]
 
 
 def test_the_rows_that_stay_are_those_that_a_kept_checkpoint_sees(tmp_path):
     random, path, kept, written = np.random.default_rng(0), tmp_path / "clients.sqlite", [], set()
-    rows = ClientRows(path, "run", None)
+    rows = ClientRows(path, RUN, None)
     for number in range(1, 60):
         if number in (20, 21, 40):  # opened again after a stop
             rows.close()
-            rows = ClientRows(path, "run", number - 1)
+            rows = ClientRows(path, RUN, number - 1)
         for client in random.choice(12, 4, replace=False).tolist():
             rows.write(client, number, b"row")
             written.add((client, number))
@@ -112,7 +129,7 @@ def test_the_rows_that_stay_are_those_that_a_kept_checkpoint_sees(tmp_path):
 
 def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
     path = tmp_path / "clients.sqlite"
-    rows = ClientRows(path, "run", None)
+    rows = ClientRows(path, RUN, None)
     rows.write(0, 1, b"a" * 200_000)
     rows.write(1, 1, b"b" * 200_000)
     rows.commit(1, [])
@@ -123,16 +140,19 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
 
     for look in (ClientRows, check_rows):
         with pytest.raises(UserError, match=r"^\S+other is another run's"):
-            look(copy("other"), "another", 1)
+            look(copy("other"), Owner("another", {}), 1)
+        with pytest.raises(UserError, match=r"^\S+changed is another run's"):
+            look(copy("changed"), Owner("run", {"client": {"learning_rate": 9.0}}), 1)
+        look(copy("same"), Owner("run", {"log": {"report": False}}), 1)  # a field that changes no result
         with pytest.raises(UserError, match=r"^\S+older has the rounds 0 to 1, but the checkpoint is of round 2"):
-            look(copy("older"), "run", 2)
+            look(copy("older"), RUN, 2)
         with pytest.raises(UserError, match="missing is missing"):
-            look(tmp_path / "missing", "run", 1)
+            look(tmp_path / "missing", RUN, 1)
     exchanged = copy("exchanged")
     with sqlite3.connect(exchanged) as file:  # rows with their checksums, but of each other
         file.execute("UPDATE rows SET client = 3 - client WHERE client < 2")
         file.execute("UPDATE rows SET client = client - 2")
-    opened = ClientRows(exchanged, "run", 1)
+    opened = ClientRows(exchanged, RUN, 1)
     with pytest.raises(UserError, match="row of client 0 is not what was written"):
         opened.read(0)
     for name, change in {
@@ -142,35 +162,40 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
         with copy(name).open("r+b") as file:
             change(file)
         with pytest.raises(UserError, match=rf"^\S+{name} is damaged: ") as caught:
-            check_rows(tmp_path / name, "run", 1)
+            check_rows(tmp_path / name, RUN, 1)
         assert "\n" not in str(caught.value)
         with pytest.raises(UserError, match=rf"^\S+{name} is damaged: "):
-            rows_of(ClientRows(tmp_path / name, "run", 1))
+            rows_of(ClientRows(tmp_path / name, RUN, 1))
+    for name, text in {"a_word": "UPDATE rows SET data = 'word'", "nothing": "UPDATE rows SET data = NULL"}.items():
+        with sqlite3.connect(copy(name)) as file:
+            file.execute(text)
+        with pytest.raises(UserError, match=rf"^\S+{name} is damaged: "):
+            ClientRows(tmp_path / name, RUN, 1).read(0)
+    with sqlite3.connect(copy("no_round")) as file:
+        file.execute("UPDATE run SET value = NULL WHERE name = 'oldest'")
+    with pytest.raises(UserError, match=r"^\S+no_round is damaged: "):
+        check_rows(tmp_path / "no_round", RUN, 1)
     assert not (tmp_path / "missing").exists()
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(OSError, match="link"):
-        ClientRows(tmp_path / "link", "run", 1)
-    check_rows(path, "run", 1)
-    assert len(rows_of(ClientRows(path, "run", 1))) == 2
+        ClientRows(tmp_path / "link", RUN, 1)
+    check_rows(path, RUN, 1)
+    assert len(rows_of(ClientRows(path, RUN, 1))) == 2
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     path = tmp_path / "clients.sqlite"
-    rows = ClientRows(path, "run", None)
+    rows = ClientRows(path, RUN, None)
     rows.write(0, 1, b"a" * 100_000)
     rows.commit(1, [])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, limits[1]))  # of a process of Python, SIGXFSZ is ignored
-    try:
+    with files_of_at_most(300_000):
         with pytest.raises(OSError, match=r"cannot write .*clients\.sqlite") as caught:
             for client in range(200):
                 rows.write(client, 2, b"b" * 100_000)
             rows.commit(2, [])
         assert "\n" not in str(caught.value)
         rows.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert rows_of(ClientRows(path, "run", 1)) == {0: b"a" * 100_000}
+    assert rows_of(ClientRows(path, RUN, 1)) == {0: b"a" * 100_000}
 
 
 def test_a_folder_that_cannot_be_written_to_is_one_line_and_loses_nothing():
@@ -178,7 +203,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line_and_loses_nothing():
     user = os.geteuid()
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
         path = pathlib.Path(folder) / "clients.sqlite"
-        rows = ClientRows(path, "run", None)
+        rows = ClientRows(path, RUN, None)
         rows.write(0, 1, b"a")
         rows.commit(1, [])
         rows.close()
@@ -190,21 +215,21 @@ def test_a_folder_that_cannot_be_written_to_is_one_line_and_loses_nothing():
             with pytest.raises(
                 OSError, match=r"^cannot write .*clients\.sqlite: attempt to write a readonly"
             ) as caught:
-                ClientRows(path, "run", 1)
+                ClientRows(path, RUN, 1)
             with pytest.raises(PermissionError, match=r"clients\.sqlite"):
-                ClientRows(path, "run", None)
+                ClientRows(path, RUN, None)
         finally:
             os.seteuid(user)
             path.parent.chmod(0o755)
         assert "\n" not in str(caught.value)
         path.chmod(0o644)
-        assert rows_of(ClientRows(path, "run", 1)) == {0: b"a"}
+        assert rows_of(ClientRows(path, RUN, 1)) == {0: b"a"}
 
 
 WRITER = """
 import sys, pathlib
-from fedjax_ssl.records.client_rows import ClientRows
-rows, number = ClientRows(pathlib.Path(sys.argv[1]), "run", None), 0
+from fedjax_ssl.records.client_rows import ClientRows, Owner
+rows, number = ClientRows(pathlib.Path(sys.argv[1]), Owner("run", {}), None), 0
 while True:
     number += 1
     for client in range(20):
@@ -226,6 +251,6 @@ def test_kills_while_rows_are_written_lose_and_mix_nothing(tmp_path):
         with sqlite3.connect(path) as file:
             reached = int(file.execute("SELECT value FROM run WHERE name = 'reached'").fetchone()[0])
         assert said <= reached <= said + 1
-        rows = ClientRows(path, "run", reached)
+        rows = ClientRows(path, RUN, reached)
         assert rows_of(rows, range(20)) == dict.fromkeys(range(20), b"%d " % reached * 20000)
         rows.close()

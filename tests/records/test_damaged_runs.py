@@ -152,9 +152,19 @@ def change_a_figure(path, number):
 def test_a_figure_that_has_changed_sends_the_run_back_too(run, finished_run, capfd):
     """It is a line like any other: a checkpoint has the checksum of the lines that it stands on."""
     change_a_figure(run / METRICS, 3)
+    changed = (run / METRICS).read_bytes()
     state = train(make_tiny_config(), run)
     assert f"{run / METRICS} is not what was written; the run goes on from round 2" in capfd.readouterr().err
     assert_as_if_nothing_had_happened(run, finished_run, state)
+    assert (run / f"{METRICS}.set_aside").read_bytes() == changed
+
+
+def test_a_damaged_checksum_of_the_records_is_no_changed_figure(run, tmp_path):
+    (run / "checkpoints" / "4" / "records.sha256").write_text("0" * 64)
+    checkpoints = Checkpoints(run / "checkpoints")
+    assert checkpoints.fits(4, "1" * 64)  # for the checkpoint is damaged
+    assert checkpoints.fits(2, Workdir(run, make_tiny_config().to_dict()).checksum(2))
+    assert not checkpoints.fits(2, "1" * 64)
 
 
 def test_a_figure_that_no_checkpoint_is_before_is_said(run, finished_run, capfd):

@@ -55,7 +55,7 @@ def test_several_seeds_are_resumed_by_their_folder_alone(finished_run, tmp_path)
     assert json.loads((runs[1] / "summary.json").read_text())["rounds"] == 4
 
 
-@pytest.mark.parametrize("text", ["{", "3", '["x"]', "null"])
+@pytest.mark.parametrize("text", ["{", "3", '["x"]', "null", "[Infinity]", "[" * 100_000])
 def test_a_list_of_seeds_that_is_none(text, tmp_path):
     save_seeds(tmp_path, (1, 2))
     assert json.loads((tmp_path / "seeds.json").read_text()) == [1, 2]

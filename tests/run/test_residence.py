@@ -72,6 +72,21 @@ def test_a_run_goes_on_elsewhere_as_if_it_had_always_been_there(whole, tmp_path,
     assert_same(lines_of(tmp_path / "run"), whole[1])
 
 
+def test_a_run_that_has_moved_goes_back_past_records_that_have_changed(whole, tmp_path):
+    """From a checkpoint with the clients' memory to the one before, whose memory is in the file: it stays, too."""
+    run, on_disk = tmp_path / "run", {"residence.data": "host", "residence.clients": "disk"}
+    train(config_of(2, **on_disk), run)
+    train(config_of(3), run)
+    of_before = (run / "clients.sqlite").read_bytes()
+    train(config_of(4, **on_disk), shutil.copytree(run, tmp_path / "further"))
+    assert (tmp_path / "further" / "clients.sqlite.set_aside").read_bytes() == of_before
+    lines = lines_of(run)
+    lines[2]["test_accuracy"] /= 2
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert_same(train(config_of(), run), whole[0])
+    assert_same(lines_of(run), whole[1])
+
+
 def test_a_file_of_the_clients_memory_that_is_not_the_runs_stops_it_and_loses_nothing(whole, tmp_path, monkeypatch):
     """Before anything is compiled or written."""
     run, fields = tmp_path / "run", {"residence.data": "host", "residence.clients": "disk"}
@@ -123,7 +138,7 @@ def test_a_disk_that_is_full_of_clients_rows_is_one_line_and_loses_nothing(whole
         patched.setattr(ClientRows, "write", fill)
         train(config_of(4, **fields), run)
     said = str(caught.value)
-    assert "\n" not in said and f"{run / 'clients.sqlite'}: database or disk is full" in said
+    assert caught.value.by_disk and "\n" not in said and f"{run / 'clients.sqlite'}: database or disk is full" in said
     assert f"--workdir={run} resumes from it" in said
     assert max(int(folder.name) for folder in (run / "checkpoints").iterdir()) == 2
     assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}))
@@ -178,6 +193,22 @@ def test_a_method_that_draws_its_clients_by_its_state_is_refused(monkeypatch):
     monkeypatch.setattr(experiment, "make_method", make_by_state)
     with pytest.raises(UserError, match="draws its clients by the state of the round before, so all must be on the"):
         build_experiment(config_of(**{"residence.data": "host"}))
+
+
+def test_late_uploads_of_clients_whose_records_are_elsewhere_are_refused(monkeypatch):
+    make = experiment.make_method
+
+    def make_recording(problem, **of_network):
+        method = make(problem, **of_network)
+        init = lambda data, key: method.init(data, key)._replace(records={"last": jnp.zeros(len(data.record_ids))})  # noqa: E731
+        return method._replace(init=init)
+
+    monkeypatch.setattr(experiment, "make_method", make_recording)
+    late = {"availability.late": 0.5, "availability.late_weight": 0.5}
+    with pytest.raises(UserError, match=r"^availability.late=0.5 .* on the device: set residence") as caught:
+        build_experiment(config_of(**late, **{"residence.data": "host"}))
+    assert "\n" not in str(caught.value)
+    build_experiment(config_of(**late))
 
 
 def test_clients_of_several_widths(tmp_path, monkeypatch):

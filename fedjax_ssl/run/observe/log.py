@@ -65,7 +65,8 @@ def logged(paths: Iterable[pathlib.Path]) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         for path in paths:
-            file = stack.enter_context(contextlib.closing(open_to_append(path)))
+            file = open_to_append(path)
+            stack.callback(_close, file)
             _write(file, "" if path in _given else "".join(_lines))
             _given.add(path)
             _files.append(file)
@@ -81,3 +82,8 @@ def _write(file: IO[str], text: str) -> None:
     with contextlib.suppress(OSError, UnicodeError):  # the records will notice a full disk
         file.write(text)
         file.flush()
+
+
+def _close(file: IO[str]) -> None:
+    with contextlib.suppress(OSError):  # it tries again to write what did not fit
+        file.close()

@@ -7,6 +7,7 @@ import pytest
 import launch
 from fedjax_ssl.run.observe import clock, log
 from fedjax_ssl.run.observe.progress import RoundProgress
+from tests.helpers.runs import files_of_at_most
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -54,6 +55,12 @@ def test_what_ended_a_run_is_its_last_line(tmp_path):
     with pytest.raises(ValueError), log.logged([tmp_path / "run.log"]):
         raise ValueError("not finite\nmore")
     assert (tmp_path / "run.log").read_text().endswith(" ended by ValueError: not finite\n")
+
+
+def test_a_full_disk_does_not_end_the_run(tmp_path):
+    with files_of_at_most(20), log.logged([tmp_path / "run.log"]):
+        log.note("more than there is room for")
+    assert len((tmp_path / "run.log").read_text()) == 20
 
 
 def test_a_quiet_clock_and_quiet_progress_show_nothing(tmp_path, capfd, monkeypatch):
