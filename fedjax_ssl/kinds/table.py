@@ -22,7 +22,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.kinds.features import noisy
 from fedjax_ssl.kinds.kind import Facts, Kind, are_numbers
 
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # how files write a missing value, in small letters
+MISSING = ("", "<na>", "na", "n/a", "nan", "null", "none", "?")  # how files write a missing value, in small letters
 
 
 class Table(NamedTuple):
