@@ -182,12 +182,15 @@ def private_cache(name: str, most_bytes: int) -> pathlib.Path | None:
             place.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or not _is_ours_alone(folder):
             return None
-        files = [(entry.stat(follow_symlinks=False), entry.path) for entry in os.scandir(folder)]
+        files = []
+        for entry in os.scandir(folder):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed or renamed it
+                files.append((entry.stat(follow_symlinks=False), pathlib.Path(entry.path)))
         total = 0
         for state, path in sorted(files, key=lambda file: max(file[0].st_atime, file[0].st_mtime), reverse=True):
             total += state.st_size
             if total > most_bytes:
-                os.unlink(path)
+                path.unlink(missing_ok=True)
     except OSError:
         return None
     return folder

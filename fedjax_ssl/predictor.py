@@ -1,9 +1,9 @@
 """A trained model for inference: images, rows or texts in, classes out, preprocessing included."""
 
 import csv as csv_files
+import functools
 import io
 import os
-import pathlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -53,7 +53,9 @@ class Predictor(NamedTuple):
     model: Model  # its numbers, as the network takes them
     outputs: Callable[..., Any]  # examples [BATCH_SIZE, ...] -> (probabilities, embeddings), compiled
     fit: str  # how images of another shape are brought to this one, see `fedjax_ssl.data.folder`
-    encoder: ConfigDict | None = None  # `config.encoder` of a model of a frozen encoder's features
+    # Of a model of a frozen encoder's features: images [B, H, W, C], or [B, H, W] with one channel, to float32 [B, D].
+    # Raises a UserError: they are not in the training's form, or the encoder's weights are not those of the training.
+    encode: Callable[[Any], np.ndarray] | None = None
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.shape))
@@ -85,14 +87,14 @@ class Predictor(NamedTuple):
 
         Args:
             inputs: images uint8 [B, H, W, C], or [B, H, W] with one channel; or floats of the same range, 0 to 255.
-                Features, numbers [B, D]; of a frozen encoder also images [B, H, W, C], which are encoded first. Of a
+                Features, numbers [B, D]; of a frozen encoder also images as above, which are encoded first. Of a
                 table its columns by name, or numbers [B, F]. Texts, or token ids [B, L].
 
         Raises:
             UserError: the inputs are of another shape than the model's, or not as above; or the encoder's weights are
                 not those of the training.
         """
-        if self.encoder is not None and np.ndim(inputs) == 4:
+        if self.encode is not None and self.are_images(inputs):
             inputs = self.encode(inputs)
         examples = self.kind.given(inputs, self.facts)
         found = []
@@ -105,29 +107,17 @@ class Predictor(NamedTuple):
         labels = np.argmax(probabilities, axis=-1).astype(np.int32)
         return Prediction(labels, np.array(self.class_names)[labels], probabilities, embeddings)
 
-    def encode(self, images: Any) -> np.ndarray:
-        """The features of images [B, H, W, C] by the frozen encoder of the training, float32 [B, D].
-
-        Raises:
-            UserError: the images are not in the training's form, or the weights are not those of the training.
-        """
-        assert self.encoder is not None
-        weights = expanded(self.encoder.weights)
-        features_of = frozen(self.encoder)
-        if checksum(weights) != self.facts["weights"]:
-            raise UserError(f"{weights} are not the weights that the model was trained with")
-        images = KINDS[IMAGE].given(images, {"image_shape": self.image_shape})
-        size, found = self.encoder.batch_size, []
-        for start in range(0, len(images), size):
-            chunk = images[start : start + size]
-            padded = np.pad(chunk, [(0, size - len(chunk)), (0, 0), (0, 0), (0, 0)])
-            found.append(np.asarray(features_of(jnp.asarray(padded)))[: len(chunk)])
-        return np.concatenate(found)
+    def are_images(self, inputs: Any) -> bool:
+        """Whether inputs are images, for the model or for its encoder, and no features."""
+        if self.encode is None:
+            return kind_name(self.facts) == IMAGE
+        shape = np.shape(inputs)
+        return len(shape) == 4 or (len(shape) == 3 and (*shape[1:], 1) == self.image_shape)
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
         """(height, width, channels) of the images that it takes, itself or by its encoder; None: it takes none."""
-        shape = self.facts.get("image_shape" if self.encoder is None else "encoded_images")
+        shape = self.facts.get("image_shape" if self.encode is None else "encoded_images")
         return None if shape is None else tuple(shape)
 
 
@@ -181,8 +171,32 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         return jax.nn.softmax(found.logits), network.embeddings(found)
 
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
-    encoder = config.encoder if "encoded_images" in facts else None
-    return Predictor(facts, tuple(class_names), restored.round, network, trained, outputs, config.data.fit, encoder)
+    encode = _encoding(config.encoder, facts) if "encoded_images" in facts else None
+    return Predictor(facts, tuple(class_names), restored.round, network, trained, outputs, config.data.fit, encode)
+
+
+def _encoding(options: ConfigDict, facts: Mapping[str, Any]) -> Callable[[Any], np.ndarray]:
+    """`Predictor.encode`; the weights are read with the first images: who has features needs no file of them."""
+
+    @functools.cache
+    def read() -> Callable[[jax.Array], jax.Array]:
+        weights = expanded(options.weights)
+        features_of = frozen(options)
+        if checksum(weights) != facts["weights"]:
+            raise UserError(f"{weights} are not the weights that the model was trained with")
+        return features_of
+
+    def encode(images: Any) -> np.ndarray:
+        features_of = read()
+        images = KINDS[IMAGE].given(images, {"image_shape": facts["encoded_images"]})
+        size, found = options.batch_size, []
+        for start in range(0, len(images), size):
+            chunk = images[start : start + size]
+            padded = np.pad(chunk, [(0, size - len(chunk)), (0, 0), (0, 0), (0, 0)])
+            found.append(np.asarray(features_of(jnp.asarray(padded)))[: len(chunk)])
+        return np.concatenate(found)
+
+    return encode
 
 
 class Predicted(NamedTuple):
@@ -241,6 +255,9 @@ def predict_file(
     given = [f"--{name}" for name, value in {"npz": npz, "images": images, "csv": csv}.items() if value]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} are {len(given)} places for inputs; give one of them")
+    path = expanded(out)
+    if path.is_dir():
+        raise UserError(f"--out={path} is a folder; predictions are written into a file")
     predictor = load(workdir, allow_code)
     if images and predictor.image_shape is None:
         raise UserError(f"--images is for images, but the model takes {predictor.kind.noun}")
@@ -248,9 +265,7 @@ def predict_file(
         inputs, files, labels = _of_csv(predictor, csv)
     else:
         inputs, files, labels = _of_folder(predictor, images) if images else _of_npz(predictor, npz, key)
-    of_images = np.ndim(inputs) == 4 if predictor.encoder else kind_name(predictor.facts) == IMAGE
-    found = Predicted(predictor(inputs), files, labels, of_images)
-    path = pathlib.Path(out)
+    found = Predicted(predictor(inputs), files, labels, predictor.are_images(inputs))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".csv":

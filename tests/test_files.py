@@ -26,6 +26,19 @@ def test_what_was_used_longest_ago_goes(home):
     assert {path.name for path in folder.iterdir()} == {"new", "read"}
 
 
+def test_files_that_another_process_takes_away_are_passed_over(home, monkeypatch):
+    folder, scan = private_cache("programs", 20), os.scandir
+    (folder / "being written.tmp").touch()
+
+    def scan_before_it_goes(path):
+        entries = list(scan(path))
+        (folder / "being written.tmp").unlink()
+        return entries
+
+    monkeypatch.setattr(os, "scandir", scan_before_it_goes)
+    assert private_cache("programs", 20) == folder
+
+
 def open_to_all(home):
     home.chmod(0o777)
 

@@ -178,6 +178,7 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_pa
     for words, line in [
         ({"workdir": run, "npz": images}, "--out is missing"),
         ({"npz": images, "out": out}, "--workdir is missing"),
+        ({"workdir": run, "npz": images, "out": tmp_path}, "is a folder; predictions are written into a file"),
         ({"workdir": run, "out": out}, "--npz=FILE, --images=FOLDER or --csv=FILE"),
         ({"workdir": run, "npz": images, "images": tmp_path, "out": out}, "2 places"),
         ({"workdir": run, "npz": images, "out": out}, "the model takes"),

@@ -29,7 +29,7 @@ def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path
     Args:
         path: what the user wrote.
         field: the configuration field, for messages.
-        kind: 'file' or 'folder', what it must be.
+        kind: 'file' or 'folder', what it must be, or 'path' for either.
         wanted: what the path must hold, for messages.
 
     Raises:
@@ -46,6 +46,7 @@ def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path
         raise UserError(f"{field}={path} does not exist; give {wanted}")
     # Opening a pipe would wait for a writer.
     actual = "folder" if found.is_dir() else "file" if found.is_file() else "pipe, a socket or a device"
-    if actual != kind:
-        raise UserError(f"{field}={path} is a {actual}, not a {kind}; give {wanted}")
+    kinds = ("file", "folder") if kind == "path" else (kind,)
+    if actual not in kinds:
+        raise UserError(f"{field}={path} is a {actual}, not a {' or a '.join(kinds)}; give {wanted}")
     return found

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.data.owners import Partition
+from fedjax_ssl.data.owners import NO_ROWS, Partition
 from fedjax_ssl.data.poison import poison
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.data.table import image_table, table_shape
@@ -179,15 +179,23 @@ def hold(
         attack: `config.attack`; None: no attack.
 
     Raises:
-        UserError: attackers lack the images that their attack needs.
+        UserError: attackers lack the images that their attack needs, or the partition gives a row without a label to
+            an owner that needs one.
     """
     sizes = np.array([len(rows) for rows in partition.client_rows], np.int64)
     rows = np.concatenate(partition.client_rows).astype(np.int32)
     at_server = np.concatenate([partition.server_index, rows]) if centralised else partition.server_index
     if centralised:
         at_server = at_server[dataset.y_train[at_server] >= 0]
-    if (dataset.y_train[at_server] < 0).any():
-        raise UserError("the partition gives the server a row without a label")
+    for what, needed in {
+        "to the server": at_server,
+        "as labelled to a client": partition.labelled_rows,
+        "to the validation images": partition.validation_index,
+        "to a client's test images": np.concatenate([NO_ROWS, *partition.client_test_rows]),
+    }.items():
+        unknown = needed[dataset.y_train[needed] < 0]
+        if len(unknown):
+            raise UserError(f"the partition gives row {unknown[0]}, which has no label, {what}")
     visible_labels = np.full(len(dataset.y_train), -1, np.int32)
     visible = np.concatenate([at_server, partition.labelled_rows])
     if reveal_labels:

@@ -130,6 +130,11 @@ def _find_images(
         )
     if not any(exists):
         classes = _classes(root)
+        if UNLABELLED in classes:
+            raise UserError(
+                f"{root} has the folder {UNLABELLED!r} among its classes; move the classes to {folders[0]}/CLASS and "
+                f"{folders[1]}/CLASS, or rename it if it is a class"
+            )
         _check_number(root, classes)
         rows = {name: range(TEST_EVERY - 1, len(images), TEST_EVERY) for name, images in classes.items()}
         test = {name: [classes[name][row] for row in rows[name]] for name in classes if rows[name]}

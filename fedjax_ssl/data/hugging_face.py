@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.decoded import Encoded, decode_once
-from fedjax_ssl.data.tables import check_column, codes, find_class_names, for_test, sorted_names
+from fedjax_ssl.data.tables import check_column, find_class_names, find_owners, for_test, known_codes
 from fedjax_ssl.errors import UserError, first_line
-from fedjax_ssl.files import expanded
 
 
 def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
@@ -31,7 +31,8 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
         test row without a label is left out. Classes are in the order of the label's `ClassLabel`, or else sorted.
 
     Raises:
-        UserError: `datasets` is not installed, the path has no such data set, or a column is not as it must be.
+        UserError: `datasets` is not installed, the path has no such data set, a column is not as it must be, or a test
+            row has a label that training lacks.
     """
     splits = _open(config.path)
     train = splits["train"]
@@ -40,7 +41,9 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
     check_column(train.features, config.client_column, "client_column", config.path, optional=True)
     given = {name: _labels(split, label, config.path) for name, split in splits.items()}
     names = getattr(train.features[label], "names", None) or find_class_names(given["train"], config.path, label)
-    labels = {name: codes(values, names) for name, values in given.items()}
+    if len(names) < 2:
+        raise UserError(f"{config.path}: the only class is {names[0]!r}; a classifier needs at least 2 classes")
+    labels = {name: known_codes(values, names, config.path, label) for name, values in given.items()}
     if "test" in splits:
         rows = {"train": np.arange(len(train)), "test": np.flatnonzero(labels["test"] >= 0)}
     else:
@@ -52,12 +55,12 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
             f"{config.path} has no row {'to train on' if not len(rows['train']) else 'with a label to test'}"
         )
     pictures = _Pictures(config.path, image, [(name, splits[name], rows[name]) for name in ("train", "test")])
-    known_by = f"{image} {label} {[_files(split) for split in splits.values()]}"
+    known_by = f"{image} {label} {[_files(split, config.path) for split in splits.values()]}"
     images = decode_once(pictures, known_by, config.path, config.image_size, config.fit, tell)
     owners = None
     if config.client_column:
-        clients = [str(client) for client in train[config.client_column]]
-        owners = codes(clients, sorted_names(set(clients)))[rows["train"]]
+        clients = ["" if client is None else str(client) for client in train[config.client_column]]
+        owners = find_owners(clients, rows["train"], config.path, config.client_column)
     return {
         "x_train": images[: len(rows["train"])],
         "y_train": labels["train"][rows["train"]],
@@ -102,11 +105,7 @@ class _Pictures(Sequence[Encoded]):
 def _open(path: str) -> dict[str, Any]:
     """The splits 'train' and, if there is one, 'test'."""
     wanted = "a folder of save_to_disk, or parquet files"
-    if not path:
-        raise UserError(f"data.path is empty; give {wanted}: --config.data.path=PATH")
-    found = expanded(path)
-    if not found.exists():
-        raise UserError(f"data.path={path} does not exist; give {wanted}")
+    found = existing_path(path, "data.path", "path", wanted)
     try:
         import datasets
     except ImportError:
@@ -114,15 +113,16 @@ def _open(path: str) -> dict[str, Any]:
             "data.source='datasets' needs Hugging Face's datasets: pip install 'fedjax_ssl[datasets]'"
         ) from None
     datasets.disable_progress_bars()
+    mapped = {"keep_in_memory": False}  # whatever the environment says: the cache of images knows data by their files
     try:
         if any((found / name).exists() for name in ("dataset_dict.json", "state.json")):
-            loaded = datasets.load_from_disk(str(found))
+            loaded = datasets.load_from_disk(str(found), **mapped)
         elif found.is_dir():
             if not any(found.rglob("*.parquet")):
                 raise UserError(f"data.path={path} holds no data set; give {wanted}")
-            loaded = datasets.load_dataset("parquet", data_dir=str(found))
+            loaded = datasets.load_dataset("parquet", data_dir=str(found), **mapped)
         else:
-            loaded = datasets.load_dataset("parquet", data_files=str(found))
+            loaded = datasets.load_dataset("parquet", data_files=str(found), **mapped)
     except UserError:
         raise
     except Exception as error:  # The errors of datasets and pyarrow have no common base.
@@ -130,7 +130,7 @@ def _open(path: str) -> dict[str, Any]:
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     if "train" not in splits:
         raise UserError(f"{path} has no split 'train', but {', '.join(map(str, splits))}")
-    return {name: splits[name] for name in ("train", "test") if name in splits}
+    return {name: splits[name].with_format(None) for name in ("train", "test") if name in splits}
 
 
 def _image_column(path: str, split: Any) -> str:
@@ -166,7 +166,9 @@ def _labels(split: Any, column: str, path: str) -> list[str]:
     return ["" if value is None else str(value) for value in values]
 
 
-def _files(split: Any) -> list[tuple[str, int, int, int]]:
-    """The files behind a split, with their sizes and times."""
+def _files(split: Any, path: str) -> list[tuple[str, int, int, int]]:
+    """The files behind a split, with their sizes and times; raises a UserError if it has none."""
+    if not split.cache_files:
+        raise UserError(f"{path}: datasets has it in memory and names no file that could tell whether it changed")
     found = [(file, os.stat(file)) for file in (pathlib.Path(entry["filename"]) for entry in split.cache_files)]
     return [(str(file.resolve()), state.st_size, state.st_mtime_ns, state.st_ctime_ns) for file, state in found]

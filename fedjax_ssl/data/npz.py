@@ -86,10 +86,16 @@ def checked_arrays(
     train, train_labels, test, test_labels = keys
     # Labels first: images are not read if something else is wrong.
     shapes = [_check_inputs(path, key, members[key]) for key in (train, test)]
-    if members[train].dtype != np.uint8 and members[train].dtype.kind == members[test].dtype.kind:
+    form, form_of_test = (_form(members[key].dtype) for key in (train, test))
+    if form != form_of_test:
+        raise UserError(
+            f"{path}: {train} is {members[train].dtype}, {form}, and {test} {members[test].dtype}, {form_of_test}; "
+            "save both as one type"
+        )
+    if form != "images":
         _check_one_view(path, members[test])
         shapes[1] = (*shapes[0][:-1], *shapes[1][-1:])
-    if shapes[0] != shapes[1] or (members[train].dtype == np.uint8) != (members[test].dtype == np.uint8):
+    if shapes[0] != shapes[1]:
         raise UserError(
             f"{path}: images of {train} have shape {shapes[0]}, those of {test} {shapes[1]}; "
             "bring both to one height, width and number of channels"
@@ -283,6 +289,10 @@ def _stored(path: str, key: str, values: np.ndarray, shape: tuple[int, ...]) -> 
     if values.min() < 0 or values.max() > MOST_TOKENS:
         raise UserError(f"{path}: {key} has {values.min()} to {values.max()}; tokens are 0 to {MOST_TOKENS}")
     return values.astype(np.int32)
+
+
+def _form(dtype: np.dtype) -> str:
+    return "images" if dtype == np.uint8 else "features" if dtype.kind == "f" else "tokens"
 
 
 def _check_inputs(path: str, key: str, images: Member) -> tuple[int, ...]:

@@ -185,7 +185,10 @@ def _check_owners(config: Any, owners: np.ndarray | None, num_clients: int) -> N
         raise UserError(f"data.client_column is given, but data.partition={config.partition!r}; set it to 'natural'")
     number = int(owners.max()) + 1
     if number != num_clients:
-        raise UserError(f"data.client_column has {number} clients, but num_clients={num_clients}; set it to {number}")
+        raise UserError(
+            f"data.client_column has {number} clients with training rows, but num_clients={num_clients}; set it to "
+            f"{number}"
+        )
 
 
 def _check_unlabelled(config: Any) -> None:

@@ -172,7 +172,7 @@ def _with_shares(path: str, partition: Partition, labels: str, rng: np.random.Ge
     number = len(partition.client_rows)
     if labels != "profile" or len(partition.labelled_rows):
         raise UserError(f"{path}: {_SHARE_KEY} is for data.labels='profile', in place of {_LABELLED_KEY}")
-    if shares.shape != (number,) or not (np.isreal(shares) & (shares >= 0) & (shares <= 1)).all():
+    if shares.shape != (number,) or shares.dtype.kind not in "fiu" or not ((shares >= 0) & (shares <= 1)).all():
         raise UserError(f"{path}: {_SHARE_KEY} must be {number} numbers from 0 to 1, one for each client")
     drawn = [share_of(own, rng.permutation(own), share) for own, share in zip(partition.client_rows, shares)]
     labelled = np.concatenate(drawn).astype(np.int32)

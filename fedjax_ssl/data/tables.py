@@ -7,6 +7,7 @@ import csv
 import io
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ Columns = dict[str, list[str]]  # name -> the fields of all rows
 MOST_CATEGORIES = 100  # of a column; names and identifiers are no categories
 MOSTLY_NUMBERS = 0.9  # share of numbers above which a column counts as numeric, and other fields as mistakes
 AMBIGUOUS = ("na", "n/a", "null", "none")  # words of `table.MISSING` that may name a class
+DECIMAL_COMMA = re.compile(r"[-+]?[\d.]*,\d+")
 TEST_EVERY = 5  # without a test file every fifth labelled row of a class is for testing
 
 
@@ -27,11 +29,13 @@ def read_columns(path: str, field: str) -> Columns:
     """Reads a csv, tsv or parquet file, all fields as text; a missing value is ''.
 
     Args:
-        path: the file. A csv is UTF-8 with a header; fields are separated by commas, semicolons or tabs.
+        path: the file. A csv is UTF-8 with a header; fields are separated by commas, semicolons or tabs. A first
+            column without a name, in which pandas numbers the rows, is left out.
         field: the configuration field that gives the path, for messages.
 
     Raises:
-        UserError: the file is missing or too large, has another format, or has rows of different lengths.
+        UserError: the file is missing or too large, has another format, has rows of different lengths, or another
+            column without a name.
     """
     file = existing_path(path, field, "file", "a csv or parquet file")
     if file.stat().st_size > MAX_BYTES:
@@ -44,25 +48,29 @@ def read_columns(path: str, field: str) -> Columns:
 
 def _read_csv(file: pathlib.Path, path: str) -> Columns:
     try:
-        lines = file.read_text(encoding="utf-8-sig")
+        lines = file.read_text(encoding="utf-8-sig").strip("\r\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a csv file in UTF-8 ({first_line(error)}); save it as such") from error
     head = lines.partition("\n")[0]
     delimiter = max(",;\t", key=head.count)
     try:
-        rows = [row for row in csv.reader(io.StringIO(lines, newline=""), delimiter=delimiter, strict=True) if row]
+        rows = list(csv.reader(io.StringIO(lines, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise UserError(f"{path} cannot be read as csv ({first_line(error)})") from error
     if not rows:
         raise UserError(f"{path} is empty")
+    # A blank line is a missing value where there is one column, else it is no row.
+    rows = [row or [""] for row in rows] if len(rows[0]) == 1 else [row for row in rows if row]
     header = [name.strip() for name in rows[0]]
+    if "" in header[1:]:
+        raise UserError(f"{path}: column {header.index('', 1) + 1} has no name; write one into the first line")
     twice = [name for name in header if header.count(name) > 1]
     if twice:
         raise UserError(f"{path} has the column {twice[0]!r} twice")
     for number, row in enumerate(rows[1:], start=1):
         if len(row) != len(header):
             raise UserError(f"{path}: row {number} has {len(row)} fields, but the header has {len(header)}")
-    return {name: [row[place] for row in rows[1:]] for place, name in enumerate(header)}
+    return {name: [row[place] for row in rows[1:]] for place, name in enumerate(header) if name}
 
 
 def _read_parquet(file: pathlib.Path, path: str) -> Columns:
@@ -86,9 +94,10 @@ def load_table(config: Any) -> dict[str, Any]:
             `text_column`, `text_versions`, `text_length`, `vocabulary` and `weak_views`.
 
     Returns:
-        The fields of `Dataset` except the name. Labels are sorted by name, or as numbers if all are numbers. A training
-        row with an empty label gets -1; a test row with an empty label is left out. Without a test file every fifth
-        labelled row of each class, in the file's order, is for testing.
+        The fields of `Dataset` except the name. Labels are sorted by name, or as numbers if all are whole numbers. A
+        training row with an empty label gets -1; a test row with an empty label is left out. Without a test file every
+        fifth labelled row of each class, in the file's order, is for testing. Clients are numbered in the order of
+        their names.
 
     Raises:
         UserError: a file or a column is invalid.
@@ -97,29 +106,26 @@ def load_table(config: Any) -> dict[str, Any]:
     columns = read_columns(path, "data.path")
     for field in ("label_column", "client_column", "text_column"):
         check_column(columns, config[field], field, path, optional=field != "label_column")
-    ignored = [name.strip() for name in config.ignore_columns.split(",") if name.strip()]
+    listed = csv.reader(io.StringIO(config.ignore_columns), skipinitialspace=True)
+    ignored = [name.strip() for line in listed for name in line if name.strip()]
     for name in ignored:
         check_column(columns, name, "ignore_columns", path)
     names = [name for name in columns if name not in (label, config.client_column, *ignored)]
-    refuse_ambiguous(columns[label], path, label)
     class_names = find_class_names(columns[label], path, label)
     labels = codes(columns[label], class_names)
     train, test = np.arange(len(labels)), for_test(labels)
-    tested, test_labels, where = columns, labels[test], path
+    tested, where = columns, path
     if config.test_path:
         tested, where = read_columns(config.test_path, "data.test_path"), config.test_path
         check_column(tested, label, "label_column", where)
-        refuse_ambiguous(tested[label], where, label)
-        unknown = [value for value in tested[label] if not table.is_missing(value) and value.strip() not in class_names]
-        if unknown:
-            raise UserError(f"{where} has the label {unknown[0]!r}{known_are(unknown[0], class_names)}")
-        test_labels = codes(tested[label], class_names)
+        test_labels = known_codes(tested[label], class_names, where, label)
         test = np.flatnonzero(test_labels >= 0)
-        test_labels = test_labels[test]
         if not len(test):
             raise UserError(f"{where} has no row with a label")
+    elif not len(test):
+        raise UserError(f"{path} has no class with two labelled rows, so none is for testing; give data.test_path")
     else:
-        train = np.setdiff1d(train, test)
+        test_labels, train = labels, np.setdiff1d(train, test)
     if config.text_column:
         made = _texts(config, columns, tested, train, test, where)
     else:
@@ -127,13 +133,11 @@ def load_table(config: Any) -> dict[str, Any]:
     details = {**made.pop("details"), "label_column": label}
     owners = None
     if config.client_column:
-        clients = sorted_names(set(columns[config.client_column]))
-        owners = codes(columns[config.client_column], clients)[train]
-        details["client_names"] = clients
+        owners = find_owners(columns[config.client_column], train, path, config.client_column)
     return {
         **made,
         "y_train": labels[train],
-        "y_test": test_labels,
+        "y_test": test_labels[test],
         "num_classes": len(class_names),
         "class_names": tuple(class_names),
         "details": details,
@@ -152,7 +156,7 @@ def check_column(columns: Columns, name: str, field: str, path: str, optional: b
 
 def sorted_names(names: set[str]) -> list[str]:
     """Sorted as numbers if all are whole numbers, else alphabetically."""
-    is_number = all(name.lstrip("-").isdecimal() for name in names)
+    is_number = all(re.fullmatch(r"-?\d{1,999}", name) for name in names)
     return sorted(names, key=(lambda name: (int(name), name)) if is_number else None)
 
 
@@ -167,6 +171,7 @@ def refuse_ambiguous(labels: Sequence[str], path: str, column: str) -> None:
 
 
 def find_class_names(labels: Sequence[str], path: str, column: str) -> list[str]:
+    refuse_ambiguous(labels, path, column)
     names = sorted_names({label.strip() for label in labels if not table.is_missing(label)})
     if not names:
         raise UserError(f"{path}: all labels are empty (data.label_column={column!r})")
@@ -183,10 +188,42 @@ def codes(values: Sequence[str], names: list[str]) -> np.ndarray:
     return np.array([codes.get(value, codes.get(value.strip(), -1)) for value in values], np.int32)
 
 
+def known_codes(labels: Sequence[str], names: list[str], path: str, column: str) -> np.ndarray:
+    """The `codes` of test labels, -1 where there is none; raises a UserError for a label that training lacks."""
+    found = codes(labels, names)
+    others = ["" if code >= 0 else label for label, code in zip(labels, found)]
+    refuse_ambiguous(others, path, column)
+    unknown = [label for label in others if not table.is_missing(label)]
+    if unknown:
+        raise UserError(f"{path} has the label {unknown[0]!r}{known_are(unknown[0], names)}")
+    return found
+
+
+def find_owners(values: Sequence[str], train: np.ndarray, path: str, column: str) -> np.ndarray:
+    """The client of each training row, numbered in the order of their names: int32 [n].
+
+    Who has no training row is no client.
+
+    Args:
+        values: the clients' column, of all rows [N].
+        train: the rows to train on, int [n].
+        path: the file, for messages.
+        column: likewise.
+
+    Raises:
+        UserError: a row names no client.
+    """
+    for row, value in enumerate(values, start=1):
+        if table.is_missing(value):
+            raise UserError(f"{path}: {value!r} in row {row} names no client (data.client_column={column!r})")
+    names = [values[row].strip() for row in train]
+    return codes(names, sorted_names(set(names)))
+
+
 def for_test(labels: np.ndarray) -> np.ndarray:
-    """Every fifth labelled row of each class, beginning with the first: int [T], ascending."""
-    order = [np.flatnonzero(labels == label)[::TEST_EVERY] for label in range(labels.max() + 1)]
-    return np.sort(np.concatenate(order))
+    """Every fifth labelled row of each class, beginning with the first, but never its only one: int [T], ascending."""
+    of_classes = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
+    return np.sort(np.concatenate([np.zeros(0, int), *(rows[::TEST_EVERY] for rows in of_classes if len(rows) > 1)]))
 
 
 def _rows(
@@ -221,7 +258,7 @@ def _categories(name: str, values: Sequence[str], train: np.ndarray, path: str) 
     """The categories that a column has in its training rows, sorted; None if it is numeric.
 
     Raises:
-        UserError: it is mostly numeric, or has too many categories.
+        UserError: it is mostly numeric, has decimal commas, or has too many categories.
     """
     present = [values[row].strip() for row in train if not table.is_missing(values[row])]
     others = [value for value in present if not _is_number(value)]
@@ -230,6 +267,8 @@ def _categories(name: str, values: Sequence[str], train: np.ndarray, path: str) 
     if len(others) < (1 - MOSTLY_NUMBERS) * len(present):
         row = next(row for row, value in enumerate(values, start=1) if value.strip() == others[0])
         raise UserError(f"{path}: column {name!r} is of numbers, but has {others[0]!r:.40} in row {row}")
+    if sum(map(bool, map(DECIMAL_COMMA.fullmatch, others))) > MOSTLY_NUMBERS * len(others):
+        raise UserError(f"{path}: column {name!r} has numbers with a comma, such as {others[0]!r:.40}; write 1234.5")
     names = sorted_names(set(present))
     if len(names) > MOST_CATEGORIES:
         raise UserError(

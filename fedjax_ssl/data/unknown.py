@@ -12,6 +12,8 @@ from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.errors import UserError
 
 UNKNOWN = -2  # the true label of an image of no class of the model; -1 is a label that nobody knows
+# Facts of a data set without which equal numbers would mean something else; None where it says nothing of them.
+_MEANINGS = ("columns", "categories", "vocabulary")
 CLASS_DRAW, DEAL = 102, 103  # numbers among the draws of a seed, apart from those of the partition and of attackers
 
 
@@ -61,7 +63,8 @@ def set_apart(dataset: Dataset, other: Dataset | None, config: Any, seed: int) -
         data set's behind them; and test images of known classes alone, the others as `unknown_test`.
 
     Raises:
-        UserError: there is no such class, too few are left, or the second data set has inputs of another shape.
+        UserError: there is no such class, too few are left, or the second data set has inputs of another shape or
+            meaning.
     """
     number, unknown = dataset.num_classes, np.array(sorted(config.unknown_classes), int)
     if config.unknown_drawn:
@@ -85,6 +88,17 @@ def set_apart(dataset: Dataset, other: Dataset | None, config: Any, seed: int) -
                     f"data.unknown_source={config.unknown_source!r} has inputs of {theirs.dtype} "
                     f"{list(theirs.shape[1:])}, the data {ours.dtype} {list(ours.shape[1:])}; they must be alike"
                 )
+        ours, theirs = ((each.kind, *map(each.details.get, _MEANINGS)) for each in (dataset, other))
+        if ours != theirs:
+            raise UserError(
+                f"data.unknown_source={config.unknown_source!r} has other columns, categories or words than the data"
+            )
+        number_of_theirs, number_of_ours = (each.details.get("num_tokens", 0) for each in (other, dataset))
+        if number_of_theirs > number_of_ours:
+            raise UserError(
+                f"data.unknown_source={config.unknown_source!r} has the token {number_of_theirs - 1}, but those of the "
+                f"data are below {number_of_ours}; they must be of one vocabulary"
+            )
         x_train = np.concatenate([x_train, other.x_train])
         y_train = np.concatenate([y_train, np.full(len(other.x_train), UNKNOWN, np.int32)])
         apart = np.concatenate([apart, other.x_test])

@@ -49,7 +49,7 @@ def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
     for theirs, array in read(source).items():
         try:
             found = encoder.translate(theirs, array)
-        except ValueError as error:
+        except (ValueError, IndexError) as error:  # of another shape; of a block or a layer that there is not
             raise UserError(f"{source}: {theirs} of shape {np.shape(array)} is not {name}'s") from error
         if found is not None:
             weights[found[0]] = np.asarray(found[1], np.float32)

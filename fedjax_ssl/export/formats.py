@@ -16,8 +16,9 @@ from fedjax_ssl.predictor import Predictor, load
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.workdir import read_config
 
-# Facts of the data set that say nothing of what the model takes, or stand elsewhere in the exported ones.
-_NOT_OF_INPUTS = ("name", "num_classes", "class_names", "flip", "num_train", "num_test")
+# Facts of the data set that say nothing of what the model takes, or stand elsewhere in the exported ones. Earlier
+# versions had the clients' names among them, which are nobody else's business.
+_NOT_OF_INPUTS = ("name", "num_classes", "class_names", "flip", "num_train", "num_test", "client_names")
 
 
 class Exported(NamedTuple):

@@ -20,7 +20,7 @@ _DATASETS = {
     "fashion_mnist": "zalando-datasets/fashion_mnist",
     "cifar10": "uoft-cs/cifar10",
     "cifar100": "uoft-cs/cifar100",
-    "svhn": "ufldl-stanford/svhn",
+    "svhn_cropped": "ufldl-stanford/svhn",
 }
 
 

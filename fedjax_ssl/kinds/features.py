@@ -98,10 +98,12 @@ def _given(features: Any, facts: Facts) -> np.ndarray:
         raise UserError(f"features are {features.dtype}; the model takes numbers")
     if features.ndim not in (2, 3) or features.shape[-1] != shape[-1] or not features.size:
         raise UserError(f"features of shape {features.shape}; the model takes [B, {shape[-1]}]")
+    with np.errstate(over="ignore"):
+        # The first view stands for the example, so that a program is for one shape.
+        features = (features[:, 0] if features.ndim == 3 else features).astype(np.float32)
     if not np.isfinite(features).all():
-        raise UserError("features have values that are not finite")
-    # The first view stands for the example, so that a program is for one shape.
-    return (features[:, 0] if features.ndim == 3 else features).astype(np.float32)
+        raise UserError("features have values that are not finite in float32")
+    return features
 
 
 KIND = Kind(

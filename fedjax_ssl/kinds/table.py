@@ -22,7 +22,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.kinds.features import noisy
 from fedjax_ssl.kinds.kind import Facts, Kind, are_numbers
 
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # how files write a missing value, in small letters
+MISSING = ("", "<na>", "na", "n/a", "nan", "null", "none", "?")  # how files write a missing value, in small letters
 
 
 class Table(NamedTuple):
@@ -131,15 +131,35 @@ def _wrong(facts: Facts) -> str:
 def _given(rows: Any, facts: Facts) -> np.ndarray:
     """Columns by name, as a dict or a DataFrame; or stored rows [B, F]."""
     if isinstance(rows, Mapping) or hasattr(rows, "columns"):
-        return encode({str(name): list(rows[name]) for name in rows}, facts)
+        return encode(_lists(rows), facts)
     rows = np.asarray(rows)
     number = len(facts["columns"])
-    if rows.ndim != 2 or rows.shape[1] != number or not len(rows) or not np.issubdtype(rows.dtype, np.number):
+    if rows.ndim != 2 or rows.shape[1] != number or not len(rows) or rows.dtype.kind not in "fiu":
         raise UserError(
             f"a table of {rows.dtype} {rows.shape}; the model takes columns by name, or numbers [B, {number}] with "
             "codes for categories"
         )
-    return rows.astype(np.float32)
+    with np.errstate(over="ignore"):
+        rows = rows.astype(np.float32)
+    if np.isinf(rows).any():
+        raise UserError("the table has values that are not finite in float32; a missing value is nan")
+    return rows
+
+
+def _lists(rows: Any) -> dict[str, list[Any]]:
+    """The columns of a dict or a DataFrame; raises a UserError unless each has a value for every row."""
+    columns = {}
+    for name in rows:
+        if isinstance(rows[name], str) or not np.iterable(rows[name]):
+            raise UserError(f"column {name!r} is {rows[name]!r:.40}; it must be a list, a value for each row")
+        columns[str(name)] = list(rows[name])
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        each = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise UserError(f"the columns are of different lengths: {each}")
+    if not any(lengths.values()):
+        raise UserError("the table has no rows")
+    return columns
 
 
 def _inputs(facts: Facts) -> Table:

@@ -131,10 +131,10 @@ def _given(texts: Any, facts: Facts) -> np.ndarray:
     length, found = facts["shape"][-1], np.asarray(texts)
     if not found.size:
         raise UserError("there are no texts")
-    if found.dtype.kind in "UO" and facts.get("vocabulary"):
+    if found.ndim and found.dtype.kind in "UO" and facts.get("vocabulary"):
         return tokenise(map(str, found), facts["vocabulary"], length)
     if found.dtype.kind not in "iu" or found.shape[1:] != (length,):
-        wanted = "texts, or token ids" if facts.get("vocabulary") else "token ids"
+        wanted = "a list of texts, or token ids" if facts.get("vocabulary") else "token ids"
         raise UserError(f"texts are {found.dtype} {found.shape}; the model takes {wanted} [B, {length}]")
     if found.min() < 0 or found.max() >= facts["num_tokens"]:
         raise UserError(f"token ids are {found.min()} to {found.max()}; the model's are 0 to {facts['num_tokens'] - 1}")

@@ -69,7 +69,8 @@ def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:
     if not config.encoder.weights:
         raise UserError(f"encoder.name={config.encoder.name} takes encoder.weights, a file of convert-weights")
     if dataset.kind != IMAGE or dataset.x_train.shape[1] != dataset.x_train.shape[2]:
-        raise UserError(f"encoder.name={config.encoder.name} takes square images, not {dataset.kind} data")
+        given = "x".join(map(str, dataset.x_train.shape[1:3])) if dataset.kind == IMAGE else f"{dataset.kind} data"
+        raise UserError(f"encoder.name={config.encoder.name} takes square images, not {given}")
     if not config.data.standardise or config.data.normalisation != "own":
         raise UserError(
             f"encoder.name={config.encoder.name} has means and deviations of its own: leave data.standardise=True and "

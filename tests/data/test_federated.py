@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl import UserError
 from fedjax_ssl.data import Dataset, Partition, federate, stack_seeds
 from fedjax_ssl.data.federated import hold, put_whole
 from fedjax_ssl.engine.round import init_key
@@ -117,3 +118,19 @@ def test_width_can_be_shared_between_seeds():
     np.testing.assert_array_equal(data.client_index[0], [7, 2, 9, 0, 0])
     with pytest.raises(ValueError, match="3 examples"):
         put_whole(hold(dataset, partition, seed=0), width=2)
+
+
+@pytest.mark.parametrize(
+    ("place", "who"),
+    [
+        ({"server_index": np.array([6])}, "to the server"),
+        ({"labelled_rows": np.array([7, 2])}, "as labelled to a client"),
+        ({"validation_index": np.array([8, 6])}, "to the validation images"),
+        ({"client_test_rows": (np.array([6]), *[np.array([], int)] * 3)}, "to a client's test images"),
+    ],
+)
+def test_a_row_without_a_label_is_not_where_one_is_needed(place, who):
+    dataset, partition = small_federation()
+    dataset.y_train[[2, 6]] = -1
+    with pytest.raises(UserError, match=rf"gives row [26], which has no label, {who}"):
+        hold(dataset, partition._replace(**place), seed=0)

@@ -91,6 +91,13 @@ def test_images_without_a_label_are_beside_train_and_test(tmp_path):
         load(tmp_path)
 
 
+def test_images_without_a_label_are_no_class(tmp_path):
+    for name in ("cat", "dog", "unlabelled"):
+        save(tmp_path / name / "a.png", pixels(0))
+    with pytest.raises(UserError, match="has the folder 'unlabelled' among its classes; move the classes to"):
+        load(tmp_path)
+
+
 def test_without_a_test_set_every_fifth_image_of_a_class_is_one(tmp_path):
     for row in range(11):
         save(tmp_path / "b" / f"{row:02}.png", np.full((4, 4), row, np.uint8))

@@ -79,6 +79,32 @@ def test_clients_are_the_values_of_a_column(tmp_path):
         assert set(data.owners[rows]) == {client}
 
 
+def test_images_are_known_by_their_files_whatever_is_in_memory(tmp_path, monkeypatch):
+    """`datasets` may be told by the environment to read small files whole; a format that was saved is not kept."""
+    monkeypatch.setattr(datasets.config, "IN_MEMORY_MAX_SIZE", 10**9)
+    for first in (0, 100):
+        split = split_of(first, [0, 1] * 5, ["a"] * 10)
+        split.set_format(columns=["img"])
+        split.save_to_disk(tmp_path / str(first))
+        np.testing.assert_array_equal(load(tmp_path / str(first)).x_train[0], pixels(first + 2))
+
+
+def test_labels_that_are_texts(tmp_path):
+    """A word that may be a missing label is refused, and a test row of a class that training lacks."""
+
+    def save(name, labels):
+        split = split_of(0, [0] * len(labels), ["a"] * len(labels)).remove_columns("label")
+        split.add_column("label", labels).to_parquet(tmp_path / f"{name}.parquet")
+
+    save("train", ["mild", "severe"] * 5)
+    save("test", ["mild", "severe", "worse", ""])
+    with pytest.raises(UserError, match="has the label 'worse'; known: mild, severe"):
+        load(tmp_path, label_column="label")
+    save("train", ["mild", "none"] * 5)
+    with pytest.raises(UserError, match="'none' in row 2 may be a class or a missing label"):
+        load(tmp_path, label_column="label")
+
+
 def test_what_is_wrong_is_one_line(tmp_path):
     def says(path, *words, **fields):
         with pytest.raises(UserError) as caught:
@@ -88,6 +114,14 @@ def test_what_is_wrong_is_one_line(tmp_path):
     both().save_to_disk(tmp_path / "saved")
     says("", "data.path is empty")
     says(tmp_path / "none", "does not exist")
+    says("x" * 5000, "cannot be read: File name too long")
+    split_of(0, [-1] * 5, ["a"] * 5).save_to_disk(tmp_path / "no_labels")
+    says(tmp_path / "no_labels", "no row with a label to test")
+    split_of(0, [0, 1] * 5, ["a", None] * 5).save_to_disk(tmp_path / "no_client")
+    says(tmp_path / "no_client", "'' in row 2 names no client", client_column="writer")
+    one = both()["train"].cast_column("label", datasets.Value("int64")).map(lambda row: {"label": 0})
+    one.cast_column("label", datasets.ClassLabel(names=["tree"])).save_to_disk(tmp_path / "one")
+    says(tmp_path / "one", "the only class is 'tree'")
     says(tmp_path, "holds no data set")
     says(tmp_path / "saved", "no column 'lable'", "label", label_column="lable")
     says(tmp_path / "saved", "no column 'speaker' (data.client_column)", client_column="speaker")

@@ -80,6 +80,14 @@ def test_partition_file_that_does_not_fit(tmp_path, case):
     expect_line([*parts, str(path)], labels, 2, config, 2)
 
 
+def test_shares_that_are_texts(tmp_path):
+    path = tmp_path / "partition.npz"
+    rows = {"server_index": [], "client_index": [0, 1], "client_size": [1, 1], "label_share": ["0.5", "1"]}
+    np.savez(path, **rows)
+    config = data_config(labels="profile", server_labels=0, partition_file=str(path))
+    expect_line(["label_share must be 2 numbers from 0 to 1"], np.arange(2), 2, config, 2)
+
+
 def test_partition_file_that_is_missing(tmp_path):
     path = tmp_path / "absent.npz"
     expect_line([str(path), "does not exist"], LABELS, 10, data_config(partition_file=str(path)), 100)

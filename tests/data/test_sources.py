@@ -201,6 +201,11 @@ BAD_ARRAYS = {
     "flat images": ({"x_test": ZEROS((4, 90), np.uint8)}, ["x_test has shape (4, 90)", "[N, H, W, C]"]),
     "channels": ({"x_train": ZEROS((9, 5, 6, 4), np.uint8)}, ["(9, 5, 6, 4)", "4 channels", "1 or 3"]),
     "shapes differ": ({"x_test": ZEROS((4, 6, 6, 3), np.uint8)}, ["(5, 6, 3)", "(6, 6, 3)"]),
+    "images and features": ({"x_test": ZEROS((4, 5), np.float32)}, ["uint8, images", "x_test float32, features"]),
+    "features and tokens": (
+        {"x_train": ZEROS((9, 5)), "x_test": ZEROS((4, 5), int)},
+        ["float64, features", "x_test int64, tokens"],
+    ),
     "lengths differ": ({"y_train": ZEROS(8, int)}, ["x_train has 9 images", "y_train 8 labels"]),
     "empty": ({"x_test": ZEROS((0, 5, 6, 3), np.uint8), "y_test": ZEROS(0, int)}, ["x_test is empty"]),
     "no pixels": ({"x_train": ZEROS((9, 0, 6, 3), np.uint8)}, ["x_train is empty", "(9, 0, 6, 3)"]),

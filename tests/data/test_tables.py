@@ -1,11 +1,14 @@
 """csv and parquet files: what is read, and one clear line for whatever is wrong with one."""
 
+import json
+
 import numpy as np
 import pytest
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.data import load_dataset, make_partition
 from fedjax_ssl.data.sources import dataset_facts
+from fedjax_ssl.data.tables import read_columns
 from fedjax_ssl.kinds import wrong_facts
 
 GOOD = "age,colour,who,label\n" + "".join(f"{20 + n},{'rgb'[n % 3]},c{n % 2},{n % 2}\n" for n in range(20))
@@ -85,6 +88,10 @@ def test_texts_and_their_versions(tmp_path):
         (GOOD, {"ignore_columns": "who,age,colour"}, "has no column but the label's"),
         (GOOD, {"text_column": "age", "weak_views": 2}, "data.weak_views=2, but each example has 1 view"),
         (GOOD, {"test_path": "nowhere.csv"}, "data.test_path=nowhere.csv does not exist"),
+        ("who,,label\n1,2,3\n", {}, "column 2 has no name"),
+        (GOOD.replace("c1", ""), {"client_column": "who"}, "'' in row 2 names no client"),
+        (GOOD.replace(",", ";").replace("\n2", "\n2,"), {}, "column 'age' has numbers with a comma, such as '2,2'"),
+        ("x,label\n1,a\n2,b\n", {"ignore_columns": ""}, "no class with two labelled rows"),
     ],
 )
 def test_one_line_for_a_malformed_file(tmp_path, text, fields, message):
@@ -93,13 +100,14 @@ def test_one_line_for_a_malformed_file(tmp_path, text, fields, message):
     assert "\n" not in str(caught.value)
 
 
-def partition_of(tmp_path, text, **fields):
-    dataset, config = load(tmp_path, text, client_column="who", ignore_columns="", partition="natural", **fields)
-    return dataset, make_partition(dataset.y_train, 2, config.data, config.num_clients, 0, dataset.owners)
+def partition_of(tmp_path, text, num_clients=100):
+    fields = {"client_column": "who", "ignore_columns": "", "partition": "natural", "labels": "clients"}
+    dataset, config = load(tmp_path, text, **fields)
+    return dataset, make_partition(dataset.y_train, 2, config.data, num_clients, 0, dataset.owners)
 
 
 def test_clients_by_a_column_are_counted(tmp_path):
-    with pytest.raises(UserError, match=r"data\.client_column has 2 clients, but num_clients=100; set it to 2"):
+    with pytest.raises(UserError, match="has 2 clients with training rows, but num_clients=100; set it to 2"):
         partition_of(tmp_path, GOOD)
     dataset, config = load(tmp_path, GOOD)
     config.data.partition = "natural"
@@ -108,6 +116,38 @@ def test_clients_by_a_column_are_counted(tmp_path):
     with pytest.raises(UserError, match=r"data\.client_column is given, but data.partition='iid'"):
         config.data.partition = "iid"
         make_partition(dataset.y_train, 2, config.data, 2, 0, np.arange(16) % 2)
+
+
+def test_a_client_has_a_name_without_spaces_and_a_training_row(tmp_path):
+    """Both rows of client c9 are for testing. Names of clients stay in the file."""
+    rows = GOOD.replace("c0", " c0 ", 3).replace("20,r, c0 ", "20,r,c9").replace("21,g,c1", "21,g,c9")
+    dataset, partition = partition_of(tmp_path, rows, num_clients=2)
+    assert dataset.owners.tolist() == [n % 2 for n in range(20) if n not in dataset.test_rows]
+    assert [len(own) for own in partition.client_rows] == [8, 8] and "c1" not in json.dumps(dataset_facts(dataset))
+
+
+def test_the_only_row_of_a_class_is_for_training(tmp_path):
+    dataset, _ = load(tmp_path, GOOD + "1,r,c0,2\n")
+    assert np.bincount(dataset.y_train).tolist() == [8, 8, 1] and np.bincount(dataset.y_test).tolist() == [2, 2]
+
+
+def test_a_column_that_numbers_the_rows_and_names_with_commas(tmp_path):
+    numbered = [f"{n},{line}" for n, line in enumerate(GOOD.splitlines(), start=-1)]
+    text = "\n".join([numbered[0].replace("-1", "").replace("who", '"who, where"'), *numbered[1:]])
+    dataset, _ = load(tmp_path, text, ignore_columns='age, "who, where"')
+    assert dataset.details["columns"] == ["colour"]
+
+
+def test_a_blank_line_is_a_value_where_there_is_one_column(tmp_path):
+    (tmp_path / "one.csv").write_text("\nnote\na\n\nb\n\n")
+    assert read_columns(str(tmp_path / "one.csv"), "csv") == {"note": ["a", "", "b"]}
+    (tmp_path / "two.csv").write_text("note,n\n\na,1\n")
+    assert read_columns(str(tmp_path / "two.csv"), "csv") == {"note": ["a"], "n": ["1"]}
+
+
+def test_labels_that_only_look_like_numbers(tmp_path):
+    dataset, _ = load(tmp_path, GOOD.replace(",1\n", ",--2\n"))
+    assert dataset.class_names == ("--2", "0")
 
 
 def test_labels_stay_where_they_are(tmp_path):

@@ -77,6 +77,21 @@ def test_all_of_a_second_data_set_is_unknown():
         set_apart(dataset, narrow, unknown_config(unknown_source="other.npz"), 0)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "line"),
+    [
+        ({"vocabulary": ["a", "b"]}, {"vocabulary": ["b", "a"]}, "other columns, categories or words"),
+        ({"num_tokens": 10}, {"num_tokens": 20}, "has the token 19, but those of the data are below 10"),
+    ],
+)
+def test_a_second_data_set_of_another_meaning_is_refused(ours, theirs, line):
+    text = small_dataset()._replace(kind="text")
+    config = unknown_config(unknown_source="other.npz")
+    set_apart(text._replace(details=ours), text._replace(details=ours), config, 0)
+    with pytest.raises(UserError, match=line):
+        set_apart(text._replace(details=ours), text._replace(details=theirs), config, 0)
+
+
 def test_a_run_reads_its_second_data_set(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (30, 8, 8), np.uint8)
     labels = np.arange(30) % 3

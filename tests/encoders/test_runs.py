@@ -49,6 +49,12 @@ def test_weights_of_another_shape_are_one_line(tmp_path):
         convert(tmp_path / "theirs.safetensors", "resnet50", tmp_path / "ours.safetensors")
 
 
+def test_a_layer_that_there_is_not_is_one_line(tmp_path):
+    save_file({"blocks.0.0.bn3.weight": np.zeros(3, np.float32)}, tmp_path / "theirs.safetensors")
+    with pytest.raises(UserError, match=r"blocks\.0\.0\.bn3\.weight of shape \(3,\) is not efficientnet_lite0's"):
+        convert(tmp_path / "theirs.safetensors", "efficientnet_lite0", tmp_path / "ours.safetensors")
+
+
 def test_features_are_the_encoder_s_and_come_out_of_the_cache(weights, monkeypatch, capfd):
     config = make_config(weights)
     images = load_dataset(config.data)
@@ -99,14 +105,18 @@ def test_a_run_on_features(weights, tmp_path):
     data = load_dataset(config.data)
     of_features = predictor(features.through_encoder(config, data).x_test)
     np.testing.assert_array_equal(predictor(data.x_test).probabilities, of_features.probabilities)
+    grey = predictor(data.x_test[:3, :, :, 0])  # as an npz may have them
+    np.testing.assert_array_equal(grey.probabilities, predictor(data.x_test[:3]).probabilities)
     np.savez(tmp_path / "images.npz", images=data.x_test)
     predict_file(tmp_path / "run", tmp_path / "found.csv", npz=str(tmp_path / "images.npz"))
     assert (tmp_path / "found.csv").read_text().startswith("image,class,probability\n0,")
     with pytest.raises(UserError, match=r"images of shape \(2, 5, 5, 1\); the model takes .* 8x8x1"):
         predictor(np.zeros((2, 5, 5, 1), np.uint8))
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\x80\x3f")
+    again = predictor(data.x_test[:3])  # the weights are read once
+    np.testing.assert_array_equal(again.probabilities, grey.probabilities)
     with pytest.raises(UserError, match="are not the weights that the model was trained with"):
-        predictor(data.x_test)
+        load(tmp_path / "run")(data.x_test)
 
 
 def test_adapters_begin_at_the_frozen_encoder(weights):

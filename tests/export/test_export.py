@@ -17,8 +17,8 @@ from safetensors import safe_open
 import fedjax_ssl
 import launch
 from fedjax_ssl import UserError
-from fedjax_ssl.data import load_dataset
-from fedjax_ssl.export import FORMATS, programs
+from fedjax_ssl.data import SOURCES, load_dataset
+from fedjax_ssl.export import FORMATS, formats, hub, programs
 from fedjax_ssl.export.formats import _flat
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.predictor import Predictor
@@ -180,9 +180,20 @@ def test_a_folder_for_the_hub_has_a_header_that_machines_read(export, predict, i
     assert 'license: "unknown"' in (folder / "README.md").read_text()
 
 
+def test_names_of_clients_do_not_leave_with_a_model(finished_fedanchor_run):
+    """Folders of earlier versions have them among the facts of the data."""
+    folder = finished_fedanchor_run[0]
+    facts = {**formats.read_dataset(folder), "client_names": ["Mercy Hospital", "St. Anne"]}
+    with mock.patch.object(formats, "read_dataset", lambda folder: facts):
+        assert "Mercy" not in json.dumps(formats._exported(folder, True).facts)
+
+
+def test_the_names_of_the_hub_are_for_sources_of_ours():
+    assert hub._DATASETS.keys() <= set(SOURCES)
+
+
 def test_a_hostile_name_stays_inside_its_field(finished_fedanchor_run, tmp_path):
     """Nothing that a run's files say can add a field to the header."""
-    from fedjax_ssl.export import hub
     from fedjax_ssl.records.runs import read_run
 
     run = read_run(finished_fedanchor_run[0])

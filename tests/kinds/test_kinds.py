@@ -294,3 +294,34 @@ def test_vit_refuses_a_patch_that_does_not_divide_the_image():
         shapes_of_a_round(config)
     config.model.patch = 4
     assert "test_accuracy" in shapes_of_a_round(config)
+
+
+TABLE_FACTS = {"columns": ["a", "c"], "categories": [None, ["x", "y"]], "mean": [0.0, 0.0], "std": [1.0, 1.0]}
+TEXT_FACTS = {"shape": [5], "weak_views": 1, "num_tokens": 4, "vocabulary": ["good", "film"]}
+FEATURE_FACTS = {"shape": [2], "weak_views": 1, "mean": [0.0, 0.0], "std": [1.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "given", "line"),
+    [
+        ("table", TABLE_FACTS, {"a": 1, "c": "x"}, "column 'a' is 1; it must be a list, a value for each row"),
+        ("table", TABLE_FACTS, {"a": [1, 2], "c": "xy"}, "column 'c' is 'xy'; it must be a list"),
+        ("table", TABLE_FACTS, {"a": [1, 2], "c": ["x"]}, "of different lengths: a 2, c 1"),
+        ("table", TABLE_FACTS, {"a": [], "c": []}, "the table has no rows"),
+        ("table", TABLE_FACTS, np.array([[np.inf, 0]]), "not finite in float32"),
+        ("table", TABLE_FACTS, np.array([[1e300, 0]]), "not finite in float32"),
+        ("table", TABLE_FACTS, np.array([[1j, 0]]), "a table of complex128"),
+        ("features", FEATURE_FACTS, np.array([[1e300, 0]]), "not finite in float32"),
+        ("text", TEXT_FACTS, "good film", "the model takes a list of texts, or token ids"),
+    ],
+)
+def test_what_a_model_does_not_take_is_one_line(kind, facts, given, line):
+    with pytest.raises(UserError, match=line) as caught:
+        KINDS[kind].given(given, facts)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_number_of_pandas_is_missing():
+    pandas = pytest.importorskip("pandas")
+    rows = pandas.DataFrame({"a": pandas.array([1, None], dtype="Int64"), "c": ["x", None]})
+    np.testing.assert_array_equal(KINDS["table"].given(rows, TABLE_FACTS), np.array([[1, 0], [np.nan, np.nan]]))
