@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from fedjax_ssl.config import measured_each_round
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.files import expanded, replace_file
-from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_links
+from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_links, refuse_others
 from fedjax_ssl.report.look import to_markdown, write_tables
 from fedjax_ssl.report.table import LAST
 from fedjax_ssl.run.observe.log import QUIET, say
@@ -62,7 +62,8 @@ def run_sweep(
     """
     if workdir is None:
         raise UserError("a sweep needs a --workdir, where it goes on when it is started again")
-    root = pathlib.Path(expanded(workdir))
+    root = expanded(workdir)
+    refuse_others(root, ROWS)
     sweep = load_sweep(sweep_file)
     names = [name for name in sweep.methods if any(fnmatch.fnmatchcase(name, row) for row in rows.split(";"))]
     if not names:
