@@ -60,6 +60,8 @@ def run_sweep(
         TrainingError: one run or more failed; the others are finished and in the table.
         StoppedError: the disk is full or fails; the same command resumes the sweep.
     """
+    if tries < 0:
+        raise UserError(f"the number of tries must be 0 or more, not {tries}")
     if workdir is None:
         raise UserError("a sweep needs a --workdir, where it goes on when it is started again")
     root = expanded(workdir)
@@ -100,7 +102,7 @@ def run_sweep(
     if any(cell.row().runs for cell in table):
         from fedjax_ssl.report.comparison import write_comparison
 
-        page = write_comparison([workdir], root / REPORT, sweep.target_accuracy, table_name="")
+        page = write_comparison([root], root / REPORT, sweep.target_accuracy, table_name="")
         say(f"report {page}")
     if failures:
         for name, why in failures.items():

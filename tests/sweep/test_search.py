@@ -112,4 +112,6 @@ def test_tries_that_cannot_be_are_refused_before_anything_is_written(tmp_path, c
     (tmp_path / "sweep.py").write_text(text.replace(*change))
     with pytest.raises(UserError, match=message):
         run_sweep(file, tmp_path / "out", tries=2)
+    with pytest.raises(UserError, match="must be 0 or more, not -1"):
+        run_sweep(file, tmp_path / "out", tries=-1)
     assert not (tmp_path / "out").exists()
