@@ -83,7 +83,7 @@ def test_a_folder_holds_a_run_or_seeds_or_a_sweep(held, tmp_path):
     }
     for own, start in starts.items():
         if own != held:
-            with pytest.raises(UserError, match="holds (a run|runs of several seeds|a sweep); choose another workdir"):
+            with pytest.raises(UserError, match=r"holds (a run|runs of several seeds|a sweep); choose another workdir"):
                 start()
     assert [path.name for path in tmp_path.iterdir()] == [held]
 

@@ -401,13 +401,14 @@ def test_data_sets_are_drawn_apart(three_runs, tmp_path):
         write_comparison([runs], out, against=runs / "a")
 
 
-def test_differences_are_paired_by_seed(three_runs, tmp_path):
+def test_differences_are_paired_by_seed(three_runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     runs, out = tmp_path / "runs", tmp_path / "compare.html"
     shutil.copytree(three_runs, runs)
     shutil.copytree(runs / "b" / "seed_0", runs / "b" / "seed_1")
     config = json.loads((runs / "b" / "seed_1" / "config.json").read_text())
     (runs / "b" / "seed_1" / "config.json").write_text(json.dumps({**config, "seed": 1}))
-    assert launch.main(["report", str(runs), f"--out={out}", f"--against={runs / 'a'}"]) == 0
+    assert launch.main(["report", str(runs), f"--out={out}", "--against=~/runs/a"]) == 0
     (row,) = csv.DictReader((tmp_path / "compare_differences.csv").open())
     text = out.read_text()
     of = {name: [read_run(runs / name / f"seed_{seed}") for seed in (0, 1)] for name in "ab"}

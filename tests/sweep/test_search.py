@@ -58,6 +58,7 @@ def test_every_row_has_the_same_number_of_tries():
     tries = tries_of(methods, SEARCH, 3)
     assert list(tries) == [f"{name}, try {number}" for name in methods for number in range(3)]
     assert tries["FixMatch, try 0"] == ("fixmatch", {"num_rounds": 3, "data.validation": 10})
+    assert list(tries_of({"A": ""}, Search({"B": {"seed": (1, 2)}}, {}), 3)) == ["A, try 0"]  # all would be the same
     assert tries["FedAvg, try 2"] == ("supervised", {"data.validation": 10, **SEARCH.draw("FedAvg", 2)})
 
 
