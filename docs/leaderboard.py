@@ -5,8 +5,9 @@
 
 A record is a line for each run: its accuracies of the last rounds, bytes and seconds, the row's number of tries and
 the fields that they chose, the commit, JAX and processor, and the checksum of the run's metrics. The page has no figure
-that is not computed from these lines. `add` reads runs whose metrics have their checksum, and no others. Lines of the
-same method and seed are replaced, so boards may grow on several machines.
+that is not computed from these lines. `add` reads runs whose metrics have their checksum and whose configuration is the
+board's but for the fields that are drawn, and no others; words like --config.data.path=FILE that the sweep had follow
+BOARD. Lines of the same method and seed are replaced, so boards may grow on several machines.
 """
 
 import csv
@@ -14,8 +15,11 @@ import json
 import pathlib
 import statistics
 import sys
+from collections.abc import Sequence
 
-from fedjax_ssl.config import differences
+from fedjax_ssl.config import differences, for_seed
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report.table import LAST, costs, half_interval
@@ -68,22 +72,27 @@ Where each client has a few, nearly all of their steps are on pseudo-labels.
 """
 
 
-def record(board: str, workdir: pathlib.Path) -> list[dict[str, str]]:
+def record(board: str, workdir: pathlib.Path, overrides: Sequence[str] = ()) -> list[dict[str, str]]:
     """The lines of the finished runs in a sweep's folder."""
     lines = []
     sweep = load_sweep(f"{SWEEP}:{board}")
-    for cell in plan(sweep, workdir):
+    for cell in plan(sweep, workdir, overrides):
         tries = len(list((workdir / TRIES).glob(f"{cell.folder.name}_try_*/seed_*/summary.json")))
         for seed in cell.seeds:
             folder = cell.folder / f"seed_{seed}"
             if not (folder / "summary.json").exists():
                 continue
-            run = read_run(folder)
+            try:
+                run = read_run(folder)
+            except UserError as error:
+                raise SystemExit(str(error)) from error
             if run.summary is None or run.damages:
                 raise SystemExit(f"{folder} is not recorded: {'; '.join(run.damages)}")
-            own = json.loads(json.dumps(cell.config.to_dict()))
-            drawn = sweep.search.of(cell.name)
-            chosen = {field: value for field, (_, value) in differences(own, run.config).items() if field in drawn}
+            own = json.loads(json.dumps(for_seed(cell.config, seed).to_dict()))
+            found = {field: value for field, (_, value) in differences(own, run.config).items()}
+            chosen = {field: found.pop(field) for field in sorted(sweep.search.of(cell.name)) if field in found}
+            if others := sorted(set(found) - set(CHANGES_NO_RESULT)):
+                raise SystemExit(f"{folder} is not of this board: it differs in {', '.join(others)}")
             size = costs(run)
             figures = {
                 "method": cell.name,
@@ -93,10 +102,10 @@ def record(board: str, workdir: pathlib.Path) -> list[dict[str, str]]:
                 "MB": f"{size['MB down'] + size['MB up']:.4g}",
                 "seconds": f"{size['seconds']:.4g}",
                 "tries": tries,
-                "chosen": " ".join(f"{field}={value}" for field, value in sorted(chosen.items())),
+                "chosen": " ".join(f"{field}={value}" for field, value in chosen.items()),
                 "commit": (run.summary["commit"] or "")[:12],
                 "jax": run.summary["versions"]["jax"],
-                "processor": run.summary["processor"],
+                "processor": run.summary.get("processor", "-"),
                 "records": run.summary["metrics_sha256"][:16],
             }
             lines.append({name: str(value) for name, value in figures.items()})
@@ -109,9 +118,9 @@ def read(board: str) -> list[dict[str, str]]:
     return list(csv.DictReader(path.open(encoding="utf-8"))) if path.exists() else []
 
 
-def add(workdir: pathlib.Path, board: str) -> None:
+def add(workdir: pathlib.Path, board: str, overrides: Sequence[str] = ()) -> None:
     """Puts the finished runs of a folder into a board's records."""
-    lines = {(line["method"], line["seed"]): line for line in [*read(board), *record(board, workdir)]}
+    lines = {(line["method"], line["seed"]): line for line in [*read(board), *record(board, workdir, overrides)]}
     rows = [",".join(COLUMNS), *(",".join(f'"{line[name]}"' for name in COLUMNS) for line in lines.values())]
     RECORDS.mkdir(exist_ok=True)
     replace_file(RECORDS / f"{board}.csv", "\n".join(rows) + "\n")
@@ -137,10 +146,8 @@ def table(lines: list[dict[str, str]]) -> str:
         own = [line for line in lines if line["method"] == method]
         accuracies, apart = list(methods[method].values()), minus(method, ALONE)
         spread = f" ± {statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
-        behind = minus(method, ranked[0])
-        level = method == ranked[0] or (
-            len(behind) > 1 and abs(statistics.mean(behind)) <= half_interval(behind) and method != BOUND
-        )
+        behind = minus(method, ranked[0]) if method != BOUND else []
+        level = method in ranked[:1] or (len(behind) > 1 and abs(statistics.mean(behind)) <= half_interval(behind))
         gain = "-"
         if method != ALONE and len(apart) > 1:
             gain = f"{statistics.mean(apart):+.2f} ± {half_interval(apart):.2f}"
@@ -164,6 +171,10 @@ def page() -> str:
         lines = read(path.stem)
         if len(tries := {line["tries"] for line in lines}) > 1:
             raise SystemExit(f"{path} has rows of {' and '.join(sorted(tries))} tries; all need the same number")
+        if len(rounds := {line["rounds"] for line in lines}) > 1:
+            raise SystemExit(f"{path} has runs of {' and '.join(sorted(rounds))} rounds; all need the same number")
+        if len({line["method"] for line in lines}) < len({(line["method"], line["chosen"]) for line in lines}):
+            raise SystemExit(f"{path} has seeds of one method with different chosen fields; record them anew")
         data, _, labels = path.stem.partition("_")
         made = {name: sorted({line[name] for line in lines}) for name in ("commit", "jax", "processor")}
         parts.append(f"## {data}: labels at {labels.replace('_', ' ')}\n\n{table(lines)}\n")
@@ -176,6 +187,6 @@ def page() -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["add"]:
-        add(pathlib.Path(sys.argv[2]), sys.argv[3])
+        add(pathlib.Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
     else:
         print(page(), end="")

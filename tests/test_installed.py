@@ -102,6 +102,8 @@ def test_a_config_is_found_from_any_folder_and_the_users_comes_first(tmp_path, m
     assert parse_config("configs/quickstart.py:semifl", []).method == "semifl"
     (tmp_path / "quickstart.py").write_text("def get_config(): return {}")
     assert find_config_file("quickstart.py") == "quickstart.py"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_config_file("~/quickstart.py") == str(tmp_path / "quickstart.py")
     with pytest.raises(UserError, match=r"there is no config file quickstar\.py; the nearest is"):
         find_config_file("quickstar.py")
 

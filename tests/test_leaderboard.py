@@ -69,6 +69,10 @@ def test_a_record_has_the_figures_of_the_run_and_is_replaced_by_a_later_one(boar
     rate = json.loads((folder / "config.json").read_text())["client"]["learning_rate"]
     assert replaced["chosen"] == f"client.learning_rate={rate}"
 
+    planned.num_clients += 1
+    with pytest.raises(SystemExit, match="not of this board: it differs in num_clients"):
+        board.add(tmp_path / "runs", "tiny")
+    planned.num_clients -= 1
     lines[-1]["test_accuracy"] += 0.01  # a figure that the run did not have
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     with pytest.raises(SystemExit, match="not of the records"):
@@ -96,10 +100,16 @@ def test_a_figure_that_does_not_follow_from_the_records_is_found(board, tmp_path
     page = written(lines)
     assert "| 1 | **FixMatch** | 71.00 ± 0.71 | +10.00 ± 0.00 | 7.5 | 14.5 | 2 | 1 |" in page
     assert "| 2 | Labels alone | 61.00 ± 0.71 | - | 6.5 | 12.5 | 2 | 1 |" in page and "6 tries a row." in page
-    for name, value in {"accuracies": "70 72", "MB": "7.4", "seconds": "15", "seed": "2", "chosen": "x=1"}.items():
+    for name, value in {"accuracies": "70 72", "MB": "7.4", "seconds": "15", "seed": "2"}.items():
         assert written([*lines[:2], {**lines[2], name: value}, lines[3]]) != page
+    chosen = [{**line, "chosen": "x=1"} for line in lines[2:]]
+    assert written([*lines[:2], *chosen]) != page
     with pytest.raises(SystemExit, match="rows of 5 and 6 tries"):
         written([*lines[:3], {**lines[3], "tries": "5"}])
+    with pytest.raises(SystemExit, match="runs of 1 and 2 rounds"):
+        written([*lines[:3], {**lines[3], "rounds": "2"}])
+    with pytest.raises(SystemExit, match="one method with different chosen fields"):
+        written([*lines[:3], {**lines[3], "chosen": "x=1"}])
 
 
 def test_ranks_and_paired_intervals(board):
@@ -117,6 +127,7 @@ def test_ranks_and_paired_intervals(board):
         for seed, value in enumerate(accuracies[name])
     ]
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in board.table(lines).splitlines()[2:]]
+    assert "| - | All labels |" in board.table(lines[-5:])  # a board that has no other row yet
     assert rows[-1][:2] == ["-", "All labels"] and [row[0] for row in rows[:3]] == ["1", "2", "3"]
     assert rows[2][1] == "Labels alone" and rows[2][3] == "-"
     for row in rows[:2]:

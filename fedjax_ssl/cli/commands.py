@@ -293,7 +293,7 @@ COMMANDS = {
 }
 
 
-PATHS = ("workdir", "out", "npz", "images", "csv")
+PATHS = ("workdir", "out", "against", "npz", "images", "csv")
 AGAIN = {"sweep": "resumes the sweep", "report": "draws the report anew", "profile": "measures anew"}
 HOST_FLAGS = ("--coordinator", "--num_processes", "--process_id")
 
@@ -306,6 +306,8 @@ def run(command: str, words: list[str]) -> None:
         define = kinds.get(type(default), flags.DEFINE_string)
         define(name, default, meaning, flag_values=own)
     overrides = [word for word in words if word.startswith("--config.")]
+    if overrides and command != "sweep" and "config" not in COMMANDS[command].flags:
+        raise UserError(f"{overrides[0]}: {command} takes no fields of a configuration")
     of_hosts = [word for word in words if command != "train" and word.startswith(HOST_FLAGS)]
     if of_hosts:
         share = "; to share a sweep, start the same command on each host" if command == "sweep" else ""

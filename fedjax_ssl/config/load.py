@@ -14,7 +14,7 @@ from ml_collections import ConfigDict, config_flags
 from fedjax_ssl.config.base import add_section, flatten
 from fedjax_ssl.config.renamed import GONE, RENAMED
 from fedjax_ssl.errors import UserError, first_line
-from fedjax_ssl.files import CONFIGS
+from fedjax_ssl.files import CONFIGS, expanded
 from fedjax_ssl.imports import one_line
 
 OVERRIDE = "--config."
@@ -111,7 +111,7 @@ def find_config_file(path: str) -> str:
     Raises:
         UserError: there is no such file.
     """
-    places = (pathlib.Path(path), CONFIGS.parent / path, CONFIGS / path)
+    places = (expanded(path), CONFIGS.parent / path, CONFIGS / path)
     try:
         found = next((place for place in places if place.is_file()), None)
     except (OSError, ValueError) as error:  # too long, or with a zero byte

@@ -66,11 +66,12 @@ def what_differs(groups: list[Group]) -> dict[str, list[str]]:
     return {name: of_groups for name, of_groups in values.items() if len({*of_groups} - {"-"}) > 1}
 
 
-def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]]:
+def read_groups(folders: Iterable[pathlib.Path], rows_alone: bool = False) -> tuple[list[Group], list[str]]:
     """All runs in some folders, those that differ in nothing but the seed together; a seed counts once in a group.
 
     Args:
         folders: runs, or folders of runs: several seeds', or a whole sweep.
+        rows_alone: of a sweep leave out runs of no row, such as its warm-ups and tries, unless there are no others.
 
     Returns:
         The groups, in the order of the folders, and a line for each run that could not be read.
@@ -84,7 +85,10 @@ def read_groups(folders: Iterable[pathlib.Path]) -> tuple[list[Group], list[str]
     for folder in folders:
         rows = _sweep_rows(folder)
         places = {row: place for place, row in enumerate(rows)}
-        for path in sorted(find_runs(folder), key=lambda path: places.get(_row_of(folder, path), len(places))):
+        found = find_runs(folder)
+        if rows_alone:
+            found = [path for path in found if _row_of(folder, path) in rows] or found
+        for path in sorted(found, key=lambda path: places.get(_row_of(folder, path), len(places))):
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())

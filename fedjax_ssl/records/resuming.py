@@ -1,5 +1,6 @@
 """Reads from a workdir what is needed to resume its run or runs."""
 
+import contextlib
 import json
 import pathlib
 from typing import Any
@@ -9,15 +10,20 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import add_section, base_config, complete, flatten
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import read_json, replace_file
-from fedjax_ssl.records.workdir import CONFIG, read_config, refuse_code
-
-SEEDS = "seeds.json"  # of a workdir of several seeds, above their runs
+from fedjax_ssl.records.workdir import CONFIG, SEEDS, read_config, refuse_code
 
 
 def save_seeds(folder: pathlib.Path, seeds: tuple[int, ...]) -> None:
-    """Notes which seeds a command trains in the subfolders of a folder, some of which may not exist yet."""
+    """Notes which seeds commands train in the subfolders of a folder, some of which may not exist yet."""
     folder.mkdir(parents=True, exist_ok=True)  # the user has named it
-    replace_file(folder / SEEDS, json.dumps(list(seeds)) + "\n")
+    earlier: tuple[int, ...] = ()
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # a damaged list is replaced
+        earlier = _read_seeds(folder)
+    replace_file(folder / SEEDS, json.dumps(list(dict.fromkeys([*earlier, *seeds]))) + "\n")
+
+
+def _read_seeds(folder: pathlib.Path) -> tuple[int, ...]:
+    return tuple(map(int, read_json(folder / SEEDS))) if (folder / SEEDS).is_file() else ()
 
 
 def saved_config(workdir: str, allow_code: bool) -> ConfigDict | None:
@@ -33,7 +39,7 @@ def saved_config(workdir: str, allow_code: bool) -> ConfigDict | None:
     """
     folder = pathlib.Path(workdir)
     try:
-        seeds = tuple(map(int, read_json(folder / SEEDS))) if (folder / SEEDS).is_file() else ()
+        seeds = _read_seeds(folder)
         places = [folder, *(folder / f"seed_{seed}" for seed in seeds)]
         place = next((place for place in places if (place / CONFIG).is_file()), None)
     except (OSError, ValueError, TypeError, OverflowError) as error:  # OverflowError of Infinity

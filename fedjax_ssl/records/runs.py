@@ -74,7 +74,8 @@ class RunRecords(NamedTuple):
     def best(self) -> tuple[float, int]:
         """The best accuracy on that set, and the first round with it."""
         accuracy = self.accuracy()
-        return float(accuracy.max()), self.metrics[int(accuracy.argmax())]["round"]
+        place = int(np.nan_to_num(accuracy, nan=-1.0).argmax())
+        return float(accuracy[place]), self.metrics[place]["round"]
 
     def tested(self, name: str) -> float | None:
         """A figure of the last model on the test set, such as 'test_accuracy'; None if it was not measured.
@@ -120,7 +121,7 @@ class RunRecords(NamedTuple):
 
     def seconds(self, kind: str = "seconds") -> float:
         """The sum of one kind of seconds; 'seconds' are the rounds'."""
-        return sum(line.get(kind, 0.0) for line in self.timings)
+        return sum(line.get(kind) or 0.0 for line in self.timings)
 
     def dataset(self) -> dict[str, Any]:
         """Name, classes and pixel statistics of the images, with names that can be shown; {} if they cannot be read, or

@@ -39,6 +39,8 @@ CLIENTS = "clients.sqlite"  # the clients' memory, where it is not in the checkp
 ORIGIN, ORIGIN_FILES, LOG = "origin.json", "origin", "run.log"
 LOCK, TENSORBOARD = ".lock", "tensorboard"
 ROWS = "rows.json"  # of a sweep: a row's folder -> its name, in the table's order
+SEEDS = "seeds.json"  # of a workdir of several seeds, above their runs
+HOLDS = {CONFIG: "a run", SEEDS: "runs of several seeds", ROWS: "a sweep"}  # by which file the folder of each is known
 REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
 
@@ -81,6 +83,18 @@ def check_folder(path: str | os.PathLike[str]) -> None:
         for place in reversed(made):
             with contextlib.suppress(OSError):  # another process has made something in it meanwhile
                 place.rmdir()
+
+
+def refuse_others(folder: pathlib.Path, own: str) -> None:
+    """Raises a UserError if a folder holds something of another kind: reports would show one of the two alone.
+
+    Args:
+        folder: need not exist.
+        own: of the names of `HOLDS`, that of what is to be trained in it.
+    """
+    other = next((what for name, what in HOLDS.items() if name != own and (folder / name).exists()), None)
+    if other:
+        raise UserError(f"the workdir {folder} holds {other}; choose another workdir")
 
 
 def refuse_links(paths: Iterable[pathlib.Path]) -> None:
@@ -174,6 +188,7 @@ class Workdir:
             self._check_same_run()
             self._lock()
         else:
+            refuse_others(self.path, CONFIG)
             ours = [name for name in (METRICS, SUMMARY, CHECKPOINTS) if (self.path / name).exists()]
             if ours:
                 raise UserError(f"the workdir {self.path} holds {ours[0]} but no {CONFIG}; choose another workdir")

@@ -36,8 +36,8 @@ def write_comparison(
     NAME_figures/, as PNG, SVG and PDF. Each data set has pictures of its own.
 
     Args:
-        folders: runs, folders of several seeds' runs, or whole sweeps. Runs that differ in nothing but the seed are
-            one row and one curve.
+        folders: runs, folders of several seeds' runs, or whole sweeps, of which the table's rows are taken. Runs that
+            differ in nothing but the seed are one row and one curve.
         out: the page's path, NAME.html.
         target: accuracy on the set that runs measure each round, a share, to which rounds and bytes are counted.
         against: the runs of one configuration; a further table has the others' differences from it, paired by seed,
@@ -58,7 +58,7 @@ def write_comparison(
         raise UserError(f"the page must be named NAME.html, not {path}")
     if not 0 < target <= 1:
         raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target}")
-    groups, skipped = read_groups(map(pathlib.Path, folders))
+    groups, skipped = read_groups(map(pathlib.Path, folders), rows_alone=True)
     names = name_data_sets(groups)
     sets = list(dict.fromkeys(names))
     rows = [

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import pathlib
 import statistics
 from collections.abc import Collection, Mapping
@@ -45,10 +46,20 @@ PLAIN = Look()
 def best_cells(table: list[dict[str, Any]]) -> set[tuple[int, str]]:
     """(row, column) of each accuracy that is the best, or whose difference from the best may be chance.
 
-    It may be where the confidence interval of the differences, paired by seed, holds 0. Bounds that see the clients'
-    labels are left out.
+    It may be where the confidence interval of the differences, paired by seed, holds 0. Rows are compared with those of
+    the same data: the same data set, and in a sweep the same values of its columns `data.*`. Bounds that see the
+    clients' labels are left out.
     """
-    rows = [number for number, row in enumerate(table) if not str(row["method"]).endswith(f"({REVEALED})")]
+    of_data = [name for name in table[0] if name == "data set" or name.startswith("data.")]
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for number, row in enumerate(table):
+        if not str(row["method"]).endswith(f"({REVEALED})"):
+            alike.setdefault(tuple(row[name] for name in of_data), []).append(number)
+    return set().union(*(_best_of(table, rows) for rows in alike.values()))
+
+
+def _best_of(table: list[dict[str, Any]], rows: list[int]) -> set[tuple[int, str]]:
+    """Those of `best_cells` in some rows, which are compared with each other."""
     found: set[tuple[int, str]] = set()
     for name in table[0]:
         sign = -1.0 if name.startswith(LOW_IS_GOOD) else 1.0
@@ -56,7 +67,7 @@ def best_cells(table: list[dict[str, Any]]) -> set[tuple[int, str]]:
         by_seed = {
             number: {seed: sign * value for seed, value in zip(cell.seeds, cell.values) if value is not None}
             for number, cell in cells.items()
-            if cell.present
+            if cell.present and all(map(math.isfinite, cell.present))
         }
         if len(by_seed) < 2:
             continue
@@ -107,8 +118,8 @@ def to_markdown(table: list[dict[str, Any]], bold: Collection[tuple[int, str]] =
         [f"**{cell}**" if (number, name) in bold else cell for name, cell in row.items()]
         for number, row in enumerate(table)
     ]
-    lines = [columns, ["---"] * len(columns), *body]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+    lines = [[str(cell).replace("|", r"\|") for cell in line] for line in (columns, ["---"] * len(columns), *body)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def to_csv(table: list[dict[str, Any]]) -> str:
@@ -156,4 +167,6 @@ _LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", **{letter: f"\\{letter}" fo
 
 
 def _latex(cell: Any) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in str(cell))
+    text = str(cell)
+    # Behind the \\ of the line before, a star or a bracket would be its argument.
+    return "{}" * text.startswith(("*", "[")) + "".join(_LATEX.get(letter, letter) for letter in text)

@@ -144,9 +144,9 @@ The configuration is `config.json`, the clients' {kind_of(facts).noun} are `part
 ```python
 import json
 import fedjax_ssl
+from fedjax_ssl.records.resuming import typed
 
-config = fedjax_ssl.base_config()
-config.update(json.load(open({json.dumps(folder + "/config.json", ensure_ascii=False)})))
+config = typed(json.load(open({json.dumps(folder + "/config.json", ensure_ascii=False)})), "config.json")
 fedjax_ssl.train(config, "runs/again")
 ```
 """

@@ -1,6 +1,7 @@
 """The report of one run: WORKDIR/report.html, and its pictures in WORKDIR/figures/."""
 
 import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -191,9 +192,10 @@ def profile_of(run: RunRecords) -> dict[str, Any] | None:
         profile = read_json(path)
         config, stages = profile["config"], profile["seconds_by_stage"]
         differ = set(differences(complete(config), run.config)) - _OF_NO_WEIGHT
-    except (OSError, ValueError, KeyError, TypeError):  # damaged, or of an earlier version
+        is_measured = math.isfinite(math.fsum(stages.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged, or of an earlier version
         return None
-    return profile if stages and isinstance(stages, dict) and not differ else None
+    return profile if stages and is_measured and not differ else None
 
 
 def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
@@ -245,7 +247,7 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
         page.section("What is mislabelled", *_mistakes(run)),
         page.section("Pseudo-labels", pictures.of("pseudo_labels", "qualified", "scores")),
         page.section("Latent space", pictures.of("latent_space")),
-        page.section("Data", pictures.of("who_holds_what")),
+        page.section("Data", pictures.of("who_holds_what", "label_profile")),
         page.section("Communication", pictures.of("bytes", "accuracy_over_bytes")),
         page.section(
             "Time", pictures.of("time"), page.paragraph(f"The run was started {starts} times.") if starts > 1 else ""

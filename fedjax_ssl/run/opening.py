@@ -21,11 +21,13 @@ from fedjax_ssl.records.workdir import (
     CLIENTS,
     METRICS,
     PARTITION,
+    SEEDS,
     TIMINGS,
     Workdir,
     check_folder,
     read_rounds,
     refuse_links,
+    refuse_others,
 )
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_memory import run_of
@@ -58,6 +60,7 @@ def open_runs(
         apart = workdir is not None and config.seeds
         if apart:
             check_folder(workdir)
+            refuse_others(pathlib.Path(workdir), SEEDS)
         paths: list[Any] = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
         refuse_links(paths if apart else [])
         folders = [

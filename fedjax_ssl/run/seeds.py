@@ -11,10 +11,10 @@ from fedjax_ssl.run.observe.log import QUIET, say
 def report_seeds(folder: pathlib.Path) -> None:
     """Writes FOLDER/table.csv, .md and .tex, table_runs.csv and report.html, unless they are newer than all summaries.
 
+    A failure is printed and does not fail the runs.
+
     Args:
         folder: holds seed_N, finished runs of one or several configurations.
-
-        A failure is printed and does not fail the runs.
     """
     page = folder / REPORT
     summaries = [path.stat().st_mtime_ns for path in folder.glob(f"seed_*/{SUMMARY}")]

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from fedjax_ssl.config import measured_each_round
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.files import expanded, replace_file
-from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_links
+from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_links, refuse_others
 from fedjax_ssl.report.look import to_markdown, write_tables
 from fedjax_ssl.report.table import LAST
 from fedjax_ssl.run.observe.log import QUIET, say
@@ -60,9 +60,12 @@ def run_sweep(
         TrainingError: one run or more failed; the others are finished and in the table.
         StoppedError: the disk is full or fails; the same command resumes the sweep.
     """
+    if tries < 0:
+        raise UserError(f"the number of tries must be 0 or more, not {tries}")
     if workdir is None:
         raise UserError("a sweep needs a --workdir, where it goes on when it is started again")
-    root = pathlib.Path(expanded(workdir))
+    root = expanded(workdir)
+    refuse_others(root, ROWS)
     sweep = load_sweep(sweep_file)
     names = [name for name in sweep.methods if any(fnmatch.fnmatchcase(name, row) for row in rows.split(";"))]
     if not names:
@@ -99,7 +102,7 @@ def run_sweep(
     if any(cell.row().runs for cell in table):
         from fedjax_ssl.report.comparison import write_comparison
 
-        page = write_comparison([workdir], root / REPORT, sweep.target_accuracy, table_name="")
+        page = write_comparison([root], root / REPORT, sweep.target_accuracy, table_name="")
         say(f"report {page}")
     if failures:
         for name, why in failures.items():

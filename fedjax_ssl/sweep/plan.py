@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.config import (
     add_section,
+    base_config,
     call_in_file,
     differences,
     flatten,
@@ -23,11 +24,11 @@ from fedjax_ssl.config import (
 )
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import CONFIGS
+from fedjax_ssl.files import CONFIGS, expanded
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, SUMMARY, read_rounds
 from fedjax_ssl.report.table import Row
-from fedjax_ssl.sweep.search import Search
+from fedjax_ssl.sweep.search import LogUniform, Search
 
 ROOT = CONFIGS.parent
 WARM_UP = "warm up"  # the name of the cells that are in no row of the table
@@ -79,13 +80,51 @@ class Cell(NamedTuple):
 
 
 def load_sweep(sweep_file: str) -> Sweep:
-    """The result of `get_sweep` of a Python file; the part behind a colon is its argument."""
+    """The result of `get_sweep` of a Python file; the part behind a colon is its argument.
+
+    Raises:
+        UserError: there is no such file or function, or an entry of the sweep is not usable.
+    """
     sweep = call_in_file(sweep_file, "get_sweep")
     if not isinstance(sweep, Sweep):
         raise UserError(f"get_sweep of {sweep_file} must return a fedjax_ssl.sweep.Sweep")
-    if not sweep.seeds or len(set(sweep.seeds)) < len(sweep.seeds):
-        raise UserError(f"the seeds of {sweep_file} must be different, and at least one")
+    try:
+        _check(sweep)
+    except UserError as error:
+        raise UserError(f"{sweep_file}: {error}") from error
     return sweep
+
+
+def _check(sweep: Sweep) -> None:
+    """Raises a UserError for entries of the wrong kind. `plan` checks the fields and their values."""
+    search = sweep.search or Search({}, {})
+    dicts = {"methods": sweep.methods, "fields": sweep.fields, "common": sweep.common}
+    for name, entry in {**dicts, "search.space": search.space, "search.fields": search.fields}.items():
+        if not isinstance(entry, Mapping):
+            raise UserError(f"{name} must be a dict, not {entry!r}")
+    rows = {**sweep.methods, WARM_UP: sweep.warm_up or ""}
+    for name, row in rows.items():
+        match row:
+            case str() | (str(), Mapping()):
+                continue
+        raise UserError(f"the row {name!r} must be a config's arguments or (arguments, {{field: value}}), not {row!r}")
+    grids = [*sweep.fields.items(), *(pair for space in search.space.values() for pair in space.items())]
+    for field, values in [("seeds", sweep.seeds), *grids]:
+        if not isinstance(values, tuple | list | range) or not values:
+            raise UserError(f"the values of {field} must be a tuple, as in (1,) or (1, 2), not {values!r}")
+        if isinstance(values, LogUniform) and not 0 < values.low <= values.high:
+            raise UserError(f"the range of {field} must have 0 < low <= high, not {values}")
+    own = {field for row in rows.values() for field in _own_fields(row)}
+    if {"seed", "seeds"} & {*own, *dict(grids), *sweep.common, *search.fields}:
+        raise UserError("seeds are no field of a sweep: all rows have those of its entry `seeds`")
+    config = base_config()
+    _set(config, "seeds", tuple(sweep.seeds))
+    validate(config)
+    if not sweep.methods:
+        raise UserError("methods has no row")
+    target = sweep.target_accuracy
+    if not isinstance(target, int | float) or not 0 < target <= 1:
+        raise UserError(f"target_accuracy must be a share above 0 and at most 1, not {target!r}")
 
 
 def by_argument(choices: Mapping[str, Any], name: str) -> Any:
@@ -158,12 +197,13 @@ def _cell(sweep: Sweep, workdir: pathlib.Path, name: str, method: str | tuple[An
     """A method with one combination of values."""
     arguments = method if isinstance(method, str) else method[0]
     path, _, shared = sweep.config.partition(":")
-    config = load_config_file(f"{ROOT / path}:{','.join(filter(None, (shared, arguments)))}")
+    arguments = ",".join(filter(None, (shared, arguments)))
+    config = load_config_file(f"{ROOT / expanded(path)}{':' if arguments else ''}{arguments}")
     fields = {**sweep.common, **_own_fields(method), **grid}
     for field in sorted(fields, key=lambda field: field != "method"):  # whose section the others may be of
         _set(config, field, fields[field])
     config.log.report = False  # the sweep's report has all runs; an override brings each run's back
-    folder = workdir / _slug(name) / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
+    folder = workdir / (_slug(name) or "row") / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
     return Cell(name, grid, config, folder, sweep.seeds)
 
 
@@ -214,4 +254,4 @@ def _set(config: ConfigDict, field: str, value: Any) -> None:
 
 def _slug(text: str) -> str:
     """A text as a folder's name."""
-    return re.sub(r"[^A-Za-z0-9=.,+-]+", "_", text.replace(", ", " ")).strip("_")
+    return re.sub(r"[^\w=.,+-]+", "_", text.replace(", ", " ")).strip("_")

@@ -57,11 +57,11 @@ Methods = Mapping[str, str | tuple[str, Mapping[str, Any]]]  # as those of a `Sw
 
 
 def tries_of(methods: Methods, search: Search, number: int) -> Methods:
-    """The rows of a sweep's tries: `NAME, try 0`, `NAME, try 1`, ... for each of its rows."""
+    """The rows of a sweep's tries: `NAME, try 0`, `NAME, try 1`, ... for each; one for a row without drawn fields."""
     return {
         _name(row, place): _changed(method, {**search.draw(row, place), **search.fields})
         for row, method in methods.items()
-        for place in range(number)
+        for place in range(number if search.of(row) else 1)
     }
 
 

@@ -10,6 +10,7 @@ from fedjax_ssl import UserError, base_config, train
 from fedjax_ssl.config import add_section, flatten
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.records.resuming import save_seeds, saved_config
+from fedjax_ssl.sweep import run_sweep
 from tests.helpers.runs import TINY_BACKBONE, make_tiny_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -63,6 +64,28 @@ def test_a_list_of_seeds_that_is_none(text, tmp_path):
     (tmp_path / "seeds.json").write_text(text)
     with pytest.raises(UserError, match="cannot read the workdir"):
         saved_config(str(tmp_path), allow_code=False)
+
+
+def test_a_later_start_with_other_seeds_forgets_none(tmp_path):
+    save_seeds(tmp_path, (0, 1))
+    save_seeds(tmp_path, (1, 2))
+    assert json.loads((tmp_path / "seeds.json").read_text()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("held", ["config.json", "seeds.json", "rows.json"])
+def test_a_folder_holds_a_run_or_seeds_or_a_sweep(held, tmp_path):
+    """Of two of them in one folder, reports would show one."""
+    (tmp_path / held).write_text("{}")
+    starts = {
+        "config.json": lambda: train(make_tiny_config(), tmp_path),
+        "seeds.json": lambda: train(make_tiny_config(seeds=(0, 1)), tmp_path),
+        "rows.json": lambda: run_sweep("configs/sweeps/mnist_methods.py", tmp_path, dry_run=True),
+    }
+    for own, start in starts.items():
+        if own != held:
+            with pytest.raises(UserError, match=r"holds (a run|runs of several seeds|a sweep); choose another workdir"):
+                start()
+    assert [path.name for path in tmp_path.iterdir()] == [held]
 
 
 def test_a_field_that_does_not_exist_is_named(tmp_path):

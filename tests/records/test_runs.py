@@ -1,5 +1,7 @@
 """What is read from a run's records."""
 
+import math
+
 import pytest
 
 from fedjax_ssl.records.runs import RunRecords
@@ -19,3 +21,12 @@ from fedjax_ssl.records.runs import RunRecords
 def test_labelling_rules(names, rules):
     run = RunRecords(None, {}, [dict.fromkeys(names, 0.5)], [], None)
     assert run.labelling_rules() == rules
+
+
+def test_what_could_not_be_measured_is_neither_the_best_nor_a_second():
+    lines = [{"round": number, "test_accuracy": value} for number, value in ((1, 0.5), (2, None), (3, 0.6))]
+    timings = [{"round": 1, "seconds": 2.0}, {"round": 2, "seconds": None}]
+    run = RunRecords(None, {"data": {"validation": 0}}, lines, timings, None)
+    assert run.best() == (0.6, 3) and run.seconds() == 2.0
+    (nothing, first) = run._replace(metrics=lines[1:2]).best()
+    assert math.isnan(nothing) and first == 2

@@ -1,6 +1,7 @@
 """Reports: figures against other libraries, what is missing or unfinished, and the page in a real browser."""
 
 import csv
+import html
 import io
 import json
 import re
@@ -14,7 +15,8 @@ from PIL import Image
 from sklearn.metrics import confusion_matrix as sklearn_confusion_matrix
 
 import launch
-from fedjax_ssl import UserError
+from fedjax_ssl import UserError, base_config
+from fedjax_ssl.config import add_section, flatten
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.groups import Group, read_groups, what_differs
 from fedjax_ssl.records.runs import read_run
@@ -27,7 +29,7 @@ from fedjax_ssl.report.look import Look, as_text, best_cells, to_csv, to_latex, 
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.run_report import lead_of, profile_of
 from fedjax_ssl.report.table import Interval, MeanOfSeeds, OverSeeds, Row, make_runs_table, make_table
-from tests.helpers.runs import make_tiny_config
+from tests.helpers.runs import ROOT, make_tiny_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 PICTURES = {
@@ -276,6 +278,7 @@ def test_a_report_of_labels_at_clients(three_runs, tmp_path, labels):
     assert "those of them that have labels, and both by class" in text and "took its labelled images" not in text
     assert f"{labelled.sum()} in all" in text
     assert (run.folder / "figures" / "label_profile.png").exists() == (labels == "profile")
+    assert ("share of each client's images" in html.unescape(text)) == (labels == "profile")
     picture = np.asarray(Image.open(run.folder / "figures" / "who_holds_what.png").convert("RGB")).astype(int)
     is_orange = np.abs(picture - [0xE6, 0x9F, 0x00]).max(axis=-1) < 12
     right = is_orange[:, picture.shape[1] * 6 // 10 :]  # the bars' half
@@ -398,13 +401,14 @@ def test_data_sets_are_drawn_apart(three_runs, tmp_path):
         write_comparison([runs], out, against=runs / "a")
 
 
-def test_differences_are_paired_by_seed(three_runs, tmp_path):
+def test_differences_are_paired_by_seed(three_runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     runs, out = tmp_path / "runs", tmp_path / "compare.html"
     shutil.copytree(three_runs, runs)
     shutil.copytree(runs / "b" / "seed_0", runs / "b" / "seed_1")
     config = json.loads((runs / "b" / "seed_1" / "config.json").read_text())
     (runs / "b" / "seed_1" / "config.json").write_text(json.dumps({**config, "seed": 1}))
-    assert launch.main(["report", str(runs), f"--out={out}", f"--against={runs / 'a'}"]) == 0
+    assert launch.main(["report", str(runs), f"--out={out}", "--against=~/runs/a"]) == 0
     (row,) = csv.DictReader((tmp_path / "compare_differences.csv").open())
     text = out.read_text()
     of = {name: [read_run(runs / name / f"seed_{seed}") for seed in (0, 1)] for name in "ab"}
@@ -446,6 +450,20 @@ def test_a_model_card_of_a_run_that_diverged(three_runs):
         assert f"| division | {words}, seed 0 |" in card
 
 
+def test_the_card_of_a_method_from_a_file_says_how_to_train_it_again(three_runs, registry, tmp_path, monkeypatch):
+    """Also with fields of its own."""
+    folder, config = shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run"), base_config()
+    config.method, config.snapshot_rounds = f"{ROOT / 'examples' / 'co_training.py'}:co_training", (1, 2)
+    add_section(config)
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    (code,) = re.findall(r"```python\n(.*?)```", model_card(read_run(folder)).partition("## Train it again")[2], re.S)
+    trained = []
+    monkeypatch.setattr("fedjax_ssl.train", lambda *given: trained.append(given))
+    exec(code)
+    ((again, where),) = trained
+    assert flatten(again) == flatten(config) and where == "runs/again"
+
+
 def test_a_profile_of_another_configuration_is_not_shown(three_runs, tmp_path):
     shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run")
     run = read_run(tmp_path / "run")
@@ -454,6 +472,10 @@ def test_a_profile_of_another_configuration_is_not_shown(three_runs, tmp_path):
         profile = {"config": {**run.config, **changed}, "seconds_by_stage": {"train": 1.0}}
         (tmp_path / "run" / "profile" / "profile.json").write_text(json.dumps(profile))
         assert profile_of(run) == (profile if shown else None)
+    for damaged in (None, [1.0], {}, {"train": "x"}, {"train": None}):
+        profile = {"config": run.config, "seconds_by_stage": damaged}
+        (tmp_path / "run" / "profile" / "profile.json").write_text(json.dumps(profile))
+        assert profile_of(run) is None
 
 
 def test_tables_in_three_languages(three_runs):
@@ -499,6 +521,20 @@ def test_the_best_and_what_chance_may_tell_from_it_is_bold():
     assert r"best & \textbf{92.33 $\pm$ 2.52} &" in latex
     head = [r"\begin{table}", r"\centering", r"\caption{50 \% of all}", r"\label{tab:one}"]
     assert latex.splitlines()[:4] == head and latex.endswith("\\end{tabular}\n\\end{table}\n")
+
+
+def test_no_bold_letters_across_data_sets_or_for_what_is_no_number():
+    high, low, nothing = over_seeds(90.0, 91.0), over_seeds(50.0, 51.0), over_seeds(float("nan"), 99.0)
+    of = [("MNIST", high), ("MNIST", low), ("MNIST", nothing), ("CIFAR-10", low), ("CIFAR-10", over_seeds(9.0, 9.5))]
+    for column in ("data set", "data.alpha"):
+        table = [{"method": "a", column: name, "accuracy": cell} for name, cell in of]
+        assert best_cells(table) == {(0, "accuracy"), (3, "accuracy")}
+
+
+def test_names_that_markdown_or_latex_would_read_as_their_own():
+    table = [{"method": name} for name in ("A | x", "*B", "[C]")]
+    assert to_markdown(table).splitlines()[2:] == [r"| A \| x |", "| *B |", "| [C] |"]
+    assert to_latex(table).splitlines()[4:7] == [r"A | x \\", r"{}*B \\", r"{}[C] \\"]
 
 
 def test_intervals_are_those_of_student():

@@ -58,6 +58,7 @@ def test_every_row_has_the_same_number_of_tries():
     tries = tries_of(methods, SEARCH, 3)
     assert list(tries) == [f"{name}, try {number}" for name in methods for number in range(3)]
     assert tries["FixMatch, try 0"] == ("fixmatch", {"num_rounds": 3, "data.validation": 10})
+    assert list(tries_of({"A": ""}, Search({"B": {"seed": (1, 2)}}, {}), 3)) == ["A, try 0"]  # all would be the same
     assert tries["FedAvg, try 2"] == ("supervised", {"data.validation": 10, **SEARCH.draw("FedAvg", 2)})
 
 
@@ -112,4 +113,6 @@ def test_tries_that_cannot_be_are_refused_before_anything_is_written(tmp_path, c
     (tmp_path / "sweep.py").write_text(text.replace(*change))
     with pytest.raises(UserError, match=message):
         run_sweep(file, tmp_path / "out", tries=2)
+    with pytest.raises(UserError, match="must be 0 or more, not -1"):
+        run_sweep(file, tmp_path / "out", tries=-1)
     assert not (tmp_path / "out").exists()

@@ -24,6 +24,7 @@ from fedjax_ssl.records.groups import read_groups
 from fedjax_ssl.report.table import mean_and_spread, of_those_that_did
 from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep, work
+from fedjax_ssl.sweep.search import LogUniform, Search
 from tests.helpers.runs import ROOT
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -126,6 +127,10 @@ def test_a_report_of_a_sweep_has_its_names_and_its_order(finished_sweep, tmp_pat
     rows = ["FedAnchor/server labels=40", "Centralised/server labels=40"]
     assert names(finished_sweep) == rows
     copy = shutil.copytree(finished_sweep, tmp_path / "copy")
+    shutil.copytree(copy / "FedAnchor", copy / "tries" / "FedAnchor_try_0")
+    assert len(read_groups([copy])[0]) == 3  # which a page of the sweep leaves out
+    assert [group.name for group in read_groups([copy], rows_alone=True)[0]] == rows
+    shutil.rmtree(copy / "tries")
     renamed = dict(zip(json.loads((copy / "rows.json").read_text()), ["Ours, with \x1b", "Centralised"]))
     (copy / "rows.json").write_text(json.dumps(renamed))
     assert names(copy) == ["Ours, with \\x1b", "Centralised"]
@@ -325,6 +330,43 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
         plan(sweep._replace(common={"data.nothing": 1}), tmp_path)
     with pytest.raises(UserError, match="share a folder"):
         plan(sweep._replace(methods={"A b": "", "A_b": ""}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("target_accuracy", 90, "a share above 0 and at most 1, not 90"),
+        ("seeds", 1, "the values of seeds must be a tuple"),
+        ("seeds", (), "the values of seeds must be a tuple"),
+        ("seeds", (0, 0), "seeds must be different whole numbers"),
+        ("seeds", (-1, "a"), "seeds must be different whole numbers"),
+        ("methods", {}, "methods has no row"),
+        ("methods", ["semifl"], "methods must be a dict"),
+        ("methods", {"A": None}, "the row 'A' must be a config's arguments or"),
+        ("methods", {"A": ("semifl",)}, "the row 'A' must be a config's arguments or"),
+        ("methods", {"A": ("", {"seed": 1})}, "seeds are no field of a sweep"),
+        ("common", {"seeds": (5, 6)}, "seeds are no field of a sweep"),
+        ("fields", {"seed": (5, 6)}, "seeds are no field of a sweep"),
+        ("fields", {"data.alpha": 0.3}, "the values of data.alpha must be a tuple"),
+        ("fields", {"data.source": "mnist"}, "the values of data.source must be a tuple"),
+        ("fields", {"data.alpha": ()}, "the values of data.alpha must be a tuple"),
+        ("search", Search({"*": {"data.alpha": 0.3}}, {}), "the values of data.alpha must be a tuple"),
+        ("search", Search({"*": {"data.alpha": LogUniform(0, 1)}}, {}), "0 < low <= high"),
+    ],
+)
+def test_entries_of_the_wrong_kind_are_refused(entry, value, message, monkeypatch):
+    sweep = Sweep("configs/quickstart.py", {"A": ""})._replace(**{entry: value})
+    monkeypatch.setitem(load_sweep.__globals__, "call_in_file", lambda *_: sweep)
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_sweep("x.py")
+
+
+def test_a_config_may_take_no_arguments(tmp_path):
+    """As with --config; rows of names that have no Latin letter have folders, too."""
+    (tmp_path / "plain.py").write_text("from fedjax_ssl import base_config as get_config")
+    methods = {"基线": "", "方法": ("", {"num_rounds": 3})}
+    cells = plan(Sweep(str(tmp_path / "plain.py"), methods), tmp_path)
+    assert [cell.folder.name for cell in cells] == list(methods)
 
 
 @pytest.mark.parametrize(

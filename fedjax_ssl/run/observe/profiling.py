@@ -58,6 +58,8 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
     if rounds < 1:
         raise UserError(f"rounds must be at least 1, not {rounds}")
     check_folder("runs" if workdir is None else workdir)
+    if workdir is not None and pathlib.Path(workdir).exists() and any(pathlib.Path(workdir).iterdir()):
+        raise UserError(f"the folder {workdir} is not empty; a profile takes a fresh one")
     with doing("reading and dividing the data"):
         experiment = build_whole(config, "profile")
     with use_machine(config, experiment.data) as machine:
@@ -195,8 +197,6 @@ def _make_folder(workdir: str | os.PathLike[str] | None) -> pathlib.Path:
     if workdir is None:
         return fresh_workdir(pathlib.Path("runs"), "profile")
     folder = pathlib.Path(workdir)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"the folder {folder} is not empty; a profile takes a fresh one")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

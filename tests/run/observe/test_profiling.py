@@ -58,6 +58,11 @@ def test_a_profile_of_a_run_without_clients(tmp_path):
     assert "local training" not in (tmp_path / "profile.txt").read_text()
 
 
-def test_bad_profiles_say_so(tmp_path, capfd):
+def test_bad_profiles_say_so(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("fedjax_ssl.run.observe.profiling.build_whole", None)  # both are refused before
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "config.json").write_text("{}")
+    assert launch.main(["profile", f"--workdir={tmp_path / 'held'}"]) == 2
+    assert "is not empty; a profile takes a fresh one" in capfd.readouterr().err
     assert launch.main(["profile", "--rounds=0", f"--workdir={tmp_path / 'new'}"]) == 2
     assert "rounds" in capfd.readouterr().err and not (tmp_path / "new").exists()
