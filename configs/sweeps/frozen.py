@@ -68,7 +68,8 @@ CHOSEN = {
 }
 OF_METHOD = {
     "server_only,plain": {"data.alpha": 1000.0},  # to which the clients' partition means nothing
-    "fedrgd,strong": {"model.normalisation": "group"},
+    # A momentum at the server moves one model; it has one of each group.
+    "fedrgd,strong": {"model.normalisation": "group", "aggregation.optimizer": "fedavg"},
 }
 FEDERATION = {
     "num_clients": 40,
