@@ -40,7 +40,7 @@ def jitter(planes: jax.Array, order: jax.Array, factors: jax.Array, with_hue: bo
         planes: int32 [B, C, H, W], grey levels.
         order: int32 [4, B], see `draw_order`.
         factors: float32 [4, B], see `draw_factors`.
-        with_hue: False: without the way to HSV and back, which changes levels even if no hue turns.
+        with_hue: False: nothing is converted to HSV and back, which changes levels even if no hue turns.
 
     Source of the semantics: torchvision's ColorJitter; Pillow's ImageEnhance and its conversions to HSV and back.
     """

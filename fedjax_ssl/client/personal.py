@@ -37,7 +37,7 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
     """A method whose clients keep the parts `config.personal_parts` of the model for themselves.
 
     Every client begins with those of the first model. The server's own copy stays as it is, unless the server trains
-    it on its labels; no client gets that.
+    it on its labels; it is not sent to clients.
 
     Labels that a client makes once a round are made by its own model, client after client.
 

@@ -86,7 +86,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 
 
 def refuse_others(folder: pathlib.Path, own: str) -> None:
-    """Raises a UserError if a folder holds something of another kind: reports would show one of the two alone.
+    """Raises a UserError if a folder holds something of another kind, of which reports would show only one.
 
     Args:
         folder: need not exist.
@@ -176,7 +176,7 @@ class Workdir:
         check_folder("runs" if path is None else path)  # before anything takes long
         self.path = None if path is None else pathlib.Path(path)
         self.config = json.loads(json.dumps(config))  # as it will be read: JSON makes lists of tuples
-        self.is_changed = False  # whether `begin` cuts lines of METRICS that can be read but are not what was written
+        self.is_changed = False  # whether METRICS has lines that were changed, so that `begin` keeps a copy
         self._files: dict[str, Any] = {}
         self.is_begun = path is not None and (self.path / CONFIG).exists()
         if path is None:

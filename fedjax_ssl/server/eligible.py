@@ -15,7 +15,7 @@ def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, F
 
     Args:
         problem: the run's.
-        method: draws its clients in no way of its own.
+        method: its `select` is replaced.
         eligible: (state, data) -> bool [K].
     """
 
