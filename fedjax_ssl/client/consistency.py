@@ -26,7 +26,7 @@ from fedjax_ssl.models.network import Network
 
 
 class Views(NamedTuple):
-    """A step's images as the received model and the model in training see them.
+    """Images of a step, with the outputs of the received model and of the model in training.
 
     XLA removes what a rule does not read. With `confidence.debias` the logits are debiased, see `debiased`.
     """
@@ -34,8 +34,8 @@ class Views(NamedTuple):
     mask: jax.Array  # bool [B], False for padding, and in `Rule.loss` for unlabelled images without a strong view
     labels: jax.Array  # int32 [B], the visible labels
     by_received: jax.Array  # float32 [B, C], logits of the weak views by the received model with its own statistics
-    # by_local: float32 [B, C], logits of the weak views by the model in training, without gradient. It uses batch
-    # statistics if `label_mode` is 'train', or its own if this is 'eval' or the weak views have no training pass.
+    # by_local: float32 [B, C], logits of the weak views by the model in training, without gradient. It uses its own
+    # statistics if `label_mode` is 'eval' or the weak views have no training pass, else batch statistics.
     # logits: `by_received` or `by_local`, as `consistency.labels_from` says. Both are None for labelled images.
     by_local: jax.Array | None = None
     logits: jax.Array | None = None

@@ -238,7 +238,7 @@ def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, con
 
 
 def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Array:
-    """The scores from which a client makes labels. An attacker with false labels shifts them by one class.
+    """The scores from which a client makes labels; an attacker with false labels shifts them to the next class.
 
     Args:
         data: the federation's data.

@@ -1,9 +1,9 @@
 """Runs a cohort of clients through its phases: `train_cohort`. Contains no method.
 
 Local training is a pure function (broadcast, the client's data, its memory, key) -> (upload, memory, metrics), given
-as a tuple of phases. A phase first calls `prepare` once for all jobs of the cohort. It makes the pseudo-labels, in
-large batches with the weights that all clients share. Then each job runs `start`, `step`, ..., `step`, `finish` in a
-lane: jobs train side by side, see `lanes.py`.
+as a tuple of phases. A phase first calls `prepare` once for the whole cohort, which makes pseudo-labels in large
+batches with the weights that all clients share. Then each job runs `start`, `step`, ..., `step`, `finish` in a lane:
+jobs train side by side, see `lanes.py`.
 """
 
 from typing import Any, NamedTuple
@@ -21,9 +21,8 @@ from fedjax_ssl.learning.trees import where_rows
 class CohortResult(NamedTuple):
     """The results of a cohort, stacked over R rows, one row for each job.
 
-    On one device the rows are the cohort's M jobs in order. With several devices the jobs are distributed so that every
-    device has about the same work, and each row stays on its device. R is M rounded up to a multiple of the number of
-    devices.
+    On one device the rows are the cohort's M jobs in order. With several devices each row stays on the device that
+    trained it, and R is M rounded up to a multiple of the number of devices.
     """
 
     upload: Any  # from the last phase, leaves [R, ...]; zeros for rows that did not take part
@@ -58,7 +57,7 @@ def train_cohort(
 
     Args:
         phases: local training, in order.
-        broadcast: what the server sent down.
+        broadcast: what the server sent.
         data: the federation's data.
         cohort: the clients of this round.
         lanes: L, the number of jobs that train side by side on each device; it changes results only by rounding. 0: no

@@ -64,7 +64,7 @@ class State(NamedTuple):
         return self.clients, self.records
 
 
-# --- What travels. ---------------------------------------------------------------------------------------------------
+# --- The messages of a round. ----------------------------------------------------------------------------------------
 
 
 class Selection(NamedTuple):
@@ -73,9 +73,9 @@ class Selection(NamedTuple):
     clients: jax.Array  # int32 [M], client ids
     # int32 [M], the group of each row. None: the number of the row's turn if there are several turns, else no groups.
     group: jax.Array | None = None
-    # A Python int that divides M. It splits the rows into cohorts of equal size, which train one after the other from
-    # the same broadcast. A client starts each turn with its memory after the previous turn. `aggregate` gets the
-    # uploads of all turns together.
+    # A Python int that divides M: the number of cohorts of equal size, which train one after the other from the same
+    # broadcast. A client starts each turn with its memory after the previous turn. `aggregate` gets the uploads of all
+    # turns together.
     turns: int = 1
     # bool [M], False for rows without a job, so that the cohort size may vary between rounds; None: all have one.
     present: jax.Array | None = None
@@ -146,7 +146,7 @@ class Report(NamedTuple):
     labels: jax.Array  # int32 [M, n_max], the pseudo-labels in use
     qualified: jax.Array  # bool [M, n_max], the examples that a client trains on
     others: Mapping[str, jax.Array] = {}  # labels of other rules by name, int32 [M, n_max], evaluated as well
-    # Other values by name, float32 [M, n_max], one for each example; their means over unlabelled examples are reported.
+    # Other values by name, float32 [M, n_max]; their means over the unlabelled examples are reported.
     facts: Mapping[str, jax.Array] = {}
     # bool [M, n_max], the examples that got a pseudo-label; only these are evaluated. None: all.
     made: jax.Array | None = None

@@ -115,7 +115,7 @@ def before_clients(
 
 
 def received_rows(config: Any, data: FederatedData, result: CohortResult, accepted: jax.Array) -> Received:
-    """A cohort's uploads with what the server knows of their clients. Uploads that are not accepted are included.
+    """A cohort's uploads, including those not accepted, with the ids and example counts of their clients.
 
     Args:
         config: the configuration; attackers may report false counts.

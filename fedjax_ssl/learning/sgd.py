@@ -33,7 +33,7 @@ class Learner(NamedTuple):
     """The carry of a training loop."""
 
     model: Model  # the whole model
-    opt_state: Any  # of the trained parts only
+    opt_state: Any  # the optimizer's state, of the trained parts only
 
 
 def start(optimizer: optax.GradientTransformation, model: Model, parts: tuple[str, ...]) -> Learner:

@@ -1,4 +1,4 @@
-"""Weights of uploads if some clients have labels and others have none: each of both roles has a share of the mean."""
+"""Weights of uploads if some clients have labels and others have none: each role has its share of the mean."""
 
 from collections.abc import Callable
 
@@ -19,8 +19,8 @@ def by_role(
 ) -> Link:
     """Sets the weights w_k = l1 n_k / sum_L n + (1 - l1) u_k / sum_U u, FedAvg-Semi's mean (SemiAnAgg, eq. 2).
 
-    A client with images of both kinds uploads one model, whose weight is the sum of two. If no upload counts in one
-    role, the other role has all the weight.
+    A client with images of both kinds uploads one model, whose weight is the sum of both terms. If no upload counts in
+    one role, the other role has all the weight.
 
     Args:
         labelled: received -> n_k, float32 [R], 0 for a client without labels.

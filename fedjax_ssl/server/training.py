@@ -271,7 +271,7 @@ def supervised_mixup_loss(
     Args:
         problem: the run's `Problem`.
         data: the federation's data.
-        augmentation: of the fix set, 'strong' or 'weak'.
+        augmentation: the augmentation of the fix set, 'strong' or 'weak'.
         alpha: a in lambda ~ Beta(a, a), one lambda for each batch.
         mix_weight: b in L_fix + b L_mix, eq. 10.
         mix_order: see `mix_inputs`.
