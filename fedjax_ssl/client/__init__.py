@@ -1,4 +1,4 @@
-"""What clients do: labels, confidence, local training. Uses the engine's types; does not import the server."""
+"""The clients' side: labels, confidence, local training. Uses the engine's types; does not import server code."""
 
 from fedjax_ssl.client.acr import STANDARD
 from fedjax_ssl.client.by_role import LABELLED, jobs_without_labels, labelled_phase, unlabelled_phase

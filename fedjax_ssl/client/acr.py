@@ -1,10 +1,10 @@
-"""ACR as a local trainer: two classifiers; labels adjusted to how much a client's images differ from the labelled ones.
+"""ACR as a local trainer: it has two classifiers and adjusts pseudo-labels to a client's class distribution.
 
 Wei and Gan, "Towards Realistic Long-Tailed Semi-Supervised Learning: Consistency Is All You Need", CVPR 2023.
-One classifier, the head `STANDARD`, learns the labelled images' class distribution. The other one is balanced, and it
-is the one that is tested. In a federation each client has its own unlabelled images, and its own estimate of their
-class distribution. The server sends the class shares pi of the labelled images (C numbers); a class that no labelled
-client has counts as `client.absent_class` images. An epoch of the paper is a round here.
+One classifier, the head `STANDARD`, learns the class distribution of the labelled images. The other classifier is
+balanced, and is the one that is tested. In a federation each client has its own unlabelled images, and its own estimate
+of their class distribution. The server sends the class shares pi of the labelled images (C numbers); a class that no
+labelled client has counts as `client.absent_class` images. An epoch of the paper is a round here.
 """
 
 from typing import NamedTuple
@@ -27,10 +27,10 @@ class Estimate(NamedTuple):
     """The state of a client."""
 
     shares: jax.Array  # float32 [C], u, the estimated class shares of its unlabelled images
-    distances: jax.Array  # float32 [3], of u to pi, to uniform and to reversed pi, summed over the round's steps
+    distances: jax.Array  # float32 [3], from u to pi, uniform shares and reversed pi, summed over the round's steps
     steps: jax.Array  # float32 [], number of these steps
-    strength: jax.Array  # float32 [], tau for the standard classifier's labels in this round
-    rounds: jax.Array  # int32 [], earlier rounds in which it took part; -1 before the first
+    strength: jax.Array  # float32 [], tau_t, for the standard classifier's labels in this round
+    rounds: jax.Array  # int32 [], earlier rounds in which the client took part; -1 before its first round
 
 
 def adjustment(prior: jax.Array, strength: jax.Array | float) -> jax.Array:
@@ -43,7 +43,7 @@ def adjustment(prior: jax.Array, strength: jax.Array | float) -> jax.Array:
 
 
 def reversed_shares(prior: jax.Array) -> jax.Array:
-    """The shares in reversed order: the most frequent class gets the rarest one's share, and so on; float32 [C]."""
+    """The shares in reversed order: the most frequent class gets the share of the rarest, and so on; float32 [C]."""
     order = jnp.argsort(prior)
     return jnp.zeros_like(prior).at[order].set(prior[order[::-1]])
 
@@ -55,23 +55,23 @@ def distance(one: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def acr(options, num_classes: int) -> Trainer:
-    """The rule that gives the targets of both classifiers.
+    """The trainer with the targets of both classifiers.
 
         q  = softmax(h - tau_t log pi)    label of h,   counts if max q >= t or max softmax(h) >= t
         q2 = softmax(h - tau log pi)      label of h_b, counts if max q2 >= t or max softmax(h_b) >= t
 
-    tau is `trainer.strength`. tau_t = tau exp(K_con) / (exp K_con + exp K_uni + exp K_rev), where K are the mean
-    distances of the estimate u to pi, to uniform and to reversed pi in the client's last round. The more its images
-    differ from the labelled ones, the more their labels are adjusted. Once the client has taken part in
+    t is `trainer.threshold` and tau is `trainer.strength`. tau_t = tau exp K_con / (exp K_con + exp K_uni + exp K_rev),
+    where K are the mean distances from the estimate u to pi, to uniform and to reversed pi in the client's last round.
+    The more a client's class shares differ from pi, the more its labels are adjusted. Once the client has taken part in
     `trainer.estimate_from` rounds, u is a moving average of the histogram of h_b's confident labels; before that
-    tau_t = tau. The first round with an estimate has no earlier distances, so that tau_t = tau / 3 (train.py:467-473 of
+    tau_t = tau. The first round with an estimate has no earlier distances, so tau_t = tau / 3 (train.py:467-473 of
     the code, github.com/Gank0078/ACR, commit 9a8f421, whose epochs count from 0). The estimate is always kept between
     rounds.
 
     Distances are summed over the steps with a confident image but divided by the number of all steps, as in the code.
 
-    The histogram counts labels. The public code instead assigns to repeated indices, so that the last image of each
-    class decides, confident or not. This depends on the order in a batch and is not implemented.
+    The histogram counts labels. The public code assigns to repeated indices instead, so the last image of each class
+    decides, confident or not. This depends on the order in a batch and is not implemented.
     """
 
     def targets(old: Estimate, seen: Seen) -> tuple[tuple[Target, ...], Estimate]:

@@ -1,8 +1,8 @@
 """Training by role: a phase on a client's labelled images, then one on its unlabelled images.
 
-The role follows from the data: a client takes steps in a phase if it has images of that kind, and a lane never computes
-the loss of the other kind. A client with labels only keeps its model through the second phase; a client with both
-kinds trains on one after the other. Each client sends one upload, with its number of labelled examples.
+A client takes steps in a phase if it has images of that kind, and a lane never computes the loss of the other kind. A
+client with only labelled images keeps its model through the second phase; a client with both kinds trains on one after
+the other. Each client sends one upload, with its number of labelled examples.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Prepare, Previous, Problem
 from fedjax_ssl.learning.sgd import Model
 
-LABELLED = "labelled"  # metadata of every upload: the client's labelled examples, float32 []
+LABELLED = "labelled"  # metadata of every upload: the number of the client's labelled examples, float32 []
 
 
 class ByRoleWork(NamedTuple):
@@ -26,15 +26,15 @@ class ByRoleWork(NamedTuple):
     deck: Deck  # its unlabelled examples
     rest: Any  # the work that the method prepared, with the same deck
     begin: Model  # the client's model after the labelled phase; the received model if it has no labels
-    labelled: jax.Array  # float32 [], number of its labelled examples
+    labelled: jax.Array  # float32 [], number of the client's labelled examples
 
 
 def labelled_phase(problem: Problem, loss: LossFunction | None = None, parts: tuple[str, ...] = CLASSIFIER) -> Phase:
-    """`client.epochs` passes over a client's labelled images; the model is handed to the next phase.
+    """Makes the phase of `client.epochs` passes over a client's labelled images; the next phase gets the model.
 
     Args:
-        problem: the run's. `client.logit_adjustment` and `client.labelled_views` apply to the loss.
-        loss: reads work of type `OnLabels`; None: cross-entropy.
+        problem: the run's `Problem`. `client.logit_adjustment` and `client.labelled_views` apply to the loss.
+        loss: the loss of one step, which reads work of type `OnLabels`; None: cross-entropy.
         parts: the trained parts of the model.
     """
     loss = loss or loss_on_labels(problem, "labelled_loss")
@@ -65,16 +65,16 @@ def unlabelled_phase(
     parts: tuple[str, ...] = CLASSIFIER,
     hooks: Hooks = Hooks(),  # noqa: B008, it cannot change
 ) -> Phase:
-    """The phase after `labelled_phase`: trains on a client's unlabelled images and makes the upload for both phases.
+    """Makes the phase after `labelled_phase`: it trains on unlabelled images and makes the upload of both phases.
 
-    Its learning rate and clipping are `client.unlabelled_learning_rate` and `client.unlabelled_clip_norm`. A persistent
-    optimizer is shared by both phases.
+    Its learning rate and clipping are `client.unlabelled_learning_rate` and `client.unlabelled_clip_norm`. Both phases
+    share a persistent optimizer.
 
     Args:
-        problem: the run's.
-        prepare: its work has a `Deck` of unlabelled examples named `deck`.
+        problem: the run's `Problem`.
+        prepare: makes the work, with a `Deck` of unlabelled examples in its field `deck`.
         loss, parts, hooks: as for `local_sgd`; `loss` and `hooks.metadata` get the work of `prepare`. Training
-            continues from the labelled phase, so that `hooks.begin` is ignored.
+            continues from the labelled phase, so `hooks.begin` is ignored.
 
     Returns:
         The Phase. Every upload has the metadata `LABELLED`.
@@ -102,7 +102,7 @@ def unlabelled_phase(
 
 
 def at_unlabelled_rate(problem: Problem, phase: Phase) -> Phase:
-    """A phase of `local_sgd` at `client.unlabelled_learning_rate`, on the schedule of the broadcast."""
+    """Sets the learning rate of a phase to `client.unlabelled_learning_rate`, with the schedule of the broadcast."""
     factor = unlabelled_problem(problem).config.client.learning_rate / problem.config.client.learning_rate
 
     def at_own_rate(received: Broadcast) -> Broadcast:

@@ -1,8 +1,8 @@
 """BYOL at each client: an online network learns to predict a target network's projection of another view.
 
-Grill et al., "Bootstrap Your Own Latent", NeurIPS 2020 (arXiv 2006.07733). The online network has backbone, projector
-and predictor. The target has backbone and projector, is a moving average of the online network, and stays at its
-client.
+Grill et al., "Bootstrap Your Own Latent", NeurIPS 2020 (arXiv 2006.07733). The online network has a backbone, projector
+and predictor. The target network has a backbone and projector; it is a moving average of the online network and never
+leaves its client.
 """
 
 from collections.abc import Callable
@@ -23,19 +23,19 @@ from fedjax_ssl.learning.trees import WITHOUT_PARAMETERS, add_up, moving_average
 PROJECTOR, PREDICTOR = "projector", "predictor"
 ENCODER = ("backbone", PROJECTOR)
 ONLINE = (*ENCODER, PREDICTOR)
-TARGET, LAST_ROUND = "target", "last_round"  # the client's memory: ENCODER's parameters; int32, -1: never trained
+TARGET, LAST_ROUND = "target", "last_round"  # a client's memory: the target's parameters; int32, -1: never trained
 
 
 class OnlineRule(NamedTuple):
-    """How a client's model follows the global model and its own model of earlier rounds."""
+    """How a client's online model depends on the global model and on the client's own model of earlier rounds."""
 
-    # (received, own) -> the online model with which a client begins, if it has trained before; at its first visit it
+    # (received, own) -> the online model with which a client begins, if it has trained before; the first time it
     # begins with the received model.
     begin: Callable[[Broadcast, dict[str, Any]], Model]
     # (received, own, before, after) -> (entries of the client's memory, metrics). `before` and `after` are the models
-    # before and after training; `own` is the memory before training.
+    # before and after training; in `own` the steps have changed only the target.
     leave: Callable[[Broadcast, dict[str, Any], Model, Model], tuple[dict[str, Any], Metrics]]
-    # (received, own) -> bool [], whether this visit counts as the first one.
+    # (received, own) -> bool [], whether the client counts as training for the first time.
     is_new: Callable[[Broadcast, dict[str, Any]], jax.Array] = lambda received, own: own[LAST_ROUND] < 0
 
 
@@ -48,19 +48,20 @@ def own_targets(data: FederatedData, model: Model) -> dict[str, Any]:
 def byol_phase(
     problem: Problem, rule: OnlineRule, *, decay: float, new_target: str = "kept", alias_first_target: bool = False
 ) -> Phase:
-    """`client.epochs` passes over all of a client's images in whole batches, with the loss L = l(1, 2) + l(2, 1).
+    """Makes the phase of `client.epochs` passes over all of a client's images, in whole batches.
 
-    l(a, b) = mean_i 2 - 2 cos(q(z_i^a), z'_i^b); z and z' are the online and the target projection of a view, q is the
-    predictor. After each step target = decay * target + (1 - decay) * online encoder. Both networks normalise with
-    batch statistics.
+    The loss is L = l(1, 2) + l(2, 1) with l(a, b) = mean_i 2 - 2 cos(q(z_i^a), z'_i^b); z and z' are the online and the
+    target projection of a view, q is the predictor. After each step target = decay * target + (1 - decay) * online
+    encoder. Both networks normalise with batch statistics.
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         rule: for the online model. The broadcast's `extra` is the number of the round.
-        decay: of the target.
-        new_target: whether a client begins with the target that it has 'kept' or with the 'received' encoder; at a
-            first visit it is always the received one.
-        alias_first_target: whether at its first visit a client's target is the online encoder itself, in every step.
+        decay: decay of the target.
+        new_target: whether a client begins with the target that it has 'kept' or with the 'received' encoder; the first
+            time it is always the received encoder.
+        alias_first_target: whether the target of a client that trains for the first time is a copy of the online
+            encoder after every step.
 
     Returns:
         The Phase. Its metrics are `byol_loss` and those of the rule.
@@ -115,9 +116,9 @@ def byol_phase(
 
 
 def divergence(one: Params, other: Params) -> jax.Array:
-    """Distance of two backbones: the mean of |W - W'| over convolutions, without those in shortcuts.
+    """Distance of two backbones: the mean of |W - W'| over convolution kernels, except those of shortcuts.
 
-    For a backbone without convolutions it is the mean over all parameters.
+    For a backbone without convolutions it is the mean over all leaves.
 
     Args:
         one, other: parameters of a backbone.

@@ -1,8 +1,7 @@
-"""Confidence: which pseudo-labels count, and how much. Each rule is a function; the library's are in `KINDS`.
+"""Confidence: which pseudo-labels count, and how much. Each rule is a function; the library's rules are in `KINDS`.
 
-A rule keeps a state for each client, computed from the scores of its images. Methods apply it either once a round to
-all of a client's images, or in each step to a batch. The state never leaves the client. `config.confidence` names the
-rule.
+A rule keeps a state for each client, computed from the scores of its images. The state never leaves the client. Methods
+apply the rule to all of a client's images once a round, or to a batch in each step. `config.confidence` names the rule.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ MEMORY = "trainer"  # the state's entry in a client's memory, named as in checkp
 
 
 class Confidence(NamedTuple):
-    """A rule. A larger score means more confidence: scores are probabilities, or FedAnchor's cosines."""
+    """A rule of confidence. Scores are probabilities, or FedAnchor's cosines; larger means more confident."""
 
     # n_max, the examples of the largest client -> the initial state of a client.
     init: Callable[[int], Any]
@@ -35,14 +34,14 @@ class Confidence(NamedTuple):
     weigh: Callable[[Any, jax.Array, jax.Array], jax.Array]
     # (state, logits [B, C] of the strong views, weights [B]) -> float32 [], an additional loss; None: there is none.
     regulariser: Callable[[Any, jax.Array, jax.Array], jax.Array] | None = None
-    # (state, round int32 []) -> the state at the beginning of a round, counted from 0; None: unchanged.
+    # (state, round int32 [], from 0) -> the state at the beginning of the round; None: unchanged.
     begin: Callable[[Any, jax.Array], Any] | None = None
     before: bool = False  # whether a step weighs its batch with the state before the batch, not after it
     averages: bool = False  # whether the state is a moving average, which needs many updates
     soft: bool = False  # whether weights can lie between 0 and 1
 
     def label(self, state: Any, scores: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The class of the largest score, int32 [...], and its weight, float32 [...]."""
+        """The class with the largest score, int32 [...], and its weight, float32 [...]."""
         return jnp.argmax(scores, axis=-1).astype(jnp.int32), self.weigh(state, scores, size)
 
     def step(self, state: Any, scores: jax.Array, present: jax.Array, positions: jax.Array, size: jax.Array):
@@ -55,13 +54,13 @@ class Confidence(NamedTuple):
 def make_confidence(
     problem: Problem, threshold: float | jax.Array, strictly: bool = False, hard: bool = False
 ) -> Confidence:
-    """The rule that `confidence.kind` names.
+    """Makes the rule that `confidence.kind` names.
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         threshold: the method's tau, in the unit of the scores.
         strictly: whether a score must exceed the threshold (FedAnchor, eq. 5) or may equal it (SemiFL, FixMatch).
-        hard: whether the method only accepts or rejects an image and cannot use weights in between.
+        hard: whether the method needs weights of 0 or 1.
 
     Raises:
         UserError: the method cannot use the rule, or a user's rule fails when it is built.
@@ -74,7 +73,7 @@ def make_confidence(
 
 
 def own_confidence(problem: Problem, data: FederatedData) -> dict[str, Any]:
-    """The rule's entry of `State.clients`, every leaf [K, ...]; {} if a state lasts for one round only."""
+    """The rule's entry of `State.clients`, every leaf [K, ...]; {} if the state lasts only for one round."""
     if problem.config.confidence.memory == "round":
         return {}
     return {MEMORY: repeated(make_confidence(problem, 0.0).init(data.width), len(data.ids))}
@@ -84,9 +83,9 @@ def states_at_start(problem: Problem, rule: Any, examples: Examples) -> Any:
     """The states of a cohort's clients at the beginning of a round, leaves [M, ...].
 
     Args:
-        problem: the run's.
-        rule: a Confidence, or anything else with its `init` and `begin`.
-        examples: of the cohort.
+        problem: the run's `Problem`.
+        rule: a Confidence, or any object with `init` and `begin` as a Confidence has them.
+        examples: the cohort's examples.
     """
     number, n_max = examples.present.shape
     lasts = problem.config.confidence.memory == "run"
@@ -100,10 +99,10 @@ def once_a_round(
     """Applies a rule to all images of each client of a cohort.
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         rule: from `make_confidence`.
         scores: float32 [M, n_max, C].
-        examples: of the cohort; those that are present may get a label.
+        examples: the cohort's examples; those with `present` may get a label.
 
     Returns:
         The states, leaves [M, ...]; the weights, float32 [M, n_max], 0 for absent images; and the entry for the
@@ -150,13 +149,13 @@ def _reached(scores: jax.Array, thresholds: jax.Array | float, strictly: bool) -
 
 
 def mean_present(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean over the examples of a batch that are present: [B, ...] to [...]; 0 without one."""
+    """The mean over the present examples of a batch: [B, ...] to [...]; 0 if there is none."""
     mask = mask.reshape(-1, *(1,) * (values.ndim - 1))
     return jnp.sum(jnp.where(mask, values, 0.0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def quantile_present(values: jax.Array, mask: jax.Array, quantile: float) -> jax.Array:
-    """A quantile over the present examples of a batch, linearly interpolated: [B] to []; 0 without an example."""
+    """A quantile over the present examples of a batch, linearly interpolated: [B] to []; 0 if there is none."""
     return jnp.nan_to_num(jnp.nanquantile(jnp.where(mask, values, jnp.nan), quantile))
 
 
@@ -187,9 +186,9 @@ def client_mean(options, num_classes: int, threshold, strictly: bool) -> Confide
 
 
 def share(options, num_classes: int, threshold, strictly: bool) -> Confidence:
-    """The `confidence.share` of the images with the largest scores, to the nearest whole number.
+    """1 for the share `confidence.share` of the images, those with the largest scores; rounded to whole images.
 
-    The threshold lies halfway between the last score that counts and the next one.
+    The threshold lies halfway between the smallest score that counts and the next smaller one.
     """
 
     def update(state, scores, present, positions):
@@ -202,15 +201,15 @@ def share(options, num_classes: int, threshold, strictly: bool) -> Confidence:
 
 
 def flexmatch(options, num_classes: int, threshold, strictly: bool) -> Confidence:
-    """1[max p >= tau beta_c / (2 - beta_c)], c the largest class (Zhang et al., NeurIPS 2021, arXiv 2110.08263).
+    """1[max p >= tau beta_c / (2 - beta_c)], c = argmax p (Zhang et al., NeurIPS 2021, arXiv 2110.08263).
 
         beta_c = n_c / max(max_c n_c, n_none)
 
-    n_c is the number of the client's images with the stored label c, n_none the number without one. An image stores its
-    label, replacing an older one, whenever max p reaches tau. A step weighs its batch by the counts before it. With
+    n_c is the number of the client's images with the stored label c, n_none the number without a stored label. An image
+    stores its label, replacing an older one, whenever max p reaches tau. A step uses the counts before its batch. With
     `confidence.warm_up=False` n_none is left out. Without stored labels every threshold is 0.
 
-    The state: int32 [n_max], the stored labels, -1 for none.
+    The state is int32 [n_max], the stored labels, -1 for none.
     """
 
     def update(stored, scores, present, positions):
@@ -232,18 +231,18 @@ def flexmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
 class Averages(NamedTuple):
     """FreeMatch's state."""
 
-    level: jax.Array  # float32 [], tau_t, average of the largest scores
-    by_class: jax.Array  # float32 [C], p_t, average of the scores
-    histogram: jax.Array  # float32 [C], h_t, average histogram of the labels
+    level: jax.Array  # float32 [], tau_t, moving average of the largest scores
+    by_class: jax.Array  # float32 [C], p_t, moving average of the scores
+    histogram: jax.Array  # float32 [C], h_t, moving average of the labels' histogram
 
 
 def freematch(options, num_classes: int, threshold, strictly: bool, momentum: float | None = None) -> Confidence:
     """1[max p >= tau_t p_t(c) / max p_t] (Wang et al., ICLR 2023, arXiv 2205.07246, eq. 5 to 8), and the fairness term.
 
-    All three averages start at 1/C. The additional loss is `fairness`, times `confidence.fairness_weight`. Options of
+    All three averages start at 1/C. The additional loss is `fairness`, times `confidence.fairness_weight`. Options from
     the reference code: tau_t averages a quantile of the largest probabilities instead of their mean
-    (`confidence.quantile`), tau_t is capped at `confidence.level_cap`, and class thresholds are clamped between
-    `confidence.clamp_least` and `confidence.clamp_most`. If scores are cosines, negative ones count as 0.
+    (`confidence.quantile`), tau_t is at most `confidence.level_cap`, and class thresholds are clamped between
+    `confidence.clamp_least` and `confidence.clamp_most`. In p_t negative scores (cosines) count as 0.
 
     Raises:
         UserError: `clamp_least` is above `clamp_most`.
@@ -281,19 +280,19 @@ def freematch(options, num_classes: int, threshold, strictly: bool, momentum: fl
 
 
 def sat(options, num_classes: int, threshold, strictly: bool) -> Confidence:
-    """FreeMatch's thresholds from the present images only, without averages and fairness term, as in (FL)^2."""
+    """FreeMatch's thresholds from the current images, without moving averages and fairness term, as in (FL)^2."""
     return freematch(options, num_classes, threshold, strictly, momentum=0.0)._replace(regulariser=None)
 
 
 def fairness(state: Averages, logits: jax.Array, weights: jax.Array) -> jax.Array:
     """FreeMatch's self-adaptive fairness, sum_c a_c log b_c, which is minimised (eq. 9 to 11).
 
-    a is p_t / h_t. b is the mean softmax of the accepted strong views, divided by the histogram of their largest
+    a is p_t / h_t. b is the mean softmax of the accepted strong views, divided by the histogram of their predicted
     classes. Both are normalised to sum 1; a class with a histogram of 0 gets 0. The term keeps predictions from
     collapsing to a few classes.
 
     Args:
-        state: after the batch; no gradient.
+        state: the state after the batch; it has no gradient.
         logits: float32 [B, C], of the strong views.
         weights: float32 [B], above 0 for accepted images.
 
@@ -315,19 +314,20 @@ def fairness(state: Averages, logits: jax.Array, weights: jax.Array) -> jax.Arra
 class Gaussian(NamedTuple):
     """SoftMatch's state."""
 
-    # mean and variance: float32 [], averages for the largest probabilities.
+    # mean and variance: float32 [], moving averages of the mean and variance of the largest probabilities.
     mean: jax.Array
     variance: jax.Array
-    by_class: jax.Array  # float32 [C], average of the probabilities, for the alignment
+    by_class: jax.Array  # float32 [C], moving average of the probabilities, for the alignment
     seen: jax.Array  # bool [], whether any batch has been seen
 
 
 def softmatch(options, num_classes: int, threshold, strictly: bool) -> Confidence:
     """The weight exp(-min(max p' - mu, 0)^2 / (2 sigma^2 / n^2)) instead of a threshold (Chen et al., ICLR 2023).
 
-    arXiv 2301.10921, eq. 6 to 9. mu and sigma^2 are moving averages of the mean and the unbiased variance of max p'
-    over batches; they start at 1/C and 1. n is `confidence.n_sigma`. p' is p (1/C) / E[p], normalised to sum 1; the
-    average E[p] starts with the first batch (`confidence.uniform_alignment`; without it p' = p). Labels come from p.
+    Source: arXiv 2301.10921, eq. 6 to 9. mu and sigma^2 are moving averages, over batches, of the mean and the unbiased
+    variance of max p'; they start at 1/C and 1. n is `confidence.n_sigma`. p' is p (1/C) / E[p], normalised to sum 1,
+    where E[p] is a moving average that starts with the first batch. Without `confidence.uniform_alignment`, p' = p.
+    Labels come from p.
     """
 
     def aligned_best(by_class, p):
@@ -374,7 +374,7 @@ def import_rule(kind: str) -> Callable[..., Confidence] | None:
     """The user's function that `confidence.kind` names by its import path; None for one of `KINDS`.
 
     Raises:
-        UserError: it cannot be imported. When it is called: it fails, or does not return a Confidence.
+        UserError: the function cannot be imported. When it is called: it fails, or does not return a Confidence.
     """
     if not is_own(kind):
         return None

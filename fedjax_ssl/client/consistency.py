@@ -1,8 +1,8 @@
 """Local SGD on a labelled and an unlabelled batch in each step: FixMatch, UDA, SAGE, ProxyFL.
 
-The strong view of an unlabelled image is trained towards a label from its weak view, made in the same step. Labelled
-images, if the client has any, add their cross-entropy. All clients take the same step, whether all, none or a few of
-their examples have labels. Methods differ in their `Rule`.
+The strong view of an unlabelled image is trained towards a label that is made from its weak view in the same step.
+Labelled images, if the client has any, add their cross-entropy. All clients take the same step, whether all, none or a
+few of their examples have labels. Methods differ in their `Rule`.
 """
 
 import itertools
@@ -26,25 +26,25 @@ from fedjax_ssl.models.network import Network
 
 
 class Views(NamedTuple):
-    """Images of a step as both models see them. XLA removes what a rule does not read.
+    """Images of a step, with the outputs of the received model and of the model in training.
 
-    With `confidence.debias` the logits are those of the debiased probabilities.
+    XLA removes what a rule does not read. With `confidence.debias` the logits are debiased, see `debiased`.
     """
 
-    mask: jax.Array  # bool [B], the images that are present; in a rule's loss, the unlabelled ones with a strong view
+    mask: jax.Array  # bool [B], False for padding, and in `Rule.loss` for unlabelled images without a strong view
     labels: jax.Array  # int32 [B], the visible labels
     by_received: jax.Array  # float32 [B, C], logits of the weak views by the received model with its own statistics
-    # by_local: float32 [B, C], the same by the model in training, without gradient: with batch statistics if
-    # `label_mode` is 'train', with the model's own if it is 'eval' or if these views have no training pass.
-    # logits: those of the two that `consistency.labels_from` names. Both are None for labelled images.
+    # by_local: float32 [B, C], logits of the weak views by the model in training, without gradient. It uses its own
+    # statistics if `label_mode` is 'eval' or the weak views have no training pass, else batch statistics.
+    # logits: `by_received` or `by_local`, as `consistency.labels_from` says. Both are None for labelled images.
     by_local: jax.Array | None = None
     logits: jax.Array | None = None
-    # weak and strong: Outputs of the views in training mode, [B, ...]; None if they have no training pass.
+    # weak and strong: Outputs of these views in training mode, [B, ...]; None if they have no training pass.
     weak: Outputs | None = None
     strong: Outputs | None = None
 
 
-# Probabilities, float32 [B, C] -> the largest class, int32 [B], and the label's weight by the phase's `confidence`,
+# Probabilities, float32 [B, C] -> the most probable class, int32 [B], and its weight by the phase's `confidence`,
 # float32 [B].
 Weigh = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
@@ -52,13 +52,13 @@ Weigh = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 class Rule(NamedTuple):
     """What a method computes for the unlabelled images of a step."""
 
-    # (images, weigh) -> (targets, a pytree with leaves [B, ...]; weights, float32 [B], of each image in the loss). It
-    # is called before the strong views have passed through the network.
+    # (images, weigh) -> (targets, a pytree with leaves [B, ...]; weight of each image in the loss, float32 [B]). It is
+    # called before the forward pass of the strong views.
     label: Callable[[Views, Weigh], tuple[Any, jax.Array]]
     # (images, targets, weights) -> L_u, float32 [].
     loss: Callable[[Views, Any, jax.Array], jax.Array]
-    # (model, labelled images, unlabelled images, at, targets, weights) -> Loss without statistics, which is added; B of
-    # the labelled ones is 0 if no client has any. None: there is none.
+    # (model, labelled images, unlabelled images, at, targets, weights) -> a further Loss, which is added; its
+    # `batch_stats` are ignored. The labelled images have B = 0 if no client has any. None: no further loss.
     further: Callable[[Model, Views, Views, At, Any, jax.Array], Loss] | None = None
 
 
@@ -68,7 +68,7 @@ class ConsistencyWork(NamedTuple):
     deck: Deck  # its unlabelled examples; with `consistency.include_labelled` the labelled ones too
     labelled: Deck | None  # its labelled examples; None if no client has any
     confidence: Any  # the rule's state, see `label_for_steps`
-    num_steps: jax.Array  # int32 [], of all local epochs
+    num_steps: jax.Array  # int32 [], steps of all local epochs
     # float32 [C], the prior by which both models' probabilities are divided, see `debiased`; None: no division.
     prior: jax.Array | None = None
 
@@ -81,17 +81,17 @@ def consistency_phase(
     loss_over: str = "batch",
     parts: tuple[str, ...] = CLASSIFIER,
 ) -> Phase:
-    """The phase with the loss L = H(y, f(a(x))) + lambda_u L_u, by `config.consistency`.
+    """Makes the phase with the loss L = H(y, f(a(x))) + lambda_u L_u and the options of `config.consistency`.
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         rule: targets and loss of the unlabelled images.
-        confidence: which labels count. Once a round its state is computed from the received model's labels of all
-        images.
-        label_mode: which statistics the model in training uses for a weak view: 'train', those of the batch; 'eval',
-            its own. The received model always uses its own.
-        loss_over: 'batch': every unlabelled image has a strong view. 'confident': only those with a weight above 0 have
-            one and enter its batch statistics, and a step without such an image is skipped.
+        confidence: the rule for which labels count. Once a round its state is computed from the received model's labels
+            of all images.
+        label_mode: the normalisation statistics of the model in training for a weak view: 'train', those of the batch;
+            'eval', its own. The received model always uses its own.
+        loss_over: 'batch': every unlabelled image has a strong view. 'confident': only images with a weight above 0
+            have one and enter its batch statistics. A step without such an image and without labels is skipped.
         parts: the parts of the model that are trained and uploaded.
 
     Raises:
@@ -187,10 +187,10 @@ def consistency_phase(
 
 
 def check_both_label(problem: Problem, name: str) -> None:
-    """Checks the configuration of a method that reads both models' logits.
+    """Checks the configuration of a method that labels by both the received model and the model in training.
 
     Raises:
-        UserError: labels come from the received model only.
+        UserError: `consistency.labels_from` asks for labels by the received model only.
     """
     if problem.config.consistency.labels_from != "local":
         raise UserError(f"consistency.labels_from='received' is for a method that labels by one model; {name} has both")
@@ -199,13 +199,13 @@ def check_both_label(problem: Problem, name: str) -> None:
 def train_views(
     network: Network, model: Model, groups: list[tuple[list[jax.Array], jax.Array]], together: bool = False
 ) -> tuple[list[Outputs], Model]:
-    """Passes views through the network in training mode, group by group; views of a group share a pass.
+    """Passes views through the network in training mode, group by group; the views of a group share a forward pass.
 
     Args:
         network: the architecture.
-        model: in training.
-        groups: each has views [B, H, W, C] of one batch and its mask, bool [B]; an empty group has no pass.
-        together: whether all views share one pass and one set of batch statistics; else each view has its own
+        model: the model in training.
+        groups: each has the views [B, H, W, C] of one batch and its mask, bool [B]; a group without views is skipped.
+        together: whether all views share one forward pass and one set of batch statistics; else each view has its own
             statistics.
 
     Returns:

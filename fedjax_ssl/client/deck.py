@@ -1,4 +1,4 @@
-"""A client's examples, and the order in which its local epochs go through them."""
+"""A client's examples, and the order in which its local epochs pass over them."""
 
 from typing import Any, NamedTuple
 
@@ -15,8 +15,8 @@ class Examples(NamedTuple):
 
     rows: jax.Array  # int32 [M, n_max], rows of the image table
     present: jax.Array  # bool [M, n_max], False beyond a client's size
-    labels: jax.Array  # int32 [M, n_max], the visible ones, else -1
-    keys: jax.Array  # [M], a key for each job; it does not depend on the rest of the cohort
+    labels: jax.Array  # int32 [M, n_max], the visible labels, else -1
+    keys: jax.Array  # [M], a PRNG key for each job; it does not depend on the rest of the cohort
     own: dict[str, Any]  # the clients' memory, leaves [M, ...]
     round: jax.Array | None = None  # int32 [M], rounds done before this one
 
@@ -43,11 +43,11 @@ class Batch(NamedTuple):
     """The examples of one step, at most B."""
 
     rows: jax.Array  # int32 [B], rows of the image table
-    positions: jax.Array  # int32 [B], among the client's examples, 0 to n_max - 1
-    places: jax.Array  # int32 [B], index in the epoch's list before shuffling, the same in every epoch
+    positions: jax.Array  # int32 [B], indices among the client's examples, 0 to n_max - 1
+    places: jax.Array  # int32 [B], indices in the epoch's shuffled list, the same for a batch number in every epoch
     mask: jax.Array  # bool [B], False for the padding of a short batch
     epoch: jax.Array  # int32 [], local epoch, from 0
-    inputs: Any = None  # [B, ...], the examples as they are stored, see `read`
+    inputs: Any = None  # [B, ...], the examples as they are stored; set by `read`
     labels: Any = None  # int32 [B], their visible labels; -1 for an example without one
 
     def read(self, data: FederatedData) -> "Batch":
@@ -56,36 +56,37 @@ class Batch(NamedTuple):
 
 
 class Deck(NamedTuple):
-    """Some of a client's examples, reshuffled for each local epoch. In `prepare` all leaves have a leading [M]."""
+    """Some of a client's examples, reshuffled for each local epoch. In `prepare` all leaves have a leading axis M."""
 
     rows: jax.Array  # int32 [n_max], all of the client's rows of the image table
-    order: jax.Array  # int32 [E, n_max], positions of the deck's examples in random order, then those of all others
+    order: jax.Array  # int32 [E, n_max], positions of the deck's examples in random order, then all other positions
     size: jax.Array  # int32 [], number of examples in the deck
 
     @classmethod
     def shuffled(cls, examples: Examples, included: jax.Array, keys: jax.Array, epochs: int) -> "Deck":
-        """The decks of a cohort with the included examples, bool [M, n_max]."""
+        """The decks of a cohort, with the examples that are `included`, bool [M, n_max]."""
         order = jax.vmap(lambda key, chosen: epoch_orders(key, chosen, epochs))(keys, included)
         return cls(examples.rows, order, jnp.sum(included, axis=1))
 
     def of_whole_batches(self, batch_size: int) -> "Deck":
-        """The deck without each epoch's short last batch, unless it is the only one; the examples left out vary."""
+        """The deck without each epoch's short last batch, unless it is the only batch; the omitted examples vary."""
         whole = self.size // batch_size * batch_size
         return self._replace(size=jnp.where(whole > 0, whole, self.size))
 
     def num_steps(self, batch_size: int) -> jax.Array:
-        """Number of local steps over all epochs, including short last batches: int32 with the shape of `size`."""
+        """The number of local steps over all epochs, including short last batches: int32 with the shape of `size`."""
         return self.order.shape[-2] * num_batches(self.size, batch_size)
 
     def batch(self, index: jax.Array, batch_size: int) -> Batch:
-        """The batch of local step `index`; after the last epoch the deck starts again with the first one."""
+        """The batch of local step `index`; after the last epoch the first epoch repeats."""
         epoch, number = jnp.divmod(index, jnp.maximum(num_batches(self.size, batch_size), 1))
         return self.at(epoch, number * batch_size + jnp.arange(batch_size))
 
     def at(self, epoch: jax.Array, places: jax.Array) -> Batch:
-        """The examples at some places in an epoch's list, int32 [B].
+        """The examples at some places, int32 [B], of an epoch's shuffled list.
 
-        Those beyond `size` are padding: the deck's examples once more, for a view may take values from other rows.
+        Places beyond `size` are padding. They repeat the deck's examples, because a view may take values from other
+        rows.
         """
         mask = places < self.size
         positions = self.order[epoch % len(self.order), places % jnp.maximum(self.size, 1)]
@@ -94,6 +95,6 @@ class Deck(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work of a client that needs only its images, as `local_sgd` takes it."""
+    """The work of a client for `local_sgd` if its steps need only its images."""
 
     deck: Deck

@@ -1,7 +1,7 @@
 """Local training on a fix set and a mix set (FedAnchor, appendix B; SemiFL, section 3.2).
 
-Pseudo-labels are made once a round. The accepted examples are the fix set, which is trained on in strongly augmented
-views. Each is also mixed with an example drawn from all of the client's examples, confident or not.
+Pseudo-labels are made once a round. The accepted examples are the fix set, which is trained on with strong
+augmentation. Each of them is also mixed with an example drawn from all of the client's examples, confident or not.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class FixMix(NamedTuple):
     weights: jax.Array  # float32 [n_max], weight of each image in the loss
     # int32 [1, n_max], the mix set's positions, drawn once a round; or [E, n_max], drawn for each epoch.
     mix: jax.Array
-    # float32 [S], lambda of each step; None: a step draws its own.
+    # float32 [S], lambda of each step; None: each step draws its lambda.
     mixing: jax.Array | None = None
 
 
@@ -49,10 +49,10 @@ def fix_mix_phase(
     mix_order: str = "mix_then_augment",
     partners: str = "round",
 ) -> Phase:
-    """The phase: label all examples once, train on the fix and the mix set, upload the trained parts.
+    """Makes the phase: label all examples once, train on the fix and the mix set, upload the trained parts.
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         label: (received, data, examples) -> Labelled. An image's weight multiplies its part of both losses; a mixture
             has the weight of its first image. Means are over the images of the batch.
         parts: the parts of the model that are trained and uploaded.
@@ -75,9 +75,10 @@ def fix_mix_phase(
         check_mixtures(problem.config.model.name, network)
 
     def mixings(cohort: Cohort, steps: int) -> jax.Array | None:
-        """Every lambda of a cohort, [M, S]: drawn by rejection, whose loops hold up the steps of accelerators.
+        """Draws every lambda of a cohort, [M, S]; None: each step draws its own, with the same values up to rounding.
 
-        Steps draw the same up to rounding; on a CPU that costs less.
+        Lambda is drawn by rejection sampling. Its loops slow down the steps of accelerators; on a CPU they are cheaper
+        in the steps.
         """
         if not with_mixup or platform() == "cpu" or cohort.step_key is None:
             return None

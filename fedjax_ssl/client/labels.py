@@ -1,4 +1,4 @@
-"""Models' scores of all images of a cohort, in large batches, and pseudo-labels from them."""
+"""Scores all images of a cohort in large batches, and makes pseudo-labels from the scores."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +24,15 @@ LEAST_PRIOR = 1e-6  # the smallest prior of a class; a smaller one would make an
 def score_cohort(
     problem: Problem, scores: Callable[[jax.Array], Any], images: jax.Array, examples: Examples, num_views: int = 0
 ) -> Any:
-    """Scores of every example of a cohort, in large batches by one model.
+    """Scores every example of a cohort by one model, in large batches.
 
     Args:
-        problem: the run's; `eval_batch_size` images are scored at a time.
+        problem: the run's `Problem`; a batch has `eval_batch_size` images.
         scores: images [B, H, W, C] -> a pytree with leaves [B, ...], each image independent of the others.
-        images: uint8 [N, H, W, C], the flat table.
-        examples: of the cohort.
-        num_views: 0 scores the raw images; otherwise scores are averaged over this many weak views (FedAnchor's
-            ensemble, section 4.5).
+        images: uint8 [N, H, W, C], the image table.
+        examples: the cohort's examples.
+        num_views: scores are averaged over this many weak views (FedAnchor's ensemble, section 4.5); 0: the raw images
+            are scored.
 
     Returns:
         The scores, leaves [M, n_max, ...].
@@ -57,12 +57,12 @@ def score_cohort(
 def weak_views(
     weak: Augmentation, keys: jax.Array, positions: jax.Array, images: jax.Array, view: int = 0
 ) -> jax.Array:
-    """The weak views on which `score_cohort` scored some examples, so that a client can train on exactly these views.
+    """The weak views that `score_cohort` scored for some examples, so that a client can train on exactly these views.
 
     Args:
         weak: the augmentation.
         keys: [B], the key of each example's job, from `Examples`.
-        positions: int32 [B], among the client's examples.
+        positions: int32 [B], indices among the client's examples.
         images: uint8 [B, H, W, C].
         view: number of the view.
 
@@ -84,16 +84,16 @@ def score_by_own_models(
     rows: jax.Array,
     batch_size: int | None,
 ) -> Any:
-    """Scores of every example of a cohort, each job by its own model, one job after the other.
+    """Scores every example of a cohort by its job's own model, one job after the other.
 
     With several devices all models are sent to each device, and each device scores its share of a job's images.
 
     Args:
         scores: (model, images [B, H, W, C]) -> a pytree with leaves [B, ...], each image independent of the others.
         models: leaves [M, ...].
-        images: uint8 [N, H, W, C], the flat table.
+        images: uint8 [N, H, W, C], the image table.
         rows: int32 [M, n_max], rows of the image table.
-        batch_size: images scored at a time, see `map_batches`.
+        batch_size: images in a batch, see `map_batches`.
 
     Returns:
         The scores, leaves [M, n_max, ...].
@@ -109,14 +109,14 @@ def score_by_own_models(
 def logits_of_each(
     problem: Problem, received: Model, own: Sequence[Model], images: jax.Array, examples: Examples
 ) -> list[jax.Array]:
-    """Logits of every example of a cohort, first by the received model, then by models of the clients' own.
+    """Logits of every example of a cohort, first by the received model, then by the clients' own models.
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         received: one model for all clients.
-        own: models with leaves [M, ...].
-        images: uint8 [N, H, W, C], the flat table.
-        examples: of the cohort.
+        own: the clients' own models, leaves [M, ...].
+        images: uint8 [N, H, W, C], the image table.
+        examples: the cohort's examples.
 
     Returns:
         For each model float32 [M, n_max, C], in evaluation mode on raw images.
@@ -130,7 +130,7 @@ def logits_of_each(
     return [of_received, *(score_by_own_models(logits, models, images, examples.rows, size) for models in own)]
 
 
-# --- Without a client's prior (FedDB, Zhu et al., IJCAI 2024, arXiv 2405.19789). --------------------------------------
+# --- Debiasing by a client's prior (FedDB, Zhu et al., IJCAI 2024, arXiv 2405.19789). ---------------------------------
 
 
 def mean_prediction(probabilities: jax.Array, present: jax.Array) -> jax.Array:
@@ -153,7 +153,7 @@ def without_prior(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array
     Args:
         kind: `config.confidence.debias`, 'none' or 'app_u'.
         logits: float32 [..., n, C].
-        present: bool [..., n], the images for the model's mean prediction.
+        present: bool [..., n], the images over which the mean prediction is taken.
 
     Returns:
         float32 [..., n, C].
@@ -187,11 +187,11 @@ def debiased(logits: jax.Array, prior: jax.Array | None) -> jax.Array:
 
 
 class Labelled(NamedTuple):
-    """The labels of a cohort."""
+    """The pseudo-labels of a cohort."""
 
     report: Report  # the labels, whether each counts, and labels of other rules; leaves [M, n_max]
-    own: Mapping[str, Any] = {}  # the clients' memory entries that the rule updated, leaves [M, ...]
-    weights: jax.Array | None = None  # float32 [M, n_max], of each image in the loss; None: 1 if it counts, else 0
+    own: Mapping[str, Any] = {}  # entries of the clients' memory that the rule updated, leaves [M, ...]
+    weights: jax.Array | None = None  # float32 [M, n_max], images' weights in the loss; None: 1 if qualified, else 0
     confidence: Any = ()  # the states of the rule after these labels, leaves [M, ...], see `Confidence`
     # float32 [M, C], the prior by which the client's probabilities are divided, see `debiased`; None: no division.
     prior: jax.Array | None = None
@@ -209,10 +209,10 @@ def label_cohort(
     """Labels every example of a cohort by a model in evaluation mode, see `label_by_scores`.
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         model: one for all clients.
-        data: the federation's.
-        examples: of the cohort.
+        data: the federation's data.
+        examples: the cohort's examples.
         confidence: the rule, from `make_confidence`.
         num_views: see `score_cohort`.
     """
@@ -222,9 +222,10 @@ def label_cohort(
 
 
 def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, confidence: Confidence) -> Labelled:
-    """Labels every example with the class of its largest score, float32 [M, n_max, C]; the rule decides which count.
+    """Labels every example with the class of its largest score; the rule decides which labels count.
 
-    With `confidence.debias` the scores must be probabilities; they are divided by the client's prior.
+    The scores are float32 [M, n_max, C]. With `confidence.debias` they must be probabilities, and are divided by the
+    client's prior.
     """
     prior = None
     if problem.config.confidence.debias != "none":
@@ -237,13 +238,12 @@ def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, con
 
 
 def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Array:
-    """The scores by which a client labels. At an attacker with false labels, each class gets the scores of the one
-    before.
+    """The scores from which a client makes labels; an attacker with false labels shifts them to the next class.
 
     Args:
-        data: the federation's.
+        data: the federation's data.
         rows: int32 [...], rows of the image table.
-        scores: [..., C], of these images, in any unit.
+        scores: [..., C], scores of these images, in any unit.
     """
     if data.mislabelled is None:
         return scores
@@ -259,18 +259,18 @@ def told_outputs(data: FederatedData, rows: jax.Array, outputs: Outputs, heads: 
 def label_for_steps(
     problem: Problem, model: Model, data: FederatedData, examples: Examples, included: jax.Array, confidence: Confidence
 ) -> Labelled:
-    """For a method that makes labels in each step: the rule's states from the received model's labels, and a report.
+    """Labels a cohort once, for a method that makes labels in each step: gives the rule's states and a report.
 
     Args:
-        problem: the run's.
-        model: the received model; it labels in evaluation mode.
-        data: the federation's.
-        examples: of the cohort.
+        problem: the run's `Problem`.
+        model: the received model, which labels in evaluation mode.
+        data: the federation's data.
+        examples: the cohort's examples.
         included: bool [M, n_max], the examples that get pseudo-labels.
         confidence: the rule.
 
     Returns:
-        The Labelled. In its report visible labels count, too.
+        The Labelled. In its report examples with a visible label are qualified, too.
     """
     num_views = int(problem.config.confidence.debias != "none")  # APP-U uses weak views
     made = label_cohort(problem, model, data, examples._replace(present=included), confidence, num_views)
@@ -280,7 +280,7 @@ def label_for_steps(
 def label_for_report(
     problem: Problem, model: Model, data: FederatedData, examples: Examples, threshold: float
 ) -> Report:
-    """The report of `label_for_steps`, for a method with a fixed threshold that needs no states."""
+    """The report of `label_for_steps`, for a method with a fixed threshold, which needs no states."""
     scores = score_cohort(problem, lambda images: problem.network.probabilities(model, images), data.inputs, examples)
     labels, confident = qualify(scores, threshold, strictly=False)
     return Report(labels, (confident & examples.present) | examples.labelled)

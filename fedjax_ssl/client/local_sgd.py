@@ -1,4 +1,4 @@
-"""A client's local SGD, shared by all methods: a method prepares the data and gives the loss of a step."""
+"""Local SGD of a client, shared by all methods: a method prepares the data and gives the loss of a step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -29,18 +29,18 @@ from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.learning.sgd import BatchStats, Learner, Model, make_optimizer
 from fedjax_ssl.learning.trees import clip_update, repeated, select, where, where_rows
 
-OPT_STATE = "opt_state"  # the entry of a persistent optimizer in a client's memory
+OPT_STATE = "opt_state"  # name of a persistent optimizer's state in a client's memory
 Adapt = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 
 
 class At(NamedTuple):
-    """What the loss of a step may read besides model and batch."""
+    """What the loss of a step may read besides the model and the batch."""
 
     received: Broadcast  # what the server sent
     data: FederatedData  # the federation's data
     work: Any  # the client's work from `prepare`
-    own: Mapping[str, Any]  # the client's memory, without the optimizer's entry
-    key: jax.Array  # of this step
+    own: Mapping[str, Any]  # the client's memory, without the optimizer's state
+    key: jax.Array  # the PRNG key of this step
     step: jax.Array  # int32 [], number of this step, from 0
 
 
@@ -48,13 +48,13 @@ class Loss(NamedTuple):
     """The loss of a model on a batch."""
 
     value: jax.Array  # float32 [], the minimised value
-    batch_stats: BatchStats  # the model's statistics after this pass
+    batch_stats: BatchStats  # the model's normalisation statistics after this forward pass
     metrics: Metrics  # scalars by name, averaged over the job's steps
     aux: Any = ()  # any pytree, for `Hooks.remember`
-    # bool [], whether the step is taken. Without a gradient, weight decay and momentum would still change the model.
-    # None: it is taken.
+    # bool [], whether the step is taken; None: it is. If it were taken with a zero gradient, weight decay and momentum
+    # would still change the model.
     counts: jax.Array | None = None
-    sums: Mapping[str, jax.Array] = {}  # by name, summed over the client's steps and sent to the server
+    sums: Mapping[str, jax.Array] = {}  # values by name, summed over the client's steps and sent to the server
 
 
 # The loss of one step: a pure function, differentiated with respect to the model's trained parts.
@@ -62,22 +62,22 @@ LossFunction = Callable[[Model, Batch, At], Loss]
 
 
 class Hooks(NamedTuple):
-    """What some methods change in local training. By default nothing."""
+    """Changes that a method makes to local training. The defaults change nothing."""
 
     # (received, work, own) -> the model that training begins with; None: the received model.
     begin: Callable[[Broadcast, Any, Any], Model] | None = None
     # (own, model, aux, step) -> entries of the client's memory after a step, such as a mean teacher; None: steps
     # change no memory.
     remember: Callable[[Any, Model, Any, jax.Array], dict[str, Any]] | None = None
-    # The parts that are uploaded, clipped and subject to FedProx's term. The other trained parts come from `begin` and
-    # are lost unless `remember` keeps them. None: all trained parts.
+    # The parts that are uploaded, clipped and included in FedProx's term; None: all trained parts. The other trained
+    # parts come from `begin` and are lost unless `remember` keeps them.
     sent: tuple[str, ...] | None = None
     # (work, model, totals) -> `Upload.metadata`, called once after the last step; `totals` are sums of the metrics
     # over the steps. None: only the loss's `sums` are sent.
     metadata: Callable[[Any, Model, Metrics], Mapping[str, Any]] | None = None
-    adapt: Adapt | None = None  # makes the phase's optimizer from the configured one; None: unchanged
-    # The persistent optimizer's entry in the client's memory. If several phases have an optimizer, each needs its own
-    # entry, see `own_optimizers`.
+    adapt: Adapt | None = None  # makes the phase's optimizer from the configured one; None: no change
+    # Name of the persistent optimizer's state in the client's memory. If several phases have an optimizer, each needs
+    # its own entry, see `own_optimizers`.
     memory: str = OPT_STATE
     # Whether the model goes to the next phase instead of the server, so that it is not clipped.
     handed_on: bool = False
@@ -87,9 +87,9 @@ class Training(NamedTuple):
     """The state of a local training loop."""
 
     learner: Learner  # model and optimizer
-    own: Mapping[str, Any]  # the client's memory, without the optimizer's entry
+    own: Mapping[str, Any]  # the client's memory, without the optimizer's state
     totals: Metrics  # float32 [] by name, sums of the metrics over the steps so far
-    sums: Metrics  # sums of the losses' `sums`
+    sums: Metrics  # `Loss.sums`, summed over the steps so far
 
 
 def local_sgd(
@@ -100,15 +100,16 @@ def local_sgd(
     batch_size: int | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008, it cannot change
 ) -> Phase:
-    """A phase that trains the received model with `config.client`'s optimizer and uploads the trained parts.
+    """Makes a phase that trains the received model with the optimizer of `config.client` and uploads the trained parts.
 
     With `client.proximal` FedProx's term keeps the model near the received one. With `aggregation.clip_norm` the client
     clips its update before it sends it.
 
     Args:
-        problem: the run's.
-        prepare: lays out the work of a cohort; the work has a `Deck` named `deck`, which gives the batches.
-        loss: of one step.
+        problem: the run's `Problem`.
+        prepare: makes the work of a cohort. The work has a field `deck` with a `Deck`, a client's shuffled examples,
+            which gives the batches.
+        loss: the loss of one step.
         parts: the parts of the model that are trained and uploaded.
         batch_size: examples per batch; None: `client.batch_size`.
         hooks: a method's changes.
@@ -180,7 +181,7 @@ def local_sgd(
 
 
 def global_model(problem: Problem, state: State, extra: Any = ()) -> Broadcast:
-    """A broadcast of the global model, this round's learning rate and whatever else a method sends."""
+    """A broadcast of the global model, this round's learning rate and whatever `extra` a method sends."""
     rate = learning_rate_at(problem.config, problem.config.client.learning_rate, state.round)
     return Broadcast(state.model, rate, extra)
 
@@ -199,9 +200,9 @@ def own_optimizers(
     memory: str = OPT_STATE,
     adapt: Adapt | None = None,
 ) -> dict[str, Any]:
-    """The entry of `State.clients` for persistent optimizers, every leaf [K, ...]; {} if optimizers start afresh.
+    """The entry of `State.clients` for persistent optimizers, every leaf [K, ...]; {} if each job has a new optimizer.
 
-    With momentum it is as large as one model for each of the K clients, on the device and in every checkpoint.
+    With momentum the entry is as large as K models, on the device and in every checkpoint.
     """
     config = problem.config
     if not config.client.persistent:

@@ -1,8 +1,8 @@
-"""A mean teacher at each client: on unlabelled images the student is kept near the average of its past.
+"""A mean teacher at each client: on unlabelled images the student's predictions are kept near the teacher's.
 
 Tarvainen and Valpola, "Mean teachers are better role models", NeurIPS 2017 (arXiv 1703.01780), as used in RSCFed. Each
-client keeps its own teacher. It starts as the first model that the client receives and is never reset, while the
-student starts each time from the received model.
+client keeps its own teacher, a moving average of its student. The teacher starts as the first model that the client
+receives and is never reset; the student starts each round from the received model.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from fedjax_ssl.engine.interface import Broadcast, Phase, Problem
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated
 
-TEACHER, STEPS = "teacher", "teacher_steps"  # a client's memory
-STATISTICS = ("first", "received", "averaged")  # for a teacher's normalisation
-DIVISORS = ("present", "batch_size")  # of a batch's squared errors
+TEACHER, STEPS = "teacher", "teacher_steps"  # entries of a client's memory
+STATISTICS = ("first", "received", "averaged")  # sources of a teacher's normalisation statistics
+DIVISORS = ("present", "batch_size")  # divisors of a batch's squared errors
 
 
 def own_teachers(data: FederatedData, model: Model) -> dict[str, Any]:
-    """The entries of `State.clients`, leaves [K, ...]: each client's teacher (a whole model) and its steps."""
+    """The entries of `State.clients`, leaves [K, ...]: each client's teacher (a whole model) and number of steps."""
     number = len(data.ids)
     return {TEACHER: repeated(model, number), STEPS: jnp.zeros(number, jnp.int32)}
 
@@ -39,16 +39,16 @@ def mean_teacher_phase(
     statistics: str = "first",
     loss_over: str = "present",
 ) -> Phase:
-    """`client.epochs` passes over a client's unlabelled images, with the loss weight * sum_i |p(x_i'') - q(x_i')|^2 /
-    B.
+    """Makes the phase of `client.epochs` passes over a client's unlabelled images.
 
-    p is the student's prediction of one weak view. q = p_T^(1/T) / sum_c p_T^(1/T) is the teacher's prediction of
-    another, in evaluation mode. After step t (from 0, over all rounds) teacher = a * teacher + (1 - a) * student with
-    a = min(1 - 1 / (t + 1), decay); the first step therefore copies the student.
+    The loss is weight * sum_i |p(x_i'') - q(x_i')|^2 / B. p is the student's prediction for one weak view.
+    q = p_T^(1/T) / sum_c p_T^(1/T) is the teacher's prediction for another weak view, in evaluation mode. After step t
+    (from 0, over all rounds) teacher = a * teacher + (1 - a) * student with a = min(1 - 1 / (t + 1), decay). So the
+    first step copies the student.
 
     Args:
-        problem: the run's.
-        weight: received -> the weight in this round.
+        problem: the run's `Problem`.
+        weight: received -> the weight of the loss in this round.
         temperature: T.
         decay: the largest decay of the average.
         statistics: the teacher's normalisation statistics: those of the 'first' model that the client received, of the
@@ -56,7 +56,7 @@ def mean_teacher_phase(
         loss_over: whether B is the number of images 'present' in the batch, or always 'batch_size'.
 
     Returns:
-        A phase to follow `labelled_phase`. Its metric is `unlabelled_loss`; its memory is that of `own_teachers`.
+        A phase that follows `labelled_phase`. Its metric is `unlabelled_loss`; its memory is that of `own_teachers`.
     """
     config, network = problem.config.client, problem.network
 

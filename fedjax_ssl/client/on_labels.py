@@ -28,7 +28,7 @@ class OnLabels(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem, examples: Examples, deck: Deck) -> "OnLabels":
-        """The work of a cohort, leaves [M, ...], with the logit adjustment that `config.client` asks for."""
+        """The work of a cohort, leaves [M, ...], with the logit adjustment of `config.client`."""
         config = problem.config.client
         if not config.logit_adjustment:
             return cls(deck)
@@ -37,7 +37,7 @@ class OnLabels(NamedTuple):
 
 
 def jobs_on_labels(problem: Problem) -> Prepare:
-    """A `prepare`: `client.epochs` passes over a client's labelled images; its work is an `OnLabels`."""
+    """A `prepare` for `client.epochs` passes over a client's labelled images; its work is an `OnLabels`."""
     config = problem.config.client
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
@@ -50,22 +50,22 @@ def jobs_on_labels(problem: Problem) -> Prepare:
 
 
 def class_counts(labels: jax.Array, num_classes: int) -> jax.Array:
-    """The number of examples of each class: labels int32 [..., n], -1 for none, to float32 [..., C]."""
+    """The number of examples of each class, float32 [..., C]; labels are int32 [..., n], -1 for none."""
     return jnp.sum(jax.nn.one_hot(labels, num_classes), axis=-2)
 
 
 def class_shares(counts: jax.Array, config) -> jax.Array:
-    """Class shares pi_c; tau times their logarithm adjusts the logits of a loss: float32 [..., C].
+    """Class shares pi_c, float32 [..., C]; tau times their logarithm is added to the logits of a loss.
 
-    The loss l(z + tau log pi, y) trains z to classify as if all classes were equally frequent; predictions use z
-    itself. With tau = 1 it is the balanced softmax (Ren et al., NeurIPS 2020, arXiv 2007.10740), for other tau the
-    logit-adjusted loss (Menon et al., ICLR 2021, arXiv 2007.07314).
+    The loss l(z + tau log pi, y) trains the logits z to classify as if all classes were equally frequent; predictions
+    use z itself. With tau = 1 this is the balanced softmax (Ren et al., NeurIPS 2020, arXiv 2007.10740), for other tau
+    the logit-adjusted loss (Menon et al., ICLR 2021, arXiv 2007.07314).
 
     Args:
         counts: float32 [..., C], n_c, the labelled examples of each class.
-        config: the section `client`. A class without examples counts n_c = `absent_class`. With a `share_offset` e
-            instead, pi_c = n_c / sum_c n_c + e; for e near 0 a class without examples adds nothing to the loss, so
-            that nothing limits its logit.
+        config: the section `client`. A class without examples has n_c = `absent_class`. With a `share_offset` e, pi_c =
+            n_c / sum_c n_c + e instead; for e near 0 a class without examples adds nothing to the loss, so nothing
+            limits its logit.
     """
     if config.share_offset:
         return counts / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1) + config.share_offset
@@ -77,10 +77,10 @@ def loss_on_labels(problem: Problem, metric: str = "client_loss", view: View | N
     """The loss l(f(alpha(x)), y) for `local_sgd`; all examples of the deck have a visible label.
 
     Args:
-        problem: the run's; with `client.labelled_views='both'` the loss is the mean over the weak and the strong view,
-            each with its own batch statistics.
+        problem: the run's `Problem`. With `client.labelled_views='both'` the loss is the mean over the weak and the
+            strong view, each with its own batch statistics.
         metric: name of the loss.
-        view: augmentation of a step's images; None: those of the problem.
+        view: augmentation of a step's images; None: the augmentations of `problem`.
     """
     both = problem.config.client.labelled_views == "both" and view is None
 
@@ -108,7 +108,7 @@ def adjusted_cross_entropy(
     """The mean over views of l(z + adjustment, y): float32 [].
 
     Args:
-        outputs: of each view, logits z float32 [B, C].
+        outputs: Outputs of each view, with logits z, float32 [B, C].
         labels: int32 [B].
         mask: bool [B].
         adjustment: float32 [C], see `class_shares`; None: no adjustment.

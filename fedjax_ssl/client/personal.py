@@ -1,7 +1,7 @@
 """Parts of the model that each client keeps for itself, `config.personal_parts`, for any method.
 
-They are in the clients' memory, `State.clients`. A client puts its own into the model that it receives, trains them
-with the rest, and keeps them. They are never sent, aggregated or counted in bytes.
+These parts are in the clients' memory, `State.clients`. A client puts its own parts into the model that it receives,
+trains them with the rest, and keeps them. They are never sent, aggregated or counted in bytes.
 
 Sources: FedPer, arXiv 1912.00818, which trains all parts together; FedRep, arXiv 2102.07078, which trains a client's
 own parts first and then the others (`config.personal_first`).
@@ -30,23 +30,23 @@ from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated, select
 
-OWN_PARTS = "own_parts"  # the entry of the clients' memory: params of these parts, leaves [K, ...]
+OWN_PARTS = "own_parts"  # entry of the clients' memory: parameters of these parts, leaves [K, ...]
 
 
 def with_own_parts(problem: Problem, method: Method) -> Method:
-    """A method whose clients keep the parts `config.personal_parts` of the model for themselves.
+    """Changes a method so that clients keep the parts `config.personal_parts` of the model for themselves.
 
-    Every client begins with those of the first model. The server's own copy stays as it is, unless the server trains
-    it on its labels; it is not sent to clients.
+    Every client begins with the parts of the initial model. The server's own copy stays unchanged, unless the server
+    trains it on its labels; it is not sent to clients.
 
-    Labels that a client makes once a round are made by its own model, client after client.
+    Labels that are made once a round are made by each client's own model, one client after the other.
 
-    With `config.personal_first` the first steps of each phase leave the other parts as they are, with their optimizer's
-    state and statistics, and the later steps leave the client's own.
+    With `config.personal_first` the first steps of each phase train only the client's own parts. The later steps train
+    only the other parts. Parts that are not trained keep their optimizer state and statistics.
 
     Raises:
-        UserError: the method has no clients. When a stage is traced: there is no such part, or it cannot be kept from
-            what travels.
+        UserError: the method has no clients. When a stage is traced: there is no such part, or it cannot be kept out of
+            the messages.
     """
     parts, name = tuple(problem.config.personal_parts), problem.config.method
     if not method.phases:
@@ -98,11 +98,11 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
         return finished._replace(upload=upload._replace(model=model), own=own)
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
-        # For the method every client returns the server's own parts unchanged.
+        # To the method it looks as if every client returned the server's own parts unchanged.
         own, uploads = select(state.model.params, parts), received.uploads
         whole = with_parts(uploads.model, repeated(own, len(received.clients)))
         state, metrics = method.aggregate(state, data, received._replace(uploads=uploads._replace(model=whole)), key)
-        return state._replace(model=with_parts(state.model, own)), metrics  # a mean of equal numbers is rounded
+        return state._replace(model=with_parts(state.model, own)), metrics  # undoes the mean's rounding
 
     *before, last = (_with_own(phase, problem.config.personal_first) for phase in method.phases)
     finish = last.finish
@@ -116,7 +116,7 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
 
 
 def with_parts(model: Model, parts: dict[str, Any]) -> Model:
-    """The model with these parts in the place of its own."""
+    """The model with these parts added or replaced."""
     return model._replace(params={**model.params, **parts})
 
 
@@ -125,13 +125,15 @@ def _without(model: Model, parts: tuple[str, ...]) -> Model:
 
 
 def _of_parts(path: Any, names: Any) -> bool:
-    """Whether a leaf of a training's state belongs to a part: a parameter, its optimizer's state or a statistic."""
+    """Whether a leaf of the training state (parameter, optimizer state or statistic) belongs to one of the parts."""
     return any(getattr(key, "key", None) in names for key in path)
 
 
 def _with_own(phase: Phase, first: float) -> Phase:
-    """A phase in which every client receives the model with its own parts, and first trains these alone for a share of
-    its steps, then the others alone; 0: all parts in all steps.
+    """Changes a phase so that every client receives the model with its own parts.
+
+    For the share `first` of its steps a client trains only these parts, then only the others; 0: all parts in all
+    steps.
     """
 
     def whole(received: Broadcast, parts: dict[str, Any]) -> Any:

@@ -36,11 +36,11 @@ class SelfTrainingWork(NamedTuple):
 
 
 class Tell(Protocol):
-    """Further metadata that each client of a cohort sends, by name, leaves [M, ...].
+    """Computes further metadata that each client of a cohort sends, by name, leaves [M, ...].
 
     Args:
-        outputs: the received model's, for weak views of all the cohort's images, leaves [M, n_max, ...].
-        examples: of the cohort.
+        outputs: the received model's outputs for weak views of all the cohort's images, leaves [M, n_max, ...].
+        examples: the cohort's examples.
         confident: bool [M, n_max], the images whose largest probability is at least `trainer.threshold`.
     """
 
@@ -48,7 +48,7 @@ class Tell(Protocol):
 
 
 def make_trainer(problem: Problem) -> Trainer:
-    """The trainer that `trainer.name` names: by `config.confidence`, or ACR, which has its own rule."""
+    """The trainer that `trainer.name` names: ACR, which has its own rule, or the rule of `config.confidence`."""
     options = problem.config.trainer
     if options.name == "acr":
         return acr(options, problem.num_classes)
@@ -79,21 +79,21 @@ def states_of_round(problem: Problem, trainer: Trainer, examples: Examples) -> d
 
 
 def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Phase]:
-    """`client.epochs` passes over a client's labelled images, then as many over its unlabelled images.
+    """Makes two phases: `client.epochs` passes over labelled images, then as many over unlabelled images.
 
     With `trainer.labels_from='received'` the received model, in evaluation mode, labels one weak view of each image
-    before the first step. With 'local' the model in training labels in each step. The student trains on strong views.
-    It also passes a weak view if that view is needed for the label or for running statistics.
+    before the first step. With 'local' the model in training labels a weak view in each step. Training is on strong
+    views; a weak view joins the forward pass if it is needed for the label or for running statistics.
 
     Args:
-        problem: the run's.
-        tell: further metadata besides `ACCEPTED`; None: none.
+        problem: the run's `Problem`.
+        tell: computes metadata besides `ACCEPTED`; None: none.
 
     Returns:
         The labelled and the unlabelled phase.
 
     Raises:
-        UserError: a field of the loss is set that a trainer with heads of its own ignores.
+        UserError: a field is set that a trainer with its own heads ignores.
     """
     options, config, network = problem.config.trainer, problem.config.client, problem.network
     trainer, parts = make_trainer(problem), trained_parts_of(problem)

@@ -1,4 +1,4 @@
-"""The training targets for strong views of a client's images: for each batch the labels and their weights.
+"""Trainers: they make the targets for strong views of a client's images, labels with weights, batch by batch.
 
 `self_training.py` has the phase. A trainer's state changes with every batch and never leaves the client.
 """
@@ -17,10 +17,10 @@ from fedjax_ssl.models import Outputs
 
 
 class Seen(NamedTuple):
-    """What a rule sees of a batch."""
+    """What a trainer sees of a batch."""
 
-    outputs: Outputs  # Outputs of the labelling model for the weak views, [B, ...]; no gradient
-    batch: Batch  # of the step
+    outputs: Outputs  # outputs of the labelling model for the weak views, [B, ...]; no gradient
+    batch: Batch  # the batch of the step
     size: jax.Array  # int32 [], number of the client's unlabelled images
     # float32 [C], class shares of all labelled images; None unless `Trainer.needs_prior`.
     prior: jax.Array | None = None
@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The target of one output for the strong views."""
+    """The targets of one classifier for the strong views."""
 
     labels: jax.Array  # int32 [B]
     weights: jax.Array  # float32 [B], from 0 to 1; 0 for padding
@@ -45,18 +45,18 @@ class Trainer(NamedTuple):
     # (state, `Seen`) -> (a `Target` for the classifier and for each of `heads`; the state after the batch).
     targets: Callable[[Any, Seen], tuple[tuple[Target, ...], Any]]
     # (state after the batch, the classifier's logits of the strong views [B, C], their weights [B]) -> float32 [], an
-    # additional loss; None: there is none.
+    # additional loss; None: no additional loss.
     further: Callable[[Any, jax.Array, jax.Array], jax.Array] | None = None
     # State -> state at the beginning of a client's next round; None: `confidence.memory` decides.
     next_round: Callable[[Any], Any] | None = None
-    begin: Callable[[Any, jax.Array], Any] | None = None  # as that of `Confidence`
+    begin: Callable[[Any, jax.Array], Any] | None = None  # as in `Confidence`
     heads: tuple[str, ...] = ()  # heads of the model that are trained besides the classifier
     strong_views: int = 1  # number of strong views of each image; the loss is their mean
     needs_prior: bool = False  # whether the server must send the class shares of the labelled images
 
 
 def by_confidence(rule: Confidence) -> Trainer:
-    """Labels with the classifier's largest class, weighted by a rule."""
+    """The trainer that labels with the classifier's most probable class, weighted by a rule."""
 
     def targets(state: Any, seen: Seen) -> tuple[tuple[Target, ...], Any]:
         batch, probabilities = seen.batch, seen.probabilities
@@ -73,9 +73,9 @@ def pseudo_label_loss(
     """The mean over views of the cross-entropy to the targets, plus the trainer's additional loss: float32 [].
 
     Args:
-        trainer: gives the additional loss.
-        targets, state: of the batch, see `Trainer.targets`.
-        views: Outputs of the strong views.
+        trainer: has the heads and the additional loss.
+        targets, state: what `Trainer.targets` returned for the batch.
+        views: outputs of the strong views.
         mask: bool [B], False for padding.
     """
     losses = [

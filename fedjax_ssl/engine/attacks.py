@@ -1,6 +1,6 @@
-"""Attacks under any method: attackers replace their uploads.
+"""Attacks for any method: attackers replace their uploads.
 
-`FederatedData.byzantine` marks the attackers. Two kinds attack the data instead and leave uploads unchanged: with
+`FederatedData.byzantine` marks the attackers. Two kinds leave uploads unchanged and attack the data instead: with
 'labels' attackers train on false labels (`FederatedData.mislabelled`), with 'poison' they craft some of their images
 (`fedjax_ssl.data.poison`).
 """
@@ -14,23 +14,23 @@ import jax.numpy as jnp
 from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.learning.trees import all_finite, column, row_norms, weighted_sum, where_rows
 
-LABELS = "labels"  # the kind that leaves uploads unchanged
-# The strength used when `attack.strength` is 0; for 'little' it is computed from the cohort.
+LABELS = "labels"  # the kind that trains on false labels
+# The strength if `attack.strength` is 0; for 'little' it is computed from the cohort.
 STRENGTHS = {"sign_flip": 1.0, "noise": 1.0, "scaled": 10.0, LABELS: 10.0}
 
 
 class AttackersView(NamedTuple):
-    """What the attackers know of their cohort."""
+    """What the attackers know about their cohort."""
 
     changes: dict[str, jax.Array]  # changes of the parameters by path, leaves [R, ...]: each client's update
     # lies and honest: bool [R], the uploads to be replaced, and those that arrive unchanged.
     lies: jax.Array
     honest: jax.Array
-    keys: jax.Array  # [R], a key for each row
+    keys: jax.Array  # [R], a PRNG key for each row
 
 
 def strength_of(options: Any) -> float:
-    """`attack.strength`, or the default of its kind; 0 for 'little', which computes it."""
+    """`attack.strength`, or the kind's default if this is 0; the default of 'little' is 0: it computes its strength."""
     return options.strength or STRENGTHS.get(options.kind, 0.0)
 
 
@@ -62,18 +62,19 @@ def noise(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
 
 
 def little(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
-    """For every parameter, the mean of the honest updates minus `strength` standard deviations; all attackers agree.
+    """For every parameter, the mean of the honest updates minus `strength` standard deviations, for all attackers.
 
-    Without a strength it is the paper's z_max: for n clients and m attackers, the normal quantile of (n - m - s) / (n
-    - m) with s = floor(n / 2 + 1) - m. Then so many honest updates are farther from the mean that they form a majority
-    with the attackers. Here the attackers know the honest updates; in the paper they estimate them from their own.
+    If the strength is 0, it is the paper's z_max: for n clients and m attackers, the normal quantile of
+    (n - m - s) / (n - m) with s = floor(n / 2 + 1) - m. Then s honest updates are farther from the mean, and form a
+    majority with the attackers. Here the attackers know the honest updates; in the paper they estimate them from their
+    own updates.
 
     Source: Baruch et al., A Little Is Enough, NeurIPS 2019, Algorithm 3.
     """
     honest = seen.honest & all_finite(seen.changes, batch_ndim=1)
     num_honest, num_lies = jnp.sum(honest), jnp.sum(seen.lies)
     supporters = (num_honest + num_lies) // 2 + 1 - num_lies
-    # If the attackers are a majority, any z would do: at most 3.
+    # If the attackers are a majority, any z works; the bound keeps it below about 3.
     share = jnp.clip((num_honest - supporters) / jnp.maximum(num_honest, 1), 0.5, 0.9987)
     times = strength or jax.scipy.stats.norm.ppf(share)
 
@@ -101,7 +102,7 @@ def attacked(options: Any, uploads: Any, broadcast: Any, lies: jax.Array, honest
     Args:
         options: `config.attack`.
         uploads: Upload with leaves [R, ...].
-        broadcast: the broadcast.
+        broadcast: the broadcast of this round.
         lies, honest, keys: see `AttackersView`.
     """
     if options.kind not in ATTACKS:
@@ -113,7 +114,7 @@ def attacked(options: Any, uploads: Any, broadcast: Any, lies: jax.Array, honest
 
 
 def told_counts(options: Any, counts: jax.Array, lies: jax.Array) -> jax.Array:
-    """The example counts, int32 [R], that clients report: attackers of the kind 'labels' exaggerate."""
+    """The example counts, int32 [R], that clients report: attackers of the kind 'labels' report too many."""
     if options.kind != LABELS:
         return counts
     return jnp.where(lies, jnp.round(strength_of(options) * counts).astype(counts.dtype), counts)

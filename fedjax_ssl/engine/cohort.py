@@ -1,8 +1,9 @@
 """Runs a cohort of clients through its phases: `train_cohort`. Contains no method.
 
-A client is a pure function (broadcast, its data, its memory, key) -> (upload, its memory, metrics), given as a tuple
-of phases. A phase first calls `prepare` for all jobs of the cohort in one large batch with shared weights, where
-pseudo-labels are made. Then each job runs `start`, `step`, ..., `step`, `finish` in a lane, see `lanes.py`.
+Local training is a pure function (broadcast, the client's data, its memory, key) -> (upload, memory, metrics), given
+as a tuple of phases. A phase first calls `prepare` once for the whole cohort, which makes pseudo-labels in large
+batches with the weights that all clients share. Then each job runs `start`, `step`, ..., `step`, `finish` in a lane:
+jobs train side by side, see `lanes.py`.
 """
 
 from typing import Any, NamedTuple
@@ -20,22 +21,22 @@ from fedjax_ssl.learning.trees import where_rows
 class CohortResult(NamedTuple):
     """The results of a cohort, stacked over R rows, one row for each job.
 
-    On one device the rows are the cohort's jobs in order. With several devices, jobs are distributed so that every
-    device has about the same work, and each row stays on its device; R is M rounded up to a multiple of the devices.
+    On one device the rows are the cohort's M jobs in order. With several devices each row stays on the device that
+    trained it, and R is M rounded up to a multiple of the number of devices.
     """
 
-    upload: Any  # of the last phase, leaves [R, ...]; zeros for rows that did not take part
+    upload: Any  # from the last phase, leaves [R, ...]; zeros for rows that did not take part
     job: jax.Array  # int32 [R], the job's row in the `Selection`, or in its turn
     clients: jax.Array  # int32 [R], the client of each row
     group: jax.Array | None  # int32 [R], or None
     present: jax.Array  # bool [R], False for padding and for jobs that were not run
     took_part: jax.Array  # bool [R], whether the job took part in the last phase, which makes the upload
-    num_steps: jax.Array  # int32 [R], over all phases
-    report: Report | None  # of the last phase that has one, leaves [R, ...]; None if no phase has one
-    # For each phase: its metrics, leaves [R], and bool [R], the jobs that took a step in it.
+    num_steps: jax.Array  # int32 [R], summed over all phases
+    report: Report | None  # from the last phase that makes a report, leaves [R, ...]; None if no phase does
+    # For each phase: its metrics, leaves [R], and the jobs that took a step in it, bool [R].
     metrics: tuple[tuple[Metrics, jax.Array], ...]
     labelled: dict[str, Any]  # entries of the clients' memory that labelling updated, leaves [R, ...]
-    trained: dict[str, Any]  # those that the steps updated, leaves [R, ...]
+    trained: dict[str, Any]  # entries of the clients' memory that the steps updated, leaves [R, ...]
     lane_steps: jax.Array  # int32 [], steps of all lanes over all phases, including idle lanes
 
 
@@ -51,18 +52,18 @@ def train_cohort(
     """Runs every phase of every client of the cohort.
 
     Under `jax.set_mesh` with several devices each device has its own lanes and its share of the jobs. Under `jax.vmap`
-    over seeds, the jobs of all seeds share the lanes in one longer queue. (A loop mapped over seeds would select over
-    its whole carry in every step.)
+    over seeds, the jobs of all seeds share the lanes in one longer queue. (A `vmap` of the loop itself would select
+    over its whole carry in every step.)
 
     Args:
-        phases: what a client does, in order.
-        broadcast: what the server sent down.
+        phases: local training, in order.
+        broadcast: what the server sent.
         data: the federation's data.
         cohort: the clients of this round.
-        lanes: L, the jobs that train side by side on each device; changes results by rounding only. 0: no training;
-            all of its results are zeros. This traces the messages quickly.
-        debug: use a plain Python loop instead of lanes (not under jit). Tests use it as the reference; an exception
-            names its client.
+        lanes: L, the number of jobs that train side by side on each device; it changes results only by rounding. 0: no
+            training, its results are zeros; this traces the messages quickly.
+        debug: use a plain Python loop instead of lanes (not under jit). Tests use it as the reference, and exceptions
+            name the client.
         present: bool [M], the jobs that are run; None: all.
 
     Returns:
@@ -104,7 +105,7 @@ def _train(
     all_steps: Any = 0
     lane_steps = jnp.int32(0)
     for number, phase in enumerate(phases):
-        # Two keys for each phase, since `prepare` splits its key into keys that steps must not fold again.
+        # Each phase has one key for `prepare`, which may split it, and another one that the steps fold.
         prepare_keys, step_keys = (
             jax.vmap(lambda key, n=2 * number + part: jax.random.fold_in(key, n))(round_keys) for part in range(2)
         )
@@ -113,7 +114,7 @@ def _train(
             jobs = _prepare(phase, source, cohort, previous)
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
         jobs = jobs._replace(num_steps=jnp.where(takes_part, jobs.num_steps, 0), takes_part=takes_part)
-        if number == 0 and num_devices() > 1:  # In later phases each job stays on its model's device.
+        if number == 0 and num_devices() > 1:  # In later phases each job stays on the device that has its model.
             dealt = deal(jnp.where(present, jobs.num_steps, 0), num_devices())
             job = jnp.minimum(dealt, num_jobs - 1)
             jobs, moved, done = _take_rows((jobs, cohort._replace(key=None, step_key=None), present), job)
@@ -156,7 +157,7 @@ def _train(
 
 
 def _prepare(phase: Phase, source: Source, cohort: Cohort, previous: Previous | None) -> Jobs:
-    """Prepares each seed's cohort in one large batch, seed by seed; sharing a call would not be faster."""
+    """Calls `prepare` for each seed's cohort, seed by seed; one call for all seeds would not be faster."""
     num_seeds = len(cohort.clients)
 
     def prepare(argument):
@@ -170,7 +171,7 @@ def _prepare(phase: Phase, source: Source, cohort: Cohort, previous: Previous | 
 
 
 def _take_rows(tree, rows):
-    """Selects rows int32 [G, R] of leaves [G, M, ...]: leaves [G, R, ...]."""
+    """Takes the rows, int32 [G, R], of leaves [G, M, ...]; returns leaves [G, R, ...]."""
     return jax.tree.map(lambda leaf: jax.vmap(lambda one, r: one[r])(leaf, rows), tree)
 
 

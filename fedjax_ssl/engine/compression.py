@@ -1,7 +1,7 @@
-"""Compression of uploads: updates rounded to 8 bits, or only their largest entries.
+"""Compresses uploads: rounds updates to 8 bits, or keeps only their largest entries.
 
-Pure functions of one client's update, which is its change of all parameters that it sends. Running statistics and
-metadata are not compressed.
+Each compression is a pure function of one client's update, the change of all parameters that it sends. Running
+statistics and metadata are not compressed.
 """
 
 import math
@@ -11,18 +11,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-INT8_LEVELS = 127  # on each side of 0
+INT8_LEVELS = 127  # levels on each side of 0
 VALUE_BYTES, INDEX_BYTES, SCALE_BYTES = 4, 4, 4
 
 
 def int8(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[str, jax.Array]:
-    """Rounds each number at random to a multiple, from -127 to 127, of a 127th of its tensor's largest absolute value.
+    """Rounds the numbers x of each tensor to k max|x| / 127, with integers k from -127 to 127.
 
-    The rounding is unbiased.
+    The rounding is random and unbiased.
 
     Args:
         update: leaves [...], by path.
-        key: for the rounding.
+        key: PRNG key for the rounding.
         share: ignored.
 
     Source: Alistarh et al., QSGD, NeurIPS 2017, section 3.1, scaled by the largest number instead of the norm.
@@ -43,7 +43,7 @@ def top_k(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[st
     Args:
         update: leaves [...], by path.
         key: ignored.
-        share: of d numbers the largest ceil(share d) are sent.
+        share: the largest ceil(share d) of d numbers are sent.
 
     Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018, Definition 2.1.
     """
@@ -79,13 +79,13 @@ def remembers(options: Any) -> bool:
 def compressed(
     options: Any, changes: dict[str, jax.Array], lost: dict[str, jax.Array] | None, keys: jax.Array
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array] | None]:
-    """The updates of a cohort as they arrive, and each client's accumulated compression error.
+    """Compresses a cohort's updates. Returns them as they arrive, and each client's accumulated compression error.
 
     Args:
         options: `config.compression`.
         changes: leaves [R, ...], by path.
-        lost: the errors of earlier rounds, leaves [R, ...]; None: no error feedback.
-        keys: [R].
+        lost: the accumulated errors of earlier rounds, leaves [R, ...]; None: no error feedback.
+        keys: [R], a PRNG key for each update.
     """
     rule = COMPRESSIONS[options.kind]
     wanted = changes if lost is None else jax.tree.map(jnp.add, changes, lost)

@@ -1,7 +1,7 @@
 """Delivers a cohort's messages: clients that do not answer, attacks, compression, late uploads.
 
-Applies `config.availability`, `config.attack` and `config.compression` in this order. Independent of the method. A
-client's random keys are folded by client and group, as in training.
+Applies `config.availability`, `config.attack` and `config.compression` in this order, independently of the method.
+Client and group are folded into PRNG keys, as in training.
 """
 
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from fedjax_ssl.engine.compression import COMPRESSIONS, compressed, remembers
 from fedjax_ssl.engine.interface import Cohort, Metrics, Received, Selection, Upload
 from fedjax_ssl.engine.updates import changed_by, leaves_by_path, moved_by
 
-LOST = "compression"  # the compression errors in the clients' memory: by path, leaves [K, ...]
-LATE = "late"  # the uploads that arrive in the next round, in the server's memory: a `Late`
-_ABSENT, _ATTACK, _COMPRESSION, _LATE = range(4)  # purposes of random keys
+LOST = "compression"  # entry of the clients' memory: the compression errors by path, leaves [K, ...]
+LATE = "late"  # entry of the server's memory: a `Late` with the uploads that arrive in the next round
+_ABSENT, _ATTACK, _COMPRESSION, _LATE = range(4)  # purposes of PRNG keys
 
 
 class Late(NamedTuple):
-    """Uploads of a round that arrive in the next one, in the rows of the `Selection`.
+    """Uploads of a round that arrive in the next round, in the rows of the `Selection`.
 
     Statistics and metadata arrive unchanged.
     """
 
-    # Changes of the parameters, by path, leaves [M, ...], which are added to the model of the round of arrival.
+    # Changes of the parameters by path, leaves [M, ...]. They are added to the model of the round in which they arrive.
     changes: dict[str, jax.Array]
     received: Received  # `Received` without parameters
     waiting: jax.Array  # bool [M], the rows that hold an upload
@@ -38,8 +38,8 @@ def present_jobs(options: Any, selection: Selection, key: jax.Array) -> jax.Arra
 
     Args:
         options: the configuration.
-        selection: of the round; absent rows stay absent.
-        key: of the clients.
+        selection: the round's selection; its absent rows stay absent.
+        key: the round's PRNG key for the clients.
     """
     never = options.availability.never
     if not never:
@@ -62,8 +62,8 @@ def first_memory(
 
     Args:
         options: the configuration.
-        upload: of one client, as shapes.
-        selection: of a round, as shapes; M rows.
+        upload: one client's upload, as shapes.
+        selection: a round's selection of M rows, as shapes.
         num_clients: K.
     """
 
@@ -94,14 +94,14 @@ def sent(
 
     Args:
         options: the configuration.
-        result: of the cohort's training.
-        broadcast: the broadcast.
-        data: the federation's.
-        memory: of the clients `data.ids`, leaves [K', ...].
-        key: of the clients.
+        result: the result of the cohort's training.
+        broadcast: the broadcast of this round.
+        data: the federation's data.
+        memory: the memory of the clients `data.ids`, leaves [K', ...].
+        key: the round's PRNG key for the clients.
 
     Returns:
-        The result. Compression errors are among the entries that are kept if the upload is accepted.
+        The result; its `trained`, which is kept if the upload is accepted, also has the compression errors.
     """
     uploads = result.upload
     if options.attack.kind != "none":
@@ -129,7 +129,7 @@ def delivered(
     server: Mapping[str, Any],
     key: jax.Array,
 ) -> tuple[Received, dict[str, Any], Metrics]:
-    """What arrives in a round: its own uploads without the late ones, and the late ones of the round before.
+    """What arrives in a round: its uploads that are not late, and the late uploads of the previous round.
 
     Args:
         options: the configuration.
@@ -138,7 +138,7 @@ def delivered(
         num_jobs: M, the rows of the selection.
         broadcast: the broadcast of this round.
         server: the server's memory.
-        key: of the clients.
+        key: the round's PRNG key for the clients.
 
     Returns:
         What arrives; the server's memory entry; and the metric `late_uploads`, the late uploads of this round.
@@ -172,7 +172,7 @@ def delivered(
 
 
 def _without(received: Received, gone: jax.Array) -> Received:
-    """Turns some rows, bool [R], into padding."""
+    """Turns the rows `gone`, bool [R], into padding."""
     here = lambda counts: jnp.where(gone, 0, counts)  # noqa: E731
     return received._replace(
         accepted=received.accepted & ~gone, sizes=here(received.sizes), num_qualified=here(received.num_qualified)
@@ -184,5 +184,5 @@ def _without_params(uploads: Upload) -> Upload:
 
 
 def _keys(clients: jax.Array, group: jax.Array | None, key: jax.Array, purpose: int) -> jax.Array:
-    """A key for each row, different from the client's training keys."""
+    """A PRNG key for each row, different from the client's training keys."""
     return Cohort(clients, (), jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), purpose), group).keys()

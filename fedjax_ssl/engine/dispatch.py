@@ -12,10 +12,10 @@ from fedjax_ssl.engine.round import RoundFunction, RoundResult
 
 
 def over_seeds(round_fn: RoundFunction) -> RoundFunction:
-    """A round for several seeds at once: states, results and the data that differ (see `seed_axes`) have a leading
-    axis.
+    """Makes a round for several seeds at once.
 
-    The clients of all seeds share the lanes.
+    States, results and the data that differ between seeds (see `seed_axes`) have a leading axis. The clients of all
+    seeds share the lanes.
     """
 
     def rounds(states, data: FederatedData, hidden_labels: jax.Array):
@@ -25,7 +25,7 @@ def over_seeds(round_fn: RoundFunction) -> RoundFunction:
 
 
 class Dispatch(NamedTuple):
-    """The result of several rounds in one dispatch."""
+    """The result of a dispatch: several rounds in one call of the compiled program."""
 
     state: State  # after the last round that ran
     results: RoundResult  # leaves [capacity, ...]; the first `rounds_done` entries are filled
@@ -44,16 +44,16 @@ class DispatchFunction(Protocol):
 def make_dispatch(
     round_fn: RoundFunction, capacity: int, converged: Callable[[State], jax.Array] | None = None
 ) -> DispatchFunction:
-    """Up to `capacity` rounds as one program. Their number is traced, so that another number needs no compilation.
+    """Makes a program of up to `capacity` rounds. Their number is traced, so another number needs no recompilation.
 
     Args:
         round_fn: a round, of one seed or of several.
         capacity: the largest number of rounds.
-        converged: the method's, see `Method`; for one seed only.
+        converged: see `Method`; for one seed only.
 
     Returns:
-        The program. It ends early when a round leaves a non-finite state, when every upload of a round was dropped, or
-        when the method ends the run.
+        The program. It ends early if a round leaves a non-finite model, if every upload of a round was dropped, or if
+        the method ends the run.
     """
 
     round_fn = jax.jit(round_fn)  # traced once, here and in the loop

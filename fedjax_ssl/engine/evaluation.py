@@ -1,4 +1,4 @@
-"""Measuring a round from outside the method: the model's accuracy, and pseudo-labels against the hidden truth."""
+"""Evaluates a round independently of the method: the model's accuracy, and pseudo-labels against the hidden labels."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models.network import Network
 
-RULE = "pseudo_label_accuracy_"  # followed by the name of a rule of labelling
+RULE = "pseudo_label_accuracy_"  # prefix of the name of a labelling rule
 # (logits or features [n, ...], labels int32 [n]) -> measures, by name.
 Measure = Callable[[jax.Array, jax.Array], dict[str, jax.Array]]
 
@@ -42,21 +42,21 @@ def evaluate(
     more: Measure | None = None,
     of_features: Measure | None = None,
 ) -> dict[str, jax.Array]:
-    """How good the classification head is on a set of images, without augmentation.
+    """Evaluates the classifier on a set of images, without augmentation.
 
     Args:
         network: the architecture.
         model: the global model.
-        name: of the set.
+        name: the set's name.
         images: uint8 [n, H, W, C].
         labels: int32 [n].
-        batch_size: images at a time; None: what is fast on the backend.
-        more: what else is measured, (logits [n, C], labels) -> by name.
-        of_features: the same of the backbone's features [n, F].
+        batch_size: images in a batch; None: a number that is fast on the platform.
+        more: further measures, (logits [n, C], labels) -> values by name.
+        of_features: further measures of the backbone's features [n, F].
 
     Returns:
-        `<name>_accuracy`, a share, and `<name>_loss`, the mean cross-entropy in nats; and what the others give, with
-        the set's name before their names.
+        `<name>_accuracy`, from 0 to 1; `<name>_loss`, the mean cross-entropy in nats; and the further measures, with
+        `<name>_` before their names.
     """
 
     def describe(rows):
@@ -75,23 +75,22 @@ def evaluate(
 def score_pseudo_labels(
     report: Report, truth: jax.Array, unlabelled: jax.Array, num_jobs: jax.Array, with_unknown: bool = False
 ) -> dict[str, jax.Array]:
-    """How many of a cohort's pseudo-labels are right, over its unlabelled examples.
+    """Compares a cohort's pseudo-labels with the true labels, over its unlabelled examples.
 
     Args:
-        report: leaves [R, n_max].
-        truth: int32 [R, n_max], the true labels. -1: unknown to everybody, not counted. `UNKNOWN`: an image of an
-            unknown class, for which every label is wrong.
-        unlabelled: bool [R, n_max], False for padding and where the label is visible. Only examples that the report
-            says were labelled are counted.
-        num_jobs: int32 [], how many of the rows are not padding.
+        report: leaves [R, n_max]. Only the examples in `report.made` count.
+        truth: int32 [R, n_max], the true labels. -1: the true label is not known, the example does not count in
+            accuracies. `UNKNOWN`: an image of an unknown class, for which every label is wrong.
+        unlabelled: bool [R, n_max], False for padding and for examples with a visible label.
+        num_jobs: int32 [], number of rows that are not padding.
         with_unknown: whether clients hold unknown images.
 
     Returns:
         `pseudo_label_accuracy` of the labels in use; `pseudo_label_accuracy_<rule>` of each other rule;
-        `qualified_accuracy` of the labels that clients train on (NaN without any); `qualified_per_client`, the mean
-        number of these over the cohort; `qualified_share`, their share of all examples; the mean of each of the
-        report's facts over the examples where it is finite; with unknown images `qualified_unknown_share`, the share of
-        unknown images that clients train on.
+        `qualified_accuracy` of the labels that clients train on (NaN if there are none); `qualified_per_client`, the
+        mean number of these labels per client; `qualified_share`, their share of all unlabelled examples; the mean of
+        each of the report's `facts` over the examples for which it is finite; with unknown images
+        `qualified_unknown_share`, the share of them that clients train on.
     """
     unknown = unlabelled & (truth == UNKNOWN)
     if report.made is not None:
@@ -117,18 +116,18 @@ def score_pseudo_labels(
     }
 
 
-NUM_EMBEDDINGS = 1000  # as many as a picture of the latent space can show
+NUM_EMBEDDINGS = 1000  # what a picture of the latent space can show
 
 
 def make_snapshot(
     network: Network, batch_size: int | None, with_auc: bool = False
 ) -> Callable[..., dict[str, jax.Array]]:
-    """The function that describes a model by its outputs on a set of images.
+    """Makes the function that describes a model by its outputs on a set of images.
 
     Returns:
         snapshot(model, images [T, H, W, C], labels [T]) -> `predictions` and `labels`, int32 [T]; `loss`, the mean
         cross-entropy; `embeddings`, float32 [n, D], and `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS`
-        images, spread evenly over the set; and `auc` if `with_auc`, for which predictions are not enough.
+        images, spread evenly over the set; and `auc` if `with_auc`, which cannot be computed from predictions.
     """
 
     def snapshot(model: Model, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:

@@ -1,10 +1,13 @@
 """The interface between a method and the engine.
 
-A `Method` consists of pure functions, in the order in which a round calls them; its clients' work is a tuple of
-`Phase`s. All other types are arguments and results of these functions.
+A `Method` is a tuple of pure functions. Its clients' local training is a tuple of `Phase`s. All other types are
+arguments and results of these functions.
 
-Every method may rely on two rules. `State.model` is what is tested, saved and loaded. And `data.visible_labels >= 0` is
-the only switch between labelled and unlabelled examples, so that a client's role is data, not code.
+Two rules hold for every method. `State.model` is the model that is tested, saved and loaded. An example is labelled if
+and only if `data.visible_labels >= 0`, so whether a client has labels is data, not code.
+
+Axes in shapes: K, all clients; M, the jobs of a round; R, rows of stacked results; C, classes; B, a batch; n_max, the
+examples of the largest client. A job is one client's local training in a round.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +29,7 @@ CLASSIFIER = ("backbone", "classifier")  # the parts that cross-entropy trains a
 
 
 class Problem(NamedTuple):
-    """The argument of a method's factory: everything fixed in a run except the data."""
+    """The argument of a method's factory: everything that is fixed during a run, except the data."""
 
     config: Any  # the run's configuration
     network: Network  # the architecture, as pure functions of a `Model` and images
@@ -36,80 +39,80 @@ class Problem(NamedTuple):
     num_classes: int  # C
     # The two augmentations of self-supervised methods, T and T' of `config.views`.
     views: tuple[Augmentation, Augmentation] | None = None
-    # float32 [C], the labels of each class that clients reported to the server before the first round; None: they are
-    # counted in the data.
+    # float32 [C], how many labels of each class the clients reported to the server before the first round. None: the
+    # labels are counted in the data.
     told_labels: jax.Array | None = None
-    # A user's rule for confidence, named by `confidence.kind`; None: a rule of the library.
+    # The user's own rule for confidence, if `confidence.kind` names one; None: a rule of the library.
     own_rule: Callable[..., Any] | None = None
 
 
 class State(NamedTuple):
-    """Everything that survives a round. Random keys are folded from the seed and the round instead."""
+    """Everything that is carried from one round to the next. PRNG keys are folded from seed and round instead."""
 
     round: jax.Array  # int32 [], rounds done
-    model: Model  # the global model: what is tested, saved and loaded
+    model: Model  # the global model, which is tested, saved and loaded
     # The server's memory besides the model: a dict with an entry for each part of the method.
     server: Mapping[str, Any] = {}
-    clients: Mapping[str, Any] = {}  # the clients' memory, a dict as well; every leaf is [K, ...]
-    # The server's records of each client, such as its last upload, a dict as well; every leaf is [K, ...]. Methods use
-    # `read_records` and `write_records`: with `config.residence` only some clients' rows are on the device.
+    clients: Mapping[str, Any] = {}  # the clients' own memory: a dict, every leaf [K, ...]
+    # What the server remembers of each client, such as its last upload: a dict, every leaf [K, ...]. Methods use
+    # `read_records` and `write_records`, because `config.residence` may keep only some clients' rows on the device.
     records: Mapping[str, Any] = {}
 
     @property
     def of_clients(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """What has a row for each client: `clients` and `records`."""
+        """The entries with a row for each client: `clients` and `records`."""
         return self.clients, self.records
 
 
-# --- What travels. ---------------------------------------------------------------------------------------------------
+# --- The messages of a round. ----------------------------------------------------------------------------------------
 
 
 class Selection(NamedTuple):
-    """The jobs of a round, one in each row; a client may have several."""
+    """The jobs of a round, one in each row; a client may have several jobs."""
 
     clients: jax.Array  # int32 [M], client ids
-    # int32 [M], the group of each row; with several turns, the number of the turn. None: no groups.
+    # int32 [M], the group of each row. None: the number of the row's turn if there are several turns, else no groups.
     group: jax.Array | None = None
-    # A Python int that divides M: the rows are this many cohorts of equal size, which train one after the other. All
-    # receive the same broadcast; a client starts each turn with its memory after the previous turn. `aggregate` gets
-    # the uploads of all turns together.
+    # A Python int that divides M: the number of cohorts of equal size, which train one after the other from the same
+    # broadcast. A client starts each turn with its memory after the previous turn. `aggregate` gets the uploads of all
+    # turns together.
     turns: int = 1
-    # bool [M], the rows that are jobs, so that the cohort size may vary between rounds; None: all.
+    # bool [M], False for rows without a job, so that the cohort size may vary between rounds; None: all have one.
     present: jax.Array | None = None
 
 
 class Broadcast(NamedTuple):
-    """What travels down to every client of a cohort. Local training reads `model` and `learning_rate`."""
+    """The server's message to every client of a cohort. Local training reads `model` and `learning_rate`."""
 
     model: Model  # the global model
-    learning_rate: jax.Array  # float32 [], of this round's local training
+    learning_rate: jax.Array  # float32 [], for this round's local training
     extra: Any = ()  # any other pytree that the method sends
 
 
 class Upload(NamedTuple):
-    """What travels up from one client: the model is aggregated, `aggregate` may read the metadata."""
+    """A client's message to the server. The model is aggregated; `aggregate` may also read the metadata."""
 
-    model: Model  # the parts that the client trained; `batch_stats` under the 'running' policy, else ()
+    model: Model  # the parts that the client trained; `batch_stats` is () unless normalisation is 'running'
     metadata: Mapping[str, Any] = {}  # anything else, by name
 
 
 class Received(NamedTuple):
-    """What reaches the server from a cohort, in R rows, one for each job; with several devices a row may be padding."""
+    """The uploads of a cohort, with a row for each job; with several devices a row may be padding."""
 
     uploads: Upload  # Upload with leaves [R, ...]
-    # bool [R], whether the job has an upload, all of its numbers are finite, and it is not far longer than the others,
-    # see `fedjax_ssl.engine.screening.too_long`.
+    # bool [R], whether the row has an upload that is finite and not far longer than the others, see
+    # `fedjax_ssl.engine.screening.too_long`.
     accepted: jax.Array
     clients: jax.Array  # int32 [R], the client of each row
-    group: jax.Array | None  # int32 [R] of the `Selection`, or None
-    sizes: jax.Array  # int32 [R], examples of each client; 0 for padding
-    num_qualified: jax.Array  # int32 [R], the examples a client trained on by its report; `sizes` without a report
-    # float32 [R], factors of the uploads' weights, below 1 for late ones; None: 1.
+    group: jax.Array | None  # int32 [R], as in `Selection`; None: no groups
+    sizes: jax.Array  # int32 [R], number of each client's examples; 0 for padding
+    num_qualified: jax.Array  # int32 [R], number of examples trained on, from the `Report`; `sizes` without a report
+    # float32 [R], factor of each upload's weight: `availability.late_weight` if it is late, else 1; None: all 1.
     discount: jax.Array | None = None
 
 
 class WireBytes(NamedTuple):
-    """Bytes of messages whose size depends on their values, such as sparse ones; both give float32 []."""
+    """Counts the bytes of messages whose size depends on their values, such as sparse ones; both return float32 []."""
 
     # (broadcast, the client's row of `personal`) -> bytes that one client receives.
     down: Callable[[Any, Any], jax.Array]
@@ -124,54 +127,54 @@ class Cohort(NamedTuple):
 
     clients: jax.Array  # int32 [M], the client of each job (a client may have several jobs)
     own: Any  # the clients' memory after the previous phase, leaves [M, ...]; {} for a method without memory
-    # The key of the phase's `prepare`. A client's keys are folded from it by client and group, not by lane or device.
+    # The PRNG key for `prepare`. Client and group are folded into it, not lane or device.
     key: jax.Array
-    group: jax.Array | None = None  # int32 [M], or None
+    group: jax.Array | None = None  # int32 [M], as in `Selection`; None: no groups
     personal: Any = ()  # the message to each client, leaves [M, ...]
     round: jax.Array | None = None  # int32 [M], rounds done before this one, the same for all jobs
-    step_key: jax.Array | None = None  # as `key`, of the steps; None where only `prepare` runs
+    step_key: jax.Array | None = None  # like `key`, for the steps; None if only `prepare` runs
 
     def keys(self) -> jax.Array:
-        """A key for each job, [M]."""
+        """A PRNG key for each job, [M]."""
         keys = jax.vmap(lambda client: jax.random.fold_in(self.key, client))(self.clients)
         return keys if self.group is None else jax.vmap(jax.random.fold_in)(keys, self.group)
 
 
 class Report(NamedTuple):
-    """The labels that a cohort made, for evaluation against the true labels; never uploaded."""
+    """The pseudo-labels of a cohort, which evaluation compares with the true labels; never uploaded."""
 
     labels: jax.Array  # int32 [M, n_max], the pseudo-labels in use
     qualified: jax.Array  # bool [M, n_max], the examples that a client trains on
-    others: Mapping[str, jax.Array] = {}  # by name, labels int32 [M, n_max] of other rules, which are evaluated as well
-    # By name, float32 [M, n_max], a number for each example; the means over unlabelled examples are reported.
+    others: Mapping[str, jax.Array] = {}  # labels of other rules by name, int32 [M, n_max], evaluated as well
+    # Other values by name, float32 [M, n_max]; their means over the unlabelled examples are reported.
     facts: Mapping[str, jax.Array] = {}
-    # bool [M, n_max], the examples that got a label, and are evaluated; None: all.
+    # bool [M, n_max], the examples that got a pseudo-label; only these are evaluated. None: all.
     made: jax.Array | None = None
 
 
 class Jobs(NamedTuple):
     """The work that a phase's `prepare` makes for its cohort."""
 
-    num_steps: jax.Array  # int32 [M], local steps of each job; 0 steps are made if it takes no part
-    work: Any  # what a job's steps read, leaves [M, ...]
-    report: Report | None = None  # the labels that were made; None: none
-    # Entries of the clients' memory that labelling updated, leaves [M, ...]; they are kept whether or not the client
-    # takes part.
+    num_steps: jax.Array  # int32 [M], number of local steps; ignored for a job that takes no part
+    work: Any  # any pytree that a job's functions read, leaves [M, ...]
+    report: Report | None = None  # the pseudo-labels, if any were made
+    # Entries of the clients' memory that labelling updated, leaves [M, ...]. They are kept even if the client takes no
+    # part.
     own: Mapping[str, Any] = {}
-    # bool [M], the jobs that make an upload, with or without steps; None: those with steps.
+    # bool [M], the jobs that make an upload, with or without steps; None: the jobs with steps.
     takes_part: jax.Array | None = None
 
 
 class Finished(NamedTuple):
     """The result of a job."""
 
-    upload: Any  # exactly what a network would transmit; of an earlier phase, what the next phase reads
+    upload: Any  # in the last phase the message to the server, else what the next phase reads
     own: Mapping[str, Any]  # entries of the client's memory that the steps updated
-    metrics: Metrics  # scalars by name, averages over the job's steps
+    metrics: Metrics  # scalars by name, averaged over the job's steps
 
 
 class Previous(NamedTuple):
-    """The results of a phase, for `prepare` of the next phase."""
+    """The results of a phase, as `prepare` of the next phase gets them."""
 
     upload: Any  # leaves [M, ...], zeros for a job that took no part
     took_part: jax.Array  # bool [M]
@@ -179,17 +182,17 @@ class Previous(NamedTuple):
 
 # (received, data, cohort, results of the previous phase or None) -> the work of the whole cohort.
 Prepare = Callable[[Broadcast, FederatedData, Cohort, Previous | None], Jobs]
-# (received, data, work, own) -> a job's carry before its first step: model and optimizer.
+# (received, data, work, own) -> a job's carry (model and optimizer state) before its first step.
 Start = Callable[[Broadcast, FederatedData, Any, Any], Any]
-# (received, data, work, carry, step number, its key) -> carry.
+# (received, data, work, carry, number of the step, key of the step) -> carry.
 Step = Callable[[Broadcast, FederatedData, Any, Any, jax.Array, jax.Array], Any]
-# (received, work, carry, number of steps) -> a job's result. It runs for all lanes whenever one job ends, so it must be
-# cheap: a phase without steps does heavy work in `prepare`.
+# (received, work, carry, number of steps) -> a job's result. Jobs train side by side in lanes, and `finish` runs in all
+# lanes whenever one job ends. So it must be cheap; a phase without steps does its heavy work in `prepare`.
 Finish = Callable[[Broadcast, Any, Any, jax.Array], Finished]
 
 
 class Phase(NamedTuple):
-    """One part of a client's local work."""
+    """One part of local training: `prepare` runs once for the whole cohort, the other functions for each job."""
 
     prepare: Prepare
     start: Start
@@ -206,26 +209,26 @@ def no_op(state: State, *_: Any) -> tuple[State, Metrics]:
 
 
 def read_records(state: State, data: FederatedData, clients: jax.Array) -> Mapping[str, Any]:
-    """The server's records of some clients of the round, or of some that it recalls.
+    """Reads the server's records of clients that train in this round or that `Method.recalls` names.
 
     Args:
-        state: with the records.
-        data: the federation.
-        clients: int32 [...], their ids. For others, whose records may be elsewhere, rows are arbitrary.
+        state: holds the records.
+        data: the federation's data.
+        clients: int32 [...], the ids. Rows of any other client are arbitrary: its records may not be on the device.
 
     Returns:
-        As `State.records`, leaves [..., *] in place of [K, *].
+        Like `State.records`, with leaves [..., *] instead of [K, *].
     """
     return row(state.records, data.record_place(clients))
 
 
 def write_records(state: State, data: FederatedData, received: Received, new: Mapping[str, Any]) -> State:
-    """The state with new records of the clients whose uploads are accepted.
+    """Writes new records of the clients whose uploads are accepted, and returns the new state.
 
     Args:
-        state: with the records.
-        data: the federation.
-        received: the R uploads; no client has several.
+        state: holds the records.
+        data: the federation's data.
+        received: the R uploads, at most one per client.
         new: every entry of `State.records`, leaves [R, *].
     """
     place = jnp.where(received.accepted, data.record_place(received.clients), jnp.iinfo(jnp.int32).max)
@@ -233,16 +236,17 @@ def write_records(state: State, data: FederatedData, received: Received, new: Ma
     return state._replace(records=jax.tree.map(put, state.records, new))
 
 
-# Stages of a method, each with a key of its own.
+# Stages of a method; each has its own PRNG key.
 Init = Callable[[FederatedData, jax.Array], State]  # the first state, after any pre-training at the server
 Select = Callable[[State, FederatedData, jax.Array], Selection]  # the jobs of a round
-# Before the broadcast, or after aggregation.
+# The server's training before the broadcast or after aggregation.
 ServerTraining = Callable[[State, FederatedData, jax.Array], tuple[State, Metrics]]
 MakeBroadcast = Callable[[State, FederatedData, jax.Array], Any]  # the message to all clients, see `Broadcast`
 # (state, data, clients int32 [M], key) -> a message to each of these clients, leaves [M, ...].
 Personal = Callable[[State, FederatedData, jax.Array, jax.Array], Any]
-# (state after the round before, clients int32 [M]) -> further clients whose records the round reads for each of these,
-# int32 [M, H]; below 0: nobody. It runs before their records are on the device, and reads `round` and `server` alone.
+# (state after the previous round, clients int32 [M]) -> for each of these, H further clients whose records the round
+# reads, int32 [M, H]; ids below 0 are ignored. It runs before these records are on the device, and may read only
+# `State.round` and `State.server`.
 Recalls = Callable[[State, jax.Array], jax.Array]
 Aggregate = Callable[[State, FederatedData, Received, jax.Array], tuple[State, Metrics]]  # the new model
 # (state, data, the round's clients int32 [M], key) -> the state with new global normalisation statistics.
@@ -250,29 +254,33 @@ Statistics = Callable[[State, FederatedData, jax.Array, jax.Array], State]
 
 
 class Method(NamedTuple):
-    """A federated semi-supervised method, in the order of a round. The types above define the stages."""
+    """A federated semi-supervised method. The types above define its stages.
+
+    A round calls `select`, `server_before`, `broadcast`, `personal`, `phases`, `aggregate`, `server_after`,
+    `statistics`.
+    """
 
     init: Init
     broadcast: MakeBroadcast
-    phases: tuple[Phase, ...]  # a client's work after the broadcast; () if no client takes part
+    phases: tuple[Phase, ...]  # local training after the broadcast; () if no client trains
     aggregate: Aggregate
     statistics: Statistics
     select: Select | None = None  # None: `clients_per_round` clients, uniformly, without replacement
     server_before: ServerTraining = no_op
     personal: Personal | None = None  # None: no message
-    recalls: Recalls | None = None  # None: a round reads the records of its own clients alone
+    recalls: Recalls | None = None  # None: a round reads only the records of its own clients
     server_after: ServerTraining = no_op
     # State -> bool [], whether the run ends before its last round; None: never.
     converged: Callable[[State], jax.Array] | None = None
-    wire_bytes: WireBytes | None = None  # of messages whose size depends on their values; None: no such messages
+    wire_bytes: WireBytes | None = None  # for messages whose size depends on their values; None: no such messages
 
 
 def completed(model: Model, trained: Model) -> Model:
-    """The whole `model` with its trained parts replaced by those of `trained`, see `trained_parts`."""
+    """The whole `model` with the parts of `trained` in place of its own, see `trained_parts`."""
     return Model({**model.params, **trained.params}, trained.batch_stats or model.batch_stats)
 
 
 def trained_parts(network: Network, model: Model, parts: tuple[str, ...]) -> Model:
-    """The named parts of a model, with its statistics if the policy aggregates them: what clients send."""
+    """The parts of a model that clients send: the named ones, and its statistics if normalisation is 'running'."""
     statistics = model.batch_stats if network.normalisation == "running" else ()
     return Model(select(model.params, parts), statistics)

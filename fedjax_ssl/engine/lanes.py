@@ -1,11 +1,11 @@
-"""Lanes: how a phase's jobs run on one or several devices. Independent of methods and federations.
+"""Lanes: run the jobs of a phase side by side, on one or several devices. Independent of methods and federations.
 
-Jobs differ in length by large factors, as their sets of pseudo-labels do, and differently in every round. A vmap over
-all jobs until the longest one is done would mostly compute padding. So L lanes take the jobs from a queue, longest
-first. When a job ends, its result is written into the stacked results and its lane takes the next job. L = 1 runs
-one job after the other, L = all is a plain `vmap`; the loop is the same.
+A job is one client's training. Clients with more pseudo-labels train for more steps, so jobs differ in length by large
+factors. A `vmap` over all jobs would run until the longest job is done, and mostly compute padding. Instead L lanes, a
+`vmap` of size L, take the jobs from a queue, longest first. When a job ends, its result is written into the stacked
+results and its lane takes the next job. L = 1 runs one job after the other; L = number of jobs is a plain `vmap`.
 
-With several devices each one has its own lanes and queue; jobs are distributed beforehand so that every device has
+With several devices each device has its own lanes and queue. Jobs are distributed beforehand so that every device has
 about the same work. With a shared queue the devices would wait for each other in every step.
 """
 
@@ -24,11 +24,11 @@ BY_DEVICE = PartitionSpec(None, AXIS)
 
 
 class Source(NamedTuple):
-    """What all jobs of a group read. A group is a seed with its own broadcast and federation."""
+    """What all jobs of a group read. Here a group is one of the run's seeds, with its own broadcast and data."""
 
     broadcast: Any  # what the server sent; leaves that differ between groups are [G, ...]
     data: Any  # the federation's data; leaves that differ between groups are [G, ...]
-    stacked: Any  # for each leaf of both, whether it differs between groups; None: a single group
+    stacked: Any  # for each leaf of broadcast and data, whether it differs between groups; None: a single group
 
     def of(self, group: jax.Array | int) -> tuple[Any, Any]:
         """(broadcast, data) of one group."""
@@ -41,9 +41,9 @@ class Source(NamedTuple):
 class JobTable(NamedTuple):
     """The jobs of a phase: G groups of R rows."""
 
-    keys: jax.Array  # [G, R], a key for each job; a step's key is folded from it by the step's number
+    keys: jax.Array  # [G, R], a PRNG key for each job, into which the step's number is folded
     num_steps: jax.Array  # int32 [G, R], 0 for a job that takes no part
-    takes_part: jax.Array  # bool [G, R], the jobs that are run; a job without steps is finished right after its start
+    takes_part: jax.Array  # bool [G, R], the jobs that are run; a job without steps ends right after its start
     # work and own: what the jobs read, leaves [G, R, ...].
     work: Any
     own: Any
@@ -57,8 +57,8 @@ def deal(num_steps: jax.Array, devices: int) -> jax.Array:
         devices: D.
 
     Returns:
-        int32 [G, R], R = D ceil(M / D): the job in each row, M for an empty row. Device d has R / D rows, from row
-        d R / D. No device gets more than R / D jobs of a group, so that all results have a place.
+        int32 [G, R], R = D ceil(M / D): the job in each row, M for an empty row. Device d has the R / D rows that begin
+        at row d R / D, and gets at most that many jobs of a group, so that every result has a row.
     """
     num_groups, num_jobs = num_steps.shape
     if devices == 1:
@@ -84,14 +84,14 @@ def run_in_lanes(phase: Any, source: Source, table: JobTable, lanes: int) -> tup
     """Runs every job of a table.
 
     Args:
-        phase: start, step and finish, see `fedjax_ssl.engine.interface.Phase`.
+        phase: its start, step and finish are run, see `fedjax_ssl.engine.interface.Phase`.
         source: what the jobs read.
         table: the jobs; R is a multiple of the number of devices.
-        lanes: L, on each device; 0: no job runs, and all results are zeros.
+        lanes: L, the number of lanes on each device; 0: no job runs, and all results are zeros.
 
     Returns:
-        The result of each job's `finish`, leaves [G, R, ...], zeros for a job that takes no part, each row on the
-        device that ran it; and the steps of all lanes, including idle ones, int32 [].
+        The result of each job's `finish`, leaves [G, R, ...], each row on the device that ran it; zeros for a job that
+        takes no part. And the steps of all lanes, including idle ones, int32 [].
     """
     if num_devices() == 1:
         return _run_on_one_device(phase, source, table, lanes)
@@ -127,7 +127,7 @@ def _run_on_one_device(phase, source, table, num_lanes):
         lambda leaf: leaf.reshape(num_jobs, *leaf.shape[2:]), table
     )
     num_lanes = min(num_lanes, num_jobs)
-    queue = jnp.argsort(-2 * num_steps - takes_part, stable=True)  # longest first, then those without steps
+    queue = jnp.argsort(-2 * num_steps - takes_part, stable=True)  # longest first; jobs that take no part come last
     queue_length = jnp.sum(takes_part)
     over_lanes = jax.vmap if num_lanes > 1 else over_one
 
@@ -153,7 +153,7 @@ def _run_on_one_device(phase, source, table, num_lanes):
         return where_rows(takes, fresh, lanes), next_place + jnp.sum(takes)
 
     def step_until_one_is_over(lanes, iterations):
-        # An idle lane repeats its last job: the result is not written, and a branch would cost more.
+        # An idle lane repeats its last job, whose result is not written again; a branch would cost more.
         def body(loop):
             lanes, iterations = loop
             carry = over_lanes(step)(lanes.job, lanes.done, lanes.work, lanes.carry)
@@ -163,8 +163,8 @@ def _run_on_one_device(phase, source, table, num_lanes):
 
     def write_results(lanes, results):
         over = job_is_over(lanes)
-        # Out of bounds: dropped. Unsigned, since a signed index may be negative, which costs three operations for each
-        # leaf.
+        # A lane whose job is not over writes out of bounds, which is dropped. The index is unsigned, because a signed
+        # one might be negative, and to handle this costs three operations per leaf.
         place = jnp.where(over, lanes.job, num_jobs).astype(jnp.uint32)
         finished = over_lanes(finish)(lanes.job, lanes.work, lanes.carry)
         write = lambda all_jobs, rows: all_jobs.at[place].set(rows, mode="drop")  # noqa: E731
@@ -196,7 +196,7 @@ def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: j
 
     Args:
         phase, source, table: as in `run_in_lanes`.
-        clients: int32 [1, R], named in exceptions.
+        clients: int32 [1, R], the ids that exceptions name.
     """
     broadcast, data = source.of(0)
     step = jax.jit(lambda work, carry, index, key: phase.step(broadcast, data, work, carry, index, key))
@@ -211,13 +211,13 @@ def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: j
         except Exception as error:
             error.add_note(f"while training client {int(client)}")
             raise
-        # As in lanes, a job that takes no part has zeros for results.
+        # As in lanes, the results of a job that takes no part are zeros.
         finished.append(jax.tree.map(lambda leaf, t=takes_part: jnp.where(t, leaf, 0).astype(leaf.dtype), result))
     return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *finished), jnp.sum(table.num_steps)
 
 
 def over_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`vmap` over an axis of length 1 without batching, so that convolutions stay ordinary ones."""
+    """`vmap` over an axis of length 1 without batching, so that convolutions stay ungrouped."""
 
     def mapped(*arguments):
         result = function(*(row(argument, 0) for argument in arguments))

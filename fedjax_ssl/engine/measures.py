@@ -1,6 +1,7 @@
-"""Measures besides accuracy: balanced accuracy, precision, AUC, accuracy by size of the class; and of features, kNN.
+"""Measures besides accuracy: balanced accuracy, precision, AUC, accuracy by class size; and kNN accuracy of features.
 
-Pure functions that also run in a round, with the semantics of scikit-learn. A measure that a set cannot have is NaN.
+Pure functions with the semantics of scikit-learn, which can run inside a compiled round. A measure that is undefined
+for a set is NaN.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,8 @@ from jax.typing import ArrayLike
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.learning.losses import unit_vectors
 
-# A name of the configuration -> what it adds to the records, behind the set's name, and in words. All are shares.
+# Value of `eval_measures` -> the measures that it adds to the records (their names after the set's name), in words. All
+# are from 0 to 1.
 MEASURES = {
     "balanced_accuracy": {"balanced_accuracy": "balanced accuracy"},
     "precision": {"precision": "macro precision"},
@@ -31,24 +33,24 @@ KNN_TEMPERATURE = 0.1
 
 
 def words_of(measures: Iterable[str]) -> dict[str, str]:
-    """What some measures add to the records, behind the set's name -> the same in words."""
+    """What some measures add to the records: name, without the set's name -> the name in words."""
     return {name: words for measure in measures for name, words in MEASURES[measure].items()}
 
 
 def measure(
     measures: Iterable[str], logits: jax.Array, labels: jax.Array, num_training: jax.Array, shots: Sequence[int]
 ) -> dict[str, jax.Array]:
-    """The measures of a set's outputs.
+    """Computes measures from the logits of a set.
 
     Args:
-        measures: names of `MEASURES`; 'knn' is not of outputs, see `knn_accuracy`.
+        measures: names of `MEASURES`; 'knn' is ignored, see `knn_accuracy`.
         logits: [n, C].
         labels: int32 [n].
         num_training: int [C], training images of each class; read by 'shots'.
         shots: see `by_shots`.
 
     Returns:
-        Name (without the set's) -> a share.
+        Name (without the set's name) -> a value from 0 to 1.
     """
     of_predictions = [name for name in measures if name not in ("auc", "knn")]
     found = {}
@@ -61,7 +63,7 @@ def measure(
 def measure_predictions(
     measures: Iterable[str], matrix: jax.Array, num_training: jax.Array, shots: Sequence[int]
 ) -> dict[str, jax.Array]:
-    """The measures that need no more than a confusion matrix, not 'auc' and 'knn'; arguments as in `measure`."""
+    """Computes the measures that need only a confusion matrix, not 'auc' and 'knn'; arguments as in `measure`."""
     found = {}
     if "balanced_accuracy" in measures:
         found["balanced_accuracy"] = balanced_accuracy(matrix)
@@ -73,12 +75,12 @@ def measure_predictions(
 
 
 def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, num_classes: int) -> jax.Array:
-    """int32 [C, C], images of the row's class that were classified as the column's."""
+    """int32 [C, C], the number of images of the row's class that were classified as the column's class."""
     return jnp.zeros((num_classes, num_classes), jnp.int32).at[labels, predictions].add(1)
 
 
 def balanced_accuracy(matrix: jax.Array) -> jax.Array:
-    """Mean over the classes that occur of the share of their images that are classified right, from a confusion matrix.
+    """The mean recall over the classes that occur, from a confusion matrix.
 
     Source: scikit-learn's `balanced_accuracy_score`.
     """
@@ -87,10 +89,10 @@ def balanced_accuracy(matrix: jax.Array) -> jax.Array:
 
 
 def macro_precision(matrix: jax.Array) -> jax.Array:
-    """Mean over classes of the share of the images classified as theirs that are, from a confusion matrix.
+    """The mean precision over classes, from a confusion matrix.
 
-    A class that occurs and that no image is classified as counts as 0; one that neither occurs nor is predicted does
-    not count.
+    A class that occurs but is never predicted has precision 0. A class that neither occurs nor is predicted is left
+    out.
 
     Source: scikit-learn's `precision_score` with average='macro' and zero_division=0.
     """
@@ -104,7 +106,7 @@ def by_shots(matrix: jax.Array, num_training: jax.Array, shots: Sequence[int]) -
     Args:
         matrix: int [C, C], a confusion matrix.
         num_training: int [C], training images of each class.
-        shots: (few, many): a class with fewer images than the first has few, with more than the second many.
+        shots: (few, many): a class with fewer than `few` images has few, one with more than `many` images has many.
 
     Source: Liu et al., "Large-Scale Long-Tailed Recognition in an Open World", CVPR 2019, with 20 and 100.
     """
@@ -116,10 +118,10 @@ def by_shots(matrix: jax.Array, num_training: jax.Array, shots: Sequence[int]) -
 
 
 def macro_auc(probabilities: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean over classes of the area under the ROC curve of each against all others.
+    """The mean over classes of the area under the ROC curve of one class against all others.
 
     The area is the probability that an image of the class has a larger score for it than an image of another class;
-    equal scores count half. Classes that do not occur, or that all images are of, are left out.
+    equal scores count half. A class with no image or with all images is left out.
 
     Args:
         probabilities: [n, C], scores.
@@ -134,35 +136,35 @@ def macro_auc(probabilities: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def roc_area(scores: jax.Array, is_one: jax.Array) -> jax.Array:
-    """The area under the ROC curve of [n] scores that tell ones, bool [n], from others; NaN if all are alike."""
+    """The area under the ROC curve of scores [n] for the positives `is_one`, bool [n]; NaN if all or none are."""
     order = jnp.argsort(scores)
     scores, is_one = scores[order], is_one[order]
     place = jnp.arange(len(scores))
-    # Where the run of equal scores of each place begins and ends.
+    # For each place, the first and the last place with the same score.
     differs = scores[1:] != scores[:-1]
     first = jax.lax.cummax(jnp.where(jnp.append(True, differs), place, 0))
     last = jax.lax.cummin(jnp.where(jnp.append(differs, True), place, len(scores)), reverse=True)
-    others = jnp.append(0, jnp.cumsum(~is_one))  # among the images before each place
+    others = jnp.append(0, jnp.cumsum(~is_one))  # number of negatives before each place
     num_others = others[-1]
-    # Whole numbers until here: sums of pairs would exceed float32's.
+    # Integers until here: float32 cannot represent all sums of pairs.
     won = (others[first] + others[last + 1]) / jnp.maximum(2 * num_others, 1)
     area = _mean(won, is_one)
     return jnp.where(num_others > 0, area, jnp.nan)
 
 
 def open_set(logits: jax.Array, labels: jax.Array, unknown: jax.Array) -> dict[str, jax.Array]:
-    """How well the largest softmax probability tells a set's images from unknown ones.
+    """Measures how well the largest softmax probability tells a set's images from unknown images.
 
     An image counts as unknown if this probability is below a threshold: the largest one that keeps 95 % of the set.
 
     Args:
-        logits: [n, C], of the set, whose classes the model knows.
+        logits: [n, C], logits of the set, whose classes the model knows.
         labels: int32 [n].
         unknown: [m, C], logits of images of no class of the model.
 
     Returns:
-        `auroc`, the area under the ROC curve of known against unknown images; `open_accuracy`, the share of all n + m
-        images that are right: known ones kept and given their class, unknown ones below the threshold.
+        `auroc`, the area under the ROC curve of known against unknown images; `open_accuracy`, the share of the n + m
+        images that are right: known images not below the threshold with the right class, and unknown images below it.
 
     Source: Hendrycks and Gimpel, "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural
     Networks", ICLR 2017 (the score and the area); Liang et al., "Enhancing the Reliability of Out-of-distribution Image
@@ -181,9 +183,9 @@ def open_set(logits: jax.Array, labels: jax.Array, unknown: jax.Array) -> dict[s
 def knn_accuracy(
     features: jax.Array, labels: jax.Array, known: jax.Array, known_labels: jax.Array, num_classes: int, neighbours: int
 ) -> jax.Array:
-    """The share of images that get their class from the labelled ones whose features are nearest by the cosine.
+    """The accuracy of a k-nearest-neighbour classifier on features, with cosine similarity.
 
-    Each of the k nearest votes for its class with exp(cos / 0.1).
+    Each of the k nearest labelled images votes for its class with weight exp(cos / 0.1).
 
     Args:
         features: float32 [n, F].
@@ -191,24 +193,24 @@ def knn_accuracy(
         known: float32 [S, F], features of the labelled images.
         known_labels: int32 [S].
         num_classes: C.
-        neighbours: k; all of them if there are fewer.
+        neighbours: k, at most S.
 
     Source: Wu et al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", CVPR 2018.
     """
     similarities = jnp.matmul(unit_vectors(features), unit_vectors(known).T, precision="highest")
     nearest, places = jax.lax.top_k(similarities, min(neighbours, len(known)))
-    votes = jnp.exp((nearest - 1) / KNN_TEMPERATURE)  # of any temperature within range
+    votes = jnp.exp((nearest - 1) / KNN_TEMPERATURE)  # - 1, so that exp cannot overflow at any temperature
     by_class = jnp.sum(votes[..., None] * jax.nn.one_hot(known_labels[places], num_classes), axis=1)
     return jnp.mean(jnp.argmax(by_class, axis=1) == labels)
 
 
 def count_training_images(data: FederatedData, hidden_labels: jax.Array, num_classes: int) -> jax.Array:
-    """Images of each class that the clients and the server hold, each once: int32 [C]."""
+    """The number of images of each class that clients or server hold, each counted once: int32 [C]."""
     owned = data.at_clients("the measure 'shots'", "eval_measures without 'shots'").at[data.server_index].set(True)
     owned = owned & (hidden_labels >= 0)
     return jnp.zeros(num_classes, jnp.int32).at[hidden_labels].add(owned.astype(jnp.int32))
 
 
 def _mean(values: Any, counted: jax.Array) -> jax.Array:
-    """The mean of the values that count; NaN without any."""
+    """The mean of the counted values; NaN if there are none."""
     return jnp.sum(jnp.where(counted, values, 0.0)) / jnp.sum(counted)

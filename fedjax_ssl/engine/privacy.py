@@ -1,6 +1,6 @@
-"""Client-level differential privacy: the server only gets the clipped sum of a round's uploads with Gaussian noise.
+"""Client-level differential privacy: the server gets only the sum of a round's clipped uploads, with Gaussian noise.
 
-Methods see the sum after the noise, so that no aggregation can break the guarantee. Source: McMahan et al., Learning
+Methods see the sum after the noise, so no aggregation can break the guarantee. Source: McMahan et al., Learning
 Differentially Private Recurrent Language Models, ICLR 2018, Algorithm 1, with the fixed denominator of its section 2.2.
 """
 
@@ -15,29 +15,29 @@ from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
 
-OVERFLOW = 1e-15  # the probability that a Poisson cohort has more clients than rows; the surplus is left out
+OVERFLOW = 1e-15  # bound of the probability that a Poisson cohort has more clients than rows; the surplus is left out
 
 
 def one_private_upload(options: Any, received: Received, broadcast: Any, key: jax.Array) -> Received:
-    """w + (sum_m clip(w_m - w) + N(0, (z S)^2)) / M as the only upload of a round, S the clipping norm.
+    """Replaces a round's uploads by one, w + (sum_m clip(w_m - w) + N(0, (z S)^2)) / M, with clipping norm S.
 
     An upload that is missing or not accepted adds 0 to the sum; without uploads only the noise is left. M is always
     `clients_per_round`.
 
     Args:
-        options: the configuration; S is `aggregation.clip_norm`, z `privacy.noise`.
-        received: R rows, without statistics and metadata.
-        broadcast: the broadcast.
-        key: of the noise.
+        options: the configuration; S is `aggregation.clip_norm`, z is `privacy.noise`.
+        received: R rows; statistics and metadata are ignored.
+        broadcast: the broadcast of this round.
+        key: PRNG key of the noise.
 
     Returns:
-        Received of one row.
+        Received with one row.
     """
     bound = options.aggregation.clip_norm
     changes = changed_by(received.uploads.model.params, broadcast)
     counted = received.accepted
     changes = jax.tree.map(lambda leaf: jnp.where(column(counted, leaf), leaf, 0), changes)
-    # Clients clip their updates themselves; one that was not clipped must not count for more.
+    # Clients clip their updates themselves; an update that was not clipped must not count more.
     factors = jnp.minimum(1.0, bound / jnp.maximum(row_norms(changes), jnp.finfo(jnp.float32).tiny))
 
     def noisy_mean(key, leaf):
@@ -62,7 +62,7 @@ def poisson(num_clients: int, expected: int) -> Select:
     Returns:
         The stage. Its selection has enough rows for a cohort with probability 1 - `OVERFLOW`.
     """
-    from scipy.stats import binom  # the import takes half a second, which not every start should wait for
+    from scipy.stats import binom  # imported here, because the import takes half a second
 
     probability = expected / num_clients
     num_rows = min(num_clients, max(1, int(binom.isf(OVERFLOW, num_clients, probability))))

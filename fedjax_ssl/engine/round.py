@@ -1,4 +1,4 @@
-"""A round of a federation as one pure function: its stages in order."""
+"""One federated round as a pure function that calls the stages in order."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import all_finite
 
-PRIVACY = 2**31 - 1  # folds the noise's key, which differs from the aggregation's
+PRIVACY = 2**31 - 1  # folded into the key of aggregation, to get the key of the noise
 
 
 class RoundResult(NamedTuple):
@@ -26,22 +26,22 @@ class RoundResult(NamedTuple):
 
     metrics: Metrics  # scalars, by their names in metrics.jsonl
     lane_steps: jax.Array  # int32 [], steps of all lanes, including idle ones; depends on the machine
-    healthy: jax.Array  # bool [], whether the state is finite and at least one upload was usable
+    healthy: jax.Array  # bool [], whether the model is finite and not every upload was dropped
 
 
 class RoundFunction(Protocol):
-    """One round; only evaluation reads `hidden_labels`, int32 [N]."""
+    """A function that runs one round. Only evaluation reads `hidden_labels`, int32 [N]."""
 
     def __call__(self, state: State, data: FederatedData, hidden_labels: jax.Array, /) -> tuple[State, RoundResult]: ...
 
 
 def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False) -> RoundFunction:
-    """Makes the round of a method.
+    """Makes the function that runs a round of a method.
 
     Args:
-        problem: the run's.
-        method: the run's.
-        lanes: clients that train side by side.
+        problem: the run's `Problem`.
+        method: the run's `Method`.
+        lanes: number of clients that train side by side.
         debug: train the clients in a plain Python loop; the round must then be called without jit.
 
     Returns:
@@ -52,10 +52,10 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
     def round_fn(state: State, data: FederatedData, hidden_labels: jax.Array) -> tuple[State, RoundResult]:
         keys = round_keys(data.seed, state.round)
 
-        # Select a cohort; the server trains, and broadcasts.
+        # Select a cohort, train the server, and make the broadcast.
         state, sent, before = before_clients(problem, method, state, data, keys)
 
-        # The clients label, train and upload; what arrives is aggregated.
+        # The clients make pseudo-labels, train and upload; the uploads that arrive are aggregated.
         from_clients = {name: jnp.int32(0) for name in ("uploads", "dropped_uploads", "local_steps")}
         lane_steps, usable, scored = jnp.int32(0), jnp.bool_(True), {}
         if method.phases:
@@ -67,7 +67,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
             received = received_rows(config, data, result, accepted)
             state, from_clients, usable = aggregate_uploads(problem, method, state, data, sent, result, received, keys)
 
-        # The server trains on the new model; normalisation statistics are brought up to date.
+        # The server trains the new model; the normalisation statistics are updated.
         with jax.named_scope("server"):
             state, after = method.server_after(state, data, keys.server_after)
         with jax.named_scope("statistics"):
@@ -90,7 +90,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
 
 
 class Sent(NamedTuple):
-    """What the server sends in a round, and to whom."""
+    """The server's messages in a round, and the clients that get them."""
 
     selection: Selection  # the jobs
     broadcast: Any  # to every client
@@ -100,10 +100,10 @@ class Sent(NamedTuple):
 def before_clients(
     problem: Problem, method: Method, state: State, data: FederatedData, keys: "RoundKeys"
 ) -> tuple[State, Sent, Metrics]:
-    """The stages of a round before the clients: select, server before, broadcast, personal.
+    """Runs the stages before local training: `select`, `server_before`, `broadcast`, `personal`.
 
     Returns:
-        The state, what is sent, and the metrics of the server's training.
+        The state, the messages, and the metrics of the server's training.
     """
     selection = select_of(problem, method)(state, data, keys.select)
     with jax.named_scope("server"):
@@ -115,12 +115,12 @@ def before_clients(
 
 
 def received_rows(config: Any, data: FederatedData, result: CohortResult, accepted: jax.Array) -> Received:
-    """A cohort's uploads with their clients. Uploads that are not accepted are included but do not count.
+    """A cohort's uploads, including those not accepted, with the ids and example counts of their clients.
 
     Args:
         config: the configuration; attackers may report false counts.
-        data: the federation's.
-        result: of all turns.
+        data: the federation's data.
+        result: the cohort's results, of all turns.
         accepted: bool [R], see `accepted_rows`.
     """
     sizes = _sizes(data, result)
@@ -146,17 +146,17 @@ def aggregate_uploads(
     """Makes the new model from the uploads. Uploads that are not accepted are dropped and counted.
 
     Args:
-        problem: the run.
-        method: the run's.
-        state: with the model that was sent.
-        data: the federation's.
-        sent: what was sent.
-        result: of the clients; only steps, metrics and `took_part` are read here.
+        problem: the run's `Problem`.
+        method: the run's `Method`.
+        state: its model is the one that was sent.
+        data: the federation's data.
+        sent: the server's messages.
+        result: the cohort's results.
         received: the uploads.
-        keys: of the round.
+        keys: the round's keys.
 
     Returns:
-        The state, the metrics, and whether the round is usable (False if all uploads were dropped).
+        The state, the metrics, and whether the round is usable (False if every upload was dropped).
     """
     config, num_jobs = problem.config, len(sent.selection.clients)
     arrived, late, of_delivery = delivered(
@@ -183,15 +183,15 @@ def aggregate_uploads(
         metrics["cohort_size"] = jnp.sum(sent.selection.present)
     if method.wire_bytes is not None:
         metrics |= _count_bytes(method.wire_bytes, sent, result)
-    if not len(data.server_index):  # any labels are at clients
+    if not len(data.server_index):  # all labels are at clients
         metrics["clients_without_labels"] = jnp.sum((data.labelled_size[result.clients] == 0) & result.present)
-    # With noise the model always moves, and whether the run continues must not depend on the clients' data.
+    # With noise the model always changes, and whether the run continues must not depend on the clients' data.
     usable = (dropped == 0) | (dropped < uploads) | bool(config.privacy.noise)
     return state, metrics, usable
 
 
 def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Metrics:
-    """Evaluates the model on the validation images, or without any on the test set, by `config.eval_measures`."""
+    """Evaluates the model on the validation images, or on the test set if there are none."""
     name, images, labels = measured_images(data, hidden_labels)
     more = _measures(problem, model, data, hidden_labels), _measures_of_features(problem, model, data)
     measured = evaluate(problem.network, model, name, images, labels, problem.config.eval_batch_size, *more)
@@ -202,8 +202,9 @@ def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_la
 
 
 def _measures(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Measure:
-    """The measures that `config.eval_measures` adds to accuracy and loss, those of unknown images, and the success of
-    an attack on a class.
+    """The function that computes further measures from logits.
+
+    They are the measures of `config.eval_measures`, those of unknown images, and the success of an attack on a class.
     """
     attack = problem.config.attack
     names, shots = problem.config.eval_measures, problem.config.eval_shots
@@ -227,7 +228,7 @@ def _measures(problem: Problem, model: Model, data: FederatedData, hidden_labels
 
 
 def _measures_of_features(problem: Problem, model: Model, data: FederatedData) -> Measure | None:
-    """The measures that compare features with those of the server's labelled images; None: none is asked for."""
+    """The function that compares features with those of the server's labelled images; None if no measure needs it."""
     config, rows = problem.config, data.server_index
     if "knn" not in config.eval_measures:
         return None
@@ -242,7 +243,7 @@ def _measures_of_features(problem: Problem, model: Model, data: FederatedData) -
 
 
 class RoundKeys(NamedTuple):
-    """A key for each stage of a round."""
+    """A PRNG key for each stage of a round."""
 
     select: jax.Array
     server_before: jax.Array
@@ -255,7 +256,7 @@ class RoundKeys(NamedTuple):
 
 
 def uniform(clients_per_round: int, keyed: bool = True) -> Select:
-    """The `select` of FedAvg: this many of all clients, uniformly, without replacement."""
+    """The `select` of FedAvg: draws clients uniformly, without replacement; `keyed` as in `draw_distinct`."""
 
     def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         del state
@@ -265,7 +266,7 @@ def uniform(clients_per_round: int, keyed: bool = True) -> Select:
 
 
 def select_of(problem: Problem, method: Method) -> Select:
-    """The method's own `select`, or FedAvg's, or the one of `privacy.cohorts`."""
+    """The `select` of a run: Poisson sampling if `privacy.cohorts` names it, else the method's own, else FedAvg's."""
     config = problem.config
     if config.privacy.noise and config.privacy.cohorts == "poisson":
         return poisson(config.num_clients, config.clients_per_round)
@@ -273,7 +274,7 @@ def select_of(problem: Problem, method: Method) -> Select:
 
 
 def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData) -> int:
-    """Jobs that can train side by side: the rows of a `Selection` or of one of its turns; computed from shapes."""
+    """The number of jobs that can train side by side: the rows of one turn of a `Selection`. Only traces shapes."""
     turns = []
 
     def draw_clients(state: State, data: FederatedData):
@@ -285,16 +286,16 @@ def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData
 
 
 class Exchange(NamedTuple):
-    """What one client receives and sends in a round, as shapes."""
+    """The messages that one client receives and sends in a round, as shapes."""
 
-    selection: Selection  # of the round
+    selection: Selection  # the jobs of the round
     broadcast: Any  # the message to all clients
     personal: Any  # the message to the client, leaves [1, ...]
     upload: Any  # what the client sends, leaves [...]
 
 
 def trace_exchange(problem: Problem, method: Method, state: State, data: FederatedData) -> Exchange:
-    """The messages of a round, from shapes; nothing is computed."""
+    """Traces the messages of a round as shapes; computes nothing."""
 
     turns = []
 
@@ -302,7 +303,7 @@ def trace_exchange(problem: Problem, method: Method, state: State, data: Federat
         selection, broadcast, cohort = one_job(problem, method, state, data)
         turns.append(selection.turns)
         upload = train_cohort(method.phases, broadcast, data, cohort, lanes=0).upload
-        # With several devices there is a row for each of them.
+        # With several devices the results have a row for each device.
         return selection, broadcast, cohort.personal, jax.tree.map(lambda leaf: leaf[0], upload)
 
     selection, *messages = jax.eval_shape(exchange, state, data)
@@ -310,7 +311,7 @@ def trace_exchange(problem: Problem, method: Method, state: State, data: Federat
 
 
 def one_job(problem: Problem, method: Method, state: State, data: FederatedData) -> tuple[Selection, Any, Cohort]:
-    """The selection of a round, what is sent in it, and a cohort of one job, to trace what one client does."""
+    """A round's selection, its broadcast, and a cohort of one job, for tracing what one client does."""
     key, client = jax.random.key(0), jnp.zeros((1,), jnp.int32)
     selection = select_of(problem, method)(state, data, key)
     group = client if selection.turns > 1 and selection.group is None else selection.group
@@ -336,16 +337,16 @@ def init_key(seed: jax.Array) -> jax.Array:
 
 
 def _sizes(data: FederatedData, result: CohortResult) -> jax.Array:
-    """Examples of each row's client, 0 for padding."""
+    """The number of examples of each row's client, 0 for padding."""
     return jnp.where(result.present, data.client_size[result.clients], 0)
 
 
 def _of_those_who_answer(
     config: Any, data: FederatedData, selection: Selection, result: CohortResult
 ) -> FederatedData:
-    """The federation without the images of clients that do not answer in this round, for the exchange of statistics.
+    """The data without the images of clients that do not answer in this round, for the exchange of statistics.
 
-    A client with several jobs answers if one of them is run.
+    A client with several jobs answers if at least one of them is run.
     """
     if not config.availability.never and selection.present is None:
         return data
@@ -355,7 +356,7 @@ def _of_those_who_answer(
 
 
 def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -> Metrics:
-    """The cohort's mean of each metric, over the accepted uploads with a step; NaN if there is none."""
+    """The mean of each metric over jobs with a step and an accepted upload; NaN if there is no such job."""
     means: Metrics = {}
     for metrics, had_a_step in phases:
         counted = accepted & had_a_step
@@ -368,7 +369,7 @@ def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -
 
 
 def _count_bytes(wire_bytes: WireBytes, sent: Sent, result: CohortResult) -> Metrics:
-    """Bytes sent to and from the whole cohort; float32, as the sum may exceed int32."""
+    """Bytes sent to and from the whole cohort; float32, because the sum may exceed int32."""
     num_jobs = len(sent.selection.clients)
     down = jax.vmap(lambda one: wire_bytes.down(sent.broadcast, one), axis_size=num_jobs)(sent.personal)
     up = jax.vmap(wire_bytes.up)(result.upload)

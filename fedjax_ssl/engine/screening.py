@@ -1,4 +1,4 @@
-"""Which uploads are accepted: those that are finite and not far longer than the others."""
+"""Decides which uploads are accepted: those that are finite and not far longer than the others."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from fedjax_ssl.learning.trees import WITHOUT_PARAMETERS, all_finite, norm, row_
 
 
 def longest_update(config: Any) -> float:
-    """`longest` of `accepted_rows` in a run. It is 0 with noise, since an upload must not decide about another one."""
+    """The run's `longest` for `accepted_rows`. With privacy noise it is 0: no upload may affect another one."""
     return 0.0 if config.privacy.noise else config.aggregation.longest_update
 
 
 def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.Array:
-    """Which rows have an upload that is finite in every number and not far longer than the others.
+    """Whether each row has an upload that is finite and not far longer than the others.
 
     Args:
-        result: of the cohort.
-        broadcast: the broadcast.
+        result: the cohort's results.
+        broadcast: the broadcast of this round.
         longest: the largest accepted length, in medians, see `too_long`; 0: any length.
 
     Returns:
@@ -40,18 +40,18 @@ def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.A
 
 
 def too_long(sent: Model, broadcast: Any, counted: jax.Array, times: float) -> jax.Array:
-    """Which uploads are far longer than the others. Otherwise a client that sends 1e30 everywhere would be the mean.
+    """Whether each upload is far longer than the others. A client that sends 1e30 everywhere would dominate the mean.
 
-    Lengths are Euclidean: of an upload's change of all parameters as one vector, and separately of all statistics. The
-    median is the lower one over all uploads that count, so that it is never the longer of two. If it is 0, since most
-    have not moved, the length of the broadcast replaces it. An upload that changes no more than this length is never
-    too long, however little the others have moved.
+    Lengths are Euclidean norms of an upload's change: of all parameters as one vector, and separately of all
+    statistics. The median is the lower median, so that of two uploads it is the shorter one. If it is 0, because most
+    uploads have not changed, the length of the broadcast replaces it. An upload whose change is no longer than the
+    broadcast is never too long, however little the others have changed.
 
     Args:
         sent: leaves [R, ...].
-        broadcast: the broadcast; parts that are missing in its model count as 0.
+        broadcast: the broadcast of this round; parts that are missing in its model count as 0.
         counted: bool [R], the uploads over which the median is taken.
-        times: the largest length, in medians.
+        times: the largest length that is not too long, in medians.
 
     Returns:
         bool [R].

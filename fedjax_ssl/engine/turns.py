@@ -30,22 +30,21 @@ def train_in_turns(
 ) -> tuple[Mapping[str, Any], CohortResult, jax.Array]:
     """Trains the cohorts of a selection one after the other in one program (`lax.scan`).
 
-    The memory that training updated is written back if the upload is accepted; the memory that labelling updated is
-    always written back. The next turn starts with it.
+    Memory that training updated is written back if the upload is accepted; memory that labelling updated is always
+    written back. The next turn starts with this memory.
 
     Args:
         options: the configuration.
         phases, broadcast, data, lanes, debug: as in `train_cohort`.
-        memory: of the clients `data.ids`, leaves [K', ...].
-        selection: M jobs in its turns; every turn has the same key, from which keys of jobs are folded by client and
-        group.
+        memory: the memory of the clients `data.ids`, leaves [K', ...].
+        selection: M jobs. All turns have the same key; jobs fold client and group into it.
         personal: the message to each client, leaves [M, ...].
-        key: of the clients.
+        key: the round's PRNG key for the clients.
         round_number: int32 [], rounds done before this one.
 
     Returns:
         The memory after the last turn; the results of all turns, without the memory; and which uploads are accepted,
-        bool [R], see `accepted_rows`, with medians within a turn. On one device the rows are in the order of the
+        bool [R], see `accepted_rows`, whose medians are over one turn. On one device the rows are in the order of the
         selection.
     """
 
@@ -90,7 +89,8 @@ def train_in_turns(
 
 
 def _merge_turns(leaf: jax.Array) -> jax.Array:
-    """[turns, R, ...] as [turns R, ...]. With several devices each row stays on its device, so that turns alternate."""
+    """Reshapes [turns, R, ...] to [turns * R, ...]. With several devices rows of the turns alternate, so that each row
+    stays on its device."""
     if num_devices() > 1:
         leaf = jnp.swapaxes(leaf, 0, 1)
     return leaf.reshape(-1, *leaf.shape[2:])
@@ -99,9 +99,9 @@ def _merge_turns(leaf: jax.Array) -> jax.Array:
 def _write_back(
     data: FederatedData, memory: Mapping[str, Any], entries: Mapping[str, Any], result: CohortResult, counted: jax.Array
 ) -> Mapping[str, Any]:
-    """Writes entries of the cohort's memory back, from the rows that count: bool [R].
+    """Writes entries of the cohort's memory back, from the rows `counted`, bool [R].
 
-    If a client has several jobs, the last one that counts in the order of the selection is written.
+    If a client has several such rows, the last one in the order of the selection is written.
     """
     if not entries:
         return memory

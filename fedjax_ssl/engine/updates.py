@@ -1,4 +1,4 @@
-"""Updates: the difference between upload and broadcast for each leaf, by path."""
+"""Updates: the difference between upload and broadcast, leaf by leaf."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from fedjax_ssl.learning.sgd import Model
 
 
 def changed_by(sent: Any, broadcast: Any, part: str = "params") -> dict[str, jax.Array]:
-    """The change of each leaf in an upload; a leaf that was not sent to the client counts from 0.
+    """The change of each leaf in the uploads; for a leaf that was not broadcast, the leaf itself.
 
     Args:
         sent: parameters or statistics of uploads, leaves [R, ...].
-        broadcast: the broadcast.
-        part: parameters or statistics, a field of `Model`.
+        broadcast: the broadcast of this round.
+        part: the field of `Model` that `sent` belongs to.
 
     Returns:
         By path, leaves [R, ...].
@@ -25,7 +25,7 @@ def changed_by(sent: Any, broadcast: Any, part: str = "params") -> dict[str, jax
 
 
 def moved_by(changes: dict[str, jax.Array], like: Any, broadcast: Any, part: str = "params") -> Any:
-    """The inverse: the uploads, structured like `like`, that make these changes."""
+    """The inverse of `changed_by`: the uploads with these changes, with the structure of `like`."""
     known = received_by_path(broadcast, part)
     found = ((path, changes[path]) for path in leaves_by_path(like))  # JAX sorts a dict's keys, also of `changes`
     leaves = [leaf + known[path] if _fits(known, path, leaf) else leaf for path, leaf in found]

@@ -1,4 +1,4 @@
-"""The devices that a program is compiled for: platform, number, and how rows are split over them."""
+"""The devices that a program is compiled for: their platform and number, and how rows are split over them."""
 
 import contextlib
 import contextvars
@@ -13,7 +13,7 @@ _platform: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform
 
 
 def platform() -> str:
-    """'cpu', 'gpu' or 'tpu': the target of programs traced here; JAX's default without `use_platform`."""
+    """'cpu', 'gpu' or 'tpu': the platform that code is traced for; JAX's default outside of `use_platform`."""
     return _platform.get() or jax.default_backend()
 
 
@@ -31,9 +31,9 @@ def use_platform(name: str) -> Iterator[None]:
 
 
 def num_devices() -> int:
-    """Devices that share the work: those of the mesh under `jax.set_mesh`, else one.
+    """The number of devices that share the work: those of the mesh under `jax.set_mesh`, else one.
 
-    In work that is already split over devices it is one.
+    In code that is already split over devices (`shard_map`) it is one.
     """
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if AXIS in mesh.manual_axes else dict(mesh.shape).get(AXIS, 1)
@@ -43,8 +43,8 @@ def on_each_device(function: Callable[[Any], Any], rows: Any) -> Any:
     """Applies a function to every device's share of rows.
 
     Args:
-        function: leaves [n, ...] to leaves [n, ...] or [1, ...]. It may close over arrays; all devices get these as a
-            whole.
+        function: leaves [n, ...] to leaves [n, ...] or [1, ...]. It may close over arrays; every device gets all of
+            them.
         rows: leaves [D n, ...] for D devices, replicated; device d takes n rows, from row d n.
 
     Returns:
@@ -59,7 +59,7 @@ def on_each_device(function: Callable[[Any], Any], rows: Any) -> Any:
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(share)
 
     def with_arguments(around, rows):
-        # If rows were already split, XLA would also split what computes them and exchange parts of it.
+        # If the rows were split before, XLA would also split their computation, and devices would exchange parts of it.
         first = jax.lax.axis_index(AXIS) * size
         share = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, size), rows)
         results = jax.core.eval_jaxpr(traced.jaxpr, around, *jax.tree.leaves(share))

@@ -15,7 +15,7 @@ def draw_distinct(key: jax.Array, size: int, count: int, keyed: bool = True) -> 
     2002).
 
     Args:
-        key: a JAX random key.
+        key: a PRNG key.
         size: number of elements.
         count: at most `size`.
         keyed: False: always sort all numbers by random keys, as versions before 0.2 did.

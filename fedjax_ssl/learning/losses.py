@@ -1,4 +1,4 @@
-"""The losses of the papers, each a pure function of a (possibly padded) batch."""
+"""Losses, each a pure function of a (possibly padded) batch."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from fedjax_ssl.learning.trees import add_up
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-    """Mean cross-entropy over the examples in the mask: sum_b w_b H(y_b, p_b) / (their number).
+    """Mean cross-entropy over the examples in the mask: sum_b w_b H(y_b, p_b) / (number of these examples).
 
     Args:
         logits: float32 [B, C].
-        labels: int32 [B]; rows outside the mask are ignored.
+        labels: int32 [B]; labels outside the mask are ignored.
         mask: bool [B].
         weights: float32 or bool [B]; None: 1. With 1[confident] this is FixMatch's eq. 4, a mean over the whole batch.
 
@@ -37,11 +37,11 @@ def mixup_cross_entropy(
     """lambda l(f(x_mix), y) + (1 - lambda) l(f(x_mix), y'): the mix loss, FedAnchor eq. 9 (SemiFL eq. 7).
 
     Args:
-        logits: float32 [B, C] of the mixed images.
-        labels, partner_labels: int32 [B], of both images of each mixture.
+        logits: float32 [B, C], logits of the mixed images.
+        labels, partner_labels: int32 [B], labels y and y' of the two images of each mixture.
         mixing: float32 [], the lambda of the batch.
         mask: bool [B].
-        weights: float32 [B], of each mixture; None: 1.
+        weights: float32 [B], weight of each mixture; None: 1.
     """
     first = cross_entropy(logits, labels, mask, weights)
     return mixing * first + (1 - mixing) * cross_entropy(logits, partner_labels, mask, weights)
@@ -51,7 +51,7 @@ def soft_label_loss(logits: jax.Array, targets: jax.Array, weights: jax.Array, m
     """1/B sum_b w_b KL(q_b || p_b) over the batch, UDA's consistency (Xie et al., 2020).
 
     Args:
-        logits: float32 [B, C], of the strong views, p = softmax.
+        logits: float32 [B, C], logits of the strong views, p = softmax.
         targets: float32 [B, C], the distributions q.
         weights: float32 [B], 0 for rejected images.
         mask: bool [B], False for padding.
@@ -62,7 +62,7 @@ def soft_label_loss(logits: jax.Array, targets: jax.Array, weights: jax.Array, m
 
 
 def kl_divergence(reference_logits: jax.Array, logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of KL(p_0, p) over the examples in the mask, p_0 the reference's distribution (FedIL eq. 12).
+    """Mean of KL(p_0, p) over the examples in the mask; p_0 is the reference's distribution (FedIL eq. 12).
 
     Args:
         reference_logits: float32 [B, C], without gradient.
@@ -75,7 +75,7 @@ def kl_divergence(reference_logits: jax.Array, logits: jax.Array, mask: jax.Arra
 
 
 def proximal_term(params: Any, reference: Any) -> jax.Array:
-    """1/2 |w - w_t|^2 over all leaves, FedProx (Li et al., 2020, eq. 2) without its mu: float32 []."""
+    """1/2 |w - w_t|^2 over all leaves, the term of FedProx (Li et al., 2020, eq. 2) without its mu: float32 []."""
     squares = jax.tree.map(lambda leaf, other: jnp.sum(jnp.square(leaf - other)), params, reference)
     return 0.5 * add_up(jax.tree.leaves(squares))
 
@@ -121,8 +121,8 @@ def label_contrastive_loss(
         l(c) = -log( sum_{y(i) = y(j) = c} exp(s_ij / tau) / sum_{y(i) != y(j)} exp(s_ij / tau) )
         L_c  = 1/C sum_c l(c),     s_ij the cosine similarity of z_i and z_j
 
-    A class without a pair in the batch is left out of the sum (its l(c) would be log 0). If the batch has only one
-    class, all are left out. The value is not bounded below: it can be negative.
+    A class without a pair in the batch is left out of the sum (its l(c) would contain log 0). If the batch has only one
+    class, all classes are left out. The loss is not bounded below: it can be negative.
 
     Args:
         embeddings: float32 [B, D], the anchor head's outputs z.
@@ -148,7 +148,7 @@ def label_contrastive_loss(
     one_hot = jax.nn.one_hot(labels, num_classes)
 
     def sum_by_class(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """For each class, over pairs whose first example is of it: the sum of the weights, and whether one exists."""
+        """For each class: the sum of the weights of pairs whose first example has it, and whether there are any."""
         sums = jnp.matmul(jnp.sum(jnp.where(pairs, weights, 0.0), axis=1), one_hot, precision="highest")
         return sums, jnp.any(pairs, axis=1) @ one_hot > 0
 
@@ -180,9 +180,9 @@ def common_direction_penalty(embeddings: jax.Array, mask: jax.Array) -> jax.Arra
 
 
 def info_nce(one: jax.Array, other: jax.Array, mask: jax.Array, temperature: float) -> jax.Array:
-    """The mean over 2B views of -log( exp(s_ij / tau) / sum_{k != i} exp(s_ik / tau) ), j the other view of i's image.
+    """The mean over 2B views i of -log( exp(s_ij / tau) / sum_{k != i} exp(s_ik / tau) ).
 
-    s is the cosine similarity, so a view has 2B - 1 candidates (SimCLR, Chen et al., ICML 2020, eq. 1).
+    j is the other view of i's image, s the cosine similarity (SimCLR, Chen et al., ICML 2020, eq. 1).
 
     Args:
         one, other: float32 [B, D], projections of two views of the same images.
@@ -248,8 +248,7 @@ def information_loss(logits: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax
     """The two parts of information maximisation: the mean entropy of the predictions, and the entropy of their mean.
 
     Their difference is small if every prediction is confident and all classes are predicted equally often (Krause,
-    Perona
-    and Gomes, "Discriminative Clustering by Regularized Information Maximization", NIPS 2010).
+    Perona and Gomes, "Discriminative Clustering by Regularized Information Maximization", NIPS 2010).
 
     Args:
         logits: float32 [B, C].

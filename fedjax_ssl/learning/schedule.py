@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 SCHEDULES = ("constant", "cosine")
-LEAST = 1e-5  # the bound of the tail 'seven_sixteenths'
+LEAST = 1e-5  # the lower bound of the tail 'seven_sixteenths'
 
 
 def learning_rate_at(config, rate: float, round_number: jax.Array) -> jax.Array:
@@ -12,7 +12,7 @@ def learning_rate_at(config, rate: float, round_number: jax.Array) -> jax.Array:
 
     Args:
         config: `schedule` is 'constant', or 'cosine': rate (1 + cos(pi t / T)) / 2 in round t of T = num_rounds.
-        rate: in round 0.
+        rate: the rate in round 0.
         round_number: int32 [], from 0.
 
     Returns:
@@ -31,7 +31,7 @@ def warmed_up(rate: float, round_number: jax.Array, warm_up: int, total: int, ta
         rate max(cos(7 pi s / 16), 1e-5)  'seven_sixteenths' (FixMatch, Sohn et al., 2020; the bound is FedRGD's)
 
     Args:
-        rate: after the warm-up.
+        rate: the rate after the warm-up.
         round_number: int32 [].
         warm_up: W.
         total: T, more than W.

@@ -1,4 +1,4 @@
-"""The optimizer that a section of the configuration names, and one step of it, for clients and server."""
+"""The optimizer that a section of the configuration names, and one step of it; for clients and the server."""
 
 import ast
 import inspect
@@ -19,10 +19,10 @@ BatchStats = Any
 
 
 class Model(NamedTuple):
-    """A model's parameters and statistics: what is trained, sent, averaged and tested."""
+    """A model's parameters and normalisation statistics, which are trained, sent, averaged and tested."""
 
     params: Params  # a dict by part ('backbone', 'classifier', a head's name)
-    batch_stats: BatchStats  # statistics of the normalisation layers; an empty dict if the policy has none
+    batch_stats: BatchStats  # statistics of the normalisation layers; an empty dict without such statistics
 
     def with_parts(self, **parts: Any) -> "Model":
         """The model with these parts added or replaced."""
@@ -33,7 +33,7 @@ class Learner(NamedTuple):
     """The carry of a training loop."""
 
     model: Model  # the whole model
-    opt_state: Any  # of the trained parts only
+    opt_state: Any  # the optimizer's state, of the trained parts only
 
 
 def start(optimizer: optax.GradientTransformation, model: Model, parts: tuple[str, ...]) -> Learner:
@@ -44,14 +44,14 @@ def start(optimizer: optax.GradientTransformation, model: Model, parts: tuple[st
 def step(
     loss_fn: Callable[[Model], Any], optimizer: optax.GradientTransformation, learner: Learner, parts: tuple[str, ...]
 ) -> tuple[Learner, Any]:
-    """One update of the named parts; the others have no gradient, momentum or weight decay.
+    """One update of the named parts; all other parts have no gradient, momentum or weight decay.
 
     A head that a loss does not use must not decay: PyTorch, which the papers use, skips parameters without a gradient.
 
     Args:
         loss_fn: model -> (loss [], (batch_stats, aux)).
-        optimizer: the one that the learner's state belongs to.
-        learner: before the step.
+        optimizer: the optimizer of the learner's state.
+        learner: the learner before the step.
         parts: names of top-level entries of `params`.
 
     Returns:
@@ -72,10 +72,10 @@ def step(
 def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
     """Gradient clipping, then weight decay added to the gradient, then the optimizer.
 
-    'sgd' is PyTorch's. Any other name is a function of optax (or optax.contrib) that takes a learning rate. It also
-    gets those of the section's `momentum`, `nesterov` and `weight_decay` that it takes as keywords, and options after
-    its name, as in 'lars(trust_coefficient=0.01)'. An optimizer that takes `weight_decay` uses its own rule of decay.
-    A mask may be 'matrices', as in 'lars(weight_decay_mask="matrices")': it leaves out biases and scales of
+    'sgd' is PyTorch's SGD. Any other name is a function of optax (or optax.contrib) that takes a learning rate. It also
+    gets the section's `momentum`, `nesterov` and `weight_decay`, each if it takes this keyword, and the options after
+    its name, as in 'lars(trust_coefficient=0.01)'. An optimizer that takes `weight_decay` decays by its own rule. A
+    mask may be 'matrices', as in 'lars(weight_decay_mask="matrices")', which leaves out biases and the scales of
     normalisation layers.
 
     Args:
@@ -111,12 +111,12 @@ def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
 
 
 def _are_matrices(params: Any) -> Any:
-    """Whether each leaf has more than one axis."""
+    """Mask of the leaves with more than one axis."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
 def _but_the_classifier(params: dict[str, Any]) -> dict[str, Any]:
-    """Whether each leaf is outside of the classifier."""
+    """Mask of the leaves outside of the classifier."""
     return {part: jax.tree.map(lambda _, own=part != "classifier": own, leaves) for part, leaves in params.items()}
 
 
@@ -133,15 +133,15 @@ def without_parts(optimizer: optax.GradientTransformation, parts: tuple[str, ...
 def followed_by(
     optimizer: optax.GradientTransformation, follower: str, leaders: tuple[str, ...], decay: float
 ) -> optax.GradientTransformation:
-    """Adds a part to an optimizer that is not trained by gradients but is a moving average of other parts.
+    """Extends an optimizer to a part that is a moving average of other parts, without gradients.
 
-    In each step follower = decay * follower + (1 - decay) * leaders before the step.
+    In each step follower = decay * follower + (1 - decay) * leaders, with the leaders before the step.
 
     Args:
-        optimizer: of the other parts; it does not see the follower.
-        follower: the part, with an entry for each leader.
-        leaders: the parts that it follows.
-        decay: of the moving average.
+        optimizer: the optimizer of all other parts; it does not see the follower.
+        follower: the name of this part, which has an entry for each leader.
+        leaders: the names of the parts that it follows.
+        decay: the decay of the moving average.
     """
 
     def others(parts: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def check_optimizer(field: str, config) -> None:
         config: the section.
 
     Raises:
-        UserError: one line with the field's name.
+        UserError: the optimizer cannot be used; the message names the field.
     """
     shape = {"kernel": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
 
@@ -190,7 +190,7 @@ def check_optimizer(field: str, config) -> None:
 
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
-    """'name(option=value, ...)' as the name and its options."""
+    """Splits 'name(option=value, ...)' into the name and its options."""
     match = re.fullmatch(r"\s*(\w+)\s*(\(.*\))?\s*", text)
     try:
         call = ast.parse(text.strip() if match and match[2] else f"{text.strip()}()", mode="eval").body

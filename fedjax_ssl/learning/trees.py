@@ -9,20 +9,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# The error of a method that has no use for a backbone without parameters, 'linear'.
+# The error of a method that cannot use a backbone without parameters, such as 'linear'.
 WITHOUT_PARAMETERS = "clients of this method train the backbone above all, which has no parameter; take another one"
-SMALL = 4096  # size of a leaf, or of a row of it, up to which leaves are joined
+SMALL = 4096  # leaves with fewer numbers (per row, if they are stacked) are joined
 
 
 def all_finite(tree: Any, batch_ndim: int = 0) -> jax.Array:
-    """Whether every number of a pytree is finite: bool, with the leaves' first `batch_ndim` axes."""
+    """Whether every number of a pytree is finite: bool, shaped like the leaves' first `batch_ndim` axes."""
     leaves = small_joined(jax.tree.leaves(tree), batch_ndim)
     verdicts = [jnp.all(jnp.isfinite(leaf), axis=tuple(range(batch_ndim, leaf.ndim))) for leaf in leaves]
     return jnp.all(jnp.stack(verdicts), axis=0)
 
 
 def small_joined(leaves: Iterable[jax.Array], batch_ndim: int = 0) -> list[jax.Array]:
-    """Joins all small leaves of a dtype into one array, and leaves the others as they are.
+    """Joins all small leaves of a dtype into one array; large leaves stay unchanged.
 
     It is for functions that do not depend on the leaves' shapes. Two thirds of a deep network's leaves are scales,
     biases and statistics, and compilation time grows with the number of operations, even of small ones.
@@ -47,7 +47,7 @@ def add_up(terms: Iterable[jax.Array]) -> jax.Array:
 
 
 def cosines(updates: Any, direction: Any) -> jax.Array:
-    """Cosine similarity of each update, leaves [M, ...], to one direction, leaves [...]; 0 if one of them is zero.
+    """Cosine similarity of each update, leaves [M, ...], to one direction, leaves [...]; 0 if either is zero.
 
     Products do not overflow for finite numbers.
 
@@ -94,8 +94,8 @@ def column(values: jax.Array, like: jax.Array) -> jax.Array:
 def weighted_sum(weights: jax.Array, stacked: jax.Array) -> jax.Array:
     """sum_m w_m x_m of a finite stacked leaf [M, ...]: [...].
 
-    A matrix product, since XLA's CPU backend compiles the plain sum into code whose time grows quadratically with the
-    size.
+    It is a matrix product, because XLA's CPU backend compiles the plain sum into code whose time grows quadratically
+    with the size.
     """
     return jnp.tensordot(weights.astype(stacked.dtype), stacked, 1, precision="highest")
 
@@ -106,7 +106,7 @@ def where(condition: jax.Array, yes: Any, no: Any) -> Any:
 
 
 def zeros_unless(condition: jax.Array, function: Callable[[], Any]) -> Any:
-    """A function's result if the condition holds, bool [], else zeros; the function is only computed if it holds."""
+    """The function's result if the condition, bool [], holds, else zeros without computing the function."""
     zeros = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function))  # noqa: E731
     return jax.lax.cond(condition, function, zeros)
 
@@ -132,7 +132,7 @@ def tree_bytes(tree: Any) -> int:
 
 
 def where_rows(chosen: jax.Array, new: Any, old: Any) -> Any:
-    """For each leaf and row `new` where chosen, bool [M] or [G, M], else `old`."""
+    """For each row of each leaf, `new` if the row is chosen, bool [M] or [G, M], else `old`."""
 
     def pick(new_leaf, old_leaf):
         return jnp.where(chosen.reshape(chosen.shape + (1,) * (new_leaf.ndim - chosen.ndim)), new_leaf, old_leaf)

@@ -1,4 +1,4 @@
-"""What the server does: training, aggregation, statistics. Uses the engine's types; does not import client code."""
+"""The server's side: training, aggregation, statistics. Uses the engine's types; does not import client code."""
 
 from fedjax_ssl.server.aggregation import (
     Aggregation,

@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, Callable[[Any], optax.GradientTransformation | None]] = {
     "fedadam": lambda options: optax.adam(options.learning_rate, options.momentum, 0.99, options.adaptivity),
     "fedyogi": lambda options: optax.yogi(options.learning_rate, options.momentum, 0.99, options.adaptivity),
 }
-# (uploads, weights, the model if no upload counts, the share of clients that may lie) -> one model.
+# (uploads, weights, the model to return if no upload counts, the share of clients that may lie) -> one model.
 MEANS: dict[str, Callable[[Model, jax.Array, Model, float], Model]] = {
     "mean": lambda uploads, weights, otherwise, share: weighted_mean(uploads, weights, otherwise),
     "median": robust.coordinate_median,
@@ -42,19 +42,18 @@ MEANS: dict[str, Callable[[Model, jax.Array, Model, float], Model]] = {
     "multi_krum": robust.multi_krum,
     "geometric_median": robust.geometric_median,
 }
-OPT_STATE = "aggregation"  # the entry of the server optimizer in `State.server`
+OPT_STATE = "aggregation"  # the server optimizer's entry in `State.server`
 
 
 class Flow(NamedTuple):
     """The value that is passed along the chain.
 
-    Links set `scores` and read `weights`, so that every link respects uploads that are late or not accepted.
+    Links set `scores` and read `weights`, so that every link takes account of late uploads and of those not accepted.
     """
 
-    # float32 [R], unnormalised weight of each upload if it is accepted and in time; any value for one that is not
-    # accepted.
+    # float32 [R], unnormalised weight of each upload before `shares`; any value for an upload that is not accepted.
     scores: jax.Array
-    # float32 [R], factor of each score: 0 if the upload was not accepted, below 1 if it is late.
+    # float32 [R], factor of each score: 0 if the upload is not accepted, else `Received.discount`.
     shares: jax.Array
     model: Model  # the trained parts; at first as the clients received them
     moved: jax.Array  # bool [], whether a link has changed `model`
@@ -67,7 +66,7 @@ class Flow(NamedTuple):
 
 
 class Apply(Protocol):
-    """Maps the value to the next one; `current` is the model that the clients received, the key is the link's own."""
+    """Maps the value to the next value; `current` is the model that the clients received, `key` is for this link."""
 
     def __call__(
         self, flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key: jax.Array, /
@@ -83,14 +82,14 @@ class Link(NamedTuple):
 
 
 class Aggregation(NamedTuple):
-    """Two pure functions."""
+    """An aggregation as two pure functions."""
 
     init: Callable[[Any], dict[str, Any]]  # params -> the entries of `State.server` for the aggregation
     aggregate: Aggregate  # the method's stage
 
 
 def chain(network: Network, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -> Aggregation:
-    """The aggregation as a chain of links.
+    """Makes an aggregation from a chain of links.
 
     Args:
         network: the architecture.
@@ -126,13 +125,13 @@ def fedavg(
     after_mean: tuple[Link, ...] = (),
     parts: tuple[str, ...] = CLASSIFIER,
 ) -> Aggregation:
-    """The chain that `config.aggregation` asks for: its weights, its mean, its server optimizer.
+    """Makes the chain of `config.aggregation`: its weights, its mean, its server optimizer.
 
     Statistics of normalisation layers are averaged with the same weights, without the optimizer. Without an accepted
     upload the model and the optimizer state do not change.
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         weighted_by: the method's own weights, such as `weights_told`; None: `aggregation.weights`.
         screened_by: see `screen`.
         combine: a method's own mean of the uploads; None: `config.aggregation.mean`.
@@ -141,7 +140,7 @@ def fedavg(
         parts: the parts of the model in the uploads.
 
     Raises:
-        UserError: the method has its own mean, and the configuration names another one.
+        UserError: the method has its own mean, and the configuration names another mean.
     """
     options = problem.config.aggregation
     if combine is not None:
@@ -156,7 +155,7 @@ def fedavg(
 
 
 def weights(kind: str) -> Link:
-    """Weights of uploads, see `client_weights`."""
+    """Sets the weights of uploads, see `client_weights`."""
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         scores = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
@@ -166,7 +165,7 @@ def weights(kind: str) -> Link:
 
 
 def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
-    """Weights of uploads by a method's rule: received -> float32 [R]; values for uploads not accepted are ignored."""
+    """Sets the weights of uploads by a method's rule: received -> float32 [R]; ignored for uploads not accepted."""
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         return flow._replace(scores=rule(received))
@@ -175,7 +174,7 @@ def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
 
 
 def weights_told(name: str) -> Link:
-    """Weights of uploads by a number that each client sends, float32 [] in `Upload.metadata`."""
+    """Sets the weight of each upload to a number that the client sends, float32 [] in `Upload.metadata`."""
     return own_weights(lambda received: received.uploads.metadata[name])
 
 
@@ -189,12 +188,12 @@ def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
 
 
 def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Link:
-    """Averages the uploads into one model; if all weights are 0 the model does not change.
+    """Averages the uploads into one model; if all weights are 0, the model does not change.
 
     Args:
-        kind: of `MEANS`.
-        share: of the clients that may lie, for the robust means.
-        norm_bound: updates are first shortened to this length; 0: no bound.
+        kind: a name of `MEANS`.
+        share: the share of clients that may lie, for the robust means.
+        norm_bound: updates are first clipped to this length; 0: no bound.
     """
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
@@ -222,11 +221,12 @@ def check_own_mean(problem: Problem) -> None:
 
 
 def half_told(name: str) -> Link:
-    """Half the plain mean of a model in each client's metadata, half the weighted mean of the uploads (FedLabel's
-    code).
+    """Takes half the weighted mean of the uploads, and half the plain mean of a model in each client's metadata.
+
+    Source: FedLabel's code.
 
     Args:
-        name: of this model in `Upload.metadata`.
+        name: the model's name in `Upload.metadata`.
     """
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
@@ -253,7 +253,7 @@ def with_server_model(
 
 
 def optimizer(rule: optax.GradientTransformation) -> Link:
-    """A step of optax along the change so far, for the parameters only; no step if nothing changed."""
+    """Takes an optax step along the parameters' change so far, instead of this change; no step if nothing changed."""
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
         # The optimizer takes the negative mean update as the gradient.
@@ -271,8 +271,8 @@ def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accept
     """The unnormalised weight of each upload.
 
     Args:
-        kind: 'size', the client's examples n_m (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', the examples that it
-            trained on by its report; 'uniform', 1 (SemiFL, FedIL).
+        kind: 'size', the number n_m of the client's examples (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', the
+            number of examples that it trained on, from its report; 'uniform', 1 (SemiFL, FedIL).
         sizes: int32 [R].
         num_qualified: int32 [R].
         accepted: bool [R], see `Received`.
@@ -285,7 +285,7 @@ def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accept
 
 
 def group_members(received: Received, num_groups: int) -> jax.Array:
-    """The accepted uploads of each group, 0 to G - 1: bool [G, R]; without groups all belong to the first."""
+    """The accepted uploads of each group, 0 to G - 1: bool [G, R]; without groups all belong to the first group."""
     group = jnp.zeros_like(received.clients) if received.group is None else received.group
     return (group == jnp.arange(num_groups)[:, None]) & received.accepted
 

@@ -1,4 +1,4 @@
-"""Rounds in which only some clients are eligible. The others neither send nor receive anything."""
+"""Rounds in which only some clients are eligible. All others neither send nor receive anything."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ from fedjax_ssl.engine.interface import Method, Problem, Selection, State
 def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, FederatedData], jax.Array]) -> Method:
     """Restricts the rounds of a method to eligible clients, drawn uniformly and without replacement.
 
-    A round has room for `clients_per_round` of them. If fewer are eligible, the other rows are absent.
+    A round has `clients_per_round` rows. If fewer clients are eligible, the other rows are absent.
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         method: its `select` is replaced.
         eligible: (state, data) -> bool [K].
     """

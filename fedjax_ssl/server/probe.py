@@ -1,7 +1,7 @@
 """The classifier of self-supervised methods: a linear probe on the features of the server's labelled images.
 
 The server fits it in closed form after each round. So the model has a test accuracy and can be saved, loaded and used
-for predictions like any other. Clients neither train nor read it.
+for predictions like any other model. Clients neither train nor read the classifier.
 """
 
 from typing import Any
@@ -13,18 +13,18 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Method, Metrics, Problem, State
 from fedjax_ssl.server.training import supervised_loss, train_on_server_labels
 
-FEDERATED = "federated"  # the entry of `State.server` with the federated model, if the tested model is fine-tuned
+FEDERATED = "federated"  # entry of `State.server`: the model before fine-tuning, if the tested model is fine-tuned
 
 
 def with_probe(problem: Problem, method: Method) -> Method:
-    """Adds to a method a classifier that is fitted to the features of the server's labelled images.
+    """Adds a classifier to a method, fitted to the features of the server's labelled images.
 
-    This is the last stage of a round, after the normalisation statistics, which the features need. With `probe.epochs`
+    It is fitted at the end of a round, after the normalisation statistics, which the features need. With `probe.epochs`
     the tested model is then fine-tuned; the next round begins with the model before fine-tuning.
 
     Args:
-        problem: the run's.
-        method: has no classifier of its own.
+        problem: the run's `Problem`.
+        method: a method without its own classifier.
     """
     config, network = problem.config, problem.network
     epochs = config.probe.epochs
@@ -49,7 +49,7 @@ def with_probe(problem: Problem, method: Method) -> Method:
             data,
             supervised_loss(problem, data, config.server.augmentation),
             config.server,
-            jnp.float32(config.server.learning_rate),  # constant over rounds, since fine-tuning starts anew in each
+            jnp.float32(config.server.learning_rate),  # constant, because fine-tuning starts afresh in each round
             jax.random.fold_in(key, 0),
             parts=CLASSIFIER,
             epochs=epochs,
@@ -66,10 +66,10 @@ def with_probe(problem: Problem, method: Method) -> Method:
 
 
 def ridge(classifier: dict[str, Any], features: jax.Array, labels: jax.Array, num_classes: int, strength: float):
-    """The linear classifier fitted to one-hot labels by ridge regression.
+    """Fits a linear classifier to one-hot labels by ridge regression.
 
-    It minimises 1/S sum_i |y_i - W z_i - b|^2 + strength |W|^2 over the features z, standardised to mean 0 and
-    deviation 1 over the labelled images; constant features get no weight. If the classifier has no bias, features are
+    It minimises 1/S sum_i |y_i - W z_i - b|^2 + strength |W|^2 over the features z, standardised to mean 0 and standard
+    deviation 1 over the labelled images. Constant features get weight 0. If the classifier has no bias, features are
     not shifted.
 
     Args:
@@ -88,7 +88,7 @@ def ridge(classifier: dict[str, Any], features: jax.Array, labels: jax.Array, nu
     shift = jnp.mean(features, axis=0) if has_bias else jnp.zeros(features.shape[1])
     shares = jnp.mean(targets, axis=0) if has_bias else jnp.zeros(num_classes)
     deviation = jnp.sqrt(jnp.mean(jnp.square(features - shift), axis=0))
-    # Features that differ by rounding only are constant.
+    # Features that vary only by rounding are constant.
     varies = deviation > 1e-6 * jnp.max(jnp.abs(features), axis=0)
     scale = jnp.where(varies, 1 / jnp.where(varies, deviation, 1.0), 0.0)
     inputs = (features - shift) * scale
@@ -100,7 +100,7 @@ def ridge(classifier: dict[str, Any], features: jax.Array, labels: jax.Array, nu
     def product(one: jax.Array, other: jax.Array) -> jax.Array:
         return jnp.matmul(one, other, precision="highest")
 
-    if size < width:  # solve the smaller one of two equivalent systems
+    if size < width:  # solve the smaller of two equivalent systems
         weights = product(inputs.T, solve(product(inputs, inputs.T), targets - shares))
     else:
         weights = solve(product(inputs.T, inputs), product(inputs.T, targets - shares))

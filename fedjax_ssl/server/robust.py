@@ -1,6 +1,6 @@
-"""Robust means of uploads, which a few clients cannot move far, as pure functions.
+"""Robust means of uploads, which a few clients cannot change much, as pure functions.
 
-Only `geometric_median` uses the weights; the others leave out uploads of weight 0."""
+Only `geometric_median` uses the weights; all others only leave out uploads of weight 0."""
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,11 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import clip_update, column, row_norms, weighted_sum, where
 
 WEISZFELD_STEPS = 10
-SMOOTHING = 1e-5  # nu of RFA, a lower bound of the distances that weights are divided by
+SMOOTHING = 1e-5  # nu of RFA: weights are divided by distances, which are at least nu
 
 
 def coordinate_median(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
-    """The median of each number separately; for an even number of uploads the mean of the middle two.
+    """The coordinate-wise median; for an even number of uploads the mean of the middle two.
 
     Args:
         uploads: leaves [R, ...]; a row of weight 0 is ignored.
@@ -29,7 +29,7 @@ def coordinate_median(uploads: Model, weights: jax.Array, otherwise: Model, shar
 
 
 def trimmed_mean(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
-    """The mean of each number separately, without the floor(share n) largest and as many smallest of n values.
+    """The coordinate-wise mean, without the floor(share n) largest and the floor(share n) smallest of n values.
 
     Args:
         uploads, weights, otherwise: as in `coordinate_median`.
@@ -45,11 +45,11 @@ def trimmed_mean(uploads: Model, weights: jax.Array, otherwise: Model, share: fl
 def krum(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
     """The upload with the smallest sum of squared distances to its n - f - 2 nearest others, f = floor(share n).
 
-    Distances are over all parameters as one vector; the statistics are also taken from the chosen client.
+    Distances are over all parameters as one vector. The statistics of the chosen upload are taken as well.
 
     Args:
         uploads, weights, otherwise: as in `coordinate_median`.
-        share: of the clients that may lie; the proof requires 2 f + 2 < n.
+        share: the share of clients that may lie; the proof requires 2 f + 2 < n.
 
     Source: Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017, section 4.
     """
@@ -70,10 +70,10 @@ def multi_krum(uploads: Model, weights: jax.Array, otherwise: Model, share: floa
 
 
 def krum_scores(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> tuple[jax.Array, jax.Array]:
-    """Each upload's sum of squared distances to its nearest others, float32 [R], and their number, int32 [].
+    """Each upload's score, the sum of squared distances to its nearest others, float32 [R]; and their number, int32 [].
 
-    An upload that does not count has an infinite score and is no neighbour of others. A square that overflows float32
-    counts as infinite, and a sum with such a square as the largest number.
+    An upload of weight 0 has an infinite score and is no neighbour of others. A square that overflows float32 counts as
+    infinite; a score with such a square is the largest float32.
     """
     counted = weights > 0
     count = jnp.sum(counted)
@@ -89,9 +89,9 @@ def krum_scores(uploads: Model, weights: jax.Array, otherwise: Model, share: flo
 
 
 def geometric_median(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
-    """The model with the smallest weighted sum of distances, by Weiszfeld's steps from the median of each number.
+    """The model with the smallest weighted sum of distances, by Weiszfeld's steps from the coordinate-wise median.
 
-    The start is ours. From the weighted mean an upload of 1e19 among eight would still be at 1e9 after ten steps. The
+    The start is our choice. From the weighted mean, with an upload of 1e19 among eight, ten steps would end at 1e9. The
     statistics are averaged with the weights of the last step.
 
     Args:
@@ -120,12 +120,12 @@ def geometric_median(uploads: Model, weights: jax.Array, otherwise: Model, share
 
 
 def bounded(uploads: Model, received: Model, length: float) -> Model:
-    """Shortens updates to `length`: parameters and statistics separately.
+    """Clips updates to a Euclidean norm of at most `length`: parameters and statistics separately.
 
     Args:
         uploads: leaves [R, ...].
         received: the model that the clients received, leaves [...].
-        length: Euclidean, of all leaves as one vector.
+        length: the bound, for all leaves as one vector.
 
     Source: Sun et al., Can You Really Backdoor Federated Learning?, 2019, norm thresholding.
     """
@@ -151,12 +151,12 @@ def _plain_mean(uploads: Model, chosen: jax.Array, otherwise: Model) -> Model:
 
 
 def _floor(share: float, count: jax.Array) -> jax.Array:
-    """floor(share n), int32 []; float32 has 0.42 * 150 a little below 63."""
+    """floor(share n), int32 []; 1e-5 is added, because in float32 0.42 * 150 is slightly below 63."""
     return jnp.floor(share * count + 1e-5).astype(jnp.int32)
 
 
 def _between(uploads: Model, weights: jax.Array, otherwise: Model, first: jax.Array, last: jax.Array) -> Model:
-    """For each number separately, the mean of the values whose ascending rank is from first to last."""
+    """The coordinate-wise mean of the values whose ascending rank is from `first` to `last`."""
     places = jnp.arange(len(weights))
     inside = (places >= first) & (places <= last)
 
@@ -168,8 +168,7 @@ def _between(uploads: Model, weights: jax.Array, otherwise: Model, first: jax.Ar
 
 
 def _squared_distances(leaf: jax.Array, origin: jax.Array, counted: jax.Array) -> jax.Array:
-    """Squared distances between one leaf's rows, [R, R], computed relative to `origin`, which is near the rows; NaN if
-    squares overflow."""
+    """Squared distances between one leaf's rows, [R, R]; NaN if squares overflow. `origin` should be near the rows."""
     away = _counted_only(leaf - origin, counted).reshape(len(leaf), -1)
     squares = jnp.sum(away**2, axis=1)
     products = jnp.matmul(away, away.T, precision="highest")

@@ -17,10 +17,10 @@ def by_role(
     unlabelled: Callable[[Received], jax.Array],
     share: float,
 ) -> Link:
-    """w_k = l1 n_k / sum_L n + l2 u_k / sum_U u, l2 = 1 - l1: FedAvg-Semi's mean (SemiAnAgg, eq. 2).
+    """Sets the weights w_k = l1 n_k / sum_L n + (1 - l1) u_k / sum_U u, FedAvg-Semi's mean (SemiAnAgg, eq. 2).
 
-    A client with images of both kinds uploads one model and has the sum of its two weights. If no upload counts in one
-    role, the other role has all the weight.
+    A client with images of both kinds uploads one model, whose weight is the sum of both terms. If no upload counts in
+    one role, the other role has all the weight.
 
     Args:
         labelled: received -> n_k, float32 [R], 0 for a client without labels.

@@ -15,38 +15,38 @@ from fedjax_ssl.models.network import Network
 
 BATCH_SIZE = 250  # rows in a batch of the statistics pass, as in SemiFL
 SOURCES = ("server", "cohort", "all", "all_mixed", "moments")
-INSTEAD = "model.normalisation='running' or 'group'"  # reads no client's images
+INSTEAD = "model.normalisation='running' or 'group'"  # settings that read no client's images
 WEIGHTS = ("batches", "samples")  # weights of the batches in their mean
 
 
 class Sums(NamedTuple):
-    """What an owner of images reports: weighted sums of its batches' statistics, and the sum of the weights."""
+    """What an owner of images (a client or the server) reports: a weighted sum of its batches' statistics."""
 
-    # The sum over the batches of their statistics (with 'moments', of their moments), each times its weight.
+    # The sum over batches of weight * statistics, or with 'moments' of weight * moments.
     total: BatchStats
     # float32 [], the sum of the weights.
     count: jax.Array  # type: ignore[assignment]  # tuple.count is not used
 
 
 def make_statistics(network: Network, section: Section, source: str | None = None) -> Statistics:
-    """The `statistics` stage of a method.
+    """Makes the `statistics` stage of a method.
 
     With 'moments' the server and the clients report the moments of each layer's input, in evaluation mode, about the
     current means. The new statistics are those of all images together, by the law of total variance. A layer's input
     depends on the statistics of the layers below, so the exchange is repeated: after k passes the first k layers are
-    exact up to float32 rounding, regardless of the statistics before. Every image has the same weight.
+    exact up to float32 rounding, whatever the statistics were before. Every image has the same weight.
 
     Args:
-        network: the stage does nothing unless its policy is 'static'. With `network.gathered`, the `Sums` that clients
-            sent, the stage reads only the server's images and makes one pass.
+        network: the stage does nothing unless its normalisation policy is 'static'. With `network.gathered`, the `Sums`
+            that clients sent, the stage reads only the server's images and makes one pass.
         section: `config.model`; its fields that begin with `statistics` are read.
-        source: one of `SOURCES`; None: `section.statistics`. 'server': its labelled images only; 'cohort': these and
-            this round's clients'; 'all': these and every client's, in separate batches; 'all_mixed': the same images
-            as one pool, as in SemiFL's code (its paper notes the privacy caveat); 'moments': the server's and every
-            client's, with the variance between them.
+        source: one of `SOURCES`; None: `section.statistics`. 'server': only the server's labelled images. 'cohort':
+            these and the images of this round's clients. 'all': these and all clients' images, in separate batches.
+            'all_mixed': the same images as one pool, as in SemiFL's code (its paper notes the privacy caveat).
+            'moments': the same images by their moments, as above.
 
     Raises:
-        UserError: when the stage is traced: the server has no images.
+        UserError: when the stage is traced: the server has no images, and `source` is 'server'.
     """
     if network.normalisation != "static":
         return lambda state, data, clients, key: state
@@ -91,13 +91,13 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
 
 
 def num_passes(network: Network, passes: int, model: Model, before: bool = False) -> int:
-    """Passes of the exchange with 'moments': `passes`, but at most the number of layers, after which all are exact.
+    """The number of passes with 'moments': `passes`, but at most one per layer, after which all layers are exact.
 
     Args:
-        network: layers of its companions do not count.
+        network: its companions' layers do not count.
         passes: `config.model.statistics_passes`.
-        model: shapes are enough.
-        before: whether this is before the first round, when statistics are not yet close: then one pass for each layer.
+        model: a model, or its shapes.
+        before: whether this is before the first round, when statistics are not yet close: then one pass per layer.
     """
     own = {name: part for name, part in model.batch_stats.items() if name not in network.companions}
     layers = len(jax.tree.leaves(own)) // 2  # each has a mean and a variance
@@ -107,7 +107,8 @@ def num_passes(network: Network, passes: int, model: Model, before: bool = False
 def asked_clients(source: str, server_labels: int, cohort: jax.Array, num_clients: int) -> jax.Array | None:
     """The clients that report statistics of their images, int32 [n]; None: no client.
 
-    Before the first round there is no cohort: a server with images uses its own, otherwise all clients report.
+    With 'cohort' there is no cohort before the first round: then only the server's images are used, or if it has none,
+    all clients report.
     """
     if source in ("all", "moments") or (source == "cohort" and not server_labels and len(cohort) == 0):
         return jnp.arange(num_clients)
@@ -125,7 +126,7 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
     """The images of the server and of all clients as one pool, in the order of the image table.
 
     Returns:
-        int32 [1, n] rows, padded to the largest possible number n; and int32 [1], their number.
+        Rows, int32 [1, n], padded to the largest possible number n; and the number of images, int32 [1].
     """
     owned = data.at_clients("model.statistics='all_mixed'", INSTEAD).at[data.server_index].set(True)
     most = len(data.server_index) + data.client_index.size
@@ -134,7 +135,7 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
 
 
 def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
-    """Cuts each owner's rows into batches; a batch has rows of one owner only.
+    """Cuts each owner's rows into batches; a batch has rows of only one owner.
 
     Args:
         rows: int32 [K, n_max], each owner's rows, padded beyond its size.
@@ -142,7 +143,7 @@ def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tupl
         batch_size: B.
 
     Returns:
-        int32 [K * ceil(n_max / B), B] rows, and bool of that shape, whether each is present.
+        Rows, int32 [K * ceil(n_max / B), B], and their mask, bool of the same shape.
     """
     padding = -rows.shape[1] % batch_size
     present = jnp.arange(rows.shape[1] + padding) < sizes[:, None]
@@ -150,7 +151,7 @@ def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tupl
 
 
 def batches_of(owners: list[tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, jax.Array]:
-    """The batches of all owners, see `cut_into_batches`; each of `owners` is a pair of its rows and sizes."""
+    """The batches of all owners and their masks, see `cut_into_batches`; `owners` are pairs (rows, sizes)."""
     size = min(BATCH_SIZE, max(rows.shape[1] for rows, _ in owners))
     cut = [cut_into_batches(rows, sizes, size) for rows, sizes in owners]
     batches, masks = (jnp.concatenate(parts) for parts in zip(*cut))
@@ -166,19 +167,19 @@ def sum_statistics(
     weights: str = "batches",
     moments: bool = False,
 ) -> Sums:
-    """What one owner of images reports: SemiFL's static batch normalisation (section 3.3), or moments of inputs.
+    """Sums the statistics of batches: SemiFL's static batch normalisation (section 3.3), or moments of layers' inputs.
 
-    SemiFL's statistics are the mean over batches of their means and unbiased variances, from one pass in training mode
-    without augmentation. By `weights` a short batch has the weight of a full one, or its number of images.
+    SemiFL's statistics are the mean over batches of their means and unbiased variances, from one forward pass in
+    training mode without augmentation.
 
     Args:
         network: the architecture.
-        model: its parameters; its statistics are only read with `moments`.
-        images: uint8 [N, H, W, C], the flat table.
-        batches: int32 [n, B] rows.
+        model: its parameters are read, and with `moments` its statistics.
+        images: uint8 [N, H, W, C], the image table.
+        batches: rows, int32 [n, B].
         masks: bool [n, B]; an empty batch is left out.
-        weights: one of `WEIGHTS`: each non-empty batch has weight 1, or its number of images. With `moments` always the
-            number of images.
+        weights: one of `WEIGHTS`: each non-empty batch has weight 1 ('batches'), or its number of images ('samples').
+            With `moments` it is always the number of images.
         moments: whether to report `Network.input_moments` instead of the batches' statistics.
     """
     counts = jnp.sum(masks, axis=1) if moments or weights == "samples" else jnp.any(masks, axis=1)
@@ -193,7 +194,7 @@ def sum_statistics(
         total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, model.batch_stats), batches)
         return jax.tree.map(lambda leaf: leaf[None], total)
 
-    # Every device takes the same number of batches; batches added for this have no image.
+    # Every device takes the same number of batches; the batches that are added for this are empty.
     missing = -len(counts) % num_devices()
     even = jax.tree.map(
         lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)), (batches, masks, counts)
@@ -203,6 +204,6 @@ def sum_statistics(
 
 
 def mean_of_sums(told: list[Sums]) -> BatchStats:
-    """The mean of what all owners reported; 0 if they have no images."""
+    """The weighted mean of what all owners reported; 0 if they have no images."""
     total, count = jax.tree.map(lambda *sums: sum(sums[1:], sums[0]), *told)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1), total)

@@ -1,4 +1,4 @@
-"""The server's training: epochs over its labelled images. A server without images does not train."""
+"""Training at the server: epochs over its labelled images. A server without images does not train."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -30,7 +30,7 @@ class ServerLoss(Protocol):
     ) -> ServerLossResult: ...
 
 
-MakeServerLoss = Callable[[Problem, FederatedData, str], ServerLoss]  # with the augmentation, 'strong' or 'weak'
+MakeServerLoss = Callable[[Problem, FederatedData, str], ServerLoss]  # str: the augmentation, 'strong' or 'weak'
 
 
 def train_on_server_labels(
@@ -50,30 +50,31 @@ def train_on_server_labels(
     after_step: Callable[[Model, Model, jax.Array], Model] | None = None,
     draw: Callable[[jax.Array], jax.Array] | None = None,
 ) -> tuple[State, Metrics]:
-    """SGD over the server's labelled images, reshuffled in each epoch.
+    """Trains the model by SGD on the server's labelled images, reshuffled in each epoch.
 
     Args:
         state: its model is trained.
         data: the federation's data.
-        loss_fn: of one step, a `ServerLoss`.
+        loss_fn: the loss of one step, a `ServerLoss`.
         config: the optimizer's section, see `sgd.make_optimizer`.
         learning_rate: float32 [].
-        key: of this training.
+        key: the PRNG key of this training.
         parts: names of the top-level entries of `params` to train.
         epochs: passes over the labelled images; with 0 epochs or 0 images the state is returned unchanged.
         batch_size: the last batch of an epoch may be short; its padding is masked.
-        memory: the entry of `state.server` with the optimizer's state, made by `own_optimizer`; None, or no such
+        memory: the entry of `state.server` with the optimizer's state, made by `own_optimizer`. None, or no such
             entry: the optimizer starts afresh.
-        steps: this many steps instead of `epochs`, starting with the first epoch.
-        shuffle: False: every training uses the same orders.
+        steps: number of steps, which replaces `epochs`; None: `epochs` counts.
+        shuffle: False: every training has the same order of examples.
         after_step: (model before, model after, step from 0) -> the model after a step, in which it may change parts
             that are not trained.
-        draw: (a step's key) -> what `loss_fn` otherwise draws with it by rejection, whose loops hold up the steps of
-            accelerators. There it is drawn for all steps before them, and `loss_fn` has it as a further argument.
+        draw: (a step's key) -> what `loss_fn` otherwise draws with this key by rejection sampling, whose loops slow
+            down the steps of accelerators. On accelerators this is drawn for all steps before the first step, and
+            passed to `loss_fn` as a further argument.
 
     Returns:
-        The state with the trained model (and the optimizer's state in its entry), and each metric's mean over the last
-        epoch's steps.
+        The state with the trained model (and the optimizer's state in its entry), and the mean of each metric over the
+        steps of the last epoch.
     """
     labelled = data.server_index
     if (epochs == 0 and steps is None) or len(labelled) == 0:
@@ -119,11 +120,11 @@ def train_on_server_labels(
 
 
 def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> dict[str, Any]:
-    """The optimizer's entry in `State.server` for one of the server's trainings; {} if optimizers start afresh.
+    """The optimizer's entry in `State.server` for one training at the server; {} if optimizers start afresh.
 
     Args:
         config: the server's section.
-        model: its parameters are trained.
+        model: the model whose parameters are trained.
         parts: the trained parts.
         memory: the entry's name.
     """
@@ -133,10 +134,10 @@ def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> 
 class ServerTask(NamedTuple):
     """One of several trainings at the server on its labelled images."""
 
-    memory: str  # the entry of `State.server` for its optimizer, see `own_optimizer`
-    loss: Callable[[FederatedData], ServerLoss]  # of its steps
+    memory: str  # its optimizer's entry in `State.server`, see `own_optimizer`
+    loss: Callable[[FederatedData], ServerLoss]  # makes the loss of its steps
     parts: tuple[str, ...]  # the trained parts
-    batch_size: int  # of its steps
+    batch_size: int  # examples per step
     draw: Callable[[jax.Array], jax.Array] | None = None  # see `train_on_server_labels`
 
 
@@ -149,15 +150,15 @@ def train_in_turn(
     rates: Sequence[jax.Array | float],
     epochs: Sequence[int],
 ) -> tuple[State, Metrics]:
-    """Several trainings one after the other, all with `config.server`'s optimizer, each at its own learning rate.
+    """Runs several trainings in turn, all with the optimizer of `config.server`, each at its own learning rate.
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         state: its model is trained.
-        data: the federation's.
-        key: of all trainings.
-        trainings: in order.
-        rates, epochs: one for each training.
+        data: the federation's data.
+        key: the PRNG key of all trainings.
+        trainings: the trainings, in order.
+        rates, epochs: learning rate and number of epochs of each training.
 
     Returns:
         The state, and the metrics of all trainings; see `train_on_server_labels`.
@@ -182,7 +183,7 @@ def train_in_turn(
     return state, metrics
 
 
-CLASSIFICATION = "classification"  # the entry in `State.server` of the training with cross-entropy
+CLASSIFICATION = "classification"  # the optimizer's entry in `State.server` for training with cross-entropy
 
 
 def train_classifier(
@@ -193,7 +194,7 @@ def train_classifier(
     make_loss: MakeServerLoss | None = None,
     parts: tuple[str, ...] = CLASSIFIER,
 ) -> tuple[State, Metrics]:
-    """The server's epochs in a round, by default of cross-entropy on augmented images; the metric is `server_loss`."""
+    """Trains the server's epochs of a round, by default with cross-entropy, whose metric is `server_loss`."""
     config = problem.config
     return train_on_server_labels(
         state,
@@ -216,10 +217,10 @@ def pretrained_classifier(
     make_loss: MakeServerLoss | None = None,
     parts: tuple[str, ...] = CLASSIFIER,
 ) -> State:
-    """Initial weights, trained on the server's labels for `server.pretrain_epochs` before round 1, by default by
-    cross-entropy.
+    """The first state: a new model, trained on the server's labels for `server.pretrain_epochs`.
 
-    With `server.pretrain_persistent` the state keeps the optimizer's state in its entry `CLASSIFICATION`.
+    The default loss is cross-entropy. With `server.pretrain_persistent` the entry `CLASSIFICATION` of the state keeps
+    the optimizer's state.
     """
     config, (init_key, train_key) = problem.config, jax.random.split(key)
     model = problem.network.init(init_key)
@@ -244,7 +245,7 @@ def supervised_loss(problem: Problem, data: FederatedData, augmentation: str) ->
     """Cross-entropy of the classification head on augmented labelled images: l(f(A(x)), y).
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         data: the federation's data.
         augmentation: 'strong' or 'weak'.
 
@@ -265,19 +266,19 @@ def supervised_loss(problem: Problem, data: FederatedData, augmentation: str) ->
 def supervised_mixup_loss(
     problem: Problem, data: FederatedData, augmentation: str, alpha: float, mix_weight: float, mix_order: str
 ) -> ServerLoss:
-    """The clients' two losses on the server's images (FedAnchor's earlier version, section 3.5); all are the fix set.
+    """The clients' fix and mix losses, on all of the server's images (FedAnchor's earlier version, section 3.5).
 
     Args:
-        problem: the run's.
+        problem: the run's `Problem`.
         data: the federation's data.
-        augmentation: of the fix set, 'strong' or 'weak'.
+        augmentation: the augmentation of the fix set, 'strong' or 'weak'.
         alpha: a in lambda ~ Beta(a, a), one lambda for each batch.
         mix_weight: b in L_fix + b L_mix, eq. 10.
         mix_order: see `mix_inputs`.
 
     Returns:
-        The loss; its metrics are `server_loss` on the fix set and `server_mix_loss` on mixtures of it with images drawn
-        with replacement from all.
+        The loss. Its metrics are `server_loss` on the batch and `server_mix_loss` on mixtures of the batch with images
+        drawn with replacement from all of the server's images.
 
     Raises:
         UserError: a user's backbone cannot take mixtures.
@@ -323,9 +324,9 @@ def add_server_model(state: State) -> State:
 
 
 def train_server_model(problem: Problem, state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
-    """A stage that trains the server's model from the global model, which stays unchanged (FedIL, eq. 22).
+    """A stage that trains the server's model, starting from the global model, which stays unchanged (FedIL, eq. 22).
 
-    Under the 'static' policy its statistics are those of the server's images.
+    Under the 'static' policy the server's model has the statistics of the server's images.
     """
     trained, metrics = train_classifier(problem, state, data, key)
     refresh = make_statistics(problem.network, problem.config.model, "server")
