@@ -73,7 +73,6 @@ def make_partition(
         num_clients: number of clients K.
         seed: seed of the draw. Validation images and the server's images depend on their own fields only, so that
           partitions can be compared.
-
         owners: int [N], the client of each example, for the partition 'natural'; None: the data set has no owners.
 
     Returns:

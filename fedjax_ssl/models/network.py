@@ -18,9 +18,9 @@ class Network(NamedTuple):
     """A Flax model together with the kind of its inputs.
 
     A method may have a companion: a second network that is sent, averaged and saved together with the first. Its
-    parameters and statistics are entries of the same `Model` under its name, so code that trains, sends or counts the
-    parts of a model handles it like any other part. The methods below ignore companions. To run a companion, call
-    `network.companions[name]` with `companion_model(model, name)`.
+    parameters and statistics are entries of the same `Model` under its name, so code for the parts of a model handles
+    it like any other part. The methods below ignore companions. To run one, call `network.companions[name]` with
+    `companion_model(model, name)`.
     """
 
     module: nn.Module  # the Flax module, a `Heads`

@@ -42,9 +42,8 @@ class Normalisation(nn.Module):
     A view without valid examples changes no statistics.
 
     An evaluation pass with the mutable collection 'moments' writes the moments of each example there, [N, C]: `mean` is
-    the mean of x - m and `var` the mean of (x - m)^2 over the example's positions, where m is the stored mean. Moments
-    are about m and not about 0, because E[x^2] - E[x]^2 loses all precision in float32 if the mean is large compared
-    with the deviation.
+    the mean of x - m and `var` the mean of (x - m)^2 over its positions, where m is the stored mean. Moments about 0
+    would not do: E[x^2] - E[x]^2 loses its precision in float32 if the mean is large compared with the deviation.
     """
 
     policy: str = "static"  # 'static', 'running', 'group' or 'none'
