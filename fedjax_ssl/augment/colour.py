@@ -1,6 +1,6 @@
-"""Colour jitter, random grey, blur and solarising, as torchvision computes them on Pillow's images, for a batch.
+"""Colour jitter, greying, blur and solarising of a batch, computed as torchvision does on Pillow images.
 
-Images are int32 [B, C, H, W] as in `operations`. An image of one channel has neither saturation nor hue.
+Images are int32 [B, C, H, W] as in `operations`. Images with one channel have neither saturation nor hue.
 """
 
 import jax
@@ -11,15 +11,15 @@ from fedjax_ssl.augment.operations import away_from, luma, mean_level
 
 ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 SOLARISED_FROM = 128
-# Where a share of 255 is a whole number n, Pillow may round it down to n - 1: its share is in single precision.
+# If a share of 255 is a whole number n, Pillow may round it down to n - 1, because it computes it in single precision.
 _FALLS_SHORT = np.float64(np.float32(np.arange(256) / 255)) * 255 < np.arange(256)
 
 
 def draw_factors(key: jax.Array, batch: int, strengths: tuple[float, float, float, float]) -> jax.Array:
-    """How each image is adjusted: float32 [4, B], in the order of `ADJUSTMENTS`.
+    """Draws the adjustments of each image: float32 [4, B], in the order of `ADJUSTMENTS`.
 
-    Brightness, contrast and saturation are multiplied by a factor from max(0, 1 - strength) to 1 + strength; hue is
-    turned by a part of the circle from -strength to strength.
+    Brightness, contrast and saturation get a factor from max(0, 1 - strength) to 1 + strength. Hue gets a rotation from
+    -strength to strength, as a share of the circle.
     """
     least = [max(0.0, 1 - strength) for strength in strengths[:3]] + [-strengths[3]]
     most = [1 + strength for strength in strengths[:3]] + [strengths[3]]
@@ -29,7 +29,7 @@ def draw_factors(key: jax.Array, batch: int, strengths: tuple[float, float, floa
 
 
 def draw_order(key: jax.Array, batch: int) -> jax.Array:
-    """In which order each image is adjusted, uniformly: int32 [4, B], places in `ADJUSTMENTS`."""
+    """Draws the order of each image's adjustments uniformly: int32 [4, B], indices into `ADJUSTMENTS`."""
     return jnp.argsort(jax.random.uniform(key, (len(ADJUSTMENTS), batch)), axis=0)
 
 
@@ -40,14 +40,14 @@ def jitter(planes: jax.Array, order: jax.Array, factors: jax.Array, with_hue: bo
         planes: int32 [B, C, H, W], grey levels.
         order: int32 [4, B], see `draw_order`.
         factors: float32 [4, B], see `draw_factors`.
-        with_hue: False: nothing is converted to HSV and back, which changes levels even if no hue turns.
+        with_hue: False skips the conversion to HSV and back, which changes levels even if the hue stays.
 
     Source of the semantics: torchvision's ColorJitter; Pillow's ImageEnhance and its conversions to HSV and back.
     """
     hue = ADJUSTMENTS.index("hue")
     turn_at = jnp.argmax(order == hue, axis=0)
-    # Turning the hue costs most, so that it is done once, between two passes through the others. In each of these an
-    # adjustment of the other pass has a factor of 1, which changes nothing.
+    # Changing the hue costs most, so it is done once, between two passes through the other adjustments. A pass applies
+    # the adjustments of the other pass with a factor of 1, which changes nothing.
     others = [jnp.where(place < turn_at, order[place], order[place + 1]) for place in range(len(ADJUSTMENTS) - 1)]
     for place, adjustment in enumerate(others):
         planes = _adjusted(planes, adjustment, jnp.where(place < turn_at, _of(factors, adjustment), 1.0))
@@ -62,7 +62,7 @@ def _of(factors: jax.Array, adjustment: jax.Array) -> jax.Array:
 
 
 def _adjusted(planes: jax.Array, adjustment: jax.Array, factor: jax.Array) -> jax.Array:
-    """One of brightness, contrast and saturation of each image, by its factor."""
+    """Adjusts brightness, contrast or saturation of each image by its factor."""
     adjustment, grey = adjustment[:, None, None, None], luma(planes)
     degenerate = jnp.where(adjustment == ADJUSTMENTS.index("contrast"), mean_level(grey), 0)
     degenerate = jnp.where(adjustment == ADJUSTMENTS.index("saturation"), grey, degenerate)
@@ -70,7 +70,7 @@ def _adjusted(planes: jax.Array, adjustment: jax.Array, factor: jax.Array) -> ja
 
 
 def turned_hue(planes: jax.Array, turn: jax.Array) -> jax.Array:
-    """Adds to the hue of each image's pixels a part of the circle, float32 [B] in [-0.5, 0.5]."""
+    """Rotates the hue of each image by `turn`, float32 [B] in [-0.5, 0.5], a share of the circle."""
     if planes.shape[1] != 3:
         return planes
     hue, saturation, value = to_hsv(planes)
@@ -79,7 +79,7 @@ def turned_hue(planes: jax.Array, turn: jax.Array) -> jax.Array:
 
 
 def to_hsv(planes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Image.convert("HSV"): int32 [B, 3, H, W] to hue, saturation and value, int32 [B, H, W] from 0 to 255."""
+    """Pillow's Image.convert("HSV"): int32 [B, 3, H, W] to hue, saturation and value, int32 [B, H, W] from 0 to 255."""
     red, green, blue = planes[:, 0], planes[:, 1], planes[:, 2]
     value = jnp.maximum(red, jnp.maximum(green, blue))
     spread = value - jnp.minimum(red, jnp.minimum(green, blue))
@@ -94,42 +94,42 @@ def to_hsv(planes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 def _share_of_255(part: jax.Array, whole: jax.Array) -> jax.Array:
     """255 part / whole, rounded down as Pillow does."""
-    # Half a unit in the numerator makes the division of floats round down like one of integers.
+    # Half a unit in the numerator makes the float division round down like an integer division.
     level = jnp.floor((255 * part + 0.5) / jnp.maximum(whole, 1)).astype(jnp.int32)
     falls_short = jnp.asarray(_FALLS_SHORT)[jnp.clip(level, 0, 255)] & (level * whole == 255 * part)
     return level - falls_short
 
 
 def from_hsv(hue: jax.Array, saturation: jax.Array, value: jax.Array) -> jax.Array:
-    """The conversion back: int32 [B, H, W] each, to int32 [B, 3, H, W].
+    """Converts HSV, int32 [B, H, W] each, to RGB, int32 [B, 3, H, W].
 
-    A channel is value (1 - saturation w), w from 0 where it is strongest to 1: a trapezium over the circle, from which
-    green and blue are a third and two thirds away.
+    A channel is value (1 - saturation w). As a function of the hue, w is a trapezium from 0 (the channel is strongest)
+    to 1; those of green and blue are shifted by one and two thirds of the circle.
     """
     hue, saturation, value = (plane[:, None] for plane in (hue, saturation, value))
     sixth = 85  # of the circle; hue has 255 steps and counts twice
     along = 2 * hue + sixth * np.array([5, 3, 1])[:, None, None]
     along = jnp.where(along >= 6 * sixth, along - 6 * sixth, along)
     weight = jnp.clip(jnp.minimum(along, 4 * sixth - along), 0, sixth)
-    # The divisor is odd, so that nothing is half way between two levels.
+    # The divisor is odd, so no result is half way between two levels.
     share = (value * (255 * sixth - saturation * weight)).astype(jnp.float32) / (255 * sixth)
     return jnp.floor(share + 0.5).astype(jnp.int32)
 
 
 def to_grey(planes: jax.Array) -> jax.Array:
-    """Each image's luma in all of its channels."""
+    """Replaces all channels of each image by its luma."""
     return jnp.broadcast_to(luma(planes), planes.shape)
 
 
 def blur(planes: jax.Array, sigma: jax.Array, radius: int) -> jax.Array:
-    """Blurs each image by a Gaussian that ends at so many pixels; the border is reflected, and not repeated.
+    """Blurs each image by a Gaussian kernel; borders are reflected without repeating the outermost pixel.
 
     Args:
         planes: int32 [B, C, H, W], grey levels.
         sigma: float32 [B], in pixels.
-        radius: of a kernel of 2 radius + 1 pixels; at most one less than the shorter side of the images.
+        radius: the kernel has 2 radius + 1 pixels; at most one less than the shorter side of the images.
 
-    Source of the semantics: torchvision's GaussianBlur, which does not take Pillow's filter.
+    Source of the semantics: torchvision's GaussianBlur, which does not use Pillow's filter.
     """
     offsets = jnp.arange(-radius, radius + 1)
     weights = jnp.exp(-0.5 * jnp.square(offsets / sigma[:, None]))

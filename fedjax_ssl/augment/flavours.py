@@ -1,6 +1,6 @@
-"""The RandAugments of the published systems, as data: pools, ranges, magnitudes, probabilities, cutouts.
+"""The RandAugments of published systems, as data: pools, ranges, magnitudes, probabilities, cutouts.
 
-An entry's strength is low + (high - low) * fraction; the flavours differ in how the fraction is drawn:
+An entry's strength is low + (high - low) * fraction. The flavours differ in how they draw the fraction:
 
   flavour    operations  fraction              applied with  cutout afterwards     place
   semifl     15          m / 10                1/2           none (in the pool)    after the weak geometry
@@ -10,19 +10,23 @@ An entry's strength is low + (high - low) * fraction; the flavours differ in how
   fedmatch   13          {0, ..., M - 1} / 9   1             none                  after the weak geometry
   none       0           -                     -             none                  (the weak geometry alone)
 
-* SemiAnAgg's and Twin-sight's codes have it in front; (FL)^2's has it behind (`augment.order='geometry_first'`).
+* In the code of SemiAnAgg and Twin-sight; (FL)^2's code has it after (`augment.order='geometry_first'`).
 
-The number of operations and m are the user's; usb and fedmatch read no m. FedMatch draws M from {2, ..., 5} for each
-image. What papers use: SemiFL 2 and m = 10; SAGE and ProxyFL fixmatch with 2 and m = 9 (their "10" is never drawn);
-(FL)^2 and SemiAnAgg usb with 3 (SemiAnAgg on the enlarged image, `augment.resized`); FedLabel's paper (1, 10) behind
-its eq. 5 and 10 operations of m = 1 in its section 5.2, its code one of m = 10, after which it crops from black borders
-(`augment.border`); FedMatch 6, with neither flip nor crop.
+The user chooses the number of operations and m; usb and fedmatch ignore m. FedMatch draws M from {2, ..., 5} for each
+image. Settings of the papers:
 
-The ranges stand in the tables below. Two things to know before comparing results:
+* SemiFL: 2 operations, m = 10.
+* SAGE and ProxyFL: fixmatch with 2 operations, m = 9 (their "10" is never drawn).
+* (FL)^2 and SemiAnAgg: usb with 3 operations (SemiAnAgg on the enlarged image, `augment.resized`).
+* FedLabel: the paper has (1, 10) after eq. 5, and 10 operations of m = 1 in section 5.2. The code has one operation of
+  m = 10 and then crops from black borders (`augment.border`).
+* FedMatch: 6 operations, without flip and crop.
+
+The tables below have the ranges. Two things to know before comparing results:
 
 * SemiFL's magnitude of 10 is always the maximum. A translation by 100 pixels then blanks a 32x32 image,
   solarize is a full inversion and a cutout of 40 pixels covers most of the image.
-* All geometric operations sample the nearest neighbour. SemiFL's code shears bilinearly, FedMatch's bicubically.
+* All geometric operations use the nearest neighbour. SemiFL's code shears bilinearly, FedMatch's bicubically.
 """
 
 import math
@@ -39,10 +43,10 @@ class PoolEntry(NamedTuple):
     low: float = 0.0  # strength at magnitude zero, in the unit of the operation
     high: float = 0.0  # strength at the maximal magnitude
     signed: bool = False  # the strength is negated with probability 1/2
-    around: float = 0.0  # is then added to the strength
-    of_side: bool = False  # the range is a share of the width (translate y: of the height), not pixels
+    around: float = 0.0  # added to the strength after that
+    of_side: bool = False  # the range is a share of the width (translate y: of the height) instead of pixels
     whole: bool = False  # the strength is rounded towards zero
-    least: float = -math.inf  # a weaker strength is raised to this one
+    least: float = -math.inf  # smallest strength; smaller ones are raised to it
     colour_only: bool = False  # not in the pool of images with one channel
 
 
@@ -53,15 +57,15 @@ class Flavour(NamedTuple):
     # Fraction: m / max, {1, ..., m} / max, U(0, 1), {0, ..., ceiling - 1} / (max - 1).
     magnitude: Literal["fixed", "up_to", "uniform", "below_ceiling"]
     max_magnitude: int
-    probability: float  # with which a drawn operation is applied
-    cutout: tuple[float, float] | None  # smallest and largest final cutout, as a share of the side
+    probability: float  # probability that a drawn operation is applied
+    cutout: tuple[float, float] | None  # smallest and largest final cutout, as a share of the side; None: no cutout
     fill: tuple[int, int, int]  # red, green and blue level of a cutout
     geometry_first: bool  # whether the weak flip and crop come before the operations
-    ceilings: tuple[int, int] = (1, 1)  # of 'below_ceiling': the smallest and the largest that an image may have
+    ceilings: tuple[int, int] = (1, 1)  # smallest and largest ceiling of an image, for 'below_ceiling'
 
 
-# UDA's pool (Xie et al., 2020) as SemiFL (Diao et al., 2022) uses it. SemiFL applies an operation with a
-# probability that it draws anew, uniformly from [0.2, 0.8], for every operation: a coin of exactly 1/2.
+# UDA's pool (Xie et al., 2020) as SemiFL (Diao et al., 2022) uses it. SemiFL draws the probability of every operation
+# anew, uniformly from [0.2, 0.8], which amounts to a probability of exactly 1/2.
 _SEMIFL = Flavour(
     pool=(
         PoolEntry(Operation.AUTO_CONTRAST),
@@ -88,8 +92,8 @@ _SEMIFL = Flavour(
     geometry_first=True,
 )
 
-# FixMatch (Sohn et al., 2020) as its public PyTorch version, and FedRGD's copy of it, has it. That
-# version never draws m itself (its integer range excludes the end); here m can be drawn.
+# FixMatch (Sohn et al., 2020) as in its public PyTorch version, which FedRGD copied. That version never draws m itself
+# (its integer range excludes the end); here m can be drawn.
 _FIXMATCH = Flavour(
     pool=(
         PoolEntry(Operation.AUTO_CONTRAST),
@@ -170,7 +174,7 @@ _FEDLABEL = Flavour(
     geometry_first=False,
 )
 
-# FedMatch's public code (Jeong et al., ICLR 2021). Its "equalize" leaves the image as it is.
+# FedMatch's public code (Jeong et al., ICLR 2021). Its "equalize" does nothing, so it is the identity here.
 _FEDMATCH = Flavour(
     pool=(
         PoolEntry(Operation.AUTO_CONTRAST),
@@ -196,7 +200,7 @@ _FEDMATCH = Flavour(
     ceilings=(2, 5),
 )
 
-# No RandAugment: strong augmentation is the weak one with a draw of its own.
+# No RandAugment: strong augmentation is a second draw of the weak one.
 _NONE = Flavour(
     pool=(),
     magnitude="fixed",
@@ -218,7 +222,7 @@ FLAVOURS = {
 
 
 def get_flavour(name: str) -> Flavour:
-    """Looks a RandAugment flavour up by its name.
+    """Looks up a RandAugment flavour by its name.
 
     Args:
         name: a key of `FLAVOURS`.

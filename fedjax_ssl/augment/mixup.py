@@ -12,7 +12,7 @@ MIX_ORDERS = ("mix_then_augment", "augment_then_mix")
 def sample_lambda(key: jax.Array, alpha: float) -> jax.Array:
     """Draws the one mixing weight of a batch.
 
-    The weight is not folded to max(lambda, 1 - lambda), which MixMatch does.
+    Unlike in MixMatch, the weight is not replaced by max(lambda, 1 - lambda).
 
     Args:
         key: a JAX random key.
@@ -21,7 +21,7 @@ def sample_lambda(key: jax.Array, alpha: float) -> jax.Array:
     Returns:
         float32 [], lambda ~ Beta(alpha, alpha).
 
-    Source: mixup (Zhang et al., 2018); one weight a batch as in SemiFL (Diao et al., 2022).
+    Source: mixup (Zhang et al., 2018); one weight per batch as in SemiFL (Diao et al., 2022).
     """
     return jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
 
@@ -42,7 +42,7 @@ def mix(images_a: jax.Array, images_b: jax.Array, lam: jax.Array) -> jax.Array:
 
 
 def lambda_of(key: jax.Array, alpha: float) -> jax.Array:
-    """The lambda that `mix_inputs` draws with its key, float32 []."""
+    """The lambda that `mix_inputs` draws with this key, float32 []."""
     return sample_lambda(jax.random.split(key, 3)[0], alpha)
 
 
@@ -56,16 +56,16 @@ def mix_inputs(
     order: str,
     mixing: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mixtures of two batches, weakly augmented, with one lambda ~ Beta(alpha, alpha) for the batch.
+    """Mixes two batches and augments them weakly, with one lambda ~ Beta(alpha, alpha) for the batch.
 
     Args:
-        inputs: their kind, see `fedjax_ssl.kinds`, which may have a `mix` and a `mix_order` of its own.
+        inputs: the `Inputs` of the data set, see `fedjax_ssl.kinds`; may have its own `mix` and `mix_order`.
         weak: the weak augmentation, (key, inputs) -> inputs.
         key: a JAX random key.
         examples, partners: [B, ...], as they are stored.
-        alpha: of the Beta distribution.
+        alpha: both parameters of the Beta distribution.
         order: one of `MIX_ORDERS`.
-        mixing: `lambda_of` this key; None: it is drawn here.
+        mixing: the result of `lambda_of` for this key; None: it is computed here.
 
     Returns:
         float32 [B, ...] on the scale of the inputs, and lambda, float32 [].

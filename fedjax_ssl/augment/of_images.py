@@ -1,4 +1,4 @@
-"""The views of an image that a run's configuration names: weak, strong, and the two of self-supervised methods."""
+"""The views of an image that a configuration defines: weak, strong, and the two views of self-supervised methods."""
 
 import functools
 from collections.abc import Callable
@@ -14,21 +14,21 @@ Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Views(NamedTuple):
-    """The views of an input, each (key, inputs [B, ...]) -> [B, ...]."""
+    """The augmentations that make views of inputs, each (key, inputs [B, ...]) -> [B, ...]."""
 
-    # weak and strong: of semi-supervised methods.
+    # weak and strong: for semi-supervised methods.
     weak: Augmentation
     strong: Augmentation
-    pair: tuple[Augmentation, Augmentation]  # T and T' of self-supervised methods
+    pair: tuple[Augmentation, Augmentation]  # T and T', for self-supervised methods
 
 
 def image_views(config: Any, image_shape: tuple[int, int, int], mirrored: bool) -> Views:
-    """The views by `config.augment` and `config.views`.
+    """Makes the views that `config.augment` and `config.views` define.
 
     Args:
         config: the configuration.
         image_shape: (height, width, channels).
-        mirrored: whether a mirrored image of the data set is still one of its class.
+        mirrored: whether a horizontal flip keeps the class of the data set's images.
 
     Raises:
         UserError: a field does not fit the images.

@@ -1,10 +1,10 @@
-"""RandAugment's image operations, computed the way Pillow computes them, for a whole batch at once.
+"""RandAugment's image operations, computed as Pillow does, for a whole batch at once.
 
-Auto-contrast alone may differ by one level, where Pillow's double precision falls short of a whole number.
+Only auto-contrast may differ, by one level, if Pillow's double precision falls short of a whole number.
 
-Every image of a batch has its own operation. A `lax.switch` under `vmap` would compute every
-branch for every image, so `apply_operation` is one fused program instead, in which each image passes
-through the same four stages and a stage is the identity for an image whose operation is another one:
+Every image of a batch has its own operation. A `lax.switch` under `vmap` would compute every branch for every image.
+Instead, `apply_operation` is one fused program with four stages. Each image passes through all stages, and a stage is
+the identity for images with an operation of another stage:
 
   stage        operations
   ----------   --------------------------------------------------------------------
@@ -15,9 +15,9 @@ through the same four stages and a stage is the identity for an image whose oper
                degenerate image d (black, its grey image, its mean, its smoothed image)
   cut out      a filled square
 
-Between two operations an image is made of whole grey levels, as in Pillow, which is why the arithmetic
-here is done on integers wherever Pillow's is. Images are int32 [B, C, H, W] in this module: with the
-channels last, XLA's inner loops on a CPU would be three elements long.
+As in Pillow, images have whole grey levels between two operations, so the arithmetic uses integers wherever Pillow's
+does. Images are int32 [B, C, H, W] in this module: with channels last, XLA's inner loops on a CPU would be three
+elements long.
 
 Source of the semantics: Pillow's ImageOps, ImageEnhance, ImageFilter.SMOOTH, Image.transform (AFFINE,
 NEAREST) and Image.rotate.
@@ -32,7 +32,7 @@ import numpy as np
 _LEVELS = 256
 # Image.transform computes source coordinates in fixed point with 16 fractional bits.
 _FRACTION_BITS = 16
-_GREY = 128  # behind ROTATE_ON_GREY
+_GREY = 128  # background of ROTATE_ON_GREY
 
 
 class Operation(enum.IntEnum):
@@ -47,19 +47,19 @@ class Operation(enum.IntEnum):
     AUTO_CONTRAST = 6  # no strength
     EQUALIZE = 7  # no strength
     INVERT = 8  # no strength
-    POSTERIZE = 9  # bits that remain, 1 to 8, rounded down
-    SOLARIZE = 10  # levels at or above it are inverted, 0 to 256
+    POSTERIZE = 9  # number of bits that remain, 1 to 8, rounded down
+    SOLARIZE = 10  # threshold from 0 to 256; levels from it on are inverted
     SOLARIZE_ADD = 11  # levels added before solarizing at 128
     BRIGHTNESS = 12  # factor, 1 is the identity
     COLOR = 13  # factor, 1 is the identity
     CONTRAST = 14  # factor, 1 is the identity
     SHARPNESS = 15  # factor, 1 is the identity
     CUTOUT = 16  # side of the square in pixels
-    ROTATE_ON_GREY = 17  # degrees, as ROTATE, but what was outside the image is grey
+    ROTATE_ON_GREY = 17  # degrees, as ROTATE, with a grey instead of a black background
 
 
 def to_planes(images: jax.Array) -> jax.Array:
-    """Brings a batch of images into the layout of this module.
+    """Converts a batch of images to the layout of this module.
 
     Args:
         images: uint8 [B, H, W, C], grey levels.
@@ -89,14 +89,14 @@ def apply_operation(
     centre: jax.Array,
     fill: tuple[int, int, int],
 ) -> jax.Array:
-    """Applies to each image its own operation.
+    """Applies its own operation to each image.
 
     Args:
         planes: int32 [B, C, H, W], grey levels, C is 1 or 3.
         operation: int32 [B], values of `Operation`.
         strength: float32 [B], in the unit of the operation.
-        centre: float32 [B, 2], where a cutout lies: the position of its centre (x, y) as a share of the
-          width and height, in [0, 1). Only cutout reads it.
+        centre: float32 [B, 2], the centre (x, y) of a cutout as a share of the width and height, in [0, 1). Only
+          cutout reads it.
         fill: the red, green and blue levels that fill a cutout.
 
     Returns:
@@ -104,7 +104,7 @@ def apply_operation(
     """
     planes = _resample(planes, operation, strength)
     grey = luma(planes)
-    # The tables and the degenerate images of one image never meet: each image uses one of the two.
+    # Each image uses either its table or its degenerate image, never both.
     table = _level_table(planes, operation, strength)
     looked_up = _look_up(planes, table)
     blended = _blend(planes, grey, operation, strength)
@@ -116,14 +116,14 @@ def apply_operation(
 def cutout(planes: jax.Array, size: jax.Array, centre: jax.Array, fill: tuple[int, int, int]) -> jax.Array:
     """Fills one square of each image.
 
-    As in the public RandAugments the square is not clipped symmetrically and, because Pillow draws the
-    last row and column of a rectangle as well, covers size + 1 pixels a side away from the borders.
+    As in public RandAugments, the square is not clipped symmetrically. Away from the borders its side is size + 1
+    pixels, because Pillow also draws the last row and column of a rectangle.
 
     Args:
         planes: int32 [B, C, H, W], grey levels.
-        size: float32 [B], the side of the square in pixels; nothing is filled where it is negative.
+        size: float32 [B], the side of the square in pixels; negative: nothing is filled.
         centre: float32 [B, 2], the centre (x, y) as a share of the width and height, in [0, 1).
-        fill: the red, green and blue levels; an image with one channel takes their luma.
+        fill: the red, green and blue levels; images with one channel get their luma.
 
     Returns:
         int32 [B, C, H, W], grey levels.
@@ -153,18 +153,18 @@ def _resample(planes: jax.Array, operation: jax.Array, strength: jax.Array) -> j
     batch, channels, height, width = planes.shape
     pixels = height * width
     matrix = _affine_matrix(operation, strength, height, width)
-    # Image.transform rounds the coefficients, the start being that of the first pixel's centre.
+    # Image.transform rounds the coefficients after moving the start to the first pixel's centre.
     matrix = matrix.at[:, :, 2].add((matrix[:, :, 0] + matrix[:, :, 1]) / 2)
     matrix = jnp.floor(matrix * 2**_FRACTION_BITS + 0.5) / 2**_FRACTION_BITS
     row, column = np.divmod(np.arange(pixels, dtype=np.float32), width)
     positions = np.stack([column, row, np.ones(pixels, np.float32)])
-    # The products and sums are exact in float32 as long as coordinates stay below 256. As a matrix product
-    # XLA also does not fuse them into the gather.
+    # Products and sums are exact in float32 for coordinates below 256. The matrix product also keeps XLA from fusing
+    # them into the gather.
     source = jnp.floor(jnp.matmul(matrix, positions, precision=jax.lax.Precision.HIGHEST))
     x, y = source[:, 0].astype(jnp.int32), source[:, 1].astype(jnp.int32)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    # The pixels outside read a black or grey pixel behind the last one: to select them after the gather makes rounds on
-    # CPUs 1.2 times as long.
+    # Pixels outside read an additional black or grey pixel after the last one: selecting them after the gather would
+    # make rounds on CPUs 1.2 times as long.
     source = jnp.where(inside, y * width + x, pixels)[:, None, :]
     behind = jnp.where(operation == Operation.ROTATE_ON_GREY, _GREY, 0)[:, None, None]
     behind = jnp.broadcast_to(behind, (batch, channels, 1)).astype(planes.dtype)
@@ -195,13 +195,13 @@ def _level_table(planes: jax.Array, operation: jax.Array, strength: jax.Array) -
     level = jnp.arange(_LEVELS)
     lowest, highest = jnp.min(levels, axis=2, keepdims=True), jnp.max(levels, axis=2, keepdims=True)
 
-    # Half a unit is added to integer numerators below, so that a float division rounds down like the
-    # integer division it stands for (which does not vectorise).
+    # Half a unit is added to integer numerators below, so that the float division rounds down like an integer division
+    # (which does not vectorise).
     stretched = jnp.floor(((level - lowest) * 255 + 0.5) / jnp.maximum(highest - lowest, 1))
     stretched = jnp.where(highest > lowest, stretched.astype(jnp.int32), level)
 
-    # ImageOps.equalize: the number of pixels below a level, in steps of (pixels - pixels of the highest
-    # level) // 255, starting with half a step; the identity where that step is zero.
+    # ImageOps.equalize: the number of pixels below a level, in steps of (pixels - pixels of the highest level) // 255,
+    # starting with half a step; the identity if the step is zero.
     at_highest = jnp.sum(levels == highest, axis=2, keepdims=True)
     step = (height * width - at_highest) // 255
     equalized = jnp.floor((step // 2 + _pixels_below(levels) + 0.5) / jnp.maximum(step, 1))
@@ -227,8 +227,8 @@ def _level_table(planes: jax.Array, operation: jax.Array, strength: jax.Array) -
 def _pixels_below(levels: jax.Array) -> jax.Array:
     """Counts, for each of the 256 levels, the pixels of a lower level: [B, C, P] to float32 [B, C, 256]."""
     batch, channels, _ = levels.shape
-    # One flat scatter of integers: an order of magnitude faster on a CPU than a product of one-hot
-    # matrices, a sort or a comparison with every level; being integers, exact in any order.
+    # One flat scatter: an order of magnitude faster on a CPU than a product of one-hot matrices, a sort or a comparison
+    # with every level. Integers make it exact in any order.
     first_bin = _LEVELS * jnp.arange(batch * channels).reshape(batch, channels, 1)
     histogram = jnp.zeros(batch * channels * _LEVELS, jnp.int32)
     histogram = histogram.at[levels + first_bin].add(1, mode="promise_in_bounds")
@@ -239,7 +239,7 @@ def _pixels_below(levels: jax.Array) -> jax.Array:
 
 
 def _look_up(planes: jax.Array, table: jax.Array) -> jax.Array:
-    """Replaces every level by the table's: [B, C, H, W] and [B, C, 256] to [B, C, H, W]."""
+    """Replaces every level by its entry in the table: [B, C, H, W] and [B, C, 256] to [B, C, H, W]."""
     batch, channels, height, width = planes.shape
     flat = planes.reshape(batch, channels, height * width)
     return jnp.take_along_axis(table, flat, axis=2, mode="promise_in_bounds").reshape(planes.shape)
@@ -261,20 +261,20 @@ def away_from(degenerate: jax.Array, planes: jax.Array, factor: jax.Array) -> ja
 
 
 def mean_level(grey: jax.Array) -> jax.Array:
-    """int(mean + 0.5) of each image's levels, in integers: [B, 1, H, W] to [B, 1, 1, 1]."""
+    """int(mean + 0.5) of each image's levels, by integer arithmetic: [B, 1, H, W] to [B, 1, 1, 1]."""
     pixels = grey.shape[2] * grey.shape[3]
     return (2 * jnp.sum(grey, axis=(1, 2, 3), keepdims=True) + pixels) // (2 * pixels)
 
 
 def _smooth(planes: jax.Array) -> jax.Array:
-    """ImageFilter.SMOOTH: the 3x3 mean in which the centre counts five times; the border stays."""
+    """ImageFilter.SMOOTH: the 3x3 mean in which the centre counts five times; border pixels stay as they are."""
     height, width = planes.shape[2:]
     if min(height, width) < 3:
         return planes
     rows = planes[:, :, :-2] + planes[:, :, 1:-1] + planes[:, :, 2:]
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     total = box + 4 * planes[:, :, 1:-1, 1:-1]
-    # The weights sum to 13, and a multiple of 1/13 is never half way between two integers.
+    # The weights sum to 13; a multiple of 1/13 is never half way between two integers.
     inner = jnp.floor((total + 6.5) / 13).astype(jnp.int32)
     return planes.at[:, :, 1:-1, 1:-1].set(inner)
 

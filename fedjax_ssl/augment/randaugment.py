@@ -1,4 +1,4 @@
-"""RandAugment (Cubuk et al., 2020) on the device, in the flavours of the published systems."""
+"""RandAugment (Cubuk et al., 2020) on the device, in the flavours of published systems."""
 
 from typing import NamedTuple
 
@@ -15,17 +15,17 @@ from fedjax_ssl.errors import UserError
 
 
 class Draws(NamedTuple):
-    """What is drawn for one batch: S operations and a final cutout for each image."""
+    """The random draws for one batch: S operations and a final cutout for each image."""
 
-    operation: jax.Array  # int32 [S, B], values of Operation; the identity where none is applied
+    operation: jax.Array  # int32 [S, B], values of Operation; the identity if none is applied
     strength: jax.Array  # float32 [S, B], in the unit of the operation
-    centre: jax.Array  # float32 [S, B, 2], of a cutout among the operations, as a share of the sides
+    centre: jax.Array  # float32 [S, B, 2], centre of a cutout among the operations, as a share of the sides
     cutout_size: jax.Array  # float32 [B], side of the final cutout in pixels, negative for none
-    cutout_centre: jax.Array  # float32 [B, 2], as a share of the sides
+    cutout_centre: jax.Array  # float32 [B, 2], centre of the final cutout, as a share of the sides
 
 
 def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, magnitude: int) -> jax.Array:
-    """Applies to every image its own random operations, one after the other.
+    """Applies its own random operations to every image, one after the other.
 
     Args:
         key: a JAX random key.
@@ -42,7 +42,7 @@ def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, 
         UserError: there is no such flavour, the images are not uint8 with one or three channels, num_ops is
           negative or the magnitude is out of range.
 
-    Source: RandAugment (Cubuk et al., 2020); the flavours' sources stand in `flavours`.
+    Source: RandAugment (Cubuk et al., 2020); `flavours` has the sources of the flavours.
     """
     chosen = check_rand_augment(flavour, num_ops, magnitude)
     if images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3):
@@ -54,10 +54,10 @@ def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, 
 
 
 def check_rand_augment(flavour: str, num_ops: int, magnitude: int) -> Flavour:
-    """Checks RandAugment's settings before anything is traced; returns the flavour.
+    """Checks RandAugment's settings before anything is traced, and returns the flavour.
 
     Raises:
-        UserError: there is no such flavour, or it has operations and num_ops is negative or the magnitude is out of
+        UserError: there is no such flavour; or it has operations, and num_ops is negative or the magnitude is out of
           range.
     """
     chosen = get_flavour(flavour)
@@ -85,7 +85,7 @@ def strong_augment(
     resized: int = 0,
     order: str = "flavour",
 ) -> jax.Array:
-    """Strong augmentation: a weak augmentation with its own draw, and RandAugment. Images are resized before both.
+    """Strong augmentation: RandAugment and a weak augmentation with its own draw. Images are resized before both.
 
     Args:
         key: a JAX random key.
@@ -95,9 +95,9 @@ def strong_augment(
         flavour: 'semifl', 'usb', 'fixmatch', 'fedlabel', 'fedmatch' or 'none', see `flavours`.
         num_ops: operations drawn for each image, with replacement.
         magnitude: see `rand_augment`.
-        border: what the padding is, 'reflect' or 'zeros', see `weak.weak_augment`.
+        border: the padding's content, 'reflect' or 'zeros', see `weak.weak_augment`.
         resized: see `weak.weak_augment`.
-        order: 'flavour', which of the two comes first is a property of the flavour; or 'geometry_first', the weak one.
+        order: 'flavour': the flavour determines which of the two comes first; 'geometry_first': the weak augmentation.
 
     Returns:
         uint8 [B, H, W, C], grey levels.
@@ -118,29 +118,26 @@ def strong_augment(
 
 
 def draw_operations(key: jax.Array, flavour: Flavour, shape: tuple[int, ...], num_ops: int, magnitude: int) -> Draws:
-    """Draws everything that is random in one call of `rand_augment`.
+    """Draws everything that is random in one call of `rand_augment`, for each image separately.
 
     Args:
         key: a JAX random key.
-        flavour: which operations, strengths and probabilities.
+        flavour: the operations, strengths and probabilities.
         shape: (B, H, W, C) of the images.
         num_ops: operations for each image.
         magnitude: from 0 to the flavour's maximum.
-
-    Returns:
-        The draws, for each image its own.
     """
     batch, height, width, channels = shape
     pool = [entry for entry in flavour.pool if channels == 3 or not entry.colour_only]
     operation_key, cutout_key = jax.random.split(key)
     which, applied, sign, level, x, y = jax.random.uniform(operation_key, (6, num_ops, batch))
 
-    # Rounding can take the product of the largest float below one up to the end of the range.
+    # Rounding can turn the product with the largest float below one into the end of the range.
     index = jnp.minimum((which * len(pool)).astype(jnp.int32), len(pool) - 1)
     table = np.array([_strength_range(entry, height, width) for entry in pool], np.float32)
     low, high = jnp.asarray(table[:, 0])[index], jnp.asarray(table[:, 1])[index]
     strength = low + (high - low) * _fraction(flavour, magnitude, level, key)
-    # The margin keeps products such as 0.3 * 10 / 10 * 40, which are whole in theory, from being rounded down.
+    # The margin keeps products that are whole in theory, such as 0.3 * 10 / 10 * 40, from being rounded down.
     whole = jnp.asarray([entry.whole for entry in pool])[index]
     strength = jnp.where(whole, jnp.floor(strength + 1e-4), strength)
     strength = jnp.maximum(strength, jnp.asarray([entry.least for entry in pool])[index])
@@ -161,7 +158,7 @@ def draw_operations(key: jax.Array, flavour: Flavour, shape: tuple[int, ...], nu
 
 
 def apply_draws(images: jax.Array, draws: Draws, fill: tuple[int, int, int]) -> jax.Array:
-    """Applies drawn operations, in their order, and the final cutout.
+    """Applies the drawn operations in their order, then the final cutout.
 
     Args:
         images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
@@ -187,7 +184,7 @@ def _strength_range(entry: PoolEntry, height: int, width: int) -> tuple[float, f
 
 
 def _fraction(flavour: Flavour, magnitude: int, level: jax.Array, key: jax.Array) -> jax.Array:
-    """Where in its range a strength lies, from a uniform draw `level` [S, B]: in [0, 1]."""
+    """The position of each strength in its range, in [0, 1], from a uniform draw `level` [S, B]."""
     if flavour.magnitude == "uniform":
         return level
     if flavour.magnitude == "below_ceiling":

@@ -14,25 +14,25 @@ def resize(images: jax.Array, side: int) -> jax.Array:
     """Resizes images to side x side pixels, columns first, then rows.
 
     Args:
-        images: [B, H, W, C]. uint8 images are rounded after each of the two passes, others never.
+        images: [B, H, W, C]. Only uint8 images are rounded, after each of the two passes.
         side: in pixels.
 
     Returns:
         [B, side, side, C] in the dtype of the images.
 
-    Source of the semantics: Pillow's Image.resize with BILINEAR, antialiased where it shrinks.
+    Source of the semantics: Pillow's Image.resize with BILINEAR, which antialiases when it shrinks.
     """
     return _resize_axis(_resize_axis(images, side, axis=2), side, axis=1)
 
 
 def _resize_axis(images: jax.Array, side: int, axis: int) -> jax.Array:
-    """One pass: each new pixel is a weighted mean of the few old ones around it."""
+    """Resizes one axis: each new pixel is a weighted mean of the few old pixels around it."""
     length = images.shape[axis]
     if length == side:
         return images
     places, weights = _taps(length, side)
     whole = images.dtype == jnp.uint8
-    # In whole numbers it is Pillow's result to the last bit; at most 2^8 times 2^22.
+    # Integers give Pillow's exact result; they are at most 2^8 times 2^22.
     weights = np.round(weights * 2**_BITS).astype(np.int32) if whole else weights.astype(np.float32)
     shape = [-1 if a == axis else 1 for a in range(images.ndim)]
     total = sum(
@@ -44,7 +44,7 @@ def _resize_axis(images: jax.Array, side: int, axis: int) -> jax.Array:
 
 @functools.cache
 def _taps(length: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which old pixels a new one is made of, and how much of each: int [T, side], float64 [T, side], summing to 1."""
+    """The old pixels of each new pixel, int [T, side], and their weights, float64 [T, side], which sum to 1."""
     scale = length / side
     reach = max(scale, 1.0)  # of the triangle, in old pixels
     centre = (np.arange(side) + 0.5) * scale

@@ -1,18 +1,18 @@
-"""Random resized crops: a rectangle of each image, brought back to the image's size as Pillow does it."""
+"""Random resized crops: a rectangle of each image, resized to the size of the image as Pillow does it."""
 
 import jax
 import jax.numpy as jnp
 
-RATIOS = (3 / 4, 4 / 3)  # of width to height, drawn uniformly in the logarithm
+RATIOS = (3 / 4, 4 / 3)  # smallest and largest width / height, whose logarithm is drawn uniformly
 TRIES = 10
 INTERPOLATIONS = ("bilinear", "bicubic")
 _CUBIC = -0.5  # Pillow's parameter of the bicubic filter
 
 
 def draw_boxes(key: jax.Array, batch: int, height: int, width: int, smallest: float) -> jax.Array:
-    """A rectangle for each image, with an area drawn uniformly from `smallest` to 1 of the image's.
+    """Draws a rectangle for each image, with an area that is a uniform share from `smallest` to 1 of the image.
 
-    The first of ten draws that fits; without any as much of the middle as has a permitted ratio.
+    Of `TRIES` draws the first that fits is used; if none fits, the largest centred rectangle with a permitted ratio.
 
     Returns:
         int32 [B, 4]: top, left, height, width.
@@ -38,7 +38,7 @@ def draw_boxes(key: jax.Array, batch: int, height: int, width: int, smallest: fl
 
 
 def _middle(height: int, width: int) -> jax.Array:
-    """The largest rectangle in the middle whose ratio is permitted: int32 [4]."""
+    """The largest centred rectangle with a permitted ratio: int32 [4]."""
     rows, columns = height, width
     if width < RATIOS[0] * height:
         rows = round(width / RATIOS[0])
@@ -48,12 +48,12 @@ def _middle(height: int, width: int) -> jax.Array:
 
 
 def resized_crop(images: jax.Array, boxes: jax.Array, flipped: jax.Array, interpolation: str) -> jax.Array:
-    """Cuts a rectangle out of each image, enlarges it to the image's size, and mirrors some.
+    """Cuts a rectangle out of each image, resizes it to the size of the image, and mirrors some images.
 
     Args:
         images: uint8 [B, H, W, C].
         boxes: int32 [B, 4], top, left, height and width within the image.
-        flipped: bool [B], which are mirrored, left to right.
+        flipped: bool [B], which images are mirrored horizontally.
         interpolation: 'bilinear' or 'bicubic'.
 
     Returns:
@@ -70,17 +70,17 @@ def resized_crop(images: jax.Array, boxes: jax.Array, flipped: jax.Array, interp
 
 
 def _rounded(levels: jax.Array) -> jax.Array:
-    """To the nearest, what is half way up, as Pillow's integers are; floats may fall short of half way."""
+    """Rounds to the nearest integer, halves up, as Pillow does; the margin is for floats just below a half."""
     return jnp.clip(jnp.floor(levels + (0.5 + 2**-12)), 0, 255)
 
 
 def _weights(first: jax.Array, size: jax.Array, length: int, interpolation: str) -> jax.Array:
-    """How much of each old pixel a new one has: float32 [B, length, length], the new ones first.
+    """The weight of each old pixel in each new pixel: float32 [B, length (new), length (old)].
 
-    A crop is never larger than the image, so that nothing is averaged: a filter is as wide as it is.
+    A crop is never larger than the image, so the filter is never widened for antialiasing.
     """
-    place = jnp.arange(length) - first[:, None]  # in the crop
-    # Of the centres of an old and a new pixel, in whole halves of a new pixel, so that nothing is rounded before.
+    place = jnp.arange(length) - first[:, None]  # position in the crop
+    # The distance between the centres of an old and a new pixel, in integer units so that nothing is rounded here.
     apart = (2 * place[:, None, :] + 1) * length - (2 * jnp.arange(length)[:, None] + 1) * size[:, None, None]
     distance = jnp.abs(apart) / (2 * length)
     inside = (place >= 0) & (place < size[:, None])
@@ -89,7 +89,7 @@ def _weights(first: jax.Array, size: jax.Array, length: int, interpolation: str)
 
 
 def _filter(distance: jax.Array, interpolation: str) -> jax.Array:
-    """Pillow's filters, of distances in old pixels."""
+    """Pillow's filters as functions of the distance in old pixels."""
     if interpolation == "bilinear":
         return jnp.maximum(1 - distance, 0)
     near = ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 
 def quarter_turns(images: jax.Array, turns: jax.Array) -> jax.Array:
-    """Turns each image by its own number of quarters, counter-clockwise.
+    """Rotates each image by its own number of quarter turns, counter-clockwise.
 
     Args:
         images: [B, H, H, C], any dtype.

@@ -1,4 +1,4 @@
-"""The two views of self-supervised methods: crop, flip, colours, grey, blur, solarising, in this order."""
+"""The two views of self-supervised methods: crop, flip, colour jitter, grey, blur, solarising, in this order."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from fedjax_ssl.augment import colour
 from fedjax_ssl.augment.operations import from_planes, to_planes
 from fedjax_ssl.augment.resized_crop import draw_boxes, resized_crop
 
-SIGMAS = (0.1, 2.0)  # of the blur, in pixels, drawn uniformly
+SIGMAS = (0.1, 2.0)  # range of the blur's sigma in pixels, drawn uniformly
 View = Callable[[jax.Array, jax.Array], jax.Array]  # (key, images) -> images
 
 
@@ -20,10 +20,10 @@ def make_views(options: Any, flip: bool) -> tuple[View, View]:
 
     Args:
         options: the section `config.views`.
-        flip: whether an image is mirrored, left to right, with probability 1/2.
+        flip: whether images are mirrored horizontally with probability 1/2.
 
     Returns:
-        Two functions from a key and images uint8 [B, H, W, C] to images of that kind.
+        Two functions from a key and images uint8 [B, H, W, C] to images of the same shape and dtype.
     """
     view = functools.partial(random_view, options=options, flip=flip)
     return (
@@ -35,14 +35,14 @@ def make_views(options: Any, flip: bool) -> tuple[View, View]:
 def random_view(
     key: jax.Array, images: jax.Array, options: Any, flip: bool, blurred: float, solarised: float
 ) -> jax.Array:
-    """One view of each image, by draws of its own.
+    """Makes one random view of each image.
 
     Args:
         key: a JAX random key.
         images: uint8 [B, H, W, C].
         options: the section `config.views`.
         flip: see `make_views`.
-        blurred, solarised: with which probability.
+        blurred, solarised: probabilities of blurring and of solarising.
 
     Returns:
         uint8 [B, H, W, C].
@@ -60,7 +60,7 @@ def random_view(
     def sometimes(
         number: int, probability: float, changed: Callable[[jax.Array], jax.Array], planes: jax.Array
     ) -> jax.Array:
-        """Each image changed with a probability; nothing is computed where that is 0."""
+        """Changes each image with a probability; computes nothing if that is 0."""
         if probability == 0:
             return planes
         return jnp.where((coins[number] < probability)[:, None, None, None], changed(planes), planes)

@@ -7,7 +7,7 @@ from fedjax_ssl.augment.resize import resize
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import platform
 
-BORDERS = ("reflect", "zeros")  # what an image is padded with
+BORDERS = ("reflect", "zeros")  # padding of images
 
 
 def weak_augment(
@@ -18,18 +18,18 @@ def weak_augment(
     Args:
         key: a JAX random key.
         images: [B, H, W, C], any dtype.
-        flip: whether an image is mirrored, left to right, with probability 1/2; digits are not.
-        padding: pixels on every side from which the crop is taken; of reflection at most one less than the
-          shorter side of the images. Without padding and without a flip the images stay as they are.
-        border: what the padding is, 'reflect' or 'zeros' (black).
-        resized: above 0 the crop is taken from the image resized to so many pixels a side instead, without padding;
-          at least the images' side.
+        flip: whether images are mirrored horizontally with probability 1/2; not meant for digits.
+        padding: pixels that are added on every side before cropping; with 'reflect' at most one less than the shorter
+          side of the images. Without padding and flip the images stay as they are.
+        border: the padding's content, 'reflect' or 'zeros' (black).
+        resized: 0, or the side in pixels to which images are resized before cropping, instead of being padded; at least
+          the side of the images.
 
     Returns:
         [B, H, W, C] in the dtype of the images.
 
-    Source: the standard augmentation of CIFAR as FixMatch (Sohn et al., 2020) and SemiFL use it; with 'zeros' as He et
-    al. (2016) and FedLabel do; from larger images as RSCFed (Liang et al., 2022) and SemiAnAgg do.
+    Source: the standard augmentation of CIFAR as in FixMatch (Sohn et al., 2020) and SemiFL; 'zeros' as in He et al.
+    (2016) and FedLabel; crops of larger images as in RSCFed (Liang et al., 2022) and SemiAnAgg.
     """
     height, width = images.shape[1:3]
     if resized:
@@ -42,13 +42,13 @@ def weak_augment(
 
 
 def crop_at_random(key: jax.Array, images: jax.Array, flip: bool, height: int, width: int) -> jax.Array:
-    """Cuts height x width pixels out of every image at a place of its own, and mirrors half of them if `flip`.
+    """Cuts height x width pixels out of every image at its own random position, and may mirror it.
 
     Args:
         key: a JAX random key.
-        images: [B, H', W', C], any dtype, not smaller than what is cut out.
-        flip: whether an image is mirrored, left to right, with probability 1/2.
-        height, width: of the result.
+        images: [B, H', W', C], any dtype, at least as large as the crop.
+        flip: whether images are mirrored horizontally with probability 1/2.
+        height, width: size of the crop.
 
     Returns:
         [B, height, width, C] in the dtype of the images.
@@ -59,10 +59,10 @@ def crop_at_random(key: jax.Array, images: jax.Array, flip: bool, height: int, w
 
 
 def check_resized(resized: int, padding: int, image_shape: tuple[int, int, int]) -> None:
-    """Checks the size that images are brought to before the crop, `augment.resized`.
+    """Checks `augment.resized`, the size to which images are resized before the crop.
 
     Raises:
-        UserError: it does not fit the images, or there is padding besides.
+        UserError: it does not fit the images, or `padding` is set as well.
     """
     height, width = image_shape[:2]
     if resized and padding:
@@ -82,10 +82,10 @@ def flip_and_crop(
 
     Args:
         images: [B, H, W, C], any dtype.
-        flipped: bool [B], which images are mirrored, left to right.
+        flipped: bool [B], which images are mirrored horizontally.
         offsets: int32 [B, 2], first row and column of the crop in the padded image, from 0 to 2 * padding;
           (padding, padding) leaves the image where it is.
-        padding: pixels on every side; of reflection at most one less than the shorter side of the images.
+        padding: pixels on every side; with 'reflect' at most one less than the shorter side of the images.
         border: 'reflect' (the outermost pixels are not repeated) or 'zeros'.
 
     Returns:
@@ -109,7 +109,7 @@ def flip_and_crop(
 
 
 def _draw(key: jax.Array, number: int, flip: bool, down: int, right: int) -> tuple[jax.Array, jax.Array]:
-    """Which images are mirrored, bool [B], and by how many rows and columns, int32 [B, 2], crops are shifted."""
+    """Draws which images are mirrored, bool [B], and the rows and columns by which crops are shifted, int32 [B, 2]."""
     flip_key, offset_key = jax.random.split(key)
     offsets = jax.random.randint(offset_key, (number, 2), 0, jnp.array([down + 1, right + 1]))
     return jax.random.bernoulli(flip_key, shape=(number,)) if flip else jnp.zeros(number, bool), offsets
@@ -121,16 +121,16 @@ def _gather(images: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
     if platform() == "tpu" and images.dtype == jnp.uint8:
         return _gather_by_products(images, row, column)
     shape = (batch, row.shape[1], column.shape[1], channels)
-    # One gather of whole pixels; no padded copy is made.
+    # One gather of whole pixels, without a padded copy.
     source = (row[:, :, None] * width + column[:, None, :]).reshape(batch, -1, 1)
     pixels = images.reshape(batch, height * width, channels)
     return jnp.take_along_axis(pixels, source, axis=1, mode="promise_in_bounds").reshape(shape)
 
 
 def _gather_by_products(images: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
-    """`_gather` for TPUs, which gather pixel by pixel, and store three channels in the place of 128.
+    """`_gather` for TPUs, which would gather pixel by pixel and store three channels in the space of 128.
 
-    Products with matrices of a single 1 in each row: exact, as bfloat16 holds all grey levels.
+    It multiplies with one-hot matrices. This is exact, because bfloat16 represents all grey levels.
     """
     of_rows, of_columns = (
         jax.nn.one_hot(taken, length, dtype=jnp.bfloat16) for taken, length in zip((row, column), images.shape[1:3])
@@ -142,10 +142,10 @@ def _gather_by_products(images: jax.Array, row: jax.Array, column: jax.Array) ->
 
 
 def _usable_padding(padding: int, height: int, width: int, border: str) -> int:
-    """An image can be reflected by at most one pixel less than its side."""
+    """Limits reflection to one pixel less than the shorter side of the images."""
     return min(padding, height - 1, width - 1) if border == "reflect" else padding
 
 
 def _reflect(position: jax.Array, length: int) -> jax.Array:
-    """Where a position up to length - 1 pixels outside an axis lies after reflection at its ends."""
+    """Reflects positions that lie up to length - 1 pixels outside an axis at its ends."""
     return length - 1 - jnp.abs(length - 1 - jnp.abs(position))

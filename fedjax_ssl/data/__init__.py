@@ -1,4 +1,4 @@
-"""Data: sources of images, their partition over clients, and the federation as device arrays."""
+"""Data: sources of images and other inputs, their partition over clients, and the federation as device arrays."""
 
 from fedjax_ssl.data.federated import SEED_AXES, FederatedData, federate, stack_seeds
 from fedjax_ssl.data.folder import FITS

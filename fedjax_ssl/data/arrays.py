@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded
 
-# All images form one array, on the host and on the device: the most that a large GPU can hold besides a model.
+# All images form one array on the host and on the device. This is the most that a large GPU can hold besides a model.
 MAX_BYTES = 8 * 10**9
 
 
@@ -40,7 +40,7 @@ def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path
     found = expanded(path)
     try:
         exists = found.exists()
-    except OSError as error:  # of a name that is too long, or a folder that may not be read
+    except OSError as error:  # the name is too long, or a folder may not be read
         raise UserError(f"{field}={path} cannot be read: {error.strerror}") from error
     if not exists:
         raise UserError(f"{field}={path} does not exist; give {wanted}")

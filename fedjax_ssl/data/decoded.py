@@ -1,6 +1,6 @@
-"""Images that are decoded once, into a file of the user's cache that is memory-mapped: they take no memory afterwards.
+"""Decodes images once into a memory-mapped npy file in the user's cache, so that they take no memory afterwards.
 
-The file is an npy. While it is written it ends in '.part', and decoding that was stopped goes on where it was.
+While it is written, the file ends in '.part'. Interrupted decoding continues where it stopped.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ from fedjax_ssl.files import private_cache, refuse_link
 
 try:
     import fcntl
-except ImportError:  # Windows, where nothing is kept
+except ImportError:  # Windows, where nothing is cached
     fcntl = None
 
-MOST_CACHE_BYTES = 50_000_000_000  # of all data sets; what was used longest ago goes
-BLOCK = 1024  # images between two waits for the disk
+MOST_CACHE_BYTES = 50_000_000_000  # for all data sets; the least recently used are deleted
+BLOCK = 1024  # images between two calls of fsync
 Shape = tuple[int, ...]
 
-# Pillow's names of these. It would read many more by their first bytes whatever a file is called, and start
-# Ghostscript for some.
+# Pillow's names of the accepted formats. Unrestricted, Pillow recognises many more by their first bytes, whatever the
+# file's name, and starts Ghostscript for some.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow's names
 _MODES = {1: "L", 3: "RGB"}  # by the number of channels
@@ -52,23 +52,23 @@ Picture = pathlib.Path | Encoded
 def decode_once(
     pictures: Sequence[Picture], known_by: str, name: object, image_size: int, fit: str, tell: Callable[[str], Any]
 ) -> np.ndarray:
-    """All images of a data set, uint8 [N, H, W, C]: memory-mapped, or in memory where the user has no cache.
+    """All images of a data set, uint8 [N, H, W, C]: memory-mapped, or in memory if the user has no cache.
 
     Args:
-        pictures: the images' files; one is read at a time.
-        known_by: what tells these pictures from all others, such as their files' sizes and times.
+        pictures: the image files; one is read at a time.
+        known_by: identifies these pictures, for example by their files' sizes and times.
         name: of the data set, for messages.
-        image_size: see `read_image`; 0: all must have one size.
-        fit: likewise.
-        tell: gets a line that says how far it is.
+        image_size: see `read_image`; 0: all images must have the same size.
+        fit: see `read_image`.
+        tell: called with a line about the progress.
 
     Raises:
-        UserError: a picture is no image, sizes differ, or there is no room.
+        UserError: a picture is not an image, sizes differ, or the images are too large.
     """
     import PIL
 
     def find_shape(most: int) -> Shape:
-        """Reads headers only, of all images."""
+        """The shape of the array of all images, mostly from headers."""
         channels = 1 if all(map(_is_grey, pictures)) else 3
         first = pictures[0]
         height, width = (image_size,) * 2 if image_size else read_image(first, _MODES[channels], 0, fit).shape[:2]
@@ -108,7 +108,8 @@ def decode_once(
                     os.replace(part, file)
                 else:
                     part.unlink(missing_ok=True)
-        os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))  # used now, but not changed: others have it mapped
+        # Sets the time of use only: the file has not changed, and others may have it mapped.
+        os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
         images = np.load(file, mmap_mode="r")
     except OSError as error:
         raise UserError(
@@ -133,7 +134,7 @@ def _write(
         out.flush()
     first, each = out.tell(), math.prod(shape[1:])
     there = (os.fstat(out.fileno()).st_size - first) // each
-    done = max(0, there - 1) // BLOCK * BLOCK  # after a power cut the last block may not be what was written
+    done = max(0, there - 1) // BLOCK * BLOCK  # after a power cut the last block may be damaged
     out.truncate(first + done * each)
     out.seek(0, os.SEEK_END)
     began = time.monotonic()
@@ -148,7 +149,7 @@ def _write(
 
 
 def _shape_of(file: IO[bytes]) -> Shape | None:
-    """The shape that the header says; the file stands behind it. None: it has no whole header."""
+    """The shape in the file's header, behind which the file's position then is; None if the header is incomplete."""
     file.seek(0)
     try:
         if np.lib.format.read_magic(file) != (1, 0):
@@ -167,7 +168,7 @@ def _is_whole(file: pathlib.Path) -> bool:
 
 
 def check_size(shape: Shape, name: object, most: int, remedy: str = "set a smaller data.image_size, or ") -> None:
-    """Raises a UserError if images, uint8 of this shape, take more bytes than `most`."""
+    """Raises a UserError if uint8 images of this shape take more bytes than `most`."""
     if math.prod(shape) > most:
         raise UserError(
             f"the {shape[0]} images of {name} take {math.prod(shape) / 1e9:.1f} GB at {shape[2]} x {shape[1]} pixels, "
@@ -176,22 +177,22 @@ def check_size(shape: Shape, name: object, most: int, remedy: str = "set a small
 
 
 def _is_grey(picture: Picture) -> bool:
-    """Whether an image has no colours, by its header."""
+    """Whether an image is grey, according to its header."""
     with _open(picture) as image:
-        if image.mode == "P":  # A palette, as GIF always has one; it may hold nothing but greys.
+        if image.mode == "P":  # A palette, which GIFs always have; it may hold only greys.
             red, green, blue = np.reshape(image.getpalette("RGB"), (-1, 3)).T
             return bool(np.array_equal(red, green) and np.array_equal(green, blue))
         return image.mode in _GREY_MODES
 
 
 def read_image(picture: Picture, mode: str, image_size: int, fit: str) -> np.ndarray:
-    """One image, uint8 [H, W, C], in mode 'L' or 'RGB'.
+    """Reads one image as uint8 [H, W, C].
 
     Args:
         picture: the file.
-        mode: of these two.
-        image_size: side in pixels to which it is resized bilinearly, with antialiasing; 0: it stays as it is.
-        fit: 'crop' cuts out the largest square in the middle before, 'stretch' resizes the whole image.
+        mode: 'L' or 'RGB'.
+        image_size: side in pixels to which the image is resized bilinearly, with antialiasing; 0: it keeps its size.
+        fit: 'crop' first cuts out the largest centred square, 'stretch' resizes the whole image.
 
     Raises:
         UserError: it cannot be read as an image.
@@ -200,11 +201,11 @@ def read_image(picture: Picture, mode: str, image_size: int, fit: str) -> np.nda
 
     with _open(picture) as image:
         if image.format == "PNG":
-            image.verify()  # compares the pixels' checksums, which `load` leaves out; the file must be opened anew
+            image.verify()  # checks the pixels' checksums, which `load` does not; afterwards the file must be reopened
     with _open(picture) as image:
         image.load()
         image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I"):  # Pillow's own conversion would make 255 of everything above it.
+        if image.mode.startswith("I"):  # Pillow's own conversion would clip values above 255.
             values = np.asarray(image)
             if values.min() < 0 or values.max() > 65535:
                 raise ValueError("pixels of more than 16 bits")
@@ -216,7 +217,7 @@ def read_image(picture: Picture, mode: str, image_size: int, fit: str) -> np.nda
             if fit == "crop":
                 side = min(image.size)
                 left, top = (image.width - side) // 2, (image.height - side) // 2
-                # Cut out first: a resize with a box would let pixels from outside of it take part.
+                # Cropped first: `resize` with a box would include pixels outside the box.
                 image = image.crop((left, top, left + side, top + side))
             image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
@@ -231,8 +232,8 @@ def _open(picture: Picture) -> Iterator[Any]:
     opened = io.BytesIO(picture.content) if isinstance(picture, Encoded) else picture
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # about tags; what cannot be read is an error besides
-            warnings.simplefilter("error", Image.DecompressionBombWarning)  # of more than 89 million pixels
+            warnings.simplefilter("ignore", UserWarning)  # about tags; unreadable images raise errors anyway
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # more than 89 million pixels
             with Image.open(opened, formats=FORMATS) as image:
                 yield image
     except Image.UnidentifiedImageError as error:

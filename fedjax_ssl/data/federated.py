@@ -1,4 +1,4 @@
-"""The data of a federation as device arrays: images stored once, with tables of rows that say who owns them."""
+"""The data of a federation as device arrays: each image is stored once, and tables of rows say who owns it."""
 
 from typing import Any, NamedTuple
 
@@ -37,8 +37,8 @@ class FederatedData(NamedTuple):
     test_labels: jax.Array  # int32 [T]
     seed: jax.Array  # uint32 [], the run's seed; data, not a constant, so that another seed needs no compilation
     byzantine: jax.Array | None = None  # bool [K], the attackers, see `config.attack`; None: there are none
-    # bool [N], the images for which clients give false labels: visible labels are already the next class's, and
-    # pseudo-labels become the next class's. None: there are none.
+    # bool [N], the images for which clients give false labels: their visible labels are already those of the next
+    # class, and pseudo-labels will be shifted in the same way. None: there are none.
     mislabelled: jax.Array | None = None
     # int32 [T], rows of the images that attackers want mislabelled; None: attackers craft no images.
     targets: jax.Array | None = None
@@ -74,18 +74,18 @@ class FederatedData(NamedTuple):
         return self.place(clients) if self.recorded is None else jnp.searchsorted(self.recorded, clients)
 
     def rows_of(self, clients: jax.Array) -> jax.Array:
-        """Rows of `inputs` of some clients, int32 [M, n_max]; entries beyond `client_size` are padding."""
+        """Rows in `inputs` of some clients' examples, int32 [M, n_max]; entries beyond `client_size` are padding."""
         return self.client_index[self.place(clients)]
 
     def all_rows(self, reader: str, instead: str) -> jax.Array:
-        """Rows of `inputs` of all clients, int32 [K, n_max].
+        """Rows in `inputs` of all clients' examples, int32 [K, n_max].
 
         Args:
-            reader: what reads them, for the error.
-            instead: the setting that does without, for the error.
+            reader: the feature that reads them, for the error message.
+            instead: a setting that does not need them, for the error message.
 
         Raises:
-            UserError: when it is traced, if only the clients of a round are on the device.
+            UserError: at tracing, if only the clients of a round are on the device.
         """
         if self.here is not None:
             raise UserError(
@@ -95,24 +95,24 @@ class FederatedData(NamedTuple):
         return self.client_index
 
     def at_clients(self, reader: str, instead: str) -> jax.Array:
-        """bool [N], the rows of `inputs` that clients hold; see `all_rows`."""
+        """bool [N], which rows of `inputs` clients hold; arguments and errors as in `all_rows`."""
         rows = self.all_rows(reader, instead)
         present = jnp.arange(self.width) < self.client_size[:, None]
         return jnp.zeros(len(self.inputs), bool).at[rows].max(present)
 
 
 _SHARED = ("inputs", "test_inputs", "test_labels", "unknown_inputs")
-# Which arrays differ between the seeds of one run, in the form for `jax.vmap`; all seeds share one copy of the images.
+# Axes for `jax.vmap` over the seeds of one run: 0 for arrays that differ, None for shared ones such as the images.
 SEED_AXES: Any = FederatedData._make(None if name in _SHARED else 0 for name in FederatedData._fields)
 
 
 def seed_axes(data: FederatedData) -> Any:
-    """`SEED_AXES` of stacked federations; images differ as well if attackers have crafted some of them."""
+    """`SEED_AXES` for stacked federations; images also differ if attackers have crafted some of them."""
     return SEED_AXES._replace(inputs=0 if data.inputs.ndim == 5 else None)
 
 
 def stack_seeds(federations: list[FederatedData]) -> FederatedData:
-    """Stacks the federations of several seeds where they differ (see `SEED_AXES`)."""
+    """Stacks those arrays of several seeds' federations that differ (see `SEED_AXES`)."""
     axes = SEED_AXES._replace(inputs=None if federations[0].targets is None else 0)
     leaves = [
         federations[0][place]
@@ -124,19 +124,19 @@ def stack_seeds(federations: list[FederatedData]) -> FederatedData:
 
 
 def of_seed(stacked: FederatedData, number: int) -> FederatedData:
-    """One seed's federation, out of those of several, see `stack_seeds`."""
+    """The federation of one seed, out of a stack made by `stack_seeds`."""
     return FederatedData._make(
         leaf if axis is None or leaf is None else leaf[number] for leaf, axis in zip(stacked, seed_axes(stacked))
     )
 
 
 class Holdings(NamedTuple):
-    """A federation on the host: its images once, who owns them, and the visible labels."""
+    """A federation on the host: each image once, the owners, and the visible labels."""
 
     inputs: np.ndarray  # [N, ...], every training example in its stored form; may be a memory-mapped file
     hidden_labels: np.ndarray  # int32 [N], the true labels; `UNKNOWN` for images of no class
     visible_labels: np.ndarray  # int32 [N], -1 for hidden labels
-    rows: np.ndarray  # int32 [n], rows of all clients, client by client
+    rows: np.ndarray  # int32 [n], rows of all clients' examples, client by client
     offsets: np.ndarray  # int64 [K + 1], where each client's rows begin in `rows`
     labelled_size: np.ndarray  # int32 [K]
     server_index: np.ndarray  # int32 [S]
@@ -152,11 +152,11 @@ class Holdings(NamedTuple):
 
     @property
     def sizes(self) -> np.ndarray:
-        """int32 [K], examples of each client."""
+        """int32 [K], number of examples of each client."""
         return np.diff(self.offsets).astype(np.int32)
 
     def rows_of(self, client: int) -> np.ndarray:
-        """int32 [n_k], a client's rows."""
+        """int32 [n_k], rows of a client's examples."""
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
 
 
@@ -179,8 +179,8 @@ def hold(
         attack: `config.attack`; None: no attack.
 
     Raises:
-        UserError: attackers lack the images that their attack needs, or the partition gives a row without a label to
-            an owner that needs one.
+        UserError: attackers lack the images that their attack needs; or a row of the server, of a client's labelled
+            examples, of the validation images or of a client's test images has no label.
     """
     sizes = np.array([len(rows) for rows in partition.client_rows], np.int64)
     rows = np.concatenate(partition.client_rows).astype(np.int32)
@@ -201,7 +201,7 @@ def hold(
     if reveal_labels:
         nobodys = np.concatenate([partition.validation_index, *partition.client_test_rows])
         visible = np.setdiff1d(np.arange(len(visible_labels)), nobodys)
-    visible_labels[visible] = np.maximum(dataset.y_train[visible], -1)  # that an image is unknown nobody is told
+    visible_labels[visible] = np.maximum(dataset.y_train[visible], -1)  # nobody is told that an image is `UNKNOWN`
     byzantine, mislabelled = _attackers(attack, partition, seed, len(visible_labels))
     if mislabelled is not None:
         lies = mislabelled & (visible_labels >= 0)
@@ -250,14 +250,14 @@ def put_whole(
 ) -> tuple[FederatedData, jax.Array]:
     """Puts a whole federation on the device.
 
-    Methods never see hidden labels: they are not part of `FederatedData`. Only evaluation outside the method uses
-    them, to measure the accuracy of pseudo-labels. Permuting them must not change one bit of a trained model.
+    Methods never see hidden labels, which are not part of `FederatedData`. Only evaluation outside the method uses
+    them, to measure the accuracy of pseudo-labels. Permuting them must not change a single bit of a trained model.
 
     Args:
         held: the federation.
-        width: n_max of `client_index`, if several seeds share one shape; None: the largest client's size.
-        same_images: a federation of the same data set, whose arrays of images are shared instead of copied. Training
-            images are copied if attackers have crafted some of them.
+        width: n_max of `client_index`, if several seeds share one shape; None: the size of the largest client.
+        same_images: a federation of the same data set whose image arrays are reused. Training images are still copied
+            if attackers have crafted some of them.
 
     Returns:
         The federation's data, and the hidden labels: int32 [N], the true label of every training example.
@@ -304,7 +304,7 @@ def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedDa
 
 
 def small_arrays(held: Holdings) -> FederatedData:
-    """The arrays that are on the device wherever the images are: one entry for each client, and the server's rows.
+    """The arrays that are always on the device: those with one entry for each client, and the server's rows.
 
     The tables of images are empty.
     """
@@ -326,14 +326,14 @@ def small_arrays(held: Holdings) -> FederatedData:
 
 
 def num_attackers(share: float, num_clients: int) -> int:
-    """floor(share K), robust to the rounding of share."""
+    """floor(share * K), robust to rounding of `share`."""
     return int(share * num_clients + 1e-9)
 
 
 def _attackers(
     attack: Any, partition: Partition, seed: int, num_images: int
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """`byzantine` and `mislabelled` of a federation: floor(share K) clients, drawn by the seed."""
+    """Draws floor(share * K) attackers by the seed; returns `byzantine` and `mislabelled` of the federation."""
     if attack is None or attack.kind == "none":
         return None, None
     num_clients = len(partition.client_rows)

@@ -1,10 +1,10 @@
-"""A user's data set as a folder of images by class, checked before it is used.
+"""Loads a user's data set from a folder of images by class, and checks it.
 
     FOLDER/train/CLASS/IMAGE and FOLDER/test/CLASS/IMAGE; training images without a label in FOLDER/unlabelled/IMAGE
-    FOLDER/CLASS/IMAGE, where every fifth image of a class, in the order of their names, is for the test
+    FOLDER/CLASS/IMAGE, where every fifth image of a class, sorted by name, is for testing
 
-Classes and images are taken in the order of their names (by code points, so 'B' stands before 'a' and '10' before '2'),
-which is the same on every machine.
+Classes and images are sorted by name. Names are compared by code points ('B' comes before 'a', and '10' before '2'), so
+the order is the same on every machine.
 """
 
 import pathlib
@@ -18,37 +18,36 @@ from fedjax_ssl.data.decoded import check_size, decode_once, read_image
 from fedjax_ssl.errors import UserError, first_line
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-TEST_EVERY = 5  # where the folder has no test set of its own
-UNLABELLED = "unlabelled"  # the folder beside train and test
+TEST_EVERY = 5  # used if the folder has no test set
+UNLABELLED = "unlabelled"  # the folder next to train and test
 
 _OF_FILE_MANAGERS = ("Thumbs.db", "desktop.ini")  # written by file managers
 
 
-FITS = ("crop", "stretch")  # how an image that is not a square is brought to one
+FITS = ("crop", "stretch")  # how images that are not square become square
 
 
 def load_folder(
     path: str, image_size: int = 0, fit: str = "crop", tell: Callable[[str], Any] = lambda text: None
 ) -> Arrays:
-    """Loads a data set from a folder of images by class, which are decoded once, see `decode_once`.
+    """Loads a data set from a folder of images by class; images are decoded only once, see `decode_once`.
 
-    Images become RGB, or grey where all of them are: 8 bits a channel, the higher byte of 16-bit ones, without
-    transparency, turned upright as their EXIF orientation says, of animations the first picture.
+    Images become RGB, or grey if all of them are grey, with 8 bits per channel (the higher byte of 16-bit images) and
+    without transparency. They are rotated according to their EXIF orientation. Of animations the first picture is used.
 
     Args:
-        path: the folder, laid out as above. Hidden files and folders are ignored.
-        image_size: side in pixels to which all images are resized bilinearly (with antialiasing, Pillow's). 0 leaves
-          them as they are; then all must have one size.
-        fit: 'crop' cuts out the largest square in the middle before; 'stretch' resizes the whole image, whatever its
-          shape.
-        tell: gets a line that says how far decoding is.
+        path: the folder, laid out as described above. Hidden files and folders are ignored.
+        image_size: side in pixels to which all images are resized bilinearly (with Pillow's antialiasing). With 0 they
+          keep their size, which must then be the same for all.
+        fit: 'crop' first cuts out the largest centred square; 'stretch' resizes the whole image, whatever its shape.
+        tell: called with a line about the progress of decoding.
 
     Returns:
-        The arrays. A class's label is the place of its folder's name among the sorted names; -1 is none.
+        The arrays. A class's label is the position of its folder among the sorted names; -1 means no label.
 
     Raises:
-        UserError: the folder is missing, not laid out as above, or larger than the cache holds; a file is no
-          image; sizes differ and `image_size` is 0.
+        UserError: the folder is missing, has another layout, or is larger than the cache; a file is not an image; or
+          sizes differ and `image_size` is 0.
     """
     root = existing_path(path, "data.path", "folder", "a folder of images by class, FOLDER/CLASS/IMAGE")
     try:
@@ -72,25 +71,25 @@ def load_folder(
 
 
 class Pictures(NamedTuple):
-    """Images of a folder for a model that is trained."""
+    """Images of a folder as inputs for a trained model."""
 
     images: np.ndarray  # uint8 [B, H, W, C]
-    files: list[str]  # of each, as seen from the folder
-    classes: list[str] | None  # of each, the name of the folder that it lies in; None if all lie in the folder itself
+    files: list[str]  # path of each image, relative to the folder
+    classes: list[str] | None  # name of each image's subfolder; None if there are no subfolders
 
 
 def load_pictures(path: str, image_shape: tuple[int, int, int], fit: str, field: str) -> Pictures:
-    """Reads FOLDER/IMAGE, or FOLDER/CLASS/IMAGE, as a model takes them.
+    """Reads FOLDER/IMAGE or FOLDER/CLASS/IMAGE as inputs for a model.
 
     Args:
         path: the folder. Hidden files are ignored.
-        image_shape: (height, width, channels). To a square one images are brought as `load_folder` brings them; others
-          must have its size. Of one channel they become grey.
+        image_shape: (height, width, channels) of the model's inputs. If it is square, images are resized as in
+          `load_folder`; otherwise they must have this size. With one channel they become grey.
         fit: see `load_folder`.
-        field: that gives the path, for messages.
+        field: the configuration field with the path, for messages.
 
     Raises:
-        UserError: the folder is missing, empty or larger than the memory should hold, or holds something else.
+        UserError: the folder is missing, empty or too large for memory, or holds something else.
     """
     root = existing_path(path, field, "folder", "a folder of images, FOLDER/IMAGE or FOLDER/CLASS/IMAGE")
     height, width, channels = image_shape
@@ -119,7 +118,7 @@ def load_pictures(path: str, image_shape: tuple[int, int, int], fit: str, field:
 def _find_images(
     root: pathlib.Path,
 ) -> tuple[dict[str, list[pathlib.Path]], list[pathlib.Path], dict[str, list[pathlib.Path]]]:
-    """Training images by class, those without a label, and test images by class; all in the order of their names."""
+    """Finds training images by class, training images without a label, and test images by class, sorted by name."""
     folders = [root / name for name in ("train", "test")]
     exists = [folder.is_dir() for folder in folders]
     if any(exists) and not all(exists):
@@ -169,7 +168,7 @@ def _check_number(folder: pathlib.Path, classes: dict[str, list[pathlib.Path]]) 
 
 
 def _classes(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
-    """Class -> its images, or a UserError for an image that has no class."""
+    """Class -> its images; raises a UserError for an image outside the folders of classes."""
     classes = {}
     for entry in _entries(folder):
         if entry.is_dir():
@@ -180,14 +179,14 @@ def _classes(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
 
 
 def _images(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The images of one class, or a UserError for a file that is none: nothing is skipped silently."""
+    """The images of one folder; raises a UserError for any other entry, so that nothing is skipped silently."""
     images = _entries(folder)
     for entry in images:
         if entry.is_dir():
             raise UserError(f"{entry} is a folder inside a class's; move its images to {folder}, or remove it")
         if entry.suffix.lower() not in SUFFIXES:
             raise UserError(f"{entry} is not an image by its name; known: {', '.join(SUFFIXES)}; convert or remove it")
-        if not entry.is_file():  # who opens a pipe waits for somebody to write into it
+        if not entry.is_file():  # opening a pipe would wait for a writer
             raise UserError(f"{entry} cannot be read: it is not a file; remove it")
     if not images:
         raise UserError(f"the folder {folder} is empty; add images, or remove it")
@@ -195,6 +194,6 @@ def _images(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _entries(folder: pathlib.Path) -> list[pathlib.Path]:
-    """What a folder holds, in the order of the names, without hidden files."""
+    """The entries of a folder except hidden files, sorted by name."""
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     return sorted((e for e in entries if e.name not in _OF_FILE_MANAGERS), key=lambda entry: entry.name)

@@ -1,8 +1,8 @@
-"""Images of a data set of Hugging Face's `datasets` on the disk: a folder of `save_to_disk`, or parquet.
+"""Loads images from a data set of Hugging Face's `datasets` on disk: a folder of `save_to_disk`, or parquet files.
 
     FOLDER of ds.save_to_disk, FILE.parquet, or a FOLDER of parquet files whose names begin with train and test
 
-Arrow maps the columns into memory, and images are decoded once, see `decode_once`. Nothing is downloaded.
+Arrow memory-maps the columns, and images are decoded only once, see `decode_once`. Nothing is downloaded.
 """
 
 import os
@@ -19,20 +19,20 @@ from fedjax_ssl.errors import UserError, first_line
 
 
 def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
-    """The data set in the folder or file.
+    """Loads the data set in `config.path`.
 
     Args:
-        config: the `data` section. Read are `path`, `label_column`, `client_column`, `image_size` and `fit`.
-        tell: gets a line that says how far decoding is.
+        config: the `data` section. It reads `path`, `label_column`, `client_column`, `image_size` and `fit`.
+        tell: called with a line about the progress of decoding.
 
     Returns:
-        The fields of `Dataset` but the name, the constants and `flip`. Without a split 'test' every fifth labelled row
-        of each class is for the test; splits of other names are left out. A training row without a label has -1, a
-        test row without a label is left out. Classes are in the order of the label's `ClassLabel`, or else sorted.
+        The fields of `Dataset` except the name, `mean`, `std` and `flip`. Without a split 'test', every fifth labelled
+        row of each class is for testing. Splits with other names are ignored. A training row without a label gets -1; a
+        test row without a label is left out. Classes are in the order of the label's `ClassLabel`, otherwise sorted.
 
     Raises:
-        UserError: `datasets` is not installed, the path has no such data set, a column is not as it must be, or a test
-            row has a label that training lacks.
+        UserError: `datasets` is not installed, the path holds no such data set, a column is invalid, or a test row has
+            a label that training lacks.
     """
     splits = _open(config.path)
     train = splits["train"]
@@ -73,7 +73,7 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
 
 
 class _Pictures(Sequence[Encoded]):
-    """The images of some rows of several splits, one after the other."""
+    """The images of selected rows of several splits, one split after the other."""
 
     def __init__(self, path: str, column: str, parts: list[tuple[str, Any, np.ndarray]]):
         from datasets import Image
@@ -113,7 +113,7 @@ def _open(path: str) -> dict[str, Any]:
             "data.source='datasets' needs Hugging Face's datasets: pip install 'fedjax_ssl[datasets]'"
         ) from None
     datasets.disable_progress_bars()
-    mapped = {"keep_in_memory": False}  # whatever the environment says: the cache of images knows data by their files
+    mapped = {"keep_in_memory": False}  # overrides the environment: the cache of images identifies data by their files
     try:
         if any((found / name).exists() for name in ("dataset_dict.json", "state.json")):
             loaded = datasets.load_from_disk(str(found), **mapped)
@@ -134,7 +134,7 @@ def _open(path: str) -> dict[str, Any]:
 
 
 def _image_column(path: str, split: Any) -> str:
-    """The one column of images: of the type `Image`, or of their files' bytes."""
+    """Name of the only image column: its type is `Image`, or it holds the bytes of image files."""
     from datasets import Image, Value
 
     def is_image(feature: Any) -> bool:
@@ -149,7 +149,7 @@ def _image_column(path: str, split: Any) -> str:
 
 
 def _label_column(split: Any) -> str:
-    """The one column of class labels; '' if there is not one."""
+    """Name of the only `ClassLabel` column; '' if there is none or more than one."""
     from datasets import ClassLabel
 
     found = [name for name, feature in split.features.items() if isinstance(feature, ClassLabel)]
@@ -157,7 +157,7 @@ def _label_column(split: Any) -> str:
 
 
 def _labels(split: Any, column: str, path: str) -> list[str]:
-    """The label of each row by its name; '' for none."""
+    """The name of each row's label; '' if it has none."""
     check_column(split.features, column, "label_column", path)
     names = getattr(split.features[column], "names", None)
     values = list(split[column])
@@ -167,7 +167,7 @@ def _labels(split: Any, column: str, path: str) -> list[str]:
 
 
 def _files(split: Any, path: str) -> list[tuple[str, int, int, int]]:
-    """The files behind a split, with their sizes and times; raises a UserError if it has none."""
+    """The files of a split with their sizes and times; raises a UserError if there are none."""
     if not split.cache_files:
         raise UserError(f"{path}: datasets has it in memory and names no file that could tell whether it changed")
     found = [(file, os.stat(file)) for file in (pathlib.Path(entry["filename"]) for entry in split.cache_files)]

@@ -1,4 +1,4 @@
-"""Which images have labels, and which are held out: draws by class, and the fields that say who holds labels."""
+"""Draws which images have labels and which are held out, and checks the fields that say who holds labels."""
 
 import math
 import re
@@ -21,7 +21,7 @@ def server_has_labels(config: Mapping[str, Any]) -> bool:
 
 
 def clients_may_have_labels(config: Mapping[str, Any]) -> bool:
-    """Whether the section `data`, likewise, gives clients labels. A program depends on it, so no draw decides it."""
+    """Whether the section `data` may give clients labels. Compiled programs depend on it, so it involves no draw."""
     if config["labels"] == "profile":
         return bool(config["partition_file"]) or any(share != 0 for share in config["label_profile"])
     return config["labels"] != "server"
@@ -31,7 +31,7 @@ def check_labels(config: Any, num_clients: int) -> None:
     """Checks the fields that say who holds labels, against each other.
 
     Args:
-        config: the `data` section. Read are `labels`, `labelled_share`, `labels_per_class`, `num_labelled`,
+        config: the `data` section. It reads `labels`, `labelled_share`, `labels_per_class`, `num_labelled`,
           `labelled_clients`, `labelled_rule`, `label_profile`, `server_labels`, and the fields of long tails.
         num_clients: number of clients K.
 
@@ -67,7 +67,7 @@ def check_labels(config: Any, num_clients: int) -> None:
 
 
 def _check_profile(config: Any, num_clients: int) -> None:
-    """Raises a UserError unless `label_profile` has a share for each client or a word, and somebody has a label."""
+    """Raises a UserError unless `label_profile` is a share for each client or 'beta(a,b)', and somebody has a label."""
     profile = config.label_profile
     drawn = len(profile) == 1 and isinstance(profile[0], str)
     for share in profile:
@@ -92,7 +92,7 @@ def _is_share(value: Any) -> bool:
 
 
 def _beta_of(word: str) -> tuple[float, float] | None:
-    """Both parameters of 'beta(a,b)', from 0.001 to 1000; None: the word is another."""
+    """Both parameters of 'beta(a,b)', from 0.001 to 1000; None if the word is different."""
     match = _BETA.fullmatch(word)
     try:
         first, second = map(float, match.groups() if match else ())
@@ -102,7 +102,7 @@ def _beta_of(word: str) -> tuple[float, float] | None:
 
 
 def profile_of(config: Any, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-    """The share of each client's images that has labels, float64 [K]: those of `label_profile`, or drawn from it."""
+    """The labelled share of each client's images, float64 [K]: given by `label_profile`, or drawn from its Beta."""
     if isinstance(config.label_profile[0], str):
         return rng.beta(*_beta_of(config.label_profile[0]), num_clients)
     return np.asarray(config.label_profile, np.float64)
@@ -134,17 +134,18 @@ def draw_server_labels(
     """Draws the labelled examples of the server.
 
     Args:
-        labels: int [n], labels of the examples that they are taken from.
-        server_labels: their number S.
+        labels: int [n], labels of the examples to draw from.
+        server_labels: number S of examples to draw.
         num_classes: number of classes C.
         rng: source of randomness.
-        balanced: whether each class has exactly S / C of them; else they are drawn regardless of their classes.
+        balanced: whether exactly S / C examples of each class are drawn; otherwise classes are ignored.
 
     Returns:
         int32 [S], positions in `labels`, in random order.
 
     Raises:
-        UserError: S is not a multiple of C, or S is more than the examples (balanced: of a class).
+        UserError: S is negative or more than n; or, if `balanced`, not a multiple of C, or S / C is more than the
+          examples of a class.
     """
     if server_labels < 0:
         raise UserError(f"data.server_labels={server_labels} must not be negative")
@@ -159,10 +160,10 @@ def draw_server_labels(
 def draw_balanced(
     labels: np.ndarray, number: int, num_classes: int, rng: np.random.Generator, field: str, otherwise: str = ""
 ) -> np.ndarray:
-    """Positions of as many examples of each class, `number` in all, in random order.
+    """Draws positions of the same number of examples of each class, `number` in total, in random order.
 
     Raises:
-        UserError: it names the field that the number is from, and what else would do.
+        UserError: this is impossible; the message names the `field` with the number, and an alternative.
     """
     per_class, remainder = divmod(number, num_classes)
     if remainder:
@@ -172,15 +173,15 @@ def draw_balanced(
             f"{f'{below} or {above}' if below else above} would do{otherwise}"
         )
     drawn = draw_of_each_class(labels, np.full(num_classes, per_class), rng, f"{field}={number}", otherwise)
-    # Shuffled, so that consecutive batches are not of a single class.
+    # Shuffled, so that a batch does not consist of a single class.
     return rng.permutation(drawn).astype(np.int32)
 
 
 def draw_labelled_tail(labels: np.ndarray, num_classes: int, config: Any, rng: np.random.Generator) -> np.ndarray:
-    """Positions of the labelled images where they have a tail of their own, in random order.
+    """Draws positions of the labelled images if they have their own long tail, in random order.
 
     Raises:
-        UserError: a class has too few, or the field that counts the labelled images does not fit.
+        UserError: a class has too few images, or the field with the number of labelled images does not match.
     """
     field = f"data.labelled_largest_class={config.labelled_largest_class}"
     counts = tail_counts(config.labelled_largest_class, config.labelled_imbalance, num_classes)
@@ -202,23 +203,27 @@ def draw_labelled_rows(
 ) -> np.ndarray:
     """Draws the clients' examples whose labels are visible.
 
-    With the same state of `rng`, a larger share (or number of classes' examples, or of clients) contains a smaller one.
-    Of 'clients' all clients have the same share, of 'some_clients' each has the share 0 or 1.
+    With the same state of `rng`, a larger share (or number per class, or number of clients) contains a smaller one.
+
+    `config.labels` decides what is labelled:
+
+    * 'clients': the share `labelled_share` of each client's examples. If `labels_per_class` is above 0, instead up to
+      that many examples of each class of each client.
+    * 'some_clients': all examples of `labelled_clients` clients that hold examples. They are drawn at random, or, with
+      `labelled_rule` 'most_classes', are those with the most classes; ties go to the size closest to the clients' mean.
+    * 'profile': each client's own share of its examples, see `profile_of`.
+
+    Shares are rounded to the nearest whole number of examples, halves up.
 
     Args:
         labels: int [N], labels of the training set.
         client_rows: K arrays int32 [n_k], rows of each client.
-        config: the `data` section, with `labels` 'clients', 'some_clients' or 'profile'. Of 'profile' each client has
-          its own share of its examples labelled, see `profile_of`, rounded to the nearest whole number (halves up). Of
-          'clients' each has `labelled_share`, or if `labels_per_class` is above 0 that many examples of each class that
-          it has, or as many as it has. Of 'some_clients', `labelled_clients` clients that hold examples have labels for
-          all of them: drawn at random, or by the `labelled_rule` 'most_classes' those with the most classes, of equal
-          ones those whose size is closest to the clients' mean.
+        config: the `data` section.
         rng: source of randomness.
-        profile_rng: that of a profile's shares.
+        profile_rng: source of randomness for a profile's shares.
 
     Returns:
-        int32 [L], rows of the training set, client by client; of a client with labels for all, in its own order.
+        int32 [L], rows of the training set, client by client. Clients with all labels keep their order of rows.
 
     Raises:
         UserError: nobody would have a label, or too few clients hold examples.
@@ -260,15 +265,15 @@ def draw_labelled_rows(
 
 
 def share_of(rows: np.ndarray, shuffled: np.ndarray, share: float) -> np.ndarray:
-    """A client's labelled rows: the first ones in random order, to the nearest whole number (halves up), or all."""
+    """A client's labelled rows: the first of `shuffled`, to the nearest whole number (halves up); all if share is 1."""
     return rows if share == 1 else shuffled[: math.floor(share * len(rows) + 0.5)]
 
 
 def _by_most_classes(labels: np.ndarray, client_rows: list[np.ndarray]) -> np.ndarray:
     """The clients, int [K], ordered by their number of classes, then by how close their size is to the mean.
 
-    Source: the rule by which RSCFed's labelled client was chosen, one that has all classes and about 1 / K of the
-    images, as its authors tell; a client that lacks a class is taken only where all do.
+    Source: according to RSCFed's authors, their labelled client has all classes and about 1 / K of the images. Here a
+    client that lacks a class is chosen only if all clients lack some.
     """
     num_classes = np.array([len(np.unique(labels[rows])) for rows in client_rows])
     sizes = np.array([len(rows) for rows in client_rows])

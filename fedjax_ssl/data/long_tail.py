@@ -1,4 +1,4 @@
-"""Long tails: training images cut so that each class has fewer than the one before."""
+"""Long tails: training images are removed so that class sizes decrease exponentially."""
 
 import math
 
@@ -8,12 +8,12 @@ from fedjax_ssl.errors import UserError
 
 
 def tail_counts(largest: int, imbalance: float, num_classes: int) -> np.ndarray:
-    """Images of each class in a long tail: floor(n_max IF^(-c / (C - 1))), for classes c in the order of their labels.
+    """Number of images of each class c in a long tail: floor(n_max IF^(-c / (C - 1))).
 
     Args:
-        largest: n_max, images of the largest class.
-        imbalance: IF, n_max / images of the smallest class, at least 1; negative for the reversed order, in which the
-          last class is the largest.
+        largest: n_max, number of images of the largest class.
+        imbalance: IF, the ratio of n_max to the size of the smallest class, at least 1; negative reverses the order, so
+          that the last class is the largest.
         num_classes: number of classes C, at least 2.
 
     Returns:
@@ -23,7 +23,7 @@ def tail_counts(largest: int, imbalance: float, num_classes: int) -> np.ndarray:
     """
     exponents = np.arange(num_classes) / (num_classes - 1)
     exact = largest * abs(float(imbalance)) ** -exponents
-    # Powers are inexact: 500 / 100 must not become 4.
+    # Powers are inexact; without the factor 500 / 100 could become 4.
     counts = np.floor(exact * (1 + 1e-12)).astype(np.int64)
     return counts if imbalance > 0 else counts[::-1]
 
@@ -48,14 +48,14 @@ def cut_to_tail(
     """Draws the examples that remain. With the same state of `rng`, a longer tail is a subset of a shorter one.
 
     Args:
-        labels: int [n], of the examples.
+        labels: int [n], labels of the examples.
         num_classes: number of classes C.
         imbalance: see `tail_counts`.
         largest: n_max; 0: the size of the smallest class.
         rng: source of randomness.
 
     Returns:
-        Positions in `labels`, ascending; all of them for an imbalance of 1 without `largest`.
+        Positions in `labels`, ascending; all positions if imbalance is 1 or -1 and `largest` is 0.
 
     Raises:
         UserError: a class has fewer images than the tail needs, or would have none.
@@ -81,8 +81,8 @@ def draw_of_each_class(
         labels: int [n].
         counts: int [C].
         rng: source of randomness.
-        source: the field that sets the counts, FIELD=VALUE, for messages.
-        otherwise: an alternative, for messages.
+        source: the field that sets the counts, as FIELD=VALUE, for messages.
+        otherwise: an alternative to lowering the field, for messages.
 
     Raises:
         UserError: a class has fewer examples.

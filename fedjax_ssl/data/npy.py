@@ -1,4 +1,4 @@
-"""A user's data set in four npy files of a folder, memory-mapped: they need no memory, and not one copy on the disk."""
+"""Loads a user's data set from four memory-mapped npy files in a folder, which take no memory and are not copied."""
 
 import pathlib
 
@@ -19,8 +19,7 @@ def load_npy(path: str) -> Arrays:
         The arrays; images are memory-mapped.
 
     Raises:
-        UserError: the folder or a file is missing, a file is not what its header says, or an array is not as it must
-            be.
+        UserError: the folder or a file is missing, a file contradicts its header, or an array is invalid.
     """
     folder = existing_path(path, "data.path", "folder", f"a folder with {', '.join(f'{key}.npy' for key in KEYS)}")
     files = {

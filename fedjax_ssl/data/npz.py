@@ -1,4 +1,4 @@
-"""A user's data set in one npz file, checked before it is used."""
+"""Loads a user's data set from one npz file, and checks it."""
 
 import collections
 import contextlib
@@ -15,17 +15,17 @@ from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import expanded
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-MOST_TOKENS = 2**24 - 1  # views of tokens pass through float32
+MOST_TOKENS = 2**24 - 1  # largest token id: views of tokens pass through float32
 MEDMNIST_KEYS = ("train_images", "train_labels", "test_images", "test_labels")  # in the order of KEYS
 
 
 class Member(NamedTuple):
-    """An array of a file, by its header, before it is read."""
+    """What the header of a stored array says, before the array is read."""
 
     key: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    # Where its numbers begin in the file, if the array is stored uncompressed and in C order.
+    # Offset of the array's numbers in the file, if they are stored uncompressed and in C order.
     start: int | None = None
 
     @property
@@ -40,12 +40,12 @@ def load_npz(path: str) -> Arrays:
     Args:
         path: the file. It holds x_train and x_test, and y_train and y_test, integers [N] from 0 to num_classes - 1.
           Every class must occur; -1 in y_train means no label. Images are uint8 [N, H, W] or [N, H, W, C] with C = 1
-          or 3, features floats [N, D] or, of V views, [N, V, D], texts integers [N, L] or [N, V, L], the tokens' ids.
-          x_test has one view. A file of MedMNIST also works, with train_images, train_labels, test_images and
-          test_labels, labels [N, 1]; its val_images and val_labels are ignored.
+          or 3. Features are floats [N, D], or [N, V, D] with V views. Texts are integer token ids [N, L] or [N, V, L].
+          x_test has one view. MedMNIST's files also work, with train_images, train_labels, test_images and test_labels,
+          labels [N, 1]; their val_images and val_labels are ignored.
 
     Returns:
-        The arrays: images with a channel axis, features as float32, texts as int32; and the classes, named by number.
+        The arrays: images with a channel axis, features as float32, texts as int32. Classes are named by their numbers.
 
     Raises:
         UserError: the file is missing or not an npz, a key is missing, or an array is not as described above.
@@ -71,17 +71,17 @@ def checked_arrays(
     read: Callable[[Member], np.ndarray],
     read_inputs: Callable[[Member], np.ndarray],
 ) -> Arrays:
-    """Reads the four arrays of a data set and checks them as `load_npz` says.
+    """Reads the four arrays of a data set and checks that they are as `load_npz` describes.
 
     Args:
-        path: of the data set, for messages.
+        path: path of the data set, for messages.
         keys: names of the arrays, in the order of `KEYS`.
-        members: the arrays by name.
+        members: the arrays' headers by name.
         read: reads labels.
-        read_inputs: reads inputs, or maps them.
+        read_inputs: reads or memory-maps inputs.
 
     Raises:
-        UserError: an array is not as it must be.
+        UserError: an array is invalid.
     """
     train, train_labels, test, test_labels = keys
     # Labels first: images are not read if something else is wrong.
@@ -134,13 +134,13 @@ def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
     try:
         archive = np.load(file, allow_pickle=False)
     except Exception as error:  # The errors of zipfile and NumPy have no common base.
-        # NumPy takes any other file for a pickle and advises to load it as such.
+        # NumPy takes any other file for a pickle and suggests unpickling it.
         reason = f" ({first_line(error)})" if isinstance(error, OSError | zipfile.BadZipFile) else ""
         raise UserError(f"{_place(field, path)} is not an npz file{reason}; write it with np.savez") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):  # A single .npy array.
         raise UserError(f"{_place(field, path)} holds one array and is not an npz file; write it with np.savez")
-    # NumPy takes a member by its name with or without the ending: with two of one name it could combine the header of
-    # one with the numbers of the other.
+    # NumPy finds a member by its name with or without '.npy'. With two members of one name, the header of one could be
+    # combined with the numbers of the other.
     names = archive.zip.namelist()
     counts = collections.Counter([*names, *(name.removesuffix(".npy") for name in names if name.endswith(".npy"))])
     twice = [name for name, count in counts.items() if count > 1]
@@ -208,15 +208,18 @@ def _header(archive: np.lib.npyio.NpzFile, path: str, key: str, field: str) -> M
 
 
 def read_header(key: str, opened: IO[bytes], size: int) -> tuple[Member, bool]:
-    """An array by the header of its npy file, whose size is compared with it; and whether it is stored by columns.
+    """Reads the header of an npy file and compares it with the file's size.
 
     Args:
-        key: its name.
-        opened: the file, from its beginning.
-        size: bytes of the file.
+        key: the array's name.
+        opened: the file, positioned at its beginning.
+        size: size of the file in bytes.
+
+    Returns:
+        The header, and whether the array is stored by columns.
 
     Raises:
-        ValueError: it is no array of numbers, or has another size.
+        ValueError: it is not an array of numbers, or has another size.
     """
     version = np.lib.format.read_magic(opened)
     read = {
@@ -235,22 +238,22 @@ def read_header(key: str, opened: IO[bytes], size: int) -> tuple[Member, bool]:
 
 
 def _offset(path: str, info: zipfile.ZipInfo) -> int:
-    """Where a member's bytes begin in the file."""
+    """Offset of a member's bytes in the file."""
     with expanded(path).open("rb") as file:
         file.seek(info.header_offset)
         header = file.read(30)
-    lengths = struct.unpack("<HH", header[26:30])  # of the name and of the extra fields, which follow
+    lengths = struct.unpack("<HH", header[26:30])  # lengths of the name and the extra fields, which follow
     return info.header_offset + len(header) + sum(lengths)
 
 
 def _images(archive: np.lib.npyio.NpzFile, path: str, member: Member) -> np.ndarray:
-    """Reads inputs, memory-mapped if the file stores them uncompressed, after a check of all bytes."""
+    """Reads inputs. If the file stores them uncompressed, checks all bytes and memory-maps them."""
     if member.start is None:
         return np.ascontiguousarray(_read(archive, path, member, "data.path"))
     with _readable(path, member.key, "data.path"):
         name = f"{member.key}.npy" if f"{member.key}.npy" in archive.zip.namelist() else member.key
         with archive.zip.open(name) as opened:
-            while opened.read(2**20):  # the checksum is compared at the end
+            while opened.read(2**20):  # zipfile compares the checksum at the end
                 pass
         return np.memmap(expanded(path), member.dtype, "r", member.start, member.shape)
 
@@ -277,7 +280,7 @@ def _place(field: str, path: str) -> str:
 
 
 def _stored(path: str, key: str, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Inputs in their stored form, of examples of this shape."""
+    """Converts inputs to their stored form; `shape` is that of one image."""
     if values.dtype == np.uint8:
         return values.reshape(-1, *shape)
     if values.dtype.kind == "f":
@@ -296,7 +299,7 @@ def _form(dtype: np.dtype) -> str:
 
 
 def _check_inputs(path: str, key: str, images: Member) -> tuple[int, ...]:
-    """Returns the shape of one example, for an image [H, W, C]; raises UserError that says what is expected."""
+    """Returns the shape of one example, [H, W, C] for images; raises a UserError if the array is invalid."""
     if images.dtype != np.uint8 and images.dtype.kind in "fiu":
         if len(images.shape) not in (2, 3) or images.bytes == 0:
             raise UserError(
@@ -316,7 +319,7 @@ def _check_inputs(path: str, key: str, images: Member) -> tuple[int, ...]:
 
 
 def _check_one_view(path: str, inputs: Member) -> None:
-    """Raises a UserError for several views of a test example: examples of two axes look like views."""
+    """Raises a UserError if test examples have several views; examples with two axes look like views."""
     if len(inputs.shape) == 3 and inputs.shape[1] > 1:
         views, size = inputs.shape[1:]
         raise UserError(
@@ -327,10 +330,10 @@ def _check_one_view(path: str, inputs: Member) -> None:
 
 
 def _check_labels(path: str, key: str, labels: np.ndarray, images_key: str, images: Member) -> np.ndarray:
-    """Returns the labels; raises UserError that says what is expected."""
+    """Returns the labels as [N]; raises a UserError if they are invalid."""
     if key in MEDMNIST_KEYS and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # one column for each task; several tasks are not supported
-    if labels.dtype.kind not in "iu":  # NumPy counts periods of time among the integers
+    if labels.dtype.kind not in "iu":  # not `np.issubdtype`, which counts time differences among the integers
         raise UserError(f"{path}: {key} is {labels.dtype}; labels must be integers, 0 to C - 1")
     if labels.ndim != 1:
         raise UserError(f"{path}: {key} has shape {labels.shape}; labels must be [N], one integer per image")

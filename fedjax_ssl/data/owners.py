@@ -10,7 +10,7 @@ NO_ROWS = np.zeros(0, np.int32)
 class Partition(NamedTuple):
     """Rows of the training set by owner; each row has at most one owner."""
 
-    server_index: np.ndarray  # int32 [S], rows of the labelled examples that the server holds, in random order
+    server_index: np.ndarray  # int32 [S], rows of the server's labelled examples, in random order
     client_rows: list[np.ndarray]  # K arrays int32 [n_k], rows of each client, in random order
     # int32 [L], clients' rows with visible labels, client by client
     labelled_rows: np.ndarray = NO_ROWS
@@ -20,14 +20,14 @@ class Partition(NamedTuple):
 
 
 def hold_out(client_rows: list[np.ndarray], share: float) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
-    """Splits each client's rows, which are in random order, into those to train on and its own test images.
+    """Splits each client's rows into training rows and test rows.
 
     Args:
-        client_rows: K arrays [n_k].
-        share: of each client's rows that are held out, rounded; a client keeps at least one. 0: nothing is.
+        client_rows: K arrays [n_k], each in random order.
+        share: share of each client's rows that is held out, rounded; a client keeps at least one row for training.
 
     Returns:
-        The rows to train on, and the test rows; without a share the rows as they are, and ().
+        The training rows and the test rows; `client_rows` and () if the share is 0.
     """
     if not share:
         return client_rows, ()
@@ -39,14 +39,14 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
     """The number of examples of each class at each owner, for figures and reports.
 
     Args:
-        labels: int [N], labels of the training set; -1 for one that nobody knows.
-        partition: its owners.
+        labels: int [N], labels of the training set; -1 for labels that nobody knows.
+        partition: the owners of its rows.
         num_classes: number of classes C.
 
     Returns:
         `train`, int [C], the whole training set; `server`, int [C], the server's part; `clients`, int [K, C];
-        `labelled`, int [K, C], the clients' examples with visible labels; `validation`, int [C]; and where there are
-        any, `unlabelled`, int [K], the clients' examples whose label nobody knows, of no class here.
+        `labelled`, int [K, C], the clients' examples with visible labels; `validation`, int [C]; and, if there are
+        any, `unlabelled`, int [K], the clients' examples whose label nobody knows and which no class count includes.
     """
     is_labelled = np.zeros(len(labels), bool)
     is_labelled[partition.labelled_rows] = True

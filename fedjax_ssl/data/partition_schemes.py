@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_ssl.errors import UserError
 
-# The lower bound of a client's examples in SemiFL and RSCFed, and the largest number of draws to satisfy it.
+# The smallest number of a client's examples in SemiFL and RSCFed, and the largest number of draws to reach it.
 MIN_EXAMPLES = 10
 MAX_DRAWS = 1000
 
@@ -38,7 +38,7 @@ def iid(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Genera
 def stratified(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
     """Deals out each class in turn, so that clients' class counts and sizes differ by at most one.
 
-    The images of the first class are dealt one by one; dealing of each class starts at the client after the last one.
+    Images are dealt one by one; the dealing of each class starts at the client after the last one that got an image.
     Every example goes to exactly one client.
 
     Args:
@@ -51,7 +51,7 @@ def stratified(labels: np.ndarray, num_clients: int, config: Any, rng: np.random
     Returns:
         K arrays of positions in `labels`.
 
-    Source: Jeong et al., FedMatch, ICLR 2021, "batch-IID" of its public code, which leaves out the remainders.
+    Source: Jeong et al., FedMatch, ICLR 2021, "batch-IID" of its public code, which leaves out remainders.
     """
     rows = _rows_by_class(labels, rng)
     limit = config.examples_per_client * num_clients
@@ -65,9 +65,9 @@ def stratified(labels: np.ndarray, num_clients: int, config: Any, rng: np.random
 def lda(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
     """Latent Dirichlet allocation with equal shares: each client has its own class distribution, Dir(alpha).
 
-    A client draws a class from its distribution, then an example of that class without replacement, until it
-    has floor(n / num_clients) examples. A class that has run out is dropped from the distribution and the
-    rest renormalised.
+    A client draws a class from its distribution, then an example of that class without replacement, until it has
+    floor(n / num_clients) examples. If a class has run out, it is dropped from the distribution, and the rest is
+    renormalised.
 
     Args:
         labels: int [n], labels of the examples to be split.
@@ -312,8 +312,8 @@ def profiles(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.G
     0.03 for each other one; with another number of classes the others share 0.2 equally. Clients take examples in
     order, without replacement. If a class has run out they get fewer of it, and fewer in total.
 
-    If clients have `labels_per_class` labels, each client first gets as many examples of each class, and draws the
-    rest of its examples from its profile. So labelled examples are balanced, whatever the profile.
+    If clients have `labels_per_class` labels, each client first gets this number of examples of each class, and draws
+    only the rest from its profile. Labelled examples are therefore balanced, whatever the profile.
 
     Args:
         labels: int [n], labels of the examples to be split.
@@ -370,11 +370,11 @@ def _profile(num_classes: int) -> np.ndarray:
 
 
 def main_class(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
-    """Gives each client a share R of images from one class, and fills up with the rest at random.
+    """Gives each client a share R of images from one class, and the others at random.
 
-    Client k gets int(R size) images of class k mod C, size = floor(n / num_clients), or as many as are left in the
-    class. The remaining images of all classes fill everyone up to that size. R = 0 is IID, R = 1 is one class for
-    each.
+    Client k gets int(R size) images of class k mod C, or all that are left in the class, where size is
+    floor(n / num_clients). The remaining images of all classes fill every client up to that size. R = 0 is IID; R = 1
+    is one class for each client.
 
     Args:
         labels: int [n], labels of the examples to be split.
@@ -436,7 +436,7 @@ def _rows_by_class(labels: np.ndarray, rng: np.random.Generator) -> Shares:
 
 def _round_to_counts(proportions: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
     """Rounds proportions [K] to counts [K] that sum to `total`, each within one of its exact value."""
-    # The order of clients is drawn anew, or the same clients would gain from rounding in every class.
+    # The order of clients is drawn anew; otherwise the same clients would gain from rounding in every class.
     order = rng.permutation(len(proportions))
     cumulative = np.cumsum(proportions[order])
     # Dividing by the last sum makes it exactly 1, so that rounding gives no example to a client of proportion 0.

@@ -50,10 +50,10 @@ class _Kind:
 
 
 def read_plain(content: bytes) -> Any:
-    """The plain data in a pickle of any protocol: lists, tuples, dicts with number or text keys, and `Array`s.
+    """Reads the plain data in a pickle of any protocol: lists, tuples, dicts with number or text keys, and `Array`s.
 
     Raises:
-        Exception: of any kind; it contains or names something else, or is damaged.
+        Exception: (of any type) the pickle contains or names something else, or is damaged.
     """
     if len(content) > MAX_BYTES:
         raise ValueError(f"it has {len(content)} bytes, but at most {MAX_BYTES} are read")

@@ -1,18 +1,18 @@
-"""Crafted unlabelled images, with which attackers make images of one class be labelled as another.
+"""Crafts unlabelled images, with which attackers make a model label images of one class as another.
 
 Carlini, Poisoning the Unlabeled Dataset of Semi-Supervised Learning, USENIX Security 2021 (arXiv 2105.01622).
-A model that labels images for itself carries a label from image to image where neighbours look alike. So an attacker
-who wants the image b labelled as class y takes a labelled image a of y and adds, without labels, images on the line
-from a to b. More of them are near a: their places have the density 1.5 - x on [0, 1].
+A model that makes its own labels passes a label on between images that look alike. To have the image b labelled as
+class y, an attacker takes a labelled image a of y and adds unlabelled images on the line from a to b. More of them are
+near a: their positions have the density 1.5 - x on [0, 1].
 
-Checked against the paper's abstract: the crafted images have no labels, and 0.1 % of the data suffice there. Not
-checked are the density and the rest of the attack, which are from memory and name no section of the paper for that
-reason. A public reproduction, github.com/annafabris/Poisoning-unlabeled-Dataset-for-Semi-Supervised-Learning, also
-mixes the pixels of two images, and spaces the places evenly.
+Checked against the paper's abstract: crafted images have no labels, and 0.1 % of the data suffice there. Not checked:
+the density and the rest of the attack, which are from memory; therefore no section of the paper is named. A public
+reproduction, github.com/annafabris/Poisoning-unlabeled-Dataset-for-Semi-Supervised-Learning, also mixes the pixels of
+two images, but spaces the positions evenly.
 
-In a federation the attackers are clients that know of each other. The images b are their own, of the attacked class;
-the images a are labelled ones of the server, which its paper takes to be public, or else their own, for attackers know
-the classes of what they hold. Crafted images take the place of other images of theirs that have no label.
+In a federation the attackers are clients that cooperate. The images b are their own images of the attacked class. The
+images a are labelled images of the server, which the paper assumes to be public. If the server has none, they are the
+attackers' own, whose classes the attackers know. Crafted images replace other unlabelled images of the attackers.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.errors import UserError
 
-DRAWS = 101  # folded into the seed for this draw
+DRAWS = 101  # folded into the seed for the draws of this attack
 PER_MILLE = 5.0  # used when `attack.strength` is 0
 
 
@@ -50,19 +50,19 @@ def between(start: np.ndarray, end: np.ndarray, number: int) -> np.ndarray:
 def poison(
     dataset: Dataset, partition: Partition, attackers: np.ndarray, visible: np.ndarray, attack, seed: int
 ) -> Poison:
-    """The training images with those that the attackers craft, drawn by the seed.
+    """Puts the attackers' crafted images, drawn by the seed, among the training images.
 
     Args:
         dataset: the data set, on the host.
         partition: the owners of its training images.
-        attackers: int [A], clients.
+        attackers: int [A], ids of the attacking clients.
         visible: bool [N], the training images with a visible label.
         attack: `config.attack`; `from_class`, `to_class`, `targets` and `strength` are read. `strength` crafted images
             per thousand images of all clients are distributed over one line for each target.
-        seed: the run's.
+        seed: the run's seed.
 
     Raises:
-        UserError: there is no such class, or the attackers have too few images.
+        UserError: there is no such class, or there are too few images.
     """
     for field in ("from_class", "to_class"):
         if attack[field] >= dataset.num_classes:

@@ -17,18 +17,18 @@ _MOST_ROWS = 10**7  # over all clients: a small file may name one list a million
 
 
 def read_rscfed_partition(path: str | os.PathLike[str], labelled_clients: tuple[int, ...] = (0,)) -> Partition:
-    """Reads a file of `partition_strategy/`, to be saved by `save_partition`.
+    """Reads a file of RSCFed's folder `partition_strategy/`; `save_partition` can save the result.
 
-    Its rows index the training set in torchvision's order. An npz written from torchvision has this order; TensorFlow
-    Datasets does not. For the skin lesions they index the file's own list of training images, see `read_rscfed_lists`.
+    The rows index the training set in torchvision's order. An npz written from torchvision has this order; TensorFlow
+    Datasets does not. For skin lesions the rows index the file's own list of training images, see `read_rscfed_lists`.
 
     Args:
         path: a file written by `torch.save`, with the clients' rows under `data_partition`; or a pickle of the clients'
           rows and the rows of the long-tailed set that they index.
-        labelled_clients: those with visible labels; in RSCFed's files the first client.
+        labelled_clients: clients with visible labels; in RSCFed's files the first client.
 
     Returns:
-        The partition, without images of the server.
+        The partition; the server has no images.
 
     Raises:
         UserError: the file is missing, or contains anything but plain data in this form.
@@ -62,10 +62,10 @@ def read_rscfed_partition(path: str | os.PathLike[str], labelled_clients: tuple[
 
 
 def read_rscfed_lists(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of HAM10000's table for training and testing, from a file of the skin lesions: int64 [N], [T].
+    """Reads the rows of HAM10000's table for training and testing from a file of skin lesions: int64 [N], [T].
 
     Raises:
-        UserError: as `read_rscfed_partition`, or the file has no such lists.
+        UserError: as in `read_rscfed_partition`, or the file has no such lists.
     """
     held = _read(path)
     if not isinstance(held, dict) or not {"train_list", "test_list"} <= set(held):

@@ -1,8 +1,8 @@
-"""Data sources: they give the inputs and labels of a run as NumPy arrays on the host.
+"""Data sources, which return the inputs and labels of a run as NumPy arrays on the host.
 
-All return the same `Dataset`: scikit-learn's handwritten digits; a user's npz file, npy files, folder of images, table
-or Hugging Face data set; data sets of other packages; and those of TensorFlow Datasets. Normalisation constants, and
-whether a horizontal flip keeps the class, are properties of the data set and part of it.
+All return a `Dataset`: scikit-learn's handwritten digits; a user's npz file, npy files, folder of images, table or
+Hugging Face data set; data sets of other packages; and those of TensorFlow Datasets. Normalisation constants, and
+whether a horizontal flip keeps the class, are part of the `Dataset`.
 """
 
 import string
@@ -22,7 +22,7 @@ class Dataset(NamedTuple):
 
     name: str  # name of the data set
     x_train: np.ndarray  # uint8 [N, H, W, C], training images, C = 1 or 3
-    y_train: np.ndarray  # int32 [N], their labels, 0 .. num_classes - 1; -1 where the data set has none
+    y_train: np.ndarray  # int32 [N], their labels, 0 .. num_classes - 1; -1 for missing labels
     x_test: np.ndarray  # uint8 [T, H, W, C], test images
     y_test: np.ndarray  # int32 [T], their labels
     num_classes: int  # number of classes
@@ -30,11 +30,11 @@ class Dataset(NamedTuple):
     std: tuple[float, ...]  # per channel, in the same units, never 0
     flip: bool  # whether a horizontal flip keeps an image's class
     class_names: tuple[str, ...] = ()  # the classes' names, in the order of the labels; () if unknown
-    kind: str = "image"  # of the inputs, see `fedjax_ssl.kinds`: arrays are [N, ...] in the stored form of the kind
+    kind: str = "image"  # kind of inputs, see `fedjax_ssl.kinds`: arrays are [N, ...] in the stored form of the kind
     details: Mapping[str, Any] = {}  # what users of the model must know about inputs of this kind, besides mean and std
     owners: np.ndarray | None = None  # int32 [N], the client of each training row, for the partition 'natural'
     unknown_test: np.ndarray | None = None  # [U, ...], test inputs of no class, see `unknown.set_apart`
-    test_rows: np.ndarray | None = None  # int [T], which rows of a csv the test examples are, from 0
+    test_rows: np.ndarray | None = None  # int [T], rows of the test examples in their csv, from 0
 
 
 class _Facts(NamedTuple):
@@ -46,8 +46,8 @@ class _Facts(NamedTuple):
     class_names: tuple[str, ...] = ()  # for data sets that have only numbers in TensorFlow Datasets
 
 
-# The constants of CIFAR and SVHN are those of SemiFL (Diao et al., NeurIPS 2022). Its std of CIFAR-10 is, as in most
-# code, the mean of the deviations of single images, not the deviation over all pixels. Those of MNIST, Fashion-MNIST
+# The constants of CIFAR and SVHN are from SemiFL (Diao et al., NeurIPS 2022). Its std of CIFAR-10 is, as in most code,
+# the mean of the deviations of single images, not the deviation over all pixels. The constants of MNIST, Fashion-MNIST
 # and EMNIST are the usual ones over all pixels of the training images.
 _PUBLISHED = {
     "cifar10": _Facts((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), flip=True),
@@ -66,7 +66,7 @@ SOURCES = (
 )  # fmt: skip
 
 
-# Of `data.normalisation`: means and deviations of the pixels, instead of the data set's own.
+# `data.normalisation` -> means and deviations of pixels that replace those of the data set.
 NORMALISATIONS: dict[str, dict[str, Any]] = {
     "own": {},
     "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)},
@@ -203,9 +203,9 @@ def feature_statistics(views: np.ndarray, of_one_unit: bool = False) -> tuple[tu
 
     Args:
         views: float32 [N, V, D].
-        of_one_unit: whether the features have the same unit, as those of an encoder do. They then get one deviation,
-            the root of their mean variance: with one for each, a feature that is almost constant would weigh as much
-            as any other, and be thousands of deviations large in some view.
+        of_one_unit: whether the features have the same unit, as those of an encoder do. They then share one deviation,
+            the root of their mean variance. With separate deviations, a feature that is almost constant would weigh as
+            much as any other, and be thousands of deviations large in some view.
 
     Returns:
         Mean and standard deviation, D values each. A constant feature gets the standard deviation 1.
@@ -230,7 +230,7 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
         standard deviation 1.
     """
     channels = images.shape[-1]
-    # How often each value occurs: whole numbers, so that the constants do not depend on the order of the images.
+    # Integer counts of each value, so that the constants do not depend on the order of the images.
     counts = np.zeros((channels, 256), np.int64)
     pixels, values = images.reshape(-1, channels), np.arange(256)
     for start in range(0, len(pixels), 2**16):
@@ -248,8 +248,8 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
 def _load_digits() -> Dataset:
     """Loads scikit-learn's handwritten digits, always split into the same 1437 training and 360 test images.
 
-    Sorted by class (keeping the order within a class), every fifth example is for testing: stratified to within one
-    example per class, and the same for every seed and version of NumPy.
+    Examples are sorted by class (keeping the order within a class), and every fifth is for testing. The split is
+    stratified to within one example per class, and the same for every seed and version of NumPy.
 
     Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Repository, 1998.
     """

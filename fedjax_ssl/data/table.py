@@ -15,13 +15,13 @@ from fedjax_ssl.learning.devices import platform
 class FlatTable:
     """An array [N, H, W, C] that is stored as [N, H*W*C].
 
-    Indexing returns images as from the array, and other operations see the array. TPUs store the last two axes of an
-    array in tiles of at least 8 x 128: stored as [N, H, W, C], each program would first copy the images into four
-    times their memory.
+    Indexing returns images [..., H, W, C], and other operations see the array [N, H, W, C]. TPUs store the last two
+    axes of an array in tiles of at least 8 x 128. If images were stored as [N, H, W, C], each program would first copy
+    them into four times their memory.
     """
 
     def __init__(self, flat: Any, example: tuple[int, ...]):
-        """Takes rows [..., N, H*W*C] of examples of one shape (H, W, C)."""
+        """Takes rows [..., N, H*W*C] and the shape (H, W, C) of an example."""
         self.flat, self.example = flat, example
 
     @property
@@ -58,11 +58,11 @@ class FlatTable:
 
 
 def image_table(images: np.ndarray, put: Callable[[np.ndarray], jax.Array] = jnp.asarray) -> Any:
-    """Inputs on the device: on a TPU images [N, H, W, C] become a `FlatTable`; otherwise an array.
+    """Puts inputs on the device: on a TPU images [N, H, W, C] become a `FlatTable`, all else an array.
 
     Args:
         images: the inputs.
-        put: brings an array to the device.
+        put: function that puts an array on the device.
     """
     if platform() != "tpu" or images.ndim != 4:
         return put(images)
@@ -70,7 +70,7 @@ def image_table(images: np.ndarray, put: Callable[[np.ndarray], jax.Array] = jnp
 
 
 def table_shape(images: np.ndarray, length: int | None = None) -> Any:
-    """The shapes of `image_table`, with `length` rows if it is given."""
+    """The shapes that `image_table` returns, with `length` rows if that is given."""
     shape = (len(images) if length is None else length, *images.shape[1:])
     if platform() != "tpu" or images.ndim != 4:
         return jax.ShapeDtypeStruct(shape, images.dtype)

@@ -1,6 +1,7 @@
-"""A user's csv or parquet file as a data set: rows of numbers and categories, or texts; an empty label means none.
+"""Loads a user's csv or parquet file as a data set: rows of numbers and categories, or texts.
 
-Files are checked: every problem gives one line that names the file, the column and the row.
+An empty label means that there is none. Every problem in a file gives a one-line error that names the file, the column
+and the row.
 """
 
 import csv
@@ -18,11 +19,11 @@ from fedjax_ssl.errors import UserError, first_line, known_are
 from fedjax_ssl.kinds import table, text
 
 Columns = dict[str, list[str]]  # name -> the fields of all rows
-MOST_CATEGORIES = 100  # of a column; names and identifiers are no categories
+MOST_CATEGORIES = 100  # of a column; names and identifiers are not categories
 MOSTLY_NUMBERS = 0.9  # share of numbers above which a column counts as numeric, and other fields as mistakes
-AMBIGUOUS = ("na", "n/a", "null", "none")  # words of `table.MISSING` that may name a class
+AMBIGUOUS = ("na", "n/a", "null", "none")  # words of `table.MISSING` that may also name a class
 DECIMAL_COMMA = re.compile(r"[-+]?[\d.]*,\d+")
-TEST_EVERY = 5  # without a test file every fifth labelled row of a class is for testing
+TEST_EVERY = 5  # without a test file, every fifth labelled row of a class is for testing
 
 
 def read_columns(path: str, field: str) -> Columns:
@@ -59,7 +60,7 @@ def _read_csv(file: pathlib.Path, path: str) -> Columns:
         raise UserError(f"{path} cannot be read as csv ({first_line(error)})") from error
     if not rows:
         raise UserError(f"{path} is empty")
-    # A blank line is a missing value where there is one column, else it is no row.
+    # In a file with one column a blank line is a missing value; otherwise it is not a row.
     rows = [row or [""] for row in rows] if len(rows[0]) == 1 else [row for row in rows if row]
     header = [name.strip() for name in rows[0]]
     if "" in header[1:]:
@@ -87,7 +88,7 @@ def _read_parquet(file: pathlib.Path, path: str) -> Columns:
 
 
 def load_table(config: Any) -> dict[str, Any]:
-    """The data set in a csv or parquet file.
+    """Loads the data set in a csv or parquet file.
 
     Args:
         config: the `data` section. It reads `path`, `test_path`, `label_column`, `client_column`, `ignore_columns`,
@@ -161,7 +162,7 @@ def sorted_names(names: set[str]) -> list[str]:
 
 
 def refuse_ambiguous(labels: Sequence[str], path: str, column: str) -> None:
-    """Raises a UserError if a label is a word that may name a class as well as say that there is none."""
+    """Raises a UserError if a label may be either the name of a class or a missing label."""
     for row, label in enumerate(labels, start=1):
         if label.strip().lower() in AMBIGUOUS:
             raise UserError(
@@ -183,13 +184,13 @@ def find_class_names(labels: Sequence[str], path: str, column: str) -> list[str]
 
 
 def codes(values: Sequence[str], names: list[str]) -> np.ndarray:
-    """The position of each value among the names, -1 if it is none of them: int32 [N]."""
+    """The position of each value in `names`, or -1: int32 [N]."""
     codes = {name: code for code, name in enumerate(names)}
     return np.array([codes.get(value, codes.get(value.strip(), -1)) for value in values], np.int32)
 
 
 def known_codes(labels: Sequence[str], names: list[str], path: str, column: str) -> np.ndarray:
-    """The `codes` of test labels, -1 where there is none; raises a UserError for a label that training lacks."""
+    """The `codes` of test labels, -1 for missing labels; raises a UserError for a label that training lacks."""
     found = codes(labels, names)
     others = ["" if code >= 0 else label for label, code in zip(labels, found)]
     refuse_ambiguous(others, path, column)
@@ -200,15 +201,15 @@ def known_codes(labels: Sequence[str], names: list[str], path: str, column: str)
 
 
 def find_owners(values: Sequence[str], train: np.ndarray, path: str, column: str) -> np.ndarray:
-    """The client of each training row, numbered in the order of their names: int32 [n].
+    """The client of each training row, int32 [n]; clients are numbered in the order of their names.
 
-    Who has no training row is no client.
+    Only names with a training row are clients.
 
     Args:
-        values: the clients' column, of all rows [N].
-        train: the rows to train on, int [n].
+        values: the column with the clients' names, for all rows [N].
+        train: the training rows, int [n].
         path: the file, for messages.
-        column: likewise.
+        column: the column's name, for messages.
 
     Raises:
         UserError: a row names no client.
@@ -221,7 +222,7 @@ def find_owners(values: Sequence[str], train: np.ndarray, path: str, column: str
 
 
 def for_test(labels: np.ndarray) -> np.ndarray:
-    """Every fifth labelled row of each class, beginning with the first, but never its only one: int [T], ascending."""
+    """Every fifth labelled row of each class, from the first on; none if the class has only one: int [T], ascending."""
     of_classes = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
     return np.sort(np.concatenate([np.zeros(0, int), *(rows[::TEST_EVERY] for rows in of_classes if len(rows) > 1)]))
 
@@ -229,7 +230,7 @@ def for_test(labels: np.ndarray) -> np.ndarray:
 def _rows(
     columns: Columns, tested: Columns, train: np.ndarray, test: np.ndarray, path: str, where: str
 ) -> dict[str, Any]:
-    """Rows of numbers and categories; columns, categories, means and deviations come from the training rows."""
+    """Encodes rows of numbers and categories; categories, means and deviations come from the training rows."""
     if not columns:
         raise UserError(f"{path} has no column but the label's, the clients' and those left out")
     categories = [_categories(name, values, train, path) for name, values in columns.items()]
@@ -288,7 +289,7 @@ def _is_number(value: str) -> bool:
 def _texts(
     config: Any, columns: Columns, tested: Columns, train: np.ndarray, test: np.ndarray, where: str
 ) -> dict[str, Any]:
-    """Texts as tokens, with the vocabulary of the training texts; with versions [N, V, L]."""
+    """Tokenises texts with the vocabulary of the training texts; with versions as [N, V, L]."""
     check_column(tested, config.text_column, "text_column", where)
     texts = columns[config.text_column]
     versions = [texts]
@@ -327,7 +328,7 @@ def as_texts(
 
 
 def checked_views(weak_views: int, x_train: np.ndarray) -> int:
-    """`data.weak_views`; raises UserError if the examples have fewer views."""
+    """Returns `data.weak_views`; raises a UserError if the examples have fewer views."""
     number = x_train.shape[1] if x_train.ndim == 3 else 1
     if weak_views > number:
         raise UserError(f"data.weak_views={weak_views}, but each example has {number} view{'s' * (number > 1)}")

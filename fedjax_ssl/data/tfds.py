@@ -1,8 +1,8 @@
-"""The published data sets, through TensorFlow Datasets (TFDS) but without TensorFlow.
+"""Loads published data sets through TensorFlow Datasets (TFDS), but without TensorFlow.
 
-TFDS can read data that it has prepared in its array_record format without TensorFlow. To prepare them, it only uses
-TensorFlow to open local files, join paths and encode PNG images. This module supplies these functions. So a data set
-is downloaded, verified, prepared and stored as by TFDS itself, and all programs that use TFDS share the prepared
+TFDS needs no TensorFlow to read data that it has prepared in its array_record format. To prepare data, it uses
+TensorFlow only to open local files, join paths and encode PNG images; this module replaces these functions. Data sets
+are thus downloaded, verified, prepared and stored as by TFDS itself, and all programs that use TFDS share the prepared
 folder.
 """
 
@@ -29,7 +29,7 @@ _FILE_FORMAT = "array_record"
 # EMNIST's images are stored transposed (mirrored and rotated by 90 degrees).
 _TRANSPOSED = ("emnist/byclass",)
 _NPZ_WAY = "bring the data as a file: --config.data.source=npz --config.data.path=FILE"
-# Seconds in which all hosts of a data set must answer. TFDS by itself would try for minutes.
+# Seconds within which all hosts of a data set must answer. TFDS itself would try for minutes.
 _ANSWER_WITHIN = 8.0
 
 
@@ -39,15 +39,15 @@ def load_tfds(name: str, data_dir: str = "") -> Arrays:
     The first time, SVHN also downloads its "extra" split (1.3 GB), which is not used.
 
     Args:
-        name: name of the data set, with its configuration where it has several: 'cifar10', 'emnist/byclass'.
-        data_dir: the folder of TFDS ('' = the environment variable TFDS_DATA_DIR, else TFDS's default).
+        name: name of the data set, with its configuration if it has several: 'cifar10', 'emnist/byclass'.
+        data_dir: the folder of TFDS ('': the environment variable TFDS_DATA_DIR, otherwise TFDS's default).
 
     Returns:
         Images [N, H, W, C] and labels of the train and test splits, and TFDS's names of the classes. Examples are in
-        their official order if TFDS knows it (CIFAR, SVHN), else in the order of TFDS, which is fixed as well.
+        their official order if TFDS knows it (CIFAR, SVHN), otherwise in TFDS's order, which is also fixed.
 
     Raises:
-        UserError: the data are neither prepared nor can be downloaded, the download is damaged, or the folder cannot be
+        UserError: the data are not prepared and cannot be downloaded, the download is damaged, or the folder cannot be
           read.
     """
     with _quiet():
@@ -79,7 +79,7 @@ def _import_tfds() -> types.ModuleType:
 
 
 def _check_reachable(name: str, urls: Iterable[str], within: float) -> None:
-    """Raises UserError unless every host of a data set answers for one of its files in time.
+    """Raises a UserError unless every host of a data set answers in time for one of its files.
 
     Args:
         name: name of the data set, for the message.
@@ -102,14 +102,14 @@ def _check_reachable(name: str, urls: Iterable[str], within: float) -> None:
 
     files = {urllib.parse.urlsplit(url).netloc: url for url in urls}
     problems.update(dict.fromkeys(files, f"no answer within {within:g} seconds"))
-    # Daemon threads can be left behind; a request's time-out does not cover name resolution.
+    # Daemon threads can be abandoned; the timeout of a request does not cover name resolution.
     threads = [threading.Thread(target=ask, args=file, daemon=True) for file in files.items()]
     deadline = time.monotonic() + within
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    failed = list(problems.items())  # A copy, since a thread that was left behind may still answer.
+    failed = list(problems.items())  # A copy, because an abandoned thread may still answer.
     if failed:
         host, problem = failed[0]
         raise UserError(
@@ -127,7 +127,7 @@ def _prepare(name: str, builder: Any, api: types.ModuleType) -> None:
     generate_examples = builder._generate_examples
 
     def generate_encoded_examples(*args, **kwargs):
-        # TFDS stores an image that is a file unchanged; it would encode an array with TensorFlow.
+        # TFDS stores image files unchanged, but would encode arrays with TensorFlow.
         for key, example in generate_examples(*args, **kwargs):
             yield key, {**example, "image": _png_file(example["image"])}
 
@@ -165,7 +165,7 @@ def _read_split(builder: Any, split: str, transpose: bool) -> tuple[np.ndarray, 
         labels[row] = example["label"]
         if "id" in example:
             names.append(example["id"])
-    if names:  # TFDS shuffles what it writes; these names number examples in the official order.
+    if names:  # TFDS shuffles examples before writing; these names number them in the official order.
         order = np.argsort(np.array(names))
         images, labels = images[order], labels[order]
     if transpose:

@@ -1,6 +1,6 @@
-"""Unknown classes: images of no class of the model, which clients hold without labels and the test set has apart.
+"""Unknown images: images of no class of the model, held by clients without labels and kept apart in the test set.
 
-Their true label is `UNKNOWN`. They are of classes that the model does without, or of a second data set.
+Their true label is `UNKNOWN`. They are images of classes that the model leaves out, or of a second data set.
 """
 
 from typing import Any
@@ -11,26 +11,26 @@ from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.errors import UserError
 
-UNKNOWN = -2  # the true label of an image of no class of the model; -1 is a label that nobody knows
-# Facts of a data set without which equal numbers would mean something else; None where it says nothing of them.
+UNKNOWN = -2  # the true label of images of no class of the model; -1 is a label that nobody knows
+# Facts that give a data set's numbers their meaning; two data sets can be joined only if they agree.
 _MEANINGS = ("columns", "categories", "vocabulary")
-CLASS_DRAW, DEAL = 102, 103  # numbers among the draws of a seed, apart from those of the partition and of attackers
+CLASS_DRAW, DEAL = 102, 103  # folded into the seed; the partition and the attackers use other numbers
 
 
 def has_unknown(config: Any) -> bool:
-    """Whether a run has unknown images; of the `data` section, a dict or a ConfigDict."""
+    """Whether the `data` section, a dict or a ConfigDict, gives a run unknown images."""
     return bool(config["unknown_classes"] or config["unknown_drawn"] or config["unknown_source"])
 
 
 def check_unknown(config: Any, num_seeds: int) -> None:
-    """Checks the fields of unknown images against others.
+    """Checks the fields of unknown images against other fields.
 
     Args:
         config: the `data` section.
-        num_seeds: seeds that share a program.
+        num_seeds: number of seeds that share a program.
 
     Raises:
-        UserError: they do not go together.
+        UserError: fields exclude each other.
     """
     if not has_unknown(config):
         return
@@ -50,21 +50,21 @@ def check_unknown(config: Any, num_seeds: int) -> None:
 
 
 def set_apart(dataset: Dataset, other: Dataset | None, config: Any, seed: int) -> Dataset:
-    """A data set whose unknown images have the label `UNKNOWN` in training and lie apart in the test.
+    """Labels unknown training images with `UNKNOWN` and separates unknown test images.
 
     Args:
         dataset: the data set.
-        other: a second one, all of whose images are unknown; None: there is none.
-        config: the `data` section. Read are `unknown_classes`, or `unknown_drawn`, so many drawn by the seed.
-        seed: of the draw.
+        other: a second data set, all of whose images are unknown; None: there is none.
+        config: the `data` section. It reads `unknown_classes`, or `unknown_drawn`, a number of classes to draw.
+        seed: seed of the draw.
 
     Returns:
-        The data set with the classes that are left, numbered in their order; its training images with the second
-        data set's behind them; and test images of known classes alone, the others as `unknown_test`.
+        The data set with the remaining classes, renumbered in their order. Training images of the second data set
+        follow its own; test images are those of known classes, and `unknown_test` holds the others.
 
     Raises:
-        UserError: there is no such class, too few are left, or the second data set has inputs of another shape or
-            meaning.
+        UserError: there is no such class, fewer than two classes or no unknown test images remain, or the second data
+            set has inputs of another shape or meaning.
     """
     number, unknown = dataset.num_classes, np.array(sorted(config.unknown_classes), int)
     if config.unknown_drawn:
@@ -118,17 +118,17 @@ def set_apart(dataset: Dataset, other: Dataset | None, config: Any, seed: int) -
 
 
 def deal_unknown(labels: np.ndarray, partition: Partition, config: Any, seed: int) -> Partition:
-    """Deals unknown images to the clients of a partition, which keep the images that they have.
+    """Deals unknown images to the clients of a partition, in addition to the images that they have.
 
-    With n images a client gets n s / (1 - s) unknown ones, rounded halves up, where s is `unknown_share`: of each
-    client's images a share s is unknown. They are drawn regardless of their classes. With `labels` 'some_clients' the
-    clients that have labels for all their images get none.
+    A client with n images gets n s / (1 - s) unknown images, rounded with halves up, where s is `unknown_share`: a
+    share s of each client's images is then unknown. They are drawn regardless of their classes. With `labels`
+    'some_clients' the labelled clients get none.
 
     Args:
         labels: int [N], labels of the training set, `UNKNOWN` for unknown images.
-        partition: of the others.
+        partition: the partition of all other images.
         config: the `data` section.
-        seed: of the draw, which is apart from that of the partition.
+        seed: seed of the draw, which is independent of the partition's.
 
     Raises:
         UserError: there are too few unknown images.

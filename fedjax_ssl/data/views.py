@@ -1,7 +1,7 @@
-"""A federation larger than a device: what lies there is a round's clients alone, in a table of their own.
+"""Views of a federation that is larger than a device: only the clients of a round are on the device.
 
 A view is a `FederatedData` in which `here` names the clients whose rows are present. All ids are those of the whole
-federation, so methods and random numbers are the same with a view and without. It knows nothing of rounds or methods.
+federation, so methods and random numbers are the same with and without a view. Views know nothing of rounds or methods.
 """
 
 import math
@@ -16,21 +16,21 @@ from fedjax_ssl.data.federated import FederatedData, Holdings, small_arrays, unk
 from fedjax_ssl.data.table import image_table, table_shape
 from fedjax_ssl.errors import UserError
 
-MOST_ENTRIES = 2**24  # of a table of rows, clients x largest client, that is still kept as a whole: 64 MiB
-# Shares of the rounds that the narrower widths serve. Each width is a program of its own.
+MOST_ENTRIES = 2**24  # largest table of rows (clients x largest client) that has only one width: 64 MiB
+# Shares of rounds that fit the narrower widths. Each width needs its own program.
 SERVED = (0.5, 0.95)
-_ALIGNED = 64  # bytes, of XLA's arrays on a processor
+_ALIGNED = 64  # bytes, alignment of XLA's arrays on CPUs
 
 
 def widths_of(sizes: list[np.ndarray], clients: int) -> tuple[int, ...]:
-    """The widths n_max of the rounds' tables, the smallest first; the last one has room for every client.
+    """The widths n_max of the rounds' tables, in ascending order; every client fits the last width.
 
-    There are several where a table of all clients would be large and a few clients are much larger than most. Residence
-    does not count here: wherever data lie, a round has the same width, and so the same bits.
+    There are several widths if a table of all clients would be large and a few clients are much larger than most. The
+    result does not depend on residence (where data are kept), so a round always has the same width and equal results.
 
     Args:
-        sizes: int [K], examples of each client, for each seed of a run.
-        clients: of a round.
+        sizes: for each seed of a run, int [K], the number of examples of each client.
+        clients: number of clients in a round.
     """
     every = np.concatenate(sizes)
     widths = [max(1, int(every.max()))]
@@ -43,13 +43,13 @@ def widths_of(sizes: list[np.ndarray], clients: int) -> tuple[int, ...]:
 
 
 def narrowest(widths: tuple[int, ...], sizes: np.ndarray) -> int:
-    """The smallest of `widths` that fits clients of these sizes, int [M]."""
+    """The smallest of the ascending `widths` that fits clients of these sizes, int [M]."""
     largest = int(sizes.max(initial=0))
     return next(width for width in widths if width >= largest)
 
 
 class Views:
-    """The views of a federation, for so many clients at a time."""
+    """The views of a federation, for a fixed number of clients at a time."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Views:
         Args:
             held: the federation.
             widths: see `widths_of`.
-            clients: K' of a view.
-            images: of each width, the most images of so many clients that fit it, see `most_images`.
-            on_device: whether all images are kept there, so that a view has rows alone.
-            recalled: clients besides those of a view whose records a round reads, at most.
+            clients: number K' of clients in a view.
+            images: for each width, the largest number of images in a view, see `most_images`.
+            on_device: whether all images stay on the device, so that views differ only in rows.
+            recalled: the largest number of other clients whose records a round reads.
         """
         self.held, self.widths, self.clients, self._images = held, widths, clients, images
         self.on_device, self._recalled = on_device, recalled
@@ -100,14 +100,14 @@ class Views:
             )
 
     def width_for(self, clients: np.ndarray) -> int:
-        """The smallest width that fits some clients."""
+        """The smallest width that fits these clients."""
         return narrowest(self.widths, self.held.sizes[clients])
 
     def first(self) -> tuple[FederatedData, jax.Array]:
-        """The view that a run begins with, and the true labels of its rows.
+        """The view with which a run begins, and the true labels of its rows.
 
-        Its clients fit the narrowest width, so its images take little. Its rows are as wide as the widest, so clients'
-        memory has its largest shape.
+        Its clients fit the narrowest width, so that its images take little memory. Its rows are padded to the largest
+        width, so that the clients' memory has its largest shape.
         """
         width = self.widths[0]
         data, hidden = self.of(np.flatnonzero(self.held.sizes <= width)[: self.clients], width)
@@ -118,13 +118,13 @@ class Views:
         """The view of some clients, and the true labels of its rows.
 
         Args:
-            clients: int [at most K'], increasing.
-            width: one of `widths`, at least each one's size.
-            share: (i, n): where images are not on the device, only the i-th of n equal parts of their table is read,
-                and `inputs` is that part; see `joined`.
+            clients: int [at most K'], ascending.
+            width: one of `widths`, at least the size of each client.
+            share: (i, n): if images are not on the device, only part i (from 0) of n equal parts of their table is
+                read, and `inputs` is that part; see `joined`.
 
         Raises:
-            UserError: the file of the images has changed.
+            UserError: the file with the images has changed.
         """
         held = self.held
         try:
@@ -150,7 +150,7 @@ class Views:
         room = max(1, first + self._images[self.widths.index(width)])
 
         def table(values: np.ndarray, index: int = 0, count: int = 1) -> Any:
-            """The rows that are here, behind them room for those of larger cohorts."""
+            """The rows of this view, followed by room for those of larger cohorts."""
             size = -(-room // count)
             own = taken[index * size : (index + 1) * size]
             chosen = _aligned_zeros((size, *values.shape[1:]), values.dtype)
@@ -167,13 +167,13 @@ class Views:
         return data, table(held.hidden_labels)
 
     def recorded(self, clients: np.ndarray) -> jax.Array | None:
-        """`FederatedData.recorded` of a view with the records of some clients, increasing; None: those of `here`."""
+        """`FederatedData.recorded` for a view with the records of these clients (ascending); None: those of `here`."""
         if not self._recalled:
             return None
         return jnp.asarray(_padded(clients, self.clients + self._recalled, len(self.held.sizes)))
 
     def joined(self, width: int, rows: Any) -> Any:
-        """The table of images of a view, of the rows of all its parts one after the other, see `of`."""
+        """The table of a view's images, from the rows of all its parts one after the other (see `share` in `of`)."""
         number = len(self.shapes(width)[1])
         return jax.tree.map(lambda leaf: leaf[:number], rows)
 
@@ -202,14 +202,14 @@ class Views:
 
 
 def _padded(clients: np.ndarray, number: int, num_clients: int) -> np.ndarray:
-    """The ids of some clients, increasing, and behind them ids of nobody: int32 [number]."""
+    """The ascending ids of some clients, followed by unused larger ids: int32 [number]."""
     ids = num_clients + np.arange(number, dtype=np.int32)
     ids[: len(clients)] = clients
     return ids
 
 
 def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros that begin where a processor's device takes them as they are; `jax.device_put` copies others."""
+    """Zeros in aligned memory, which `jax.device_put` does not copy on a CPU."""
     size = math.prod(shape) * dtype.itemsize
     room = np.zeros(size + _ALIGNED, np.uint8)
     first = -room.ctypes.data % _ALIGNED
@@ -217,7 +217,7 @@ def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _stamp(images: np.ndarray) -> tuple[Any, ...]:
-    """The file of memory-mapped images, with its size and time; () of images in the memory."""
+    """The file of memory-mapped images, with its size, time and inode; () for images in memory."""
     path = getattr(images, "filename", None)
     if path is None:
         return ()
@@ -226,6 +226,6 @@ def _stamp(images: np.ndarray) -> tuple[Any, ...]:
 
 
 def most_images(sizes: np.ndarray, widths: tuple[int, ...], clients: int) -> tuple[int, ...]:
-    """Of each width, the images of so many clients that fit it, at most."""
+    """For each width, the largest number of images that `clients` clients who fit it can have together."""
     ordered = np.sort(sizes)[::-1]
     return tuple(int(ordered[ordered <= width][:clients].sum()) for width in widths)

@@ -1,8 +1,8 @@
-"""Pretrained encoders: architectures whose weights come from a file, frozen, for features or with adapters.
+"""Pretrained encoders, whose frozen weights come from a file; they compute features or get adapters.
 
-An encoder is a backbone of `fedjax_ssl.models` with the images that its weights were trained on. `convert` makes a
-weights file out of PyTorch's, `load_weights` reads it, `frozen` maps images to features, and `Adapted` is a backbone of
-which low-rank adapters alone are trained.
+An encoder is a backbone of `fedjax_ssl.models` with the size and normalisation of images of its weights. `convert`
+makes a weights file from PyTorch's, `load_weights` reads it, `frozen` maps images to features, and `Adapted` is a
+backbone of which only low-rank adapters are trained.
 """
 
 from fedjax_ssl.encoders.adapters import Adapted, backbone_of

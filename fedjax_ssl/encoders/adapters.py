@@ -1,6 +1,6 @@
-"""A frozen Vision Transformer as a backbone of which low-rank adapters alone are trained (LoRA).
+"""A frozen Vision Transformer as a backbone of which only low-rank adapters (LoRA) are trained.
 
-The frozen weights are constants of the network: no parameters, so nothing trains, sends, averages or saves them.
+The frozen weights are constants of the network and not parameters, so nothing trains, sends, averages or saves them.
 """
 
 from typing import Any
@@ -17,30 +17,30 @@ from fedjax_ssl.models.vit import ViT
 
 
 class Frozen:
-    """Arrays as a field of a Flax module, which compares and hashes its fields."""
+    """Holds arrays in a field of a Flax module; Flax compares and hashes fields, which arrays do not support."""
 
     def __init__(self, variables: Variables):
         self.variables = variables
 
 
 class Adapted(nn.Module):
-    """An encoder whose last blocks' queries, keys and values have a trained addition of low rank.
+    """An encoder with a trained low-rank addition to the queries, keys and values of its last blocks.
 
-    The kernel W [D, 3 D] of such a block becomes W + A B with the parameters `A` [D, r], normal, and `B` [r, 3 D], 0,
-    so that training begins at the encoder itself.
+    The kernel W [D, 3 D] of such a block becomes W + A B. The parameters `A` [D, r] are initially normal, `B` [r, 3 D]
+    is initially 0, so that training begins with the encoder itself.
 
     Source: Hu et al., "LoRA", ICLR 2022, section 4.1, with alpha = r.
     """
 
     encoder: Encoder
-    frozen: Frozen  # its weights
-    side: int  # of the images that it sees, in pixels
+    frozen: Frozen  # the encoder's weights
+    side: int  # to which images are resized, in pixels
     rank: int  # r
-    blocks: int  # how many of the last blocks are adapted
+    blocks: int  # number of last blocks that are adapted
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
-        """Maps pixels of 0 to 1, [V*B, H, W, C], to features [V*B, F]; arguments as in `Heads`."""
+        """Maps pixels from 0 to 1, [V*B, H, W, C], to features [V*B, F]; arguments as in `Heads`."""
         params: dict[str, Any] = dict(self.frozen.variables["params"])
         depth = self.encoder.module.depth
         for number in range(depth - self.blocks, depth):
@@ -55,10 +55,10 @@ class Adapted(nn.Module):
 
 
 def backbone_of(config: Any) -> Adapted | None:
-    """The backbone that a configuration's `encoder` asks for, computing in `model.dtype`; None without adapters.
+    """The adapted encoder that `config.encoder` defines, computing in `model.dtype`; None without adapters.
 
     Raises:
-        UserError: the encoder is no Vision Transformer, or has fewer blocks; or its weights cannot be used.
+        UserError: the encoder is not a Vision Transformer or has too few blocks, or its weights cannot be used.
     """
     options = config.encoder
     rank, blocks = options.adapters.rank, options.adapters.blocks

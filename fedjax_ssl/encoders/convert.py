@@ -1,4 +1,4 @@
-"""PyTorch's weights as a file of ours. No pickle is run in this process."""
+"""Converts PyTorch weights to this library's file format. This process runs no pickle."""
 
 import pathlib
 import subprocess
@@ -12,7 +12,7 @@ from fedjax_ssl.encoders.encoder import find_encoder
 from fedjax_ssl.encoders.weights import save_weights
 from fedjax_ssl.errors import UserError, first_line
 
-# Run in a process of its own, with PyTorch's unpickler that makes tensors and containers alone.
+# Runs in its own process, with PyTorch's restricted unpickler, which makes only tensors and containers.
 _AS_SAFETENSORS = """
 import sys, torch
 from safetensors.torch import save_file
@@ -26,16 +26,16 @@ _PICKLED = (".pth", ".pt", ".bin")
 
 
 def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
-    """Converts PyTorch's weights.
+    """Converts PyTorch weights to a weights file.
 
     Args:
-        source: FILE.safetensors, or .pth, .pt or .bin, for which PyTorch must be installed, with the names of timm,
-            torchvision, DINOv2's or CLIP's repository.
-        name: of an encoder.
-        out: the file to be written, NAME.safetensors.
+        source: FILE.safetensors, or .pth, .pt or .bin if PyTorch is installed. Names are those of timm, torchvision, or
+            the repositories of DINOv2 or CLIP.
+        name: name of the encoder.
+        out: the file to write, NAME.safetensors.
 
     Returns:
-        How many arrays it holds.
+        The number of arrays written.
 
     Raises:
         UserError: the file cannot be read, or does not hold this encoder's weights.
@@ -49,7 +49,7 @@ def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
     for theirs, array in read(source).items():
         try:
             found = encoder.translate(theirs, array)
-        except (ValueError, IndexError) as error:  # of another shape; of a block or a layer that there is not
+        except (ValueError, IndexError) as error:  # wrong shape, or no such block or layer
             raise UserError(f"{source}: {theirs} of shape {np.shape(array)} is not {name}'s") from error
         if found is not None:
             weights[found[0]] = np.asarray(found[1], np.float32)
@@ -58,7 +58,7 @@ def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
 
 
 def read(source: pathlib.Path) -> dict[str, Any]:
-    """PyTorch's arrays by their names, as float32."""
+    """Reads PyTorch's arrays by name."""
     if source.suffix == ".safetensors":
         return _read_safetensors(source)
     if source.suffix not in _PICKLED:

@@ -1,4 +1,4 @@
-"""The encoders by name, and what they take and give."""
+"""The encoders by name, with their inputs and outputs."""
 
 import functools
 from collections.abc import Callable
@@ -26,15 +26,15 @@ class Encoder(NamedTuple):
     """An architecture with published weights."""
 
     module: nn.Module  # a backbone: (images [B, H, W, 3]) -> features [B, F]
-    side: int  # of its square images, in pixels
-    # mean and std: per channel, by which pixels of 0 to 1 are normalised.
+    side: int  # of the square images of its training, in pixels
+    # mean and std: for each channel, to normalise pixels from 0 to 1.
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    # PyTorch's name and array -> ours, 'params/LAYER/NAME', and the array; None for what features do not need.
+    # PyTorch's name and array -> this library's name, 'params/LAYER/NAME', and array; None if features do not need it.
     translate: Callable[[str, Any], tuple[str, Any] | None]
 
     def shapes(self, side: int) -> Variables:
-        """The shapes of its variables for images of side x side pixels."""
+        """The shapes of the module's variables for images of side x side pixels."""
         one = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
         found: Variables = jax.eval_shape(self.module.init, jax.random.key(0), one)
         return found
@@ -54,10 +54,10 @@ ENCODERS: dict[str, Encoder] = {
 
 
 def find_encoder(name: str) -> Encoder:
-    """The encoder of a name.
+    """Looks up an encoder by its name.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such encoder.
     """
     if name not in ENCODERS:
         raise UserError(f"the encoder is {name!r}{known_are(name, ENCODERS)}")
@@ -65,12 +65,12 @@ def find_encoder(name: str) -> Encoder:
 
 
 def encode(encoder: Encoder, variables: Variables, pixels: jax.Array, side: int) -> jax.Array:
-    """The features of images.
+    """Computes the features of images.
 
     Args:
-        encoder: of `ENCODERS`.
-        variables: its weights, for this side.
-        pixels: [B, H, W, C], 0 to 1, square, of one channel or three.
+        encoder: one of `ENCODERS`.
+        variables: the encoder's weights, for this side.
+        pixels: [B, H, W, C], 0 to 1, square images with one or three channels.
         side: to which the images are resized (bilinearly, as Pillow does), in pixels.
 
     Returns:

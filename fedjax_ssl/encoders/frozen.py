@@ -1,4 +1,4 @@
-"""The frozen encoder of a configuration, as a function from images to features."""
+"""The frozen encoder that a configuration names, as a function from images to features."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +12,13 @@ from fedjax_ssl.files import expanded
 
 
 def frozen(options: Any) -> Callable[[jax.Array], jax.Array]:
-    """An encoder with its weights, compiled for each shape that it is called with.
+    """Makes a function that runs an encoder with its weights; it is compiled for each new shape of images.
 
     Args:
         options: `config.encoder`.
 
     Returns:
-        Images, uint8 [B, H, W, C], to features, float32 [B, F].
+        A function from images, uint8 [B, H, W, C], to features, float32 [B, F].
 
     Raises:
         UserError: there is no such encoder or file, or the weights do not fit.

@@ -1,4 +1,4 @@
-"""PyTorch's names of weights as ours: those of timm, torchvision, DINOv2's and CLIP's repositories."""
+"""Translates PyTorch's names of weights (timm, torchvision, the repositories of DINOv2 and CLIP) to this library's."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ from fedjax_ssl.models.efficientnet import LITE0
 from fedjax_ssl.models.normalisation import EPSILON
 
 Translated = tuple[str, Any] | None
-_TENSORFLOW_EPSILON = 1e-3  # that EfficientNet's normalisation adds to a variance
+_TENSORFLOW_EPSILON = 1e-3  # added to variances by EfficientNet's normalisation
 # Classifiers, counters, and the parts of models that features do not need: DINOv2's mask, CLIP's text tower.
 _NOT_NEEDED = re.compile(
     r"(fc|_fc|classifier|head|transformer|token_embedding|ln_final)\.|.*num_batches_tracked$|mask_token$"
@@ -18,7 +18,7 @@ _NOT_NEEDED = re.compile(
 
 
 def of_vit(name: str, array: Any) -> Translated:
-    """Of timm's and DINOv2's Vision Transformers, and CLIP's image tower, whose names begin with 'visual.'."""
+    """Translates Vision Transformers of timm and DINOv2, and CLIP's image tower (names begin with 'visual.')."""
     if _NOT_NEEDED.match(name):
         return None
     name = name.removeprefix("visual.")
@@ -44,7 +44,7 @@ def of_vit(name: str, array: Any) -> Translated:
 
 
 def of_resnet(name: str, array: Any) -> Translated:
-    """Of timm's and torchvision's ResNets."""
+    """Translates ResNets of timm and torchvision."""
     if _NOT_NEEDED.match(name):
         return None
     name = re.sub(r"^conv1\.", "stem_conv.", name)
@@ -56,7 +56,7 @@ def of_resnet(name: str, array: Any) -> Translated:
 
 
 _STARTS = [sum(stage[0] for stage in LITE0[:number]) for number in range(len(LITE0))]  # first block of each stage
-# A block's layers in their order; timm numbers normalisations from 1 on, in blocks without expansion too.
+# A block's layers in order. timm numbers normalisations from 1 on, even in blocks without expansion.
 _LAYERS = ("expand", "depthwise", "project")
 _EFFICIENTNET_PYTORCH = {
     "_expand_conv": "expand", "_bn0": "expand_norm", "_depthwise_conv": "depthwise", "_bn1": "depthwise_norm",
@@ -65,7 +65,7 @@ _EFFICIENTNET_PYTORCH = {
 
 
 def of_efficientnet(name: str, array: Any) -> Translated:
-    """Of timm's tf_efficientnet_lite0 and of packages like efficientnet_pytorch, with TensorFlow's epsilon."""
+    """Translates timm's tf_efficientnet_lite0 and packages like efficientnet_pytorch, with TensorFlow's epsilon."""
     if _NOT_NEEDED.match(name):
         return None
     of_timm = re.match(r"blocks\.(\d)\.(\d)\.(conv_pw|conv_dw|conv_pwl|bn\d)\.(.*)", name)
@@ -91,7 +91,7 @@ def of_efficientnet(name: str, array: Any) -> Translated:
 
 
 def _of_layer(name: str, array: Any) -> tuple[str, Any]:
-    """'LAYER.weight' and its like; kernels are turned, as Flax has them: [height, width, in, out] or [in, out]."""
+    """Translates 'LAYER.weight' etc.; kernels are transposed to Flax's [height, width, in, out] or [in, out]."""
     layer, _, leaf = name.rpartition(".")
     collection = "params"
     if leaf == "weight" and array.ndim == 1:

@@ -1,4 +1,4 @@
-"""An encoder's weights in a file: safetensors with names such as 'params/block0/qkv/kernel', float32."""
+"""Files of an encoder's weights: safetensors, float32, with names such as 'params/block0/qkv/kernel'."""
 
 import hashlib
 import math
@@ -13,7 +13,7 @@ from fedjax_ssl.encoders.encoder import Encoder, Variables
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import replaced
 
-POSITIONS = "params/positions"  # of a ViT, [1 + grid * grid, width]: they are resampled to other grids
+POSITIONS = "params/positions"  # of a ViT, [1 + grid * grid, width]; resampled to other grids
 
 
 def save_weights(path: pathlib.Path, encoder: Encoder, weights: dict[str, np.ndarray]) -> None:
@@ -33,8 +33,7 @@ def load_weights(path: pathlib.Path, encoder: Encoder, side: int) -> Variables:
     """Reads an encoder's variables for images of side x side pixels.
 
     Raises:
-        UserError: the file cannot be read, an array is missing or left over, or has another shape or type, or numbers
-            that are not finite.
+        UserError: the file cannot be read; or an array is missing, left over, not finite, or has another shape or type.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -43,7 +42,7 @@ def load_weights(path: pathlib.Path, encoder: Encoder, side: int) -> Variables:
     try:
         with safe_open(path, "numpy") as file:
             slices = {name: file.get_slice(name) for name in sorted(file.keys())}
-            # Before anything is read: a file from anywhere may announce arrays of any size.
+            # Checked before anything is read: an untrusted file may announce arrays of any size.
             check(str(path), encoder, {name: tuple(part.get_shape()) for name, part in slices.items()})
             types = {name: part.get_dtype() for name, part in slices.items() if part.get_dtype() != "F32"}
             if types:
@@ -65,7 +64,7 @@ def flat_shapes(encoder: Encoder, side: int) -> dict[str, Any]:
 
 
 def check(where: str, encoder: Encoder, found: dict[str, tuple[int, ...]]) -> None:
-    """Raises a UserError, one line, unless these are an encoder's arrays and shapes; a ViT's grid may be any square."""
+    """Raises a UserError unless `found` has an encoder's arrays and shapes; a ViT's grid may have any size."""
     wanted = {name: leaf.shape for name, leaf in flat_shapes(encoder, encoder.side).items()}
     missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or extra:
@@ -80,12 +79,12 @@ def check(where: str, encoder: Encoder, found: dict[str, tuple[int, ...]]) -> No
 
 
 def is_grid(tokens: int) -> bool:
-    """Whether so many tokens are a class token and a square grid, of at most 100 x 100 patches."""
+    """Whether `tokens` is the size of a class token and a square grid of at most 100 x 100 patches."""
     return 2 <= tokens <= 10_001 and math.isqrt(tokens - 1) ** 2 == tokens - 1
 
 
 def resampled(positions: np.ndarray, tokens: int) -> np.ndarray:
-    """Position embeddings [1 + g * g, D] for another grid: [tokens, D], bicubic with antialiasing, as timm does it."""
+    """Resamples position embeddings [1 + g * g, D] to [tokens, D], bicubically with antialiasing, as timm does."""
     if len(positions) == tokens:
         return positions
     old, new = math.isqrt(len(positions) - 1), math.isqrt(tokens - 1)

@@ -1,6 +1,7 @@
-"""Kinds of inputs: a file each, one line here. They know augmentation, and nothing of networks and federations.
+"""Kinds of inputs: images, features, tables and texts.
 
-The kind of a run's inputs follows from its data; `facts["kind"]` names it, and facts without it are of images.
+Each kind has its own file and an entry in `KINDS`. Kinds use augmentation, but know nothing about networks and
+federations. The data of a run determine its kind: `facts["kind"]` names it; without this entry the kind is images.
 """
 
 from collections.abc import Mapping
@@ -28,6 +29,6 @@ def kind_of(facts: Mapping[str, Any]) -> Kind:
 
 
 def wrong_facts(facts: Mapping[str, Any]) -> str:
-    """Why facts that were read from a file describe no inputs, or ''."""
+    """What is wrong with facts that were read from a file; '' if nothing is."""
     name = kind_name(facts)
     return kind_of(facts).wrong(facts) if name in KINDS else f"kind is {name!r}{known_are(name, KINDS)}"

@@ -1,7 +1,8 @@
-"""Feature vectors, such as the outputs of a frozen encoder: one of an example, or V views that were computed before.
+"""Feature vectors, such as the outputs of a frozen encoder: one per example, or V precomputed views of each example.
 
-Of V views the first W (`data.weak_views`) are weak and the others strong; a view is drawn for each example. Without
-others the strong view, and with one weak view the weak one, is made here: Gaussian noise, and in strong views dropout.
+The first W (`data.weak_views`) of V views are weak, the others strong; one is drawn for each example. If there is only
+one weak view, weak views are made from it by Gaussian noise. If there are no strong views, they are made from weak
+views by setting a share of the features to their mean.
 """
 
 import functools
@@ -18,20 +19,20 @@ from fedjax_ssl.kinds.kind import Facts, Kind, are_numbers, are_sizes
 
 
 class Features(NamedTuple):
-    """Float vectors, stored as float32; of V views the first stands for the example."""
+    """Float vectors, stored as float32; the first of V views represents the example."""
 
     shape: tuple[int, ...]  # (D,) or (V, D)
-    # mean and std: of each of the D features over all views of the training set; one std for all of an encoder.
+    # mean and std: of each of the D features over all views of the training set; features of an encoder share one std.
     mean: np.ndarray
     std: np.ndarray
 
     def to_network(self, inputs: jax.Array) -> jax.Array:
-        """Examples [B, D] or [B, V, D], or views [B, D], less `mean` and divided by `std`, float32 [B, D]."""
+        """Standardises examples [B, D] or [B, V, D], or views [B, D], by `mean` and `std`: float32 [B, D]."""
         return (first(inputs) - self.mean) / self.std
 
     @staticmethod
     def together(views: Sequence[jax.Array]) -> jax.Array:
-        """Views [B, D], or examples [B, V, D] of which the first view is taken, as one batch: float32 [., D]."""
+        """Concatenates views [B, D] and the first views of examples [B, V, D] into one batch: float32 [., D]."""
         return jnp.concatenate([first(view).astype(jnp.float32) for view in views])
 
 
@@ -41,13 +42,13 @@ def first(inputs: jax.Array) -> jax.Array:
 
 
 def drawn(key: jax.Array, inputs: jax.Array, start: int, end: int) -> jax.Array:
-    """A view of each example, of those numbered from `start` to before `end`: [B, V, D] to [B, D]."""
+    """Draws one of the views `start` to `end` - 1 of each example: [B, V, D] to [B, D]."""
     numbers = jax.random.randint(key, (len(inputs),), start, end)
     return jnp.take_along_axis(inputs, numbers[:, None, None], axis=1)[:, 0]
 
 
 def weak_view(key: jax.Array, inputs: jax.Array, options: Any, num_weak: int, std: np.ndarray) -> jax.Array:
-    """One of the weak views where there are several, else the first with noise."""
+    """Draws a weak view if there are several; otherwise adds noise to the first view."""
     if num_weak > 1:
         return drawn(key, inputs, 0, num_weak)
     return noisy(key, first(inputs), options.noise, std)
@@ -56,7 +57,7 @@ def weak_view(key: jax.Array, inputs: jax.Array, options: Any, num_weak: int, st
 def strong_view(
     key: jax.Array, inputs: jax.Array, options: Any, num_weak: int, mean: np.ndarray, std: np.ndarray
 ) -> jax.Array:
-    """One of the strong views where there are any, else a weak one with a share of its features at their mean."""
+    """Draws a strong view if there are any; otherwise sets a share of a weak view's features to their mean."""
     if inputs.ndim == 3 and inputs.shape[1] > num_weak:
         return drawn(key, inputs, num_weak, inputs.shape[1])
     weak_key, mask_key = jax.random.split(key)
@@ -65,7 +66,7 @@ def strong_view(
 
 
 def noisy(key: jax.Array, inputs: jax.Array, noise: float, std: np.ndarray) -> jax.Array:
-    """Gaussian noise, of so many of the deviations `std`."""
+    """Adds Gaussian noise whose deviation is `noise` times `std`."""
     return inputs + noise * std * jax.random.normal(key, inputs.shape) if noise else inputs
 
 
@@ -99,7 +100,7 @@ def _given(features: Any, facts: Facts) -> np.ndarray:
     if features.ndim not in (2, 3) or features.shape[-1] != shape[-1] or not features.size:
         raise UserError(f"features of shape {features.shape}; the model takes [B, {shape[-1]}]")
     with np.errstate(over="ignore"):
-        # The first view stands for the example, so that a program is for one shape.
+        # Only the first view is kept, so that programs need one shape only.
         features = (features[:, 0] if features.ndim == 3 else features).astype(np.float32)
     if not np.isfinite(features).all():
         raise UserError("features have values that are not finite in float32")

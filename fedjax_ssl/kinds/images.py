@@ -1,4 +1,4 @@
-"""Images: pixels of 0 to 255, with the views of the section `augment`."""
+"""Images: pixels from 0 to 255, with the views that the section `augment` defines."""
 
 from typing import Any, NamedTuple
 
@@ -15,12 +15,12 @@ class Images(NamedTuple):
     """Images with values in 0..255, stored as uint8."""
 
     shape: tuple[int, int, int]  # (height, width, channels)
-    # mean and std: per channel, in units of [0, 1] pixel values; they belong to the data set.
+    # mean and std: of the data set, for each channel, in units of [0, 1] pixel values.
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def to_network(self, inputs: jax.Array) -> jax.Array:
-        """To the data set's mean 0 and deviation 1."""
+        """Standardises pixels by the data set's mean and deviation."""
         return (inputs.astype(jnp.float32) / 255.0 - jnp.array(self.mean)) / jnp.array(self.std)
 
 
@@ -36,7 +36,7 @@ def _wrong(facts: Facts) -> str:
 
 
 def _given(images: Any, facts: Facts) -> np.ndarray:
-    """uint8 [B, H, W, C], or [B, H, W] with one channel; or floats of the same range, 0 to 255."""
+    """Checks images: uint8 [B, H, W, C], or [B, H, W] for one channel, or other numbers from 0 to 255."""
     images, shape = np.asarray(images), tuple(facts["image_shape"])
     if images.ndim == 3 and shape[-1] == 1:
         images = images[..., np.newaxis]

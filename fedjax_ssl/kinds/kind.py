@@ -1,4 +1,4 @@
-"""What a kind of inputs says of itself: how an example is stored, how a network takes it, which views it has."""
+"""What a kind of inputs defines: how examples are stored, what a network takes, and which views there are."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,39 +14,39 @@ Facts = Mapping[str, Any]  # of a data set, see `fedjax_ssl.data.dataset_facts`
 
 
 class Inputs(Protocol):
-    """The inputs of one data set. Their weak and strong views are those of the `Problem`.
+    """The inputs of one data set. The `Problem` has their weak and strong views.
 
-    Four attributes are optional. `mix`, (a, b, lambda) -> mixtures, is mixup where stored numbers cannot be averaged;
-    `mix_order` is its order where mixtures have no weak view. `together`, (views) -> one batch, float32, is for kinds
-    whose stored examples or mixtures have another shape than views. `keywords` are keyword arguments that a backbone's
-    factory gets.
+    Four attributes are optional. `mix`, (a, b, lambda) -> mixtures, is mixup for kinds whose stored numbers cannot be
+    averaged; `mix_order` is its order for kinds whose mixtures have no weak view. `together`, (views) -> one batch,
+    float32, is for kinds whose stored examples or mixtures differ in shape from views. `keywords` are keyword arguments
+    for the backbone's factory.
 
     Attributes:
-        shape: of one stored example, without the axis of the batch.
+        shape: shape of one stored example, without the batch axis.
     """
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     def to_network(self, inputs: jax.Array) -> jax.Array:
-        """Stored examples or views of them, [B, ...], to what a backbone takes, [B, ...]."""
+        """Converts stored examples or their views, [B, ...], to the backbone's input, [B, ...]."""
         ...
 
 
 class Kind(NamedTuple):
-    """A kind of inputs: its file's entry in the registry."""
+    """A kind of inputs: an entry of the registry `KINDS`."""
 
-    noun: str  # of many examples, for messages
-    stored: type[np.generic]  # of the numbers of an example
+    noun: str  # plural noun for examples, for messages
+    stored: type[np.generic]  # dtype of stored examples
     inputs: Callable[[Facts], Inputs]  # facts of a data set -> its inputs
     views: Callable[[Any, Facts], Views]  # configuration, facts -> the views
     wrong: Callable[[Facts], str]  # facts that were read from a file -> what is wrong with them, or ''
-    # What a user gives a trained model, and the facts -> stored examples. Raises a UserError.
+    # Examples that a user gives to a trained model, facts -> stored examples. Raises a UserError.
     given: Callable[[Any, Facts], np.ndarray]
 
 
 def are_numbers(values: Any, number: int, above: float = -math.inf) -> bool:
-    """Whether a value from a file is a list of so many finite numbers, all above a bound."""
+    """Whether a value from a file is a list of `number` finite numbers, all above a bound."""
     return (
         isinstance(values, list)
         and len(values) == number
@@ -55,5 +55,5 @@ def are_numbers(values: Any, number: int, above: float = -math.inf) -> bool:
 
 
 def are_sizes(values: Any, *numbers: int) -> bool:
-    """Whether a value from a file is a list of whole numbers from 1 on, as many as one of `numbers` says."""
+    """Whether a value from a file is a list of positive integers whose length is one of `numbers`."""
     return isinstance(values, list) and len(values) in numbers and all(type(v) is int and v > 0 for v in values)

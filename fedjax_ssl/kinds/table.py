@@ -1,8 +1,8 @@
 """Tables: rows of numbers and categories, with missing values.
 
-A row is float32 [F]; a category is its code, and NaN is a missing value. A view corrupts a row: weak views add a little
-noise to numbers, strong ones replace a share of the values by those of other rows, and hide a share. The other rows are
-of the same batch, for a client holds no rows but its own; a short batch is padded with rows of the same client.
+A row is float32 [F]; categories are stored as codes, missing values as NaN. Weak views add a little noise to numbers.
+Strong views also replace a share of the values by those of other rows, and make a share missing. The other rows are
+from the same batch, because a client holds only its own rows; a short batch is padded with rows of the same client.
 
 Source: Bahri et al., "SCARF: Self-Supervised Contrastive Learning using Random Feature Corruption", ICLR 2022, which
 draws from the column's values in the whole training set.
@@ -22,20 +22,20 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.kinds.features import noisy
 from fedjax_ssl.kinds.kind import Facts, Kind, are_numbers
 
-MISSING = ("", "<na>", "na", "n/a", "nan", "null", "none", "?")  # how files write a missing value, in small letters
+MISSING = ("", "<na>", "na", "n/a", "nan", "null", "none", "?")  # missing values in files, in lower case
 
 
 class Table(NamedTuple):
     """Rows, stored as float32."""
 
     shape: tuple[int]  # (F,)
-    # mean and std: of each column's numbers over the training set; 0 and 1 of a category.
+    # mean and std: of each column of numbers over the training set; 0 and 1 for categories.
     mean: np.ndarray
     std: np.ndarray
-    sizes: tuple[int, ...]  # how many categories each column has; 0 for a column of numbers
+    sizes: tuple[int, ...]  # number of categories of each column; 0 for a column of numbers
 
     def to_network(self, inputs: jax.Array) -> jax.Array:
-        """To float32 [B, F']: numbers with deviation 1, 0 where missing; categories one-hot; and what is missing."""
+        """Encodes rows: standardised numbers (0 if missing), one-hot categories, missing flags: float32 [B, F']."""
         missing = jnp.isnan(inputs)
         numbers = np.flatnonzero(np.array(self.sizes) == 0)
         standard = jnp.where(missing, 0.0, (inputs - self.mean) / self.std)
@@ -47,17 +47,17 @@ class Table(NamedTuple):
         return jnp.concatenate([standard[:, numbers], *one_hot, missing.astype(jnp.float32)], axis=1)
 
     def mix(self, a: jax.Array, b: jax.Array, lam: jax.Array) -> jax.Array:
-        """Mixup of numbers; a category is that of the row with the larger weight. Missing in one is missing."""
+        """Mixes numbers, which are missing if either row lacks them; takes categories from the row of larger weight."""
         return jnp.where(np.array(self.sizes) > 0, jnp.where(lam >= 0.5, a, b), mix(a, b, lam))
 
 
 def weak_view(key: jax.Array, rows: jax.Array, options: Any, table: Table) -> jax.Array:
-    """Rows with noise on their numbers."""
+    """Adds noise to the numbers of rows."""
     return jnp.where(np.array(table.sizes) > 0, rows, noisy(key, rows, options.noise, table.std))
 
 
 def strong_view(key: jax.Array, rows: jax.Array, options: Any, table: Table) -> jax.Array:
-    """Rows of which some values are those of other rows, each by a draw of its own, and some are missing."""
+    """Replaces some values, drawn one by one, by those of other rows of the batch, and makes some missing."""
     weak_key, row_key, corrupt_key, mask_key = jax.random.split(key, 4)
     others = jnp.take_along_axis(rows, jax.random.randint(row_key, rows.shape, 0, len(rows)), axis=0)
     rows = weak_view(weak_key, rows, options, table)
@@ -72,20 +72,20 @@ def _views(config: Any, facts: Facts) -> Views:
 
 
 def is_missing(text: str) -> bool:
-    """Whether a field of a file has no value."""
+    """Whether a field of a file is a missing value."""
     return text.strip().lower() in MISSING
 
 
 def encode(columns: Mapping[str, Any], facts: Facts, where: str = "the table") -> np.ndarray:
-    """Columns of texts or numbers as stored rows, float32 [N, F]; a category that training did not have is missing.
+    """Encodes columns of texts or numbers as stored rows, float32 [N, F]; categories not seen in training are missing.
 
     Args:
         columns: name -> values [N].
-        facts: of the data set.
+        facts: facts of the data set.
         where: the file, for messages.
 
     Raises:
-        UserError: a column is missing, or a column of numbers has a text.
+        UserError: a column is missing, or a column of numbers has a text or a number that float32 cannot hold.
     """
     absent = [name for name in facts["columns"] if name not in columns]
     if absent:
@@ -129,7 +129,7 @@ def _wrong(facts: Facts) -> str:
 
 
 def _given(rows: Any, facts: Facts) -> np.ndarray:
-    """Columns by name, as a dict or a DataFrame; or stored rows [B, F]."""
+    """Encodes columns by name, from a dict or a DataFrame, or checks stored rows [B, F]."""
     if isinstance(rows, Mapping) or hasattr(rows, "columns"):
         return encode(_lists(rows), facts)
     rows = np.asarray(rows)
@@ -147,7 +147,7 @@ def _given(rows: Any, facts: Facts) -> np.ndarray:
 
 
 def _lists(rows: Any) -> dict[str, list[Any]]:
-    """The columns of a dict or a DataFrame; raises a UserError unless each has a value for every row."""
+    """The columns of a dict or a DataFrame; raises a UserError unless they are lists of equal length."""
     columns = {}
     for name in rows:
         if isinstance(rows[name], str) or not np.iterable(rows[name]):

@@ -1,11 +1,12 @@
-"""Texts: token ids, 0 = padding; or V versions of a text, such as back-translations, the first the original.
+"""Texts as token ids, 0 = padding; or V versions of each text, such as back-translations, with the original first.
 
-Weak views delete a few tokens, strong ones more, and mask some. Of V versions the first W (`data.weak_views`) are weak
-and the others strong; a view is drawn for each text, and nothing else is changed in it.
+Weak views delete a few tokens; strong views also mask some. The first W (`data.weak_views`) of V versions are weak, the
+others strong. If there are several weak versions, a weak view is one of them, drawn for each text without further
+changes; likewise a strong view if there are strong versions.
 
-Source: back-translations as strong views are UDA's (Xie et al., NeurIPS 2020); deletion is one of EDA's operations (Wei
-and Zou, EMNLP 2019), and masking BERT's (Devlin et al., NAACL 2019). Mixup is wordMixup (Guo et al., "Augmenting Data
-with Mixup for Sentence Classification", 2019).
+Source: back-translations as strong views are from UDA (Xie et al., NeurIPS 2020), deletion from EDA (Wei and Zou, EMNLP
+2019), masking from BERT (Devlin et al., NAACL 2019). Mixup is wordMixup (Guo et al., "Augmenting Data with Mixup for
+Sentence Classification", 2019).
 """
 
 import functools
@@ -31,42 +32,42 @@ class Text(NamedTuple):
     """Token ids, stored as int32."""
 
     shape: tuple[int, ...]  # (L,) or (V, L)
-    num_tokens: int  # ids are below it; the mask is the id num_tokens itself
+    num_tokens: int  # ids are below num_tokens; num_tokens itself is the id of the mask
     mix_order: str = "augment_then_mix"  # tokens of a mixture cannot be deleted
 
     @property
     def keywords(self) -> Mapping[str, Any]:
-        """For a backbone: how many ids it embeds, the mask included."""
+        """Keywords for a backbone's factory: the number of ids to embed, including the mask."""
         return {"num_tokens": self.num_tokens + 1}
 
     def to_network(self, inputs: jax.Array) -> jax.Array:
-        """Texts [B, L] or [B, V, L], or views [B, L], to int32 [B, L]; mixtures [B, 3 L] to float32 [B, 3, L]."""
+        """Converts texts [B, L] or [B, V, L] and views [B, L] to int32 [B, L], mixtures [B, 3 L] to [B, 3, L]."""
         inputs = first(inputs)
         if inputs.shape[1] == 3 * self.shape[-1]:
             return inputs.reshape(len(inputs), 3, -1)
         return inputs.astype(jnp.int32)
 
     def mix(self, a: jax.Array, b: jax.Array, lam: jax.Array) -> jax.Array:
-        """Mixup of embeddings, which is left to the backbone: ids of a, ids of b, a's weight, float32 [B, 3 L]."""
+        """Prepares mixup of embeddings by the backbone: ids of a, ids of b, weight of a, float32 [B, 3 L]."""
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
         return jnp.concatenate([a, b, jnp.full_like(a, lam)], axis=1)
 
     def together(self, views: Sequence[jax.Array]) -> jax.Array:
-        """Views and examples as one batch; with a mixture among them all become mixtures, others with themselves."""
+        """Concatenates views and examples; if any is a mixture, the others become mixtures with themselves."""
         views = [first(view).astype(jnp.float32) for view in views]
         longest = max(view.shape[1] for view in views)
         return jnp.concatenate([v if v.shape[1] == longest else self.mix(v, v, jnp.float32(1.0)) for v in views])
 
 
 def weak_view(key: jax.Array, tokens: jax.Array, options: Any, num_weak: int) -> jax.Array:
-    """One of the weak versions where there are several, else the first with a few tokens deleted."""
+    """Draws a weak version if there are several; otherwise deletes a few tokens of the first version."""
     if num_weak > 1:
         return drawn(key, tokens, 0, num_weak)
     return deleted(key, first(tokens), options.deleted)
 
 
 def strong_view(key: jax.Array, tokens: jax.Array, options: Any, num_weak: int, mask: int) -> jax.Array:
-    """One of the strong versions where there are any, else tokens deleted and masked."""
+    """Draws a strong version if there are any; otherwise masks tokens of a weak view."""
     if tokens.ndim == 3 and tokens.shape[1] > num_weak:
         return drawn(key, tokens, num_weak, tokens.shape[1])
     weak_key, mask_key = jax.random.split(key)
@@ -76,7 +77,7 @@ def strong_view(key: jax.Array, tokens: jax.Array, options: Any, num_weak: int, 
 
 
 def deleted(key: jax.Array, tokens: jax.Array, share: float) -> jax.Array:
-    """A share of the tokens becomes padding, which no other token sees; the places of the others stay."""
+    """Replaces a share of the tokens by padding, which attention ignores; other tokens keep their positions."""
     gone = jax.random.bernoulli(key, share, tokens.shape)
     return jnp.where(gone, jnp.zeros((), tokens.dtype), tokens)
 
@@ -88,12 +89,12 @@ def _views(config: Any, facts: Facts) -> Views:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in small letters."""
+    """The words of a text, in lower case."""
     return _WORD.findall(text.lower())
 
 
 def make_vocabulary(texts: Iterable[str], size: int) -> list[str]:
-    """The most frequent words of texts, at most `size`; of equally frequent ones the first by their letters."""
+    """The most frequent words of texts, at most `size`; equally frequent words are in alphabetical order."""
     counts = Counter(word for text in texts for word in words(text))
     return [word for word, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:size]]
 
@@ -127,7 +128,7 @@ def _wrong(facts: Facts) -> str:
 
 
 def _given(texts: Any, facts: Facts) -> np.ndarray:
-    """Texts as str where the data set has a vocabulary, or token ids [B, L]."""
+    """Tokenises texts if the data set has a vocabulary, or checks token ids [B, L]."""
     length, found = facts["shape"][-1], np.asarray(texts)
     if not found.size:
         raise UserError("there are no texts")

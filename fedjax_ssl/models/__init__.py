@@ -44,22 +44,22 @@ __all__ = [
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "cnn": SmallCNN,
-    "lenet": LeNet,  # RSCFed's
+    "lenet": LeNet,  # used by RSCFed
     "resnet8": functools.partial(ResNet, blocks=(1, 1, 1), width=16),
     "resnet9": ResNet9,
     "resnet18": ResNet,
-    "resnet18_imagenet": functools.partial(ResNet, imagenet_stem=True),  # SemiAnAgg's on skin lesions, CBAFed's
-    "resnet34": functools.partial(ResNet, blocks=(3, 4, 6, 3)),  # FedLabel's on CIFAR-10
-    "resnet50": functools.partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True),  # and on CIFAR-100
+    "resnet18_imagenet": functools.partial(ResNet, imagenet_stem=True),  # SemiAnAgg on skin lesions, CBAFed
+    "resnet34": functools.partial(ResNet, blocks=(3, 4, 6, 3)),  # FedLabel on CIFAR-10
+    "resnet50": functools.partial(ResNet, blocks=(3, 4, 6, 3), bottleneck=True),  # FedLabel on CIFAR-100
     "wrn16_1": functools.partial(WideResNet, depth=16, width=1),
     "wrn28_2": functools.partial(WideResNet, depth=28, width=2),
-    "wrn28_8": functools.partial(WideResNet, depth=28, width=8),  # SemiFL's on CIFAR-100
+    "wrn28_8": functools.partial(WideResNet, depth=28, width=8),  # SemiFL on CIFAR-100
     "vit": ViT,
     "mlp": Mlp,
     "linear": NoBackbone,
     "transformer": Transformer,
 }
-# The kinds of inputs of each, see `fedjax_ssl.kinds`; of those that are not named images alone.
+# The kinds of inputs that a backbone takes, see `fedjax_ssl.kinds`. Backbones that are not listed take images only.
 _TAKE = {
     "mlp": (IMAGE, "features", "table"),
     "linear": (IMAGE, "features", "table"),
@@ -74,19 +74,19 @@ def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
 
     Args:
         config: the `model` section: `name` (a key of `BACKBONES` or an import path), `width`, `depth` and `patch` (0,
-          or a size of the backbone), `normalisation` (one of `POLICIES`), `classifier_init` (of `CLASSIFIER_INITS`) and
-          `dtype` ('float32' or 'bfloat16', of the computation; parameters are float32).
+          or a size of the backbone), `normalisation` (one of `POLICIES`), `classifier_init` (one of `CLASSIFIER_INITS`)
+          and `dtype` (of the computation, 'float32' or 'bfloat16'; parameters are float32).
         num_classes: number of classes.
-        heads: name -> function of the `model` section that gives the head's factory, see `Heads`; None: no heads.
-        kind: of the inputs, a name of `fedjax_ssl.kinds`.
-        of_inputs: keyword arguments for the backbone's factory that the inputs tell; None: none.
+        heads: name -> function from the `model` section to the head's factory, see `Heads`; None: no heads.
+        kind: name of the kind of inputs, see `fedjax_ssl.kinds`.
+        of_inputs: keyword arguments for the backbone's factory that follow from the inputs; None: none.
 
     Returns:
         A `Heads` module.
 
     Raises:
-        UserError: a name is unknown (the message lists the known ones), the backbone is for other inputs or has no such
-          size, or a user's own backbone cannot be built.
+        UserError: a name is unknown (the message lists the known names), the backbone takes another kind of inputs or
+          has no such size, or a user's own backbone cannot be built.
     """
     own = is_own(config.name)
     for field, value, known, otherwise in (
@@ -113,7 +113,7 @@ def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
     return Heads(backbone, num_classes, made, config.classifier_init)
 
 
-# Which backbones have a size of their own that can be set, and what it is called in messages.
+# Size -> the backbones for which it can be set, and how messages name them.
 _SIZES = {
     "width": ((ResNet, ResNet9, Mlp, Transformer, ViT), "ResNets, mlp, transformer and vit"),
     "depth": ((Mlp, Transformer, ViT), "mlp, transformer and vit"),
@@ -122,7 +122,7 @@ _SIZES = {
 
 
 def _of_size(backbone, config, size):
-    """The same backbone with `config.width`, `config.depth` or `config.patch`."""
+    """The same backbone with the size `config.width`, `config.depth` or `config.patch`."""
     kinds, words = _SIZES[size]
     if type(config[size]) is not int or config[size] < 1:
         raise UserError(f"model.{size} is {config[size]!r}; it must be 0 (the backbone's own) or a number from 1 on")

@@ -1,4 +1,4 @@
-"""The heads of BYOL: a projector on the features, and a predictor on its outputs, one hidden layer each."""
+"""The heads of BYOL: a projector on the features and a predictor on the projector's outputs, one hidden layer each."""
 
 import functools
 
@@ -10,5 +10,5 @@ def _head(reads: str, model) -> functools.partial[Projector]:
     return functools.partial(Projector, *widths, model.normalisation, reads=reads)
 
 
-# Name -> function of the section `config.model`, as `Entry.heads` takes them.
+# Name -> function from the section `config.model` to the head's factory, as in `Entry.heads`.
 BYOL_HEADS = {"projector": functools.partial(_head, ""), "predictor": functools.partial(_head, "projector")}

@@ -13,16 +13,16 @@ class SmallCNN(nn.Module):
 
     3x3 convolution to 16 channels, normalisation, ReLU, 2x2 max-pooling; 3x3 convolution to 32 channels,
     normalisation, ReLU, 2x2 max-pooling; flatten; linear to 128, normalisation, ReLU: 128 features. No layer
-    has a bias. Kernels start Kaiming normal over the fan-out (convolutions) and LeCun normal (linear). Without the
-    last normalisation the network dies within a few steps at the papers' learning rate of 0.03 with momentum 0.9.
+    has a bias. Initial kernels are Kaiming normal over the fan-out (convolutions) and LeCun normal (linear). Without
+    the last normalisation the network dies within a few steps at the papers' learning rate of 0.03 with momentum 0.9.
 
-    Any image of 8x8 or more; the linear layer's size depends on the image's.
+    Images must be 8x8 or larger. The size of the linear layer depends on the size of the images.
     """
 
     normalisation: str = "static"  # policy of `Normalisation`
     dtype: jnp.dtype = jnp.float32  # dtype of the computation
 
-    narrow_channels = 32  # of the second convolution, see `packing`
+    narrow_channels = 32  # channels of the second convolution, see `packing`
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
@@ -40,15 +40,16 @@ class LeNet(nn.Module):
     """RSCFed's simple CNN: two convolutions, two hidden layers and a projector.
 
     5x5 convolution to 6 channels without padding, ReLU, 2x2 max-pooling; 5x5 convolution to 16 channels, ReLU, 2x2
-    max-pooling; flatten; linear to 120, ReLU, to 84, ReLU; then the projector: linear to 84, ReLU, to 256 features. All
-    layers have a bias. Kernels start Kaiming normal over the fan-out (convolutions) and LeCun normal (linear).
+    max-pooling; flatten; linear to 120, ReLU, linear to 84, ReLU; then the projector: linear to 84, ReLU, linear to 256
+    features. All layers have a bias. Initial kernels are Kaiming normal over the fan-out (convolutions) and LeCun
+    normal (linear).
 
-    Any image of 16x16 or more; the first linear layer's size depends on the image's.
+    Images must be 16x16 or larger. The size of the first linear layer depends on the size of the images.
 
     Source: Liang et al., RSCFed, CVPR 2022, and its public code.
 
     Raises:
-        UserError: another normalisation is asked for, or images are smaller.
+        UserError: `normalisation` is not 'none', or images are smaller.
     """
 
     normalisation: str = "none"  # 'none'

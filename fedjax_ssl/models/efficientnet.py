@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0: a small network of depthwise convolutions, for which ImageNet's weights are easy to have."""
+"""EfficientNet-Lite0: a small network of depthwise convolutions, whose ImageNet weights are easy to get."""
 
 import flax.linen as nn
 import jax
@@ -9,7 +9,7 @@ from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.models.layers import convolution_init, global_average_pool
 from fedjax_ssl.models.normalisation import Normalisation
 
-# Of each stage: blocks, kernel size, stride of its first block, expansion, channels.
+# For each stage: number of blocks, kernel size, stride of its first block, expansion, channels.
 LITE0 = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -22,12 +22,12 @@ LITE0 = (
 
 
 class SameConv(nn.Module):
-    """Convolution without bias, padded as TensorFlow's "SAME"; parameter `kernel` [size, size, in / groups, out]."""
+    """Convolution without bias, with TensorFlow's "SAME" padding; parameter `kernel` [size, size, in / groups, out]."""
 
     features: int  # output channels
-    size: int  # of the kernel, on both axes
+    size: int  # side of the kernel
     stride: int
-    groups: int  # 1, or as many as there are channels
+    groups: int  # 1, or the number of channels
     dtype: jnp.dtype
 
     @nn.compact
@@ -40,10 +40,11 @@ class SameConv(nn.Module):
             return lax.conv_general_dilated(
                 x, kernel, (stride, stride), "SAME", dimension_numbers=dimensions, feature_group_count=self.groups
             )
-        # On a CPU XLA's depthwise convolution is many times slower than the sum of shifted images.
+        # On CPUs XLA's depthwise convolution is many times slower than this sum of shifted images.
         pads = lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), "SAME")
         padded = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-        below, right = (stride * (-(-side // stride) - 1) + 1 for side in x.shape[1:3])  # what a shift spans
+        # Rows and columns from the first to the last pixel of a strided slice.
+        below, right = (stride * (-(-side // stride) - 1) + 1 for side in x.shape[1:3])
         return sum(
             padded[:, row : row + below : stride, column : column + right : stride] * kernel[row, column, 0]
             for row in range(size)
@@ -54,15 +55,15 @@ class SameConv(nn.Module):
 class EfficientNet(nn.Module):
     """EfficientNet-Lite0: no squeeze-and-excitation, ReLU6; features [B, 1280], 3,371,008 parameters.
 
-    The padding is TensorFlow's ("SAME"), as of the published weights; their normalisation adds 1e-3 to a variance,
-    which conversion makes up for (`fedjax_ssl/encoders/names.py`).
+    The padding is TensorFlow's "SAME", as in the network of the published weights. That network adds 1e-3 to variances
+    in normalisation; the conversion of weights corrects for the difference (`fedjax_ssl/encoders/names.py`).
 
     Source: Tan and Le, "EfficientNet", ICML 2019; Lite0 by R. Liu, TensorFlow's blog, March 2020.
     """
 
     stages: tuple[tuple[int, int, int, int, int], ...] = LITE0
     stem: int = 32  # channels
-    head: int = 1280  # channels, and features
+    head: int = 1280  # channels of the last convolution, and number of features
     normalisation: str = "running"  # policy of `Normalisation`
     dtype: jnp.dtype = jnp.float32
 

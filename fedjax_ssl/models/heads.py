@@ -15,18 +15,18 @@ from fedjax_ssl.models import packing
 
 
 class Outputs(NamedTuple):
-    """What a model gives for a batch of B images, in float32."""
+    """Outputs of a model for a batch of B images, in float32."""
 
-    logits: jax.Array  # [B, C], the classifier's; [B, 0] without one
-    heads: Mapping[str, jax.Array]  # the other heads' outputs [B, D], by their names
-    features: Any  # [B, F], the backbone's; () where nobody reads them
+    logits: jax.Array  # [B, C], from the classifier; [B, 0] without a classifier
+    heads: Mapping[str, jax.Array]  # name -> outputs [B, D] of the other heads
+    features: Any  # [B, F], from the backbone; () if nothing reads them
 
 
 class Linear(nn.Dense):
-    """A linear head. Its kernel starts LeCun normal (variance 1 / fan-in) by default, its bias 0; it is in float32.
+    """A linear head in float32. Its bias starts at 0, its kernel by default LeCun normal (variance 1 / fan-in).
 
     Attributes:
-        reads: the head whose outputs it takes in place of the features; '': none.
+        reads: name of the head whose outputs are its input; '': its input is the features.
     """
 
     reads: str = ""
@@ -37,25 +37,26 @@ class Linear(nn.Dense):
 
 
 _LIKE_TORCH = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-# The classifier's first kernel, by `model.classifier_init`. 'torch_linear' is of biases and heads, too: `heads_drawn`.
+# `model.classifier_init` -> initialiser of the classifier's kernel. 'torch_linear' also changes biases and heads, see
+# `heads_drawn`.
 CLASSIFIER_INITS = {"lecun": nn.initializers.lecun_normal(), "torch": _LIKE_TORCH, "torch_linear": _LIKE_TORCH}
 
 
 class Heads(nn.Module):
-    """Backbone, linear classifier, and further heads on the same features, or on the outputs of one of them.
+    """Backbone, linear classifier, and further heads on the features or on the outputs of another head.
 
-    The parameters' top level is 'backbone', 'classifier', and the heads' names.
+    The top-level keys of the parameters are 'backbone', 'classifier', and the names of the heads.
 
-      classifies: whether there is a classifier; a companion has none.
+      classifies: whether there is a classifier; a companion (a method's second network) has none.
     """
 
     # Module from (images, train, mask, num_views) to features [B, F]. The classifier has no bias if its attribute
     # `classifier_bias` is False.
     backbone: nn.Module
     num_classes: int  # C
-    # Name -> factory of a module from (features, train, mask, num_views) to [B, D]; it takes the keyword `name`, as a
-    # class of modules does. None: a linear classifier. A module with an attribute `reads` that names another head takes
-    # that one's outputs in place of the features.
+    # Name -> factory of a module from (features, train, mask, num_views) to [B, D]. The factory takes the keyword
+    # `name`, as classes of modules do. None: a linear classifier. If a module's attribute `reads` names another head,
+    # the module gets the outputs of that head instead of the features.
     heads: Mapping[str, Callable[..., nn.Module] | None]
     classifier_init: str = "lecun"  # one of `CLASSIFIER_INITS`
     classifies: bool = True
@@ -67,13 +68,13 @@ class Heads(nn.Module):
         Args:
             images: float32 [V*B, H, W, C], normalised, view-major: the first B rows are view 0, and so on.
             train: whether batch normalisation uses the statistics of the batch.
-            mask: bool or float [V*B]; rows with 0 are padding. They take no part in batch statistics, and their
-              outputs are meaningless.
-            num_views: V. The views share every convolution call, but each has its own batch statistics, as if
-              they had been passed one after the other.
+            mask: bool or float [V*B]; rows with 0 are padding. Batch statistics exclude them, and their outputs are
+              meaningless.
+            num_views: V. The views share every convolution call, but each view has its own batch statistics, as if
+              the views were passed one after the other.
         """
         features = packing.apply(self.backbone, images, train, mask, num_views).astype(jnp.float32)
-        if platform() == "tpu":  # libtpu 0.0.42.1 crashes on SAGE's float32 heads fused with the backbone's end
+        if platform() == "tpu":  # libtpu 0.0.42.1 crashes if SAGE's float32 heads fuse with the backbone's end
             features = jax.lax.optimization_barrier(features)
         bias = getattr(self.backbone, "classifier_bias", True)
         first = CLASSIFIER_INITS[self.classifier_init]
@@ -87,16 +88,15 @@ class Heads(nn.Module):
 
 
 def heads_drawn(classifier_init: str, params: Mapping[str, Any], key: jax.Array) -> Mapping[str, Any]:
-    """Fresh parameters; with 'torch_linear' classifier and heads are drawn anew, as `torch.nn.Linear` draws them.
+    """Draws classifier and heads anew as `torch.nn.Linear` does if `classifier_init` is 'torch_linear'.
 
     Args:
         classifier_init: one of `CLASSIFIER_INITS`.
-        params: of a `Heads`, or of one head.
-        key: of the draw.
+        params: fresh parameters of a `Heads`, or of one head.
+        key: PRNG key.
 
     Returns:
-        `params`; with 'torch_linear' each layer's kernel and bias outside of 'backbone' is uniform within
-        1 / sqrt(fan-in).
+        `params`; with 'torch_linear' each kernel and bias outside of 'backbone' is uniform in +-1 / sqrt(fan-in).
     """
     if classifier_init != "torch_linear":
         return params

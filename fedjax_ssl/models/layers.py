@@ -1,6 +1,6 @@
-"""Convolution and pooling. GPUs use XLA's convolution; `cpu/` has the one for CPUs.
+"""Convolution and pooling. GPUs and TPUs use XLA's convolution, CPUs the one in `cpu/`.
 
-Pooling avoids `reduce_window`, whose gradient is slow on CPUs, too.
+Pooling avoids `reduce_window`, whose gradient is also slow on CPUs.
 """
 
 import functools
@@ -19,7 +19,7 @@ from fedjax_ssl.models.cpu import convolution as on_cpu
 # Kaiming normal over the fan-out: standard deviation sqrt(2 / (kernel_h * kernel_w * out)), not truncated.
 convolution_init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
-# Implementation -> its forward pass, and its gradients with respect to the input and to the kernel.
+# Implementation -> its forward pass, and its gradients with respect to the input and the kernel.
 _PASSES = {"lax": (passes.forward, passes.input_gradient, passes.kernel_gradient), **on_cpu.PASSES}
 
 
@@ -43,18 +43,18 @@ class Conv(nn.Module):
 def conv2d(x, kernel, stride=1, implementation=None):
     """Two-dimensional convolution (cross-correlation) with symmetric padding and no bias.
 
-    Each side is padded by (kernel size - 1) / 2, as `padding=1` for 3x3 in PyTorch, also where the stride is
-    2 (XLA's "SAME" would pad one side only), so a side of n becomes ceil(n / stride). Under `jax.vmap` over
-    kernels (one a lane) the form of `passes.LANE_FORMS` in use is taken.
+    Each side is padded by (kernel size - 1) / 2, as `padding=1` for 3x3 in PyTorch, even if the stride is 2 (XLA's
+    "SAME" would pad one side only). A side of n therefore becomes ceil(n / stride). `jax.vmap` over kernels (one for
+    each lane) uses the form that `passes.lane_form` returns.
 
     Args:
         x: [N, H, W, in] activations.
-        kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`. Of g lanes side by side, see `packing`,
-          [g, kernel_h, kernel_w, in / g, out / g], for which there is 'lax' alone.
+        kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`. For g lanes side by side (see `packing`)
+          [g, kernel_h, kernel_w, in / g, out / g]; these are always convolved with 'lax'.
         stride: 1 or 2, for both sides.
-        implementation: 'lax' (XLA's convolution and its gradients), 'custom_backward' or 'winograd' (a CPU's, see
-          `cpu/`; 'winograd' is for 3x3 with stride 1). None chooses the fastest: 'lax' but on a CPU. Where nothing is
-          differentiated all are XLA's convolution.
+        implementation: 'lax' (XLA's convolution and its gradients), or, for CPUs, 'custom_backward' or 'winograd' (see
+          `cpu/`; 'winograd' is for 3x3 with stride 1). None: the fastest on a CPU, 'lax' on other devices. Without
+          differentiation every implementation runs XLA's convolution.
 
     Returns:
         [N, ceil(H / stride), ceil(W / stride), out].
@@ -82,7 +82,7 @@ def conv2d(x, kernel, stride=1, implementation=None):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _conv2d(x, kernel, stride, implementation, lane_form):
-    """Where nothing is differentiated: the plain form, which compiles faster, whatever the implementation."""
+    """Without differentiation, every implementation runs the plain form, which compiles faster."""
     return passes.in_lanes(passes.forward, passes.forward_by_columns, lane_form, stride)(x, kernel)
 
 
@@ -106,7 +106,7 @@ _conv2d.defvjp(_conv2d_forward, _conv2d_backward)
 
 
 class FlatDense(nn.Dense):
-    """A linear layer on activations [N, H, W, C], without bias: to [N, features]; `kernel` is [H*W*C, features]."""
+    """A linear layer without bias from activations [N, H, W, C] to [N, features]; `kernel` is [H*W*C, features]."""
 
     use_bias: bool = False
 
@@ -135,10 +135,10 @@ def max_pool2d(x):
 
 
 def overlapping_max_pool2d(x):
-    """Largest value of each 3x3 window, two positions apart, as PyTorch's MaxPool2d(3, 2, padding=1).
+    """Largest value of each 3x3 window with stride 2, as PyTorch's MaxPool2d(3, 2, padding=1).
 
-    By comparing shifted slices, three for each axis: `reduce_window` has a slow gradient on a CPU. Equal largest values
-    share the gradient, where PyTorch gives it to the first; after a ReLU those are zeros, which pass none on.
+    Compares three shifted slices along each axis, because `reduce_window` has a slow gradient on CPUs. Equal maxima
+    share the gradient; PyTorch gives it to the first. After a ReLU equal maxima are zeros, which pass no gradient on.
 
     Args:
         x: [N, H, W, C].
@@ -157,9 +157,10 @@ def overlapping_max_pool2d(x):
 
 @jax.custom_vjp
 def _largest_of_windows(windows):
-    """The largest of the four in [N, H, 2, W, 2, C]; equal ones share the gradient, as under `max`.
+    """The largest of the four values in each window of [N, H, 2, W, 2, C]; equal maxima share the gradient as in `max`.
 
-    The same gradient as the automatic one, without its reductions over axes of two: two to three times as fast.
+    The custom gradient equals the automatic one, but has no reductions over axes of length two: two to three times as
+    fast.
     """
     upper, lower = windows[:, :, 0], windows[:, :, 1]
     return jnp.maximum(

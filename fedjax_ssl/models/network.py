@@ -1,4 +1,4 @@
-"""A model as pure functions of stored inputs: forward passes, batch statistics."""
+"""A model as pure functions of stored inputs: forward passes and batch statistics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,29 +17,29 @@ from fedjax_ssl.models.normalisation import pooled_statistics
 class Network(NamedTuple):
     """A Flax model together with the kind of its inputs.
 
-    A method may have a second network whose model travels, is averaged and saved with the first one's: a companion. Its
-    numbers are entries of the same `Model`, under its name, so that it is one more part by name for all that trains,
-    sends or counts parts. The passes below do not touch it; it has its own, `network.companions[name]`, which take
+    A method may have a companion: a second network that is sent, averaged and saved together with the first. Its
+    parameters and statistics are entries of the same `Model` under its name, so code for the parts of a model handles
+    it like any other part. The methods below ignore companions. To run one, call `network.companions[name]` with
     `companion_model(model, name)`.
     """
 
     module: nn.Module  # the Flax module, a `Heads`
-    inputs: Inputs  # what an example is, and how it becomes what the module takes
-    # The batch normalisation policy, one of `POLICIES`; of a user's backbone that has no statistics 'group', or 'none'.
+    inputs: Inputs  # the kind of examples, and their conversion to the module's input
+    # Policy of batch normalisation, one of `POLICIES`; 'group' or 'none' if the backbone has no statistics.
     normalisation: str
-    embedding: str = ""  # name of the head that represents an image; '': the backbone's features do
-    companions: Mapping[str, "Network"] = {}  # further networks by name
-    # Parts of a model to begin with in place of fresh ones, see `init_from`; None: all are fresh.
+    embedding: str = ""  # name of the head whose outputs represent an image; '': the backbone's features
+    companions: Mapping[str, "Network"] = {}  # name -> further network
+    # Initial values of parts of the model, see `init_from`; None: the whole model is drawn.
     given: Model | None = None
-    # Sums of normalisation statistics that clients sent, in place of those of their images, see
-    # `fedjax_ssl.server.statistics`; None: the images are at hand.
+    # Sums of normalisation statistics that clients sent, used instead of their images, see
+    # `fedjax_ssl.server.statistics`; None: the images are available.
     gathered: Any = None
 
     def init(self, key: jax.Array) -> Model:
-        """A fresh model, companions included, but for the parts that are given."""
+        """Draws a model, including companions; the parts in `given` replace drawn ones."""
         taken = _taken(self.inputs)
         variables = self.module.init(key, jnp.zeros(taken.shape, taken.dtype))
-        # A backbone without a parameter is a part of the model all the same.
+        # A backbone without parameters is also a part of the model.
         params, batch_stats = {"backbone": {}, **variables["params"]}, variables.get("batch_stats", {})
         params = heads_drawn(self.module.classifier_init, params, key)
         for number, (name, companion) in enumerate(self.companions.items(), start=1):
@@ -51,7 +51,7 @@ class Network(NamedTuple):
         return Model(params, batch_stats)
 
     def predict(self, model: Model, inputs: jax.Array) -> Outputs:
-        """Evaluation mode: inputs [B, ...] to Outputs, each example independent of the others."""
+        """The forward pass in evaluation mode: inputs [B, ...] to Outputs, each example independent of the others."""
         outputs: Any = self.module.apply(self._variables(model), self.inputs.to_network(inputs), train=False)
         return outputs
 
@@ -60,38 +60,38 @@ class Network(NamedTuple):
         return jax.nn.softmax(self.predict(model, inputs).logits)
 
     def embeddings(self, outputs: Outputs) -> jax.Array:
-        """What represents an image in pictures and predictions: float32 [B, D]."""
+        """The vectors that represent images in pictures and predictions: float32 [B, D]."""
         return outputs.heads[self.embedding] if self.embedding else outputs.features
 
     def predict_rows(self, model: Model, inputs: jax.Array, rows: jax.Array, batch_size: int | None) -> Outputs:
-        """`predict` for rows [n] of a table of inputs, at most `batch_size` of them at a time, see `map_batches`."""
+        """`predict` for the examples at `rows` [n] of `inputs`, at most `batch_size` at a time, see `map_batches`."""
         return map_batches(lambda r: self.predict(model, inputs[r]), rows, batch_size)
 
     def train(
         self, model: Model, views: tuple[jax.Array, ...], mask: jax.Array
     ) -> tuple[tuple[Outputs, ...], BatchStats]:
-        """Training mode: several views of one batch in one pass, each with its own batch statistics.
+        """The forward pass in training mode: several views of one batch, each with its own batch statistics.
 
         Args:
-            model: in training.
-            views: each [B, ...]. They share their convolutions, not their statistics.
-            mask: bool [B]; False marks the padding of a short batch, which takes no part in any statistics.
+            model: the current model.
+            views: each [B, ...]. They share convolution calls, not statistics.
+            mask: bool [B]; False marks the padding of a short batch, which statistics exclude.
 
         Returns:
-            One Outputs a view, and the statistics after this batch (under 'static' they are unchanged).
+            One Outputs for each view, and the stored statistics after this batch (only 'running' changes them).
         """
         outputs, updated = self._apply_train(model, views, mask)
         return outputs, updated if self.normalisation == "running" else model.batch_stats
 
     def batch_statistics(self, model: Model, inputs: jax.Array, mask: jax.Array) -> BatchStats:
-        """The 'static' policy's statistics of this one batch: mean and unbiased variance of every layer's input."""
+        """Statistics of this one batch under the 'static' policy: mean and unbiased variance of every layer's input."""
         return self._apply_train(model, (inputs,), mask)[1]
 
     def input_moments(self, model: Model, inputs: jax.Array, mask: jax.Array) -> BatchStats:
-        """The mean over a batch of its examples' moments of every layer's input, in evaluation mode.
+        """Moments of every layer's input in evaluation mode, averaged over the examples of a batch.
 
-        See `Normalisation`. With the arguments of `batch_statistics`; of companions zeros, and so for a batch without
-        an example.
+        `Normalisation` defines the moments. Arguments as in `batch_statistics`. The moments of companions are zeros, as
+        are those of a batch without valid examples.
         """
         variables, taken = self._variables(model), self.inputs.to_network(inputs)
         _, found = self.module.apply(variables, taken, train=False, mutable=["moments"])
@@ -100,7 +100,7 @@ class Network(NamedTuple):
         return {**jax.tree.map(jnp.zeros_like, model.batch_stats), **of_batch}
 
     def pooled_statistics(self, model: Model, moments: BatchStats) -> BatchStats:
-        """The statistics of all images, from the mean over them of `input_moments`; companions keep theirs."""
+        """Statistics of all images, from the mean of their `input_moments`; companions keep their statistics."""
         own = {name: part for name, part in moments.items() if name not in self.companions}
         return {**model.batch_stats, **pooled_statistics(model.batch_stats, own)}
 
@@ -124,7 +124,7 @@ class Network(NamedTuple):
         return jnp.concatenate([view.astype(jnp.float32) for view in views])
 
     def _variables(self, model: Model) -> dict[str, Any]:
-        """The model's numbers as Flax takes them, without its companions'."""
+        """The model's variables for Flax, without those of companions."""
         return {
             kind: {name: part for name, part in parts.items() if name not in self.companions}
             for kind, parts in model._asdict().items()
@@ -132,22 +132,22 @@ class Network(NamedTuple):
 
 
 def _taken(inputs: Inputs) -> jax.ShapeDtypeStruct:
-    """What a backbone takes of one example."""
+    """Shape and dtype of a backbone's input for one example, [1, ...]."""
     return jax.eval_shape(inputs.to_network, jax.ShapeDtypeStruct((1, *inputs.shape), jnp.float32))
 
 
 def companion_model(model: Model, name: str) -> Model:
-    """The model of a companion, out of the whole one."""
+    """The companion's part of a model."""
     return Model(model.params[name], model.batch_stats.get(name, {}))
 
 
 def with_companion_statistics(batch_stats: BatchStats, name: str, own: BatchStats) -> BatchStats:
-    """The whole model's statistics with those of a companion, which may have none."""
+    """The whole model's statistics, with those of a companion replaced; a companion may have none."""
     return {**batch_stats, name: own} if own else batch_stats
 
 
 def _overlaid(fresh: Any, given: Any) -> Any:
-    """The leaves of `given` in the place of the fresh ones; the entries stay in the order in which they were made."""
+    """Replaces fresh leaves by those of `given`; keeps the order of the entries."""
     if not isinstance(fresh, Mapping):
         return given
     return {name: _overlaid(entry, given[name]) if name in given else entry for name, entry in fresh.items()}
@@ -161,16 +161,17 @@ def build_network(
     companions: Mapping[str, Callable[..., Any]] = {},
     backbone: nn.Module | None = None,
 ) -> Network:
-    """The network that `config.model` names.
+    """Builds the network that `config.model` names.
 
     Args:
         config: the configuration.
-        facts: of the data set, see `fedjax_ssl.data.dataset_facts`; its classes are read, and what its kind reads.
-        heads: those of the method, see `build_model`.
-        embedding: the head that represents an image; '': the features.
-        companions: name -> function of the configuration that gives the heads of a second network, name -> factory,
-            see `Heads`. It has a backbone of the same kind and no classifier.
-        backbone: in the place of the one that `config.model` names; it has no batch statistics.
+        facts: facts of the data set, see `fedjax_ssl.data.dataset_facts`; the number of classes and the entries for
+            its kind are read.
+        heads: the method's heads, see `build_model`.
+        embedding: name of the head whose outputs represent an image; '': the features.
+        companions: name -> function from the configuration to the heads of a companion, name -> factory, see `Heads`.
+            A companion has the same backbone architecture and no classifier.
+        backbone: replaces the backbone that `config.model` names; it has no batch statistics.
 
     Raises:
         UserError: a name is unknown, or a user's own backbone cannot be used.
@@ -186,10 +187,10 @@ def build_network(
     network = Network(
         module=module,
         inputs=inputs,
-        # A backbone without statistics has none to recompute, send or average.
+        # Without statistics there is nothing to recompute, send or average.
         normalisation=section.normalisation if keeps or section.normalisation == "none" else "group",
         embedding=embedding,
     )
-    # Modules of Flax are descriptions: both networks may share one of the backbone, and each has its own numbers.
+    # Flax modules hold no parameters: the networks can share the backbone's module, and each has its own parameters.
     others = {name: module.clone(classifies=False, heads=heads_of(config)) for name, heads_of in companions.items()}
     return network._replace(companions={name: network._replace(module=other) for name, other in others.items()})

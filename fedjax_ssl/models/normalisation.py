@@ -1,14 +1,14 @@
-"""Normalisation of activations under three named policies.
+"""Normalisation of activations under four named policies.
 
-Federated results move by tens of points with the treatment of batch normalisation, so it is a named choice:
+The treatment of batch normalisation changes federated results by tens of points, so it is a named choice:
 
-* 'static': batch statistics in training, none stored by an ordinary step. Evaluation uses statistics that a
-  separate pass over data computes on demand (SemiFL's static batch normalisation, Diao et al., NeurIPS 2022;
-  from HeteroFL, Diao et al., ICLR 2021).
+* 'static': batch statistics in training; ordinary steps store none. Evaluation uses statistics that a separate pass
+  over data computes on demand (SemiFL's static batch normalisation, Diao et al., NeurIPS 2022; from HeteroFL, Diao et
+  al., ICLR 2021).
 * 'running': running averages, updated in training and used in evaluation (Ioffe and Szegedy, ICML 2015;
   conventions of PyTorch).
-* 'group': group normalisation (Wu and He, ECCV 2018): statistics of each example alone, nothing stored.
-* 'none': no normalisation, and no scale and shift either (FedMatch's networks, Jeong et al., ICLR 2021).
+* 'group': group normalisation (Wu and He, ECCV 2018): statistics of each example by itself, nothing stored.
+* 'none': no normalisation, no scale and no shift (FedMatch's networks, Jeong et al., ICLR 2021).
 """
 
 from collections.abc import Mapping
@@ -30,24 +30,24 @@ MOMENTUM = 0.1  # new average = 0.9 * old + 0.1 * batch
 class Normalisation(nn.Module):
     """Normalises the last axis under one policy, then scales and shifts.
 
-    Parameters `scale` (1) and `bias` (0), each [C]; under 'none' there are none, and the layer does nothing. Under
-    'static' and 'running' the collection 'batch_stats' holds `mean` (0) and `var` (1), each [C]. A training pass needs
-    that collection only where it is mutable; an evaluation pass always reads it. What a training pass with a mutable
-    collection writes:
+    The parameters are `scale` (initially 1) and `bias` (0), each [C]. Under 'none' the layer has no parameters and does
+    nothing. Under 'static' and 'running' the collection 'batch_stats' holds `mean` (initially 0) and `var` (1), each
+    [C]. An evaluation pass always reads that collection; a training pass needs it only if it is mutable. A training
+    pass with a mutable collection writes:
 
-    * 'static': the mean and the unbiased variance of this batch, which replace the previous ones, so that a
-      statistics pass may average them over batches. Several views count as several batches: their plain mean.
+    * 'static': the mean and the unbiased variance of this batch, which replace the previous ones. A statistics pass can
+      thus average them over batches. Several views count as several batches: their plain mean is written.
     * 'running': 0.9 * old + 0.1 * batch, with the unbiased variance, view by view.
 
-    A view without a single valid example changes neither.
+    A view without valid examples changes no statistics.
 
-    An evaluation pass with the mutable collection 'moments' writes each example's there, [N, C]: `mean`, that of
-    x - m, and `var`, that of (x - m)^2 over its positions, where m is the stored mean. About m and not about 0, for
-    E[x^2] - E[x]^2 of a mean that is large beside the deviation would be float32's rounding.
+    An evaluation pass with the mutable collection 'moments' writes the moments of each example there, [N, C]: `mean` is
+    the mean of x - m and `var` the mean of (x - m)^2 over its positions, where m is the stored mean. Moments about 0
+    would not do: E[x^2] - E[x]^2 loses its precision in float32 if the mean is large compared with the deviation.
     """
 
     policy: str = "static"  # 'static', 'running', 'group' or 'none'
-    affine: bool = True  # whether it scales and shifts; without, it has no parameters
+    affine: bool = True  # whether the layer scales and shifts; if not, it has no parameters
 
     @nn.compact
     def __call__(self, x, train=False, mask=None, num_views=1):
@@ -55,9 +55,9 @@ class Normalisation(nn.Module):
 
         Args:
             x: [V*B, ..., C] activations, view-major.
-            train: whether batch statistics are used (they are not under 'group').
-            mask: bool or float [V*B], 0 for padding rows, which take no part in any statistic; [V*B, g] with one for
-              each of g lanes that share the channels; None: all are valid.
+            train: whether batch statistics are used ('group' never uses them).
+            mask: bool or float [V*B], 0 for padding rows, which statistics exclude; [V*B, g] holds one mask for each of
+              g lanes that share the channels; None: all rows are valid.
             num_views: V, the number of views with separate statistics.
 
         Returns:
@@ -101,14 +101,14 @@ class Normalisation(nn.Module):
 
 
 def pooled_statistics(statistics, moments):
-    """The statistics of all examples together, from the mean over them of their 'moments', see `Normalisation`.
+    """Statistics of all examples together, from the mean of their 'moments', see `Normalisation`.
 
-    With m the stored mean, d = E[x - m]: the mean is m + d, the (biased) variance E[(x - m)^2] - d^2, which is the mean
-    of the examples' variances plus the variance of their means.
+    With the stored mean m and d = E[x - m], the mean is m + d. The (biased) variance is E[(x - m)^2] - d^2, which is
+    the mean of the examples' variances plus the variance of their means.
 
     Args:
-        statistics: the collection 'batch_stats' with which the moments were taken.
-        moments: the same layers, leaves [C].
+        statistics: the collection 'batch_stats' with which the moments were computed.
+        moments: mean moments of the same layers, leaves [C].
     """
     if isinstance(moments.get("var", {}), Mapping):
         return {name: pooled_statistics(statistics[name], part) for name, part in moments.items()}
@@ -127,8 +127,8 @@ def batch_normalise(x, scale, bias, mask=None, num_views=1):
         num_views: V.
 
     Returns:
-        The normalised activations [V*B, ..., C] in the dtype of `x`, and per view the mean [V, C], the biased
-        variance [V, C] and the number of values they were taken over, [V, 1] or [V, C], in float32.
+        The normalised activations [V*B, ..., C] in the dtype of `x`, and for each view the mean [V, C], the biased
+        variance [V, C] and the number of values behind them, [V, 1] or [V, C], in float32.
 
     Source: Ioffe and Szegedy, ICML 2015, algorithm 1.
     """
@@ -155,7 +155,8 @@ def _normalise_views_forward(values, scale, bias, weights, divisor):
     mean = _weighted_sum(x, weights) / divisor
     centred = x - mean[:, None, None]
     if platform() == "tpu" and values.dtype == jnp.bfloat16:
-        # In one pass over memory, to within 1e-5 of the mean's square: of a mean of 30 deviations, 1 % of the variance.
+        # One pass over memory. The error is up to 1e-5 of the squared mean: 1 % of the variance for a mean of 30
+        # deviations.
         var = jnp.maximum(_weighted_sum(jnp.square(x), weights) / divisor - jnp.square(mean), 0)
     else:
         var = _weighted_sum(jnp.square(centred), weights) / divisor
@@ -165,16 +166,16 @@ def _normalise_views_forward(values, scale, bias, weights, divisor):
 
 
 def _normalise_views_backward(residuals, cotangents):
-    """The closed form of the gradient: about half the passes over memory of the automatic one.
+    """The gradient in closed form, with about half as many passes over memory as the automatic one.
 
-    Mean and variance are statistics for later use, not differentiated.
+    Gradients with respect to the returned mean and variance are ignored: these are statistics for later use.
     """
     values, scale, weights, divisor, mean, inverse_deviation = residuals
     gradient = cotangents[0].astype(jnp.float32)
     normalised = (values.astype(jnp.float32) - mean[:, None, None]) * inverse_deviation[:, None, None]
     bias_gradient = gradient.sum(axis=(1, 2))  # [V, C]
     scale_gradient = (gradient * normalised).sum(axis=(1, 2))
-    # What moves through the mean and through the variance reaches the valid examples only.
+    # Gradients through the mean and the variance reach valid examples only.
     through_mean = (bias_gradient / divisor)[:, None, None]
     through_var = normalised * (scale_gradient / divisor)[:, None, None]
     through = through_mean + through_var
@@ -195,7 +196,7 @@ _normalise_views.defvjp(_normalise_views_forward, _normalise_views_backward)
 
 
 def _count(values, weights):
-    """Number of values behind each statistic, float32 [V, 1], or [V, C] where it differs."""
+    """Number of values behind each statistic: float32 [V, 1], or [V, C] if it differs between channels."""
     if weights is None:
         return jnp.full((len(values), 1), values.shape[1] * values.shape[2], jnp.float32)
     return weights.sum(axis=(1, 2)) * values.shape[2]
@@ -209,8 +210,8 @@ def _weighted_sum(x, weights):
 def group_normalise(x, scale, bias):
     """Normalises each example by the mean and the biased variance of each group of channels.
 
-    The number of groups is the largest divisor of the channels that is at most 32 and leaves two or more
-    channels a group (32 from 64 channels on, 16 for 32, 8 for 16; a single channel is one group).
+    The number of groups is the largest divisor of the number of channels that is at most 32 and leaves two or more
+    channels in each group (32 groups for 64, 128, ... channels, 16 for 32, 8 for 16; a single channel is one group).
 
     Args:
         x: [N, ..., C].
@@ -232,7 +233,7 @@ def group_normalise(x, scale, bias):
 
 
 def number_of_groups(channels):
-    """The largest divisor of `channels` that is at most 32 and leaves two or more channels a group."""
+    """The largest divisor of `channels` that is at most 32 and leaves two or more channels in each group."""
     limit = max(1, min(32, channels // 2))
     return next(groups for groups in range(limit, 0, -1) if channels % groups == 0)
 
@@ -246,7 +247,7 @@ def _running_average(average, batch, count):
 
 
 def _mean_over_views(otherwise, batch, count):
-    """Plain mean [C] of [V, C] over the views that hold a valid example; `otherwise` [C] where none does."""
+    """Plain mean [C] of [V, C] over the views with valid examples; `otherwise` [C] if no view has any."""
     valid = (count > 0).astype(jnp.float32)
     mean = (batch * valid).sum(axis=0) / jnp.maximum(valid.sum(axis=0), 1)
     return jnp.where(valid.sum(axis=0) > 0, mean, otherwise)

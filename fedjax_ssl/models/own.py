@@ -1,10 +1,10 @@
-"""A user's backbone by import path: imported, adapted to the library's call, checked by its shapes.
+"""Imports a user's backbone by its import path, adapts it to the library's calls, and checks its shapes.
 
     --config.model.name=my_package.my_module:MyBackbone
     --config.model.name=path/to/file.py:MyBackbone
 
-Silent mistakes are refused before anything is compiled: statistics that another layer stores, or that
-padding and other views take part in. docs/how_to/own_backbone.md tells a user what a backbone is.
+Silent mistakes are refused before compilation: statistics that layers other than `Normalisation` store, and statistics
+that include padding or other views. docs/how_to/own_backbone.md explains to users what a backbone is.
 """
 
 import inspect
@@ -20,20 +20,20 @@ from fedjax_ssl.imports import import_own, is_own, one_line
 from fedjax_ssl.models.normalisation import Normalisation
 
 FIELD = "model.name"
-OPTIONAL_ARGUMENTS = ("train", "mask", "num_views")  # of a backbone, after the images
+OPTIONAL_ARGUMENTS = ("train", "mask", "num_views")  # of a backbone's __call__, after the images
 _CALLS = "(images), (images, train) or (images, train, mask, num_views)"
-_NUM_VIEWS, _VIEW_SIZE = 2, 3  # of the batch that a backbone is checked with
+_NUM_VIEWS, _VIEW_SIZE = 2, 3  # of the batch with which a backbone is checked
 
 
 class Adapted(nn.Module):
-    """A module that does not take every argument of a backbone, as one that does.
+    """Wraps a module that lacks some arguments of a backbone, so that it can be called with all of them.
 
-    It is sound for a module that maps each image by itself, in training, too: nothing in it could make use of a mask or
-    of views. `check_backbone` sees to it as far as the library's normalisation is concerned.
+    This is correct if the module maps each image by itself even in training, because it then has no use for a mask or
+    for views. `check_backbone` ensures this only for the library's normalisation.
     """
 
     module: nn.Module  # from images [B, H, W, C], and the arguments named in `takes` as keywords, to features [B, F]
-    takes: tuple[str, ...]  # those of `OPTIONAL_ARGUMENTS` that it has
+    takes: tuple[str, ...]  # the arguments of `OPTIONAL_ARGUMENTS` that the module takes
 
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, F]; arguments as in `Heads`."""
@@ -45,17 +45,17 @@ def build_backbone(name: str, normalisation: str, dtype: Any, **of_inputs: Any) 
     """Builds the backbone that an import path names.
 
     Args:
-        name: MODULE:FACTORY or FILE.py:FACTORY. Modules are looked for among the installed ones, and then in the
-          current folder; a file's own imports in its folder, too.
-        normalisation: the policy's name, given to a factory that takes a keyword of this name.
-        dtype: of the computation, likewise.
-        of_inputs: what the kind of inputs tells, such as `num_tokens` of texts, likewise.
+        name: MODULE:FACTORY or FILE.py:FACTORY. Modules are searched among installed ones, then in the current folder.
+          A file's own imports are also searched in its folder.
+        normalisation: the policy's name, passed if the factory takes a keyword of this name.
+        dtype: dtype of the computation, passed likewise.
+        of_inputs: keywords that follow from the kind of inputs, such as `num_tokens` for texts, passed likewise.
 
     Returns:
         A module that takes (images, train, mask, num_views).
 
     Raises:
-        UserError: the name leads nowhere, the import or the factory fails, or what it gives cannot be a backbone.
+        UserError: nothing has this name, the import or the factory fails, or its result cannot be a backbone.
     """
     factory, file = import_own(FIELD, name, ("FACTORY", "my_models:MyBackbone"))
     if isinstance(factory, nn.Module) or not callable(factory):
@@ -76,19 +76,19 @@ def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, 
     """Traces a user's backbone as the library will call it, without computing anything.
 
     Args:
-        name: its import path, for messages.
-        backbone: what `build_backbone` gave.
-        taken: what it takes of one example, [1, ...].
+        name: the backbone's import path, for messages.
+        backbone: the result of `build_backbone`.
+        taken: shape and dtype of the backbone's input for one example, [1, ...].
         normalisation: the policy's name.
 
     Returns:
-        Whether it has statistics for normalisation.
+        Whether the backbone has statistics for normalisation.
 
     Raises:
-        UserError: it fails, its output is not [B, F], or it stores anything between steps but parameters and the
-          statistics of `Normalisation` layers that are called as they have to be.
+        UserError: the backbone fails, its output is not [B, F], it calls a `Normalisation` layer wrongly, or it stores
+          anything besides parameters and the statistics of `Normalisation` layers.
     """
-    layers = []  # of normalisation: each call's (path, policy, arguments)
+    layers = []  # (path, policy, arguments) of each call of a `Normalisation` layer
 
     def watch(call, arguments, keywords, context):
         layer = context.module
@@ -101,7 +101,7 @@ def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, 
     shape = taken.shape[1:]
     batch = jax.ShapeDtypeStruct((_NUM_VIEWS * _VIEW_SIZE, *shape), taken.dtype)
     mask = jax.ShapeDtypeStruct(batch.shape[:1], jnp.bool_)
-    # As `Heads` calls it: in initialisation and evaluation, and in training.
+    # The calls that `Heads` makes: in initialisation, in training and in evaluation.
     init = lambda key, x: backbone.init(key, x, False, None, 1)  # noqa: E731
     train = lambda v, x, m: backbone.apply(v, x, True, m, _NUM_VIEWS, mutable=["batch_stats"])[0]  # noqa: E731
     evaluate = lambda v, x: backbone.apply(v, x, False, None, 1)  # noqa: E731
@@ -115,7 +115,7 @@ def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, 
     _check_features(name, features, batch.shape[0])
     for number, (path, policy, arguments) in enumerate(layers):
         where = f"model.name={name}: its Normalisation {_shown(path)}"
-        if policy in ("group", "none"):  # of each example by itself: its arguments do not matter
+        if policy in ("group", "none"):  # these treat each example by itself, so the arguments do not matter
             continue
         if policy != normalisation:
             raise UserError(
@@ -136,7 +136,7 @@ def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, 
 
 
 def check_mixtures(name: str, network: Any) -> None:
-    """Raises a UserError if a user's backbone cannot take what mixup makes of examples; of texts that is no text."""
+    """Raises a UserError if a user's backbone cannot take the mixtures of mixup, which for texts are not token ids."""
     if not is_own(name) or not hasattr(network.inputs, "mix"):
         return
     inputs, backbone = network.inputs, network.module.backbone
@@ -155,7 +155,7 @@ def check_mixtures(name: str, network: Any) -> None:
 
 
 def _check_variables(name: str, variables: dict[str, Any], layers: set[tuple[str, ...]]) -> None:
-    """Raises a UserError if a backbone stores anything but parameters and the statistics of these layers."""
+    """Raises a UserError if a backbone stores anything besides parameters and the statistics of these layers."""
     others = sorted(set(variables) - {"params", "batch_stats"})
     if others:
         raise UserError(f"model.name={name} keeps {', '.join(others)}, but only parameters survive a training step")
@@ -171,12 +171,12 @@ def _check_variables(name: str, variables: dict[str, Any], layers: set[tuple[str
 
 
 def _shown(path: tuple[str, ...]) -> str:
-    """A layer as the user knows it: without the name that `Adapted` gives the user's module."""
+    """A layer's path as the user knows it: without the name that `Adapted` gives the user's module."""
     return "/".join(path[1:] if path[0] == "module" else path)
 
 
 def _check_features(name: str, features: Any, batch_size: int) -> None:
-    """Raises a UserError unless these are features [batch_size, F]."""
+    """Raises a UserError unless `features` is a floating-point array [batch_size, F]."""
     found = jax.tree.leaves(features)
     is_array = len(found) == 1 and found[0] is features
     shape = features.shape if is_array else f"{len(found)} arrays ({type(features).__name__})"
@@ -189,20 +189,20 @@ def _check_features(name: str, features: Any, batch_size: int) -> None:
 
 
 def _keywords_taken(factory: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """Those of the keywords that a factory takes."""
+    """The entries of `keywords` that a factory takes."""
     parameters = inspect.signature(factory).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {key: value for key, value in keywords.items() if anything or key in parameters}
 
 
 def _adapt(name: str, backbone: nn.Module) -> nn.Module:
-    """The backbone itself where it takes every argument in its place, otherwise an `Adapted` one."""
+    """Returns the backbone itself if it takes every argument in its place, otherwise an `Adapted` one."""
     parameters = list(inspect.signature(backbone.__call__).parameters.values())
     if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
         raise UserError(f"model.name={name} takes no images; its __call__ must take {_CALLS}")
     rest = parameters[1:]
     for parameter in rest:
-        # Another name may stand for any of them or for their opposite, as 'deterministic' does.
+        # An argument of another name could mean any of these, or the opposite of one, as 'deterministic' does.
         if parameter.name not in OPTIONAL_ARGUMENTS:
             raise UserError(f"model.name={name} takes {parameter.name!r}; its __call__ must take {_CALLS}")
     takes = tuple(parameter.name for parameter in rest)

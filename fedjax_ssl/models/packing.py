@@ -1,11 +1,13 @@
-"""Lanes packed into channels: a backbone's activations of g clients side by side, as [N, H, W, g*C].
+"""Packs lanes into channels: a backbone's activations for g clients lie side by side, as [N, H, W, g*C].
 
-A TPU stores and multiplies 128 channels at a time, so a layer of 32 leaves three quarters of it idle. What treats each
-channel by itself, such as batch normalisation and pooling, stays as it is; a convolution is one in g groups. Only the
-inside of a backbone is packed: under `jax.vmap` over its parameters `apply` packs what goes in and unpacks what comes
-out. It does where `passes.lane_form` is 'packed', the default on TPUs.
+Lanes are the slots in which clients train in parallel. A TPU stores and multiplies 128 channels at a time, so a layer
+of 32 channels leaves three quarters of it idle. Packing changes no layer that treats each channel by itself, such as
+batch normalisation and pooling; a convolution becomes one with g groups. Only the inside of a backbone is packed: under
+`jax.vmap` over the parameters, `apply` packs the inputs and unpacks the outputs if `passes.lane_form` is 'packed', the
+default on TPUs.
 
-As 0 * NaN is NaN, a lane that diverges, or idles on without a valid example, would reach those beside it: see `alone`.
+Because 0 * NaN is NaN, a lane that diverges, or an idle lane without a valid example, would corrupt the lanes packed
+with it; `alone` prevents this.
 """
 
 import contextlib
@@ -23,22 +25,22 @@ _lanes = contextvars.ContextVar("lanes", default=1)
 
 
 def lanes():
-    """g, how many clients the activations that are traced here hold side by side; 1 outside of `apply`."""
+    """g, the number of clients side by side in the activations being traced; 1 outside of `apply`."""
     return _lanes.get()
 
 
 def lanes_together(backbone):
-    """How many lanes of a backbone are packed: as many as fill `CHANNELS` with its `narrow_channels`, if any are."""
+    """How many lanes of a backbone are packed: as many as fill `CHANNELS` with its `narrow_channels`; 1: none."""
     narrow = getattr(backbone, "narrow_channels", CHANNELS) if passes.lane_form() == "packed" else CHANNELS
     return max(1, CHANNELS // narrow)
 
 
 def apply(backbone, images, train, mask, num_views):
-    """A backbone's features, see `Heads`; its lanes are packed where that pays.
+    """Computes a backbone's features, see `Heads`; packs lanes if the backbone is narrow enough.
 
     Args:
-        backbone: bound. With an attribute `narrow_channels`, the channels of its narrowest stage, it can be packed:
-            then its layers are those of `layers` and `normalisation`.
+        backbone: a bound module. It can be packed if it has an attribute `narrow_channels`, the channels of its
+            narrowest stage; its layers must then be those of `layers` and `normalisation`.
         images, train, mask, num_views: as in `Heads`.
     """
     g = lanes_together(backbone)
@@ -53,15 +55,15 @@ def apply(backbone, images, train, mask, num_views):
 
 
 def in_parts(layer, x, train, mask, num_views):
-    """A layer of a packed backbone on as few of the lanes at a time as fill `CHANNELS`: on dense kernels.
+    """Runs a layer of a packed backbone on as few lanes at a time as fill `CHANNELS`, so that kernels are dense.
 
     Args:
-        layer: bound, of `x` and the arguments of `apply`; `mask` is [N, g], or None.
-        x: [N, H, W, g*C], or what the layer before gave.
+        layer: a bound module that takes `x` and the other arguments of `apply`; `mask` is [N, g], or None.
+        x: [N, H, W, g*C], or the result of the previous layer.
 
     Returns:
-        [N, H, W, g*D], or in P parts of the lanes [P, N, H, W, g*D / P]: then the next layer takes them as they are.
-        `joined` gives the former.
+        [N, H, W, g*D], or, with the lanes split into P parts, [P, N, H, W, g*D / P]. The next layer accepts both forms;
+        `joined` turns the second into the first.
     """
     width = x.shape[-1] * (len(x) if x.ndim == 5 else 1) // lanes()
     number = lanes() // max(1, CHANNELS // width)
@@ -79,13 +81,13 @@ def in_parts(layer, x, train, mask, num_views):
 
 
 def in_turn(layers, x, train, mask, num_views):
-    """Equal layers one after the other, each as by `in_parts`.
+    """Runs layers of equal shapes one after the other, each by `in_parts`.
 
-    In evaluation on a TPU they are a scan, which compiles one of them. In training it would keep the compiler from
-    finding that the passes of `_differentiable` compute the same.
+    In evaluation on a TPU the layers become a scan, so that only one is compiled. In training a scan would keep the
+    compiler from finding that the two forward passes of `_differentiable` are the same.
 
     Args:
-        layers: bound, with equal shapes of their parameters.
+        layers: bound modules whose parameters have equal shapes.
         x, train, mask, num_views: as in `in_parts`.
     """
     scans = platform() == "tpu" and lanes() == 1 and not train and len(layers) > 1
@@ -106,13 +108,13 @@ def in_turn(layers, x, train, mask, num_views):
 
 
 def joined(x):
-    """What `in_parts` gave as [N, H, W, g*C]."""
+    """The result of `in_parts` as [N, H, W, g*C]."""
     return _pack(x, len(x))[0] if x.ndim == 5 else x
 
 
 def _as_function(module, train, num_views):
-    """A bound module as (a function of (params, x, batch_stats, mask) to (its result, batch_stats), what it holds by
-    kind, and a function that writes the batch_stats back).
+    """Splits a bound module into a function from (params, x, batch_stats, mask) to (result, batch_stats), its variables
+    as a dict with 'params' and 'batch_stats', and a function that writes batch_stats back.
     """
     unbound, keeps = module.clone(parent=None), module.is_mutable_collection("batch_stats")
 
@@ -132,7 +134,7 @@ def _as_function(module, train, num_views):
 
 @contextlib.contextmanager
 def _side_by_side(g):
-    """What is traced inside holds so many clients side by side."""
+    """Code traced inside this context has g clients side by side."""
     token = _lanes.set(g)
     try:
         yield
@@ -141,9 +143,10 @@ def _side_by_side(g):
 
 
 def _differentiable(one, g):
-    """A function of (params, images, batch_stats, mask) to (features, batch_stats), packed under `vmap`.
+    """A differentiable function from (params, images, batch_stats, mask) to (features, batch_stats).
 
-    Its backward pass computes the forward pass again, which the compiler finds to be the same.
+    It is packed under `vmap`. The backward pass contains the forward pass again; the compiler finds that both are the
+    same.
     """
 
     def gradient(params, images, batch_stats, mask, cotangent):
@@ -161,15 +164,16 @@ def _differentiable(one, g):
 
 
 def _in_lanes(function, most, takes_variables, gives_variables):
-    """A function of arrays [..., C] which under `vmap` over its first argument takes them packed, [..., g*C].
+    """Makes a function of arrays [..., C] receive packed arrays [..., g*C] under `vmap` over its first argument.
 
-    With fewer lanes than `most` g is their number, else the last group is filled up with some of the first lanes.
+    g is the number of lanes if that is below `most`, otherwise `most`; the last group is then filled up with some of
+    the first lanes.
 
     Args:
-        function: of several trees, to a tuple of trees.
-        most: lanes that are packed.
-        takes_variables: which arguments are a model's variables: those stay [g, ...], see `of_lanes`.
-        gives_variables: which results are.
+        function: from several pytrees to a tuple of pytrees.
+        most: the largest number of lanes that are packed.
+        takes_variables: for each argument, whether it is a model's variables; these stay [g, ...], see `of_lanes`.
+        gives_variables: for each result, whether it is a model's variables.
     """
     over_lanes = jax.custom_batching.custom_vmap(function)
 
@@ -187,7 +191,7 @@ def _in_lanes(function, most, takes_variables, gives_variables):
         g = min(most, number)
         arguments = _each(_by_group, _pack, takes_variables, arguments, g)
         with _side_by_side(g):
-            if number == g:  # no axis of length 1, which would change how the compiler lays arrays out
+            if number == g:  # without vmap, because an axis of length 1 would change the layout of arrays
                 first = function(*jax.tree.map(lambda x: x[0], arguments))
                 results = jax.tree.map(lambda x: x[None], first)
             else:
@@ -199,7 +203,7 @@ def _in_lanes(function, most, takes_variables, gives_variables):
 
 
 def _each(of_variables, of_activations, are_variables, trees, g):
-    """Each leaf of several trees by the function for its kind."""
+    """Applies to each leaf the function for variables or the one for activations."""
     functions = (of_variables if own else of_activations for own in are_variables)
     return tuple(
         jax.tree.map(functools.partial(function, g=g), tree) for function, tree in zip(functions, trees, strict=True)
@@ -207,18 +211,18 @@ def _each(of_variables, of_activations, are_variables, trees, g):
 
 
 def of_lanes(*shape):
-    """The shape of a variable inside of a packed layer: [g, ...], a lane after the other, [...] of one lane."""
+    """The shape of a variable inside a packed layer: [g, ...] for g lanes, the given shape for one lane."""
     return shape if lanes() == 1 else (lanes(), *shape)
 
 
 def _by_group(x, g):
-    """A variable [L, ...] as [G, g, ...], G groups of g lanes, as `of_lanes` has it."""
+    """A variable [L, ...] as [G, g, ...], G groups of g lanes; without the axis g if g is 1, see `of_lanes`."""
     x = jnp.concatenate([x, x[: -len(x) % g]])
     return x if g == 1 else x.reshape(len(x) // g, g, *x.shape[1:])
 
 
 def _by_lane(x, g):
-    """[G, g, ...] as [G*g, ...]."""
+    """Undoes `_by_group`: [G, g, ...] to [G*g, ...]."""
     return x if g == 1 else x.reshape(-1, *x.shape[2:])
 
 
@@ -238,10 +242,10 @@ def _unpack(x, g):
 
 
 def alone(convolve):
-    """A function [..., C] to [..., D] that mixes channels, whose result and gradient have each lane alone.
+    """Wraps a function that mixes channels, [..., C] to [..., D], so that lanes cannot corrupt each other.
 
-    Numbers that are not finite count as 0 where they would meet the zeros of another lane. The lane that they are of
-    keeps them elsewhere: in normalisation and in the heads.
+    Non-finite numbers become 0 before they are multiplied by the zeros of other lanes. A diverged lane still keeps its
+    non-finite numbers elsewhere: in normalisation and in the heads.
     """
 
     def call(x):
@@ -267,20 +271,20 @@ _with_finite_gradient.defvjp(lambda y: (y, ()), lambda _, gradient: (_finite(gra
 
 
 def block_diagonal(kernel):
-    """The kernels of lanes as those of convolutions that fill `CHANNELS`.
+    """Joins the kernels of lanes into block-diagonal kernels that fill `CHANNELS`.
 
     Args:
         kernel: [g, kernel_h, kernel_w, in, out].
 
     Returns:
-        [P, kernel_h, kernel_w, b*in, b*out], with zeros between the b = g / P lanes that are joined. As many are as
-        have `CHANNELS` on the narrower side and divide their number: all sides then end at a multiple of it, where a
-        TPU splits arrays for free.
+        [P, kernel_h, kernel_w, b*in, b*out], with zeros between the b = g / P lanes that are joined. b is the largest
+        divisor of g for which the narrower side has at most `CHANNELS` channels. Sides then usually end at a multiple
+        of `CHANNELS`, where a TPU splits arrays for free.
     """
     lanes, *window, inputs, features = kernel.shape
     most = max(1, CHANNELS // min(inputs, features))
     b = next(b for b in range(min(lanes, most), 0, -1) if lanes % b == 0)
     kernel = kernel.reshape(lanes // b, b, *window, inputs, features)
-    # Kernels with zeros around them, added up: the compiler has this in one pass, and its gradient, too.
+    # The sum of kernels padded with zeros: the compiler computes it, and its gradient, in one pass.
     around = [[(lane * side, (b - 1 - lane) * side) for side in (inputs, features)] for lane in range(b)]
     return sum(jnp.pad(kernel[:, lane], [(0, 0)] * 3 + own) for lane, own in enumerate(around))

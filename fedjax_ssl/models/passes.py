@@ -1,4 +1,4 @@
-"""The passes of a convolution, forward and two gradients, as XLA has them, and their forms under lanes."""
+"""The three passes of a convolution (forward, and two gradients) by XLA, and their forms for many lanes at once."""
 
 import contextlib
 import contextvars
@@ -15,7 +15,7 @@ DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 
 def forward(x, kernel, stride):
-    """XLA's convolution, see `layers.conv2d`; in groups if the kernel has fewer inputs than `x` channels."""
+    """XLA's convolution, see `layers.conv2d`; grouped if the kernel has fewer inputs than `x` has channels."""
     padding = [((size - 1) // 2, (size - 1) // 2) for size in kernel.shape[:2]]
     groups = x.shape[-1] // kernel.shape[2]
     return lax.conv_general_dilated(
@@ -43,18 +43,19 @@ def kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
 
 # --- Lanes: many kernels at once. -------------------------------------------------------------------------------------
 
-# How a pass runs when `vmap` gives every lane a kernel of its own: 'grouped', XLA's grouped convolution; 'im2col', the
-# shifted inputs side by side and one batched matrix product; 'loop', one lane after the other; 'packed', the lanes'
-# activations side by side throughout the backbone, see `packing`, and 'grouped' in backbones that cannot be packed.
+# How a pass runs when `vmap` gives every lane its own kernel. 'grouped': XLA's grouped convolution. 'im2col': the
+# shifted inputs side by side, and one batched matrix product. 'loop': one lane after the other. 'packed': the lanes'
+# activations lie side by side throughout the backbone, see `packing`; backbones that cannot be packed use 'grouped'.
 LANE_FORMS = ("grouped", "im2col", "loop", "packed")
-# 'grouped' elsewhere. A CPU's was measured, see docs/performance.md; a TPU's compiled, see docs/accelerators.md.
+# By platform; 'grouped' on others. The CPU's default was measured, see docs/performance.md, the TPU's only
+# compiled, see docs/accelerators.md.
 DEFAULT_LANE_FORM = {"cpu": "loop", "tpu": "packed"}
 _forced_lane_form = contextvars.ContextVar("lane_form", default=None)
 
 
 @contextlib.contextmanager
 def use_lane_form(form):
-    """Code that is traced inside takes this form of `LANE_FORMS`: for measurements and tests."""
+    """Code that is traced inside this context uses this form of `LANE_FORMS`; for measurements and tests."""
     token = _forced_lane_form.set(form)
     try:
         yield
@@ -63,7 +64,7 @@ def use_lane_form(form):
 
 
 def lane_form():
-    """The form of `LANE_FORMS` that is taken here."""
+    """The form of `LANE_FORMS` in use."""
     form = _forced_lane_form.get() or DEFAULT_LANE_FORM.get(platform(), "grouped")
     if form not in LANE_FORMS:
         raise UserError(f"unknown form of convolutions in lanes {form!r}; known: {', '.join(LANE_FORMS)}")
@@ -71,12 +72,16 @@ def lane_form():
 
 
 def kernel_gradient_form(form):
-    """That of a kernel's gradient: XLA makes a GPU's grouped ones convolutions whose windows are as large as images."""
+    """The form for kernel gradients.
+
+    On GPUs it is not 'grouped', because XLA turns grouped kernel gradients into convolutions with windows as large as
+    the images.
+    """
     return "im2col" if form in ("grouped", "packed") and platform() == "gpu" else form
 
 
 def in_lanes(one_lane, by_columns, form, stride, **sizes):
-    """A pass of two arguments which under `vmap` over both of them takes the given form."""
+    """A pass of two arguments that uses the given form under `vmap` over both arguments."""
     one_lane, by_columns = (functools.partial(function, stride=stride, **sizes) for function in (one_lane, by_columns))
     one_pass = jax.custom_batching.custom_vmap(one_lane)
 
@@ -107,14 +112,14 @@ def _columns(x, kernel_size, stride):
 
 
 def forward_by_columns(x, kernel, stride):
-    """The convolution by one matrix product."""
+    """The convolution as one matrix product."""
     return jnp.matmul(_columns(x, kernel.shape[:2], stride), kernel.reshape(-1, kernel.shape[3]))
 
 
 def input_gradient_by_columns(gradient, kernel, stride, input_shape, kernel_shape):
-    """Its gradient with respect to the input, likewise."""
+    """The gradient of the convolution with respect to the input, as one matrix product."""
     del kernel_shape
-    if stride > 1:  # The gradient with zeros between its rows and columns, in the size of the input.
+    if stride > 1:  # Insert zeros between rows and columns of the gradient, up to the size of the input.
         batch, height, width, channels = gradient.shape
         spread = jnp.zeros((batch, *input_shape[1:3], channels), gradient.dtype)
         gradient = spread.at[:, : stride * height : stride, : stride * width : stride].set(gradient)
@@ -123,19 +128,19 @@ def input_gradient_by_columns(gradient, kernel, stride, input_shape, kernel_shap
 
 
 def kernel_gradient_by_columns(x, gradient, stride, input_shape, kernel_shape):
-    """Its gradient with respect to the kernel, likewise."""
+    """The gradient of the convolution with respect to the kernel, as one matrix product."""
     del input_shape
     product = contract_positions(_columns(x, kernel_shape[:2], stride), gradient)
     return product.reshape(kernel_shape).astype(gradient.dtype)
 
 
 def padded(x, kernel_size):
-    """x [N, H, W, C] with zeros around each image, for a kernel of this size."""
+    """Pads each image of x [N, H, W, C] with zeros, for a kernel of this size."""
     vertical, horizontal = (kernel_size[0] - 1) // 2, (kernel_size[1] - 1) // 2
     return jnp.pad(x, ((0, 0), (vertical, vertical), (horizontal, horizontal), (0, 0)))
 
 
 def contract_positions(a, b):
-    """Sum over examples and positions of a [N, H, W, I] times b [N, H, W, J]: [I, J], float32."""
+    """Sum of a [N, H, W, I] times b [N, H, W, J] over examples and positions: [I, J], float32."""
     a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
     return lax.dot_general(a, b, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)

@@ -9,15 +9,16 @@ from fedjax_ssl.models.normalisation import Normalisation
 class Projector(nn.Module):
     """One hidden layer: features [V*B, F], or another head's outputs, to [V*B, dim]."""
 
-    hidden: int  # width of the layer, which is normalised; then ReLU
-    dim: int  # of the outputs; 0: as many as there are inputs
-    normalisation: str  # policy of `Normalisation`. No layer has a bias in front of one, where it would change nothing.
-    normalised: bool = False  # whether the outputs are normalised, too, without scale and shift
-    reads: str = ""  # the head whose outputs it takes in place of the features; '': none
+    hidden: int  # width of the hidden layer, which is followed by normalisation and ReLU
+    dim: int  # number of outputs; 0: the number of inputs
+    # Policy of `Normalisation`. Layers before a normalisation have no bias, because it would change nothing.
+    normalisation: str
+    normalised: bool = False  # whether the outputs are normalised as well, without scale and shift
+    reads: str = ""  # name of the head whose outputs are its input; '': its input is the features
 
     @nn.compact
     def __call__(self, features, train=False, mask=None, num_views=1):
-        """The arguments are those of every head."""
+        """Maps inputs to outputs; arguments as for every head, see `Heads`."""
         has_bias = self.normalisation == "none"
         x = Linear(self.hidden, use_bias=has_bias, name="first")(features)
         x = Normalisation(self.normalisation, name="norm")(x, train, mask, num_views)
@@ -29,13 +30,13 @@ class Projector(nn.Module):
 
 
 class Projection(nn.Module):
-    """A linear map of features [B, F] to as many numbers (ProxyFL)."""
+    """A linear map from features [B, F] to [B, F] (ProxyFL)."""
 
     use_bias: bool  # whether it has a bias
 
     @nn.compact
     def __call__(self, features, train=False, mask=None, num_views=1):
-        """The arguments are those of every head."""
+        """Maps features to outputs; arguments as for every head, see `Heads`."""
         width = features.shape[-1]
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (width, width))
         bias = self.param("bias", nn.initializers.zeros_init(), (width,)) if self.use_bias else 0.0

@@ -1,4 +1,4 @@
-"""Residual networks, with the stem for small images or that for large ones."""
+"""Residual networks, with a stem for small or for large images."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from fedjax_ssl.models.normalisation import Normalisation
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions, each followed by normalisation, and a shortcut; ReLU after the addition.
 
-    Where the shape changes the shortcut is a 1x1 convolution and a normalisation, the identity elsewhere.
+    The shortcut is the identity, or a 1x1 convolution and a normalisation if the shape changes.
     """
 
     features: int
@@ -37,9 +37,10 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolution, the last to four times the channels, each followed by normalisation; a shortcut.
+    """1x1, 3x3 and 1x1 convolutions, each followed by normalisation, and a shortcut as in `BasicBlock`.
 
-    The 3x3 convolution has the stride. ReLU between them and after the addition; the shortcut is `BasicBlock`'s.
+    The last convolution has four times as many channels, the 3x3 convolution has the stride. ReLU follows the first two
+    normalisations and the addition.
     """
 
     features: int
@@ -67,17 +68,19 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """A post-activation residual network, for images of about 32x32 or of about 224x224.
 
-    The stem is one 3x3 convolution of stride 1 to `width` channels with normalisation and ReLU, without
-    max-pooling; with `imagenet_stem` a 7x7 one of stride 2, followed by max-pooling, which leaves a sixteenth of the
-    positions. Then stages of basic blocks, each with twice the channels of the one before, all but the first
-    starting with stride 2; global average pooling to the last stage's channels (four times as many of bottlenecks).
-    With a classifier for 10 classes ResNet-18 (2, 2, 2, 2 blocks, width 64) has 11,173,962 parameters, ResNet-34
-    (3, 4, 6, 3) 21,282,122, ResNet-50 (the same of bottlenecks) 23,520,842, ResNet-8 (1, 1, 1 blocks, width 16)
-    78,042, and at SAGE's width of 64 1,227,594. With ImageNet's stem ResNet-18 has 11,181,642, and 11,689,512 with its
-    1,000 classes.
+    The stem is a 3x3 convolution of stride 1 to `width` channels with normalisation and ReLU, without max-pooling. With
+    `imagenet_stem` it is a 7x7 convolution of stride 2, followed by max-pooling; together they leave a sixteenth of the
+    positions. Stages of blocks follow. Each stage has twice the channels of the previous one, and all but the first
+    start with stride 2. Global average pooling gives as many features as the last stage has channels (four times as
+    many for bottlenecks).
 
-    Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016; three stages from 16 channels on are
-    its networks for CIFAR-10 (section 4.2), here with a 1x1 convolution where the shape changes.
+    Parameters with a classifier for 10 classes: 11,173,962 for ResNet-18 (2, 2, 2, 2 blocks, width 64), 21,282,122 for
+    ResNet-34 (3, 4, 6, 3), 23,520,842 for ResNet-50 (3, 4, 6, 3 bottlenecks), 78,042 for ResNet-8 (1, 1, 1 blocks,
+    width 16), and 1,227,594 for ResNet-8 at SAGE's width of 64. With ImageNet's stem ResNet-18 has 11,181,642, and
+    11,689,512 for 1,000 classes.
+
+    Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. Three stages from 16 channels on are
+    its networks for CIFAR-10 (section 4.2), here with a 1x1 convolution in the shortcut if the shape changes.
     """
 
     blocks: Sequence[int] = (2, 2, 2, 2)  # in each stage
@@ -89,7 +92,7 @@ class ResNet(nn.Module):
 
     @property
     def narrow_channels(self):
-        """Of the first stage, see `packing`."""
+        """Channels of the first stage, see `packing`."""
         return self.width
 
     @nn.compact

@@ -1,4 +1,4 @@
-"""ResNet-9, a short residual network with max-pooling, as FedMatch has it."""
+"""ResNet-9, FedMatch's short residual network with max-pooling."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -8,15 +8,16 @@ from fedjax_ssl.models.normalisation import Normalisation
 
 
 class ResNet9(nn.Module):
-    """Eight 3x3 convolutions without bias, each followed by normalisation and ReLU, in this order:
+    """Eight 3x3 convolutions without bias, each followed by normalisation and ReLU.
 
-    to `width` channels; to twice as many, 2x2 max-pooling; two of them, added to their input; to four times, pooling;
-    to eight times, pooling; two of them, added to their input; the largest value of each channel over all positions
-    (at 32x32 pixels FedMatch's 4x4 max-pooling): 8 `width` features. FedMatch's network has no normalisation
-    (the policy 'none') and a classifier without bias: 6,568,640 parameters for 10 classes. Kernels start LeCun normal
-    (variance 1 / fan-in, truncated), as there.
+    In order: a convolution to `width` channels; one to 2 `width`, then 2x2 max-pooling; a residual block of two
+    convolutions; one to 4 `width`, then pooling; one to 8 `width`, then pooling; a residual block of two convolutions;
+    the maximum of each channel over all positions (FedMatch's 4x4 max-pooling at 32x32 pixels). The features are
+    8 `width` numbers. FedMatch's network has no normalisation (the policy 'none') and a classifier without bias:
+    6,568,640 parameters for 10 classes. Initial kernels are LeCun normal (variance 1 / fan-in, truncated), as in
+    FedMatch.
 
-    Any image of 8x8 or more.
+    Images must be 8x8 or larger.
 
     Source: Jeong et al., FedMatch, ICLR 2021, and its public code.
     """
@@ -25,11 +26,11 @@ class ResNet9(nn.Module):
     normalisation: str = "static"  # policy of `Normalisation`
     dtype: jnp.dtype = jnp.float32  # dtype of the computation
 
-    classifier_bias = False  # of the linear classifier on top, see `Heads`
+    classifier_bias = False  # whether the linear classifier on top has a bias, see `Heads`
 
     @property
     def narrow_channels(self):
-        """Of the first stage, see `packing`."""
+        """Channels of the first stage, see `packing`."""
         return self.width
 
     @nn.compact

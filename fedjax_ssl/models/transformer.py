@@ -1,4 +1,4 @@
-"""A small Transformer of token ids."""
+"""A small Transformer on token ids."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -9,14 +9,14 @@ _position_init = nn.initializers.normal(0.02)
 
 
 class Transformer(nn.Module):
-    """Token and position embeddings, blocks, a layer normalisation, and the mean over the tokens that are there.
+    """Token and position embeddings, blocks, a layer normalisation, and the mean over all tokens but padding.
 
-    Token 0 is padding: nobody attends to it, and it takes no part in the mean.
+    Token 0 is padding: attention and the mean exclude it.
     """
 
-    num_tokens: int  # how many ids there are
-    depth: int = 2  # blocks
-    width: int = 64  # of a token's embedding, and of the features
+    num_tokens: int  # number of ids
+    depth: int = 2  # number of blocks
+    width: int = 64  # dimension of a token's embedding and of the features
     normalisation: str = "group"  # 'group'
     dtype: jnp.dtype = jnp.float32  # dtype of the computation
 
@@ -24,8 +24,8 @@ class Transformer(nn.Module):
     def __call__(self, tokens, train=False, mask=None, num_views=1):
         """Maps token ids, int32 [V*B, L], to features [V*B, width]; arguments as in `Heads`.
 
-        Of mixtures, float32 [V*B, 3, L] with the ids of two texts and the first one's weight, embeddings are averaged;
-        padding counts as 0.
+        Mixtures are float32 [V*B, 3, L]: the ids of two texts, and the weight of the first. Their embeddings are
+        averaged with this weight; the embedding of padding counts as 0.
         """
         del train, mask, num_views
         check_normalisation("transformer", self.normalisation)

@@ -1,4 +1,4 @@
-"""An untrained network that is the same for all clients with the seed: SemiAnAgg's anchor."""
+"""SemiAnAgg's anchor: an untrained network that depends on the seed alone and is the same for all clients."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ from fedjax_ssl.models.network import Network
 
 
 def kaiming_model(network: Network, key: jax.Array) -> Model:
-    """An untrained network whose convolutions are normal with variance 2 / fan-out (He et al., 2015).
+    """Draws an untrained model whose convolution kernels are normal with variance 2 / fan-out (He et al., 2015).
 
-    Other parameters, linear layers of a backbone among them, and the statistics of its normalisation are as they begin;
-    where a model is given (`init_from`) this one is untrained all the same.
+    Other parameters (including linear layers of the backbone) and normalisation statistics have their usual initial
+    values. A model given by `init_from` is ignored.
     """
     model = (network if network.given is None else network._replace(given=None)).init(key)
     leaves, treedef = jax.tree.flatten(model.params["backbone"])
 
     def drawn(key: jax.Array, leaf: jax.Array) -> Any:
-        if leaf.ndim != 4:  # no kernel [height, width, in, out] of a convolution
+        if leaf.ndim != 4:  # not a convolution kernel [height, width, in, out]
             return leaf
         fan_out = leaf.shape[0] * leaf.shape[1] * leaf.shape[3]
         return jnp.sqrt(2.0 / fan_out) * jax.random.normal(key, leaf.shape, leaf.dtype)

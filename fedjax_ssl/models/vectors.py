@@ -1,4 +1,4 @@
-"""Backbones of vectors, such as rows of a table and features of an encoder: a perceptron, and none at all."""
+"""Backbones for vectors, such as rows of a table or features of an encoder: a perceptron, or no backbone at all."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -7,14 +7,14 @@ from fedjax_ssl.models.normalisation import Normalisation
 
 
 class Mlp(nn.Module):
-    """Hidden layers, each linear, normalisation, ReLU: by default two of 128, and 128 features.
+    """A multi-layer perceptron: hidden layers of linear map, normalisation and ReLU; by default two layers of 128.
 
-    Images and other inputs with several axes are flattened. Layers have a bias where nothing normalises. Kernels start
-    LeCun normal.
+    Images and other inputs with several axes are flattened. Layers have a bias only under the policy 'none'. Initial
+    kernels are LeCun normal.
     """
 
-    depth: int = 2  # hidden layers
-    width: int = 128  # of each
+    depth: int = 2  # number of hidden layers
+    width: int = 128  # of each hidden layer
     normalisation: str = "static"  # policy of `Normalisation`
     dtype: jnp.dtype = jnp.float32  # dtype of the computation
 
@@ -29,9 +29,9 @@ class Mlp(nn.Module):
 
 
 class NoBackbone(nn.Module):
-    """The inputs themselves, flattened, are the features: heads are trained on them, as on those of a frozen encoder.
+    """Returns the flattened inputs as features, for example to train heads on the features of a frozen encoder.
 
-    It has no parameter. With another policy than 'none' its features are normalised, with scale and shift.
+    It has no parameters under the policy 'none'. Other policies normalise the features, with scale and shift.
     """
 
     normalisation: str = "none"  # policy of `Normalisation`

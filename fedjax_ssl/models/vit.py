@@ -1,7 +1,7 @@
-"""Vision Transformers: small ones from scratch, and with the shapes of published weights.
+"""Vision Transformers: small ones to train from scratch, and ones with the shapes of published weights.
 
-Blocks normalise first (Xiong et al., ICML 2020). Each token is normalised by itself, which is the policy 'group' with
-one group; statistics of a batch have no place in a Transformer, and other policies are refused.
+Blocks are pre-norm (Xiong et al., ICML 2020). Layer normalisation treats each token by itself, which is the policy
+'group' with one group. Other policies are refused, because Transformers use no batch statistics.
 """
 
 import functools
@@ -17,22 +17,22 @@ QUICK_GELU = 1.702  # CLIP's GELU is x sigmoid(1.702 x)
 
 
 class Block(nn.Module):
-    """Self-attention and an MLP, each after a layer normalisation, each added to what went in.
+    """Self-attention and an MLP, each after a layer normalisation and with a residual connection.
 
-    Parameters: `norm1`, `qkv` (queries, keys and values of all heads side by side, as timm has them), `proj`, `norm2`,
-    `fc1`, `fc2`, and with `layer_scale` the vectors `scale1` and `scale2`.
+    Parameters: `norm1`, `qkv` (queries, keys and values of all heads side by side, as in timm), `proj`, `norm2`, `fc1`,
+    `fc2`, and with `layer_scale` the vectors `scale1` and `scale2`.
     """
 
-    heads: int
-    mlp_ratio: int = 4  # the MLP's hidden width over the width
-    layer_scale: bool = False  # a factor for each channel before each addition (DINOv2's); starts at 1e-5
-    quick_gelu: bool = False  # CLIP's activation, in place of the exact GELU
+    heads: int  # number of attention heads
+    mlp_ratio: int = 4  # ratio of the MLP's hidden width to the block's width
+    layer_scale: bool = False  # scales each channel before each addition (DINOv2); initially 1e-5
+    quick_gelu: bool = False  # CLIP's activation instead of the exact GELU
     epsilon: float = 1e-6  # of the layer normalisations
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, x, seen=None):
-        """Maps tokens [B, T, D] to as many; bool [B, T] says which of them others attend to, None: all."""
+        """Maps tokens [B, T, D] to [B, T, D]; `seen`, bool [B, T], says which are attended to, None: all."""
         batch, tokens, width = x.shape
         dense = functools.partial(nn.Dense, dtype=self.dtype)
         norm = functools.partial(nn.LayerNorm, epsilon=self.epsilon, dtype=self.dtype)
@@ -52,23 +52,23 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """A Vision Transformer; the features [B, width] are the class token's, or the mean of the patches.
+    """A Vision Transformer; the features [B, width] are the class token, or the mean over patches.
 
-    The mean does as well (Beyer et al., "Better plain ViT baselines for ImageNet-1k", 2022), and is the default; by
-    default it is as deep as half a ViT-Ti and half as wide. ViT-S/16, with the class token, has 21,665,664 parameters
-    for images of 224 pixels.
+    The mean works equally well (Beyer et al., "Better plain ViT baselines for ImageNet-1k", 2022) and is the default.
+    The default depth and width are half of those of ViT-Ti. ViT-S/16 with the class token has 21,665,664 parameters for
+    images of 224 pixels.
 
     Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021; ViT-S: Touvron et al. (DeiT), ICML 2021.
     """
 
     patch: int = 4  # side of a patch, in pixels
-    depth: int = 6  # blocks
-    width: int = 96  # of a token, and of the features
+    depth: int = 6  # number of blocks
+    width: int = 96  # dimension of a token and of the features
     head_width: int = 32  # channels of an attention head
     class_token: bool = False
     layer_scale: bool = False
     quick_gelu: bool = False
-    pre_norm: bool = False  # normalises the tokens before the first block, and patches have no bias (CLIP's)
+    pre_norm: bool = False  # CLIP: tokens are normalised before the first block, and patches have no bias
     epsilon: float = 1e-6
     normalisation: str = "group"  # 'group'
     dtype: jnp.dtype = jnp.float32
@@ -97,12 +97,12 @@ class ViT(nn.Module):
 
 
 def heads_of(width: int, head_width: int) -> int:
-    """The number of attention heads: the largest that divides the width, up to width / head_width."""
+    """The number of attention heads: the largest divisor of the width that is at most width / head_width."""
     return next(number for number in range(max(1, width // head_width), 0, -1) if width % number == 0)
 
 
 def check_normalisation(name: str, policy: str) -> None:
-    """Raises a UserError unless each example is normalised by itself."""
+    """Raises a UserError unless the policy is 'group'."""
     if policy != "group":
         raise UserError(
             f"model.name={name} normalises each token by itself: set model.normalisation to 'group', not {policy!r}"

@@ -11,8 +11,8 @@ from fedjax_ssl.models.normalisation import Normalisation
 class PreActivationBlock(nn.Module):
     """Normalisation, ReLU, 3x3 convolution, twice, added to the shortcut.
 
-    Where the widths differ the shortcut is a 1x1 convolution of the first normalised and rectified
-    activations, the identity of the block's input elsewhere.
+    The shortcut is the block's input, or, if the widths differ, a 1x1 convolution of the first normalised and rectified
+    activations.
     """
 
     features: int
@@ -36,9 +36,9 @@ class PreActivationBlock(nn.Module):
 class WideResNet(nn.Module):
     """Wide residual network of depth 6n + 4 and width k; 28 and 2 by default.
 
-    A 3x3 convolution to 16 channels; three stages of n pre-activation blocks with 16k, 32k and 64k channels,
-    the last two starting with stride 2; normalisation, ReLU and global average pooling to 64k features. No
-    dropout. With a classifier, WRN-28-2 has 1,467,610 parameters for 10 classes, WRN-28-8 23,401,012 for 100.
+    A 3x3 convolution to 16 channels; three stages of n pre-activation blocks with 16k, 32k and 64k channels, where the
+    last two stages start with stride 2; normalisation, ReLU and global average pooling to 64k features. No dropout.
+    With a classifier WRN-28-2 has 1,467,610 parameters for 10 classes, and WRN-28-8 has 23,401,012 for 100.
 
     Source: Zagoruyko and Komodakis, "Wide Residual Networks", BMVC 2016.
     """
@@ -50,7 +50,7 @@ class WideResNet(nn.Module):
 
     @property
     def narrow_channels(self):
-        """Of the first stage, see `packing`."""
+        """Channels of the first stage, see `packing`."""
         return 16 * self.width
 
     @nn.compact

@@ -1,8 +1,7 @@
-"""Code for CPUs alone: gradients of convolutions, convolutions with fewer multiplications, the processor's features.
+"""Code for CPUs only: gradients of convolutions, convolutions with fewer multiplications, the processor's features.
 
-XLA's CPU backend runs the forward convolution through a fast library, but the backward convolutions that
-automatic differentiation makes take a naive path as soon as they stand inside a loop (scan, while, fori):
-one to two orders of magnitude slower than the forward pass. Training loops live inside such loops here, so
-on a CPU the convolution has its own backward pass, made of forward convolutions and matrix products
-alone; where that is faster both passes are those of `winograd.py`.
+XLA's CPU backend runs forward convolutions through a fast library. Inside a loop (scan, while, fori), however, the
+backward convolutions of automatic differentiation take a naive path that is one to two orders of magnitude slower than
+the forward pass. Training runs inside such loops here. On CPUs convolutions therefore have their own backward pass of
+forward convolutions and matrix products. If `winograd.py` is faster, it provides both passes.
 """

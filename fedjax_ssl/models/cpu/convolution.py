@@ -1,4 +1,4 @@
-"""The passes of a convolution on a CPU, in forward convolutions and matrix products only."""
+"""The passes of a convolution on CPUs, built of forward convolutions and matrix products only."""
 
 import math
 
@@ -8,37 +8,37 @@ from jax import lax
 from fedjax_ssl.models import passes
 from fedjax_ssl.models.cpu import processor, winograd
 
-FEW_CHANNELS = 8  # of the input: below, a CPU convolves by one matrix product
-MANY_CHANNELS = 32  # on both sides: from here on fewer multiplications pay
-TURNED_CHANNELS = 32  # of the input: from here on a kernel's gradient is faster with positions last
-CACHED_NUMBERS = 200_000  # what a kernel's gradient copies at a time, so that its product finds them in the caches
+FEW_CHANNELS = 8  # input channels below which the convolution is one matrix product
+MANY_CHANNELS = 32  # channels of input and output from which on Winograd's fewer multiplications pay
+TURNED_CHANNELS = 32  # input channels from which on a kernel's gradient is faster with positions last
+CACHED_NUMBERS = 200_000  # numbers that a kernel's gradient copies at a time, so that they stay in the caches
 
 
 def fastest(x, kernel, stride):
-    """The implementation of `PASSES` to take."""
+    """Name of the fastest implementation in `PASSES`."""
     fits = (*kernel.shape[:2], stride) == (3, 3, 1) and x.dtype == jnp.float32
-    # Transforming the kernel is the same work for few positions as for many.
+    # With few positions, transforming the kernel would cost more than it saves.
     many = min(kernel.shape[2:]) >= MANY_CHANNELS and math.prod(x.shape[:3]) >= max(kernel.shape[2:])
     return "winograd" if fits and many and not processor.has_wide_vectors() else "custom_backward"
 
 
 def as_product(x, kernel, stride):
-    """The convolution as one matrix product, where that is the fastest: of 1x1 kernels and of few channels; else None.
+    """The convolution as one matrix product for 1x1 kernels and few channels, where that is fastest; otherwise None.
 
-    Its gradients are the automatic ones.
+    Gradients are the automatic ones.
     """
     if kernel.shape[:2] == (1, 1):
         x = x[:, ::stride, ::stride]
-        # Two axes: with more, the gradient of the kernel copies the transposed input.
+        # With more than two axes, the gradient of the kernel would copy the transposed input.
         return jnp.matmul(x.reshape(-1, x.shape[-1]), kernel[0, 0]).reshape(*x.shape[:-1], kernel.shape[3])
     return _conv2d_by_columns(x, kernel, stride) if kernel.shape[2] < FEW_CHANNELS else None
 
 
 def _conv2d_by_columns(x, kernel, stride):
-    """The convolution as one matrix product of the shifted inputs (im2col), its gradient the automatic one.
+    """The convolution as one matrix product of the shifted inputs (im2col), with automatic gradients.
 
-    For images, whose few channels leave the fast library little to do. The columns are laid out with the
-    positions last: whole rows are copied, instead of a few channels at a time.
+    It is for images, whose few channels leave the fast library little to do. Positions are the last axis of the
+    columns, so that whole rows are copied instead of a few channels at a time.
     """
     vertical, horizontal = (kernel.shape[0] - 1) // 2, (kernel.shape[1] - 1) // 2
     _, height, width, _ = x.shape
@@ -58,12 +58,11 @@ def _conv2d_by_columns(x, kernel, stride):
 def _input_gradient(gradient, kernel, stride, input_shape, kernel_shape):
     """Gradient with respect to the input, by forward convolutions of stride 1 only.
 
-    Input position i = stride * o + a - p meets output position o through tap a (p is the padding). The
-    positions i = stride * t + r of one remainder r therefore see only the taps a = r + p (mod stride), at
-    the outputs o = t + (r + p - a) / stride: a small convolution of the gradient for each pair of
-    remainders, whose results are interleaved. Stride 1 is the case of one remainder: the flipped, transposed
-    kernel. (The textbook form for stride 2, a convolution of the gradient with zeros inserted, does four
-    times the arithmetic.)
+    Tap a of the kernel connects the input position i = stride * o + a - p with the output position o (p is the
+    padding). Positions i = stride * t + r with the same remainder r therefore see only the taps a = r + p (mod stride),
+    at the outputs o = t + (r + p - a) / stride. For each pair of remainders this is a small convolution of the
+    gradient; their results are interleaved. Stride 1 has one remainder, and the kernel is flipped and transposed. (The
+    textbook form for stride 2, a convolution of the gradient with zeros inserted, does four times the arithmetic.)
     """
 
     del kernel_shape
@@ -102,8 +101,8 @@ def _kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
     Tap (a, b) is the sum over positions (i, j) of x[i + a, j + b] gradient[i, j], with x padded.
     """
     del input_shape
-    # One product wastes (kernel_h - 1) of its rows on padding, and pays for joined copies of the gradient,
-    # so it is the faster form for large images and for more than a handful of input channels only.
+    # A single product wastes kernel_h - 1 rows on padding and needs joined copies of the gradient, so it is faster only
+    # for large images and more than a handful of input channels.
     joined = stride == 1 and gradient.shape[1] >= 8 and x.shape[-1] >= 8
     if joined:
         product = _kernel_gradient_in_parts(x, gradient, kernel_shape[:2])
@@ -113,7 +112,7 @@ def _kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
 
 
 def _kernel_gradient_in_parts(x, gradient, kernel_size):
-    """The sum of `_kernel_gradient_joined` over parts of the batch: of images that copy `CACHED_NUMBERS`, or of one."""
+    """Sums `_kernel_gradient_joined` over parts of the batch that copy at most `CACHED_NUMBERS` each, or one image."""
     copied = math.prod(gradient.shape[1:3]) * (kernel_size[1] * x.shape[3] + kernel_size[0] * gradient.shape[3])
     most = max(1, CACHED_NUMBERS // copied)
     images = max(size for size in range(1, len(x) + 1) if len(x) % size == 0 and size <= most)
@@ -129,7 +128,7 @@ def _kernel_gradient_in_parts(x, gradient, kernel_size):
 def _kernel_gradient_joined(x, gradient, kernel_size):
     """All taps in one matrix product, for stride 1.
 
-    The horizontal shifts are joined along the channels of the input, the vertical ones along those of the
+    The horizontal shifts are joined along the channels of the input, the vertical shifts along the channels of the
     gradient: summing over i' = i + a instead of i turns tap (a, b) into x[i', j + b] gradient[i' - a, j].
     """
     kernel_height, kernel_width = kernel_size
@@ -139,8 +138,8 @@ def _kernel_gradient_joined(x, gradient, kernel_size):
     outputs = jnp.pad(gradient, ((0, 0), (margin, margin), (0, 0), (0, 0)))
     outputs = jnp.concatenate([outputs[:, margin - a : 2 * margin - a + height] for a in range(kernel_height)], axis=-1)
     if channels >= TURNED_CHANNELS:
-        # The product gains more from positions that come last than turning them costs. XLA must meet the turn first:
-        # behind the padding it would make it the product's.
+        # The product gains more from having positions last than the transposition costs. The transposition must come
+        # before the padding: after it, XLA would merge it into the product.
         margins = [((size - 1) // 2, (size - 1) // 2) for size in kernel_size]
         planes = jnp.pad(x.transpose(3, 0, 1, 2), ((0, 0), (0, 0), *margins))
         inputs = jnp.concatenate([planes[..., b : b + width] for b in range(kernel_width)])
@@ -155,7 +154,7 @@ def _kernel_gradient_joined(x, gradient, kernel_size):
 
 
 def _kernel_gradient_by_rows(x, gradient, stride, kernel_size):
-    """One matrix product for each row of taps, whose shifted inputs are joined along the channels."""
+    """One matrix product for each row of taps, with the shifted inputs joined along the channels."""
     kernel_height, kernel_width = kernel_size
     height, width, features = gradient.shape[1:]
     rows_end, columns_end = (height - 1) * stride + 1, (width - 1) * stride + 1
@@ -182,7 +181,7 @@ def _winograd_kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
     return winograd.kernel_gradient(x, gradient)
 
 
-# Implementation -> its forward pass, and its gradients with respect to the input and to the kernel.
+# Implementation -> its forward pass, and its gradients with respect to the input and the kernel.
 PASSES = {
     "custom_backward": (passes.forward, _input_gradient, _kernel_gradient),
     "winograd": (_winograd_forward, _winograd_input_gradient, _winograd_kernel_gradient),

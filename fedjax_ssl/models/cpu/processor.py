@@ -1,4 +1,4 @@
-"""The processor, on which the fastest form of a layer depends besides its shapes."""
+"""The processor, on which the fastest form of a layer depends."""
 
 import functools
 import pathlib
@@ -6,7 +6,7 @@ import platform
 
 
 def description() -> str:
-    """The processor, with the instructions that a program may use."""
+    """The processor's name and instruction sets."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -16,8 +16,8 @@ def description() -> str:
 
 @functools.cache
 def has_wide_vectors() -> bool:
-    """Whether the processor has vectors of 512 bits (AVX-512), as Linux tells; elsewhere False.
+    """Whether the processor has vectors of 512 bits (AVX-512), according to Linux; False on other systems.
 
-    The library that XLA hands convolutions to has kernels for them: docs/notebook/performance.md has its speed.
+    XLA's library for convolutions has kernels for them; docs/notebook/performance.md has its speed.
     """
     return "avx512f" in description().split()

@@ -1,14 +1,14 @@
-"""3x3 convolutions of stride 1 with half of the multiplications, and both their gradients: pure functions of arrays.
+"""3x3 convolutions of stride 1 with half of the multiplications, and both gradients, as pure functions of arrays.
 
-Minimal filtering computes m outputs of three taps with m + 2 products in place of 3 m, here along the height, m = 4.
-Blocks of m + 2 rows, the kernel's three rows and blocks of m rows of the output are combined by small constant matrices
-(Winograd 1980; Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.1):
+Minimal filtering computes m outputs of three taps with m + 2 products instead of 3 m; here along the height, with
+m = 4. Small constant matrices combine blocks of m + 2 input rows, the three rows of the kernel, and blocks of m output
+rows (Winograd 1980; Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.1):
 
     y = A^T [(G k) * (B^T x)],
 
-where * is, for each of the m + 2 entries, an ordinary convolution along the width. The gradients are the same three
-linear maps, transposed. Along both axes there would be a quarter of the multiplications, which is little faster and
-takes twice as long to compile; docs/notebook/performance.md has the figures, and the rounding error.
+where * is an ordinary convolution along the width for each of the m + 2 entries. The gradients use the same three
+linear maps, transposed. Filtering along both axes needs a quarter of the multiplications, but is little faster and
+takes twice as long to compile; docs/notebook/performance.md has the figures and the rounding error.
 """
 
 import functools
@@ -43,16 +43,16 @@ def forward(x, kernel):
 
 
 def input_gradient(gradient, kernel):
-    """Gradient with respect to the input, [N, H, W, in], of the output's, [N, H, W, out].
+    """Gradient with respect to the input, [N, H, W, in], from that of the output, [N, H, W, out].
 
-    It is the convolution with the kernel turned round, its channels exchanged.
+    It is the convolution with the kernel rotated by 180 degrees and its channel axes exchanged.
     """
     turned = [kernel[2 - a : 3 - a, ::-1].transpose(0, 1, 3, 2) for a in range(3)]
     return _convolve(gradient, _combine(OF_KERNEL, turned, axis=0))
 
 
 def kernel_gradient(x, gradient):
-    """Gradient with respect to the kernel, [3, 3, in, out], of x [N, H, W, in] and the output's, [N, H, W, out]."""
+    """Gradient with respect to the kernel, [3, 3, in, out], from x [N, H, W, in] and `gradient` [N, H, W, out]."""
     batch, height, width, features = gradient.shape
     blocks = -(-height // ROWS)
     padded = jnp.pad(gradient, ((0, 0), (0, ROWS * blocks - height), (0, 0), (0, 0)))
@@ -65,7 +65,7 @@ def kernel_gradient(x, gradient):
 
 
 def _convolve(x, factors):
-    """The convolution with G k: [m + 2, 1, 3, in, out]."""
+    """The convolution of x with the transformed kernel G k, `factors` [m + 2, 1, 3, in, out]."""
     batch, height, width = x.shape[:3]
     products = [
         lax.conv_general_dilated(rows, factor, (1, 1), ((0, 0), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -76,7 +76,7 @@ def _convolve(x, factors):
 
 
 def _of_input(x):
-    """B^T x for all blocks of rows, which overlap by two: [m + 2, N, blocks, W, in]."""
+    """B^T x for all blocks of rows, [m + 2, N, blocks, W, in]; blocks overlap by two rows."""
     height = x.shape[1]
     blocks = -(-height // ROWS)
     padded = jnp.pad(x, ((0, 0), (1, 1 + ROWS * blocks - height), (0, 0), (0, 0)))
@@ -85,7 +85,7 @@ def _of_input(x):
 
 
 def _side_by_side(rows):
-    """What the three taps of a row see, joined along the channels: [m + 2, positions, 3 in]."""
+    """The inputs of the three taps of a row, joined along the channels: [m + 2, positions, 3 in]."""
     width = rows.shape[3]
     padded = jnp.pad(rows, ((0, 0), (0, 0), (0, 0), (1, 1), (0, 0)))
     shifted = [padded[:, :, :, b : b + width] for b in range(3)]
@@ -93,10 +93,10 @@ def _side_by_side(rows):
 
 
 def _combine(matrix, arrays, axis):
-    """For each row of the matrix the sum of the arrays, each times its entry, stacked along a new axis.
+    """Multiplies the matrix with the list of arrays; the results are stacked along a new axis.
 
-    Written as products with columns of constants, which XLA makes one loop of. A loop for each row would be no faster,
-    and takes up to twice as long to compile.
+    It is written as products with columns of constants, which XLA turns into one loop. A loop for each row would be no
+    faster and take up to twice as long to compile.
     """
 
     def column(number):
