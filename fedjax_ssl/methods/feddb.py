@@ -10,7 +10,7 @@ Zhu et al., IJCAI 2024 (arXiv 2405.19789). For clients with labels for a few of 
 
 The paper's text was not available: this follows its abstract and its public code (GuogangZhu/FedDB, commit 9f9248e).
 The code's solver for 5 hardly moves the weights from 1 / M (src/modules/modules.py:59-68), because each of its 100
-steps ends in a softmax and has a weight decay of 0.9. `feddb.solver` = 'exact' finds the weights that minimise the objective.
+steps ends in a softmax and has a weight decay of 0.9. `feddb.solver` = 'exact' minimises the objective.
 
 The code keeps no normalisation statistics and normalises by the batch at inference too; here `model.normalisation`
 decides. As in the code, a client without a confident label trains on its labelled images in batches. A client without

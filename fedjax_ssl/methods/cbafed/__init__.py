@@ -12,8 +12,8 @@ FedAvg:
   4. residual connections over time: every few epochs a labelled client's model is averaged with an earlier record of
      itself, and every few rounds the global model is. Both include normalisation statistics.
 
-A last batch with a single image is skipped, as in the code, because its batch statistics would be that image. With several
-labelled clients the code averages them once, after all epochs of the first stage; here they are averaged after each. A
+A last batch with a single image is skipped, as in the code, because its batch statistics would be that image. With
+several labelled clients the code averages them once, after all epochs of the first stage; here after each epoch. A
 client that takes no part in a round counts with the labels of its last round. The code allows a rare second class on
 every data set (variant `code`); the paper does not on SVHN and ISIC (variants `svhn`, `isic`).
 """

@@ -125,9 +125,9 @@ def defaults() -> Section:
     section.contrastive_trains = word("model", *CONTRASTIVE)  # what it trains: the model, or only the 'anchor_head'
     section.contrastive_batch_size = whole(25, least=1)  # anchors per step: eq. 1 compares them with each other
     section.contrastive_augmentation = word("none", "weak", "strong")  # augmentation of the anchors
-    section.contrastive_learning_rate = real(0.03, above=0)  # in the first round; otherwise its optimizer is `server`'s
+    section.contrastive_learning_rate = real(0.03, above=0)  # its initial learning rate; the rest is as in `server`
     section.temperature = real(0.1, above=0)  # tau of eq. 1
-    section.negatives = word("batch", "class")  # pairs in the denominator: of the 'batch' (eq. 1), or of the 'class'
+    section.negatives = word("batch", "class")  # pairs in the denominator: all of the 'batch' (eq. 1) or of the 'class'
     section.self_pairs = False  # whether eq. 1's numerator includes i = j
     # Weight of a penalty on the common part of all embeddings, which eq. 1 does not constrain.
     section.common_direction_weight = real(0.0, least=0)
