@@ -73,8 +73,8 @@ def availability_fields() -> Section:
 def privacy_fields() -> Section:
     """Differential privacy of clients."""
     section = Section()
-    # z of differential privacy: Gaussian noise of deviation z aggregation.clip_norm on the sum of updates; weights are
-    # ignored. 0: no noise. See docs/how_to/privacy.md.
+    # z of differential privacy: Gaussian noise of deviation z aggregation.clip_norm on the unweighted sum of
+    # updates. 0: no noise. See docs/how_to/privacy.md.
     section.noise = real(0.0, least=0)
     section.delta = real(1e-5, above=0, below=1)  # delta for which epsilon is reported
     # 'poisson': each client joins independently, clients_per_round on average; 'fixed': always this number, with a far

@@ -60,8 +60,8 @@ def defaults() -> Section:
     section.sharpness = real(10.0, above=0)  # for matched probabilities: 1 / the transport's regularisation
     section.shares_decay = share(0.01)  # weight of earlier rounds in the class shares
     section.warm_up_rounds = whole(1, least=0)  # number of first rounds without matching
-    section.adjustment = real(0.0, least=0)  # factor of log class shares in both losses; it rises to this over all rounds
-    # Decay of the average model over a round's steps, which is uploaded (code: 0.999); 0: the trained model is uploaded.
+    section.adjustment = real(0.0, least=0)  # factor of log class shares in both losses; rises to this over all rounds
+    # Decay of the average of the models of a round's steps, which is uploaded (code: 0.999); 0: no averaging.
     section.ema_decay = share(0.0)
     return section
 
@@ -89,7 +89,7 @@ def fedpdm(problem: Problem) -> Method:
 
 
 def local_training(problem: Problem) -> Phase:
-    """Labels once a round; then steps on a labelled and an unlabelled batch. An epoch is a pass over unlabelled images."""
+    """Labels once a round; then steps on a labelled and an unlabelled batch. Unlabelled images make the epoch."""
     config, options, network = problem.config.client, problem.config.fedpdm, problem.network
     confidence = make_confidence(problem, options.threshold)
 
