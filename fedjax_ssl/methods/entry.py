@@ -41,7 +41,7 @@ class Entry:
     companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Factory]]] = dataclasses.field(default_factory=dict)
     # The head whose outputs represent images in figures and predictions; '': the backbone's features.
     embedding: str = ""
-    # Which of the fields 'kind' and 'debias' of `config.confidence` it uses. It refuses a field that is not named.
+    # Which of the fields 'kind' and 'debias' of `config.confidence` it uses; it refuses others.
     confidence: tuple[str, ...] = ("kind", "debias")
     # Whether `attack.kind='labels'` changes all labels that its clients train on, see
     # `fedjax_ssl.client.labels.as_told`.
@@ -63,9 +63,7 @@ class Entry:
     def derived(
         self, factory: Callable[[Problem], Method] | None = None, *, defaults: Mapping[str, Any] = {}, **changes: Any
     ) -> "Entry":
-        """Makes a changed version of this method, for a user's file.
-
-        The new method's section is a copy of this method's section, under the new name.
+        """Makes a changed version of this method, for a user's file. Its section is a copy, under the new name.
 
         Args:
             factory: problem -> Method; it may call this entry's factory and replace stages of the result. None: this
@@ -99,8 +97,7 @@ class Entry:
 def named(name: str, entry: Entry) -> Entry:
     """Returns the entry under another name: its code reads the section `config.{name}` as `config.{entry.known_as}`.
 
-    A changed copy of a method, such as from `Entry.derived`, therefore has fields of its own, and the library's method
-    keeps its fields.
+    A changed copy of a method, such as from `Entry.derived`, therefore has fields of its own.
     """
     known = entry.known_as
 
@@ -135,7 +132,7 @@ def check_entry(name: str, entry: Entry, where: str = "") -> None:
     Args:
         name: the method's name.
         entry: the method's entry.
-        where: the beginning of the error's message.
+        where: prefix of the error's message.
 
     Raises:
         UserError: the entry names an unknown field, head or place of labels, or sets a field to a value of another type

@@ -65,7 +65,7 @@ def fedopenmatch(problem: Problem) -> Method:
         raise UserError("consistency.labels_from='received' is not for fedopenmatch, whose label is the local model's")
 
     def label(images: Views, weigh: Weigh):
-        """Hard labels of the weak views; their weight is 0 where the label's one-vs-all classifier disagrees."""
+        """Hard labels of the weak views; their weight is 0 if the label's one-vs-all classifier disagrees."""
         labels, weights = weigh(jax.nn.softmax(images.logits))
         return labels, jnp.where(agrees(images.weak.heads[ONE_VS_ALL], labels, options.inlier), weights, 0.0)
 

@@ -6,9 +6,8 @@ from FedAvg:
   1. the pseudo-label of an image is made in the step that trains on it, by the client's current model (or by the
      received one: `consistency.labels_from`);
   2. the strong view of an image is trained towards the label of its weak view if that label is confident;
-  3. if clients have labels, their cross-entropy is added to each step's loss. A server with labels trains after
-     aggregation (FedAnchor's form), or at the same time as the clients, from the same global model and with half the
-     weight in the mean (SemiFL's form).
+  3. clients with labels add their cross-entropy to each step's loss. A server with labels trains after aggregation
+     (FedAnchor's form), or in parallel from the same global model with half the weight in the mean (SemiFL's).
 """
 
 import jax
@@ -37,8 +36,8 @@ def defaults() -> Section:
     section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
     # A server with labels trains after aggregation ('alternate') or at the same time as the clients ('parallel').
     section.server = word("alternate", "parallel")
-    # Normalisation statistics with which the local model labels: 'train', batch statistics, from a training pass of the
-    # weak views together with the strong ones, as in the reference code; 'eval', the model's running or static ones.
+    # Normalisation statistics for labelling: 'train', those of the batch of weak views, which share a pass with strong
+    # ones, as in the reference code; 'eval', the model's running or static statistics.
     section.label_mode = word("train", "eval")
     # The loss is the mean over the whole 'batch' (FixMatch, eq. 4) or over its 'confident' images (SemiFL's code).
     # With 'confident' the other images have no strong view and do not enter batch statistics, and a batch without

@@ -186,7 +186,7 @@ def perturbation(params: Any, gradients: Any, radius: float, adaptive: bool = Tr
 
     Args:
         params: parameters; a bias is a leaf whose name begins with 'bias'.
-        gradients: of the loss, like `params`.
+        gradients: the loss's gradients, like `params`.
         radius: rho, not negative.
         adaptive: ASAM; False: SAM.
 

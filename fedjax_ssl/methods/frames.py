@@ -1,4 +1,4 @@
-"""Frames that methods share: functions that make a whole `Method` from a few parts, such as the clients' phases.
+"""Frames that methods share: functions that make a `Method` from a few parts, such as the clients' phases.
 
 `alternating` is for variants of FedAvg: clients train, their models are averaged, and the server trains on its labels.
 `trained_by_role` is for methods in which some clients have labels and others have none. `self_supervised` is for
@@ -58,14 +58,12 @@ def alternating(
     If the server has no labels (`data.labels`), it neither pre-trains nor trains, and this is FedAvg.
 
     Args:
-        problem: the run's. `server.epochs=0` skips the server's training; `server.pretrain_epochs=0` skips its
-            pre-training.
+        problem: the run's. `server.epochs=0` skips the server's training, `server.pretrain_epochs=0` the pre-training.
         phases: a client's work on the global model (`Broadcast`); () if no client takes part.
         own: the method's entries of the clients' memory.
         parts: the parts of the model that clients train and upload.
-        aggregation: how these parts are aggregated; None: the chain that `config.aggregation` names.
-        server_loss: the loss of the server's steps, which then train `parts`. None: cross-entropy, which trains
-            backbone and classifier.
+        aggregation: aggregates these parts; None: the chain of `config.aggregation`.
+        server_loss: the server's loss, which trains `parts`; None: cross-entropy of backbone and classifier.
 
     Returns:
         The Method.
@@ -112,8 +110,8 @@ def self_supervised(
         problem: the run's.
         phases: a client's work on the broadcast; the broadcast's `extra` is the number of the round, int32 [].
         own: the method's entries of the clients' memory.
-        parts: the parts of the model that clients train and upload; the classifier is not among them.
-        aggregation: how these parts are aggregated; None: the chain that `config.aggregation` names.
+        parts: the parts of the model that clients train and upload, without the classifier.
+        aggregation: aggregates these parts; None: the chain of `config.aggregation`.
         adapt: changes the phase's optimizer, see `Hooks.adapt`.
     """
     aggregation = aggregation or fedavg(problem, parts=parts)
@@ -144,7 +142,7 @@ def trained_by_role(
     tell: Tell | None = None,
     own: Own | None = None,
 ) -> Method:
-    """FedAvg of clients with labels and clients without labels, which train by `config.trainer`.
+    """FedAvg of clients with labels and clients without, with the local training `config.trainer`.
 
     Labelled clients are weighted by their labelled images (SemiAnAgg, eq. 2 and 6).
 
@@ -185,7 +183,7 @@ def trained_by_role(
 
 
 def with_given_heads(problem: Problem, parts: tuple[str, ...]) -> Problem:
-    """The problem, with linear heads `parts` that its given model lacks added as copies of that model's classifier."""
+    """Adds linear heads that the problem's given model lacks, as copies of that model's classifier."""
     given = problem.network.given
     if given is None or "classifier" not in given.params:
         return problem

@@ -2,16 +2,16 @@
 
 Diao, Ding and Tarokh, NeurIPS 2022 (arXiv 2106.01432). What differs from FedAvg:
   1. clients label their images once a round with the received global model, and train on the confident ones;
-  2. the confident images are the fix set; in the mix set each is mixed (mixup) with a partner drawn from all of the
-     client's images, confident or not, as in MixMatch;
+  2. the confident images are the fix set; for the mix set each is mixed with a partner drawn from all images of the
+     client, confident or not (mixup, as in MixMatch);
   3. the server aggregates with momentum, and then trains on its labelled images.
 
 The paper's own recipe is `strong` (see `fedjax_ssl/fields/`): static batch normalisation, a cosine schedule, Nesterov
 momentum, clipping, persistent optimizers, uniform weights, server momentum 0.5. FedAnchor's tables have SemiFL 10 to 20
-points below its own paper, most likely because they use the recipe `plain`.
+points below its own paper, probably because they use the recipe `plain`.
 
-SemiFL's public code computes normalisation statistics from batches that mix the images of all clients, who would have
-to share them; it draws mix partners anew in each epoch; and it uses PyTorch's initial classifier. The variants `paper`
+SemiFL's public code computes normalisation statistics from batches that mix all clients' images, which clients would
+have to share; it draws mix partners anew in each epoch; and it uses PyTorch's initial classifier. The variants `paper`
 and `code` together do the same, which most likely gave the paper's figures.
 """
 

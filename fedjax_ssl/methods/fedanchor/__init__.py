@@ -138,7 +138,7 @@ def defaults() -> Section:
 class FedAnchorExtra(NamedTuple):
     """What the server sends to clients besides the model."""
 
-    anchors: ClassAnchors | AnchorEmbeddings  # the server's, as class means or one by one
+    anchors: ClassAnchors | AnchorEmbeddings  # the server's anchors, as class means or one by one
     # float32 [], t of eq. 5 if it is computed from the anchors' own scores; None: it is configured.
     threshold: jax.Array | None
 

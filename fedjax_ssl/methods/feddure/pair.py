@@ -50,9 +50,8 @@ def taught(
     Args:
         problem: the run.
         model: C-reg; only what the local model lacks is read.
-        at: what the step's loss may read.
-        labelled: weak views of labelled images, and their batch.
-        unlabelled: weak views of unlabelled images, and their batch.
+        at: the loss's context.
+        labelled, unlabelled: weak views, and their batch.
         p: float32 [B, C], C-reg's probabilities of the unlabelled images, which give their labels; no gradient.
 
     Returns:
@@ -88,8 +87,7 @@ def taught(
     regulator, regulator_state = pair.regulator, pair.regulator_state
     if options.fine:
         ahead = jax.tree.map(lambda leaf, g: leaf - rate * g, pair.params, slope(shares_of(regulator)))
-        # Chain rule: the derivative of the loss at `ahead` with respect to an image's share is
-        # -rate <gradient of the image's loss, gradient of the labelled loss at `ahead`>.
+        # Derivative of the loss at `ahead` by an image's share: -rate <image's gradient, labelled gradient at `ahead`>.
         gains = -rate * slopes_along(taught_losses, pair.params, jax.grad(labelled_loss)(ahead))
         of_shares = jax.grad(lambda regulator: jnp.sum(gains * shares_of(regulator)))(regulator)
         updates, regulator_state = of_regulator.update(of_shares, regulator_state, regulator)

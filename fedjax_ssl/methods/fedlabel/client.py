@@ -67,7 +67,7 @@ def divergence_of_other(logits: jax.Array, choice: ExpertChoice, order: str = "t
 
     Args:
         logits: float32 [B, C], p = softmax.
-        choice: of the batch.
+        choice: the experts' choice for the batch.
         order: 'trained_last': KL(s, p).
     """
     pair = jax.nn.log_softmax(logits), choice.other

@@ -66,7 +66,7 @@ def disjoint_phase(
         unlabelled_loss: the loss of a model in two parts on an unlabelled batch; one of its metrics is `client_loss`.
         confidence: which pseudo-labels count.
         labelled_weight: lambda_s of L_s = lambda_s l(f(alpha(x); sigma + psi), y).
-        largest: the largest size of an unlabelled batch at clients with labels; 0: as large as any client's can be.
+        largest: largest unlabelled batch at clients with labels; 0: as large as any client's can be.
         shuffle: False: batches have the same order in each round.
         patience: see `with_plateau`, which watches a client's L_s, or the unlabelled loss if it has no labels. 0:
             learning rates are constant.
@@ -117,14 +117,14 @@ def disjoint_phase(
 
 
 def helper_logits(problem: Problem, received: Broadcast, personal: Mapping[str, Any], images: jax.Array):
-    """The logits of a client's helpers, theta = received sigma + the helper's psi, for images [B, H, W, C].
+    """Logits of a client's helpers, theta = the received sigma + their psi, for images [B, H, W, C].
 
     Args:
         problem: the run.
         received: the broadcast; its `extra` says whether helpers are sent in this round.
         personal: "helpers", their psi, leaves [H, ...], and "present", bool [H]; both are missing if there are no
         helpers.
-        images: the images, passed in evaluation mode.
+        images: passed in evaluation mode.
 
     Returns:
         Logits float32 [H, B, C], 0 in rounds without helpers; and `present`.
@@ -147,7 +147,7 @@ def inter_client_consistency(
 
     Args:
         helpers: float32 [H, B, C], the helpers' logits, without gradient.
-        present: bool [H], the helpers that exist; the mean is over them, and 0 without any.
+        present: bool [H], the helpers that the mean is over; it is 0 without any.
         logits: float32 [B, C], the client's own logits.
         confident: bool [B].
     """

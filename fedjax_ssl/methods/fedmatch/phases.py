@@ -18,7 +18,7 @@ from fedjax_ssl.methods.fedmatch import sparse
 
 SIGMA, PSI = "sigma", "psi"  # the two parts of `params`, trained on labelled and on unlabelled images
 DIVISOR = 3.0  # divides the learning rate
-LEAST = 1e-17  # the smallest factor: FedMatch's smallest learning rate, 1e-20, divided by its 1e-3
+LEAST = 1e-17  # the smallest factor: a rate of 1e-20 for FedMatch's 1e-3
 PLATEAU = "plateau"  # the entry of a client's memory for its learning rate
 
 
@@ -64,7 +64,7 @@ def in_turn(*phases: Phase) -> Phase:
     """A phase in whose steps several phases take one step each, in order, on the same model.
 
     Args:
-        phases: phases of `local_sgd`; only the first one's `prepare` is used. Each trains other `parts` and has its own
+        phases: phases of `local_sgd`; the first one's `prepare` is used. Each trains other `parts` and has its own
             `memory`. Their metrics, memory and metadata must have different names.
     """
 
@@ -122,9 +122,9 @@ def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], pat
     """A phase with a learning rate for each client, divided by 3 after `patience` visits without a new lowest loss.
 
     Args:
-        phase: a phase that reads its learning rate from the broadcast, as `local_sgd` does.
+        phase: reads its learning rate from the broadcast, as `local_sgd` does.
         watched: (work, metrics) -> float32 [], the loss of a visit.
-        patience: number of visits, which are rounds in which the client trains.
+        patience: number of the client's visits, which are the rounds in which it trains.
 
     Returns:
         The Phase; the clients' memory has an entry `PLATEAU`.

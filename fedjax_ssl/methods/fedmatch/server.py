@@ -50,7 +50,7 @@ def nearest_clients(vectors: Vectors, clients: jax.Array, number: int) -> tuple[
     """The clients with the nearest vectors by Euclidean distance, excluding the client itself; ties by number.
 
     Args:
-        vectors: of all clients.
+        vectors: all clients' vectors.
         clients: int32 [M], the clients whose neighbours are searched.
         number: H, less than K.
 

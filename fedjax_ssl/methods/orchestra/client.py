@@ -30,7 +30,7 @@ def pushed(ring: Ring, rows: jax.Array, present: jax.Array) -> Ring:
     """Replaces the oldest rows of the ring by new ones.
 
     Args:
-        ring: of N rows.
+        ring: has N rows.
         rows: float32 [B, D].
         present: bool [B], which rows are new. If there are more than N, the last ones are kept.
     """

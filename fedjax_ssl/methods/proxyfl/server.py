@@ -58,7 +58,7 @@ def tuned_proxies(
         key: for shuffling in each epoch.
         epochs: Q; 0 returns the average.
         batch_size: points per step; a short last batch is trained on.
-        learning_rate: of SGD.
+        learning_rate: SGD's learning rate.
         negatives: 'global' or 'client'.
         largest_margin: 0: no margin.
 

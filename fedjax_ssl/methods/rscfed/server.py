@@ -32,7 +32,7 @@ def distance_reweighted(
     group's model is sum_i u_i w_i, with u_i ~ f_i exp(-beta d_i / n_i) times the factor of a labelled client.
 
     Args:
-        kind: of `client_weights`, for f_i.
+        kind: how f_i is computed, see `client_weights`.
         num_groups: G; `Received.group` is 0 to G - 1, None for one group.
         is_labelled: received -> bool [R], the uploads whose weight is multiplied.
         factor: their factor.
