@@ -56,7 +56,7 @@ def fixmatch(problem: Problem) -> Method:
         return weigh(jax.nn.softmax(images.logits))
 
     def loss(images: Views, labels: jax.Array, weights: jax.Array) -> jax.Array:
-        """Eq. 4: cross-entropy of the strong views, a mean over the whole batch."""
+        """Eq. 4: mean cross-entropy of the strong views, see `fixmatch.loss_over`."""
         return cross_entropy(images.strong.logits, labels, images.mask, weights)
 
     phase = consistency_phase(problem, Rule(label, loss), confidence, options.label_mode, options.loss_over)

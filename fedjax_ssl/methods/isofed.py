@@ -107,7 +107,7 @@ def isofed(problem: Problem) -> Method:
 
     def has_turn(state: State, data: FederatedData) -> jax.Array:
         turn = labelled_clients(data) == is_labelled_turn(options, state.round)
-        return jnp.where(jnp.any(turn & (data.client_size > 0)), turn, ~turn)  # a role without clients has no turn
+        return jnp.where(jnp.any(turn & (data.client_size > 0)), turn, ~turn)  # a role without clients yields its turn
 
     return only_eligible(problem, method, has_turn)
 

@@ -3,9 +3,9 @@
 Jeong, Yoon, Yang and Hwang, ICLR 2021 (arXiv 2006.12097). What differs from FedAvg:
   1. the parameters are a sum, theta = sigma + psi. Labelled images train sigma and unlabelled images train psi, in
      alternate steps. If the server has the labels, it trains sigma, and clients train only psi;
-  2. the unlabelled loss has three terms. On confident images, a client's predictions should agree with those of its
-     helpers, the models of the most similar clients; and a strong view is trained towards the label for which most of
-     these models vote. The third term is |psi|_1 and a distance between psi and sigma;
+  2. the unlabelled loss: on confident images, a client's predictions should agree with those of its helpers, the models
+     of the most similar clients, and a strong view is trained towards the label for which most of these models vote.
+     The loss also has |psi|_1 and a distance between psi and sigma;
   3. messages are sparse: an entry is sent only if it has changed by more than a bound.
 
 Values that the paper leaves open are those of the public code. The code reduces learning rates by the loss on 2,000

@@ -90,7 +90,7 @@ VARIANTS: Variants = {
 PLAYERS = {"one": 1, "three": 3}
 CONFIDENCE = "confidence"  # the server's entry of m
 LOCAL, ACCEPTED = "local_model", "accepted"  # entries of a client's memory
-TUNING = "tuning_opt_state"  # its entry of the optimizer that tunes the spliced network
+TUNING = "tuning_opt_state"  # a client's entry of the optimizer that tunes the spliced network
 
 
 def defaults() -> Section:
@@ -110,7 +110,7 @@ def defaults() -> Section:
     section.players = word("three", *PLAYERS)
     section.head_blocks = whole(1, least=1)  # backbone blocks in the head part; 2 in the code's demo and for MNIST
     section.freeze_head = True  # whether the head part is frozen while the spliced network is tuned
-    # A client that had a round with this many new labels also trains on separate batches of accepted images.
+    # After a round with at least this many new labels, a client also trains on separate batches of accepted images.
     section.min_new_labels = whole(10, least=1)
     section.accepted_weight = real(0.15, least=0)  # final weight of the loss on these batches
     section.ramp_from = whole(50, least=0)  # local epochs, counted from r = 0, in which the weight is 0
