@@ -10,7 +10,8 @@ def residence_fields() -> Section:
     # 'auto': on the device if they take at most a quarter of its memory.
     section.data = word("auto", "device", "host")
     # Where the memory of clients and the server's records of each client are: on the 'device', on the 'host', or on
-    # 'disk' in a file of the workdir, with 256 MiB of it on the host. 'auto': the first of these with enough room.
+    # 'disk' in a file of the workdir, of which 256 MiB are cached on the host. 'auto': the first of these with enough
+    # room.
     section.clients = word("auto", "device", "host", "disk")
     return section
 
@@ -30,7 +31,7 @@ def data_fields() -> Section:
     section.text_versions = ""  # a second csv with as many rows, whose columns are versions of the texts
     section.text_length = whole(64, least=1)  # tokens of a text; longer texts are cut
     section.vocabulary = whole(5000, least=1)  # largest number of words; the most frequent ones are kept
-    section.weak_views = whole(1, least=1)  # features or texts with V views: the first this many are weak
+    section.weak_views = whole(1, least=1)  # number of weak views: the first ones of features or texts with V views
     # Folder or 'datasets': resize images to N x N pixels; 0: all have the same size.
     section.image_size = whole(0, least=0)
     # How an image becomes square before it is resized: 'crop' takes the centre, 'stretch' resizes the whole image.
@@ -45,7 +46,7 @@ def data_fields() -> Section:
     section.labelled_share = real(0.1, above=0, most=1)
     # With 'clients', instead of the share: labelled images per class and client.
     section.labels_per_class = whole(0, least=0)
-    section.num_labelled = whole(0, least=0)  # with 'clients', instead: labelled images in all, balanced over classes
+    section.num_labelled = whole(0, least=0)  # with 'clients', instead: labelled images in total, balanced over classes
     section.labelled_clients = whole(1, least=1)  # with 'some_clients': how many clients have all their labels
     section.labelled_rule = word("random", "most_classes")  # which clients those are; see docs/data.md
     # With 'profile': the share of labelled images of each client; or the distribution from which shares are drawn,

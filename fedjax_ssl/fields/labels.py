@@ -41,8 +41,8 @@ def trainer_fields() -> Section:
     # What a client reports as its number of pseudo-labels: 'trained_on', the sum of their weights in the loss; or
     # 'confident', the number that reach the threshold.
     section.accepted = word("trained_on", "confident")
-    # Of 'acr', which estimates the class shares of a client's unlabelled images and keeps them between rounds.
-    section.strength = real(2.0, least=0)  # tau_2: the largest adjustment by log pi; the balanced head uses it always
+    # For 'acr', which estimates the class shares of a client's unlabelled images and keeps them between rounds.
+    section.strength = real(2.0, least=0)  # tau_2: the largest adjustment by log pi; the balanced head always uses it
     # A client estimates its class shares after this many rounds; ACR's code has `epoch > 5`, counted from 0.
     section.estimate_from = whole(6, least=0)
     section.estimate_momentum = real(0.99, least=0, below=1)  # momentum of the estimate, over batches
@@ -57,8 +57,8 @@ def consistency_fields() -> Section:
     section.unlabelled_weight = real(1.0, least=0)  # lambda_u, weight of the unlabelled images' loss
     # The model that labels: the 'local' one in training, or the global one as 'received'.
     section.labels_from = word("local", "received")
-    # Batch statistics of labelled, weak and strong images: 'apart' for each; 'together' for all, as in reference codes
-    # with labels at clients; 'auto': together if clients have labels.
+    # Batch statistics of labelled, weak and strong images: 'apart', for each kind; 'together', for all, as in reference
+    # codes with labels at clients; 'auto': together if clients have labels.
     section.batch_norm = word("auto", "apart", "together")
     section.include_labelled = False  # also uses labelled images as unlabelled ones (SAGE)
     # Steps of a local epoch: 'longer', one pass over the larger of the labelled and unlabelled sets; 'unlabelled',

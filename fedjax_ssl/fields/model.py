@@ -42,6 +42,6 @@ def probe_fields() -> Section:
     # lambda of ridge regression, for features standardised to deviation 1.
     section.strength = real(0.1, least=1e-4)
     # Before testing, fine-tune the whole model on the labelled images for this many epochs, with the
-    # server's optimizer at a constant learning rate. Clients continue with the model from before.
+    # server's optimizer at a constant learning rate. Clients continue with the model before fine-tuning.
     section.epochs = whole(0, least=0)
     return section

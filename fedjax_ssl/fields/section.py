@@ -20,7 +20,7 @@ from ml_collections import ConfigDict, FieldReference, config_dict
 
 from fedjax_ssl.errors import UserError, known_are, nearest
 
-MOST_SEED = 2**32 - 1  # uint32, as random keys need it
+MOST_SEED = 2**32 - 1  # uint32, because PRNG keys need it
 _MOST = {int: 2**31 - 1, float: 3.4e38}  # int32, float32
 _LEAST_NORMAL = 2.0**-126  # smaller numbers count as 0 on most devices
 _KINDS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text", tuple: "a tuple"}
@@ -40,7 +40,7 @@ class Range:
     below: float | None = None
     choices: tuple[str, ...] = ()  # of a text; () for any text
     each: "Range | None" = None  # range of a tuple's entries; None: anything
-    distinct: bool = False  # whether entries must differ
+    distinct: bool = False  # whether all entries must differ
     code: bool = False  # whether the import path of a user's code is allowed instead of a choice
 
     def check(self, name: str, value: Any) -> None:
@@ -139,7 +139,7 @@ def share(default: float) -> Declared:
 
 
 def word(default: str, *others: str, code: bool = False) -> Declared:
-    """One of several words, which may repeat the default. With `code`, also an import path of a user's code."""
+    """One of several words; `others` may repeat the default. With `code`, or the import path of a user's code."""
     return Declared(default, Range(str, choices=tuple(dict.fromkeys((default, *others))), code=code))
 
 

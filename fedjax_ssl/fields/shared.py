@@ -42,12 +42,12 @@ def shared_fields() -> Section:
     config.seeds = several((), whole(least=0, most=MOST_SEED), distinct=True)
     config.num_rounds = whole(500, least=1)  # T, rounds of the run
     config.num_clients = whole(100, least=1)  # K, clients of the whole federation
-    # M, size of the cohort, which is drawn in each round without replacement. rscfed draws groups of its own.
+    # M, size of the cohort, which is drawn in each round without replacement. rscfed draws groups instead.
     config.clients_per_round = whole(10, least=1)
     # How a cohort is drawn from more than 16,384 clients: 'keyed', at a cost independent of their number; or
     # 'permuted', by sorting all of them, as versions before 0.2 did.
     config.cohorts = word("keyed", "permuted")
-    # Start from another run's model: RUN or RUN/checkpoints/ROUND. Of several seeds the same one is taken. See
+    # Start from another run's model: RUN or RUN/checkpoints/ROUND. If RUN has several seeds, this run's is taken. See
     # docs/how_to/start_from_a_model.md.
     config.init_from = ""
     config.schedule = word("constant", "cosine")  # schedule of all learning rates over rounds; 'cosine' falls to 0
@@ -58,14 +58,14 @@ def shared_fields() -> Section:
     # 'many'.
     config.eval_shots = several((20, 100), whole(least=0))
     config.eval_neighbours = whole(200, least=1)  # for 'knn': number of neighbours that vote
-    # With data.client_test_share: number of rounds between tests of all clients on their own images, each of which
-    # trains every client once; 0: only at the end.
+    # With data.client_test_share: number of rounds between tests of all clients on their own images. Each test trains
+    # every client once. 0: only at the end.
     config.eval_clients_every = whole(0, least=0)
     # Parts of the model that each client keeps and never sends, such as ('classifier',). See
     # docs/how_to/personal_models.md.
     config.personal_parts = several((), text(), distinct=True)
-    # Share of a client's local steps, the first ones, that train only these parts; the others then train only the rest
-    # (FedRep). 0: every step trains all parts (FedPer).
+    # Share of a client's local steps that train only these parts; they come first, and the other steps train only the
+    # rest (FedRep). 0: every step trains all parts (FedPer).
     config.personal_first = share(0.0)
     config.checkpoint_every = whole(10, least=1)  # rounds between two checkpoints
     # The same for methods whose checkpoints contain a model or an optimizer state for each client.

@@ -17,7 +17,8 @@ def client_fields() -> Section:
     section.share_offset = share(0.0)
     # The loss uses the 'weak' view, or is the mean over 'both' views, weak and strong.
     section.labelled_views = word("weak", "both")
-    # For unlabelled images in fedavg_semi, semianagg, rscfed, cbafed, isofed and twin_sight; None: as for labelled.
+    # For unlabelled images in fedavg_semi, semianagg, rscfed, cbafed, isofed and twin_sight; None: as for labelled
+    # images.
     section.unlabelled_learning_rate = real(None, above=0)
     section.unlabelled_clip_norm = real(None, least=0)  # the same for clip_norm; 0: no clipping
     return section

@@ -12,8 +12,8 @@ def aggregation_fields() -> Section:
     section.weights = word("size", "qualified", "uniform")
     # Each client clips its update of the parameters to this norm before sending; 0: no clipping.
     section.clip_norm = real(0.0, least=0)
-    # Updates longer than this multiple of the cohort's median length are dropped and counted, as are those that are not
-    # finite. 0: lengths are not compared.
+    # Updates that are not finite, or longer than this multiple of the cohort's median length, are dropped and counted.
+    # 0: lengths are not compared.
     section.longest_update = real(1000.0, least=0)
     # How uploads become one model: the weighted 'mean', or a rule that a few lying clients cannot move far: 'median' or
     # 'trimmed_mean' of each number; 'krum', 'multi_krum' or 'geometric_median' of whole models. See
@@ -73,8 +73,8 @@ def availability_fields() -> Section:
 def privacy_fields() -> Section:
     """Differential privacy of clients."""
     section = Section()
-    # z of differential privacy: Gaussian noise of deviation z aggregation.clip_norm on the sum of updates; weights are
-    # ignored. 0: no noise. See docs/how_to/privacy.md.
+    # z of differential privacy: Gaussian noise of deviation z aggregation.clip_norm on the unweighted sum of
+    # updates. 0: no noise. See docs/how_to/privacy.md.
     section.noise = real(0.0, least=0)
     section.delta = real(1e-5, above=0, below=1)  # delta for which epsilon is reported
     # 'poisson': each client joins independently, clients_per_round on average; 'fixed': always this number, with a far

@@ -1,6 +1,7 @@
-"""The registry of methods: each is a file or a folder, with one line here. Methods never access the disk.
+"""The registry of methods. Each method is a file or a folder of this package, with one line in `NAMES`.
 
-`find_method` also finds methods from outside the library: those registered in this process, and FILE.py:NAME.
+`find_method` also finds methods from outside the library: those registered in this process, and import paths such as
+FILE.py:NAME. Methods never access the disk.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ __all__ = [
     "word",
 ]
 
-# Each file or folder is named after its method.
+# Names of methods, and of their files or folders.
 NAMES = (
     "cbafed",
     "fedanchor",
@@ -67,17 +68,17 @@ NAMES = (
     "uda",
 )
 
-_IMPORTED: dict[str, Entry] = {}  # by import path: a process has one version of a file
+_IMPORTED: dict[str, Entry] = {}  # by import path; a process imports a file only once
 METHODS: dict[str, Entry] = {name: importlib.import_module(f"{__name__}.{name}").ENTRY for name in NAMES}
 
 
 def find_method(name: str) -> Entry:
-    """The entry of a method.
+    """Returns the entry of a method.
 
     Args:
-        name: of a method of the library or a registered one; or MODULE:NAME or FILE.py:NAME. There NAME is an `Entry`,
-            or a function that makes a Method from a Problem. The method is called NAME; for FILE.py:ENTRY, as in the
-            library's own files, it is called FILE.
+        name: the name of a library or registered method; or an import path MODULE:NAME or FILE.py:NAME, where NAME is
+            an `Entry` or a function from a Problem to a Method. A method with an import path is called NAME, or FILE
+            if the path is FILE.py:ENTRY, as in the library's own files.
 
     Raises:
         UserError: no method has this name.
@@ -93,13 +94,13 @@ def find_method(name: str) -> Entry:
 
 
 def section_of(name: str) -> str:
-    """The section of the configuration that belongs to a method, see `find_method`."""
+    """The name of a method's section in the configuration; `name` is as in `find_method`."""
     place, _, section = name.rpartition(":")
     return re.split(r"[/\\.]", place.removesuffix(".py"))[-1] if place and section == "ENTRY" else section
 
 
 def known_method(name: str) -> Entry | None:
-    """The entry of a method that this process knows already; a method named in a run's folder is never imported."""
+    """The entry of a registered or already imported method, else None. A name from a run's folder is never imported."""
     return METHODS.get(name, _IMPORTED.get(name))
 
 
@@ -131,7 +132,7 @@ def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -
     under the same name replaces the first.
 
     Args:
-        name: of the method, as `config.method` has it.
+        name: the value of `config.method` that selects the method.
         factory: a function from a Problem to a Method, or a whole `Entry`.
         entry: fields of `Entry`: `defaults`, `fields`, `variants`, `heads`, ...
 
@@ -146,7 +147,7 @@ def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -
 
 
 def _under(name: str, entry: Entry) -> Entry:
-    """The entry of a user's method. Its code may use the section's name of the method that it is derived from."""
+    """The entry of a user's method. The code of a derived method may use its original's section name."""
     if entry.defaults is None:
         return entry
     is_version = entry.known_as != name and (entry.reads or entry.known_as in METHODS)
@@ -156,7 +157,7 @@ def _under(name: str, entry: Entry) -> Entry:
 def _check_name(name: str, where: str = "", taken: Mapping[str, Collection[str]] = {}) -> None:
     if not name.isidentifier():
         raise UserError(f"{where}a method's name must be a Python name, for it names a section of fields, not {name!r}")
-    meanings: dict[str, Any] = {  # to what has names in it
+    meanings: dict[str, Any] = {  # meaning -> names that have it
         "a method of the library": NAMES,
         "a field of the configuration": shared_fields(),
         "an argument of configs": {**WORDS, **RECIPES, **BACKBONES},
@@ -168,5 +169,5 @@ def _check_name(name: str, where: str = "", taken: Mapping[str, Collection[str]]
 
 
 def registered() -> set[str]:
-    """The names of the registered methods from outside the library."""
+    """The names of registered methods that are not the library's own."""
     return set(METHODS) - set(NAMES)

@@ -21,59 +21,58 @@ class Entry:
     """A method in the registry."""
 
     factory: Callable[[Problem], Method]  # problem -> Method
-    title: str = ""  # its name in a sentence
+    title: str = ""  # its name in prose
     paper: str = ""  # the paper's address; '' for none
-    settings: tuple[str, ...] = ("server",)  # where labels may be for this method, see `data.labels`
-    # Makes the section of the configuration with the method's name and its fields' ranges. In a ConfigDict, fields only
-    # have the type of their defaults. None: no section.
+    settings: tuple[str, ...] = ("server",)  # the values of `data.labels` that it accepts
+    # Makes the method's section of the configuration, with the ranges of its fields. Fields of a ConfigDict have no
+    # range, only the type of their default. None: no section.
     defaults: Callable[[], Section | ConfigDict] | None = None
-    # Values of shared fields, which are set when the method is named in a config's arguments.
+    # Values of shared fields that are set when the method is named in a config's arguments.
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Name -> values of fields, for variants such as the systems in its paper's tables.
     variants: Variants = dataclasses.field(default_factory=dict)
-    # Name -> function of `config.model` that gives the head's factory: the model's heads besides the classifier, see
-    # `fedjax_ssl.models.heads`; None for a second classifier.
+    # The model's heads besides the classifier, see `fedjax_ssl.models.heads`. Name -> function of `config.model` that
+    # returns the head's factory, or None for a second classifier.
     heads: Mapping[str, Callable[[ConfigDict], Factory | None]] = dataclasses.field(default_factory=dict)
-    # Head -> whether a run has it, by its configuration; heads that are not named are always present.
+    # Head -> function of the configuration that says whether a run has it. Heads not named here are always present.
     heads_if: Mapping[str, Callable[[ConfigDict], bool]] = dataclasses.field(default_factory=dict)
-    # Name -> function of the configuration that gives the heads of a second network, whose model is sent with the first
-    # one's: see `fedjax_ssl.models.network`.
+    # Companions, further networks whose models are sent with the main one, see `fedjax_ssl.models.network`. Name ->
+    # function of the configuration that returns the companion's heads.
     companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Factory]]] = dataclasses.field(default_factory=dict)
     # The head whose outputs represent images in figures and predictions; '': the backbone's features.
     embedding: str = ""
-    # Which of the fields 'kind' and 'debias' of `config.confidence` it uses; it refuses the others.
+    # Which of the fields 'kind' and 'debias' of `config.confidence` it uses; it refuses others.
     confidence: tuple[str, ...] = ("kind", "debias")
     # Whether `attack.kind='labels'` changes all labels that its clients train on, see
     # `fedjax_ssl.client.labels.as_told`.
     mislabels: bool = False
     unlabelled: bool = True  # whether its clients train on unlabelled images, as `attack.kind='poison'` needs
-    images_alone: str = ""  # why other inputs are refused, as in 'turns images by quarters'; '': it accepts all
-    # Function of the configuration: a warning before the first round, with the risk of these settings and a remedy; '':
-    # no warning.
+    images_alone: str = ""  # why it refuses other inputs, as in 'turns images by quarters'; '': it accepts all
+    # Configuration -> a warning before the first round that names the risk of these settings and a remedy; '': no
+    # warning.
     advice: Callable[[ConfigDict], str] = lambda config: ""
     # For tests: fields for a run of a few seconds in which every part of the method is active.
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # For tests: the rounds of the tiny run, 1 or 2, in which a part of the method is inactive, so that metrics are
-    # missing.
+    # For tests: the rounds of the tiny run, 1 or 2, that lack metrics because a part of the method is inactive.
     rests: tuple[int, ...] = ()
     not_with_flower: str = ""  # for tests: the error with which Flower refuses the tiny run; '': no error
-    # The section's name in the method's code, `fields`, `variants` and `tiny`; '': that of the factory. It is needed
-    # if a user's file gives a method of the library another name, see `named`.
+    # The name by which the method's code, `fields`, `variants` and `tiny` refer to its section; '': the factory's name.
+    # It is needed if a user's file gives a method of the library another name, see `named`.
     reads: str = ""
 
     def derived(
         self, factory: Callable[[Problem], Method] | None = None, *, defaults: Mapping[str, Any] = {}, **changes: Any
     ) -> "Entry":
-        """A changed version of this method, for a user's file. Its section is a copy of this one's, under the new name.
+        """Makes a changed version of this method, for a user's file. Its section is a copy, under the new name.
 
         Args:
             factory: problem -> Method; it may call this entry's factory and replace stages of the result. None: this
-            one's.
+            entry's factory.
             defaults: new defaults of the section's fields; a new field is declared, as in `real(0.5, above=0)`.
-            changes: other attributes; `fields` and `variants` are added to this entry's, others replace it.
+            changes: other attributes. `fields` and `variants` are added to this entry's; all others replace its values.
 
         Raises:
-            UserError: when its section is made, if a default is out of its field's range or belongs to no field.
+            UserError: when the section is made, if a default is out of its field's range or belongs to no field.
         """
         for added in {"fields", "variants"} & set(changes):
             changes[added] = {**getattr(self, added), **changes[added]}
@@ -83,11 +82,11 @@ class Entry:
 
     @property
     def known_as(self) -> str:
-        """The name of its section in its code."""
+        """The name by which the method's code refers to its section."""
         return self.reads or getattr(self.factory, "__name__", "")
 
     def section(self) -> Section | None:
-        """The fields of its section, with their ranges."""
+        """The fields of the method's section, with their ranges; None without a section."""
         return None if self.defaults is None else Section.of(self.defaults())
 
     def heads_of(self, config: ConfigDict) -> dict[str, Callable[[ConfigDict], Factory | None]]:
@@ -96,10 +95,9 @@ class Entry:
 
 
 def named(name: str, entry: Entry) -> Entry:
-    """The entry under another name: its section is `config.{name}`; its code reads it as `config.{entry.known_as}`.
+    """Returns the entry under another name: its code reads the section `config.{name}` as `config.{entry.known_as}`.
 
-    So a changed copy of a method, such as from `Entry.derived`, has its own fields and leaves those of the library
-    alone.
+    A changed copy of a method, such as from `Entry.derived`, therefore has fields of its own.
     """
     known = entry.known_as
 
@@ -132,13 +130,13 @@ def check_entry(name: str, entry: Entry, where: str = "") -> None:
     """Checks an entry before it is used in a configuration.
 
     Args:
-        name: of the method.
-        entry: its entry.
-        where: begins the message.
+        name: the method's name.
+        entry: the method's entry.
+        where: prefix of the error's message.
 
     Raises:
-        UserError: it names an unknown field, head or place of labels, or sets a field to a value of another type or
-            out of its range.
+        UserError: the entry names an unknown field, head or place of labels, or sets a field to a value of another type
+            or out of its range.
     """
     fields = shared_fields()
     if entry.defaults is not None:

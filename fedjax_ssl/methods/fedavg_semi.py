@@ -1,7 +1,7 @@
 """FedAvg-Semi: labelled and unlabelled clients are averaged separately, and each mean has half the weight.
 
-The baseline of SemiAnAgg (TMLR 2024, arXiv 2407.10327, eq. 2). Some clients have labels for all their images, the
-others for none. What differs from FedAvg:
+The baseline of SemiAnAgg (TMLR 2024, arXiv 2407.10327, eq. 2). Some clients have labels for all their images,
+the others for none. What differs from FedAvg:
   1. clients with labels minimise cross-entropy, the others train on the labels that the received model gives their
      images, with the local trainer `config.trainer` (FlexMatch in the paper);
   2. the mean is l1 times that of labelled clients, weighted by images, plus l2 times that of the others, weighted by
@@ -27,7 +27,7 @@ VARIANTS: Variants = {
     "uniform": {"fedavg_semi.unlabelled_weights": "uniform"},
     "by_size": {"fedavg_semi.unlabelled_weights": "size"},
     "together": {"fedavg_semi.apart": False},  # FedAvg in SemiAnAgg's ablation
-    "code": {"trainer.accepted": "confident"},  # SemiAnAgg's code counts them so
+    "code": {"trainer.accepted": "confident"},  # as SemiAnAgg's code counts them
 }
 
 

@@ -1,23 +1,25 @@
 """FedCon: A Contrastive Framework for Federated Semi-Supervised Learning.
 
 Long, Wang, Wang, Xiao and Ma, 2021 (arXiv 2109.04533). Clients have no labels and make none. What differs from FedAvg:
-  1. a client learns by BYOL: from one weak view its backbone and a projector predict the features that a second
-     backbone, its slowly moving target, computes for another view. Projector and target stay at the client;
+  1. a client learns by BYOL: from one weak view its backbone and a projector predict the features of another view, as
+     computed by its target, a slow moving average of the backbone. Projector and target stay at the client;
   2. only backbones are averaged; the classifier belongs to the server;
   3. the server trains on two weak views of its images, with cross-entropy and consistency with a second network, the
      moving average of the first.
 
 This follows the public code, as the paper's text was not available. There the order of a round is server, test,
 clients, mean; here it is clients, mean, server, test, so that the tested model has a classifier trained for its
-backbone. The server's first training is the pre-training, by cross-entropy of one weak view only; in the code
-consistency has a weight of 0.007 in it. Three bugs of the code are options (the variant `code`). Its second network is
-never used, so that consistency compares two views by one network, and it is not renewed after the mean (`replica`). Its
-LARS stores no velocity, so that its momentum of 0.9 has no effect (`client.momentum=0`). Other bugs are not
-reproduced: clients' states are stored under the number of the last batch instead of the client, and the schedule
-restarts at each visit. Its baselines (FedAvg+FixMatch, FedProx+FixMatch, UDA, FedMatch) never train their clients, so
-rows of other papers that ran them show the server's training with disturbed statistics. Its networks are not
-reproduced either (six convolutions with dropout, and a classifier of three layers): any backbone works, with a linear
-classifier. A short last batch is trained on; the code leaves it out.
+backbone. The server's first training is the pre-training, which uses only the cross-entropy of one weak view;
+in the code the first training also has consistency, with a weight of 0.007. A short last batch is trained on; the code
+leaves it out. Any backbone works, with a linear classifier; the code has six convolutions with dropout and a classifier
+of three layers.
+
+Three bugs of the code are options (variant `code`). Its second network is never used, so that consistency compares two
+views by one network, and the second network is not renewed after aggregation (both: `replica`). Its LARS stores no
+velocity, so that the momentum of 0.9 has no effect (`client.momentum=0`). Two bugs are not reproduced: clients' states
+are stored under the number of the last batch instead of the client, and the schedule restarts at each visit. The code's
+baselines (FedAvg+FixMatch, FedProx+FixMatch, UDA, FedMatch) never train their clients, so results of other papers that
+ran them show the server's training with disturbed statistics.
 """
 
 from typing import Any
@@ -39,8 +41,8 @@ from fedjax_ssl.models import Projector, heads_drawn
 from fedjax_ssl.server import CLASSIFICATION, train_on_server_labels
 from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
-# The projector, in a client's memory and among the parts that it trains; its target, and whether it has one; the
-# server's second network.
+# A client's projector, which is in its memory and among the parts that it trains; a client's target, and whether it has
+# one; the server's second network.
 PROJECTOR, TARGET, SEEN, STUDENT = "projector", "target", "target_seen", "student"
 TRAINED, SENT = ("backbone", PROJECTOR), ("backbone",)
 STEPS_OF_A_ROUND, HALF_PERIOD = 1000, 20_000  # the student's speed oscillates over steps
@@ -134,7 +136,7 @@ def fedcon(problem: Problem) -> Method:
         return received._replace(learning_rate=rate)
 
     def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
-        """The epochs of L_server. Meanwhile the student is a part of the model that has no gradient."""
+        """Trains on L_server. Meanwhile the student is a part of the model that has no gradient."""
         number = state.round + 1  # the pre-training is number 0
         student = state.server.get(STUDENT, select(state.model.params, CLASSIFIER))
         both, metrics = train_on_server_labels(
@@ -162,7 +164,7 @@ def fedcon(problem: Problem) -> Method:
 
 
 def two_view_loss(problem: Problem, data: FederatedData, number: jax.Array) -> ServerLoss:
-    """L_server = (CE(y, z1) + CE(y, z2)) / 2 + w(t) (KL(s2, z1) + KL(s1, z2)) / 2 in the server's training t.
+    """L_server = (CE(y, z1) + CE(y, z2)) / 2 + w(t) (KL(s2, z1) + KL(s1, z2)) / 2 in the server's t-th training.
 
     z are the network's predictions of two weak views, s the student's; w(t) = exp(-5 (1 - min(t, R) / R)^2).
     """
@@ -188,7 +190,7 @@ def two_view_loss(problem: Problem, data: FederatedData, number: jax.Array) -> S
 
 
 def moved_student(speed: float, number: jax.Array, before: Model, after: Model, index: jax.Array) -> Model:
-    """The model after a step, with its student moved towards the network that made the step's predictions.
+    """The model after a step, with its student moved towards the network before the step.
 
     tau_k = 1 - speed (cos(pi k / 20000) + 1) / 2 with k = 1000 t + step, so that the speed oscillates, as in the code.
     """

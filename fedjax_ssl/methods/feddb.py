@@ -1,20 +1,20 @@
 """FedDB: Estimating before Debiasing, a Bayesian Approach to Detaching Prior Bias.
 
 Zhu et al., IJCAI 2024 (arXiv 2405.19789). For clients with labels for a few of their images. What differs from FedAvg:
-  1. APP-U, P_k(c): the mean of the received model's probabilities over a client's images, labelled ones included,
-     stands for the prior that the client's model is biased by;
+  1. a client estimates the prior by which its model is biased, P_k(c) (APP-U): the mean of the received model's
+     probabilities over its images, including labelled ones;
   2. pseudo-labels are made once a round by p(c | x) / P_k(c), normalised: `confidence.debias` = 'app_u';
   3. a local epoch is one step, on all labelled images and all images with a confident label;
   4. after each step P_k moves towards the mean probability of the images with a confident label;
-  5. clients tell P_k, and the server averages the models with weights a for which sum_k a_k P_k is near uniform.
+  5. clients send P_k, and the server averages the models with weights a for which sum_k a_k P_k is near uniform.
 
-The paper's text was not at hand: this follows its abstract and its public code (GuogangZhu/FedDB, commit 9f9248e). The
-code's solver for 5 hardly moves the weights from 1 / M (src/modules/modules.py:59-68): each of its 100 steps ends in a
-softmax, and with a weight decay of 0.9. `feddb.solver` = 'exact' finds the weights that the objective asks for.
+The paper's text was not available: this follows its abstract and its public code (GuogangZhu/FedDB, commit 9f9248e).
+The code's solver for 5 hardly moves the weights from 1 / M (src/modules/modules.py:59-68), because each of its 100
+steps ends in a softmax and has a weight decay of 0.9. `feddb.solver` = 'exact' minimises the objective.
 
-Where the code differs: it has no statistics of normalisation, and normalises by the batch at inference too; here
-`model.normalisation` says how. A client without a confident label trains on its labelled images in batches, as there.
-Ours, because the code has no such client: one without labels trains on its confident images alone.
+The code keeps no normalisation statistics and normalises by the batch at inference too; here `model.normalisation`
+decides. As in the code, a client without a confident label trains on its labelled images in batches. A client without
+labels, which the code does not have, trains on its confident images alone; this is our choice.
 """
 
 import functools
@@ -66,7 +66,7 @@ VARIANTS: Variants = {
     "plain_mean": {"feddb.solver": "none"},
     "exact": {"feddb.solver": "exact"},
 }
-APP_U = "app_u"  # what clients tell: P_k
+APP_U = "app_u"  # metadata of uploads: P_k
 
 
 def defaults() -> Section:
@@ -74,7 +74,7 @@ def defaults() -> Section:
     section = Section()
     section.threshold = share(0.95)  # a label counts if its debiased probability reaches it
     section.momentum = share(0.5)  # share of P_k that each step keeps
-    # How the server finds its weights: the 'code's steps, the 'exact' minimum, or 'none': `aggregation.weights`.
+    # How the server weights uploads: the 'code's steps, the 'exact' minimum, or 'none': `aggregation.weights`.
     section.solver = word("code", "exact", "none")
     return section
 
@@ -82,7 +82,7 @@ def defaults() -> Section:
 class FedDBWork(NamedTuple):
     """What one client trains on."""
 
-    deck: Deck  # its labelled images, for where no label is confident
+    deck: Deck  # its labelled images, which give the batches if no label is confident
     known: jax.Array  # int32 [n_max], the visible labels, else -1
     labels: jax.Array  # int32 [n_max], the pseudo-labels
     weights: jax.Array  # float32 [n_max], of each pseudo-label; 0: it does not count
@@ -104,7 +104,7 @@ def feddb(problem: Problem) -> Method:
 
 
 def local_training(problem: Problem) -> Phase:
-    """Labels once a round; then a step an epoch, on all labelled and all confident images."""
+    """Labels images once a round; then each epoch is one step on all labelled and all confident images."""
     config, options, network = problem.config.client, problem.config.feddb, problem.network
     confidence = make_confidence(problem, options.threshold)
 
@@ -124,7 +124,7 @@ def local_training(problem: Problem) -> Phase:
         return Jobs(num_steps, work, report, made.own)
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:
-        """CE(labelled, weak) + CE(confident, strong); without a confident label CE of the batch."""
+        """CE(labelled, weak) + CE(confident, strong); without a confident label, CE of the labelled batch."""
         work, images = at.work, at.data.inputs[at.work.deck.rows]
         labelled_key, weak_key, strong_key = jax.random.split(at.key, 3)
         confident = work.weights > 0
@@ -152,14 +152,14 @@ def local_training(problem: Problem) -> Phase:
 
 
 def balancing(solver: str, received: Received) -> jax.Array:
-    """The weights a of the uploads, float32 [R], for which sum_k a_k P_k is near uniform; 0 for those not accepted.
+    """The weights a of the uploads, float32 [R], for which sum_k a_k P_k is near uniform; 0 for rejected uploads.
 
         a = argmin 1/C sum_c (sum_k a_k P_k(c) - 1/C)^2    over the simplex
 
     Args:
         solver: 'code', 100 times a := softmax(a - 1.9 (gradient + 0.9 a)), which is one step of SGD from rest at rate 1
             with Nesterov's momentum 0.9 and weight decay 0.9; 'exact', 1,000 steps of exponentiated gradient.
-        received: with P_k in its metadata.
+        received: the uploads; their metadata contain P_k.
     """
     counted = received.accepted
     priors = jnp.where(counted[:, None], received.uploads.metadata[APP_U], 0.0)

@@ -42,7 +42,7 @@ def defaults() -> Section:
     # tau of the autoscaler: mu at a client's second visit; the code's script has 0.8 by default.
     section.tau = share(0.7)
     section.scale = real(None, above=0)  # one lambda for all clients instead of the autoscaler
-    section.divergence = word("training", "received")  # d_k: of the last training, or to the received encoder
+    section.divergence = word("training", "received")  # d_k: of the last training, or from the received encoder
     # With partial participation: clients that did not train in the round before start from the global networks.
     section.selective = False
     section.decay = share(0.99)  # decay of the target in each step

@@ -1,17 +1,19 @@
 """FedOpenMatch: Towards Semi-Supervised Federated Learning in Open-Set Environments.
 
-ICLR 2026. For clients that also hold images of no class of the model. What differs from FedAvg with FixMatch:
-  1. a second head has a one-vs-all classifier for each class: sigmoid(z_c) is how sure it is that an image is of class
-     c. Whoever has labels trains it, with the hardest of the other classes as the negative one;
+ICLR 2026. For clients that also hold images of classes that the model does not know. What differs from FedAvg with
+FixMatch:
+  1. a second head has a one-vs-all classifier for each class: sigmoid(z_c) is its probability that an image is of class
+     c. It is trained wherever labels are, with the hardest of the other classes as the negative class;
   2. a pseudo-label counts if it is confident and its one-vs-all classifier agrees: sigmoid(z) of its class is at least
      `fedopenmatch.inlier`;
   3. no gradient of this head reaches the backbone;
-  4. clients keep its logits of both views of an image alike, and its predictions certain.
+  4. on unlabelled images, clients minimise the difference of its logits between both views, and the entropy of its
+     predictions.
 
-The paper's text was not at hand: 2 to 4 follow its abstract; 1, the entropy in 4 and the weights are OpenMatch's (Saito
-et al., NeurIPS 2021, arXiv 2105.14148; VisionLearningGroup/OP_Match, commit 3366d79), whose head has two logits for a
-class where this one has their difference. The mean squared difference of logits in 4 is inferred. The abstract's logit
-adjustment is left out: it does not say of what.
+The paper's text was not available: 2 to 4 follow its abstract; 1, the entropy in 4 and the weights are OpenMatch's
+(Saito et al., NeurIPS 2021, arXiv 2105.14148; VisionLearningGroup/OP_Match, commit 3366d79). OpenMatch's head has two
+logits for each class; this head has their difference. The mean squared difference of logits in 4 is inferred. The
+abstract also names a logit adjustment, which is left out, because it does not say what is adjusted.
 """
 
 import jax
@@ -49,7 +51,7 @@ def defaults() -> Section:
     """The section `config.fedopenmatch`."""
     section = Section()
     section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
-    section.inlier = share(0.5)  # and its one-vs-all probability reaches this
+    section.inlier = share(0.5)  # and if its one-vs-all probability reaches this
     section.entropy_weight = real(0.1, least=0)  # weight of the one-vs-all probabilities' entropy
     section.consistency_weight = real(0.5, least=0)  # weight of the squared difference of both views' one-vs-all logits
     return section
@@ -63,7 +65,7 @@ def fedopenmatch(problem: Problem) -> Method:
         raise UserError("consistency.labels_from='received' is not for fedopenmatch, whose label is the local model's")
 
     def label(images: Views, weigh: Weigh):
-        """Hard labels of the weak views; their weight is 0 where the label's one-vs-all classifier disagrees."""
+        """Hard labels of the weak views; their weight is 0 if the label's one-vs-all classifier disagrees."""
         labels, weights = weigh(jax.nn.softmax(images.logits))
         return labels, jnp.where(agrees(images.weak.heads[ONE_VS_ALL], labels, options.inlier), weights, 0.0)
 
@@ -90,7 +92,7 @@ def fedopenmatch(problem: Problem) -> Method:
 
 
 def server_loss(problem: Problem, data: FederatedData, augmentation: str) -> ServerLoss:
-    """Cross-entropy of the classifier, and the one-vs-all loss: of labelled images in an augmented view."""
+    """Cross-entropy of the classifier plus the one-vs-all loss, on an augmented view of labelled images."""
     augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
 
     def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
@@ -103,7 +105,7 @@ def server_loss(problem: Problem, data: FederatedData, augmentation: str) -> Ser
 
 
 def with_inliers(problem: Problem, phase: Phase) -> Phase:
-    """The phase, in whose report only labels with which the received model's one-vs-all classifier agrees count."""
+    """The phase, whose report counts a label only if the received model's one-vs-all classifier agrees."""
     network, least = problem.network, problem.config.fedopenmatch.inlier
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
@@ -121,13 +123,13 @@ def with_inliers(problem: Problem, phase: Phase) -> Phase:
 
 
 def one_vs_all(model: Model, outputs: Outputs) -> jax.Array:
-    """z, the head's logits, float32 [B, C], through which no gradient reaches the features."""
+    """The head's logits z, float32 [B, C], without a gradient to the features."""
     head = model.params[ONE_VS_ALL]
     return jax.lax.stop_gradient(outputs.features) @ head["kernel"] + head.get("bias", 0.0)
 
 
 def agrees(logits: jax.Array, labels: jax.Array, least: float) -> jax.Array:
-    """Whether sigmoid(z) of each label reaches a share: logits [..., C], labels int32 [...] -> bool [...]."""
+    """Whether sigmoid(z) of each label is at least `least`: logits [..., C], labels int32 [...] -> bool [...]."""
     return jax.nn.sigmoid(jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]) >= least
 
 

@@ -2,19 +2,19 @@
 
 Liao et al., AAAI 2025. For clients with labels for all, a few or none of their images. What differs from FedAvg with
 FixMatch:
-  1. a client keeps an estimate of the class shares of its unlabelled images, at first uniform: the histogram of the
-     received model's labels, averaged over rounds;
-  2. before pseudo-labels are made, the received model's probabilities of all these images are matched to the shares
-     estimated so far, which is optimal transport, by Sinkhorn's iterations: a class that is predicted too often gives
+  1. a client estimates the class shares of its unlabelled images: the histogram of the received model's labels,
+     averaged over rounds, uniform at first;
+  2. before pseudo-labels are made, the received model's probabilities of all unlabelled images are matched to the
+     shares estimated so far, by optimal transport (Sinkhorn's iterations): a class that is predicted too often loses
      images to the others;
   3. an upload is weighted by the number of labels, given and accepted, that it was trained on;
   4. with `fedpdm.adjustment` both losses add the log of the class shares to the logits;
-  5. with `fedpdm.ema_decay` a client uploads the average of its models over the steps of the round.
+  5. with `fedpdm.ema_decay` a client uploads the moving average of its models over the steps of the round.
 
-The paper's text was not at hand: this follows its abstract and its public code (ldpbuaa/FedPDM, commit 0b835db;
-fed/sessions/pdmprocess.py, fed/pretty/pdm.py). Ours: the labels are made once a round, from one weak view of each image
-and with all of them at once; the code does so batch by batch in the first local epoch, with what earlier rounds left of
-the other images, and later takes a new view for each step, with the same scaling of the classes.
+The paper's text was not available: this follows its abstract and its public code (ldpbuaa/FedPDM, commit 0b835db;
+fed/sessions/pdmprocess.py, fed/pretty/pdm.py). Here labels are made once a round, from one weak view of each image, and
+all images are matched at once. The code instead matches batch by batch in the first local epoch, with what earlier
+rounds stored for the other images; in later epochs it takes a new view in each step and keeps the classes' scaling.
 """
 
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ FIELDS = {"data.labels": "clients"}
 VARIANTS: Variants = {"code": {"fedpdm.ema_decay": 0.999}}
 SHARES = "unlabelled_shares"  # a client's memory: the estimated class shares of its unlabelled images
 LABELS = "labels_trained_on"  # metadata of an upload
-MOST_ITERATIONS, TOLERANCE = 20, 0.01  # of Sinkhorn; it ends sooner if the columns' sums miss by less than this share
+MOST_ITERATIONS, TOLERANCE = 20, 0.01  # of Sinkhorn, which ends once the columns' sums miss by less
 
 
 def defaults() -> Section:
@@ -59,9 +59,9 @@ def defaults() -> Section:
     section.threshold = share(0.95)  # a label counts if its matched probability reaches it
     section.sharpness = real(10.0, above=0)  # for matched probabilities: 1 / the transport's regularisation
     section.shares_decay = share(0.01)  # weight of earlier rounds in the class shares
-    section.warm_up_rounds = whole(1, least=0)  # first rounds, in which labels are made without matching
-    section.adjustment = real(0.0, least=0)  # of the log class shares in both losses; it rises to this over all rounds
-    # Decay of the average model over the steps of a round, which is uploaded (code: 0.999); 0: the trained model is.
+    section.warm_up_rounds = whole(1, least=0)  # number of first rounds without matching
+    section.adjustment = real(0.0, least=0)  # factor of log class shares in both losses; rises to this over all rounds
+    # Decay of the average of the models of a round's steps, which is uploaded (code: 0.999); 0: no averaging.
     section.ema_decay = share(0.0)
     return section
 
@@ -89,7 +89,7 @@ def fedpdm(problem: Problem) -> Method:
 
 
 def local_training(problem: Problem) -> Phase:
-    """Labels once a round; then steps on a labelled and an unlabelled batch, as many as the unlabelled images make."""
+    """Labels once a round; then steps on a labelled and an unlabelled batch. Unlabelled images make the epoch."""
     config, options, network = problem.config.client, problem.config.fedpdm, problem.network
     confidence = make_confidence(problem, options.threshold)
 
@@ -145,20 +145,20 @@ def local_training(problem: Problem) -> Phase:
 
 
 def match(probabilities: jax.Array, mask: jax.Array, shares: jax.Array, sharpness: float) -> jax.Array:
-    """The probabilities of a client's images, moved so that its classes have about given shares.
+    """The probabilities of a client's images, changed so that classes have about the given shares.
 
-    With s the sharpness and l(x, c) = log softmax_c of the *probabilities* of x, as in the code, they are
+    Let s be the sharpness and l(x, c) = log softmax_c of the *probabilities* of x, as in the code. The result is
 
-        softmax over the classes c and one more of (v_c + s l(x, c), v_0)
+        softmax of (v_c + s l(x, c), v_0) over the classes c and an additional class 0
 
-    without the additional one, which takes an image that fits nowhere. v scales the columns of the transport plan
-    exp(u_x + v_c + s l(x, c)) over n images and an additional row of mass C + 1, and over classes of mass 1 + n shares
-    and the additional one of mass 1.
+    without the additional class, which takes images that fit no class. v scales the columns of the transport plan
+    exp(u_x + v_c + s l(x, c)). Its rows are n images of mass 1 and an additional row of mass C + 1; its columns are
+    classes of mass 1 + n shares and the additional class of mass 1.
 
     Args:
         probabilities: float32 [n_max, C].
         mask: bool [n_max], the images that take part.
-        shares: float32 [C], of the classes, with sum 1.
+        shares: float32 [C], the classes' shares, with sum 1.
         sharpness: s.
 
     Returns:
@@ -197,9 +197,9 @@ class Averaging(NamedTuple):
 
 
 def averaged(phase: Phase, decay: float) -> Phase:
-    """A phase of `local_sgd` that uploads the moving average of its models, statistics included.
+    """A phase of `local_sgd` that uploads the moving average of its models, including normalisation statistics.
 
-    It begins as the received model.
+    The average begins as the received model.
     """
 
     def start(received: Broadcast, data: FederatedData, work, own) -> Averaging:

@@ -4,12 +4,12 @@ Zhuang et al., ICCV 2021; public code EasyFL, `applications/fedssl`. Clients hav
 FedAvg:
   1. every client trains by BYOL: an online network (backbone, projector, predictor) and a target of its own;
   2. only online networks are averaged, by the clients' sizes; a client's online encoder starts from the global one, and
-     its target from that of its last visit;
+     its target from the target of its last visit;
   3. divergence-aware predictor update: a client takes the global predictor if its last training moved its encoder by
      less than a threshold; otherwise it keeps its own.
 
 The classifier is a probe at the server (`config.probe`). Targets are not sent: the public code averages them too, but
-nothing uses the average. Of its encoder flags, 'online' and 'both' are implemented, 'target' is not.
+nothing uses the average. Of the code's flags for encoders, 'online' and 'both' are implemented, 'target' is not.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.models.byol import BYOL_HEADS
 
-DIVERGENCE = "divergence"  # a client's memory, besides the predictor: divergence of its last training
+DIVERGENCE = "divergence"  # the entry of a client's memory with the divergence of its last training
 FIELDS = {  # of FedU and FedEMA; also resets shared defaults that another config may have changed
     "model.projector_hidden": 4096,
     "model.projector_dim": 2048,

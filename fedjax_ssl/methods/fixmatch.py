@@ -6,8 +6,8 @@ from FedAvg:
   1. the pseudo-label of an image is made in the step that trains on it, by the client's current model (or by the
      received one: `consistency.labels_from`);
   2. the strong view of an image is trained towards the label of its weak view if that label is confident;
-  3. labels at clients add to each step's loss. A server with labels trains after the mean (FedAnchor's form), or in
-     parallel from the same global model with half the weight in the mean (SemiFL's).
+  3. clients with labels add their cross-entropy to each step's loss. A server with labels trains after aggregation
+     (FedAnchor's form), or in parallel from the same global model with half the weight in the mean (SemiFL's).
 """
 
 import jax
@@ -34,14 +34,14 @@ def defaults() -> Section:
     """The section `config.fixmatch`."""
     section = Section()
     section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
-    # A server with labels trains after the mean ('alternate') or at the same time as the clients ('parallel').
+    # A server with labels trains after aggregation ('alternate') or at the same time as the clients ('parallel').
     section.server = word("alternate", "parallel")
-    # Statistics for labelling: 'train', those of the weak batch, in one pass with the strong one, as in the reference
-    # code; 'eval', the model's running or static ones.
+    # Normalisation statistics for labelling: 'train', those of the batch of weak views, which share a pass with strong
+    # ones, as in the reference code; 'eval', the model's running or static statistics.
     section.label_mode = word("train", "eval")
     # The loss is the mean over the whole 'batch' (FixMatch, eq. 4) or over its 'confident' images (SemiFL's code).
-    # Then the others have no strong view and do not enter batch statistics, and a batch without confident images is
-    # skipped.
+    # With 'confident' the other images have no strong view and do not enter batch statistics, and a batch without
+    # confident images is skipped.
     section.loss_over = word("batch", "confident")
     return section
 
@@ -56,7 +56,7 @@ def fixmatch(problem: Problem) -> Method:
         return weigh(jax.nn.softmax(images.logits))
 
     def loss(images: Views, labels: jax.Array, weights: jax.Array) -> jax.Array:
-        """Eq. 4: cross-entropy of the strong views, a mean over the whole batch."""
+        """Eq. 4: mean cross-entropy of the strong views, see `fixmatch.loss_over`."""
         return cross_entropy(images.strong.logits, labels, images.mask, weights)
 
     phase = consistency_phase(problem, Rule(label, loss), confidence, options.label_mode, options.loss_over)

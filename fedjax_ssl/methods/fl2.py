@@ -5,16 +5,16 @@ differs from SemiFL:
   1. client-specific adaptive thresholds (CAT): a client's threshold is its mean confidence in this round, lower for
      classes that the received model rarely predicts. Labels are made once a round, and a client trains on the accepted
      images (D_a);
-  2. sharpness-aware consistency (SACR): the images of D_a above a fixed high threshold (D_f) give the worst
-     perturbation of the parameters, by ASAM, and their predictions must not change under it;
+  2. sharpness-aware consistency (SACR): the images of D_a above a fixed high threshold (D_f) determine the worst
+     perturbation of the parameters, by ASAM, under which their predictions should not change;
   3. learning-status-aware aggregation (LSAA): the less confident a client was, the larger the weight of its upload.
 There is no mixup. The paper's recipe is `strong`, and its setting is the variant `paper`.
 
 Eq. 12 is plain SAM; section 5.1 and the code use ASAM (`perturbation`). The variant `code` follows the code: the server
 trains for 50 epochs before the first round (in Algorithm 1 for its usual epochs); a label at the threshold counts; the
 server keeps one optimizer through pre-training and rounds; the cosine schedule is created but never stepped; and
-statistics come from equally weighted batches. Only the sizes of these batches differ: in the code 10 for the server's
-images, in class order, and 2,048 for the others; here 250.
+statistics come from equally weighted batches. Only the sizes of these batches differ: the code has 10 for the
+server's images, in class order, and 2,048 for the others; here all have 250.
 """
 
 from typing import Any, NamedTuple
@@ -85,7 +85,7 @@ STATUS = "status"  # metadata of a client's upload: tau_k
 def defaults() -> Section:
     """The section `config.fl2`."""
     section = Section()
-    section.threshold = share(0.95)  # tau_f of the set D_f; and of all labels if confidence.kind is 'fixed'
+    section.threshold = share(0.95)  # tau_f of the set D_f; also for all labels if confidence.kind is 'fixed'
     section.strictly = True  # whether a confidence must exceed the threshold, as in the paper; False: may equal it
     # Probabilities are averaged over this many weak views; 0: the raw image.
     section.label_views = whole(1, least=0)
@@ -120,7 +120,7 @@ def fl2(problem: Problem) -> Method:
 
 
 def weigh_by_status(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-    """LSAA: beta_k is the share of 1 - tau_k; if all clients are certain, weights are equal."""
+    """LSAA: beta_k is proportional to 1 - tau_k; if all clients are certain, weights are equal."""
     del current, state, data, key
     room = jnp.where(received.accepted, jnp.maximum(1 - received.uploads.metadata[STATUS], 0.0), 0.0)
     return flow._replace(scores=jnp.where(jnp.sum(room) > 0, room, received.accepted))
@@ -186,7 +186,7 @@ def perturbation(params: Any, gradients: Any, radius: float, adaptive: bool = Tr
 
     Args:
         params: parameters; a bias is a leaf whose name begins with 'bias'.
-        gradients: of the loss, like `params`.
+        gradients: the loss's gradients, like `params`.
         radius: rho, not negative.
         adaptive: ASAM; False: SAM.
 

@@ -1,8 +1,8 @@
-"""Frames that methods share: clients train, their models are averaged, the server trains on its labels.
+"""Frames that methods share: functions that make a `Method` from a few parts, such as the clients' phases.
 
-`alternating` is for variants of FedAvg: a method gives its clients' phases. `trained_by_role` is for methods in which
-some clients have labels and others have none. `self_supervised` is for clients that train without labels. To change a
-stage, use `alternating(...)._replace(...)`.
+`alternating` is for variants of FedAvg: clients train, their models are averaged, and the server trains on its labels.
+`trained_by_role` is for methods in which some clients have labels and others have none. `self_supervised` is for
+clients that train without labels. To change a stage, use `alternating(...)._replace(...)`.
 """
 
 from collections.abc import Callable
@@ -62,8 +62,8 @@ def alternating(
         phases: a client's work on the global model (`Broadcast`); () if no client takes part.
         own: the method's entries of the clients' memory.
         parts: the parts of the model that clients train and upload.
-        aggregation: of these parts; None: `config.aggregation`'s chain.
-        server_loss: of the server's steps, which train `parts`; None: cross-entropy of backbone and classifier.
+        aggregation: aggregates these parts; None: the chain of `config.aggregation`.
+        server_loss: the server's loss, which trains `parts`; None: cross-entropy of backbone and classifier.
 
     Returns:
         The Method.
@@ -104,16 +104,15 @@ def self_supervised(
     aggregation: Aggregation | None = None,
     adapt: Adapt | None = None,
 ) -> Method:
-    """Clients train without labels and the server averages; it only uses its labels to fit the classifier
-    `config.probe`.
+    """Clients train without labels and the server averages. Its labels only fit the classifier `config.probe`.
 
     Args:
         problem: the run's.
         phases: a client's work on the broadcast; the broadcast's `extra` is the number of the round, int32 [].
         own: the method's entries of the clients' memory.
-        parts: the parts of the model that clients train and upload; without the classifier.
-        aggregation: of these parts; None: `config.aggregation`'s chain.
-        adapt: changes the phase's optimizer, see `local_sgd`.
+        parts: the parts of the model that clients train and upload, without the classifier.
+        aggregation: aggregates these parts; None: the chain of `config.aggregation`.
+        adapt: changes the phase's optimizer, see `Hooks.adapt`.
     """
     aggregation = aggregation or fedavg(problem, parts=parts)
 
@@ -145,19 +144,19 @@ def trained_by_role(
 ) -> Method:
     """FedAvg of clients with labels and clients without, with the local training `config.trainer`.
 
-    Among labelled clients the mean is weighted by labelled images (SemiAnAgg, eq. 2 and 6).
+    Labelled clients are weighted by their labelled images (SemiAnAgg, eq. 2 and 6).
 
     If a run starts from a given model (`init_from`) that lacks a classifier of the trainer, that classifier starts as a
-    copy of the given one.
+    copy of the given model's classifier.
 
-    A trainer that needs the class shares of the labelled images gets them with every broadcast. The labelled clients
+    If the trainer needs the class shares of the labelled images, every broadcast contains them. The labelled clients
     report them once, before the first round.
 
     Args:
         problem: the run's.
-        unlabelled: received -> each upload's weight among those of clients without labels, float32 [R]; None: one mean
-            of all, by `aggregation.weights`.
-        share: weight of the labelled clients in the mean.
+        unlabelled: received -> each upload's weight among the clients without labels, float32 [R]. None: a single mean
+            over all clients, weighted by `aggregation.weights`.
+        share: the weight of all labelled clients together.
         tell: see `self_training`.
         own: see `alternating`.
     """
@@ -184,7 +183,7 @@ def trained_by_role(
 
 
 def with_given_heads(problem: Problem, parts: tuple[str, ...]) -> Problem:
-    """Completes the problem's given model, if there is one: missing linear heads are copies of the classifier."""
+    """Adds linear heads that the problem's given model lacks, as copies of that model's classifier."""
     given = problem.network.given
     if given is None or "classifier" not in given.params:
         return problem
@@ -193,17 +192,17 @@ def with_given_heads(problem: Problem, parts: tuple[str, ...]) -> Problem:
 
 
 def labelled_images(received: Received) -> jax.Array:
-    """N_k^L of each upload, float32 [R]."""
+    """The number of labelled images of each upload's client, N_k^L, float32 [R]."""
     return received.uploads.metadata[LABELLED]
 
 
 def unlabelled_images(received: Received) -> jax.Array:
-    """The client's unlabelled images, float32 [R]; 0 for an upload that was not accepted."""
+    """The number of unlabelled images of each upload's client, float32 [R]; 0 for an upload that was not accepted."""
     return jnp.where(received.accepted, jnp.maximum(received.sizes - labelled_images(received), 0.0), 0.0)
 
 
 def given_labels(problem: Problem, data: FederatedData) -> jax.Array:
-    """Number of clients' labels of each class, float32 [C], which clients report before the first round."""
+    """The number of labels of each class at all clients, float32 [C]; clients report it before the first round."""
     if problem.told_labels is not None:
         return problem.told_labels
     if data.given_labels is not None:

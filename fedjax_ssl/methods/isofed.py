@@ -9,12 +9,13 @@ others for none. What differs from FedAvg, by the abstract:
 
 **All else is inferred**, since only the abstract was available and no code is published. In this reading rounds
 alternate: labelled clients train the model that unlabelled clients left, then the reverse, so that one model is passed
-on (SemiAnAgg, TMLR 2024, describes it as such an alternation, which may forget). The adaptation maximises information:
-confident predictions, spread equally over classes. Clients with labels minimise cross-entropy; the others train with
-`config.trainer`, by default FixMatch, or with a mean teacher. Each of these choices is a field. A round in which one
-role trains has no metrics of the other. A role trains in half of the rounds: for comparison with methods in which both
-train in every round, use twice as many rounds. With `data.labels='profile'` a client with any label is labelled; in its
-turn it also trains on its images without labels.
+on (SemiAnAgg, TMLR 2024, describes such an alternation, which may forget). The adaptation maximises information:
+predictions should be confident, and spread equally over classes. Clients with labels minimise cross-entropy; the others
+train with `config.trainer`, by default FixMatch, or with a mean teacher. Each of these choices is a field.
+
+A round in which one role trains has no metrics of the other role. Each role trains in half of the rounds: to compare
+with methods in which both roles train in every round, use twice as many rounds. With `data.labels='profile'` a client
+with any label is labelled; in its turn it also trains on its images without labels.
 
 Accuracies in SemiAnAgg's tables: SVHN 82.48, CIFAR-100 32.49, CIFAR-100-LT 16.98, ISIC 2018 68.49.
 """
@@ -74,7 +75,7 @@ def defaults() -> Section:
     section.labelled_rounds = whole(1, least=1)  # rounds in a row in which clients with labels train
     section.unlabelled_rounds = whole(1, least=1)  # rounds in a row in which the other clients train
     # A client's adaptation of the received model: 'information', the mean entropy of predictions minus the entropy of
-    # their mean; 'entropy', only the former; 'none'.
+    # their mean; 'entropy', only the mean entropy; 'none'.
     section.adaptation = word("information", "entropy", "none")
     # Passes over all of a client's images, at the learning rate of its role.
     section.adaptation_epochs = whole(1, least=1)
@@ -106,7 +107,7 @@ def isofed(problem: Problem) -> Method:
 
     def has_turn(state: State, data: FederatedData) -> jax.Array:
         turn = labelled_clients(data) == is_labelled_turn(options, state.round)
-        return jnp.where(jnp.any(turn & (data.client_size > 0)), turn, ~turn)  # a role that nobody has gives it up
+        return jnp.where(jnp.any(turn & (data.client_size > 0)), turn, ~turn)  # a role without clients yields its turn
 
     return only_eligible(problem, method, has_turn)
 
@@ -120,7 +121,7 @@ def is_labelled_turn(options: ConfigDict, number: jax.Array) -> jax.Array:
 
 
 def adaptation(problem: Problem, of_labelled: bool) -> Phase:
-    """Passes over all images of a client without using labels, for clients with labels or for clients without.
+    """Passes over all images of a client without using labels, for clients of one role (with or without labels).
 
     Each role has its learning rate and clipping. The optimizer starts afresh, and a second classifier is not trained.
     """

@@ -3,7 +3,7 @@
 Liu et al., CVPR 2025 (arXiv 2503.13227). What differs from FedAvg+FixMatch with a few labels at every client:
   1. a weak view is labelled twice, by the model in training and by the received global model;
   2. if the local label is confident, the target is a mixture of both labels. The global label's share grows with the
-     gap between both confidences, since the local model of a client with other classes is confident and wrong;
+     gap between both confidences, because under heterogeneity the local model is often confident and wrong;
   3. if the local label is not confident, the global one is the target, and an image counts if one of the two models is
      confident.
 Only the model is sent, and the mean is FedAvg's.
@@ -11,7 +11,7 @@ Only the model is sent, and the mean is FedAvg's.
 The public code has one optimizer for all clients and rounds, so that a client starts with the momentum of the client
 before it. Clients that train side by side cannot do this; here each optimizer starts afresh. The code weights an upload
 by 2000 times the labelled plus the unlabelled images, which is uniform if clients have equally many; here
-`aggregation.weights` decides. Its normalisation of training images is `data.normalisation`.
+`aggregation.weights` decides. The code's normalisation of training images is an option of `data.normalisation`.
 """
 
 import math
@@ -54,7 +54,7 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.sage`."""
     section = Section()
-    section.threshold = share(0.95)  # for both models; a label counts if its probability reaches it
+    section.threshold = share(0.95)  # tau of both models; a label counts if its probability reaches it
     # The gap of confidences at which both labels weigh the same: kappa = ln 2 / half_gap.
     section.half_gap = real(0.05, above=0)
     return section

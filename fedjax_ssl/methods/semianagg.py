@@ -2,16 +2,17 @@
 
 Elbatel et al., TMLR 2024 (arXiv 2407.10327). Some clients have labels for all their images, the others for none. What
 differs from FedAvg-Semi:
-  1. every client has the features of its images under an anchor, an untrained network shared by all clients;
-  2. a client without labels compares them with the received model's features: the mean cosine for each pseudo-label
-     (eq. 3). A value near 1 means features near to random ones;
+  1. every client computes the features of its images by an anchor, an untrained network shared by all clients;
+  2. a client without labels compares them with the received model's features, by the mean cosine for each pseudo-label
+     (eq. 3). A value near 1 means that features are close to random;
   3. the server turns the cosines into weights (eq. 4 and 5): a client whose classes are farther from the anchor than
      those of other clients has a larger weight;
-  4. labelled clients have half the mean, weighted by images; the others have the other half, by these weights (eq. 6).
+  4. labelled clients have half of the total weight, shared by images; the others have the other half, shared by these
+     weights (eq. 6).
 
-Eq. 2 to 6 of the paper's text follow its public code. The weights lie between 0 and 1/(K_U - 1) for K_U clients without
+Eq. 2 to 6 are implemented as in the public code. The weights lie between 0 and 1/(K_U - 1) for K_U clients without
 labels, and hardly differ from 1/K_U: compare with `fedavg_semi,uniform`. If a client gives a class no confident label,
-the cosine is 1; a class that no client has does not change the weights. Cosines below 0, from backbones with signed
+its cosine is 1; a class that no client has does not change the weights. Cosines below 0, from backbones with signed
 features, count as 0.
 
 Local training is `config.trainer`'s (FlexMatch in the paper); the variant `code` follows the code.
@@ -74,7 +75,7 @@ COSINES = "class_cosines"  # metadata of uploads
 def defaults() -> Section:
     """The section `config.semianagg`."""
     section = Section()
-    # lambda_1, the weight of all labelled clients together; the others have the rest.
+    # lambda_1, the weight of all labelled clients together; other clients have the rest.
     section.labelled_share = share(0.5)
     section.anchor_seed = whole(0, least=0, most=MOST_SEED)  # the seed from which clients create the anchor
     # Images whose cosines count: 'confident' ones, whose pseudo-label reaches trainer.threshold, or 'all'.

@@ -2,16 +2,17 @@
 
 Diao, Ding and Tarokh, NeurIPS 2022 (arXiv 2106.01432). What differs from FedAvg:
   1. clients label their images once a round with the received global model, and train on the confident ones;
-  2. these are the fix set; the mix set is mixup with partners without a threshold, as in MixMatch;
-  3. after each aggregation, with momentum, the server trains on its labelled images.
+  2. the confident images are the fix set; for the mix set each is mixed with a partner drawn from all images of the
+     client, confident or not (mixup, as in MixMatch);
+  3. the server aggregates with momentum, and then trains on its labelled images.
 
 The paper's own recipe is `strong` (see `fedjax_ssl/fields/`): static batch normalisation, a cosine schedule, Nesterov
 momentum, clipping, persistent optimizers, uniform weights, server momentum 0.5. FedAnchor's tables have SemiFL 10 to 20
-points below its own paper; the recipe `plain` is the likely reason.
+points below its own paper, probably because they use the recipe `plain`.
 
-Its public code computes normalisation statistics from batches of everyone's images in one pool, for which clients would
-have to share them; it draws mix partners anew in each epoch; and it uses PyTorch's initial classifier. This is the
-variant `code`, which most likely gave its figures.
+SemiFL's public code computes normalisation statistics from batches that mix all clients' images, which clients would
+have to share; it draws mix partners anew in each epoch; and it uses PyTorch's initial classifier. The variants `paper`
+and `code` together do the same, which most likely gave the paper's figures.
 """
 
 from fedjax_ssl.augment.mixup import MIX_ORDERS
@@ -33,7 +34,7 @@ VARIANTS: Variants = {
         "server.pretrain_epochs": 0,
         "model.statistics": "all_mixed",  # as in its experiments, with clients of two classes
     },
-    "code": {  # its public code, to be named after `paper`
+    "code": {  # further settings of its public code, to be named after `paper`
         "model.classifier_init": "torch",
         "semifl.partners": "epoch",
     },

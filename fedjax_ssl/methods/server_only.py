@@ -1,7 +1,7 @@
 """Training at the server only, the lower bound: the server trains on its labelled images.
 
-With `data.centralised` the same code is the centralised, fully supervised bound (SemiFL's "Fully Supervised", FedIL's
-"Fully-Supervised"): the server then holds every image of the federation with its label.
+With `data.centralised` the server holds every image of the federation with its label, and this is the centralised,
+fully supervised bound (SemiFL's "Fully Supervised", FedIL's "Fully-Supervised").
 """
 
 from fedjax_ssl.engine import Method, Problem
@@ -12,7 +12,7 @@ VARIANTS: Variants = {"no_pretraining": {"server.pretrain_epochs": 0}}
 
 
 def server_only(problem: Problem) -> Method:
-    """`server.epochs` of cross-entropy a round, as a Method without clients."""
+    """A Method without clients: `server.epochs` of cross-entropy in each round."""
     return alternating(problem, ())
 
 

@@ -4,16 +4,16 @@ FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from 
 (arXiv 1602.05629). FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020
 (arXiv 1812.06127), whose term mu/2 |w - w_t|^2 is `client.proximal`, a field that every method has.
 
-Clients train on their labelled images; a client without any takes no part. A server with labels trains after each
-round.
-The variant `all_labels` is the upper bound: it reveals every label (`data.reveal_labels`), and every table marks it.
-FedAnchor's "Supervised" rows are this bound. In its longer version they pre-train on the anchors and alternate with the
-server's training, in the earlier one they do not: `server.pretrain_epochs` and `server.epochs`. There is no strong
-augmentation unless `client.labelled_views` is 'both'.
+Clients train on their labelled images; a client without labels takes no part. A server with labels trains after each
+round. There is no strong augmentation unless `client.labelled_views` is 'both'.
 
-If some clients have labels and the others none, this method gives both bounds of that setting's papers: `all_labels` is
-the upper one; without it only the labelled clients train, which is the lower one. With partial participation a cohort
-may then have few of them or none; the variant `labelled_cohorts` draws no others.
+The variant `all_labels` is the upper bound: it reveals every label (`data.reveal_labels`), and every table marks it.
+FedAnchor's "Supervised" rows are this bound. In the paper's longer version they pre-train on the anchors and alternate
+with the server's training; in the earlier version they do not (`server.pretrain_epochs` and `server.epochs`).
+
+If some clients have labels and the others none, this method gives both bounds of that setting's papers. The upper bound
+is `all_labels`. Without it only labelled clients train, which is the lower bound. With partial participation a cohort
+may then have few or no labelled clients; the variant `labelled_cohorts` draws labelled clients only.
 """
 
 from fedjax_ssl.client import jobs_on_labels, local_sgd, loss_on_labels

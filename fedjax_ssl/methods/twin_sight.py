@@ -5,8 +5,8 @@ differs from FedAvg:
   1. every client trains two models, each with its own backbone: the supervised one, which is tested, and its twin,
      which never sees a label;
   2. the twin minimises InfoNCE between two views of each image, L_i;
-  3. a neighbourhood term L_n pulls the models together: images that are near in the features of one should be near in
-     those of the other, by the Gram matrices of unit vectors, |G_u - G_s|_F^2 / B^2;
+  3. a neighbourhood term L_n pulls the models together: images whose features are near in one model should be near in
+     the other, by the Gram matrices of unit vectors, |G_u - G_s|_F^2 / B^2;
   4. only the supervised model uses labels: cross-entropy if a client has them, else pseudo-labels. The twin's objective
      is the same for both roles, which keeps them from drifting apart.
 Both models are averaged by the clients' sizes, so that twice as much is sent. Each model passes both views of a batch
@@ -69,12 +69,12 @@ FIELDS = {
     "client.spare_classifier": False,
 }
 VARIANTS: Variants = {
-    "paper": {  # the setting of its experiments; of RandAugment's (3, 5), this flavour draws the 5 itself
+    "paper": {  # the setting of its experiments; this flavour of RandAugment (3, 5) draws the 5 at random
         "num_rounds": 500,
         "num_clients": 10,
         "clients_per_round": 5,
         "data.labelled_clients": 4,
-        "data.partition": "dirichlet_clients",  # inferred: the sizes by which both models are averaged differ
+        "data.partition": "dirichlet_clients",  # inferred: clients' sizes, which weight the mean, differ
         "data.alpha": 0.1,
         "augment.num_ops": 3,
         "augment.border": "zeros",
@@ -110,7 +110,7 @@ def defaults() -> Section:
     section.second_view = word("strong", "weak", "views")
     section.pseudo_labels = True  # whether clients without labels use them; the code's default is False
     section.pseudo_weight = real(0.5, least=0)  # weight of their loss
-    # The view that labels; the other one is trained. 'strong': the code's.
+    # The view that gives the label; the other view is trained. The code has 'strong'.
     section.labels_from = word("weak", "strong")
     # Hidden width of the twin's projector: linear, normalisation, ReLU, linear.
     section.projector_hidden = whole(4096, least=1)

@@ -4,7 +4,7 @@ Xie et al., "Unsupervised Data Augmentation for Consistency Training", NeurIPS 2
 of FedLabel (Tables 1 and 3). What differs from FedAvg+FixMatch:
   1. the target is soft, the weak view's prediction sharpened by a temperature: softmax(z / T);
   2. the loss is the divergence KL(target || p) for images with a confident unsharpened prediction.
-The values are those of the common library of semi-supervised methods, without training-signal annealing.
+Defaults are those of the common library of semi-supervised methods, without training-signal annealing.
 """
 
 import jax
@@ -28,7 +28,7 @@ def defaults() -> Section:
     section = Section()
     section.threshold = share(0.8)  # an image counts if its largest probability reaches it
     section.temperature = real(0.4, above=0)  # T of the sharpened target
-    section.label_mode = word("train", "eval")  # statistics for labels: the weak batch's; 'eval': the model's
+    section.label_mode = word("train", "eval")  # statistics for labels: 'train', the weak batch's; 'eval', the model's
     return section
 
 

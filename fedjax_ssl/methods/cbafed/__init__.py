@@ -2,20 +2,20 @@
 
 Li, Li and Wang, CVPR 2023. Some clients have labels for all their images, the others for none. What differs from
 FedAvg:
-  1. first only the clients with labels train, an epoch in each round (`cbafed.warm_up_rounds`; or start from the model
-     of another run);
-  2. then all clients take part. Once a round the received model labels weak views. Each class has a threshold: the
-     higher the class's share of all labels, given and from the last round, the higher the threshold. An image below the
-     threshold gets its second most likely class if that class is rare;
-  3. clients without labels make one pass over the labelled views themselves, those with labels several over all their
-     images; an upload is weighted by the number of labels it comes from;
-  4. weights have residual connections over time: every few epochs a labelled client's model, and every few rounds the
-     global model, are averaged with an earlier record of themselves, including statistics.
+  1. in the first stage only clients with labels train, an epoch in each round (`cbafed.warm_up_rounds`; or start from
+     the model of another run);
+  2. in the second stage all clients take part. Once a round the received model labels weak views. Each class has a
+     threshold: the higher the class's share of all given labels and of the last round's pseudo-labels, the higher the
+     threshold. An image below the threshold gets its second most likely class if that class is rare;
+  3. clients without labels make one pass over the same views that were labelled; clients with labels make several
+     passes over all their images. An upload's weight is the number of labels that it was trained on;
+  4. residual connections over time: every few epochs a labelled client's model is averaged with an earlier record of
+     itself, and every few rounds the global model is. Both include normalisation statistics.
 
-A single image in the last batch is skipped, as in the code, since its batch statistics would be itself. With several
-labelled clients the code averages them once, after all epochs of the first stage; here they are averaged after each.
-If not all clients take part in a round, the others count with their labels of their last round. The code allows a rare
-second class for every data set (the variant `code`), the paper not for SVHN and ISIC (`svhn`, `isic`).
+A last batch with a single image is skipped, as in the code, because its batch statistics would be that image. With
+several labelled clients the code averages them once, after all epochs of the first stage; here after each epoch. A
+client that takes no part in a round counts with the labels of its last round. The code allows a rare second class on
+every data set (variant `code`); the paper does not on SVHN and ISIC (variants `svhn`, `isic`).
 """
 
 from typing import NamedTuple
@@ -102,19 +102,19 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.cbafed`."""
     section = Section()
-    # Rounds in which only clients with labels train, client.epochs each; the paper's are 501.
+    # First rounds, in which only clients with labels train, client.epochs each; 501 in the paper.
     section.warm_up_rounds = whole(0, least=0)
-    # Epochs of a client with labels in later rounds; the others make client.epochs.
+    # Epochs of a client with labels in later rounds; other clients make client.epochs.
     section.labelled_epochs = whole(11, least=1)
     section.base = real(0.84)  # T_c = min(P_c + base - std(P), cap); P is each class's share of all labels times C / 10
     section.cap = share(0.95)  # largest threshold of a class
     section.second_labels = True  # whether an image below its threshold may get its second most likely class
     section.rare = real(0.03, least=0)  # the second class is taken if its P_c is below this
     section.labelled_factor = real(1.0, least=0)  # factor of the given labels in an upload's weight
-    # Weight of the earlier model w_r, against 1 for a labelled client's model (in the first stage: the global one).
+    # Weight of the recorded model w_r. A labelled client's model (in the first stage: the global model) has weight 1.
     section.local_record = real(4.0, least=0)
-    section.global_record = real(1.0, least=0)  # the same in the second stage, against 1 for the global model
-    section.residual_every = whole(5, least=1)  # epochs, and rounds, between two such mixtures
+    section.global_record = real(1.0, least=0)  # the same for the global model in the second stage
+    section.residual_every = whole(5, least=1)  # epochs, or rounds, between two such averagings
     return section
 
 
@@ -165,7 +165,7 @@ def cbafed(problem: Problem) -> Method:
         told = received.uploads.metadata
         return options.labelled_factor * told[LABELLED] + jnp.sum(told[COUNTS], axis=1)
 
-    # The first stage has a labelled client's residual connection, where a round is an epoch.
+    # In the first stage a round is an epoch, so the global model has a labelled client's residual connection.
     residual = residual_over_rounds(
         options.warm_up_rounds, options.local_record, options.global_record, options.residual_every
     )
@@ -208,7 +208,7 @@ def on_accepted_labels(problem: Problem) -> Phase:
         labels, accepted = accept(p, received.extra.acceptance, options.second_labels)
         accepted &= examples.unlabelled & received.extra.second_stage
         deck = Deck.shuffled(examples, accepted, order_keys, config.epochs)
-        deck = deck._replace(size=deck.size - (deck.size % config.batch_size == 1))  # the lone image of a last batch
+        deck = deck._replace(size=deck.size - (deck.size % config.batch_size == 1))  # skips a last batch of one image
         counts = class_counts(jnp.where(accepted, labels, -1), problem.num_classes)
         work = CBAFedWork(deck, labels, counts, jax.random.key_data(view_keys))
         num_steps = deck.num_steps(config.batch_size)

@@ -10,15 +10,15 @@ class Acceptance(NamedTuple):
     """The rule that accepts labels."""
 
     thresholds: jax.Array  # float32 [C], T_c, which a probability must exceed
-    rare: jax.Array  # bool [C], the classes that an image may have as its second one
+    rare: jax.Array  # bool [C], the classes that an image may get as its second most likely class
 
 
 def acceptance(counts: jax.Array, base: float, cap: float, rare: float) -> Acceptance:
     """T_c = min(P_c + base - std(P), cap), P_c = n_c / sum n * C / 10: frequent classes have higher thresholds.
 
     Args:
-        counts: float32 [C], n_c, the labels of each class, given and pseudo-labels.
-        base, cap: of the thresholds; std is the unbiased deviation over classes.
+        counts: float32 [C], n_c, the number of labels of each class, both given labels and pseudo-labels.
+        base, cap: as in the formula; std is the unbiased standard deviation over classes.
         rare: a class is rare if its P_c is below this.
     """
     shares = counts / jnp.maximum(jnp.sum(counts), 1) * len(counts) / 10

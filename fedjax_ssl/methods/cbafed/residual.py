@@ -1,6 +1,6 @@
 """Residual connections over time: every few epochs a model is averaged with an earlier one (CBAFed).
 
-`with_residual` is for a client's epochs, `residual_over_rounds` for the global model's rounds.
+`with_residual` counts a client's epochs; `residual_over_rounds` counts the global model's rounds.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ def drawn_back(
     Args:
         model, record: pytrees of the same structure, including normalisation statistics.
         epoch: int32 [], e.
-        weight: of the record; the model has weight 1.
+        weight: the record's weight; the model has weight 1.
         every: interval in epochs.
         is_over: bool [], whether the epoch is over; otherwise nothing changes.
     """
@@ -46,9 +46,9 @@ def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> P
     Training continues from the mean; the optimizer state is unchanged.
 
     Args:
-        phase: its work has a `deck`.
-        batch_size: of its batches.
-        weight: of the record; the model has weight 1.
+        phase: the phase; its work has a `deck`.
+        batch_size: examples per batch.
+        weight: the record's weight; the model has weight 1.
         every: interval in epochs.
     """
 
@@ -69,7 +69,7 @@ def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> P
     return phase._replace(start=start, step=step, finish=finish)
 
 
-RECORD = "record"  # the entry of `State.server` with trained parts of a model, which the method adds
+RECORD = "record"  # the entry of `State.server` with the recorded model's trained parts; the method adds it
 
 
 def residual_over_rounds(first_rounds: int, first_weight: float, weight: float, every: int) -> Link:
@@ -79,8 +79,8 @@ def residual_over_rounds(first_rounds: int, first_weight: float, weight: float, 
     round without an upload changes neither model nor record.
 
     Args:
-        first_rounds: of the first stage.
-        first_weight, weight: of the record in the first and second stage; the model has weight 1.
+        first_rounds: number of rounds in the first stage.
+        first_weight, weight: the record's weight in the first and second stage; the model has weight 1.
         every: interval in rounds.
     """
 

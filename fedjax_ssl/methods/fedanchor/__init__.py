@@ -93,7 +93,7 @@ VARIANTS: Variants = {
     "ensemble": {"fedanchor.ensemble_views": 4},  # section 4.5
     "all_pairs": {"fedanchor.travels": "all_pairs"},  # what the paper sends
     # Only the server trains, with both its losses: no cosine reaches the threshold, and 'static' statistics come from
-    # its own images. Clients still label, for the report. Name it after a recipe, as recipes may set other statistics.
+    # its own images. Clients still label, for the report. Name it after a recipe, because recipes set statistics too.
     "no_clients": {
         "fedanchor.threshold": 2.0,
         "fedanchor.threshold_quantile": 0.0,
@@ -108,11 +108,11 @@ def defaults() -> Section:
     section = Section()
     # Pseudo-labels (section 4.2).
     section.threshold = real(0.6, least=-1)  # t of eq. 5: a label counts if its score is above it (appendix C)
-    section.travels = word("class_means", "all_pairs")  # what is sent: C vectors, or all S (paper), with equal scores
-    section.ensemble_views = whole(0, least=0)  # n: scores are the mean of n weak views (section 4.5); 0: the raw image
+    section.travels = word("class_means", "all_pairs")  # what is sent: C vectors, or all S (paper); scores are equal
+    section.ensemble_views = whole(0, least=0)  # n: scores are means over n weak views (section 4.5); 0: the raw image
     # Two options that are not in the paper, off by default, for data where 0.6 accepts everything or nothing.
-    section.centred = False  # subtracts the anchors' mean before cosines; it is sent with the class means
-    section.threshold_quantile = share(0.0)  # q: t is the anchors' q-quantile, leave-one-out; 0: off
+    section.centred = False  # subtracts the anchors' mean before cosines; the mean is sent with the class means
+    section.threshold_quantile = share(0.0)  # q: t is the q-quantile of the anchors' leave-one-out scores; 0: off
     # Local training (section 4.3, appendix B).
     section.mixup_alpha = real(0.75, above=0)  # a of eq. 8
     section.client_mixup = True  # whether clients use the mix loss (Table 3)
@@ -121,13 +121,13 @@ def defaults() -> Section:
     # Server training (sections 4.1, 4.4 and 4.5). The paper only gives values for the first three fields.
     section.server_mixup = False  # whether the server uses the clients' losses: FedAnchor (mix)
     section.contrastive = True  # whether there is a contrastive loss; False: Table 3's "w/o contr loss"
-    section.contrastive_epochs = whole(1, least=0)  # epochs of it per round, after those of cross-entropy
+    section.contrastive_epochs = whole(1, least=0)  # its epochs per round, after those of cross-entropy
     section.contrastive_trains = word("model", *CONTRASTIVE)  # what it trains: the model, or only the 'anchor_head'
     section.contrastive_batch_size = whole(25, least=1)  # anchors per step: eq. 1 compares them with each other
     section.contrastive_augmentation = word("none", "weak", "strong")  # augmentation of the anchors
-    section.contrastive_learning_rate = real(0.03, above=0)  # its rate in the first round; otherwise as in `server`
+    section.contrastive_learning_rate = real(0.03, above=0)  # its initial learning rate; the rest is as in `server`
     section.temperature = real(0.1, above=0)  # tau of eq. 1
-    section.negatives = word("batch", "class")  # pairs in the denominator: eq. 1 as printed, or only the 'class'
+    section.negatives = word("batch", "class")  # pairs in the denominator: all of the 'batch' (eq. 1) or of the 'class'
     section.self_pairs = False  # whether eq. 1's numerator includes i = j
     # Weight of a penalty on the common part of all embeddings, which eq. 1 does not constrain.
     section.common_direction_weight = real(0.0, least=0)
@@ -138,7 +138,7 @@ def defaults() -> Section:
 class FedAnchorExtra(NamedTuple):
     """What the server sends to clients besides the model."""
 
-    anchors: ClassAnchors | AnchorEmbeddings  # the server's, as class means or one by one
+    anchors: ClassAnchors | AnchorEmbeddings  # the server's anchors, as class means or one by one
     # float32 [], t of eq. 5 if it is computed from the anchors' own scores; None: it is configured.
     threshold: jax.Array | None
 

@@ -33,7 +33,7 @@ def class_anchors(anchors: AnchorEmbeddings, num_classes: int, centred: bool = F
     examples above the threshold.
 
     Args:
-        anchors: of the server.
+        anchors: the server's anchors.
         num_classes: C.
         centred: see `ClassAnchors.centre`.
     """
@@ -91,8 +91,7 @@ def all_pairs_scores(
 
 
 def leave_one_out_scores(anchors: AnchorEmbeddings, num_classes: int, centred: bool = False) -> jax.Array:
-    """Each anchor's mean cosine similarity to the other anchors of its class, as eq. 3 would score it as an image.
-
+    """Each anchor's mean cosine similarity to the other anchors of its class, as eq. 3 would score a client's image.
 
     Returns:
         float32 [S]; NaN for the only anchor of a class.
@@ -108,11 +107,11 @@ def leave_one_out_scores(anchors: AnchorEmbeddings, num_classes: int, centred: b
 def along_common_direction(embeddings: jax.Array, anchors: ClassAnchors | AnchorEmbeddings) -> jax.Array:
     """Cosine of each embedding with the common direction of the anchors.
 
-    This is the direction of the mean of their unit vectors. With centred class means it is the direction of the
-    centre, as the client knows nothing else.
+    The common direction is that of the mean of the anchors' unit vectors. With centred class means it is that of the
+    centre, because the client knows nothing else.
 
-    It is 0 on average if embeddings point in all directions, and near 1 if all are close to one line, where cosine
-    similarities are large for every class.
+    The cosine is 0 on average if embeddings point in all directions. It is near 1 if all are close to one line; then
+    cosine similarities are large for every class.
 
     Args:
         embeddings: float32 [B, D].
@@ -131,5 +130,5 @@ def along_common_direction(embeddings: jax.Array, anchors: ClassAnchors | Anchor
 
 
 def _directions(embeddings: jax.Array, centre: jax.Array | None) -> jax.Array:
-    """Unit vectors of embeddings [B, D], relative to the centre if there is one."""
+    """Unit vectors of embeddings [B, D], after subtracting the centre if there is one."""
     return unit_vectors(embeddings if centre is None else embeddings - centre)

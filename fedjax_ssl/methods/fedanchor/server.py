@@ -1,4 +1,4 @@
-"""The server's contrastive training on its anchors, which structures a head's space by labels (FedAnchor, eq. 1, 2)."""
+"""The server's contrastive loss on its anchors, which orders a head's space by labels (FedAnchor, eq. 1 and 2)."""
 
 import jax
 
@@ -25,13 +25,13 @@ def contrastive_loss(
     Args:
         problem: the run's.
         data: the federation's data.
-        head: its name.
+        head: the head's name.
         augmentation: 'none', 'weak' or 'strong'.
         temperature, negatives, self_pairs: see `label_contrastive_loss`.
-        common_direction_weight: of `common_direction_penalty`; 0: no penalty.
+        common_direction_weight: the weight of `common_direction_penalty`; 0: no penalty.
 
     Returns:
-        The loss; its metric is `contrastive_loss`, without the penalty.
+        The loss. Its metric `contrastive_loss` excludes the penalty.
     """
     augment = {"none": lambda _, images: images, "weak": problem.weak, "strong": problem.strong}[augmentation]
 

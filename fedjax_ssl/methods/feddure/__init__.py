@@ -1,22 +1,24 @@
 """FedDure: Combating Data Imbalances in Federated Semi-supervised Learning with Dual Regulators.
 
 Bai et al., AAAI 2024 (arXiv 2307.05358). For clients with labels for a few of their images, whose labelled and
-unlabelled images have different classes. What differs from FedAvg+FixMatch: a client has three models,
-  1. the coarse regulator (C-reg), which labels; it is what travels, is averaged and tested;
-  2. the local model, which begins each round as a copy of it, learns from its labels alone, and is then forgotten;
-  3. the fine regulator (F-reg), a small network from C-reg's probabilities of an image to the image's weight in the
-     local model's loss; it begins afresh each round.
-Training is bi-level: F-reg descends the labelled loss that the local model would have after a step with its weights;
-then the local model takes the step; and C-reg learns from labels, from its own confident ones, and from the learning
-effect d, by which the step changed the local model's labelled loss (as in Meta Pseudo Labels, Pham et al., CVPR 2021).
+unlabelled images have different class shares. What differs from FedAvg+FixMatch: a client has three models,
+  1. the coarse regulator (C-reg), which makes the labels; it is the model that is sent, averaged and tested;
+  2. the local model, which starts each round as a copy of C-reg, learns from C-reg's labels only, and is then dropped;
+  3. the fine regulator (F-reg), a small network that maps C-reg's probabilities of an image to the image's weight in
+     the local model's loss; it starts afresh each round.
+Training is bi-level. F-reg minimises the labelled loss that the local model would have after a step with F-reg's
+weights. Then the local model takes the step. C-reg learns from labels, from its own confident labels, and from the
+learning effect d, by which the step changed the local model's labelled loss (as in Meta Pseudo Labels, Pham et al.,
+CVPR 2021).
 
-The paper's text was not at hand: this follows its abstract and its public code (White1973/FedDure, commit 50ecb77). The
-released method has no F-reg (groups/client_ssl/base_ssl.py:293-960, variant `code`). Its network, its input and the
-normalised weights are those of a base class (groups/models/model.py:12-24, base_ssl.py:110-173) that never trains it;
-how F-reg is trained here is ours, after Meta-Weight-Net (Shu et al., NeurIPS 2019): one step of plain SGD ahead.
+The paper's text was not available: this follows its abstract and its public code (White1973/FedDure, commit 50ecb77).
+The released method has no F-reg (groups/client_ssl/base_ssl.py:293-960, variant `code`). F-reg's network, input and
+normalised weights are those of a base class (groups/models/model.py:12-24, base_ssl.py:110-173), which never trains it.
+How F-reg is trained here, through one step of plain SGD, is our choice, after Meta-Weight-Net (Shu et al., NeurIPS
+2019).
 
-d is the loss after the step less the loss before it (base_ssl.py:782), the other way round than in the derivation of
-Meta Pseudo Labels: `feddure.effect`. The code's cosine behind the warm-up begins after its last step, and is left out.
+d is the loss after the step minus the loss before it (base_ssl.py:782); the derivation of Meta Pseudo Labels has the
+opposite sign (`feddure.effect`). The code's cosine schedule begins after its last step, so it is left out.
 """
 
 from typing import Any
@@ -61,7 +63,7 @@ def defaults() -> Section:
     section.threshold = share(0.6)  # C-reg learns from its own label of an image if its probability reaches it
     section.tuning_steps = whole(5, least=0)  # first steps of a round: C-reg trains on labelled images alone
     section.steps = whole(5, least=1)  # steps after these, in which all three models train
-    section.unlabelled_batch = whole(64, least=1)  # unlabelled images in a step, beside client.batch_size labelled ones
+    section.unlabelled_batch = whole(64, least=1)  # unlabelled images per step, besides client.batch_size labelled ones
     section.unlabelled_weight = real(8.0, least=0)  # final weight of C-reg's loss on its own labels
     section.unlabelled_rise = whole(20, least=1)  # steps over which this weight rises from 0
     section.warm_up_steps = whole(0, least=0)  # steps of a round over which learning rates rise from 0

@@ -1,4 +1,4 @@
-"""A client's three models: what C-reg learns, and the local model and F-reg beside it for one round."""
+"""A client's training: the steps of C-reg, and of the local model and F-reg, which exist for one round."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class FedDureWork(NamedTuple):
 
 
 def local_training(problem: Problem) -> Phase:
-    """The tuning steps, then those of all three models."""
+    """Tuning steps of C-reg alone, then steps of all three models."""
     network, options, size = problem.network, problem.config.feddure, problem.config.client.batch_size
     num_steps = options.tuning_steps + options.steps
 
@@ -41,7 +41,7 @@ def local_training(problem: Problem) -> Phase:
         return Jobs(steps, FedDureWork(deck, labelled, regulator), report)
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:
-        """C-reg's loss, with the step of the local model and of F-reg in it."""
+        """C-reg's loss. Computing it also takes the step of the local model and of F-reg."""
         labelled_key, weak_key, strong_key = jax.random.split(at.key, 3)
         known = at.work.labelled.batch(at.step, size).read(at.data)
         labelled = problem.weak(labelled_key, known.inputs)
@@ -60,7 +60,7 @@ def local_training(problem: Problem) -> Phase:
         towards = jnp.argmax(jax.lax.stop_gradient(of_strong.logits), axis=-1)
         effect_loss = effect * cross_entropy(of_strong.logits, towards, batch.mask)
 
-        step = at.step - options.tuning_steps  # of all three
+        step = at.step - options.tuning_steps  # counted from the first one of all three
         rise = options.unlabelled_weight * jnp.minimum(1.0, (step + 1) / options.unlabelled_rise)
         further = rise * own_loss + (effect_loss if options.coarse else 0.0)
         together = step >= 0
@@ -76,7 +76,7 @@ def local_training(problem: Problem) -> Phase:
 
 
 def with_pair(problem: Problem, phase: Phase) -> Phase:
-    """The phase with a fresh local model and F-reg at its beginning, which are forgotten at its end."""
+    """The phase with a fresh local model and a fresh F-reg, which are discarded at its end."""
 
     def start(received: Broadcast, data: FederatedData, work: FedDureWork, own):
         params = select(received.model.params, CLASSIFIER)
@@ -84,7 +84,7 @@ def with_pair(problem: Problem, phase: Phase) -> Phase:
         pair = Pair(params, of_local.init(params), work.regulator, of_regulator.init(work.regulator))
         carry = phase.start(received, data, work, {**own, PAIR: pair})
         of_client, rise = carry.learner.opt_state
-        rise = jax.tree.map(jnp.zeros_like, rise)  # counts the steps of this round, even if the optimizer lasts
+        rise = jax.tree.map(jnp.zeros_like, rise)  # counts the steps of this round, even if the optimizer is persistent
         return carry._replace(learner=carry.learner._replace(opt_state=(of_client, rise)))
 
     def finish(received: Broadcast, work: FedDureWork, carry, num_steps):
@@ -95,6 +95,6 @@ def with_pair(problem: Problem, phase: Phase) -> Phase:
 
 
 def rising(problem: Problem):
-    """C-reg's optimiser out of `config.client`'s: its rate rises over the first steps."""
+    """Makes C-reg's optimizer from `config.client`'s: its learning rate rises over the first steps."""
     rise = risen(problem.config.feddure.warm_up_steps)
     return lambda of_client: optax.chain(of_client, optax.scale_by_schedule(rise))

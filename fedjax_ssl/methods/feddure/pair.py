@@ -1,4 +1,4 @@
-"""The local model and the fine regulator, and a step of both: F-reg's first, by the step that the local model takes."""
+"""The local model and the fine regulator (F-reg) of FedDure, and a step of both, F-reg first."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ class Pair(NamedTuple):
     params: Any  # the local model's
     opt_state: Any
     regulator: dict[str, jax.Array]  # F-reg
-    regulator_state: Any  # of its optimiser
+    regulator_state: Any  # F-reg's optimizer state
 
 
 def optimizers(problem: Problem, learning_rate: jax.Array):
-    """Of the local model, which is `config.client`'s as C-reg's is, and of F-reg."""
+    """The optimizers of the local model, `config.client`'s like that of C-reg, and of F-reg."""
     options = problem.config.feddure
     of_local = make_optimizer(problem.config.client, learning_rate)
     rise = risen(options.warm_up_steps + options.wait_steps, options.wait_steps)
@@ -33,7 +33,7 @@ def optimizers(problem: Problem, learning_rate: jax.Array):
 
 
 def risen(steps: int, wait: int = 0):
-    """Number of a step, from 0 -> the factor of its learning rate: i / steps, 0 for the first `wait`."""
+    """A schedule: step i, from 0 -> factor of the learning rate, i / steps, at most 1; 0 for the first `wait` steps."""
     return lambda i: jnp.where(i < wait, 0.0, jnp.minimum(1.0, i / steps)) if steps else jnp.float32(1)
 
 
@@ -45,15 +45,14 @@ def taught(
     unlabelled: tuple[Images, Batch],
     p: jax.Array,
 ) -> tuple[Pair, jax.Array]:
-    """A step of F-reg, and with its weights one of the local model.
+    """Takes a step of F-reg, then a step of the local model with F-reg's weights.
 
     Args:
         problem: the run.
-        model: C-reg; of it nothing is read but what the local model lacks.
-        at: of the step.
-        labelled: weak views, and their batch.
-        unlabelled: weak views, and their batch.
-        p: float32 [B, C], C-reg's probabilities of the unlabelled ones, which it labels by; no gradient.
+        model: C-reg; only what the local model lacks is read.
+        at: the loss's context.
+        labelled, unlabelled: weak views, and their batch.
+        p: float32 [B, C], C-reg's probabilities of the unlabelled images, which give their labels; no gradient.
 
     Returns:
         The pair after the step; and d, float32 [], the change of the local model's labelled loss.
@@ -88,7 +87,7 @@ def taught(
     regulator, regulator_state = pair.regulator, pair.regulator_state
     if options.fine:
         ahead = jax.tree.map(lambda leaf, g: leaf - rate * g, pair.params, slope(shares_of(regulator)))
-        # By the chain rule an image's share moves the loss ahead by -rate <its slope, the labelled slope there>.
+        # Derivative of the loss at `ahead` by an image's share: -rate <image's gradient, labelled gradient at `ahead`>.
         gains = -rate * slopes_along(taught_losses, pair.params, jax.grad(labelled_loss)(ahead))
         of_shares = jax.grad(lambda regulator: jnp.sum(gains * shares_of(regulator)))(regulator)
         updates, regulator_state = of_regulator.update(of_shares, regulator_state, regulator)
@@ -102,10 +101,10 @@ def taught(
 
 
 def slopes_along(function: Callable[[Any], jax.Array], params: Any, direction: Any) -> jax.Array:
-    """<gradient of f_i, direction> for each of a function's values f_i, float32 [B].
+    """The directional derivative <gradient of f_i, direction> of each value f_i of a function, float32 [B].
 
-    By a central difference over a length of 0.01 (as DARTS, Liu et al., ICLR 2019): no second derivative, which layers
-    with a gradient of their own do not have.
+    It is a central difference with steps of length 0.01 (as in DARTS, Liu et al., ICLR 2019). This needs no second
+    derivative, which layers with a custom gradient do not have.
     """
     length = 0.01 / jnp.maximum(norm(direction), 1e-12)
     ends = [jax.tree.map(lambda leaf, d, h=h: leaf + h * d, params, direction) for h in (length, -length)]

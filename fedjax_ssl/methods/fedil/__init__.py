@@ -1,8 +1,8 @@
 """FedIL: Federated Incremental Learning from Decentralized Unlabeled Data with Convergence Analysis.
 
 Yang, Yuan, Liu, Deng and Bao, 2023 (arXiv 2302.11823). What differs from FedAvg:
-  1. the server trains first. Its model theta_0 is sent with the global one theta', and a divergence keeps the clients'
-     predictions near those of theta_0 (iterative similarity fusion, eq. 12);
+  1. the server trains before the clients. Its model theta_0 is sent with the global model theta', and a divergence in
+     the loss keeps the clients' predictions near those of theta_0 (iterative similarity fusion, eq. 12);
   2. an image whose label has been confident, unchanged and confirmed by theta_0 k times in a row is added to the
      client's pseudo-label set permanently (incremental credibility learning, eq. 14 to 21);
   3. uploads that point away from the server's update are left out of the mean (global incremental learning, eq. 24 to
@@ -67,12 +67,12 @@ def defaults() -> Section:
     """The section `config.fedil`."""
     section = Section()
     section.threshold = share(0.95)  # tau of eq. 12
-    # Whose predictions label xi_a and are counted: 'local', the model in training; 'global', the received theta' (eq.
-    # 8), in evaluation mode.
+    # The model whose predictions are the labels of xi_a and are counted: 'local', the one in training; 'global', the
+    # received theta' (eq. 8), in evaluation mode.
     section.labels_from = word("local", "global")
     section.successive = whole(7, least=1)  # k: equal labels in a row until a label joins the set (Table III: 2 to 8)
     section.count_per = word("round", "epoch")  # t of eq. 17 to 19 counts a client's rounds; 'epoch': its local epochs
-    section.label_set = True  # whether there is a set (xi_c of eq. 14; Table II)
+    section.label_set = True  # whether there is a pseudo-label set (xi_c of eq. 14; Table II)
     section.kl_weight = real(1.0, least=0)  # weight of xi_b in eq. 11
     section.cosine_screening = True  # whether uploads are screened, eq. 25 (Table II)
     section.average_rounds = whole(20, least=1)  # rounds in the moving average of the increment's norm (Figure 4)
@@ -103,7 +103,7 @@ def fedil(problem: Problem) -> Method:
         return state._replace(server={**state.server, **increments})
 
     def same_direction(state: State, received: Received) -> jax.Array:
-        """epsilon(S) of eq. 25 and 26: whether an update points in the direction of the server's."""
+        """epsilon(S) of eq. 25 and 26: whether an update's cosine with the server's update is at least 0."""
         from_global = lambda tree: jax.tree.map(  # noqa: E731
             jnp.subtract, select(tree, CLASSIFIER), select(state.model.params, CLASSIFIER)
         )
@@ -157,7 +157,7 @@ def local_training(problem: Problem) -> Phase:
         images, mask = batch.inputs, batch.mask
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)  # eq. 7
         reference = network.predict(at.received.extra, weak).logits  # y_0 of eq. 10
-        frozen = None  # the received theta': it only gives labels, as a divergence from it would have no gradient
+        frozen = None  # the received theta' only gives labels: a divergence from it would have no gradient
         if options.labels_from == "global":
             frozen = network.predict(at.received.model, weak).logits  # eq. 8
         views = (weak, strong)

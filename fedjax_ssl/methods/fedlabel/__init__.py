@@ -4,13 +4,13 @@ Cho, Joshi and Dimitriadis, ICCV 2023 (arXiv 2307.08809). Every client has a few
   1. a client trains twice from the received model w: tau steps on its labelled images give w_L (eq. 1), then tau' steps
      on its unlabelled ones give w_U (eq. 10);
   2. an unlabelled image gets the label of the more confident of two experts, w and w_L (eq. 3 and 4);
-  3. if the other expert agrees with the label, a divergence keeps w_U near its prediction (eq. 6 and 7);
+  3. if the other expert agrees with the label, a divergence keeps w_U near that expert's prediction (eq. 6 and 7);
   4. both changes are sent in one upload, with the number r_k of images used, which is its weight.
 
 Steps are SGD steps on minibatches drawn uniformly. The experts do not change in the second phase and see raw images
-in evaluation mode. So all drawn images are labelled once a round, which is the same as in each step. The paper does not
-say what becomes of batch normalisation's statistics. A sum of two changes could make a variance negative, so here they
-are the mean over the phases that took a step. The variant `code` follows the public code.
+in evaluation mode. Therefore all drawn images are labelled once a round, which gives the same labels as in each step.
+The paper does not say how batch normalisation's statistics are combined. A sum of two changes could make a variance
+negative, so here they are the mean over the phases that took a step. The variant `code` follows the public code.
 
 If both changes point in the same direction, the sum is twice FedAvg's step. At the paper's rate, 0.003 without
 momentum, that step is short; at 0.03 with momentum 0.9 it overshoots: see `advice` and docs/results/single_changes.md.
@@ -97,7 +97,7 @@ VARIANTS: Variants = {
         "fedlabel.unlabelled_from": 50,
         "augment.border": "zeros",
     },
-    "ten_operations": {"augment.num_ops": 10, "augment.magnitude": 1},  # section 5.2 has them so, of a pool of 14
+    "ten_operations": {"augment.num_ops": 10, "augment.magnitude": 1},  # as in section 5.2, from a pool of 14
     "only_local": {"fedlabel.experts": "local"},  # Table 1
     "only_global": {"fedlabel.experts": "global"},
     "no_consistency": {"fedlabel.consistency_weight": 0.0},  # Figure 5
@@ -108,7 +108,7 @@ VARIANTS: Variants = {
     "threshold_0_9": {"fedlabel.threshold": 0.9},
     "entropy": {"fedlabel.confidence": "entropy"},  # Figure 9
 }
-PAPER_RATE = 0.003  # its largest, without momentum
+PAPER_RATE = 0.003  # the paper's largest learning rate, without momentum
 UNLABELLED = "unlabelled_opt_state"  # a client's memory of the second phase's optimizer
 ONLY_VIEWS = 2**31 - 3  # folds the key of `augment_once`
 SUPERVISED, USED = "supervised", "used"  # w_L and r_k in an upload's metadata
@@ -120,7 +120,7 @@ def defaults() -> Section:
     section.labelled_steps = whole(30, least=1)  # tau, SGD steps on labelled images
     section.unlabelled_steps = whole(10, least=1)  # tau', SGD steps on unlabelled images
     section.threshold = share(0.3)  # beta; a label counts if its probability is above it (eq. 4)
-    # h, the confidence of an expert (eq. 3); or 'entropy', 1 / (H + 1e-5).
+    # h, an expert's confidence: the 'variance' of its probabilities (eq. 3), or 'entropy', 1 / (H + 1e-5).
     section.confidence = word("variance", *CONFIDENCES)
     # 'local' or 'global': only this expert labels, without consistency (Table 1).
     section.experts = word("both", *EXPERTS)
@@ -136,12 +136,12 @@ def defaults() -> Section:
     # The other expert in the divergence: the 'discarded' one (eq. 6); 'supervised': always w_L.
     section.kl_partner = word("discarded", *PARTNERS)
     section.kl_order = word("trained_first", *ORDERS)  # KL(p_U, s^-) as printed; 'trained_last': KL(s^-, p_U)
-    # Means over the whole 'batch' (eq. 8). 'kept': cross-entropy and batch statistics over images with a label, the
-    # divergence over those where both experts agree.
+    # Losses are means over the whole 'batch' (eq. 8). 'kept': cross-entropy and batch statistics use only images whose
+    # label counts, and the divergence only those on which both experts agree.
     section.loss_over = word("batch", "kept")
     # Weight of the sum over tensors of mean((w_U - w)^2) in the second phase; the code's is 10.
     section.mean_proximal = real(0.0, least=0)
-    section.augment_once = False  # one view of each image for the whole run, as the code stores them
+    section.augment_once = False  # one view of each image for the whole run, as in the code
     # A bug of the code: gradients are never cleared, so step i uses the sum of those of steps 1 to i, like a momentum
     # of 1: ten steps go as far as 55.
     section.replica = False
@@ -279,7 +279,7 @@ def metadata(problem: Problem, work: FedLabelWork, model: Model, totals) -> dict
 
 
 def view(problem: Problem, augment: Augmentation, data: FederatedData, rows: jax.Array, key: jax.Array) -> jax.Array:
-    """A view of some rows, drawn by the step's key, or the single view that each image has."""
+    """A view of some rows, drawn by the step's key; with `augment_once`, the only view of each image."""
     images = data.inputs[rows]
     if not problem.config.fedlabel.augment_once:
         return augment(key, images)
@@ -287,7 +287,7 @@ def view(problem: Problem, augment: Augmentation, data: FederatedData, rows: jax
     factors = jax.random.bits(factors_key, images.shape[1:])
 
     def only_view(image: jax.Array) -> jax.Array:
-        # Its key is a hash of the image: rows and clients' places in a table depend on where the data lie.
+        # Its key is a hash of the image, because an image's row in a table depends on where the data are stored.
         bits = jax.lax.bitcast_convert_type(image.astype(jnp.float32), jnp.uint32)
         number = jnp.sum(factors * (bits ^ bits >> 16))  # the lower bits of small whole numbers are 0
         return augment(jax.random.fold_in(view_key, number), image[None])[0]
@@ -296,7 +296,7 @@ def view(problem: Problem, augment: Augmentation, data: FederatedData, rows: jax
 
 
 def advice(config) -> str:
-    """Warns that two summed steps may overshoot: ten times the paper's rate or more, without a smaller server step."""
+    """Warns that the sum may overshoot: at ten times the paper's rate or more, if the server's step is not smaller."""
     rate = config.client.learning_rate / (1 - config.client.momentum)
     server = {"fedavg": 1.0, "fedavgm": config.aggregation.learning_rate / (1 - config.aggregation.momentum)}
     times = server.get(config.aggregation.optimizer, 0.0)  # the steps of other optimizers do not grow with the changes

@@ -42,7 +42,7 @@ def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: 
     """Chooses the expert that labels each image.
 
     Args:
-        of_global, of_local: float32 [..., C], logits of the received model, and of the client's.
+        of_global, of_local: float32 [..., C], logits of the received model and of the client's own.
         confidence: h, a key of `CONFIDENCES`.
         experts: 'both': the more confident one, in a tie the global one; 'local' or 'global': always this one.
     """
@@ -67,7 +67,7 @@ def divergence_of_other(logits: jax.Array, choice: ExpertChoice, order: str = "t
 
     Args:
         logits: float32 [B, C], p = softmax.
-        choice: of the batch.
+        choice: the experts' choice for the batch.
         order: 'trained_last': KL(s, p).
     """
     pair = jax.nn.log_softmax(logits), choice.other
@@ -97,7 +97,7 @@ def label_drawn(
         partner: 'supervised': the other expert is always the client's own model, chosen or not.
 
     Returns:
-        The ExpertChoice, leaves [M, n_max, ...], and the report, in which visible labels count, too.
+        The ExpertChoice, leaves [M, n_max, ...], and the report, which counts visible labels too.
     """
     of_global, of_local, made = score_drawn(problem, received, local, data, examples, deck)
     choice = choose(of_global, of_local, confidence, experts)
@@ -111,13 +111,13 @@ def label_drawn(
 def drawn_deck(examples: Examples, included: jax.Array, steps: int, batch_size: int) -> Deck:
     """Decks for a number of steps, each on a batch drawn uniformly and without replacement from all included examples.
 
-    An epoch of such a deck is one batch, and its `order` is [steps, B]. If fewer examples are included than a batch has
-    room for, it has all of them.
+    An epoch of such a deck is one batch, and its `order` is [steps, B]. If fewer than B examples are included, each
+    batch has all of them.
 
     Args:
-        examples: of the cohort; their keys draw.
+        examples: the cohort's examples; their keys draw the batches.
         included: bool [M, n_max].
-        steps: each job's.
+        steps: the steps of each job.
         batch_size: B, or n_max if that is less.
     """
     deck, width = Deck.shuffled(examples, included, examples.keys, steps), min(batch_size, included.shape[-1])
@@ -127,15 +127,15 @@ def drawn_deck(examples: Examples, included: jax.Array, steps: int, batch_size: 
 def score_drawn(
     problem: Problem, received: Model, local: Model, data: FederatedData, examples: Examples, deck: Deck
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Both experts' logits for the images that are used in this round; for all if that costs no more.
+    """Both experts' logits for the images that are used in this round, or for all images if that costs no more.
 
     Args:
         problem: the run's; with `confidence.debias` each expert's predictions are divided by its prior.
         received: w.
         local: w_L, leaves [M, ...].
         data: the federation's.
-        examples: of the cohort.
-        deck: of its unlabelled images.
+        examples: the cohort's examples.
+        deck: the decks of unlabelled images.
 
     Returns:
         Logits of w and w_L, float32 [M, n_max, C], 0 for other images; and which images they are for, bool [M, n_max].

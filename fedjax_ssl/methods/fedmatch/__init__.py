@@ -1,16 +1,16 @@
 """FedMatch: Federated Semi-Supervised Learning with Inter-Client Consistency and Disjoint Learning.
 
 Jeong, Yoon, Yang and Hwang, ICLR 2021 (arXiv 2006.12097). What differs from FedAvg:
-  1. the parameters are a sum, theta = sigma + psi: labelled images train sigma and unlabelled ones psi, alternately. If
-     the server has the labels it trains sigma, and clients train only psi;
-  2. the unlabelled loss: on confident images, agreement of the client's model with those of the most similar clients,
-     its helpers, and training of a strong view towards the label that most of these models vote for; also |psi|_1 and
-     a distance between psi and sigma;
-  3. messages are sparse: an entry is sent if it has changed by more than a bound.
+  1. the parameters are a sum, theta = sigma + psi. Labelled images train sigma and unlabelled images train psi, in
+     alternate steps. If the server has the labels, it trains sigma, and clients train only psi;
+  2. the unlabelled loss: on confident images, a client's predictions should agree with those of its helpers, the models
+     of the most similar clients, and a strong view is trained towards the label for which most of these models vote.
+     The loss also has |psi|_1 and a distance between psi and sigma;
+  3. messages are sparse: an entry is sent only if it has changed by more than a bound.
 
-Values that the paper leaves open are those of the public code. There learning rates are reduced by the loss on 2,000
-labelled validation images at every client. Here no method sees such labels, so they are reduced by the training loss of
-the client (or the server).
+Values that the paper leaves open are those of the public code. The code reduces learning rates by the loss on 2,000
+labelled validation images at every client. Here no method sees such labels, so the training loss of the client (or the
+server) is used.
 """
 
 from typing import Any
@@ -68,14 +68,14 @@ from fedjax_ssl.server import (
     train_on_server_labels,
 )
 
-PARTS, VECTORS = "parts", "vectors"  # the server's memory: sigma and psi, and what uploads say of a noise image
-UPLOADS = "uploads"  # its record of each client: the parameters of the last upload, by part
+PARTS, VECTORS = "parts", "vectors"  # the server's memory: sigma and psi; uploads' outputs for a noise image
+UPLOADS = "uploads"  # the server's record of each client: the parameters of its last upload, by part
 
 FIELDS = {
     "aggregation.weights": "uniform",
     "server.pretrain_epochs": 0,
     "server.augmentation": "weak",
-    # lambda_s = 10 multiplies the step, and the L2 term's gradient would use up the norm of a clipped gradient.
+    # lambda_s = 10 multiplies the step; the L2 term's gradient would use up the norm of a clipped gradient.
     "client.learning_rate": 0.003,
     "server.learning_rate": 0.003,
     "server.pretrain_learning_rate": 0.005,
@@ -131,7 +131,7 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.fedmatch`."""
     section = Section()
-    section.threshold = share(0.85)  # tau; a prediction counts if it reaches it. The public code has 0.75
+    section.threshold = share(0.85)  # tau; a prediction counts if its probability reaches it. 0.75 in the code
     section.helpers = whole(2, least=0)  # H, number of clients whose psi a client gets; 0: none
     # Interval in rounds at which helpers are sent; they are used in that round only.
     section.helper_interval = whole(10, least=1)
@@ -141,21 +141,20 @@ def defaults() -> Section:
     section.pseudo_weight = real(0.01, least=0)
     section.l2_weight = real(10.0, least=0)  # lambda_L2 of |sigma - psi|^2, which pulls psi towards sigma
     section.l1_weight = real(1e-4, least=0)  # lambda_L1 of |psi|_1; with labels at the server the paper has 1e-5
-    # l1_thres: entries of psi up to this magnitude count as 0 in messages and are 0 in tests; with labels at the server
-    # 1e-5.
+    # l1_thres: entries of psi up to this magnitude count as 0 in messages and in tests; with labels at the server 1e-5.
     section.smallest = real(5e-6, least=0)
-    # delta_thres: entries that changed by no more are not sent; with labels at the server 1e-5.
+    # delta_thres: entries that changed by no more than this are not sent; with labels at the server 1e-5.
     section.least_change = real(5e-5, least=0)
     # Bytes of an entry's position in a sparse message; the paper only counts values, 4 bytes each.
     section.index_bytes = whole(0, least=0)
-    # Whether messages to clients count as sparse too, relative to what a client has. The server then stores two models
-    # for each of all clients instead of one.
+    # Whether messages to clients count as sparse too: only what differs from the client's last upload. The server then
+    # stores two models for each client instead of one.
     section.sparse_down = True
     # The learning rate of a client (or of the server, if it has the labels) is divided by 3 after this many visits
     # without a new lowest training loss; 0: never. With labels at the server the paper has 20.
     section.patience = whole(5, least=0)
-    # Largest unlabelled batch at clients with labels, where an epoch has as many unlabelled batches as labelled ones; a
-    # longer epoch has more steps. 0: no bound, and every step has room for the largest batch of any client.
+    # Largest unlabelled batch at clients with labels. Their epochs have as many unlabelled batches as labelled ones;
+    # more if batches would exceed this bound. 0: no bound, and every step has room for the largest batch of any client.
     section.unlabelled_batch = whole(0, least=0)
     section.shuffle = True  # False: batches have the same order in each round, as in the public code
     return section
@@ -170,7 +169,7 @@ def fedmatch(problem: Problem) -> Method:
     aggregation = fedavg(problem, parts=clients_train)
 
     def init(data: FederatedData, key: jax.Array) -> State:
-        """Initial weights sigma, with psi a fifth of them; a given model is split into this sum."""
+        """Draws sigma, and sets psi to a fifth of it; a given model is split into such a sum."""
         init_key, train_key = jax.random.split(key)
         model = network.init(init_key)
         parts = divided(model.params, is_sum=network.given is not None)
@@ -195,7 +194,7 @@ def fedmatch(problem: Problem) -> Method:
         return state._replace(model=Model(state.server[PARTS], state.model.batch_stats))
 
     def together(state: State) -> State:
-        """The state with the model theta = sigma + psi, without the smallest entries of psi."""
+        """The state with the model theta = sigma + psi, in which the smallest entries of psi are 0."""
         parts = state.model.params
         tested = merged(state.model._replace(params=sparse.cut_parts(parts, smallest)))
         return state._replace(model=tested, server={**state.server, PARTS: parts})
@@ -222,7 +221,7 @@ def fedmatch(problem: Problem) -> Method:
             plateau = after_epoch(plateau, metrics["server_loss"], options.patience)
         return together(state._replace(server={**state.server, PLATEAU: plateau})), metrics
 
-    # --- What goes down: sigma and psi to all; in every tenth round the psi of those most like it to each client. ----
+    # --- Messages to clients: sigma and psi to all; in every tenth round also the helpers' psi to each client. -------
 
     def helpers_travel(state: State) -> jax.Array:
         return (state.round + 1) % options.helper_interval == 0
@@ -235,7 +234,7 @@ def fedmatch(problem: Problem) -> Method:
     def personal(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> dict[str, Any]:
         """The helpers' psi, whether each is present, and the number of parameter entries sent to each client."""
         parts = state.server[PARTS]
-        held = read_records(state, data, clients)[UPLOADS]  # what a client has since its last upload
+        held = read_records(state, data, clients)[UPLOADS]  # what a client has: its last upload
         entries = jnp.full(len(clients), sparse.num_entries(parts))
         if options.sparse_down:
             changed = changed_entries(parts, held, options.least_change, smallest)
@@ -267,7 +266,7 @@ def fedmatch(problem: Problem) -> Method:
         patience=options.patience,
     )
 
-    # --- What comes up: the uniform mean of the parts that clients train; each one's psi and vector are remembered. --
+    # --- Uploads: the uniform mean of the parts that clients train; the server keeps each client's psi and vector. ---
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         state = apart(state)

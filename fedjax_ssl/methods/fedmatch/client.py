@@ -37,7 +37,7 @@ class FedMatchWork(NamedTuple):
 
 
 def own_memory(problem: Problem, data: FederatedData, model: Model, parts: tuple[str, ...]) -> dict[str, Any]:
-    """The entries of the clients' memory, leaves [K, ...]; `parts` are those that clients train."""
+    """The entries of the clients' memory, leaves [K, ...]; `parts` are the parts that clients train."""
     sigma = own_optimizers(problem, data, model, (SIGMA,), SIGMA_OPTIMIZER) if SIGMA in parts else {}
     return {
         PLATEAU: fresh_plateau((len(data.ids),)),
@@ -58,18 +58,18 @@ def disjoint_phase(
     shuffle: bool,
     patience: int,
 ) -> Phase:
-    """`client.epochs`; in each step L_s trains sigma, then `unlabelled_loss` trains psi.
+    """A phase of `client.epochs`. In each step L_s trains sigma, then `unlabelled_loss` trains psi.
 
     Args:
         problem: the run's.
         parts: SIGMA and PSI; or only PSI if no client has labels.
-        unlabelled_loss: of a model in two parts, on an unlabelled batch; one of its metrics is `client_loss`.
+        unlabelled_loss: the loss of a model in two parts on an unlabelled batch; one of its metrics is `client_loss`.
         confidence: which pseudo-labels count.
         labelled_weight: lambda_s of L_s = lambda_s l(f(alpha(x); sigma + psi), y).
-        largest: size of unlabelled batches beside labelled ones; 0: as large as any client's can be.
+        largest: largest unlabelled batch at clients with labels; 0: as large as any client's can be.
         shuffle: False: batches have the same order in each round.
-        patience: see `with_plateau`, by a client's L_s, or by the unlabelled loss if it has no labels; 0: rates are
-            constant.
+        patience: see `with_plateau`, which watches a client's L_s, or the unlabelled loss if it has no labels. 0:
+            learning rates are constant.
 
     Returns:
         The Phase; its memory is `own_memory`'s.
@@ -97,7 +97,7 @@ def disjoint_phase(
         known = labelled_batch(at.work.labelled, at.step, config.batch_size).read(at.data)
         (outputs,), batch_stats = network.train(merged(model), (problem.weak(at.key, known.inputs),), known.mask)
         value = cross_entropy(outputs.logits, known.labels, known.mask)
-        # Without labels sigma rests; momentum and weight decay would still move it.
+        # Without labels there is no step: momentum and weight decay would still move sigma.
         return Loss(labelled_weight * value, batch_stats, {"labelled_loss": value}, counts=jnp.any(known.mask))
 
     def of_psi(model: Model, batch: Batch, at: At) -> Loss:
@@ -117,7 +117,7 @@ def disjoint_phase(
 
 
 def helper_logits(problem: Problem, received: Broadcast, personal: Mapping[str, Any], images: jax.Array):
-    """Logits of images [B, H, W, C] by a client's helpers, theta = the received sigma + their psi.
+    """Logits of a client's helpers, theta = the received sigma + their psi, for images [B, H, W, C].
 
     Args:
         problem: the run.
@@ -146,9 +146,9 @@ def inter_client_consistency(
     """1/H sum_j KL(p_j || p), the mean over confident images (FedMatch): float32 [].
 
     Args:
-        helpers: float32 [H, B, C], logits of other clients' models, without gradient.
-        present: bool [H]; the mean is over these, and 0 without any.
-        logits: float32 [B, C], of the client's model.
+        helpers: float32 [H, B, C], the helpers' logits, without gradient.
+        present: bool [H], the helpers that the mean is over; it is 0 without any.
+        logits: float32 [B, C], the client's own logits.
         confident: bool [B].
     """
     each = [kl_divergence(of_helper, logits, confident) * here for of_helper, here in zip(helpers, present)]

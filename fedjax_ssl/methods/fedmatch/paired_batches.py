@@ -1,4 +1,4 @@
-"""Pairs batches: an epoch has as many unlabelled as labelled batches, and their size follows from that (FedMatch)."""
+"""Paired batches (FedMatch): an epoch has as many unlabelled as labelled batches, which sets their size."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from fedjax_ssl.learning.batches import num_batches
 
 # Values of `data.partition` that give every client the same number of images and of labelled images, to within one.
 EQUAL_SHARES = ("dirichlet_pairs", "iid", "lda", "stratified")
-EACH_CLASS = ("profiles", "stratified")  # the same number of each class as well, if a client has it
+EACH_CLASS = ("profiles", "stratified")  # the same number of labels of each class, if a client has as many
 
 
 class PairedDecks(NamedTuple):
@@ -29,10 +29,10 @@ def pair_decks(problem: Problem, examples: Examples, keys: jax.Array, room: int,
 
     Args:
         problem: the run's; a labelled batch has `client.batch_size` examples.
-        examples: of the cohort.
+        examples: the cohort's examples.
         keys: [M], for shuffling.
         room: the most unlabelled examples in a batch. If that is too few, an epoch has more batches than the labelled
-            examples make.
+            examples fill.
         with_labels: whether labelled examples are trained on. If not, all batches have `room` unlabelled examples.
     """
     config = problem.config.client
@@ -55,9 +55,9 @@ def cut(deck: Deck, index: jax.Array, batches: jax.Array, size: jax.Array | int,
     """The batch of local step `index` if each client has its own batch size and number of batches per epoch.
 
     Args:
-        deck: of the client.
+        deck: the client's deck.
         index: int32 [], local step, from 0.
-        batches: int32 [], batches per epoch; further examples are not used.
+        batches: int32 [], batches per epoch; examples beyond them are not used.
         size: int32 [], examples per batch, at most `room`.
         room: B, the length of the batch's arrays.
     """
@@ -74,11 +74,11 @@ def whole_batches(count: jax.Array, size: int) -> jax.Array:
 def largest_batch(problem: Problem, n_max: int) -> int:
     """The most unlabelled images in a batch of any client with labels, if the configuration determines it.
 
-    If it does not say how many labels a client with n images has at least, the result is n_max.
+    If the configuration does not imply a smallest number of labels for a client with n images, the result is n_max.
 
     Args:
         problem: the run.
-        n_max: of any client.
+        n_max: the most images of any client.
     """
     config, size = problem.config, problem.config.client.batch_size
     data, num_classes, images = config.data, problem.num_classes, np.arange(1, n_max + 1)

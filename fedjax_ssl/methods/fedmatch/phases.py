@@ -16,10 +16,10 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import add_up, select
 from fedjax_ssl.methods.fedmatch import sparse
 
-SIGMA, PSI = "sigma", "psi"  # the entries of `params`: trained on labelled and on unlabelled images
-DIVISOR = 3.0  # of the learning rate
-LEAST = 1e-17  # the smallest factor: 1e-20 for FedMatch's learning rate
-PLATEAU = "plateau"  # the entry of a client's learning rate in its memory
+SIGMA, PSI = "sigma", "psi"  # the two parts of `params`, trained on labelled and on unlabelled images
+DIVISOR = 3.0  # divides the learning rate
+LEAST = 1e-17  # the smallest factor: a rate of 1e-20 for FedMatch's 1e-3
+PLATEAU = "plateau"  # the entry of a client's memory for its learning rate
 
 
 def merged(model: Model) -> Model:
@@ -40,7 +40,7 @@ def distances(params: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
 
 
 class Plateau(NamedTuple):
-    """The state of the rule."""
+    """The state of the rule that reduces the learning rate."""
 
     factor: jax.Array  # float32 [], of the learning rate
     lowest: jax.Array  # float32 [], the lowest loss so far; initially the largest finite number
@@ -64,7 +64,7 @@ def in_turn(*phases: Phase) -> Phase:
     """A phase in whose steps several phases take one step each, in order, on the same model.
 
     Args:
-        phases: of `local_sgd`, with one `prepare`, that of the first; each trains other `parts` and has its own
+        phases: phases of `local_sgd`; the first one's `prepare` is used. Each trains other `parts` and has its own
             `memory`. Their metrics, memory and metadata must have different names.
     """
 
@@ -119,12 +119,12 @@ def disjoint(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], patience: int) -> Phase:
-    """A phase with a learning rate for each client: divided by 3 after `patience` visits without a new lowest loss.
+    """A phase with a learning rate for each client, divided by 3 after `patience` visits without a new lowest loss.
 
     Args:
         phase: reads its learning rate from the broadcast, as `local_sgd` does.
         watched: (work, metrics) -> float32 [], the loss of a visit.
-        patience: in visits of the client.
+        patience: number of the client's visits, which are the rounds in which it trains.
 
     Returns:
         The Phase; the clients' memory has an entry `PLATEAU`.
@@ -155,8 +155,8 @@ def sparse_upload(phase: Phase, least_change: float, smallest: Mapping[str, floa
     """A phase whose upload keeps the received model's entries wherever training changed them too little to be sent.
 
     Args:
-        phase: of `local_sgd`, or composed of such phases.
-        least_change: an entry is sent, as it is, if it differs from the received one by more than this.
+        phase: a phase of `local_sgd`, or composed of such phases.
+        least_change: an entry is sent, uncut, if it differs from the received one by more than this.
         smallest: by part, entries up to this magnitude count as 0 in this comparison.
 
     Returns:

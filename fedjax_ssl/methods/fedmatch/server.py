@@ -16,19 +16,19 @@ MEAN, DEVIATION = 125.0, 125.0  # of the noise, in pixel values from 0 to 255
 
 
 class Vectors(NamedTuple):
-    """What the clients' last uploads say of the noise image."""
+    """The outputs of the clients' last uploads for the noise image."""
 
-    outputs: jax.Array  # float32 [K, D], of each client's model
+    outputs: jax.Array  # float32 [K, D], class probabilities by each client's model
     seen: jax.Array  # bool [K], whether a client has uploaded
 
 
 def no_vectors(num_clients: int, size: int) -> Vectors:
-    """Those of K clients before the first round, with room for D = `size` numbers each."""
+    """The vectors of K clients before the first round, with D = `size` numbers each."""
     return Vectors(jnp.zeros((num_clients, size)), jnp.zeros(num_clients, bool))
 
 
 def with_uploads(vectors: Vectors, received: Received, outputs: jax.Array) -> Vectors:
-    """Those after a round, with the accepted rows of `outputs`, float32 [R, D]."""
+    """The vectors after a round, with the accepted rows of `outputs`, float32 [R, D]."""
     place = jnp.where(received.accepted, received.clients, len(vectors.seen))  # beyond the end: dropped
     put = lambda table, rows: table.at[place].set(rows, mode="drop")  # noqa: E731
     return Vectors(put(vectors.outputs, outputs), put(vectors.seen, True))
@@ -50,13 +50,13 @@ def nearest_clients(vectors: Vectors, clients: jax.Array, number: int) -> tuple[
     """The clients with the nearest vectors by Euclidean distance, excluding the client itself; ties by number.
 
     Args:
-        vectors: of all clients.
-        clients: int32 [M], for which neighbours are searched.
+        vectors: all clients' vectors.
+        clients: int32 [M], the clients whose neighbours are searched.
         number: H, less than K.
 
     Returns:
-        int32 [M, H], nearest first; and bool [M, H], False for missing neighbours: if the client has no vector, or too
-        few others have one.
+        int32 [M, H], nearest first; and bool [M, H], False for missing neighbours: the client has no vector, or too few
+        other clients have one.
     """
     outputs, seen = vectors
     distances = jnp.linalg.norm(outputs[clients][:, None] - outputs[None], axis=-1)
@@ -76,7 +76,7 @@ def changed_entries(new: Any, held: Any, least_change: float, smallest: Mapping[
     Args:
         new: parameters by part, leaves [...].
         held: what each client has, leaves [M, ...].
-        least_change: entries that differ by no more are not sent.
+        least_change: entries that differ by no more than this are not sent.
         smallest: by part, entries up to this magnitude count as 0.
 
     Returns:
@@ -88,10 +88,10 @@ def changed_entries(new: Any, held: Any, least_change: float, smallest: Mapping[
 
 
 def new_entries(sent: Any, held: Any, least_change: float, smallest: float) -> jax.Array:
-    """The number of entries of other clients' parameters that are sent: those that are not 0 and that a client lacks.
+    """The number of entries of helpers' parameters that are sent: entries that are not 0 and that the client lacks.
 
     Args:
-        sent: the others' parameters, leaves [M, H, ...].
+        sent: the helpers' parameters, leaves [M, H, ...].
         held: the clients' own, leaves [M, ...].
         least_change, smallest: as in `changed_entries`.
 

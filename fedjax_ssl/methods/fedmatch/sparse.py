@@ -1,4 +1,4 @@
-"""Sparse messages: only entries that differ by more than a bound between two versions are sent."""
+"""Sparse messages: only entries that differ between two versions by more than a bound are sent."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ def cut_parts(params: Mapping[str, Any], smallest: Mapping[str, float]) -> dict[
 
 
 def differs(new: Any, old: Any, least_change: float) -> Any:
-    """Whether each entry is sent, leaves bool: those that differ by more than `least_change`."""
+    """Whether each entry is sent, leaves bool: whether it differs by more than `least_change`."""
     return jax.tree.map(lambda a, b: jnp.abs(a - b) > least_change, new, old)
 
 

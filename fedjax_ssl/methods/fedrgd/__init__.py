@@ -1,19 +1,20 @@
 """FedRGD: Improving Semi-supervised Federated Learning by Reducing the Gradient Diversity of Models.
 
 Zhang et al., IEEE Big Data 2021 (arXiv 2008.11364). What differs from FedAvg+FixMatch:
-  1. users and server train at the same time and are averaged every T steps instead of epochs: a round here is T steps;
+  1. users (clients) and server train at the same time, and are averaged every T steps instead of epochs: a round is T
+     steps;
   2. grouping-based averaging: a round has a place for each of its users. Places form groups, and each group has a
-     replica of the server. First each group averages its places and its replica, then the replicas average these means.
-     A place continues from its group's mean, so that groups learn from each other only through the replicas. Users
-     are assigned to places at random in each round: model and momentum belong to the place, and are sent to its
+     replica of the server. First each group averages its places and its replica; then the replicas average these group
+     means. A place continues from its group's mean, so that groups learn from each other only through the replicas.
+     Users are assigned to places at random in each round. Model and momentum belong to the place and are sent to its
      user;
   3. group normalisation instead of batch normalisation.
 
-The tested model is that of the replicas, which are equal after averaging. The paper's text was not available: this
-follows its public code (jhcknzzm/SSFL-Benchmarking-Semi-supervised-Federated-Learning 9a18e89). With
+The tested model is the replicas' model; after averaging all replicas are equal. The paper's text was not available:
+this follows its public code (jhcknzzm/SSFL-Benchmarking-Semi-supervised-Federated-Learning 9a18e89). With
 `fedrgd.grouping='fixed'` users stay in their group and keep their momentum. SemiFL's tables use another reading, in
-which users continue from the replicas' mean: the variant `mean_of_means`. Learning rates are per round; in the code
-they change with each step.
+which users continue from the replicas' mean (variant `mean_of_means`). Learning rates change every round; in the code
+they change every step.
 """
 
 import jax
@@ -37,7 +38,7 @@ from fedjax_ssl.server import CLASSIFICATION, group_members
 from fedjax_ssl.server.aggregation import check_own_mean, client_weights
 
 GROUPS = "groups"  # the entry of `State.server` with each group's mean
-PLACES = "places"  # the entry with each place's optimizer
+PLACES = "places"  # the entry of `State.server` with each place's optimizer
 FIELDS = {
     "fedrgd.grouping": "random",
     "aggregation.weights": "uniform",
@@ -85,10 +86,10 @@ def defaults() -> Section:
     # G, each with a replica of the server; 1: one mean of the server and all users. The code has 2 for 10 and 20
     # users, 3 for 30, 5 for 47.
     section.groups = whole(2, least=1)
-    # How groups are formed: 'random', the users are assigned to places at random in each round; or 'fixed', clients
-    # with neighbouring numbers.
+    # How groups are formed: 'random', users are assigned to places at random in each round; or 'fixed', a group has
+    # clients with neighbouring numbers.
     section.grouping = word("fixed", "random")
-    # The mean from which users continue: their group's, or with 'global_mean' the replicas'.
+    # The mean from which users continue: their group's, or with 'global_mean' that of the replicas.
     section.users_go_on_from = word("group_mean", "global_mean")
     # What a user minimises: 'fixmatch'; or 'self_training', cross-entropy of a weak view towards its own label from
     # evaluation mode.
@@ -106,7 +107,7 @@ def fedrgd(problem: Problem) -> Method:
     """Grouping-based averaging as a Method.
 
     Raises:
-        UserError: there are more groups than clients, or a server optimizer is set, which needs a single mean.
+        UserError: there are more groups than clients, or a server optimizer is set, which would need a single mean.
     """
     config, network, options = problem.config, problem.network, problem.config.fedrgd
     num_groups, at_random = options.groups, options.grouping == "random"
@@ -137,7 +138,7 @@ def fedrgd(problem: Problem) -> Method:
         return number * num_groups // members
 
     def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
-        """The selection's group is each user's place, or its group if groups are fixed."""
+        """Draws the users; the selection's `group` is each user's place, or its group if groups are fixed."""
         clients = draw_distinct(key, config.num_clients, config.clients_per_round, config.cohorts == "keyed")
         return Selection(clients, jnp.arange(len(clients)) if at_random else group_of(clients))
 
@@ -158,7 +159,7 @@ def fedrgd(problem: Problem) -> Method:
         return Place(row(state.server[GROUPS], groups), memory)
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
-        """The replicas' T steps; then each group's mean; then the mean of these."""
+        """Takes the replicas' T steps, then each group's mean, then the mean of these means."""
         rate = rate_at(state.round, config.server.learning_rate)
         replicas, state, metrics = train_replicas(problem, state, data, key, rate, num_groups, options.steps)
         replicas = trained_parts(network, replicas, CLASSIFIER)
@@ -186,7 +187,7 @@ def fedrgd(problem: Problem) -> Method:
         personal=personal,
         aggregate=aggregate,
         server_after=no_op,
-        # The broadcast's model stays at the server: each client gets that of its place.
+        # The broadcast's model is not sent: each client gets its place's model instead.
         wire_bytes=WireBytes(
             down=lambda sent, place: jnp.float32(tree_bytes((place, sent.learning_rate))),
             up=lambda upload: jnp.float32(tree_bytes(upload)),

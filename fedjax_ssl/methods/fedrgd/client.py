@@ -1,4 +1,4 @@
-"""A user's training at a place of a group, whose model it continues."""
+"""A user's training at a place of a group; it continues the place's model."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from fedjax_ssl.learning.sgd import Model
 class Place(NamedTuple):
     """The message to one user."""
 
-    model: Model  # its group's mean, the trained parts
+    model: Model  # the trained parts of its group's mean
     # The entries of a client's memory that belong to the place instead of the user: the optimizer; {} if groups are
     # fixed or no optimizer is persistent.
     memory: dict[str, Any]
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 def at_place(phase: Phase) -> Phase:
     """A phase of `local_sgd` that starts from a `Place`; the place's memory returns to the server with the upload.
 
-    Its `prepare`, which is for the whole cohort, sees the broadcast's model.
+    `prepare`, which runs once for the whole cohort, sees the broadcast's model.
     """
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
@@ -51,7 +51,7 @@ def at_place(phase: Phase) -> Phase:
 
 
 def local_training(problem: Problem) -> Phase:
-    """T steps of a user: FixMatch by its current model, or self-training."""
+    """T steps of a user: FixMatch with labels of its current model, or self-training."""
     network, config, options = problem.network, problem.config.client, problem.config.fedrgd
     self_training = options.users == "self_training"
 
@@ -60,7 +60,7 @@ def local_training(problem: Problem) -> Phase:
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.present, examples.keys, options.steps)
         deck = deck.of_whole_batches(config.batch_size)
-        # By the global model: training makes its labels in each step.
+        # The report has the global model's labels; training makes its own labels in each step.
         report = label_for_report(problem, received.model, data, examples, options.threshold)
         return Jobs(jnp.where(deck.size > 0, options.steps, 0), Work(deck), report)
 

@@ -17,13 +17,13 @@ def train_replicas(
 
     Args:
         problem: the run's; `server.epochs` is ignored.
-        state: its model is where they start. If optimizers are persistent, `state.server` has an entry
+        state: replicas start from its model. If optimizers are persistent, `state.server` has an entry
             `CLASSIFICATION` with leaves [G, ...].
         data: the federation's.
-        key: of all replicas.
-        rate: float32 [].
-        number: G.
-        steps: of each replica.
+        key: for all replicas.
+        rate: float32 [], the learning rate.
+        number: G, number of replicas.
+        steps: steps of each replica.
 
     Returns:
         The models, leaves [G, ...]; the state with their optimizers; and the mean of their `server_loss`.

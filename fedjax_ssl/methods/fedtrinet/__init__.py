@@ -2,24 +2,24 @@
 
 Che et al., IEEE Big Data 2021 (arXiv 2109.05612), following its public code with the dynamic threshold, as the
 paper's equations were not available. Every client has a few labels. What differs from FedAvg:
-  1. for some rounds clients train on their labels only. Then m is measured, the global model's mean largest probability
-     over a reference set; it determines the threshold of round r;
+  1. in the first rounds clients train on their labels only. Then m is measured, the mean over a reference set of the
+     global model's largest probability; it determines the threshold of each later round r;
   2. from then on a client splices a network from the averaged head part and the rest of its own last model, and tunes
-     it on the labels with the head part frozen;
-  3. three players vote: the client's last model, the spliced one and the global one. If the sum of their probabilities
-     reaches the threshold, an image gets its label permanently;
+     it on its labels with the head part frozen;
+  3. three players vote: the client's last model, the spliced model and the global model. If the sum of their
+     probabilities reaches the threshold, an image gets its label permanently;
   4. training continues from the spliced network, on labels and accepted images. Once a client has had a round with ten
      acceptances, each step also has a batch of accepted images with a growing weight.
 
-The head part of any backbone is its first block: in the order in which the backbone creates its parameters, the first
-entry with a kernel and what follows until the next one, such as its normalisation. The code averages head parts
-separately, with the same plain mean as whole models; so here they are those of the global model, and nothing more is
-sent. A client that was in no round with labels only uses the initial model as its last one (the code begins with
-rounds of all clients). Players are in evaluation mode; the code leaves batch statistics of single images on.
+The head part is the backbone's first block: in the order in which the backbone creates its parameters, the first entry
+with a kernel and what follows until the next kernel, such as normalisation. The code averages head parts separately,
+with the same plain mean as whole models; therefore here they are taken from the global model, and nothing more is sent.
+If a client took part in no round of 1, its last model is the initial model (the code begins with rounds of all
+clients). Players are in evaluation mode; in the code they use batch statistics of single images.
 
-The code's tuning learns the TRUE labels of accepted images: they join the set of labelled ones (main_fed.py:544, 678),
-whose labels are the data set's (models/Update.py:121; Michelingweo/FedTriNet, e70525b). Here no hidden label is read,
-so the paper's figures cannot be reproduced.
+The code's tuning learns the TRUE labels of accepted images: accepted images join the labelled set (main_fed.py:544,
+678), whose labels are the data set's (models/Update.py:121; Michelingweo/FedTriNet, e70525b). Here no hidden label is
+read, so the paper's figures cannot be reproduced.
 """
 
 from typing import Any, NamedTuple
@@ -70,7 +70,7 @@ from fedjax_ssl.methods.frames import alternating
 
 FIELDS = {"data.labels": "clients", "aggregation.weights": "uniform"}
 VARIANTS: Variants = {
-    "paper": {  # the setting of its code, but for its network
+    "paper": {  # the setting of its code, except its network
         "num_rounds": 100,
         "num_clients": 10,
         "clients_per_round": 5,
@@ -85,18 +85,18 @@ VARIANTS: Variants = {
     },
     "one_player": {"fedtrinet.players": "one", "fedtrinet.factor": 1.1},  # the code's FedAvg with pseudo-labels
     "unprotected": {"fedtrinet.protection": False},
-    "code_head": {"fedtrinet.freeze_head": False},  # the actual effect of the code's freezing on CIFAR-10: none
+    "code_head": {"fedtrinet.freeze_head": False},  # as in the code on CIFAR-10, whose freezing has no effect
 }
 PLAYERS = {"one": 1, "three": 3}
 CONFIDENCE = "confidence"  # the server's entry of m
 LOCAL, ACCEPTED = "local_model", "accepted"  # entries of a client's memory
-TUNING = "tuning_opt_state"  # and that of the optimizer that tunes the spliced network
+TUNING = "tuning_opt_state"  # a client's entry of the optimizer that tunes the spliced network
 
 
 def defaults() -> Section:
     """The section `config.fedtrinet`."""
     section = Section()
-    section.warm_up_rounds = whole(40, least=0)  # rounds on labels only, before round r = 0
+    section.warm_up_rounds = whole(40, least=0)  # rounds with labels only, before round r = 0
     # m is measured on the clients' unlabelled images; 'test': on the test images, as in the code.
     section.reference = word("unlabelled", "test")
     # The threshold of round 0 is factor m, for the SUM of the players' probabilities.
@@ -105,16 +105,16 @@ def defaults() -> Section:
     section.decay_rounds = whole(50, least=1)  # afterwards it is (1 - r / decay_rounds) factor m
     section.protection = True  # the threshold ends at factor m / 2; False: it falls to 0
     section.protected_from = whole(35, least=0)  # first round in which protection applies
-    # Who votes: 'three', the last local, the spliced and the global model; 'one', only the global one, from which
-    # training then continues, without splicing.
+    # Who votes: 'three', the last local, the spliced and the global model; 'one', only the global model. Then training
+    # continues from the global model, without splicing.
     section.players = word("three", *PLAYERS)
     section.head_blocks = whole(1, least=1)  # backbone blocks in the head part; 2 in the code's demo and for MNIST
     section.freeze_head = True  # whether the head part is frozen while the spliced network is tuned
-    # Number of new labels in a round from which on a client also trains on separate batches of accepted images.
+    # After a round with at least this many new labels, a client also trains on separate batches of accepted images.
     section.min_new_labels = whole(10, least=1)
     section.accepted_weight = real(0.15, least=0)  # final weight of the loss on these batches
     section.ramp_from = whole(50, least=0)  # local epochs, counted from r = 0, in which the weight is 0
-    section.ramp_epochs = whole(100, least=1)  # epochs from there to the full weight
+    section.ramp_epochs = whole(100, least=1)  # further epochs until the full weight
     return section
 
 
@@ -122,7 +122,7 @@ class Extra(NamedTuple):
     """What the server sends besides the global model."""
 
     round: jax.Array  # int32 [], r, below 0 while clients train on labels only
-    threshold: jax.Array  # float32 [], of the sum of the players' probabilities
+    threshold: jax.Array  # float32 [], for the sum of the players' probabilities
 
 
 class FedTriNetWork(NamedTuple):
@@ -182,7 +182,7 @@ def fedtrinet(problem: Problem) -> Method:
 
 
 def threshold_at(options: ConfigDict, r: jax.Array, confidence: jax.Array) -> jax.Array:
-    """The threshold of round r; before r = 0 one that no sum of probabilities reaches.
+    """The threshold of round r; before r = 0 it is larger than any sum of probabilities.
 
     Args:
         options: `config.fedtrinet`.
@@ -227,7 +227,7 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
         if options.players == "one":
             start = repeated(received.model, len(old.rounds))
         else:
-            # If it has no labels to tune on, the client takes the spliced network as it is.
+            # A client without labels to tune on takes the spliced network as it is.
             spliced = jax.vmap(lambda model: splice(head, received.model, model))(cohort.own[LOCAL])
             start = where_rows(previous.took_part | ~voting, trained_models(received, previous), spliced)
             players = start, cohort.own[LOCAL]

@@ -41,7 +41,7 @@ def head_part(network: Network, blocks: int = 1) -> tuple[str, ...]:
 
 
 def splice(head: tuple[str, ...], one: Model, other: Model) -> Model:
-    """The `head` of `one` and the rest of `other`, parameters and statistics."""
+    """A model with the `head` of `one` and the rest of `other`, both parameters and statistics."""
 
     def with_head(rest, theirs):
         if "backbone" not in rest:
@@ -53,7 +53,7 @@ def splice(head: tuple[str, ...], one: Model, other: Model) -> Model:
 
 
 def freezing(head: tuple[str, ...]) -> Callable[[optax.GradientTransformation], optax.GradientTransformation]:
-    """For `local_sgd`'s `adapt`: the head has no gradient, does not count in gradient norms, and does not decay."""
+    """For `Hooks.adapt`: the head has no gradient, no share in gradient norms, and no weight decay."""
 
     def is_head(params):
         return jax.tree_util.tree_map_with_path(
@@ -78,7 +78,7 @@ def no_labels(data: FederatedData) -> Accepted:
 
 
 def vote(problem: Problem, received: Model, own: Sequence[Model], images: jax.Array, examples: Examples) -> jax.Array:
-    """The sum of the probabilities of the received model and of models of each client's own.
+    """The sum of the probabilities by the received model and by each client's own models.
 
     Args:
         problem: the run's; with `confidence.debias` each model's predictions are divided by its prior.
@@ -102,7 +102,7 @@ def accept(
         votes: float32 [M, n_max, C].
         threshold: float32 [], which an image's largest vote must reach.
         candidates: bool [M, n_max], images that may get a label.
-        enough: number of new labels from which on a round is counted.
+        enough: a round is counted if it has at least this many new labels.
 
     Returns:
         The new Accepted; and the class with the largest vote, accepted or not, int32 [M, n_max].

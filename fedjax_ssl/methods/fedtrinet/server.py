@@ -15,9 +15,9 @@ def mean_confidence(
 
     Args:
         network: the architecture.
-        model: in evaluation mode.
+        model: the model, used in evaluation mode.
         images: uint8 [N, H, W, C].
-        counted: bool [N].
+        counted: bool [N], the selected images.
         batch_size: images at a time, see `map_batches`.
     """
     largest = map_batches(

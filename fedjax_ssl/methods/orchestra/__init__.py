@@ -1,11 +1,11 @@
 """Orchestra: Unsupervised Federated Learning via Globally Consistent Clustering.
 
 Lubana et al., ICML 2022 (arXiv 2205.11506). Clients have no labels at all. What differs from FedAvg:
-  1. an online network learns to assign a view of an image to the one of G global clusters to which a target network,
-     its moving average, assigns another view;
+  1. an online network learns to assign a view of an image to the same of G global clusters as the target network, its
+     moving average, assigns another view;
   2. against degenerate solutions, a second loss predicts by how many quarter turns a third view was rotated;
-  3. a client remembers its last projections, clusters them into a few centroids of about equal size, and sends these;
-     the server clusters all clients' centroids into the global ones;
+  3. a client remembers its last projections, clusters them into a few clusters of about equal size, and sends their
+     centroids; the server clusters all clients' centroids into the global clusters;
   4. everything is averaged, including the target, weighted by the clients' numbers of whole batches. In the first round
      clients only cluster, so that there are initial global clusters.
 
@@ -203,7 +203,7 @@ def training(problem: Problem, adapt: Adapt) -> Phase:
             return similarities / options.temperature
 
         still = jax.lax.stop_gradient(model)
-        # The target after the optimizer's step.
+        # The value that the target has after this step of the optimizer.
         target = moving_average(still.params[TARGET], select(still.params, ENCODER), options.decay)
         of_target, batch_stats = target_projections(problem, still, target, first, batch.mask)
         outputs, batch_stats = network.train(model._replace(batch_stats=batch_stats), (second, third), batch.mask)

@@ -1,4 +1,4 @@
-"""A client's memory of projections, and its clusters of about equal size, which are all that it sends about images."""
+"""A client's memory of projections, and its clusters of about equal size, whose centroids it sends."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -30,7 +30,7 @@ def pushed(ring: Ring, rows: jax.Array, present: jax.Array) -> Ring:
     """Replaces the oldest rows of the ring by new ones.
 
     Args:
-        ring: of N rows.
+        ring: has N rows.
         rows: float32 [B, D].
         present: bool [B], which rows are new. If there are more than N, the last ones are kept.
     """
@@ -50,7 +50,7 @@ def local_centroids(key: jax.Array, memory: jax.Array, number: int) -> jax.Array
     Args:
         key: a JAX random key.
         memory: float32 [N, D], unit vectors.
-        number: of clusters, at most N.
+        number: number of clusters, at most N.
 
     Returns:
         float32 [number, D], unit vectors.
@@ -82,7 +82,7 @@ def filled(
     Args:
         project: (key, images [B, H, W, C], mask bool [B]) -> unit vectors [B, D], of one batch.
         images: uint8 [N, H, W, C], the flat table.
-        examples: of the cohort.
+        examples: the cohort's examples.
         rings: leaves [M, ...].
         batch_size: B.
     """
@@ -118,7 +118,7 @@ def centroids_phase(number: int) -> Phase:
     """A phase without steps, after one that trains: each client clusters its memory and sends the centroids.
 
     Args:
-        number: of centroids.
+        number: number of centroids.
     """
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:

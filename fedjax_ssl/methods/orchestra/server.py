@@ -1,4 +1,4 @@
-"""Clusters of all clients' centroids at the server (Orchestra)."""
+"""The server's clustering of all clients' centroids (Orchestra)."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def global_centroids(
         centroids: float32 [G, D], initial values.
         vectors: float32 [N, D], the clients' centroids z.
         present: bool [N], which of them count. Without any the centroids do not change.
-        steps: of SGD.
+        steps: number of SGD steps.
         temperature: tau.
 
     Returns:

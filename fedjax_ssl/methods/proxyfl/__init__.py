@@ -9,7 +9,7 @@ FedAvg+FixMatch with a few labels at every client:
      classes and pushed away from images that share no candidate with it (`proxyfl.contrastive`). For this, clients
      report the counts of their labels, and the server sends the prior of the classes.
 GPT and ICPL can be switched off separately. Without both, and with `proxyfl.loss_over='batch'` (as in the code), it is
-FixMatch with global labels. The paper's mean over confident images is a longer step if there are few of them.
+FixMatch with global labels. The paper's mean over confident images makes longer steps if few images are confident.
 
 Paper and public code differ. Defaults follow the paper, except for the server's tuning, where they follow the code,
 which produced the figures (eq. 2 is `proxyfl.tuning_negatives='client'`). The variant `code` follows the code. The
@@ -78,7 +78,7 @@ def defaults() -> Section:
     section.tuning_epochs = whole(100, least=0)  # Q; 10 on CIFAR-100, where more epochs overfit
     section.tuning_batch_size = whole(4, least=1)  # proxies in a step
     section.tuning_learning_rate = real(0.005, above=0)  # learning rate of its plain SGD
-    # Negatives: the other 'global' proxies (code), or a client's own others ('client', eq. 2).
+    # Negatives: the other 'global' proxies (code), or the client's own other proxies ('client', eq. 2).
     section.tuning_negatives = word("global", "client")
     section.tuning_margin = real(100.0, least=0)  # largest margin of the true class (code); 0: none, as printed
     return section

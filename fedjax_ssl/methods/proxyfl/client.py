@@ -1,4 +1,4 @@
-"""What a step adds to FixMatch's loss: every unlabelled image is pulled to the proxies of its candidate classes."""
+"""ICPL, ProxyFL's additional loss: every unlabelled image is pulled to the proxies of its candidate classes."""
 
 import jax
 import jax.numpy as jnp
@@ -75,9 +75,9 @@ def disjoint_sets_losses(
     Args:
         vectors: float32 [B, D], unit vectors z.
         positives: float32 [B], s_i, the similarity to the example's positive.
-        sets: bool [B, C], xi, the candidate classes of each example; one with an empty set is never a negative.
+        sets: bool [B, C], xi, each example's candidate classes; an example with an empty set is never a negative.
         present: bool [B], False for padding.
-        least: pairs with a lower similarity are no negatives.
+        least: pairs with a lower similarity are not negatives.
 
     Returns:
         float32 [B]; undefined for absent examples and empty sets.

@@ -1,4 +1,4 @@
-"""The server trains on its clients' classifier weights: each class's proxy towards the proxies of all clients."""
+"""Global proxy tuning (ProxyFL): the server trains each class's proxy towards all clients' proxies of the class."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedjax_ssl.server.aggregation import Flow, Link
 
 
 def tune_proxies(**how: Any) -> Link:
-    """Global proxy tuning after the mean: the classifier's kernel is trained, its bias stays the mean.
+    """Global proxy tuning after the mean. The classifier's kernel is trained; its bias stays the mean.
 
     Args:
         how: the keywords of `tuned_proxies`.
@@ -48,17 +48,17 @@ def tuned_proxies(
         d_j = |omega_m^c - Omega^j|                    negatives = 'global': against the other global proxies
         d_j = |Omega^c - omega_m^j|                    negatives = 'client': against the client's other proxies (eq. 2)
 
-    The true distance d_c has a margin: the distance of the most isolated averaged proxy to its nearest neighbour, at
-    most `largest_margin`.
+    A margin is added to the true distance d_c: the distance of the most isolated averaged proxy to its nearest
+    neighbour, at most `largest_margin`.
 
     Args:
-        average: float32 [C, F], the averaged proxies, where the global ones Omega start.
-        proxies: float32 [R, C, F], the clients'.
+        average: float32 [C, F], the averaged proxies, from which the global proxies Omega start.
+        proxies: float32 [R, C, F], the clients' proxies.
         active: bool [R], which rows are present; others are ignored.
         key: for shuffling in each epoch.
         epochs: Q; 0 returns the average.
         batch_size: points per step; a short last batch is trained on.
-        learning_rate: of the steps.
+        learning_rate: SGD's learning rate.
         negatives: 'global' or 'client'.
         largest_margin: 0: no margin.
 
@@ -97,7 +97,7 @@ def tuned_proxies(
 
 
 def distances(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Euclidean distances along the last axis; that of equal vectors is 0, with a zero gradient."""
+    """Euclidean distances along the last axis; equal vectors have distance 0 and a zero gradient."""
     squared = jnp.sum(jnp.square(a - b), axis=-1)
     positive = squared > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)

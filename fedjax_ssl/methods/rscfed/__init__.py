@@ -4,17 +4,18 @@ Liang et al., CVPR 2022 (arXiv 2203.13993). Some clients have labels for all the
 differs from FedAvg:
   1. a round draws several groups of clients, each without replacement; all start from the same global model. A client
      in two groups trains twice, and its optimizer and teacher advance twice;
-  2. clients without labels keep the student near their own mean teacher, by the squared error to the teacher's
+  2. a client without labels has its own mean teacher. Its student minimises the squared error to the teacher's
      sharpened probabilities of another weak view. The teacher is never reset; the student starts from the global
      model;
   3. within a group, an upload's weight falls with its distance to the group's mean; a labelled client counts more. The
      global model is the plain mean of the groups' models.
 
-The paper's setting starts from a model trained on the labelled client only. From an untrained model, a teacher with
-`rscfed.teacher_statistics='first'` would use the statistics of that model for ever: use 'received'.
+The paper's setting starts from a model trained on the labelled client only. If a run starts from an untrained model,
+set `rscfed.teacher_statistics='received'`: with 'first' the teacher would keep that model's statistics for ever.
+
 A labelled client counts 6 times, as with the command `--un_dist=avg` in the README of xmed-lab/RSCFed@4872944. Later
-READMEs lack this argument, which the code (train_main.py:284-287 at ae35f03) still reads: if it is empty, a labelled
-client counts 36 times (`rscfed.factor_in_mean`), but the first commit (8d9c2e7, train_main.py:328) then leaves out the
+READMEs lack this argument, but the code (train_main.py:284-287 at ae35f03) still reads it. If it is empty, a labelled
+client counts 36 times (`rscfed.factor_in_mean`); the first commit (8d9c2e7, train_main.py:328) then leaves out the
 distances. The code also adds up distances of PyTorch's batch counters; with normalisation layers these make all weights
 of a group underflow. Here they are left out, and the nearest upload always keeps a weight.
 """
@@ -79,8 +80,8 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.rscfed`."""
     section = Section()
-    section.groups = whole(3, least=1)  # models of a round, trained one after the other
-    section.group_size = whole(5, least=1)  # clients of each, drawn without replacement; clients_per_round is ignored
+    section.groups = whole(3, least=1)  # groups of a round, trained one after the other
+    section.group_size = whole(5, least=1)  # clients per group, without replacement; clients_per_round is ignored
     section.consistency_weight = real(0.02, least=0)  # weight of the squared error to the teacher
     section.ramp_rounds = whole(0, least=0)  # rounds in which that weight rises linearly from 0
     section.temperature = real(0.5, above=0)  # T of the teacher's probabilities, p^(1/T) / sum p^(1/T)
@@ -97,7 +98,7 @@ def defaults() -> Section:
     # The weight is exp(-beta d / n) for an upload at distance d with n images, in a group without labels.
     section.beta = real(1e4, least=0)
     section.beta_labelled = real(100.0, least=0)  # beta of a group with a labelled client
-    # Distances: the sum over 'tensors' of their distances; 'whole': the distance of all numbers as one vector.
+    # Distances: the sum of the distances of all 'tensors'; 'whole': the distance of all numbers as one vector.
     section.distance = word("tensors", *DISTANCES)
     return section
 
@@ -144,7 +145,7 @@ def rscfed(problem: Problem) -> Method:
         own=own_teachers,
         aggregation=fedavg(problem, weighted_by=reweighted),
     )
-    if options.ramp_rounds:  # then clients need the number of the round
+    if options.ramp_rounds:  # clients need the number of the round
         method = method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.round))
     return method._replace(select=select_groups)
 

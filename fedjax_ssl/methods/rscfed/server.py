@@ -26,20 +26,19 @@ def distance_reweighted(
     beta_labelled: float,
     distance: str = "tensors",
 ) -> Link:
-    """Weights of uploads such that their mean is the plain mean of the groups' models; groups without uploads are left
-    out.
+    """Weights uploads so that their mean is the plain mean of the models of all groups that have uploads.
 
     f_i is the share of upload i in its group by `aggregation.weights`, wbar = sum_i f_i w_i, d_i = |w_i - wbar|. The
     group's model is sum_i u_i w_i, with u_i ~ f_i exp(-beta d_i / n_i) times the factor of a labelled client.
 
     Args:
-        kind: of `client_weights`, for f_i.
+        kind: how f_i is computed, see `client_weights`.
         num_groups: G; `Received.group` is 0 to G - 1, None for one group.
         is_labelled: received -> bool [R], the uploads whose weight is multiplied.
         factor: their factor.
         factor_in_mean: whether f_i has this factor too, so that u_i has its square.
-        beta: in a group without a labelled client.
-        beta_labelled: in a group with one.
+        beta: beta of a group without a labelled client.
+        beta_labelled: beta of a group with a labelled client.
         distance: see `distances_to_mean`.
     """
 
@@ -90,10 +89,10 @@ def distances_to_mean(models: Any, shares: jax.Array, in_group: jax.Array, kind:
 def consensus_weights(
     shares: jax.Array, distances: jax.Array, sizes: jax.Array, factors: jax.Array, betas: jax.Array
 ) -> jax.Array:
-    """u_i = factor_i f_i exp(-beta d_i / n_i), normalised in each group; the weight of the nearest never underflows.
+    """u_i = factor_i f_i exp(-beta d_i / n_i), normalised in each group; the nearest upload's weight never underflows.
 
     Args:
-        shares: float32 [G, R], f_i; a group without any has no weights.
+        shares: float32 [G, R], f_i; a group without shares has no weights.
         distances: float32 [G, R], d_i.
         sizes: int32 [R], n_i.
         factors: float32 [R].
