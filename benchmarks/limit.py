@@ -91,8 +91,10 @@ def step_arithmetic(network: Network, batch_size: int) -> int:
         y = layer(*arguments, **keywords)
         module = context.module
         if context.method_name == "__call__" and isinstance(module, Conv | nn.Dense):
-            taps = math.prod(module.kernel_size) if isinstance(module, Conv) else 1
-            forward[module.path] = 2 * taps * arguments[0].shape[-1] * y.size
+            x = arguments[0]
+            # A linear layer may be a `FlatDense`, which flattens its input.
+            inputs = math.prod((*module.kernel_size, x.shape[-1]) if isinstance(module, Conv) else x.shape[1:])
+            forward[module.path] = 2 * inputs * y.size
         return y
 
     model = jax.eval_shape(network.init, jax.random.key(0))

@@ -273,7 +273,7 @@ def count_lane_steps(lengths: np.ndarray, lanes: int) -> np.ndarray:
     """Steps of all lanes in each round, [T], as the engine counts them, for jobs of `lengths` int [T, M]."""
     idle_phase = Phase(
         prepare=lambda broadcast, data, cohort, previous: Jobs(broadcast[cohort.clients], ()),
-        start=lambda broadcast, work, own: jnp.int32(0),
+        start=lambda broadcast, data, work, own: jnp.int32(0),
         step=lambda broadcast, data, work, carry, index, key: carry + 1,
         finish=lambda broadcast, work, carry, num_steps: Finished(carry, {}, {}),
     )

@@ -158,6 +158,8 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
     for field, its_range in ranges().items():
         if field.startswith("model."):  # of which the network is made
             its_range.check(f"{folder / CONFIG}: {field}", config.model[field.partition(".")[2]])
+    if config.encoder.adapters.rank and "weights" in facts:
+        _check_weights(config.encoder, facts)
     network = build_network(config, facts, entry.heads_of(config), entry.embedding, backbone=backbone_of(config))
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     restored = Checkpoints(folder / CHECKPOINTS).restore_part(State(None, model))
@@ -175,15 +177,19 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
     return Predictor(facts, tuple(class_names), restored.round, network, trained, outputs, config.data.fit, encode)
 
 
+def _check_weights(options: ConfigDict, facts: Mapping[str, Any]) -> None:
+    weights = expanded(options.weights)
+    if checksum(weights) != facts["weights"]:
+        raise UserError(f"{weights} are not the weights that the model was trained with")
+
+
 def _encoding(options: ConfigDict, facts: Mapping[str, Any]) -> Callable[[Any], np.ndarray]:
     """`Predictor.encode`; the weights are read with the first images: who has features needs no file of them."""
 
     @functools.cache
     def read() -> Callable[[jax.Array], jax.Array]:
-        weights = expanded(options.weights)
         features_of = frozen(options)
-        if checksum(weights) != facts["weights"]:
-            raise UserError(f"{weights} are not the weights that the model was trained with")
+        _check_weights(options, facts)
         return features_of
 
     def encode(images: Any) -> np.ndarray:

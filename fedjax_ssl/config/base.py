@@ -190,6 +190,15 @@ def describe_method(name: str) -> tuple[str, str]:
     return (section_of(name), "") if method is None else (method.title or section_of(name), method.paper)
 
 
+def describe_model(config: Any) -> str:
+    """What a run's model is called, with its encoder; `config` is nested dicts or a ConfigDict, complete."""
+    encoder, model = config["encoder"], config["model"]["name"].rstrip("/").rpartition("/")[2]  # without a folder
+    if encoder["name"] == "none":
+        return model
+    rank = encoder["adapters"]["rank"]
+    return f"{encoder['name']}, adapters of rank {rank}" if rank else f"{model} on features of {encoder['name']}"
+
+
 def other_sections(method: str) -> set[str]:
     """The sections of a configuration that belong to other methods."""
     return set(METHODS) - {section_of(method)}

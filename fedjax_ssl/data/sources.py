@@ -178,21 +178,15 @@ def first_of_each_class(labels: np.ndarray) -> np.ndarray:
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     """What users of a trained model must know about its inputs."""
-    known = {
+    of_images = {"image_shape": list(dataset.x_train.shape[1:]), "flip": dataset.flip}
+    return {
         "name": dataset.name,
         "num_classes": dataset.num_classes,
         "class_names": list(dataset.class_names),
-    }
-    if dataset.kind != "image":
-        scale = {"mean": list(dataset.mean), "std": list(dataset.std)}
-        counts = {"num_train": len(dataset.x_train), "num_test": len(dataset.x_test)}
-        return {**known, "kind": dataset.kind, **dataset.details, **scale, **counts}
-    return {
-        **known,
-        "image_shape": list(dataset.x_train.shape[1:]),
+        **(of_images if dataset.kind == "image" else {"kind": dataset.kind}),
+        **dataset.details,
         "mean": list(dataset.mean),
         "std": list(dataset.std),
-        "flip": dataset.flip,
         "num_train": len(dataset.x_train),
         "num_test": len(dataset.x_test),
     }

@@ -45,6 +45,8 @@ def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
         raise UserError(f"--out={out} must end in .safetensors")
     if not source.is_file():
         raise UserError(f"there is no file {source}")
+    if out.resolve() == source.resolve():
+        raise UserError(f"--out={out} is the file that is read; name another")
     weights = {}
     for theirs, array in read(source).items():
         try:

@@ -20,13 +20,19 @@ def save_weights(path: pathlib.Path, encoder: Encoder, weights: dict[str, np.nda
     """Writes float32 arrays by name, after checking that they are the encoder's.
 
     Raises:
-        UserError: an array is missing or left over, or has another shape.
+        UserError: an array is missing, left over, not finite, or has another shape; or the file cannot be written.
     """
     from safetensors.numpy import save
 
     check(str(path), encoder, {name: array.shape for name, array in weights.items()})
-    with replaced(path) as file:
-        file.write(save({name: np.ascontiguousarray(array, np.float32) for name, array in weights.items()}))
+    _check_finite(path, weights)
+    content = save({name: np.ascontiguousarray(array, np.float32) for name, array in weights.items()})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def load_weights(path: pathlib.Path, encoder: Encoder, side: int) -> Variables:
@@ -37,8 +43,10 @@ def load_weights(path: pathlib.Path, encoder: Encoder, side: int) -> Variables:
     """
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise UserError(f"encoder.weights={path}: there is no such file; fedjax-ssl convert-weights makes it")
+    _require(path)
+    patch = getattr(encoder.module, "patch", 1)
+    if side % patch:
+        raise UserError(f"encoder.side={side} is not a multiple of {patch}, the side of this encoder's patches")
     try:
         with safe_open(path, "numpy") as file:
             slices = {name: file.get_slice(name) for name in sorted(file.keys())}
@@ -50,12 +58,21 @@ def load_weights(path: pathlib.Path, encoder: Encoder, side: int) -> Variables:
             weights = {name: file.get_tensor(name) for name in slices}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is not a safetensors file of weights ({first_line(error)})") from error
-    bad = next((name for name, array in weights.items() if not np.isfinite(array).all()), None)
-    if bad:
-        raise UserError(f"{path}: {bad} has numbers that are not finite")
+    _check_finite(path, weights)
     if POSITIONS in weights:
         weights[POSITIONS] = resampled(weights[POSITIONS], flat_shapes(encoder, side)[POSITIONS].shape[0])
     return unflatten_dict({tuple(name.split("/")): array for name, array in weights.items()})
+
+
+def _require(path: pathlib.Path) -> None:
+    if not path.is_file():
+        raise UserError(f"encoder.weights={path}: there is no such file; fedjax-ssl convert-weights makes it")
+
+
+def _check_finite(path: pathlib.Path, weights: dict[str, np.ndarray]) -> None:
+    bad = next((name for name, array in weights.items() if not np.isfinite(array).all()), None)
+    if bad:
+        raise UserError(f"{path}: {bad} has numbers that are not finite")
 
 
 def flat_shapes(encoder: Encoder, side: int) -> dict[str, Any]:
@@ -94,6 +111,7 @@ def resampled(positions: np.ndarray, tokens: int) -> np.ndarray:
 
 
 def checksum(path: pathlib.Path) -> str:
-    """The SHA-256 of a file."""
+    """The SHA-256 of a file of weights."""
+    _require(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

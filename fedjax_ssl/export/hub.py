@@ -9,7 +9,7 @@ from fedjax_ssl.config import section_of
 from fedjax_ssl.errors import UserError, printable
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.records.runs import RunRecords, read_run
-from fedjax_ssl.report.model_card import describe_model
+from fedjax_ssl.report.model_card import describe_run
 
 CARD, CONFIG, TENSORS, PROGRAM = "README.md", "config.json", "model.safetensors", "model.stablehlo"
 _MARK = '\nlibrary_name: "fedjax_ssl"\n'  # of a card that this module has written
@@ -56,7 +56,7 @@ def contents(folder: pathlib.Path, facts: dict[str, Any], files: dict[str, bytes
     """
     run = read_run(folder)
     return {
-        CARD: f"{header(run, license)}\n{describe_model(run)}\n{_use(facts)}".encode(),
+        CARD: f"{header(run, license)}\n{describe_run(run)}\n{_use(facts)}".encode(),
         CONFIG: (json.dumps(facts, indent=2) + "\n").encode(),
         TENSORS: files["safetensors"],
         PROGRAM: files["stablehlo"],

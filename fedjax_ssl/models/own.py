@@ -35,6 +35,11 @@ class Adapted(nn.Module):
     module: nn.Module  # from images [B, H, W, C], and the arguments named in `takes` as keywords, to features [B, F]
     takes: tuple[str, ...]  # the arguments of `OPTIONAL_ARGUMENTS` that the module takes
 
+    @property
+    def classifier_bias(self):
+        """As the module says, see `Heads`."""
+        return getattr(self.module, "classifier_bias", True)
+
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, F]; arguments as in `Heads`."""
         given = {"train": train, "mask": mask, "num_views": num_views}

@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import Any
 
-from fedjax_ssl.config import describe_method, server_has_labels
+from fedjax_ssl.config import describe_method, describe_model, server_has_labels
 from fedjax_ssl.errors import printable
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
@@ -41,10 +41,10 @@ def write_model_card(run: RunRecords) -> None:
 
 def model_card(run: RunRecords) -> str:
     """The card, as Markdown."""
-    return f"{describe_model(run)}\n{_use(run)}"
+    return f"{describe_run(run)}\n{_use(run)}"
 
 
-def describe_model(run: RunRecords) -> str:
+def describe_run(run: RunRecords) -> str:
     """What the model is, what it was trained on and how good it is, as Markdown; nothing of where it lies."""
     config, dataset, last = run.config, run.dataset(), run.metrics[-1]
     data, name = config["data"], _plain(dataset.get("name", config["data"]["source"]))
@@ -78,12 +78,15 @@ def describe_model(run: RunRecords) -> str:
         began = _plain(_last_part(config["init_from"]))
         notes.append(f"It began with the model of another run, {began} (init_from.json).\n")
     notes += [f"{_plain(sentence)}\n" for sentence in conditions(run)]
+    encoder = ""
+    if "weights" in dataset:
+        encoder = f"\n| encoder | {_plain(dataset['encoder'])}, its weights' SHA-256 {_plain(dataset['weights'])} |"
     versions = (run.summary or {}).get("versions", {})
     made_with = ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
     made_with = _plain(made_with)
     facts = [start.facts() for start in read_starts(run.folder)[-1:]]
     origin = "".join(f"\n| {name} | {_plain(each[name])} |" for each in facts for name in ("code", "command"))
-    return f"""# {_plain(_last_part(config["model"]["name"]))} trained with {method} on {name}
+    return f"""# {_plain(describe_model(config))} trained with {method} on {name}
 
 {"".join(note + chr(10) for note in notes)}{what} trained by federated semi-supervised learning over \
 {config["num_clients"]} clients. Labels: {labels}.
@@ -98,7 +101,7 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 | training set | {dataset.get("num_train", "?")} {noun}{held_out} |
 | labels | {labels}{f" ({data['server_draw']})" if server_has_labels(data) else ""} |
 | division | {_division(data)}, seed {config["seed"]} |
-| test set | {dataset.get("num_test", "?")} {noun} |
+| test set | {dataset.get("num_test", "?")} {noun} |{encoder}
 
 ## Figures
 

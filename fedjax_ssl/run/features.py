@@ -78,8 +78,15 @@ def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:
         )
     if config.encoder.adapters.rank:
         channels = dataset.x_train.shape[-1]
-        return dataset._replace(mean=(0.0,) * channels, std=(1.0,) * channels)
+        known = _encoder_facts(config.encoder)
+        return dataset._replace(mean=(0.0,) * channels, std=(1.0,) * channels, details={**dataset.details, **known})
     return as_features(config, dataset)
+
+
+def _encoder_facts(options: ConfigDict) -> dict[str, Any]:
+    """What a run records of its encoder, so that no other weights are taken for it later."""
+    side = options.side or find_encoder(options.name).side
+    return {"encoder": options.name, "encoder_side": side, "weights": checksum(expanded(options.weights))}
 
 
 def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
@@ -124,13 +131,13 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     kept = f"kept in {folder}" if folder else "not kept: the user's cache is not writable, or others can write into it"
     size = total * width.shape[-1] * 4
     say(f"{options.name}: {total:,} views, {size / 1e6:,.0f} MB of features in memory, {kept}")
-    weights_sum = checksum(expanded(options.weights))
+    facts = _encoder_facts(options)
     settings = json.dumps(
         {
             "version": 1,
-            "encoder": options.name,
-            "weights": weights_sum,
-            "side": options.side or find_encoder(options.name).side,
+            "encoder": facts["encoder"],
+            "weights": facts["weights"],
+            "side": facts["encoder_side"],
             "flip": bool(dataset.flip),
             "augment": [config.augment[name] for name in _AUGMENTATION],
             "seed": options.seed,
@@ -167,8 +174,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
         details={
             "shape": list(train.shape[1:]),
             "weak_views": options.weak_views,
-            "encoder": options.name,
-            "weights": weights_sum,
+            **facts,
             "encoded_images": list(dataset.x_train.shape[1:]),
         },
     )

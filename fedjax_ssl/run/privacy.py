@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedjax_ssl.engine.compression import remembers
 from fedjax_ssl.engine.interface import Method, Problem, State
@@ -42,6 +43,9 @@ class Accountant:
             logger.setLevel(level)
         self._epsilon = rdp.compute_epsilon
         self._orders, self._of_a_round, self._delta = one_round.orders, one_round.rdp, config.privacy.delta
+        if config.privacy.cohorts == "fixed":  # drawing a cohort never weakens the guarantee, but that bound can
+            of_all_clients = np.asarray(self._orders) / (2 * (noise / 2) ** 2)
+            self._of_a_round = np.minimum(self._of_a_round, of_all_clients)
 
     def epsilon(self, num_rounds: int) -> float:
         """Epsilon after `num_rounds` rounds."""

@@ -12,7 +12,7 @@ from fedjax_ssl.data import Partition, dataset_facts, load_partition
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded, read_json
-from fedjax_ssl.kinds import kind_of
+from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
@@ -116,6 +116,8 @@ def _check_images(where: str, theirs: dict[str, Any], ours: dict[str, Any]) -> N
     for name in ("columns", "categories", "vocabulary"):
         if theirs.get(name) != ours.get(name):
             raise UserError(f"{where}its model's data have another {name} than those of this run")
+    if theirs.get("weights", ours.get("weights") if kind_name(ours) == IMAGE else None) != ours.get("weights"):
+        raise UserError(f"{where}its model was trained on an encoder with other weights than this run's")
 
 
 def _check_normalisation(where: str, old: str, new: str) -> None:
@@ -169,7 +171,8 @@ def _shared_parts(where: str, model: Model, saved: dict[str, tuple[int, ...]]) -
         return {name: shape for name, shape in named.items() if name.startswith(prefixes)}
 
     parts, ours = [part for part in model.params if of_part(part, saved)], names(model)
-    if "backbone" not in parts:
+    # A classifier on its own ('linear') has a backbone without arrays.
+    if not parts or (jax.tree.leaves(model.params["backbone"]) and "backbone" not in parts):
         raise UserError(f"{where}its checkpoint has no backbone")
     for part in parts:
         theirs, mine = of_part(part, saved), of_part(part, ours)

@@ -38,7 +38,7 @@ def trimmed_mean(uploads: Model, weights: jax.Array, otherwise: Model, share: fl
     Source: Yin et al., ICML 2018, Definition 2.
     """
     count = jnp.sum(weights > 0)
-    cut = _floor(share, count)
+    cut = jnp.minimum(_floor(share, count), (count - 1) // 2)  # at least one value stays
     return _between(uploads, weights, otherwise, cut, count - 1 - cut)
 
 

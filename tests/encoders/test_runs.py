@@ -1,9 +1,12 @@
 """Runs on a frozen encoder's features, and with adapters: a tiny Vision Transformer on the digits."""
 
+import hashlib
+
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from fedjax_ssl import load, train
 from fedjax_ssl.data import load_dataset
@@ -11,10 +14,14 @@ from fedjax_ssl.encoders import Adapted, encode, load_weights, save_weights
 from fedjax_ssl.encoders import encoder as table
 from fedjax_ssl.encoders.convert import convert
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.export import export_run
 from fedjax_ssl.models.vit import ViT
 from fedjax_ssl.predictor import predict_file
+from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.run import features
 from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.warm_start import find_warm_start
 from tests.helpers.runs import make_fedanchor_config
 
 NAME, SIDE = "vit_s16", 16
@@ -53,6 +60,19 @@ def test_a_layer_that_there_is_not_is_one_line(tmp_path):
     save_file({"blocks.0.0.bn3.weight": np.zeros(3, np.float32)}, tmp_path / "theirs.safetensors")
     with pytest.raises(UserError, match=r"blocks\.0\.0\.bn3\.weight of shape \(3,\) is not efficientnet_lite0's"):
         convert(tmp_path / "theirs.safetensors", "efficientnet_lite0", tmp_path / "ours.safetensors")
+
+
+def test_conversion_never_replaces_what_it_reads_and_writes_no_nan(weights, tmp_path):
+    ours = load_file(weights)
+    with pytest.raises(UserError, match="is the file that is read"):
+        convert(weights, NAME, weights)
+    encoder = table.ENCODERS[NAME]
+    with pytest.raises(UserError, match="params/norm/bias has numbers that are not finite"):
+        save_weights(tmp_path / "new.safetensors", encoder, {**ours, "params/norm/bias": np.full(16, np.nan)})
+    save_weights(tmp_path / "a/b/new.safetensors", encoder, ours)  # its folders are made
+    with pytest.raises(UserError, match=r"cannot write .*new\.safetensors: "):
+        (tmp_path / "file").touch()
+        save_weights(tmp_path / "file/new.safetensors", encoder, ours)
 
 
 def test_features_are_the_encoder_s_and_come_out_of_the_cache(weights, monkeypatch, capfd):
@@ -101,6 +121,10 @@ def test_a_run_on_features(weights, tmp_path):
     predictor = load(tmp_path / "run")
     assert predictor(np.zeros((3, 16), np.float32)).labels.shape == (3,)
 
+    # A classifier without a backbone begins another run.
+    start = find_warm_start(build_experiment(make_config(weights, init_from=str(tmp_path / "run"))))
+    assert start.facts["parts"] == ["classifier"]
+
     # Images are encoded by the training's weights, and no others.
     data = load_dataset(config.data)
     of_features = predictor(features.through_encoder(config, data).x_test)
@@ -146,6 +170,22 @@ def test_adapters_alone_are_trained_and_sent(weights, tmp_path):
     found = load(tmp_path / "run")(images)
     assert found.embeddings.shape == (2, 16)
 
+    export_run(tmp_path / "run", tmp_path / "model.safetensors", "safetensors")
+    with safe_open(tmp_path / "model.safetensors", "numpy") as file:
+        told = file.metadata()
+    assert (told["backbone"], told["encoder"], told["encoder_side"]) == (f"{NAME}, adapters of rank 2", NAME, "16")
+    assert told["weights"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    card = model_card(read_run(tmp_path / "run"))
+    assert card.startswith(f"# {NAME}, adapters of rank 2 trained with") and told["weights"] in card
+
+    # The frozen weights are in no checkpoint: with others the run is neither loaded nor resumed.
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\x80\x3f")
+    with pytest.raises(UserError, match="are not the weights that the model was trained with"):
+        load(tmp_path / "run")
+    config.num_rounds = 2
+    with pytest.raises(UserError, match=r"is not what the checkpoint .* was trained with \(weights: "):
+        train(config, tmp_path / "run")
+
 
 @pytest.mark.parametrize(
     "fields, words",
@@ -159,6 +199,7 @@ def test_adapters_alone_are_trained_and_sent(weights, tmp_path):
         ),
         ({"encoder.name": "resnet50"}, "arrays are missing, such as batch_stats/"),
         ({"encoder.name": "resnet50", "encoder.adapters.rank": 1}, "for Vision Transformers, not resnet50"),
+        ({"encoder.side": 20}, "encoder.side=20 is not a multiple of 8"),
         ({"encoder.adapters.rank": 1, "encoder.adapters.blocks": 3}, "blocks is 3, but vit_s16 has 2"),
     ],
 )
@@ -168,8 +209,6 @@ def test_what_does_not_fit_is_said(weights, fields, words):
 
 
 def test_a_file_of_other_weights_is_refused(weights, tmp_path):
-    from safetensors.numpy import load_file, save_file
-
     encoder, arrays = table.ENCODERS[NAME], load_file(weights)
     changes = {
         "1 arrays are missing, such as params/norm/bias": lambda a: a.pop("params/norm/bias"),

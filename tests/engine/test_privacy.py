@@ -117,6 +117,9 @@ def test_epsilon_falls_with_noise_and_with_smaller_cohorts_and_grows_with_rounds
     assert accountant(**{"privacy.cohorts": "poisson", "clients_per_round": 2}).epsilon(10) < base.epsilon(10)
     assert accountant(**{"privacy.cohorts": "poisson", "privacy.delta": 1e-3}).epsilon(10) < base.epsilon(10)
     assert base.epsilon(10) < accountant(**{"privacy.cohorts": "fixed"}).epsilon(10)
+    # The bound for cohorts without replacement is never above that of asking everybody.
+    everybody = accountant(**{"privacy.cohorts": "fixed", "clients_per_round": 100}).epsilon(100)
+    assert accountant(**{"privacy.cohorts": "fixed", "clients_per_round": 50}).epsilon(100) <= everybody
     assert make_accountant(make_tiny_config()) is None
 
 

@@ -165,6 +165,10 @@ class Refused:
         write_dataset(folder, {**read_dataset(folder), "image_shape": [9, 8, 1]})
         return {}, "its model is for images of 9x8x1, but the data of this run are images of 8x8x1"
 
+    def of_an_encoder(folder):
+        write_dataset(folder, {**read_dataset(folder), "weights": 64 * "0"})
+        return {}, "its model was trained on an encoder with other weights than this run's"
+
     def of_normalisation(folder):
         line = "its model.normalisation is 'static', but this run's is 'group'"
         return {"model.normalisation": "group"}, line

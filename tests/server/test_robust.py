@@ -78,6 +78,12 @@ def test_rules_are_those_of_their_papers(rule, seed, absent, share):
     np.testing.assert_allclose(flat(found), by_hand(rule, rows, counted_weights, share), rtol=1e-4, atol=1e-5)
 
 
+def test_a_trimmed_mean_keeps_a_value_however_large_the_share():
+    uploads, weights, before, rows, _ = drawn(2, False)
+    found = COMPILED["trimmed_mean"](uploads, weights, before, 0.4999999)
+    np.testing.assert_allclose(flat(found), by_hand("trimmed_mean", rows, weights, 0.4999999), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("rule", ["krum", "multi_krum"])
 @pytest.mark.parametrize("large", [[1e19], [-1e30], [3e38], [-3.4e38], [1e30, -1e30], [1e25, 3e38]])
 @pytest.mark.parametrize("everywhere", [True, False])
