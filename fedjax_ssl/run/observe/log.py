@@ -1,4 +1,4 @@
-"""Messages of a run: on stderr by `--quiet` and `--verbose`, and all of them in run.log."""
+"""Messages of a run: `--quiet` and `--verbose` select those on stderr; run.log has all of them."""
 
 import contextlib
 import datetime
