@@ -203,7 +203,7 @@ class Predicted(NamedTuple):
     """Predictions for the examples of a file or a folder."""
 
     prediction: Prediction  # for B examples
-    files: list[str] | None  # of each example, relative to the folder; None if the inputs are no folder
+    files: list[str] | None  # of each example, relative to the folder; None if the input is not a folder
     true_labels: np.ndarray | None  # int32 [B], -1 if unknown; None if there are no labels
     of_images: bool = True
 

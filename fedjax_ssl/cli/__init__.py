@@ -1,1 +1,1 @@
-"""The command line: commands, help, fields read from the sources. Nothing else imports it; help does not load JAX."""
+"""The command line: commands, help, fields read from the sources. No other folder imports it; help loads no JAX."""

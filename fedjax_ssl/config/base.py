@@ -60,7 +60,7 @@ def add_section(config: ConfigDict) -> ConfigDict:
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the range of every field, and fields that depend on each other. Checks that need the data come later.
+    """Checks the range of every field, and fields that depend on each other; a run's parts check what needs the data.
 
     Args:
         config: gets the section of a method from a file, if missing.

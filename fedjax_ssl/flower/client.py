@@ -34,7 +34,7 @@ from fedjax_ssl.run.machine import find_machine, use_compilation_cache
 from fedjax_ssl.server.statistics import BATCH_SIZE, sum_statistics
 
 FACTS = "facts"  # facts about the server's data, in `Context.state`
-# For each client, by its id, in `Context.state`: its memory, what its last training adds, and the turn of that.
+# For each client, by its id, in `Context.state`: its memory, what its last training adds, and that training's turn.
 MEMORY, PENDING, TURN = "memory", "pending", "turn"
 EXCHANGED = "exchanged"  # the parameters during an exchange of statistics
 

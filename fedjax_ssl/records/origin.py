@@ -25,7 +25,7 @@ from fedjax_ssl.files import PACKAGE, make_folder, read_json, read_whole, replac
 from fedjax_ssl.models.cpu.processor import description
 from fedjax_ssl.records.workdir import ORIGIN, ORIGIN_FILES
 
-MOST_BYTES, MOST_FILES = 20_000_000, 100  # of each copy, and of all copies; beyond these only checksums are kept
+MOST_BYTES, MOST_FILES = 20_000_000, 100  # of a copy; number of copies. Beyond these only checksums are kept
 GIT_SECONDS = 10  # git's time limit, after which there counts as no repository
 # Packages whose versions can change a result; a resumed run names those that differ.
 COMPUTING = ("jax", "jaxlib", "flax", "optax", "numpy", "scikit_learn")

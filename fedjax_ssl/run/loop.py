@@ -88,7 +88,7 @@ class Listener(Protocol):
     """A part of the run that acts between dispatches."""
 
     def next_due(self, done: int) -> int | None:
-        """The next round after `done` after which the listener must have a turn: a dispatch ends there; None: any."""
+        """The next round beyond `done` that must end a dispatch, so that the listener has a turn; None: any round."""
         del done
         return None
 

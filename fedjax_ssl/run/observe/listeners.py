@@ -120,8 +120,8 @@ class SaveSnapshots(Listener):
 class TestClients(Listener):
     """Measures accuracy on each client's own test images: every `eval_clients_every` rounds, and at the end.
 
-    It adds its figures to the round's line, so it comes before `WriteRecords`. Figures of the end of a run are in a
-    file and in the summary only.
+    It adds the figures of such a round to the round's line, so it comes before `WriteRecords`. Those of the end are
+    also in a file and in the summary, whichever round ends the run.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import IO
 from fedjax_ssl.errors import first_line
 from fedjax_ssl.files import open_to_append
 
-QUIET, NORMAL, VERBOSE = range(3)  # warnings and errors; also what users wait for; also each program, round, checkpoint
+QUIET, NORMAL, VERBOSE = range(3)  # warnings, errors; also long tasks; also each program, round, checkpoint
 
 _level = NORMAL
 _files: list[IO[str]] = []
