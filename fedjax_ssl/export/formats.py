@@ -36,7 +36,7 @@ class Exported(NamedTuple):
 
 
 def safetensors(model: Exported) -> bytes:
-    """The parameters and statistics, as `params.LAYER.NAME` and `batch_stats.LAYER.NAME`, with facts as metadata.
+    """Parameters and normalisation statistics, as `params.LAYER.NAME` and `batch_stats.LAYER.NAME`; facts as metadata.
 
     Kernels of convolutions are [height, width, in, out], of dense layers [in, out]; float32.
     """

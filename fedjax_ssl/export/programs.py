@@ -1,4 +1,7 @@
-"""Exports the network as a program from stored examples, such as uint8 images [B, H, W, C], to probabilities [B, C]."""
+"""Exports the network as a program: stored examples, such as uint8 images [B, H, W, C] -> probabilities [B, C].
+
+Probabilities are float32.
+"""
 
 import json
 import types
@@ -15,7 +18,7 @@ from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.predictor import Predictor
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-# Its convolutions have the plain form, which every platform and format supports.
+# The platform whose convolutions have the plain form, which every platform and format supports.
 _PLAIN = "gpu"
 
 
@@ -81,7 +84,7 @@ def _fresh(predictor: Predictor) -> Callable[[jax.Array], jax.Array]:
     return probabilities
 
 
-# Calls around an inner function, which ONNX does not have -> the parameter that holds the function.
+# Calls that only add rules for derivatives or vmap to a function; ONNX has none -> the parameter with the function.
 _CALLS = {"jit": "jaxpr", "custom_vmap_call": "call", "custom_vjp_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
 
 

@@ -44,7 +44,7 @@ class TrainedWith(NamedTuple):
 class Manifest(NamedTuple):
     """The contents of a manifest."""
 
-    round: int  # the checkpoint is the state after this round
+    round: int  # its state is the one after this round
     run: TrainedWith | None  # what it was trained with; None: unknown
 
 

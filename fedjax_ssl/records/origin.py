@@ -26,7 +26,7 @@ from fedjax_ssl.models.cpu.processor import description
 from fedjax_ssl.records.workdir import ORIGIN, ORIGIN_FILES
 
 MOST_BYTES, MOST_FILES = 20_000_000, 100  # of a copy; number of copies. Beyond these only checksums are kept
-GIT_SECONDS = 10  # git's time limit, after which there counts as no repository
+GIT_SECONDS = 10  # time limit for git, after which the repository is ignored
 # Packages whose versions can change a result; a resumed run names those that differ.
 COMPUTING = ("jax", "jaxlib", "flax", "optax", "numpy", "scikit_learn")
 # The modules of config files, and of methods and backbones as FILE.py:NAME.
