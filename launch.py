@@ -1,4 +1,4 @@
-"""The command line of a checkout: `python launch.py --help` says what it takes. Installed, it is `fedjax-ssl`."""
+"""Starts the command line in a checkout, see `python launch.py --help`. The installed command is `fedjax-ssl`."""
 
 import importlib.util
 import os
@@ -6,7 +6,7 @@ import pathlib
 import sys
 
 if __name__ == "__main__":
-    # `python` may be the system's, which has nothing installed, while `make quickstart` has made a folder that has.
+    # `python` may be the system's interpreter, which lacks the packages that `make quickstart` installs into .venv.
     mine = pathlib.Path(__file__).resolve().parent / ".venv" / "bin" / "python"
     if importlib.util.find_spec("jax") is None or importlib.util.find_spec("absl") is None:
         if not mine.exists() or pathlib.Path(sys.prefix) == mine.parent.parent:

@@ -29,7 +29,7 @@ __all__ = [
     "use_every_core",
 ]
 
-# Name -> module, imported when it is asked for: JAX takes seconds, and neither --help nor a typing error needs it.
+# Name -> module, imported at first use: importing JAX takes seconds, and --help or a mistyped command does not need it.
 _HOMES = {
     "Prediction": "predictor",
     "Predictor": "predictor",
@@ -55,7 +55,7 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    """The version that was installed; '0+unknown' where the library lies in the path without being installed."""
+    """The installed version; '0+unknown' if the library is in the path but not installed."""
     import importlib.metadata
 
     try:

@@ -1,4 +1,4 @@
-"""The program: signals are watched from its first moment on, before anything large is imported."""
+"""The entry point of the program. It watches for signals before it imports anything large."""
 
 import gc
 import os
@@ -13,14 +13,14 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
     """Runs the command line of this process.
 
     Args:
-        program: how it was started, for what is printed.
+        program: the command that started it, for messages.
 
     Returns:
         The exit status, see `fedjax_ssl.cli.commands.main`.
     """
-    # XLA tells of slow compilation as of an error, with advice for its developers. Its errors are raised as well.
+    # XLA logs slow compilation as an error, with advice for its developers. Real errors are also raised.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Tracing makes millions of objects that stay: at Python's own pace the search for garbage is an eighth of a start.
+    # Tracing makes millions of long-lived objects: with Python's defaults, garbage collection is 1/8 of the start.
     gc.set_threshold(20_000, 20, 20)
     argv = sys.argv[1:]
 
@@ -39,7 +39,7 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
         sys.unraisablehook = leave_out_callbacks
         status = main(argv, program)
     if any(thread.name.startswith(("compiler", "hosts")) for thread in threading.enumerate()):
-        # After an error: an interpreter waits for its threads, and nobody needs what they compile; and for other hosts.
+        # After an error. The interpreter would wait for these threads, which compile unused programs or wait for hosts.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -47,9 +47,10 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
 
 
 def leave_out_callbacks(unraisable: Any) -> None:
-    """Prints uncaught errors as Python does, except TensorStore's after a checkpoint failed.
+    """Prints unraisable errors as Python does, except those of TensorStore after a failed checkpoint.
 
-    For `sys.unraisablehook`. TensorStore calls back into a loop that has ended; the failure itself is raised elsewhere.
+    For `sys.unraisablehook`. TensorStore calls back into an event loop that has ended; the failure itself is raised
+    elsewhere.
     """
     trace = unraisable.exc_traceback
     is_callback = trace is not None and trace.tb_frame.f_code.co_name == "call_soon_threadsafe"  # called from C++

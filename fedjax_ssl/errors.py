@@ -24,15 +24,15 @@ class TrainingError(RuntimeError):
 
 
 class StoppedError(RuntimeError):
-    """The operating system, a file or the memory ended a run that was under way: a full disk, a folder that is gone.
+    """The operating system, a file or the memory ended a run: for example a full disk, or a folder that is gone.
 
     The command line prints the message and exits with status 4; the last checkpoint is kept, and the run can be
-    resumed when the cause is mended.
+    resumed once the cause is fixed.
 
     Attributes:
         reason: what ended it.
         folder: the workdir that resumes it.
-        by_disk: whether it was the disk, which would end other runs as well.
+        by_disk: whether the disk was the cause, which would end other runs as well.
     """
 
     def __init__(self, reason: str, how_to_resume: str = "", folder: pathlib.Path | None = None):
@@ -54,17 +54,17 @@ class BusyError(UserError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """What a message says of a word that may be mistyped: '; the nearest is ...', or '' where none is like it."""
+    """A hint for a word that may be mistyped: '; the nearest is ...', or '' if no known word is similar."""
     found = difflib.get_close_matches(word, known, n=1)
     return f"; the nearest is {found[0]}" if found else ""
 
 
 def printable(text: str) -> str:
-    """A text that may come from anywhere, such as a folder's name, in letters that a page and a line can hold.
+    """Escapes what cannot be shown on a page or a line, in a text from any source, such as a folder's name.
 
-    Control characters, those that turn the direction of writing, and bytes that are not UTF-8 become escapes.
+    These are control characters, marks of the writing direction, and bytes that are not UTF-8.
     """
-    joiners = "\u200c\u200d"  # without which some scripts and emoji fall apart
+    joiners = "\u200c\u200d"  # some scripts and emoji need them
     return "".join(
         letter if letter.isprintable() or letter in joiners else letter.encode("unicode_escape").decode()
         for letter in text
@@ -82,31 +82,31 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-_CODE = "os_error_code"  # of TensorStore, with a number
+_CODE = "os_error_code"  # in errors of TensorStore, with a number
 _DISK_WORDS = (
     *("No space left on device", "Disk quota exceeded", "Input/output error", "Read-only file system"),
     *("database or disk is full", "disk I/O error"),  # of SQLite
 )
-# What libraries that write files or take memory say in errors of kinds of their own.
+# Words in errors of libraries that write files or allocate memory, and raise exceptions of their own types.
 _OUTSIDE_WORDS = (*_DISK_WORDS, "File too large", "Permission denied", _CODE)
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")
 _OF_DAMAGED_FILES = (UnicodeDecodeError, json.JSONDecodeError, zipfile.BadZipFile, zlib.error, EOFError)
 
 
 def outside_reason(error: BaseException) -> str | None:
-    """What the operating system, a file or the memory says of itself in an error, in one line; None for other errors.
+    """One line about an error that the operating system, a file or the memory caused; None for other errors.
 
     Args:
-        error: with the errors that caused it, which are looked at as well.
+        error: the errors that caused it are checked as well.
     """
     for each in _causes(error):
         kind, text = type(each).__name__, first_line(each)
         if isinstance(each, OSError) and each.strerror:
             names = [str(name) for name in (each.filename, each.filename2) if name is not None]
             return ": ".join([*names[:1], each.strerror])
-        if isinstance(each, OSError):  # of a library, which says more than its kind
+        if isinstance(each, OSError):  # a library raised it, with a message only
             return text
-        said = [word for word in _OUTSIDE_WORDS if word in str(each)]  # before the memory: a disk is a resource as well
+        said = [word for word in _OUTSIDE_WORDS if word in str(each)]  # before memory: a disk is a resource too
         if said:
             return said[0] if said[0] != _CODE else f"{kind}: {text[:200]}"
         if isinstance(each, MemoryError) or any(word in str(each) for word in _OUT_OF_MEMORY):
@@ -117,7 +117,7 @@ def outside_reason(error: BaseException) -> str | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what caused it, each once."""
+    """Yields an error and the errors that caused it, each once."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,6 +1,6 @@
-"""Reading files, and writing them whole or not at all, synced to the disk before the call returns.
+"""Reads files, and writes them atomically, synced to the disk before the call returns.
 
-A run's folder may come from anybody, so nothing is written through a link that lies in it.
+A run's folder may come from anybody, so nothing is written through a symbolic link in it.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from typing import IO, Any
 from fedjax_ssl.errors import UserError
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
-# Config files: in a checkout beside the package, where it is installed inside.
+# The folder of config files: beside the package in a checkout, inside the package if it is installed.
 CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
 
 _unfinished: set[pathlib.Path] = set()  # temporary files of this process
 
 
 def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
-    """A path whose ~ or ~USER is a home folder.
+    """Expands ~ or ~USER at the start of a path.
 
     Raises:
         UserError: there is no such user.
@@ -37,7 +37,7 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def replace_file(path: pathlib.Path, text: str) -> None:
-    """Writes a text file; characters that are not UTF-8, as in a folder's name of another encoding, are escaped."""
+    """Writes a text file. Characters that UTF-8 cannot encode, such as in a name in another encoding, are escaped."""
     with replaced(path) as file:
         file.write(text.encode(errors="backslashreplace"))
 
@@ -52,7 +52,7 @@ def replace_arrays(path: pathlib.Path, **arrays: Any) -> None:
 
 @contextlib.contextmanager
 def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a temporary file that replaces `path` at the end, also a link; after an error, `path` is unchanged."""
+    """Opens a temporary file that replaces `path`, even a link, at the end; after an error, `path` is unchanged."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     _unfinished.add(temporary)
     try:
@@ -68,10 +68,10 @@ def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
 
 
 def open_to_append(path: pathlib.Path) -> IO[str]:
-    """Opens a text file at its end; what it holds stays.
+    """Opens a text file to append to it.
 
     Raises:
-        OSError: it cannot be written, or is a link, or no file.
+        OSError: it cannot be written, is a link, or is not a regular file.
     """
     refuse_link(path)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
@@ -83,7 +83,7 @@ def open_to_append(path: pathlib.Path) -> IO[str]:
 
 
 def make_folder(path: pathlib.Path) -> None:
-    """Makes a folder in one that exists: where a run was moved away, nothing is made in its old place.
+    """Makes a folder inside an existing one: if a run's folder was moved away, it is not made again.
 
     Raises:
         OSError: it cannot be made, or is a link.
@@ -93,13 +93,13 @@ def make_folder(path: pathlib.Path) -> None:
 
 
 def refuse_link(path: pathlib.Path) -> None:
-    """Raises an OSError if a path is a link, to something or to nothing."""
+    """Raises an OSError if a path is a symbolic link, even a broken one."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path} is a link, through which nothing is written")
 
 
 def remove_folder(path: pathlib.Path) -> None:
-    """Removes a folder and all that is in it; of a link the link alone."""
+    """Removes a folder and its contents; of a link, only the link."""
     if path.is_symlink():
         path.unlink()
     else:
@@ -110,7 +110,7 @@ def read_whole(path: pathlib.Path) -> bytes:
     """A file's bytes.
 
     Raises:
-        OSError: it cannot be read, or it is a pipe, for which one would wait.
+        OSError: it cannot be read, or is not a regular file: a pipe would block.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a file", str(path))
@@ -118,7 +118,7 @@ def read_whole(path: pathlib.Path) -> bytes:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """What a JSON file holds.
+    """The value in a JSON file.
 
     Raises:
         OSError: see `read_whole`.
@@ -131,14 +131,14 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Waits until the names in a folder are on the disk; where the system cannot say so (Windows), does nothing."""
+    """Waits until a folder's entries are on the disk; does nothing on systems without such a call (Windows)."""
     if os.name != "posix":
         return
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # of file systems that have no such call
+        if error.errno != errno.EINVAL:  # EINVAL: the file system has no such call
             raise
     finally:
         os.close(number)
@@ -151,29 +151,29 @@ def free_name(path: pathlib.Path) -> pathlib.Path:
 
 
 def discard_unfinished() -> None:
-    """Removes the temporary files that are being written, for a process that ends in the middle."""
+    """Removes the temporary files of unfinished writes, for a process that is about to end."""
     for temporary in list(_unfinished):
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def cache_folder() -> pathlib.Path:
-    """The user's folder for what can be made again."""
+    """The library's folder in the user's cache."""
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedjax_ssl"
 
 
 def private_cache(name: str, most_bytes: int) -> pathlib.Path | None:
-    """A folder in the user's cache, made if it is not there.
+    """A folder in the user's cache, made if it is missing.
 
-    Compiled programs are code, so no other user may write there or into a folder above. The files that were
-    used longest ago are removed.
+    Compiled programs are code, so no other user may write there or into a folder above. The least recently used files
+    are removed.
 
     Args:
-        name: of the folder.
-        most_bytes: of all its files.
+        name: the folder's name.
+        most_bytes: limit on the size of all its files.
 
     Returns:
-        The folder; None if others can write there, or it cannot be made, or the system cannot say (Windows).
+        The folder; None if other users can write there, it cannot be made, or the system cannot tell (Windows).
     """
     folder = cache_folder() / name
     try:
@@ -197,7 +197,7 @@ def private_cache(name: str, most_bytes: int) -> pathlib.Path | None:
 
 
 def _is_ours_alone(folder: pathlib.Path) -> bool:
-    """Whether no other user but root can put files into a folder, or another folder or a link in its place."""
+    """Whether only this user and root can write into a folder, or replace it by another folder or a link."""
     if not hasattr(os, "getuid"):
         return False
     own = os.getuid()
@@ -208,7 +208,7 @@ def _is_ours_alone(folder: pathlib.Path) -> bool:
                 return False
             of_group = (
                 state.st_mode & stat.S_IWGRP and state.st_gid != own
-            )  # a user's own group has often the user's number
+            )  # a user's own group often has the user's number
             if (of_group or state.st_mode & stat.S_IWOTH) and not state.st_mode & stat.S_ISVTX:
                 return False
     return True

@@ -1,4 +1,4 @@
-"""A user's code by import path, MODULE:NAME or FILE.py:NAME; its errors become one line."""
+"""Imports a user's code by import path, MODULE:NAME or FILE.py:NAME, and reports its errors in one line."""
 
 import contextlib
 import importlib
@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_ssl.errors import UserError, first_line, nearest
 from fedjax_ssl.files import expanded
 
-CODE_FIELDS = ("method", "model.name", "confidence.kind")  # that may name a user's code
+CODE_FIELDS = ("method", "model.name", "confidence.kind")  # fields that may name a user's code
 
 
 def is_own(name: str) -> bool:
@@ -24,13 +24,13 @@ def import_own(field: str, name: str, what: tuple[str, str]) -> tuple[Any, str |
     """Imports the object that a path names.
 
     Args:
-        field: the configuration's, for messages.
-        name: MODULE:NAME or FILE.py:NAME. A module is installed or lies in the current folder; a file may import from
+        field: the field of the configuration, for messages.
+        name: MODULE:NAME or FILE.py:NAME. A module is installed or in the current folder; a file may import from
             its own folder.
         what: what NAME stands for in messages, such as 'FACTORY', with an example: ('FACTORY', 'my_models:MyBackbone').
 
     Returns:
-        The object, and the file that it was imported from, None without one.
+        The object, and the file that it was imported from; None if the module has no file.
 
     Raises:
         UserError: the name leads nowhere, or the import fails.
@@ -51,7 +51,7 @@ def import_own(field: str, name: str, what: tuple[str, str]) -> tuple[Any, str |
 
 
 def _import_module(field: str, name: str, module: str, kind: str) -> Any:
-    """Imports a module that is installed, or lies in the current folder."""
+    """Imports a module that is installed or in the current folder."""
     _look_for_modules_in(os.getcwd())
     try:
         with one_line(field, name, f"importing {module} fails"):
@@ -83,24 +83,24 @@ def _import_file(field: str, name: str, path: str) -> Any:
 
 
 def _look_for_modules_in(folder: str) -> None:
-    """Makes a folder's modules importable, last in the path, so that they replace no installed module.
+    """Appends a folder to `sys.path`: its modules become importable, but replace no installed module.
 
-    Python looks in the folder of the script, launch.py, and not in the current one.
+    Python itself searches the folder of the script, launch.py, and not the current folder.
     """
     if folder not in sys.path:
         sys.path.append(folder)
-    importlib.invalidate_caches()  # the file may be a second old
+    importlib.invalidate_caches()  # the file may have been written just now
 
 
 @contextlib.contextmanager
 def one_line(field: str, name: str, what: str, file: str | None = None) -> Iterator[None]:
-    """Turns an error of a user's code into a UserError of one line, which names the place in the code.
+    """Turns an error in a user's code into a UserError of one line, which names the place in the code.
 
     Args:
-        field: the configuration's, for messages.
+        field: the field of the configuration, for messages.
         name: the import path.
         what: what fails.
-        file: the user's; by default the last one of the traceback.
+        file: the user's file, whose line is named; by default the last file of the traceback.
     """
     try:
         yield

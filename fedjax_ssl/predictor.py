@@ -1,4 +1,4 @@
-"""A trained model for inference: images, rows or texts in, classes out, preprocessing included."""
+"""A trained model for inference: images, features, table rows or texts in, classes out, with preprocessing."""
 
 import csv as csv_files
 import functools
@@ -31,7 +31,7 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET, read_config, refuse_code
 
-BATCH_SIZE = 256  # images at a time: one program for any number, and a bound for the memory
+BATCH_SIZE = 256  # examples in a batch: one program for any number of examples, with bounded memory
 
 
 class Prediction(NamedTuple):
@@ -40,21 +40,21 @@ class Prediction(NamedTuple):
     labels: np.ndarray  # int32 [B], the most probable class
     classes: np.ndarray  # str [B], its name
     probabilities: np.ndarray  # float32 [B, C]
-    embeddings: np.ndarray  # float32 [B, D], of the head that represents an image for the method, else the features
+    embeddings: np.ndarray  # float32 [B, D]: the output of the method's embedding head, else the features
 
 
 class Predictor(NamedTuple):
-    """A trained model; call it with images, or what else it was trained on."""
+    """A trained model; call it with images, or other inputs of the kind that it was trained on."""
 
     facts: Mapping[str, Any]  # of the training data, see `fedjax_ssl.data.dataset_facts`
-    class_names: tuple[str, ...]  # of the C classes; their numbers if the data set has none
-    round: int  # after which the model was saved
-    network: Network  # the model's passes, as pure functions
-    model: Model  # its numbers, as the network takes them
+    class_names: tuple[str, ...]  # names of the C classes; their numbers if the data set has no names
+    round: int  # the model was saved after this round
+    network: Network  # the model's forward passes, as pure functions
+    model: Model  # its parameters and normalisation statistics
     outputs: Callable[..., Any]  # examples [BATCH_SIZE, ...] -> (probabilities, embeddings), compiled
-    fit: str  # how images of another shape are brought to this one, see `fedjax_ssl.data.folder`
-    # Of a model of a frozen encoder's features: images [B, H, W, C], or [B, H, W] with one channel, to float32 [B, D].
-    # Raises a UserError: they are not in the training's form, or the encoder's weights are not those of the training.
+    fit: str  # how images of another shape are fitted to this one, see `fedjax_ssl.data.folder`
+    # For a model on a frozen encoder's features: images [B, H, W, C] or, with one channel, [B, H, W] -> float32 [B, D].
+    # Raises a UserError if the images' form or the encoder's weights differ from those in training.
     encode: Callable[[Any], np.ndarray] | None = None
 
     def __repr__(self) -> str:
@@ -68,31 +68,31 @@ class Predictor(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an example: of an image (height, width, channels), else (columns,), (features,) or (tokens,)."""
+        """The shape of an example: (height, width, channels), (columns,), (features,) or (tokens,)."""
         shape = self.network.inputs.shape
         return shape[-1:] if len(shape) == 2 else shape
 
     @property
     def params(self) -> Any:
-        """The parameters, nested dicts of float32 arrays: the backbone's, the classifier's, those of further heads."""
+        """The parameters of the backbone, the classifier and further heads: nested dicts of float32 arrays."""
         return self.model.params
 
     @property
     def batch_stats(self) -> Any:
-        """The normalisation statistics of the layers that have any, in the same form."""
+        """The normalisation statistics of the layers that have them, in nested dicts like `params`."""
         return self.model.batch_stats
 
     def __call__(self, inputs: Any) -> Prediction:
-        """Classifies images, or what else the model was trained on.
+        """Classifies images, or other inputs of the kind that the model was trained on.
 
         Args:
-            inputs: images uint8 [B, H, W, C], or [B, H, W] with one channel; or floats of the same range, 0 to 255.
-                Features, numbers [B, D]; of a frozen encoder also images as above, which are encoded first. Of a
-                table its columns by name, or numbers [B, F]. Texts, or token ids [B, L].
+            inputs: images, uint8 [B, H, W, C] or, with one channel, [B, H, W]; or floats from 0 to 255.
+                Features, numbers [B, D]; with a frozen encoder also images as above, which are encoded first. Tables,
+                as columns by name or numbers [B, F]. Texts, or token ids [B, L].
 
         Raises:
-            UserError: the inputs are of another shape than the model's, or not as above; or the encoder's weights are
-                not those of the training.
+            UserError: the inputs do not have the model's shape or the form above, or the encoder's weights differ from
+                those in training.
         """
         if self.encode is not None and self.are_images(inputs):
             inputs = self.encode(inputs)
@@ -108,7 +108,7 @@ class Predictor(NamedTuple):
         return Prediction(labels, np.array(self.class_names)[labels], probabilities, embeddings)
 
     def are_images(self, inputs: Any) -> bool:
-        """Whether inputs are images, for the model or for its encoder, and no features."""
+        """Whether inputs are images, for the model or its encoder, and not features."""
         if self.encode is None:
             return kind_name(self.facts) == IMAGE
         shape = np.shape(inputs)
@@ -116,25 +116,25 @@ class Predictor(NamedTuple):
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, channels) of the images that it takes, itself or by its encoder; None: it takes none."""
+        """(height, width, channels) of the images that the model or its encoder takes; None: it takes no images."""
         shape = self.facts.get("image_shape" if self.encode is None else "encoded_images")
         return None if shape is None else tuple(shape)
 
 
 def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor:
-    """The model of a run's newest checkpoint, or of the one before if that is damaged, which a warning says.
+    """Loads the model of a run's newest checkpoint; if it is damaged, warns and loads the checkpoint before it.
 
     Args:
-        workdir: of a run, finished or not. Nothing is written into it.
-        allow_code: whether code may be run that the folder names: a method or a backbone as FILE.py:NAME or
-            MODULE:NAME. Say so for folders that you trust.
+        workdir: the folder of a run, finished or not. Nothing is written into it.
+        allow_code: whether to run code that the folder names, a method or a backbone as FILE.py:NAME or MODULE:NAME.
+            Set it only for folders that you trust.
 
     Returns:
         A function from examples to a `Prediction`, with their preprocessing inside.
 
     Raises:
-        UserError: the folder has no run or no checkpoint that can be used, or it cannot be read, or it names code and
-            `allow_code` is False.
+        UserError: the folder has no run or no usable checkpoint, or cannot be read, or names code and `allow_code` is
+            False.
     """
     folder = expanded(workdir)
     if not (folder / CONFIG).exists():
@@ -152,11 +152,11 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         raise UserError(f"{folder} holds a run of {config.method!r}, which is not registered: see fedjax_ssl.methods")
     try:
         entry = find_method(config.method)
-    except UserError as error:  # its file is gone, or is looked for from another folder than the run's
+    except UserError as error:  # its file is gone, or its relative path starts at another folder than the run's
         raise UserError(f"the run in {folder} needs its method's file: {error}") from error
-    config = ConfigDict(complete(saved))  # a method from a file has defaults, too, now that it is known
+    config = ConfigDict(complete(saved))  # a second time: the defaults of a method from a file are known now
     for field, its_range in ranges().items():
-        if field.startswith("model."):  # of which the network is made
+        if field.startswith("model."):  # the network is built from these
             its_range.check(f"{folder / CONFIG}: {field}", config.model[field.partition(".")[2]])
     if config.encoder.adapters.rank and "weights" in facts:
         _check_weights(config.encoder, facts)
@@ -184,7 +184,7 @@ def _check_weights(options: ConfigDict, facts: Mapping[str, Any]) -> None:
 
 
 def _encoding(options: ConfigDict, facts: Mapping[str, Any]) -> Callable[[Any], np.ndarray]:
-    """`Predictor.encode`; the weights are read with the first images: who has features needs no file of them."""
+    """Makes `Predictor.encode`. It reads the weights with the first images, since features need no weights file."""
 
     @functools.cache
     def read() -> Callable[[jax.Array], jax.Array]:
@@ -206,11 +206,11 @@ def _encoding(options: ConfigDict, facts: Mapping[str, Any]) -> Callable[[Any], 
 
 
 class Predicted(NamedTuple):
-    """What was predicted for the examples of a file or a folder."""
+    """Predictions for the examples of a file or a folder."""
 
     prediction: Prediction  # for B examples
-    files: list[str] | None  # of each, as seen from the folder; None of an npz file
-    true_labels: np.ndarray | None  # int32 [B], -1 where none is known; None if there are no labels
+    files: list[str] | None  # of each example, relative to the folder; None if the input is not a folder
+    true_labels: np.ndarray | None  # int32 [B], -1 if unknown; None if there are no labels
     of_images: bool = True
 
     @property
@@ -220,7 +220,7 @@ class Predicted(NamedTuple):
 
     @property
     def accuracy(self) -> float | None:
-        """The share of images with a label that are classified right; None without any."""
+        """The share of labelled images that are classified correctly; None if no image has a label."""
         if not self.labelled:
             return None
         return float(np.sum(self.prediction.labels == self.true_labels) / self.labelled)
@@ -238,19 +238,20 @@ def predict_file(
     """Classifies the examples of an npz or csv file, or the images of a folder, and writes the predictions.
 
     Args:
-        workdir: of a run.
-        out: the file to be written: NAME.csv with a line for each image, or an npz file with `labels`, `classes`,
-            `probabilities` and `embeddings`, `class_names`, and `files` and `true_labels` where these are known.
-        npz: an npz file; labels are taken from its `labels`, `y` or `y_test`, as the images are called.
+        workdir: the folder of a run.
+        out: the file to write: NAME.csv with a line for each image, or an npz file with `labels`, `classes`,
+            `probabilities`, `embeddings` and `class_names`, and `files` and `true_labels` if these are known.
+        npz: an npz file; labels are read from `labels`, `y` or `y_test`, depending on the name of the images' array.
         images: a folder, FOLDER/IMAGE, or with labels FOLDER/CLASS/IMAGE.
         key: name of the images' array in the npz file; by default `images`, `x`, `x_test`, `test_images`, or the only
             array.
         allow_code: see `load`.
-        csv: a csv or parquet file, for models of tables and texts; labels are taken from the column of the training's.
+        csv: a csv or parquet file, for models of tables and texts; labels are read from the label column of the
+            training data.
 
     Raises:
-        UserError: see `load`, `Predictor`, `read_arrays` and `load_pictures`; or labels are none of the model's
-            classes; or the file cannot be written.
+        UserError: see `load`, `Predictor`, `read_arrays` and `load_pictures`; or a label is not a class of the model;
+            or the file cannot be written.
     """
     for name, value in {"workdir": workdir, "npz": npz or images or csv, "out": out}.items():
         if not value:
@@ -290,7 +291,7 @@ def predict_file(
 
 
 def _as_csv(predictor: Predictor, found: Predicted) -> str:
-    """A line for each example: its file or number, the predicted class, how probable it is, its true class if any."""
+    """A line for each example: its file or number, the predicted class, its probability, the true class if known."""
     text = io.StringIO()
     writer = csv_files.writer(text, lineterminator="\n")
     labels = found.true_labels
@@ -304,7 +305,7 @@ def _as_csv(predictor: Predictor, found: Predicted) -> str:
 
 
 def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str], np.ndarray | None]:
-    """A folder's images, their files, and their labels where the folder has one for each class."""
+    """A folder's images, their files, and their labels if the folder has a subfolder for each class."""
     assert predictor.image_shape is not None
     found = load_pictures(folder, predictor.image_shape, predictor.fit, "images")
     if found.classes is None:
@@ -320,7 +321,7 @@ def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str]
 
 
 def _of_csv(predictor: Predictor, path: str) -> tuple[Any, None, np.ndarray | None]:
-    """The inputs of a csv or parquet file, and their labels where it has the training's column of labels."""
+    """The inputs of a csv or parquet file, and their labels if it has the label column of the training data."""
     facts, columns = predictor.facts, read_columns(path, "csv")
     of_text, of_labels = facts.get("text_column"), facts.get("label_column", "")
     if kind_name(facts) != "table" and not of_text:
@@ -338,13 +339,13 @@ def _of_csv(predictor: Predictor, path: str) -> tuple[Any, None, np.ndarray | No
     return columns[of_text] if of_text else encode(columns, facts, path), None, labels
 
 
-# How labels are called in a file whose images are called so.
+# Name of the images' array in a file -> name of its labels' array.
 _LABELS_OF = {"images": "labels", "x": "y", **dict(zip(KEYS[::2], KEYS[1::2])),
               **dict(zip(MEDMNIST_KEYS[::2], MEDMNIST_KEYS[1::2]))}  # fmt: skip
 
 
 def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None, np.ndarray | None]:
-    """An npz file's images, and their labels where it has them."""
+    """An npz file's images, and their labels if it has any."""
     key = key or _image_key(path)
     of_labels = _LABELS_OF.get(key, "labels")
     arrays = read_arrays(path, (key,), "npz", optional=(of_labels,))
@@ -352,7 +353,7 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
     if labels is None:
         return arrays[key], None, None
     if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]  # as MedMNIST has them
+        labels = labels[:, 0]  # as in MedMNIST
     num_classes, of_images = len(predictor.class_names), arrays[key].shape[:1]
     if labels.shape != of_images or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(
@@ -367,7 +368,7 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
 
 
 def _image_key(path: str) -> str:
-    """Which array of an npz file holds the images."""
+    """The name of the images' array in an npz file."""
     with open_archive(path, "npz", "an npz file with images") as archive:
         names = archive.files
     usual = [name for name in ("images", "x", "x_test", "test_images") if name in names]

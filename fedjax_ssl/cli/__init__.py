@@ -1,1 +1,1 @@
-"""The command line: commands, help, fields read from the sources. On top of all; help imports no library."""
+"""The command line: commands, help, fields read from the sources. No other folder imports it; help loads no JAX."""

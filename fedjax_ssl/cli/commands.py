@@ -21,7 +21,7 @@ from fedjax_ssl.run.under_way import folder_under_way
 QUICKSTART = CONFIGS / "quickstart.py"
 
 
-# Each command imports what it needs: most of it takes seconds, and help needs none of it.
+# Each command imports what it needs, because most imports take seconds, and help needs none of them.
 def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     """Trains, or resumes a stopped run; the default command.
 
@@ -44,7 +44,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         return override(saved, overrides) if saved else parse_config(own.config or str(QUICKSTART), overrides)
 
     with hosts.joined(own.coordinator, own.num_processes, own.process_id):
-        # A folder alone is the first process's.
+        # A workdir without --config is read by the first process only.
         config = hosts.config_of_first(find_config, own.allow_code, bool(own.config) or not own.workdir)
         use_every_core(config)
         before = _sizes_of_records(own.workdir)
@@ -57,7 +57,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
 
 
 def _sizes_of_records(workdir: str | None) -> dict[pathlib.Path, int]:
-    """The records of a run or of several seeds' runs, and how long they are."""
+    """The files with records of a run or of several seeds' runs -> their sizes in bytes."""
     if workdir is None:
         return {}
     # No other folder is opened: a process that trains there may delete it at any moment.
@@ -299,7 +299,7 @@ HOST_FLAGS = ("--coordinator", "--num_processes", "--process_id")
 
 
 def run(command: str, words: list[str]) -> None:
-    """Carries one command out."""
+    """Runs one command."""
     own = flags.FlagValues()
     for name, (default, meaning) in COMMANDS[command].flags.items():
         kinds: dict[type, Callable[..., Any]] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}
@@ -314,7 +314,7 @@ def run(command: str, words: list[str]) -> None:
         raise UserError(f"{of_hosts[0]}: several hosts train one run together, by the command train alone{share}")
     words = own(["launch.py", *(word for word in words if word not in overrides)])[1:]
     for name in COMMANDS[command].flags:
-        if own[name].present and own[name].value == "":  # as of a shell's variable that is not set
+        if own[name].present and own[name].value == "":  # such as from an unset shell variable
             raise UserError(f"--{name} is empty; leave it out, or give it a value")
         if name in PATHS and own[name].value:  # a shell leaves the ~ of --workdir=~/runs as it is
             own[name].value = str(expanded(own[name].value))
@@ -332,13 +332,13 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
     """Runs the command line.
 
     Args:
-        argv: the words behind the program's name.
-        program: how it was started, for what is printed.
+        argv: the words after the program's name.
+        program: the command that started it, for messages.
 
     Returns:
-        The exit status: 0; 2 for what the user can mend, before a run began; 3 for failed training; 4 for a run that
-        something outside ended, which can be resumed; 130, 143 and 129 after SIGINT, SIGTERM and SIGHUP. An error that
-        is none of these is the library's own, and is raised.
+        The exit status: 0; 2 for an error that the user can fix, before a run began; 3 for failed training; 4 for a run
+        that something outside ended and that can be resumed; 130, 143 and 129 after SIGINT, SIGTERM and SIGHUP. Any
+        other error is a bug of the library, and is raised.
     """
 
     def say(text: str) -> None:
@@ -366,8 +366,8 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
     except StoppedError as error:
         say(f"stopped: {error} (details: {write_log(error, error.folder)})")
         return 4
-    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at exit
         return 128 + 13  # as if SIGPIPE had ended it
     except (KeyboardInterrupt, SystemExit) as error:
         say(f"stopped; {farewell(argv)}")
@@ -385,7 +385,7 @@ LEVELS = {"--quiet": log.QUIET, "--verbose": log.VERBOSE}
 
 
 def _without_level(words: list[str]) -> list[str]:
-    """The other words, after --quiet or --verbose among them has taken effect."""
+    """Applies --quiet or --verbose, and returns the other words."""
     found = sorted({word for word in words if word in LEVELS})
     if len(found) > 1:
         raise UserError(f"{' and '.join(found)} are opposites; give one of them")
@@ -405,16 +405,16 @@ def farewell(argv: list[str]) -> str:
 
 
 def write_log(error: BaseException, folder: pathlib.Path | None = None) -> pathlib.Path | str:
-    """Writes an error's traceback; returns the file's path, or what to read in its place.
+    """Writes an error's traceback to a file; returns its path, or a text if no file could be written.
 
     Args:
         error: any.
-        folder: where error.log is to lie; the folder for temporary files if it is None or cannot be written to.
+        folder: gets error.log; if it is None or cannot be written to, the folder for temporary files gets the log.
     """
     names = [str(folder.absolute() / "error.log")] if folder else []
     for name in (*names, f"fedjax_ssl-error-{os.getpid()}.log"):
         try:
-            path = pathlib.Path(tempfile.gettempdir()) / name  # which leaves an absolute name as it is
+            path = pathlib.Path(tempfile.gettempdir()) / name  # an absolute name stays as it is
             replace_file(path, "".join(traceback.format_exception(error)))
             return path
         except OSError:

@@ -8,7 +8,7 @@ from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.fields import shared_fields
 from fedjax_ssl.files import CONFIGS
 
-# The word before the cursor is taken from the line: bash has already cut it at = and :, and takes what is behind.
+# The script reads the word from the line, because bash splits words at = and :, and completes the last part only.
 _BASH = """\
 _fedjax_ssl() {{
   local line word words
@@ -91,7 +91,7 @@ def _assigned(shell: str, words: list[str]) -> str:
 
 
 def _values() -> list[str]:
-    """Flags and fields with a value, of those that take one of a few."""
+    """Flags and fields with each of their values, if these are few."""
     configs = [f"--config=configs/{path.name}" for path in sorted(CONFIGS.glob("*.py"))]
     fields = {"method": tuple(read_methods())}
     for name, its_range in shared_fields().ranges().items():

@@ -57,15 +57,15 @@ MAIN_FIELDS = (
 class Command(NamedTuple):
     """A command of launch.py."""
 
-    # Does it, given the flags' values (an absl FlagValues), the words and the overrides of fields. The first line of
-    # its docstring is in the list of commands, the others in the command's own help.
+    # Runs the command, given the flags' values (an absl FlagValues), the words and the overrides of fields. The first
+    # line of its docstring is in the list of commands, the others are in the command's own help.
     run: Callable[[Any, list[str], list[str]], None]
     flags: Mapping[str, tuple[Any, str]]  # name -> (default, meaning)
     # Names of the words that follow the command, as in 'FILE'; one that ends in '...' stands for one or more.
     words: str = ""
 
     def fits(self, words: list[str]) -> bool:
-        """Whether the command takes so many words."""
+        """Whether the command accepts this number of words."""
         names = self.words.split()
         return len(words) >= len(names) if self.words.endswith("...") else len(words) == len(names)
 
@@ -133,12 +133,12 @@ def of_command(name: str, command: Command) -> str:
 
 
 def _may_be(its_range: Range) -> str:
-    """A range behind a meaning; nothing where the default says it."""
+    """A field's range in brackets, to follow its meaning; '' if the default shows it."""
     return "" if its_range.kind in (bool, str) and not its_range.choices else f" [{its_range.words()}]"
 
 
 def _rows(rows: Iterable[tuple[str, str]], column: int) -> str:
-    """Names on the left and what they mean on the right, from a column on; an empty line at the end."""
+    """Lines with names on the left and meanings from a column on; an empty line at the end."""
     text = []
     for name, meaning in rows:
         start = f"  {name}"

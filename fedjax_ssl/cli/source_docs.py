@@ -1,7 +1,7 @@
-"""Fields, methods and arguments, read from the sources without importing them.
+"""Reads fields, methods and arguments from the sources without importing them.
 
-Help and documentation are made from this: importing the modules (JAX, Flax, Optax, Orbax) takes too long for help.
-Tests compare the result with the modules.
+Help and documentation use it, because importing the modules (JAX, Flax, Optax, Orbax) takes too long for help. Tests
+compare the result with the modules.
 """
 
 import ast
@@ -18,8 +18,7 @@ class Field(NamedTuple):
 
     default: str  # as it is written in Python
     meaning: str  # the comment behind it, or else above it
-    # The comment that opened the group in which it stands: one above a section, or above a field that has its own; or
-    # ''.
+    # The comment that opened its group: one above a section, or above a field that also has one behind it; or ''.
     group: str = ""
 
 
@@ -44,7 +43,7 @@ def read_methods() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def _file_of(method: str) -> pathlib.Path:
-    """A method's file, or the face of its folder."""
+    """A method's file, or the __init__.py of its folder."""
     path = PACKAGE / "methods" / f"{method}.py"
     return path if path.exists() else path.with_suffix("") / "__init__.py"
 
@@ -82,9 +81,9 @@ def _fields_of(path: pathlib.Path, function: str, given: Mapping[str, str] = {})
         if not isinstance(node, ast.Assign):
             continue
         value = node.value
-        name = ast.unparse(node.targets[0]).partition(".")[2]  # '' of the section itself
+        name = ast.unparse(node.targets[0]).partition(".")[2]  # '' for the section itself
         called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
-        if isinstance(value, ast.Call) and called in functions:  # a section that a function of its own makes
+        if isinstance(value, ast.Call) and called in functions:  # a section that has its own function
             arguments = {word.arg: ast.unparse(word.value) for word in value.keywords}
             own = _fields_of(path, called, arguments)
             fields.update({f"{name}.{field}".lstrip("."): value for field, value in own.items()})
@@ -92,7 +91,7 @@ def _fields_of(path: pathlib.Path, function: str, given: Mapping[str, str] = {})
         elif called == "Section":
             group = _comments(lines, node)[1]
         elif name:
-            # 500 of `whole(500, least=1)`.
+            # Such as 500 from `whole(500, least=1)`.
             default = ast.unparse(value.args[0] if isinstance(value, ast.Call) else value)
             beside, above = _comments(lines, node)
             if above:
@@ -129,7 +128,7 @@ def _tree(path: pathlib.Path) -> ast.Module:
 
 
 def _keys(tree: ast.Module, variable: str) -> list[str]:
-    """The entries of a tuple, or a dict's keys, assigned to a variable in a module, as far as they are written out."""
+    """The literal entries of a tuple, or literal keys of a dict, that a module assigns to a variable."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue

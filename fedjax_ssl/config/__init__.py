@@ -1,6 +1,6 @@
-"""A run's configuration: its fields with their defaults, checks, and loading. Imports the methods, no run.
+"""A run's configuration: its fields with their defaults, checks, and loading. Imports methods, but not `run/`.
 
-`base_config()` has every field. `load_config_file` reads a config file; `parse_config` the words of a command line.
+`base_config()` has every field. `load_config_file` reads a config file, `parse_config` also words of a command line.
 """
 
 from fedjax_ssl.config.base import (

@@ -18,20 +18,20 @@ from fedjax_ssl.learning.sgd import check_optimizer
 from fedjax_ssl.methods import METHODS, find_method, known_method, registered, section_of
 from fedjax_ssl.models import BACKBONES
 
-# What every config file takes behind its colon, besides methods and their variants.
+# Arguments after the colon of any config file, besides methods and their variants.
 ARGUMENTS = {**RECIPES, **{name: {"model.name": name} for name in BACKBONES}, **WORDS}
 
 
 def base_config() -> ConfigDict:
-    """All fields with their defaults, locked: FedAnchor as its paper runs it on CIFAR-10, IID or not by `data`."""
+    """All fields with their defaults, locked: FedAnchor as in its paper on CIFAR-10; `data` sets whether it is IID."""
     return _all_fields().config().lock()
 
 
 def ranges(method: str = "") -> dict[str, Range]:
-    """What every field may be, by dotted names, as `validate` reads it.
+    """The range of every field, by dotted names, as `validate` reads it.
 
     Args:
-        method: a method from a file, whose section belongs to the fields as well.
+        method: a method from a file, whose section is included.
     """
     return _all_fields(method).ranges()
 
@@ -60,7 +60,7 @@ def add_section(config: ConfigDict) -> ConfigDict:
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the range of every field, and fields that depend on each other; the parts check what depends on the data.
+    """Checks the range of every field, and fields that depend on each other; a run's parts check what needs the data.
 
     Args:
         config: gets the section of a method from a file, if missing.
@@ -134,7 +134,7 @@ def _check_wandb() -> None:
         import wandb
     except ImportError:
         wandb = None
-    if not hasattr(wandb, "init"):  # its runs leave a folder of that name, which can be imported
+    if not hasattr(wandb, "init"):  # W&B's runs leave a folder with this name, which can be imported
         raise UserError("log.wandb_project needs the package wandb: pip install 'fedjax_ssl[wandb]'")
 
 
@@ -150,20 +150,20 @@ def for_seed(config: ConfigDict, seed: int) -> ConfigDict:
 
 
 def _foreign_sections(method: str) -> set[str]:
-    """Sections that are not saved with a run: those of registered methods other than the run's.
+    """Sections of registered methods other than the run's, which are not saved with a run.
 
-    Otherwise no run could be resumed without them, or after they have changed.
+    Otherwise runs could not be resumed if these methods are missing or have changed.
     """
     return registered() - {section_of(method)}
 
 
 def labels_revealed(config: Any) -> bool:
-    """Whether a configuration, nested dicts or a ConfigDict, is of a bound that sees the clients' labels."""
+    """Whether a configuration (nested dicts or a ConfigDict) is an upper bound that sees the clients' labels."""
     return bool(config["data"]["reveal_labels"] or config["data"]["centralised"])
 
 
 def num_byzantine(config: Any) -> int:
-    """How many clients of a run attack; of a configuration as nested dicts or a ConfigDict."""
+    """How many clients of a run attack. The configuration is nested dicts or a ConfigDict."""
     return num_attackers(config["attack"]["share"], config["num_clients"]) if config["attack"]["kind"] != "none" else 0
 
 
@@ -174,18 +174,18 @@ def measured_each_round(config: Any) -> str:
         config: nested dicts or a ConfigDict, complete.
 
     Returns:
-        'validation' if images are held out for it, else 'test'. Metrics, summaries and curves have it in their names.
+        'validation' if images are held out for it, else 'test'. Names of metrics, summaries and curves contain it.
     """
     return "validation" if config["data"]["validation"] else "test"
 
 
 def measures_of(config: Any) -> dict[str, str]:
-    """What is measured besides accuracy and loss, behind the set's name -> in words; config as above."""
+    """What is measured besides accuracy and loss: names of metrics, without that of the set, -> words."""
     return {**words_of(config["eval_measures"]), **(OPEN_SET if has_unknown(config["data"]) else {})}
 
 
 def describe_method(name: str) -> tuple[str, str]:
-    """What a method is called, and its paper's address; for one that this process does not know its name, and ''."""
+    """A method's title, and its paper's address; its name and '' if this process does not know the method."""
     method = known_method(name)
     return (section_of(name), "") if method is None else (method.title or section_of(name), method.paper)
 
@@ -209,7 +209,7 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
 
     Args:
         config: nested dicts or a ConfigDict, complete.
-        labelled: how many of the clients' images have labels, to be named; None: unknown.
+        labelled: how many of the clients' images have labels, for the text; None: unknown.
     """
     data = config["data"]
     if data["centralised"]:
@@ -244,7 +244,7 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
 
 
 def unknown_images(config: Any) -> str:
-    """Which of the clients' images are of no class of the model, in words; '' without any. Config as above."""
+    """Which of the clients' images are of no class of the model, in words; '' if there are none."""
     data = config["data"]
     if not has_unknown(data):
         return ""
@@ -267,14 +267,13 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any
 
 
 def complete(old: dict[str, Any]) -> dict[str, Any]:
-    """A configuration that an earlier version wrote, completed by the defaults of newer fields.
+    """Completes a configuration that an earlier version wrote, with the defaults of newer fields.
 
-    A new field's default is what the library did before it had the field, so that runs can be resumed. No code is run
-    that the configuration names: of a method from a file, which is imported by then where it is needed, defaults are
-    added as well.
+    The default of a new field is what the library did before it had the field, so that runs can be resumed. Code that
+    the configuration names is not run: defaults of a method from a file are added only if it is already imported.
 
     Raises:
-        UserError: it is not a configuration: a section or a field is not of the kind that it must be.
+        UserError: it is not a configuration: a section or a field has the wrong type.
     """
     if not isinstance(old, dict):
         raise UserError(f"it is not a configuration, but {type(old).__name__}")
@@ -298,7 +297,7 @@ def complete(old: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_kinds(old: dict[str, Any], known: dict[str, Any], prefix: str = "") -> None:
-    """Raises a UserError for a value of another kind than the default's: what is read from a file may be anything."""
+    """Raises a UserError for a value of another type than the default's, since a file may contain anything."""
     for name, default in known.items():
         value = old.get(name, default)
         if isinstance(default, dict) and isinstance(value, dict):
@@ -314,7 +313,7 @@ def _alike(default: Any) -> type | tuple[type, ...]:
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested dict as one level, with dotted names."""
+    """Flattens a nested dict to dotted names."""
     flat = {}
     for name, value in nested.items():
         if isinstance(value, dict | ConfigDict):
@@ -325,14 +324,14 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
-    """Applies the part of `--config=FILE:ARGUMENTS` behind the colon: 'semifl,strong,wrn28_2,server_labels=500'.
+    """Applies the part of `--config=FILE:ARGUMENTS` after the colon: 'semifl,strong,wrn28_2,server_labels=500'.
 
     Args:
-        config: is changed.
-        arguments: with commas between them, applied in their order: name=value pairs of `ARGUMENT_FIELDS`; the name of
-            a method, instead of the file's, or method=FILE.py:NAME, which has its own rule for confidence again; a
-            variant of the method; a recipe; a backbone, also by its import path; 'iid'; 'two_classes', for each
-            client; 'centralised', the fully supervised bound without a federation.
+        config: is changed in place.
+        arguments: separated by commas and applied in order: name=value pairs of `ARGUMENT_FIELDS`; the name of a
+            method, which replaces the file's, or method=FILE.py:NAME (both reset `confidence`); a variant of the
+            method; a recipe; a backbone or its import path; 'iid'; 'two_classes', for each client; 'centralised', the
+            fully supervised upper bound without a federation.
 
     Returns:
         The configuration.
@@ -346,7 +345,7 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
         name, equals, text = argument.partition("=")
         if argument in METHODS or (equals and name == "method"):
             config.method = text if equals else name
-            config.confidence.update(shared_fields().config().confidence)  # a rule was chosen for the file's method
+            config.confidence.update(shared_fields().config().confidence)  # its rule was chosen for the file's method
             add_section(config).update_from_flattened_dict(find_method(config.method).fields)
         elif equals and name in fields:
             kind = type(_get(config, fields[name]))

@@ -1,4 +1,4 @@
-"""A configuration from a config file and the words of a command line; every mistake gives a one-line error."""
+"""Loads a configuration from a config file and the words of a command line; errors have one line."""
 
 import difflib
 import importlib.util
@@ -24,7 +24,7 @@ def parse_config(config_file: str, overrides: list[str]) -> ConfigDict:
     """The configuration of a file, with overrides.
 
     Args:
-        config_file: path of a Python file with `get_config(arguments='')`, and after a colon its arguments.
+        config_file: path of a Python file with `get_config(arguments='')`; after a colon, its arguments.
         overrides: words like '--config.seed=1'.
 
     Raises:
@@ -38,9 +38,9 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     methods = [word.partition("=")[2] for word in overrides if word.startswith(f"{OVERRIDE}method=")]
     if methods:
         config.method = methods[-1]
-    add_section(config)  # before its fields are looked for
+    add_section(config)  # before its fields are checked
     if not overrides:
-        return config  # the library of flags would write it out as text, twice
+        return config  # absl would convert the whole configuration to text, twice
     for field in overridden_fields(overrides):
         _check_field(config, field)
     parsed = flags.FlagValues()
@@ -55,20 +55,20 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
 
 
 def overridden_fields(overrides: Iterable[str]) -> list[str]:
-    """The fields' names in words like '--config.seed=1'."""
+    """The names of the fields in words like '--config.seed=1'."""
     return [word.removeprefix(OVERRIDE).partition("=")[0] for word in overrides if word.startswith(OVERRIDE)]
 
 
 def load_config_file(config_file: str) -> ConfigDict:
-    """The result of `get_config` of a Python file; the part behind a colon is its argument."""
+    """The result of `get_config` in a Python file; the part after a colon is its argument."""
     return call_in_file(config_file, "get_config")
 
 
 def call_in_file(file: str, name: str) -> Any:
-    """The result of a function of a Python file.
+    """Calls a function in a Python file and returns its result.
 
     Args:
-        file: the file's path, and after a colon the function's argument.
+        file: the file's path; after a colon, the function's argument.
         name: of the function.
 
     Raises:
@@ -83,10 +83,10 @@ def call_in_file(file: str, name: str) -> Any:
 
 
 def load_python_file(path: str, function: str) -> Callable[..., Any]:
-    """A function of a Python file.
+    """Loads a function from a Python file.
 
     Args:
-        path: of the file, as seen from the current folder, or else from the library's: configs/NAME.py.
+        path: of the file, relative to the current folder, or else to the library's: configs/NAME.py.
         function: its name.
 
     Raises:
@@ -97,7 +97,7 @@ def load_python_file(path: str, function: str) -> Callable[..., Any]:
     if spec is None:
         raise UserError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # as an import does: a dataclass looks there for its own
+    sys.modules[spec.name] = module  # as an import does: dataclasses look up their module there
     with one_line("config", path, "running it fails", path):
         spec.loader.exec_module(module)
     if not hasattr(module, function):
@@ -106,7 +106,7 @@ def load_python_file(path: str, function: str) -> Callable[..., Any]:
 
 
 def find_config_file(path: str) -> str:
-    """A config file's path: as it is given, or in the library's own folder, from wherever a command is started.
+    """A config file's path: as it is given, or in the library's own folder, whatever the current folder.
 
     Raises:
         UserError: there is no such file.
@@ -179,7 +179,7 @@ def _type_message(config: ConfigDict, overrides: list[str], error: Exception) ->
 
 
 def config_type(config: ConfigDict, field: str) -> type:
-    """The type of a field, also where its value is None."""
+    """The type of a field, even if its value is None."""
     section, _, name = field.rpartition(".")
     for part in filter(None, section.split(".")):
         config = config[part]

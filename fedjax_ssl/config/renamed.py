@@ -1,4 +1,4 @@
-"""Fields of earlier versions: their names of today, for messages and for the configurations of old runs."""
+"""Today's names for fields of earlier versions, for messages and for the configurations of old runs."""
 
 from typing import Any
 
@@ -23,15 +23,15 @@ RENAMED = {
     **{f"trainer.{name}": f"confidence.{name}" for name in _MOVED},
     "trainer.counters": "confidence.memory",
 }
-SORTED = 2**14  # clients, up to which both ways to draw cohorts are one; see `fedjax_ssl.learning.draws`
+SORTED = 2**14  # for at most so many clients, both ways to draw cohorts are the same; see `fedjax_ssl.learning.draws`
 METHODS = {"anchors_only": "server_only"}
-_IN_PLACE = {  # of the same section and meaning
+_IN_PLACE = {  # same section and meaning
     "data.num_anchors": "data.server_labels",
     "data.anchors": "data.server_draw",
     "aggregation.malicious_share": "aggregation.byzantine_share",
 }
 RENAMED |= _IN_PLACE
-# Each method's switches for the bugs of its public code, and their values for a bug: one switch now, METHOD.replica.
+# Earlier switches for bugs of a method's public code -> their value with the bug. Now METHOD.replica is the only one.
 REPLICAS = {
     "fedcon.consistency_with": "itself",
     "fedcon.student": "persistent",
@@ -41,11 +41,11 @@ REPLICAS = {
     "twin_sight.divisor": "xor",
 }
 RENAMED |= {field: f"{field.partition('.')[0]}.replica" for field in REPLICAS}
-GONE = {"trainer.histogram": "counts"}  # fields that went, and the one value that is left of them
+GONE = {"trainer.histogram": "counts"}  # removed fields -> the only value that still exists
 
 
 def translated(old: dict[str, Any]) -> dict[str, Any]:
-    """A configuration of an earlier version with the names of today; of today's version it is what it was.
+    """Translates a configuration of an earlier version to today's names; one of today's version stays the same.
 
     Args:
         old: nested dicts, as a run's folder has them.
@@ -57,7 +57,7 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_cohorts(old: dict[str, Any]) -> dict[str, Any]:
-    """A run of many clients goes on with the cohorts that it began with."""
+    """Keeps the cohorts of a run of many clients that an earlier version began."""
     number = old.get("num_clients")
     if "cohorts" in old or not isinstance(number, int) or number <= SORTED:
         return old
@@ -65,7 +65,7 @@ def _with_cohorts(old: dict[str, Any]) -> dict[str, Any]:
 
 
 def _taken(config: dict[str, Any], field: str) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
-    """(a copy without the field, the field's section in it, [its value]); the list is empty where there is no field."""
+    """(a copy without the field, the field's section in it, [its value]); the list is empty if there is no field."""
     section, _, name = field.partition(".")
     own = config.get(section)
     if not isinstance(own, dict) or name not in own:
@@ -105,7 +105,7 @@ def _with_replica(old: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_confidence(old: dict[str, Any]) -> dict[str, Any]:
-    """The sections `threshold` and `trainer` as `confidence`."""
+    """Converts the sections `threshold` and `trainer` to `confidence`."""
     if "threshold" not in old or "confidence" in old:
         return old
     threshold, trainer = old["threshold"], old.get("trainer", {})

@@ -1,6 +1,6 @@
-"""A trained model in formats that others read: safetensors, StableHLO, ONNX, a folder for the Hugging Face Hub.
+"""Exports a trained model: safetensors, StableHLO, ONNX, or a folder for the Hugging Face Hub.
 
-Knows runs' records and the predictor; nothing of training.
+It uses the records of runs and the predictor, but no training code.
 """
 
 from fedjax_ssl.export.formats import FORMATS, export_run

@@ -1,4 +1,4 @@
-"""The formats, and `export_run`, which writes one."""
+"""The export formats, and `export_run`, which writes one of them."""
 
 import json
 import os
@@ -16,18 +16,18 @@ from fedjax_ssl.predictor import Predictor, load
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.workdir import read_config
 
-# Facts of the data set that say nothing of what the model takes, or stand elsewhere in the exported ones. Earlier
-# versions had the clients' names among them, which are nobody else's business.
+# Facts of the data set that are not about the model's inputs, or are elsewhere in the exported facts. Those of earlier
+# versions include the clients' names, which are private.
 _NOT_OF_INPUTS = ("name", "num_classes", "class_names", "flip", "num_train", "num_test", "client_names")
 
 
 class Exported(NamedTuple):
-    """What there is to export.
+    """A model to export.
 
     Attributes:
         folder: the run's.
         predictor: its model.
-        facts: what somebody must know to use the numbers, JSON; see docs/how_to/export.md.
+        facts: what a user of the parameters must know, JSON; see docs/how_to/export.md.
     """
 
     folder: pathlib.Path
@@ -36,7 +36,7 @@ class Exported(NamedTuple):
 
 
 def safetensors(model: Exported) -> bytes:
-    """The parameters and normalisation statistics, `params.LAYER.NAME` and `batch_stats.LAYER.NAME`; facts as metadata.
+    """Parameters and normalisation statistics, as `params.LAYER.NAME` and `batch_stats.LAYER.NAME`; facts as metadata.
 
     Kernels of convolutions are [height, width, in, out], of dense layers [in, out]; float32.
     """
@@ -66,8 +66,8 @@ def export_run(
     """Writes the model of a run's newest checkpoint.
 
     Args:
-        workdir: of a run, finished or not.
-        out: the file to be written; for 'hub' a folder, which may exist.
+        workdir: the folder of a run, finished or not.
+        out: the file to write; for 'hub' a folder, which may exist.
         format: one of `FORMATS`.
         allow_code: see `fedjax_ssl.load`.
         license: of the model, for the card of 'hub': an identifier of the Hugging Face Hub, such as 'apache-2.0'.
@@ -90,7 +90,7 @@ def export_run(
     elif path.is_dir():
         raise UserError(f"--out={path} is a folder; {format} is written into a file")
     if format == "onnx":
-        programs.import_jax2onnx()  # before anything takes long
+        programs.import_jax2onnx()  # before anything slow
     model = _exported(expanded(workdir), allow_code)
     if format == "hub":
         files = {name: FILES[name](model) for name in ("safetensors", "stablehlo")}
@@ -126,7 +126,7 @@ def _exported(folder: pathlib.Path, allow_code: bool) -> Exported:
 
 
 def _flat(tree: Any, name: str = "") -> dict[str, np.ndarray]:
-    """Arrays by their names in a tree of dicts, with dots between."""
+    """Flattens a tree of dicts to arrays by dotted names."""
     if not hasattr(tree, "items"):
         return {name: np.ascontiguousarray(tree)}
     found: dict[str, np.ndarray] = {}

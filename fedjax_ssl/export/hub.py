@@ -1,4 +1,4 @@
-"""A folder in the form of the Hugging Face Hub: README.md with a header that machines read, and the model."""
+"""A folder for the Hugging Face Hub: README.md with a machine-readable header, and the model."""
 
 import json
 import pathlib
@@ -12,9 +12,9 @@ from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.report.model_card import describe_run
 
 CARD, CONFIG, TENSORS, PROGRAM = "README.md", "config.json", "model.safetensors", "model.stablehlo"
-_MARK = '\nlibrary_name: "fedjax_ssl"\n'  # of a card that this module has written
-# Data sets by the names that the Hub has for them.
+_MARK = '\nlibrary_name: "fedjax_ssl"\n'  # identifies a card that this module has written
 _TASKS = {"image": "image", "features": "tabular", "table": "tabular", "text": "text"}  # -classification
+# Our names of data sets -> names on the Hub.
 _DATASETS = {
     "mnist": "ylecun/mnist",
     "fashion_mnist": "zalando-datasets/fashion_mnist",
@@ -25,7 +25,7 @@ _DATASETS = {
 
 
 def check_folder(path: pathlib.Path) -> None:
-    """Raises a UserError where a folder for the Hub cannot be, or would replace a README.md that is another's."""
+    """Raises a UserError if the path is a file, or the folder has a README.md that export did not write."""
     if path.exists() and not path.is_dir():
         raise UserError(f"--out={path} is a file; hub is written into a folder")
     card = path / CARD
@@ -37,7 +37,7 @@ def check_folder(path: pathlib.Path) -> None:
 
 
 def check_license(name: str) -> None:
-    """Raises a UserError where a name is none of a licence on the Hub: small letters, digits, dots and hyphens."""
+    """Raises a UserError if a name cannot be a licence on the Hub: lower-case letters, digits, dots and hyphens."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,50}", name):
         raise UserError(f"--license is {name!r}; it must be an identifier such as apache-2.0, cc-by-4.0 or unknown")
 
@@ -47,7 +47,7 @@ def contents(folder: pathlib.Path, facts: dict[str, Any], files: dict[str, bytes
 
     Args:
         folder: the run's.
-        facts: of the model.
+        facts: about the model, see `Exported`.
         files: 'safetensors' and 'stablehlo' -> content.
         license: the model's.
 
@@ -83,7 +83,7 @@ def header(run: RunRecords, license: str) -> str:
         "metrics": ["accuracy"],
         "model-index": [] if tested is None else [{"name": f"{method} on {name}", "results": [result]}],
     }
-    # JSON is YAML, whatever a name has in it.
+    # JSON is valid YAML, whatever a name contains.
     lines = (f"{field}: {_json(value)}" for field, value in fields.items() if value)
     return "\n".join(["---", *lines, "---", ""])
 

@@ -1,4 +1,7 @@
-"""The network as a program: stored examples, such as uint8 images [B, H, W, C], to probabilities float32 [B, C]."""
+"""Exports the network as a program: stored examples, such as uint8 images [B, H, W, C] -> probabilities [B, C].
+
+Probabilities are float32.
+"""
 
 import json
 import types
@@ -15,7 +18,7 @@ from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.predictor import Predictor
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-# Convolutions in their plain form, which every platform and format knows.
+# The platform whose convolutions have the plain form, which every platform and format supports.
 _PLAIN = "gpu"
 
 
@@ -41,7 +44,7 @@ def onnx(predictor: Predictor, facts: Mapping[str, Any]) -> bytes:
             inlined = _inlined(_fresh(predictor), images)
         name = "images" if kind_name(predictor.facts) == IMAGE else "inputs"
         model = jax2onnx.to_onnx(inlined, [images], input_names=[name], output_names=["probabilities"])
-    except Exception as error:  # it says of whatever it does not know that it is something else
+    except Exception as error:  # of any type: jax2onnx raises misleading errors for what it does not support
         raise UserError(f"jax2onnx cannot convert this model ({type(error).__name__}: {first_line(error)})") from error
     for name, value in facts.items():
         model.metadata_props.add(key=name, value=value if isinstance(value, str) else json.dumps(value))
@@ -49,7 +52,7 @@ def onnx(predictor: Predictor, facts: Mapping[str, Any]) -> bytes:
 
 
 def import_jax2onnx() -> types.ModuleType:
-    """The package that converts to ONNX.
+    """Imports the package that converts to ONNX.
 
     Raises:
         UserError: it is not installed.
@@ -63,13 +66,13 @@ def import_jax2onnx() -> types.ModuleType:
 
 
 def _any_number(predictor: Predictor) -> jax.ShapeDtypeStruct:
-    """Examples of which the number is not known yet."""
+    """The shape of examples, with a symbolic batch size."""
     shape = jax.export.symbolic_shape(", ".join(["batch", *map(str, predictor.shape)]))
     return jax.ShapeDtypeStruct(shape, predictor.kind.stored)
 
 
 def _fresh(predictor: Predictor) -> Callable[[jax.Array], jax.Array]:
-    """The function that is exported, a new one each time: JAX would take up what it has traced for another platform."""
+    """The function to export, a new one each time, because JAX would reuse what it has traced for another platform."""
 
     def probabilities(images):
         return predictor.network.probabilities(predictor.model, images)
@@ -81,14 +84,14 @@ def _fresh(predictor: Predictor) -> Callable[[jax.Array], jax.Array]:
     return probabilities
 
 
-# Calls that only say how to differentiate or vectorise -> the parameter with what they compute. ONNX has none of them.
+# Calls that only add rules for derivatives or vmap to a function; ONNX has none -> the parameter with the function.
 _CALLS = {"jit": "jaxpr", "custom_vmap_call": "call", "custom_vjp_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
 
 
 def _inlined(
     function: Callable[[jax.Array], jax.Array], images: jax.ShapeDtypeStruct
 ) -> Callable[[jax.Array], jax.Array]:
-    """The same function for such images, without calls inside; traced now, for jax2onnx exchanges layers of Flax."""
+    """The function for such images, without inner calls; traced here, because jax2onnx replaces layers of Flax."""
     traced = jax.make_jaxpr(function)(images)
     return lambda images: _evaluate(traced.jaxpr, traced.consts, [images])[0]
 

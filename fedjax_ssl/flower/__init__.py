@@ -1,7 +1,7 @@
-"""The bridge to Flower: a ClientApp and a ServerApp made of the simulation's functions.
+"""The bridge to Flower: a ClientApp and a ServerApp built from the simulation's functions.
 
-`fedjax_ssl.flower.client:app` and `fedjax_ssl.flower.server:app` are the two apps, which a project's pyproject.toml
-names; configs/flower/ is one. They need the extra `flower`; nothing else of the library imports Flower.
+A project's pyproject.toml names the two apps, `fedjax_ssl.flower.client:app` and `fedjax_ssl.flower.server:app`;
+configs/flower/ is an example. They need the extra `flower`; the rest of the library does not import Flower.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from fedjax_ssl.errors import UserError
 
 
 def flower(module: str) -> ModuleType:
-    """A module of Flower, such as 'flwr.app'.
+    """Imports a module of Flower, such as 'flwr.app'.
 
     Raises:
         UserError: Flower is not installed, or is too old to have the module.

@@ -1,6 +1,7 @@
-"""What nodes answer, read as what anybody may have sent: each reader gives what was asked for, or says what is odd.
+"""Reads and checks the answers of nodes, which anybody may have sent.
 
-The server does not use an odd answer, and says why in a line; it goes on with the others.
+A reader raises a UserError that says what is wrong with an answer. The server then prints why it does not use this
+answer, and goes on with the others.
 """
 
 from collections.abc import Mapping
@@ -15,8 +16,8 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.messages import from_record
 from fedjax_ssl.learning.sgd import BatchStats
 
-MOST = 2**31 - 1  # of an int32
-# Of a layer's input, far above all that a network in training has; its square, times all images, is finite in float32.
+MOST = 2**31 - 1  # the largest int32
+# Limit on means of a layer's input, far above those in training; its square times all images is finite in float32.
 LARGEST_MEAN = 1e12
 
 
@@ -26,18 +27,18 @@ class Hello(NamedTuple):
     clients: list[int]  # its clients' ids
     sizes: list[int]  # how many images each has
     labelled: list[int]  # how many of these have labels
-    classes: list[int] | None  # how many labels of each class they have together; None if it was not asked
+    classes: list[int] | None  # how many labels of each class all its clients have; None if the node was not asked
 
 
 class Reply(NamedTuple):
-    """What a job sent up."""
+    """A job's part of the answer to `train`."""
 
-    upload: Upload | None = None  # its arrays; None if it took no part, or nothing came that can be used
-    figures: Mapping[str, float] = {}  # of `client._figures`; {} if nothing came that can be used
+    upload: Upload | None = None  # its arrays; None if the client took no part, or nothing usable came
+    figures: Mapping[str, float] = {}  # of `client._figures`; {} if nothing usable came
 
 
 def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) -> Hello:
-    """The answer to `query.hello`.
+    """Reads the answer to `query.hello`.
 
     Args:
         content: the answer's.
@@ -46,7 +47,7 @@ def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) ->
         num_classes: C; 0 if the node was not asked for labels.
 
     Raises:
-        UserError: the node has another configuration, or told something that cannot be.
+        UserError: the node has another configuration, or its answer is not possible.
     """
     who = content.get("node", {})
     if who.get("digest") != digest:
@@ -68,17 +69,17 @@ def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) ->
 
 
 def read_reply(content: Any, place: int, size: int, like: CohortResult, turn: int) -> Reply:
-    """What a job sent up in the answer to `train`. Who sends no upload took no part.
+    """Reads a job's part of the answer to `train`. A client without an upload took no part.
 
     Args:
         content: the answer's.
-        place: of the job among the node's.
+        place: the job's position among the node's jobs.
         size: how many images its client has, by the node's first answer.
         like: a cohort's result, leaves [1, ...].
-        turn: the one asked for; an answer of an earlier turn is refused. This is no proof: a node may lie about it.
+        turn: the expected turn; answers of earlier turns are refused. This proves nothing, since a node may lie.
 
     Raises:
-        UserError: the upload or the figures are not what the configuration makes them, or of another turn.
+        UserError: the upload or the figures do not fit the configuration, or are of another turn.
     """
     told, figures = content.get(f"figures-{place}", {}), {}
     if told.get("turn") != turn:
@@ -105,21 +106,21 @@ def read_reply(content: Any, place: int, size: int, like: CohortResult, turn: in
 
 
 def read_compiling(content: Any) -> float:
-    """The seconds that a node says it compiled for; 0 if that is no time."""
+    """The seconds for which a node says that it compiled; 0 if the value is not valid."""
     seconds = content.get("seconds", {}).get("compiling")
     return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds <= MOST else 0.0
 
 
 def read_statistics(content: Any, like: BatchStats, num_images: int) -> tuple[BatchStats, float]:
-    """The sums in the answer to `query.statistics`, and what they count.
+    """Reads the sums in the answer to `query.statistics`, and their count.
 
     Args:
         content: the answer's.
         like: the sums' shapes.
-        num_images: how many images were asked for, of which a batch has one at least.
+        num_images: how many images the asked clients have; a batch has at least one.
 
     Raises:
-        UserError: they are not sums of so many images' statistics.
+        UserError: they cannot be sums of the statistics of this number of images.
     """
     total = from_record(content.get("sums", {}), like, "the answer", shapes=True)
     count = content.get("count", {}).get("count")
@@ -128,7 +129,7 @@ def read_statistics(content: Any, like: BatchStats, num_images: int) -> tuple[Ba
     for path, leaf in jax.tree.leaves_with_path(total):
         name = jax.tree_util.keystr(path)
         least, most = (0, LARGEST_MEAN**2) if name.endswith("['var']") else (-LARGEST_MEAN, LARGEST_MEAN)
-        if not np.all((leaf >= least * count) & (leaf <= most * count)):  # nor is NaN between them
+        if not np.all((leaf >= least * count) & (leaf <= most * count)):  # also rejects NaN
             raise UserError(f"{name} has numbers that are no sum of statistics")
     return total, float(count)
 

@@ -1,7 +1,7 @@
-"""The ClientApp: a client's work with what came over the wire, its own images and its own memory.
+"""The ClientApp: trains clients with the server's messages, their own images and their own memory.
 
-A client's memory stays at its node, in Flower's `Context.state`. What a turn's training adds to it counts when the
-server accepted the upload, which only the next message says; until then it waits beside the memory.
+A client's memory stays at its node, in Flower's `Context.state`. What a turn's training adds to it counts only if the
+server accepts the upload. The next message says so; until then the addition is kept beside the memory.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ from fedjax_ssl.run.experiment import make_method, make_problem
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
 from fedjax_ssl.server.statistics import BATCH_SIZE, sum_statistics
 
-FACTS = "facts"  # of the server's images, in `Context.state`
-# Of each client, by its id, in `Context.state`: its memory, what its last training adds, and in which turn that was.
+FACTS = "facts"  # facts about the server's data, in `Context.state`
+# For each client, by its id, in `Context.state`: its memory, what its last training adds, and that training's turn.
 MEMORY, PENDING, TURN = "memory", "pending", "turn"
-EXCHANGED = "exchanged"  # the parameters of which statistics are being exchanged
+EXCHANGED = "exchanged"  # the parameters during an exchange of statistics
 
 app = flower("flwr.clientapp").ClientApp()
 
@@ -51,18 +51,18 @@ class Node:
     problem: Problem
     method: Method
     held: Holdings  # its clients' images
-    width: int | None  # of its rows, if it has images of its own; None: the server tells it
+    width: int | None  # of its rows, if it has images of its own; None: the server sends it
 
     def views(self, told: int) -> Views:
         """Views of one of its clients at a time.
 
         Args:
-            told: n_max, the width of the rows, that the server told.
+            told: n_max, the width of the rows, as the server sent it.
         """
         return Views(self.held, (self.width or told,), 1, (0,), on_device=True)
 
     def _jit(self, function: Any) -> Any:
-        """`jax.jit` as a run of one device compiles."""
+        """`jax.jit` as in a run on one device."""
         return find_machine(one_device(self.config)).jit(function)
 
     @functools.cached_property
@@ -72,7 +72,7 @@ class Node:
             _, broadcast, cohort = one_job(self.problem, self.method, state, data)
             return broadcast, cohort.personal, row(cohort.own, 0), state.model
 
-        return jax.jit(of_a_round)  # which is traced once
+        return jax.jit(of_a_round)  # so that it is traced only once
 
     def structures(self, data: FederatedData) -> tuple[Any, Any, Any, Model]:
         """Shapes of the broadcast, of the messages to single clients, of a client's memory and of the model."""
@@ -100,7 +100,7 @@ class Node:
         return self._jit(sums)
 
     def batches(self, clients: list[int], width: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of some of its clients, each batch of one client: int32 [n, B], and bool [n, B], which are present.
+        """The rows of some clients in batches, each of one client: int32 [n, B], and a mask of real rows, bool [n, B].
 
         Args:
             clients: their ids.
@@ -121,7 +121,7 @@ def one_device(config: ConfigDict) -> ConfigDict:
 
 
 def open_node(context: Any) -> Node:
-    """A node by its context: Flower starts a process for each message, so it is built anew each time."""
+    """Builds a node from its context. This is repeated for each message, since Flower starts a process for each."""
     use_compilation_cache()
     config = run_config(context.run_config)
     settings = node_settings(context.node_config, config.num_clients)
@@ -137,9 +137,9 @@ def open_node(context: Any) -> Node:
 
 @app.query("hello")
 def hello(message: Any, context: Any) -> Any:
-    """Who the node is: its clients' ids, how many images each has, and how many of these have labels.
+    """Answers who the node is: its clients' ids, how many images each has, and how many of these have labels.
 
-    If the method begins with that, also how many labels of each class all its clients have together.
+    If the method's first state depends on it, also how many labels of each class all its clients have.
     """
     context.state[FACTS] = message.content[FACTS]
     node = open_node(context)
@@ -156,11 +156,11 @@ def hello(message: Any, context: Any) -> Any:
 
 @app.train()
 def train(message: Any, context: Any) -> Any:
-    """A round of those of the node's clients that were drawn, one after the other.
+    """Trains the node's clients that take part in a turn, one after the other.
 
-    The message has the broadcast, the turn's number and the width of the clients' rows; for each job the client's id,
-    its group, in which turn its last accepted upload was, and what is for the client alone. The reply has each job's
-    upload and its figures, and the seconds of compiling.
+    The message has the broadcast, the turn's number and the width of the clients' rows; for each job, it has the
+    client's id, its group, the turn of its last accepted upload, and its personal message. The reply has each job's
+    upload and figures, and the seconds of compiling.
     """
     node, content = open_node(context), message.content
     jobs, round_number = content["jobs"], int(message.metadata.group_id) - 1
@@ -196,9 +196,9 @@ def train(message: Any, context: Any) -> Any:
 
 @app.query("statistics")
 def statistics(message: Any, context: Any) -> Any:
-    """Sums of normalisation statistics over the images of those of the node's clients that are asked.
+    """Answers with sums of normalisation statistics over the images of the node's clients that are asked.
 
-    Under 'moments' the statistics so far come down in each pass, the parameters in the first, and stay.
+    With 'moments', the statistics so far arrive in each pass. The parameters arrive in the first pass and are kept.
     """
     node, asked = open_node(context), message.content["asked"]
     views = node.views(asked["width"])
@@ -227,16 +227,16 @@ def train_one(
     personal: Any,
     round_number: jax.Array,
 ) -> CohortResult:
-    """One job of a round: the cohort of one client, with the keys that it has in the simulation.
+    """Runs one job of a round as a cohort of one client, with the same PRNG keys as in the simulation.
 
     Args:
         method: the run's.
-        broadcast: what came down.
+        broadcast: the broadcast from the server.
         data: of the client.
         memory: the client's, without a leading axis.
         client: int32 [], its id.
         group: int32 [], or None.
-        personal: what is for this client alone, without a leading axis.
+        personal: the message for this client only, without a leading axis.
         round_number: int32 [], rounds done before this one.
 
     Returns:
@@ -249,7 +249,7 @@ def train_one(
 
 
 def _remembered(node: Node, data: FederatedData, state: Any, client: int, counted: int, like: Any) -> dict[str, Any]:
-    """A client's memory, with what its last training added if that was in the turn whose upload counted."""
+    """A client's memory, with what its last training added if the server accepted the upload of that turn."""
     if not jax.tree.leaves(like):
         return {}
     if f"{MEMORY}-{client}" not in state:
@@ -265,9 +265,9 @@ def _remembered(node: Node, data: FederatedData, state: Any, client: int, counte
 
 
 def _resized(leaf: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """A leaf of the memory in the shape of a fresh one: rows may be of another width than in the client's last round.
+    """Resizes a leaf of the memory to the shape of a fresh one, since the rows' width may have changed.
 
-    Both widths fit the client's examples, so only padding is lost or fresh.
+    Both widths fit the client's examples, so only padding is lost or added.
     """
     both = tuple(slice(min(lengths)) for lengths in zip(leaf.shape, fresh.shape))
     fresh = np.array(fresh)
@@ -276,7 +276,7 @@ def _resized(leaf: np.ndarray, fresh: np.ndarray) -> np.ndarray:
 
 
 def _figures(result: CohortResult, size: int) -> dict[str, int | float]:
-    """What a job tells besides its upload, as `answers.read_reply` reads it."""
+    """The figures that a job sends besides its upload, for `answers.read_reply`."""
     qualified = size if result.report is None else int(np.sum(result.report.qualified))
     figures: dict[str, int | float] = {
         "num-examples": size,

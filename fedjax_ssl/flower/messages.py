@@ -1,4 +1,4 @@
-"""Converts pytrees to Flower's records and back. The leaves of the messages travel, each with its name."""
+"""Converts pytrees to Flower's records and back. Each leaf is sent with its name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,22 +13,22 @@ app = flower("flwr.app")
 
 
 def to_record(tree: Any) -> Any:
-    """A pytree of arrays as an ArrayRecord, an array for each leaf, by the leaf's path."""
+    """Converts a pytree of arrays to an ArrayRecord, with an array for each leaf, by the leaf's path."""
     leaves = jax.tree.leaves_with_path(jax.device_get(tree))
     return app.ArrayRecord({jax.tree_util.keystr(path): app.Array(np.asarray(leaf)) for path, leaf in leaves})
 
 
 def from_record(record: Mapping[str, Any], like: Any, what: str, shapes: bool = False) -> Any:
-    """The pytree of an ArrayRecord.
+    """Converts an ArrayRecord to a pytree.
 
     Args:
-        record: of `to_record`, or whatever came in its place.
+        record: from `to_record`, or whatever else was received.
         like: a pytree of the same structure and dtypes.
-        what: it is, for messages.
-        shapes: whether the shapes must be those of `like` too.
+        what: name of the content, for error messages.
+        shapes: whether shapes are also checked.
 
     Raises:
-        UserError: the other side sent something else: it is of another version, or has another configuration.
+        UserError: the record does not fit: the other side has another version or another configuration.
     """
     paths, structure = jax.tree.flatten_with_path(like)
     leaves = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
@@ -54,9 +54,9 @@ def from_record(record: Mapping[str, Any], like: Any, what: str, shapes: bool = 
 
 
 def array_bytes(content: Mapping[str, Any]) -> int:
-    """Bytes of all arrays of a message that the server sends: what `bytes_down` counts.
+    """Bytes of all arrays in a message that the server sends, as `bytes_down` counts them.
 
-    Flower's envelope comes on top: the arrays' names and headers, ConfigRecord and MetricRecord, metadata.
+    They exclude Flower's overhead: the arrays' names and headers, ConfigRecord and MetricRecord, metadata.
     """
     records = [record for record in content.values() if isinstance(record, app.ArrayRecord)]
     return sum(array.numpy().nbytes for record in records for array in record.values())

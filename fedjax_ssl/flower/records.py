@@ -1,4 +1,4 @@
-"""The workdir of a Flower run, at the server: the files of a simulated run, except what only a simulation knows."""
+"""Writes the workdir of a Flower run, at the server: the files of a simulation, except what only it knows."""
 
 import os
 from typing import Any
@@ -51,7 +51,7 @@ class Records:
         self._folder.close()
 
     def begin(self, state: State) -> None:
-        """Writes the configuration, what the images are, and the first checkpoint."""
+        """Writes the configuration, the data set's facts and the first checkpoint."""
         self._folder.begin(0)
         write_dataset(self._folder.path, self._facts)
         note_start(self._folder.path)
@@ -61,12 +61,12 @@ class Records:
     def add(
         self, state: State, metrics: dict[str, np.ndarray], seconds: float, compiling: float, healthy: bool
     ) -> None:
-        """Adds a round, and where one is due a checkpoint.
+        """Adds a round, and a checkpoint if one is due.
 
         Args:
             state: after the round.
             metrics: of the round.
-            seconds: that it took.
+            seconds: duration of the round.
             compiling: how many of these seconds the slowest node compiled.
             healthy: whether the state is usable.
         """

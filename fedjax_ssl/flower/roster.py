@@ -1,4 +1,4 @@
-"""The nodes of a run: which client is where, and messages to them."""
+"""The nodes of a run: which client is at which node, and messages to nodes."""
 
 import contextlib
 import sys
@@ -13,14 +13,14 @@ from fedjax_ssl.flower.answers import Hello, read_hello
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.run.observe.clock import doing
 
-EVERY_SECONDS = 2.0  # between two looks for nodes that have come
+EVERY_SECONDS = 2.0  # between checks for new nodes
 
 
 class Roster:
-    """Which node has which client.
+    """Keeps track of which node has which client.
 
-    A node that comes back is another one to Flower. It takes its clients over when the one before it is no longer
-    connected: nobody takes the clients of a node that is there.
+    To Flower, a node that reconnects is a new node. It takes over its clients once the old node is no longer connected;
+    no node can take the clients of a connected node.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Roster:
         Args:
             grid: Flower's.
             num_clients: K.
-            digest: of the configuration; a node with another one is not taken.
-            facts: what a node is told of the server's images.
+            digest: of the configuration; a node with another configuration is refused.
+            facts: what nodes are told about the server's images.
             wait: seconds until every client must have a node.
-            timeout: seconds until an answer must have come; what comes later is lost.
-            num_classes: of which nodes are asked how many labels of each their clients have; 0: they are not asked.
+            timeout: seconds until an answer must arrive; later answers are lost.
+            num_classes: nodes are asked how many labels of each of these classes they have; 0: they are not asked.
         """
         self._grid, self._digest, self._num_classes = grid, digest, num_classes
         self._facts = flower_app.ConfigRecord({"json": facts, "asks-for-labels": int(num_classes > 0)})
@@ -50,7 +50,7 @@ class Roster:
         self._node_of: dict[int, int] = {}
         self._asked: set[int] = set()
         self._awaited: dict[str, int] = {}  # the node of each message that has no answer yet
-        self._waiting: dict[int, Hello] = {}  # nodes that say that they are clients of others, which are connected
+        self._waiting: dict[int, Hello] = {}  # nodes with clients that are at other connected nodes
         self._classes_at: dict[int, list[int]] = {}
         self.sizes, self.labelled = np.zeros(num_clients, np.int32), np.zeros(num_clients, np.int32)
 
@@ -76,8 +76,8 @@ class Roster:
     def welcome(self) -> None:
         """Asks new nodes for their clients, and adds the nodes that have answered.
 
-        Nobody waits for an answer: one that comes later is read by a later call. Each node is asked once; who fails, or
-        does not fit, has to be started anew, and is then another node to Flower.
+        It does not wait: a later call reads later answers. Each node is asked once. A node that fails or does not fit
+        must be restarted, and is then a new node to Flower.
         """
         connected = set(self._grid.get_node_ids())
         new = sorted(connected - self._asked)
@@ -104,7 +104,7 @@ class Roster:
         """Assigns the node's clients to it.
 
         Raises:
-            UserError: one of them is at another node that is connected; until it no longer is, this node waits.
+            UserError: a client is at another connected node; this node waits until that node has gone.
         """
         self._waiting[node] = hello
         for client in hello.clients:
@@ -118,19 +118,19 @@ class Roster:
         say(f"clients {_listed(hello.clients)} are at node {node}")
 
     def labels(self) -> Any:
-        """How many labels of each class all clients have, float32 [C]; None if they were not asked."""
+        """How many labels of each class all clients have, float32 [C]; None if nodes were not asked."""
         told = [self._classes_at[node] for node in set(self._node_of.values()) if node in self._classes_at]
         return np.sum(told, axis=0).astype(np.float32) if told else None
 
     def nodes_of(self, clients: Iterable[int]) -> dict[int, list[int]]:
-        """The nodes of some clients, each with the places among `clients` that are its own."""
+        """Node -> the positions of its clients in `clients`."""
         found: dict[int, list[int]] = {}
         for place, client in enumerate(clients):
             found.setdefault(self._node_of[int(client)], []).append(place)
         return found
 
     def send(self, contents: Mapping[int, Mapping[str, Any]], kind: str, number: int) -> dict[int, Any]:
-        """Sends each node its message and waits for answers. A line names nodes without an answer, and why.
+        """Sends each node its message and waits for answers. Prints a line for each failure and each missing answer.
 
         Args:
             contents: the records for each node.

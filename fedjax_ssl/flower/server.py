@@ -43,7 +43,7 @@ app = flower("flwr.serverapp").ServerApp()
 
 @app.main()
 def main(grid: Any, context: Any) -> None:
-    """A run, as the run's config describes it; its records lie in the workdir, as of a simulated one."""
+    """Trains the run that Flower's run config describes; the workdir gets records as in a simulation."""
     use_compilation_cache()
     given = {**RUN, **context.run_config}
     config = run_config(given)
@@ -70,32 +70,32 @@ def main(grid: Any, context: Any) -> None:
 
 
 class Server:
-    """The server's side of a run: the compiled stages, and what is sent between them."""
+    """The server's side of a run: the compiled stages, and the messages between them."""
 
     def __init__(self, experiment: Experiment, roster: Roster):
         """Compiles nothing yet.
 
         Attributes:
-            compiling: seconds of the last round in which the node that compiled longest did so.
+            compiling: seconds of compiling in the last round, by the slowest node of each turn.
 
         Args:
-            experiment: the run, whose data may be shapes; the server keeps what is its own.
-            roster: the nodes, all of which are known.
+            experiment: the run; its data may be shapes. The server keeps its own part of the data.
+            roster: the nodes, which are all known.
         """
         self._roster = roster
         self.compiling = 0.0
         self._problem = problem = experiment.problem._replace(told_labels=roster.labels())
         made = make_method(problem)
-        # What travels is counted as it is sent; messages here are whole, whatever a sparse one would be.
+        # Bytes are counted when messages are sent; messages are dense here, even if the method counts sparse ones.
         self._method, self._wire_bytes = made._replace(wire_bytes=None), made.wire_bytes
         method = self._method
         self._data, self._hidden_labels = server_view(experiment, roster.sizes, roster.labelled)
         shapes = experiment.state_shape, experiment.data
         drawn = jax.eval_shape(lambda state, data: one_job(problem, method, state, data)[0].clients, *shapes)
-        # Of the partition's clients, not the sizes that nodes told: a false one would cost all other nodes memory.
+        # From the partition, not from the nodes' answers: a false size would cost all other nodes memory.
         self._sizes = np.array([len(rows) for rows in experiment.partition.client_rows])
         self._widths = widths_of([self._sizes], len(drawn))
-        self._turns = 0  # of all rounds
+        self._turns = 0  # in all rounds so far
         self._counted = np.zeros(problem.config.num_clients, int)  # the turn of each client's last accepted upload
         self._down = self._up = 0  # bytes of a round
         self._result_like = jax.eval_shape(self._one_result, *shapes)
@@ -123,14 +123,14 @@ class Server:
         self._screen = machine.jit(accepted_rows, static_argnums=2)
 
     def first_state(self) -> State:
-        """The state before the first round, without the clients' memory, which each of them makes itself."""
+        """The state before the first round, without the clients' memory, which clients make themselves."""
         state, nobody = self._init(self._data), np.zeros(0, np.int32)
         state, gathered = self._gather(state, nobody, 0)
         self._down = self._up = 0  # as in the simulation, bytes before the first round belong to no round
         return self._statistics(state, self._data, jnp.asarray(nobody), init_key(self._data.seed), gathered)
 
     def round(self, state: State) -> tuple[State, dict[str, np.ndarray], bool]:
-        """One round.
+        """Runs one round.
 
         Returns:
             The state, the metrics by their names in metrics.jsonl, and whether the round left a usable state.
@@ -155,7 +155,7 @@ class Server:
         return method.statistics(state, data, clients, key)
 
     def _pass(self, state, data, gathered: Sums) -> State:
-        """One pass of the exchange of statistics; no other stage of the method takes part."""
+        """One pass of the exchange of statistics, without other stages of the method."""
         network = self._problem.network._replace(gathered=gathered)
         return make_statistics(network, self._problem.config.model)(state, data, jnp.zeros(0, jnp.int32), None)
 
@@ -164,7 +164,7 @@ class Server:
         return train_cohort(self._method.phases, broadcast, data, cohort, lanes=0)._replace(report=None)
 
     def _clients(self, sent: Sent, number: int) -> tuple[CohortResult, Received]:
-        """The clients' part of a round: turn after turn, a message to each node that has a job in it."""
+        """The clients' part of a round: in each turn, a message to each node that has a job in it."""
         selection, turns = sent.selection, int(sent.selection.turns)
         rows = np.arange(len(selection.clients)).reshape(turns, -1)
         group: Any = (
@@ -190,7 +190,7 @@ class Server:
         return result, received
 
     def _ask(self, of_turn, clients, group, broadcast, sent: Sent, number: int) -> list[Reply]:
-        """Sends a turn's jobs out, and waits for what comes back: a reply for each row."""
+        """Sends a turn's jobs and waits for answers; returns a reply for each row."""
         contents, whose = {}, {}
         goes = self._receives(sent, of_turn)
         for node, places in self._roster.nodes_of(clients[of_turn]).items():
@@ -223,7 +223,7 @@ class Server:
         return list(replies.values())
 
     def _read(self, content: Any, place: int, client: int, node: int) -> Reply:
-        """What a job sent up. If it is not what was asked for: nothing, and a line."""
+        """Reads a job's reply. If it is not valid, prints a line and returns an empty reply."""
         try:
             size = int(self._roster.sizes[client])
             reply = read_reply(content, place, size, self._result_like, self._turns)
@@ -234,11 +234,11 @@ class Server:
         return reply
 
     def _width(self, clients: np.ndarray) -> int:
-        """How wide the rows of clients of one round are padded, as in the simulation."""
+        """The width to which the rows of a round's clients are padded, as in the simulation."""
         return narrowest(self._widths, self._sizes[clients])
 
     def _receives(self, sent: Sent, rows: np.ndarray) -> np.ndarray:
-        """Which jobs get a message: those that are present, unless the method says that nothing travels to a client."""
+        """Which jobs get a message: those that are present, except those to which the method sends nothing."""
         present = _present(sent)[rows]
         if self._wire_bytes is None:
             return present
@@ -247,9 +247,9 @@ class Server:
         return present & (np.asarray(down) > 0)
 
     def _gather(self, state: State, cohort: Any, number: int) -> tuple[State, Sums | None]:
-        """The exchange of normalisation statistics: what clients told, None where the policy asks none.
+        """Exchanges normalisation statistics: returns the clients' sums, None if the policy asks no clients.
 
-        Of several passes it is the last one's, and the state has the statistics of those before.
+        With several passes, the sums are those of the last pass, and the state has the statistics of earlier passes.
         """
         section, network = self._problem.config.model, self._problem.network
         asked = asked_clients(section.statistics, len(self._data.server_index), cohort, len(self._roster.sizes))
@@ -261,15 +261,15 @@ class Server:
         for number_of_pass in range(passes):
             if number_of_pass:
                 state = self._one_pass(state, self._data, gathered)
-            # Who did not answer has not the parameters, and is not asked again.
+            # Clients that did not answer lack the parameters, and are not asked again.
             gathered, asked = self._told(state, np.asarray(asked), width, number, first=number_of_pass == 0)
         return state, gathered
 
     def _told(self, state: State, asked: np.ndarray, width: int, number: int, first: bool) -> tuple[Sums, np.ndarray]:
-        """One pass of that exchange: the parameters down, if it is the first, under 'moments' statistics too; sums up.
+        """One pass of `_gather`: sends the parameters if it is the first, and statistics with 'moments'; gets sums.
 
         Returns:
-            The sums of those who sent some of use, and these clients.
+            The total of the usable sums, and the clients of the nodes that sent them.
         """
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state.model.batch_stats)
         down = {"params": to_record(state.model.params)} if first else {}
@@ -292,18 +292,18 @@ class Server:
             total, count = jax.tree.map(np.add, total, sums), count + counted
         if len(asked) and not count:
             raise TrainingError(f"round {number + 1}: no node sent statistics of use; the lines above say why")
-        # A pass of the network does not touch its companions', which therefore stay as they are.
+        # A pass does not compute statistics of the network's companions, which therefore keep theirs.
         kept = {name: state.model.batch_stats[name] for name in total if name in self._problem.network.companions}
         total = {**total, **jax.tree.map(lambda leaf: np.asarray(leaf) * np.float32(count), kept)}
         return Sums(total, jnp.float32(count)), np.concatenate(answered)
 
     def _send(self, contents: dict[int, dict[str, Any]], kind: str, number: int) -> dict[int, Any]:
-        """Sends each node its message; the contents of the answers, by node. Bytes are counted of what goes down."""
+        """Sends each node its message and counts the bytes; returns the contents of the answers, by node."""
         self._down += sum(map(array_bytes, contents.values()))
         return self._roster.send(contents, kind, number + 1)
 
     def _stack(self, replies: Iterable[Reply], clients: Any, group: Any, present: Any) -> CohortResult:
-        """Replies as a cohort's result on one device; a client without a reply took no part."""
+        """Stacks replies into a cohort's result on one device; a client without an upload took no part."""
         replies, like = list(replies), self._result_like
         number = len(replies)
         rows = [
@@ -344,10 +344,10 @@ def compiled_at(seconds: Mapping[int, float]) -> str:
 
 
 def _on_host(values: Any, dtype: Any = None) -> Any:
-    """A NumPy array in the place of JAX's: the next compiled stage takes it to the device."""
+    """A NumPy array in place of a JAX array; the next compiled stage moves it to the device."""
     return np.asarray(values, dtype)
 
 
 def _figures(replies: Sequence[Reply], name: str, dtype: Any = np.int32) -> Any:
-    """What each job told under a name, as such an array [R]; 0 from those that did not."""
+    """A figure of each job, as a NumPy array [R]; 0 for jobs without it."""
     return _on_host([one.figures.get(name, 0) for one in replies], dtype)

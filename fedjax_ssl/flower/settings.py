@@ -1,4 +1,4 @@
-"""What a Flower run is told: the configuration, by the run's config; and which clients a node is, by the node's."""
+"""Settings of a Flower run: the configuration, in Flower's run config, and a node's clients, in its node config."""
 
 import hashlib
 import json
@@ -14,14 +14,14 @@ from fedjax_ssl.config import OVERRIDE, flatten, parse_config, validate
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 
-# The run's config, `[tool.flwr.app.config]` of the project, with defaults.
+# Flower's run config, `[tool.flwr.app.config]` of the project, with defaults.
 RUN = {"config": "configs/quickstart.py", "overrides": "", "workdir": "", "wait": 600, "timeout": 3600}
 PLACES = ("data.path", "data.tfds_dir")
 NODE = ("partition-id", "num-partitions", "clients", "data")
 
 
 class NodeSettings(NamedTuple):
-    """What a node is told by `flower-supernode --node-config`."""
+    """The contents of `flower-supernode --node-config`."""
 
     clients: tuple[int, ...]  # the ids of its clients
     data: str  # an npz file with its images, see `own_data`; '': the configuration's data set and partition
@@ -31,11 +31,11 @@ def run_config(given: Mapping[str, Any]) -> ConfigDict:
     """The configuration that a run's config names: a config file with its arguments, and overrides.
 
     Args:
-        given: `config`, as of --config, which also may lie in the project's folder; `overrides`, words as on the
-            command line, --config.FIELD=VALUE, separated by spaces.
+        given: `config`, as for --config, or a file in the project's folder; `overrides`, words as on the command line,
+            --config.FIELD=VALUE, separated by spaces.
 
     Raises:
-        UserError: there is no such file or field, a value is wrong, or a field means nothing here.
+        UserError: there is no such file or field, a value is wrong, or a field is not for Flower runs.
     """
     file, words = str(given.get("config", RUN["config"])), shlex.split(str(given.get("overrides", "")))
     for word in words:
@@ -60,20 +60,20 @@ def in_project(config_file: str) -> str:
 
 
 def digest(config: ConfigDict) -> str:
-    """Equal for two machines whose runs do the same: of all fields that change a result, but for where files lie."""
+    """A hash of all fields that change a result, except paths; equal on machines whose runs do the same."""
     fields = {name: value for name, value in flatten(config).items() if name not in (*CHANGES_NO_RESULT, *PLACES)}
     return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def node_settings(given: Mapping[str, Any], num_clients: int) -> NodeSettings:
-    """Which clients a node is.
+    """Reads which clients a node has.
 
     Args:
         given: `partition-id`, a client's id, or `clients`, the ids of several as '0,1,2'; and `data`, a file.
         num_clients: K.
 
     Raises:
-        UserError: no id is given, one is not a client's, or a word is unknown.
+        UserError: no id is given, an id is not valid, or a name is unknown.
     """
     for name in given:
         if name not in NODE:

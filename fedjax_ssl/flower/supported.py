@@ -1,7 +1,8 @@
-"""Which runs can be a real federation: the server reads no client's images or memory, and clients none of the server's.
+"""Checks that a run can be a real federation, in which server and clients do not read each other's images or memory.
 
-Nothing is listed by name. Every stage is traced, and the trace says which arrays its result depends on, and whether it
-takes more of the tables of images and labels than rows. That these rows are its own side's is not seen everywhere.
+No method is listed by name. Every stage is traced. The trace shows which arrays its result depends on, and whether it
+uses the tables of images and labels other than by rows. It does not always show that these rows are of the stage's own
+side.
 """
 
 import functools
@@ -18,7 +19,7 @@ from fedjax_ssl.run.dependence import Trace, reads, server_stages, some_received
 from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.server.statistics import Sums
 
-AT_CLIENTS = ("client_index",)  # without which nothing tells which images are a client's
+AT_CLIENTS = ("client_index",)  # the only field that says which images a client has
 AT_SERVER = ("server_index", "validation_index", "test_inputs", "test_labels", "unknown_inputs")
 DOCS = "see docs/reference/flower.md"
 # Simulated attacks, failures and compression: field -> the only value that Flower accepts.
@@ -32,14 +33,14 @@ SIMULATED = {
 
 
 def check_supported(experiment: Experiment) -> None:
-    """Checks that a run can be one of server and clients that see nothing of each other but messages.
+    """Checks that a run can be split into a server and clients that see only each other's messages.
 
     Raises:
-        UserError: it cannot, and why.
+        UserError: it cannot; the message says why.
     """
     problem, method, data = experiment.problem, experiment.method, experiment.data
     config, state = problem.config, experiment.state_shape
-    # How many labels they have clients can tell.
+    # Clients can tell how many labels they have.
     first = make_method(problem._replace(told_labels=jnp.zeros(problem.num_classes)))
     name = config.method
     if not method.phases:
@@ -72,7 +73,7 @@ def check_supported(experiment: Experiment) -> None:
     received = jax.eval_shape(lambda: some_received(result.upload, result.group, len(selection)))
     key = jax.random.key(0)
     gathered = make_method(problem, gathered=_no_sums(state)) if state.model.batch_stats else method
-    # Here the first state is known from what clients tell, and statistics from their sums.
+    # With Flower, the first state uses the labels that clients tell, and statistics use the clients' sums.
     stages = server_stages(problem, method) | {
         "init": server_stages(problem, first)["init"],
         "statistics": server_stages(problem, gathered)["statistics"],
@@ -107,7 +108,7 @@ def check_supported(experiment: Experiment) -> None:
 
 
 def asks_for_labels(experiment: Experiment) -> bool:
-    """Whether a method begins with the labels that clients were given, whose number in each class they have to tell."""
+    """Whether a method's first state depends on clients' labels, whose number in each class nodes must then tell."""
     key, method = jax.random.key(0), experiment.method
     traced = trace(lambda data: without_clients(method.init(data, key)), experiment.data)
     return "[0].client_index" in reads(traced)

@@ -1,4 +1,4 @@
-"""Which tables of images and labels a stage reads as a whole, where a side of a federation has only its own rows."""
+"""Finds tables of images and labels that a stage reads as a whole, though a side has only its own rows."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from jax.extend.core import Literal
 from fedjax_ssl.run.dependence import Trace
 
 TABLES = ("inputs", "visible_labels")
-ROWS = ("gather", "dynamic_slice")  # take of their first argument what the others name
+ROWS = ("gather", "dynamic_slice")  # operations that read rows of their first argument, at indices from the others
 
 
 def used_whole(traced: Trace) -> list[str]:
-    """The tables that a stage reads otherwise than by named rows, such as a mask or a mean of all rows.
+    """The tables that a stage reads other than by row indices, such as with a mask or a mean over all rows.
 
-    Where the rows' numbers come from is not looked at.
+    It does not check where the indices come from.
 
     Args:
         traced: of the stage, whose second argument is the federation's data.
@@ -29,12 +29,12 @@ def _is_used_whole(jaxpr: Any, is_table: list[bool]) -> bool:
         return True
     for equation in reversed(jaxpr.eqns):
         if read.isdisjoint(equation.outvars):
-            continue  # it was traced for its shape alone
+            continue  # only its shape is used
         read.update(var for var in equation.invars if not isinstance(var, Literal))
         given = [not isinstance(var, Literal) and var in tables for var in equation.invars]
         if not any(given) or (equation.primitive.name in ROWS and not any(given[1:])):
             continue
-        # The condition of a loop has its constants before the body's. The branches of a condition, and a loop's body,
+        # A loop's first arguments are constants of its condition. The body of a loop and the branches of a condition
         # take the last arguments; other calls take all.
         of_condition = equation.params.get("cond_nconsts", 0)
         inner = [

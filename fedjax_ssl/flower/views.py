@@ -1,7 +1,7 @@
-"""The federation as one side sees it: the server without clients' images, a node with those of its own clients alone.
+"""The federation as one side sees it: the server without clients' images, a node with its own clients' images only.
 
-Neither side has a table of all clients' rows. Some methods' random numbers depend on the width to which a client's rows
-are padded, so the server tells it to the nodes. What a node computes is what the simulation computes, up to rounding.
+Neither side has a table of all clients' rows. Random numbers of some methods depend on the width to which a client's
+rows are padded, so the server sends this width to the nodes. Nodes compute the same as the simulation, up to rounding.
 """
 
 import functools
@@ -49,19 +49,19 @@ def outline(config: Any) -> Experiment:
 
 
 def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray) -> tuple[FederatedData, jax.Array]:
-    """What the server holds: its labelled images, the validation and the test images, and how many the clients have.
+    """What the server has: its labelled images, validation and test images, and the clients' numbers of images.
 
     Args:
         experiment: the run; its data set and partition are read.
-        sizes: int [K], each client's images, as the nodes told.
-        labelled: int [K], of these those with a label.
+        sizes: int [K], each client's number of images, as the nodes told.
+        labelled: int [K], how many of these have a label.
 
     Returns:
         The view, in which no client is `here`, and the labels of its images.
     """
     held = _hold(experiment.problem.config, experiment.dataset, experiment.partition)
     owned = np.concatenate([held.server_index, held.validation_index])
-    rows = owned if len(owned) else np.zeros(1, np.int32)  # a table has a row
+    rows = owned if len(owned) else np.zeros(1, np.int32)  # a table needs at least one row
     view = small_arrays(held)._replace(
         inputs=image_table(held.inputs[rows]),
         visible_labels=jnp.asarray(held.visible_labels[rows]),
@@ -72,14 +72,14 @@ def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray)
         validation_index=jnp.arange(len(held.server_index), len(owned), dtype=jnp.int32),
         test_inputs=image_table(held.test_inputs),
         test_labels=jnp.asarray(held.test_labels),
-        here=jnp.array([len(sizes)], jnp.int32),  # nobody's id
+        here=jnp.array([len(sizes)], jnp.int32),  # the id of no client
         unknown_inputs=unknown_table(held),
     )
     return view, jnp.asarray(held.hidden_labels[rows])
 
 
 def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, dict[str, Any]]:
-    """What a node holds of the federation that the configuration describes: its clients' images.
+    """What a node has of the federation that the configuration describes: its clients' images.
 
     Returns:
         The holdings, see `of_clients`, and the data set's facts, see `dataset_facts`.
@@ -99,13 +99,13 @@ def of_clients(
 
     Args:
         config: the run's.
-        images: of each such client by its id, [n, ...] as they are stored.
-        labels: of each, int32 [n], -1 where the label is hidden.
-        server_labels: S, which shapes depend on; the server's images are not here.
+        images: id of each such client -> its images [n, ...], as they are stored.
+        labels: id of each such client -> its labels, int32 [n], -1 if hidden.
+        server_labels: S, which shapes depend on; the server's images are not included.
         num_classes: C.
 
     Returns:
-        The holdings; row 0 is nobody's. They have no true labels besides the visible ones.
+        The holdings. Row 0 belongs to no client. True labels are the visible ones only.
     """
     order, sizes = sorted(images), np.zeros(config.num_clients, np.int64)
     labelled = np.zeros(config.num_clients, np.int32)
@@ -135,13 +135,12 @@ def of_clients(
 
 
 def own_holdings(config: Any, client: int, file: str, facts: dict[str, Any]) -> Holdings:
-    """What a node holds that has its own images.
+    """The holdings of a node with images of its own.
 
     Args:
-        config: the run's; where no client has labels, those of the file are not read.
-        client: the node's.
-        file: an npz with `images`, uint8 [n, H, W] or [n, H, W, C], and if any have labels `labels`, int [n], -1 where
-            there is none.
+        config: the run's; if it gives clients no labels, the file's labels are ignored.
+        client: the node's client.
+        file: an npz with `images`, uint8 [n, H, W] or [n, H, W, C], and optionally `labels`, int [n], -1 for no label.
         facts: of the server's data set, with `server_labels`, the number of its labelled images.
 
     Raises:
@@ -169,7 +168,7 @@ def own_holdings(config: Any, client: int, file: str, facts: dict[str, Any]) -> 
 
 
 def facts_text(facts: dict[str, Any], data: FederatedData) -> str:
-    """What a node with images of its own must know of the server's, as JSON."""
+    """What a node with images of its own must know about the server's data, as JSON."""
     return json.dumps({**facts, "server_labels": len(data.server_index)})
 
 

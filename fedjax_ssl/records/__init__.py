@@ -1,1 +1,1 @@
-"""The files of a run's folder, written and read. It imports the configuration and nothing of training."""
+"""Writes and reads the files of a run's folder. It imports the configuration, but no training code."""

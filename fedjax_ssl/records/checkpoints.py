@@ -1,4 +1,4 @@
-"""Checkpoints of a run's state: Orbax's files with their checksums, written whole or not at all."""
+"""Checkpoints of a run's state: Orbax's files with their checksums, written atomically."""
 
 import asyncio
 import contextlib
@@ -24,10 +24,10 @@ from fedjax_ssl.records.manifest import (
     write_manifest,
 )
 
-SUMS = "SHA256SUMS"  # of a checkpoint's files, as sha256sum writes and checks them
+SUMS = "SHA256SUMS"  # checksums of a checkpoint's files, in sha256sum's format
 _STATE = "state"  # the folder with Orbax's files
 _EARLIER = "default"  # its name in earlier versions, which wrote no checksums
-_DIGITS = 5  # of the number before each leaf's name
+_DIGITS = 5  # digits of the number before each leaf's name
 
 
 class Restored(NamedTuple):
@@ -35,15 +35,15 @@ class Restored(NamedTuple):
 
     state: Any  # the state, or the part of it that was asked for
     round: int  # of the checkpoint that it comes from
-    passed_over: list[str]  # a line for each newer checkpoint that was not taken, which says why
+    passed_over: list[str]  # for each newer checkpoint that was not used, a line that says why
 
 
 class Checkpoints:
     """The checkpoints of one run, by round: FOLDER/ROUND/state, and FOLDER/ROUND/SHA256SUMS over all files there.
 
-    A checkpoint is written into a temporary folder, and renamed when all is on disk. So a folder with a round's number
-    was complete once, even if the process was killed; its checksums say whether it still is what was written, its
-    manifest whether the files beside FOLDER are those that it was trained with.
+    A checkpoint is written into a temporary folder, which is renamed when all is on disk. So a folder with a round's
+    number was complete once, even if the process was killed. Its checksums show whether it has changed since; its
+    manifest shows whether the files beside FOLDER are those that it was trained with.
     """
 
     def __init__(self, folder: pathlib.Path, keep: int = 2, run: TrainedWith | None = None):
@@ -52,7 +52,7 @@ class Checkpoints:
         Args:
             folder: RUN/checkpoints, need not exist yet.
             keep: how many checkpoints remain; an older one is deleted after a newer one is complete.
-            run: what the run is trained with: new checkpoints say so, and others are not restored.
+            run: what the run is trained with: new checkpoints record it, and other runs' checkpoints are refused.
         """
         self._folder = folder.absolute()
         self._keep, self._run = keep, run
@@ -61,7 +61,7 @@ class Checkpoints:
         """The rounds of all checkpoints, damaged ones included, the earliest first.
 
         Raises:
-            UserError: there is something else in the folder's place.
+            UserError: the path is not a folder.
         """
         if not self._folder.exists():
             return []
@@ -70,19 +70,19 @@ class Checkpoints:
         return sorted(int(path.name) for path in self._folder.iterdir() if re.fullmatch("[0-9]+", path.name))
 
     def latest_round(self) -> int | None:
-        """The round of the newest checkpoint; None without one."""
+        """The round of the newest checkpoint; None if there is none."""
         return max(self.rounds(), default=None)
 
     def save(self, round_number: int, state: Any, records: str = "") -> None:
-        """Writes a checkpoint, and waits until the disk has it.
+        """Writes a checkpoint and waits until it is on the disk.
 
         Args:
-            round_number: after which the state is.
+            round_number: the state is the one after this round.
             state: a pytree of arrays.
-            records: the checksum of the run's records until then, for `fits`; '': none.
+            records: the checksum of the run's records up to this round, for `fits`; '': none.
 
         Raises:
-            OSError: it cannot be written; the checkpoints before it are unharmed.
+            OSError: it cannot be written; earlier checkpoints are unharmed.
         """
         if round_number in self.rounds():
             return
@@ -100,16 +100,16 @@ class Checkpoints:
             _write_sums(temporary)
             os.rename(temporary, path)
             sync_folder(self._folder)
-        except (OSError, ValueError) as error:  # ValueError is TensorStore's for everything, a full disk included
+        except (OSError, ValueError) as error:  # TensorStore raises ValueError for everything, even a full disk
             number = getattr(error, "errno", None)
             raise OSError(number, f"cannot write the checkpoint {path}: {first_line(error)}") from error
         for old in self.rounds()[: -self._keep]:
-            doomed = self._folder / f"{old}.tmp"  # a kill in the middle leaves no checkpoint with files missing
+            doomed = self._folder / f"{old}.tmp"  # so that a kill leaves no incomplete checkpoint
             os.rename(self._folder / str(old), doomed)
             remove_folder(doomed)
 
     def _remove_unfinished(self) -> None:
-        """Removes what a killed process was writing, also of earlier versions."""
+        """Removes what a killed process was writing, even with an earlier version."""
         for path in self._folder.glob("[0-9]*"):
             if path.suffix == ".tmp" or ".orbax-checkpoint-tmp" in path.name:
                 remove_folder(path)
@@ -117,7 +117,8 @@ class Checkpoints:
     def fits(self, round_number: int, records: str) -> bool:
         """Whether a checkpoint was saved with records of this checksum.
 
-        True also for one that does not say so, as in earlier versions, and for a damaged one, which `restore` tells.
+        Also True for a checkpoint without such a checksum, as in earlier versions, and for a damaged one, which
+        `restore` reports.
         """
         path = self._folder / str(round_number)
         try:
@@ -135,14 +136,14 @@ class Checkpoints:
                 os.rename(self._folder / str(number), free_name(self._folder / f"{number}.set_aside"))
 
     def restore(self, like: Any, reached: int | None = None) -> Restored:
-        """The state of the newest checkpoint that is whole. Nothing is renamed or deleted.
+        """The state of the newest undamaged checkpoint. Nothing is renamed or deleted.
 
         Args:
             like: a pytree of the state's structure, with arrays or shapes for leaves.
-            reached: the last round of the records: a later checkpoint is not taken. None: any.
+            reached: the last round of the records; later checkpoints are not used. None: any.
 
         Raises:
-            UserError: no checkpoint can be used, or it is of another structure, or of other shapes.
+            UserError: no checkpoint can be used, or its structure or shapes differ.
         """
         wanted = _to_dict(like)
 
@@ -159,7 +160,7 @@ class Checkpoints:
         """The shapes of a checkpoint's leaves, by their paths in the state.
 
         Args:
-            round_number: the checkpoint's; None: the newest that is whole.
+            round_number: the checkpoint's; None: the newest undamaged one.
             reached: see `restore`.
 
         Raises:
@@ -175,9 +176,9 @@ class Checkpoints:
         """The named entries of a checkpoint, without reading the others.
 
         Args:
-            like: a pytree with arrays or shapes for leaves, each at the path that it has in the state: for its model
-                `State(None, model)`.
-            round_number: the checkpoint's; None: the newest that is whole.
+            like: a pytree with arrays or shapes for leaves, each at its path in the state: `State(None, model)` for the
+                model.
+            round_number: the checkpoint's; None: the newest undamaged one.
 
         Raises:
             UserError: there is no such checkpoint, or it cannot be used, or has no such entries of these shapes.
@@ -207,12 +208,12 @@ class Checkpoints:
         reached: int | None = None,
         only: int | None = None,
     ) -> tuple[dict[str, Any], int, list[str]]:
-        """What `read` makes of the newest checkpoint that is whole, its round, and why newer ones were passed over.
+        """The result of `read` for the newest undamaged checkpoint, its round, and why newer ones were passed over.
 
         Args:
-            read: (a checkpoint's folder, what it holds) -> leaves or their shapes, by name.
-            reached: the last round that is looked at; None: any.
-            only: the only round that is looked at; None: any.
+            read: (a checkpoint's folder, its leaves' metadata) -> leaves or their shapes, by name.
+            reached: later rounds are passed over; None: any.
+            only: the only round to try; None: any.
         """
         rounds, passed_over = self.rounds(), []
         if only is not None:
@@ -239,7 +240,7 @@ class Checkpoints:
         )
 
     def _check_manifest(self, path: pathlib.Path) -> None:
-        """Raises _DamagedError for a checkpoint of another round, UserError for one that is not this run's."""
+        """Raises _DamagedError for a checkpoint of another round, UserError for a checkpoint of another run."""
         try:
             manifest = read_manifest(path)
         except (OSError, ValueError) as error:
@@ -255,7 +256,7 @@ class _DamagedError(Exception):
 
 
 def _checkpointer(kind: Callable[..., Any]) -> ocp.Checkpointer:
-    """Orbax's checkpointer with a handler of a kind, for this process alone.
+    """Orbax's checkpointer with a handler of this class, for this process alone.
 
     If several processes train together, each has the whole state and only the one with the workdir saves it. So
     Orbax must not wait for the others.
@@ -271,7 +272,7 @@ def _write_sums(folder: pathlib.Path) -> None:
     """Syncs all files of a folder to the disk, then writes their checksums and syncs these, too."""
     lines = []
     for file in _files(folder):
-        with file.open("r+b") as opened:  # only what is open for writing can be synced everywhere
+        with file.open("r+b") as opened:  # some systems sync only files that are open for writing
             os.fsync(opened.fileno())
             lines.append(f"{hashlib.file_digest(opened, 'sha256').hexdigest()}  {file.relative_to(folder).as_posix()}")
     with (folder / SUMS).open("w") as sums:
@@ -283,7 +284,7 @@ def _write_sums(folder: pathlib.Path) -> None:
 
 
 def _check_sums(folder: pathlib.Path) -> None:
-    """Raises _DamagedError unless the folder holds the files of its checksums, and no others.
+    """Raises _DamagedError unless the folder holds exactly the files of its checksums, unchanged.
 
     A checkpoint of an earlier version has no checksums and cannot be checked.
     """
@@ -300,7 +301,7 @@ def _check_sums(folder: pathlib.Path) -> None:
                 raise _DamagedError(f"{name} is missing")
             if name not in listed:
                 raise _DamagedError(f"{name} is not in {SUMS}")
-            if not present[name].is_file():  # a pipe, say, for which one would wait
+            if not present[name].is_file():  # such as a pipe, which would block
                 raise _DamagedError(f"{name} is not a file")
             with present[name].open("rb") as opened:
                 if hashlib.file_digest(opened, "sha256").hexdigest() != listed[name]:
@@ -332,9 +333,9 @@ def _metadata(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _read(folder: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Some leaves of a checkpoint, by the names that they have in it."""
+    """Some leaves of a checkpoint, by their names in it."""
     item = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in wanted.items()}
-    # To the host, whatever devices they were saved from.
+    # To the host, whichever devices they were saved from.
     to_host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
     arguments = ocp.args.PyTreeRestore(item=item, restore_args=to_host, partial_restore=True)
     try:
@@ -345,7 +346,7 @@ def _read(folder: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that ignores what ends after it was closed."""
+    """An event loop that ignores callbacks after it was closed."""
 
     def call_soon_threadsafe(self, callback, *args, context=None):  # type: ignore[override]  # typed by its callback
         return None if self.is_closed() else super().call_soon_threadsafe(callback, *args, context=context)
@@ -353,9 +354,10 @@ class _Loop(asyncio.SelectorEventLoop):
 
 @contextlib.contextmanager
 def _late_reads_are_ignored() -> Iterator[None]:
-    """Orbax reads all leaves at once, and closes its event loop at the first that cannot be read.
+    """Suppresses tracebacks of TensorStore after a failed read.
 
-    TensorStore then prints a traceback for each of the others, as it ends.
+    Orbax reads all leaves at once, and closes its event loop at the first that cannot be read. TensorStore would then
+    print a traceback for each other leaf when its read ends.
     """
     original, asyncio.new_event_loop = asyncio.new_event_loop, _Loop
     try:
@@ -365,23 +367,23 @@ def _late_reads_are_ignored() -> Iterator[None]:
 
 
 def _to_dict(state: Any) -> dict[str, Any]:
-    """A flat dict from each leaf's path to the leaf: NamedTuples and empty entries keep their place by name."""
+    """A flat dict from each leaf's path to the leaf; the paths name the fields of NamedTuples."""
     leaves, _ = jax.tree.flatten_with_path(state)
     # Zero-padded numbers keep the order of the leaves when a dict is sorted.
     return {f"{number:0{_DIGITS}d}{jax.tree_util.keystr(path)}": leaf for number, (path, leaf) in enumerate(leaves)}
 
 
 def _of_today(name: str) -> str:
-    """A leaf's name in a checkpoint, as the library names it now.
+    """Converts a leaf's name in a checkpoint to the name that this version uses.
 
-    Earlier versions had a model's two parts apart, and another name for an upload's metadata.
+    Earlier versions stored a model's two parts separately, and had another name for an upload's metadata.
     """
     name = re.sub(rf"^(\d{{{_DIGITS}}})\.(params|batch_stats)\b", r"\1.model.\2", name)
     return name.replace(".told[", ".metadata[")
 
 
 def _compare(saved: dict[str, Any], wanted: dict[str, Any], path: pathlib.Path) -> None:
-    """Raises UserError with the first leaf in which a checkpoint differs from what is wanted."""
+    """Raises UserError with the first leaf in which a checkpoint differs from the wanted state."""
     for name in sorted(saved.keys() | wanted.keys()):
         if name not in saved or name not in wanted:
             reason = f"{name[_DIGITS:]} is {'only in the checkpoint' if name in saved else 'not in the checkpoint'}"

@@ -1,9 +1,9 @@
-"""RUN/clients.sqlite: the memory of clients, a row for each checkpoint after which a client's memory had changed.
+"""RUN/clients.sqlite: the clients' memory, with a row for each client and each checkpoint at which it had changed.
 
-A row lies there by client and by the round that wrote it. A checkpoint of round r sees of each client the newest row
-until r, so resuming from any checkpoint that is kept is exact. All rows between two checkpoints are one transaction:
-a process that is killed leaves those of the last one. Rows that no kept checkpoint sees are deleted, and their room is
-used again.
+The key of a row is the client and the round that wrote it. A checkpoint of round r sees the newest row up to r of each
+client, so resuming from any kept checkpoint is exact. All rows between two checkpoints are one transaction: if the
+process is killed, the file has the rows of the last checkpoint. Rows that no kept checkpoint sees are deleted, and
+their space is reused.
 """
 
 import contextlib
@@ -17,36 +17,37 @@ from typing import Any, NamedTuple
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import refuse_link
 
-# With rowids a long row shares its last page, and is not read to find another one. Older files are WITHOUT ROWID.
+# With rowids, a long row shares its last page and is not read when another row is looked up. Older files are WITHOUT
+# ROWID.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS rows(client INTEGER, round INTEGER, sum BLOB, data BLOB, PRIMARY KEY(client, round));
 CREATE TABLE IF NOT EXISTS run(name TEXT PRIMARY KEY, value TEXT);
 """
 _NEWEST = "SELECT round, sum, data FROM rows WHERE client = ? ORDER BY round DESC LIMIT 1"
-MOST_ROW_BYTES = 10**9 - 1000  # SQLite takes 10**9 with the other columns
-_PAGE_BYTES = 8192  # only rows of half a page to a page take much more than their bytes
+MOST_ROW_BYTES = 10**9 - 1000  # SQLite allows 10**9 with the other columns
+_PAGE_BYTES = 8192  # only rows of half a page to a page waste much space
 
 
 class Owner(NamedTuple):
     """The run that a file belongs to."""
 
-    name: str  # by what it is trained with, such as its partition
+    name: str  # says what it is trained with, such as its partition
     config: dict[str, Any]  # nested dicts, as JSON gives them
 
 
 class ClientRows:
-    """The file of one run. Its errors are a `UserError` of one line, or an `OSError` if the disk is full."""
+    """The file of one run. Errors are a `UserError` of one line, or an `OSError` if the disk is full."""
 
     def __init__(self, path: pathlib.Path, run: Owner, from_round: int | None):
-        """Opens the file, which `check_rows` has looked at, or makes it.
+        """Opens the file, which `check_rows` has checked, or makes it.
 
         Args:
             path: of the file.
-            run: whose file it is: another run's is refused.
+            run: the file's owner; a file of another run is refused.
             from_round: the round to resume from; later rows are deleted. None: a new run; all rows are deleted.
 
         Raises:
-            UserError: see `check_rows`; only what SQLite reads now is found to be damaged.
+            UserError: see `check_rows`; damage is noticed only in what SQLite reads here.
             OSError: it is a link, or cannot be written.
         """
         self._path = path
@@ -70,13 +71,13 @@ class ClientRows:
             self._file.execute("BEGIN")
         self._committed = -1 if from_round is None else from_round  # the last round that a checkpoint may see
         self._written: list[tuple[int, int]] = []  # (client, round) of rows that will hide older ones
-        self._knows_all = from_round is None  # after a resume not before the first look at all rows
+        self._knows_all = from_round is None  # whether `_written` is complete; after a resume it is read from the file
 
     def read(self, client: int) -> bytes | None:
-        """The newest row of a client; None for one that was never asked.
+        """The newest row of a client; None if it has none.
 
         Raises:
-            UserError: it is not what was written.
+            UserError: the row is damaged.
         """
         with self._one_line():
             found = self._file.execute(_NEWEST, (client,)).fetchone()
@@ -89,7 +90,7 @@ class ClientRows:
         return data
 
     def write(self, client: int, round_number: int, data: bytes) -> None:
-        """Writes a row into the transaction that `commit` ends, in place of the client's row there."""
+        """Writes a client's row in the current transaction, where it replaces an earlier one; `commit` ends it."""
         row = (client, round_number, _sum(client, round_number, data), data)
         with self._one_line():
             self._file.execute("DELETE FROM rows WHERE client = ? AND round > ?", (client, self._committed))
@@ -97,11 +98,11 @@ class ClientRows:
         self._written.append((client, round_number))
 
     def commit(self, round_number: int, kept: list[int]) -> None:
-        """Ends the transaction: the file has the rows of a round on the disk, before its checkpoint is written.
+        """Ends the transaction: the rows up to a round are on the disk, before the round's checkpoint is written.
 
         Args:
             round_number: the round.
-            kept: the rounds of the checkpoints that are kept: rows that none of them sees are deleted.
+            kept: rounds of the checkpoints that are kept; rows that none of them sees are deleted.
         """
         with self._one_line():
             self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(round_number),))
@@ -113,7 +114,7 @@ class ClientRows:
         self._committed = round_number
 
     def _delete_hidden(self, oldest: int) -> None:
-        """Deletes each row that has a newer one of the same client which the oldest kept checkpoint already sees."""
+        """Deletes each row if the oldest kept checkpoint sees a newer row of the same client."""
         if self._knows_all:
             hiding = [row for row in self._written if row[1] <= oldest]
             self._file.executemany("DELETE FROM rows WHERE client = ? AND round < ?", hiding)
@@ -128,7 +129,7 @@ class ClientRows:
         self._written = [row for row in self._written if row[1] > oldest]
 
     def close(self) -> None:
-        """Rows that were not committed are lost, as if the process had been killed."""
+        """Closes the file. Rows that were not committed are lost, as if the process had been killed."""
         self._file.close()
 
     @contextlib.contextmanager
@@ -148,13 +149,13 @@ def _sum(client: int, round_number: int, data: bytes) -> bytes:
 
 
 def check_rows(path: pathlib.Path, run: Owner, from_round: int) -> None:
-    """Checks every page of a file from which a run goes on, and writes nothing but what SQLite undoes after a kill.
+    """Checks every page of a resumed run's file. It writes nothing, except what SQLite undoes after a kill.
 
     Args:
         path, run, from_round: see `ClientRows`.
 
     Raises:
-        UserError: it is missing, damaged, another run's, cannot be written to, or its rows do not reach the round.
+        UserError: the file is missing, damaged, read-only or another run's, or its rows do not reach the round.
     """
     _refuse_missing(path)
     try:
@@ -162,7 +163,7 @@ def check_rows(path: pathlib.Path, run: Owner, from_round: int) -> None:
             if (found := file.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(found)
             _refuse_other(file, path, run, from_round)
-            file.execute("DELETE FROM rows WHERE false")  # deletes nothing, but fails where the file is read-only
+            file.execute("DELETE FROM rows WHERE false")  # deletes nothing, but fails if the file is read-only
     except UserError:
         raise
     except sqlite3.OperationalError as error:
@@ -177,7 +178,7 @@ def _refuse_missing(path: pathlib.Path) -> None:
 
 
 def _refuse_other(file: sqlite3.Connection, path: pathlib.Path, run: Owner, from_round: int) -> None:
-    from fedjax_ssl.config import complete  # here: a new file needs no JAX
+    from fedjax_ssl.config import complete  # imported here, since a new file needs no JAX
     from fedjax_ssl.records.workdir import forbidden_changes
 
     found = dict(file.execute("SELECT name, value FROM run"))

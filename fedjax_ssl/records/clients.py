@@ -1,7 +1,7 @@
-"""Accuracy per client: how good one global model is on each client's mix of classes, and on its own test images.
+"""Accuracy per client: of one global model on each client's mix of classes, and on its own test images.
 
-The test set has no clients. A client's accuracy is that of the classes on the test set, weighted by how many images of
-each class the client holds: what the model would reach on new images of the client's mix.
+The test set is not divided among clients. A client's accuracy is the mean of the test accuracies of the classes,
+weighted by how many images of each class the client holds: it estimates accuracy on new images of the client's mix.
 
 Source of the figures: Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020: mean, worst tenth and
 spread over clients.
@@ -22,25 +22,25 @@ MODELS = {"": "last model", "best_": "best model"}  # beginning of a figure's na
 
 CLIENT_TESTS = "client_tests.npz"  # in a run's folder, see `save_client_tests`
 GLOBAL, TUNED, PERSONAL = "global", "tuned", "personal"  # models that are tested on each client's own test images
-TESTED = {GLOBAL: "global model", TUNED: "fine-tuned", PERSONAL: "own parts"}  # the same in words
+TESTED = {GLOBAL: "global model", TUNED: "fine-tuned", PERSONAL: "own parts"}  # their names in words
 
 
 def save_client_tests(
     folder: pathlib.Path, round_number: int, images: np.ndarray, accuracies: Mapping[str, np.ndarray]
 ) -> None:
-    """Writes RUN/client_tests.npz, in the place of an earlier round's.
+    """Writes RUN/client_tests.npz, which replaces that of an earlier round.
 
     Args:
         folder: the run's.
-        round_number: after which the models were tested; the file's entry `round`.
-        images: int [K], how many test images each client has of its own.
-        accuracies: which model, of `TESTED` -> its accuracy on those of each client, float [K], NaN without any.
+        round_number: the models were tested after this round; the file's entry `round`.
+        images: int [K], the number of each client's own test images.
+        accuracies: model, of `TESTED` -> its accuracy on each client's own test images, float [K], NaN without images.
     """
     replace_arrays(folder / CLIENT_TESTS, round=np.array(round_number), images=images, **accuracies)
 
 
 def load_client_tests(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """The same; {} without the file.
+    """Reads RUN/client_tests.npz; {} without the file.
 
     Raises:
         UserError: it cannot be read, or has no such arrays.
@@ -66,8 +66,8 @@ def accuracy_of_clients(labels: np.ndarray, predictions: np.ndarray, held: np.nd
         held: int [K, C], how many images of each class a client holds.
 
     Returns:
-        Shares; NaN for a client without images of a class that the test set has. Classes that it has not are left out
-        of a client's mix.
+        Accuracies from 0 to 1. Classes that are missing in the test set are left out of the clients' mixes; NaN for a
+        client without other classes.
     """
     num_classes = held.shape[1]
     total = np.bincount(labels, minlength=num_classes)
@@ -84,8 +84,8 @@ def over_clients(accuracies: np.ndarray) -> dict[str, float | None]:
         accuracies: float [K], see `accuracy_of_clients`.
 
     Returns:
-        `mean`, each client counting the same; `worst_tenth`, the mean over the tenth of the clients, rounded up, that
-        fares worst; and `spread`, the standard deviation over all clients (of K). None where no client has images.
+        `mean`, in which each client counts the same; `worst_tenth`, the mean over the worst tenth of the clients,
+        rounded up; and `spread`, the standard deviation over all clients (divided by K). None if no client has images.
     """
     present = np.sort(accuracies[np.isfinite(accuracies)])
     if not len(present):

@@ -1,4 +1,4 @@
-"""dataset.json: what a model's user must know about its inputs, with a checksum of its own."""
+"""dataset.json: what a user of the model must know about its inputs, with a checksum."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ def read_dataset(folder: pathlib.Path) -> dict[str, Any]:
     """The facts in a run's folder, as they were written; {} without the file, as in folders of earlier versions.
 
     Raises:
-        UserError: the file cannot be read, or its figures are not those that were written, or of no kind of inputs.
+        UserError: the file cannot be read, has changed since it was written, or describes no valid inputs.
     """
     path = folder / DATASET
     if not path.exists():
@@ -50,7 +50,7 @@ def _sum(facts: dict[str, Any]) -> str:
 
 
 def _what_is_wrong(facts: dict[str, Any]) -> str:
-    """Which entry describes no inputs, and ''."""
+    """Which entry is not valid, in words; '' if all are."""
     classes, names = facts.get("num_classes"), facts.get("class_names")
     if type(classes) is not int or classes < 2:
         return f"num_classes is {classes!r}; it must be a whole number from 2 on"

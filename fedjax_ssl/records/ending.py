@@ -1,6 +1,6 @@
 """Why a run ends: all rounds are done, the method's own rule, or `config.stop`.
 
-Patience and bytes are read from the records of the rounds alone, so a run that was killed and resumed ends in the same
+Patience and bytes depend only on the records of the rounds, so a run that was killed and resumed ends in the same
 round.
 """
 
@@ -12,16 +12,16 @@ ROUNDS, METHOD, PATIENCE, BYTES, SECONDS = "rounds", "method", "patience", "byte
 
 
 class Spent(NamedTuple):
-    """What the rules of `config.stop` read of the rounds so far."""
+    """What the rules of `config.stop` need to know about the rounds so far."""
 
     rounds: int = 0
     best: float = -1.0  # validation accuracy
-    waited: int = 0  # rounds since the first one with it
-    used: int = 0  # bytes of the wire, both ways
-    largest: int = 0  # bytes of the round that used most
+    waited: int = 0  # rounds since `best` was first reached
+    used: int = 0  # bytes sent down and up
+    largest: int = 0  # bytes of the round with the most
 
     def after(self, line: Mapping[str, Any]) -> "Spent":
-        """The same after one more line of metrics.jsonl."""
+        """Adds one more line of metrics.jsonl."""
         accuracy, sent = line.get("validation_accuracy"), line["bytes_down"] + line["bytes_up"]
         better = accuracy is not None and accuracy > self.best
         return Spent(
@@ -42,7 +42,7 @@ class Spent(NamedTuple):
 
 
 def spent(lines: Iterable[Mapping[str, Any]]) -> Spent:
-    """Of the lines of metrics.jsonl from the first round on."""
+    """Sums up the lines of metrics.jsonl, from the first round on."""
     return functools.reduce(Spent.after, lines, Spent())
 
 

@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but the seed form a group."""
+"""Groups runs that differ only in the seed."""
 
 import collections
 import json
@@ -17,13 +17,13 @@ from fedjax_ssl.records.workdir import ROWS
 
 
 class Group(NamedTuple):
-    """Runs that differ in nothing but the seed."""
+    """Runs that differ only in the seed."""
 
     name: str  # for people, from their folders
     runs: list[RunRecords]  # at least one
 
     def values(self, name: str) -> np.ndarray:
-        """float [seeds, rounds], one metric; NaN beyond the end of a run that is shorter than others."""
+        """float [seeds, rounds], one metric; NaN after the end of a shorter run."""
         rows = [run.values(name) for run in self.runs]
         longest = max(map(len, rows))
         return np.stack([np.pad(row, (0, longest - len(row)), constant_values=np.nan) for row in rows])
@@ -34,12 +34,12 @@ class Group(NamedTuple):
         return self.runs[0].measured
 
     def has(self, name: str) -> bool:
-        """Whether a run measured it."""
+        """Whether any run measured the metric."""
         return any(run.has(name) for run in self.runs)
 
 
 def name_data_sets(groups: list[Group]) -> list[str]:
-    """The name of each group's data set; names that several data sets share get the fields that tell them apart."""
+    """The name of each group's data set; if several data sets share a name, with the fields that identify them."""
     names = [group.runs[0].dataset().get("name", group.runs[0].config["data"]["source"]) for group in groups]
     fields = [group.runs[0].data_fields for group in groups]
     sharing = {name: {fields[place] for place, other in enumerate(names) if other == name} for name in names}
@@ -53,8 +53,8 @@ def what_differs(groups: list[Group]) -> dict[str, list[str]]:
     """The fields in which the groups' configurations differ.
 
     Returns:
-        Field -> its value in each group, '-' where it belongs to another method: it counts as a difference only among
-        those that have it. Seeds and fields that change no result are left out.
+        Field -> its value in each group, '-' if the field belongs to another method; only groups that have the field
+        are compared. Seeds and fields that change no result are left out.
     """
     flat = []
     for group in groups:
@@ -67,11 +67,12 @@ def what_differs(groups: list[Group]) -> dict[str, list[str]]:
 
 
 def read_groups(folders: Iterable[pathlib.Path], rows_alone: bool = False) -> tuple[list[Group], list[str]]:
-    """All runs in some folders, those that differ in nothing but the seed together; a seed counts once in a group.
+    """Reads all runs in some folders, in groups that differ only in the seed; a group has each seed once.
 
     Args:
-        folders: runs, or folders of runs: several seeds', or a whole sweep.
-        rows_alone: of a sweep leave out runs of no row, such as its warm-ups and tries, unless there are no others.
+        folders: runs, or folders of runs: of several seeds, or of a whole sweep.
+        rows_alone: leave out a sweep's runs that belong to no row, such as warm-ups and tries, unless there are no
+            others.
 
     Returns:
         The groups, in the order of the folders, and a line for each run that could not be read.
@@ -97,7 +98,7 @@ def read_groups(folders: Iterable[pathlib.Path], rows_alone: bool = False) -> tu
             except UserError as error:
                 skipped.append(str(error))
                 continue
-            # A second run of the same seed, by another version of the code say, is not one more seed.
+            # A second run of the same seed, such as by another version of the code, is not another seed.
             same = (_but_the_seed(run.config), run.config["seed"])
             times[same] += 1
             names, runs = groups.setdefault((same[0], times[same]), ([], []))
@@ -110,7 +111,7 @@ def read_groups(folders: Iterable[pathlib.Path], rows_alone: bool = False) -> tu
 
 
 def _sweep_rows(folder: pathlib.Path) -> dict[str, str]:
-    """The rows of a sweep, see `ROWS`; {} for another folder, or if the file is damaged: then folders give names."""
+    """The rows of a sweep, see `ROWS`; {} for other folders or a damaged file, in which case folders give the names."""
     try:
         rows = read_json(folder / ROWS)
         return {place: printable(name) for place, name in rows.items()}
@@ -134,15 +135,15 @@ _OF_NO_GROUP = {"seed", "seeds", *CHANGES_NO_RESULT}  # fields in which runs of 
 
 
 def _name(given: pathlib.Path, run: pathlib.Path) -> str:
-    """A run's name for people: its place below the folder that they named, without the seed's own folder."""
+    """A run's name for people: its path below the given folder, without the folder of the seed."""
     place = run.resolve().relative_to(given.resolve().parent)
     parts = place.parts[:-1] if place.name.startswith("seed_") and len(place.parts) > 1 else place.parts
-    # A whole sweep's rows are told apart by what lies below its folder.
+    # The path below a sweep's folder distinguishes its rows.
     return printable("/".join(parts[1:] or parts).replace("_", " "))
 
 
 def _tell_apart(groups: list[Group]) -> list[Group]:
-    """Adds to equal names what differs between the groups' configurations."""
+    """Adds the differences between the configurations to names that several groups share."""
     told = []
     for group in groups:
         others = [other for other in groups if other.name == group.name and other is not group]

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it was trained with, so that no file of a run is exchanged unnoticed."""
+"""The manifest of a checkpoint: what it was trained with, so that exchanged files of a run are noticed."""
 
 import hashlib
 import json
@@ -29,11 +29,11 @@ from fedjax_ssl.records.workdir import (
 
 MANIFEST = "run.json"  # in a checkpoint's folder
 RECORDS_SUM = "records.sha256"  # beside it: a checksum of the records up to the checkpoint
-_TOLERANCE = 1e-5  # of the images' mean and deviation, which another machine may round otherwise
+_TOLERANCE = 1e-5  # relative, of the images' mean and deviation, which another machine may round differently
 
 
 class TrainedWith(NamedTuple):
-    """What decides a run's result, besides the code."""
+    """What determines a run's result, besides the code."""
 
     config: dict[str, Any]  # nested dicts, as JSON gives them
     dataset: dict[str, Any] | None  # see `fedjax_ssl.data.dataset_facts`; None: not known
@@ -42,14 +42,14 @@ class TrainedWith(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says of itself."""
+    """The contents of a manifest."""
 
-    round: int  # after which its state is
-    run: TrainedWith | None  # what it was trained with; None: it does not say
+    round: int  # its state is the one after this round
+    run: TrainedWith | None  # what it was trained with; None: unknown
 
 
 def trained_with(config: dict[str, Any], dataset: Dataset, partition: Partition) -> TrainedWith:
-    """What a run is trained with, from its parts in the memory."""
+    """What a run is trained with, from its parts in memory."""
     facts = json.loads(json.dumps(dataset_facts(dataset)))
     labels = _checksum({"y_train": dataset.y_train, "y_test": dataset.y_test})
     return TrainedWith(config, facts, partition_sum(partition), labels)
@@ -67,7 +67,7 @@ def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
 
 
 def read_manifest(checkpoint: pathlib.Path) -> Manifest | None:
-    """The manifest of a checkpoint; None in those of earlier versions.
+    """The manifest of a checkpoint; None for checkpoints of earlier versions.
 
     Raises:
         OSError, ValueError: it cannot be read or is not a manifest.
@@ -111,7 +111,7 @@ def exchanged_files(folder: pathlib.Path, checkpoint: pathlib.Path, then: Traine
     """
     try:
         facts = read_dataset(folder) or None
-    except UserError:  # its damage is said by whoever needs it, and mended by training
+    except UserError:  # its readers report the damage, and training repairs it
         facts = None
     arrays = read_arrays(str(folder / PARTITION), None) if (folder / PARTITION).exists() else None
     now = TrainedWith(read_config(folder), facts, None if arrays is None else _checksum(arrays))
@@ -137,13 +137,13 @@ def what_is_exchanged(folder: pathlib.Path) -> list[str]:
 
 
 def _exchanged(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith, names: tuple[str, ...]) -> list[str]:
-    """What a checkpoint was not trained with, a line each.
+    """A line for each thing that a checkpoint was not trained with.
 
     Args:
         checkpoint: its folder.
         then: what it was trained with.
         now: what it is to be used with.
-        names: of the configuration, the data set and the partition.
+        names: what messages call the configuration, the data set and the partition.
     """
     whose, lines = f"is not what the checkpoint {checkpoint} was trained with", []
     if fields := forbidden_changes(complete(then.config), complete(now.config)):
@@ -158,7 +158,7 @@ def _exchanged(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith, na
 
 
 def _other_images(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first fact in which two data sets differ, in words, and ''; later versions may know more facts."""
+    """The first fact in which two data sets differ, in words; '' if none. Only facts that both have are compared."""
     for name in sorted(then.keys() & now.keys()):
         old, new = then[name], now[name]
         close = old == new
@@ -170,13 +170,13 @@ def _other_images(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of arrays of integers, whatever a file's compression and their size; floats count by their shape."""
-    # The name of the server's rows in the files of earlier versions, whose checksums stay what they are.
+    """SHA-256 of integer arrays, independent of compression and integer size; of floats only the shape counts."""
+    # Files of earlier versions have this name for the server's rows; their checksums must not change.
     if "anchor_index" not in arrays:
         arrays = {name.replace("server_index", "anchor_index"): array for name, array in arrays.items()}
     digest = hashlib.sha256()
     for name in sorted(arrays):
-        if arrays[name].size:  # files of earlier versions lack what is empty
+        if arrays[name].size:  # files of earlier versions lack empty arrays
             digest.update(f"{name} {arrays[name].shape} ".encode())
             integers = np.issubdtype(arrays[name].dtype, np.integer)
             digest.update(arrays[name].astype("<i8").tobytes() if integers else b"no integers")

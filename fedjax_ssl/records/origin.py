@@ -1,8 +1,7 @@
-"""origin.json: where a run comes from, start by start: its code, command, packages and machine.
+"""origin.json: the code, command, packages and machine of each start of a run.
 
-The diff of a checkout with changes, the config file and the user's own files are copied into origin/, each under the
-first digits of its SHA-256 and its name. Of the user nothing is written but the host's name and the command as it was
-typed.
+The diff of a checkout with changes, the config file and the user's own files are copied into origin/, each named by the
+first digits of its SHA-256 and its name. The only personal data are the host's name and the command as it was typed.
 """
 
 import concurrent.futures
@@ -26,8 +25,8 @@ from fedjax_ssl.files import PACKAGE, make_folder, read_json, read_whole, replac
 from fedjax_ssl.models.cpu.processor import description
 from fedjax_ssl.records.workdir import ORIGIN, ORIGIN_FILES
 
-MOST_BYTES, MOST_FILES = 20_000_000, 100  # of a copy, and copies; beyond there is the checksum alone
-GIT_SECONDS = 10  # after which a repository counts as none
+MOST_BYTES, MOST_FILES = 20_000_000, 100  # of a copy; number of copies. Beyond these only checksums are kept
+GIT_SECONDS = 10  # time limit for git, after which the repository is ignored
 # Packages whose versions can change a result; a resumed run names those that differ.
 COMPUTING = ("jax", "jaxlib", "flax", "optax", "numpy", "scikit_learn")
 # The modules of config files, and of methods and backbones as FILE.py:NAME.
@@ -38,19 +37,19 @@ class Start(NamedTuple):
     """One start of a run.
 
     Attributes:
-        command: as it was typed, without the folder of the program; 'a notebook' in one.
-        start, end: moments in UTC, ISO 8601; the end is None until the last round is done.
+        command: as it was typed, without the folder of the program; 'a notebook' in a notebook.
+        start, end: times in UTC, ISO 8601; the end is None until the last round is done.
         host: its name.
         processor: its model and how many of its cores this process may use.
         python: version.
-        commit: of the checkout of the library, else of the repository of the current folder; None without either.
+        commit: of the library's checkout, else of the current folder's repository; None without either.
         dirty: whether its files differ from the commit, or a loaded file of the library is not in it;
             None without a commit.
         diff: SHA-256 of `git diff HEAD`; None without changes.
-        library: SHA-256 of the library's files in Python.
+        library: SHA-256 of the library's Python files.
         files: name -> SHA-256 of config files, the user's methods and backbones, and other loaded files that are
             neither installed nor in the commit.
-        packages: name -> version of all that is installed; names have underscores for hyphens.
+        packages: name -> version of all installed packages; names have underscores instead of hyphens.
     """
 
     command: str
@@ -75,7 +74,7 @@ class Start(NamedTuple):
         return f"{version}, commit {self.commit[:12]}" + (f" with changes{changes}" if self.dirty else "")
 
     def facts(self) -> dict[str, str]:
-        """What people want to know, in words; may come from a file that anybody has written."""
+        """The facts for people, in words. The texts are escaped, since anybody may have written the file."""
         found = {
             "command": self.command,
             "code": self.code(),
@@ -87,7 +86,7 @@ class Start(NamedTuple):
 
 
 class _Repository(NamedTuple):
-    """What git says of the code: see `Start`; `tracked` are real paths."""
+    """What git says about the code, see `Start`; `tracked` has real paths."""
 
     commit: str | None = None
     diff: bytes = b""
@@ -96,7 +95,7 @@ class _Repository(NamedTuple):
 
 @functools.cache
 def look() -> concurrent.futures.Future[_Repository]:
-    """Asks git about the code, in a thread, once in a process: this is the code that it runs."""
+    """Asks git about the code that this process runs, in a thread, once per process."""
     pool = concurrent.futures.ThreadPoolExecutor(1, "origin")
     found = pool.submit(_repository, PACKAGE, pathlib.Path(_here()))
     pool.shutdown(wait=False)
@@ -104,7 +103,7 @@ def look() -> concurrent.futures.Future[_Repository]:
 
 
 def note_start(folder: pathlib.Path) -> None:
-    """Adds this process to a run's origin.json, and copies what it names.
+    """Adds this process to a run's origin.json, and copies the files that it names.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -148,7 +147,7 @@ def note_end(folder: pathlib.Path) -> None:
 
 
 def read_starts(folder: pathlib.Path) -> list[Start]:
-    """The starts in a run's origin.json, the newest last; [] without the file, or where it holds something else."""
+    """The starts in a run's origin.json, the newest last; [] if the file is missing or holds something else."""
     try:
         found = [_parse(entry) for entry in read_json(folder / ORIGIN)]
     except (OSError, ValueError, TypeError):
@@ -157,7 +156,7 @@ def read_starts(folder: pathlib.Path) -> list[Start]:
 
 
 def what_differs(folder: pathlib.Path) -> str:
-    """How the code of a run's newest start differs from that of this process, in one line; '' if it does not."""
+    """How the code of a run's newest start differs from this process's code, in one line; '' if it does not."""
     starts = read_starts(folder)
     if not starts:
         return ""
@@ -178,9 +177,9 @@ def what_differs(folder: pathlib.Path) -> str:
 
 @functools.cache
 def packages() -> dict[str, str]:
-    """The installed packages by name, with underscores for hyphens, and their versions.
+    """Name -> version of the installed packages; names have underscores instead of hyphens.
 
-    From the names of their folders: reading each package's metadata takes 0.3 s for 180 packages.
+    They are read from folder names, because reading the metadata of 180 packages takes 0.3 s.
     """
     found: dict[str, str] = {}
     for entry in _metadata_folders():
@@ -196,7 +195,7 @@ def _metadata_folders() -> list[pathlib.Path]:
 
 @functools.cache
 def checksum_of_library() -> str:
-    """SHA-256 of the library's files in Python."""
+    """SHA-256 of the library's Python files."""
     digest = hashlib.sha256()
     for file in sorted(PACKAGE.rglob("*.py")):
         digest.update(file.relative_to(PACKAGE).as_posix().encode() + b"\0" + file.read_bytes())
@@ -204,9 +203,9 @@ def checksum_of_library() -> str:
 
 
 def _repository(package: pathlib.Path, current: pathlib.Path) -> _Repository:
-    """The repository of a package's folder if it holds that, else of the current folder."""
+    """The repository of a package's folder if git tracks the package, else that of the current folder."""
     for place, file in ((package, "__init__.py"), (current, None)):
-        # Of a package that is installed in a folder inside a repository git says that it does not know the file.
+        # If a package is installed somewhere inside a repository, git does not know its file.
         if file is None or _git(place, "ls-files", "--error-unmatch", file) is not None:
             commit, top = _git(place, "rev-parse", "HEAD"), _git(place, "rev-parse", "--show-toplevel")
             tracked, diff = _git(place, "ls-files", "-z", "--full-name", ":/"), _git(place, *_DIFF)
@@ -217,12 +216,12 @@ def _repository(package: pathlib.Path, current: pathlib.Path) -> _Repository:
     return _Repository()
 
 
-# Of the whole repository, and as git itself writes it: a repository may name programs that write it otherwise.
+# Of the whole repository, in git's own format: a repository may name programs that write diffs.
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ":/")
 
 
 def _git(place: pathlib.Path, *words: str) -> bytes | None:
-    """What git prints; None where it fails, is not installed or takes too long."""
+    """What git prints; None if it fails, is not installed or takes too long."""
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words]
     try:
         done = subprocess.run(command, cwd=place, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS)
@@ -232,13 +231,13 @@ def _git(place: pathlib.Path, *words: str) -> bytes | None:
 
 
 def _loaded() -> list[str]:
-    """The real paths of loaded Python files that are neither Python's nor of a package, with the library's."""
+    """The real paths of loaded Python files: the library's, and those outside of Python and installed packages."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    installed |= {str(entry.parent) for entry in _metadata_folders()}  # of users, of clusters
+    installed |= {str(entry.parent) for entry in _metadata_folders()}  # such as a user's or a cluster's packages
     folders = tuple(f"{path}{os.sep}" for path in {*installed, *map(os.path.realpath, installed)})
     named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     paths = {path for path in named if path and os.path.isabs(path)}  # modules made at run time have other names
-    # Real paths of thousands of installed modules would take a tenth of a second.
+    # Resolving thousands of installed modules would take 0.1 s.
     others = {path for path in paths if path.endswith(".py") and (_in_library(path) or not path.startswith(folders))}
     found = map(os.path.realpath, others)
     return sorted(path for path in found if _in_library(path) or not path.startswith(folders))
@@ -249,7 +248,7 @@ def _in_library(path: str) -> bool:
 
 
 def _own_files() -> dict[str, bytes]:
-    """Real path -> content of the loaded files that are the user's, see `Start.files`, as far as they can be read."""
+    """Real path -> content of the user's loaded files, see `Start.files`, if they can be read."""
     modules = list(sys.modules.items())
     named = {
         os.path.realpath(module.__file__)
@@ -257,7 +256,7 @@ def _own_files() -> dict[str, bytes]:
         if name.startswith(_OWN_MODULES) and getattr(module, "__file__", None)
     }
     tracked, contents = look().result().tracked, {}
-    is_checkout = str(PACKAGE / "__init__.py") in tracked  # else the library's version says what it is
+    is_checkout = str(PACKAGE / "__init__.py") in tracked  # else the library's version identifies its files
     for path in _loaded():
         is_known = path in tracked or (_in_library(path) and not is_checkout)
         if path in named or not is_known:
@@ -269,7 +268,7 @@ def _own_files() -> dict[str, bytes]:
 
 
 def _named(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The same by short names: as seen from the current folder, of files elsewhere the last part alone."""
+    """Renames the files: to their path relative to the current folder, or to their last part if they are elsewhere."""
     here, found = _here(), {}
     for path, content in files.items():
         name = os.path.relpath(path, here) if path.startswith(f"{here}{os.sep}") else os.path.basename(path)
@@ -313,7 +312,7 @@ def _write(folder: pathlib.Path, starts: list[Start]) -> None:
 
 
 def _parse(entry: Any) -> Start | None:
-    """A start as it is read; None for anything else."""
+    """A start from an entry of the file; None if the entry is not valid."""
     if not isinstance(entry, dict) or set(entry) != set(Start._fields):
         return None
     texts, others = ("command", "start", "host", "processor", "python", "library"), ("end", "commit", "diff")

@@ -14,7 +14,7 @@ from fedjax_ssl.records.workdir import CONFIG, SEEDS, read_config, refuse_code
 
 
 def save_seeds(folder: pathlib.Path, seeds: tuple[int, ...]) -> None:
-    """Notes which seeds commands train in the subfolders of a folder, some of which may not exist yet."""
+    """Adds seeds to the list of those that commands train in a folder's subfolders, which may not exist yet."""
     folder.mkdir(parents=True, exist_ok=True)  # the user has named it
     earlier: tuple[int, ...] = ()
     with contextlib.suppress(ValueError, TypeError, OverflowError):  # a damaged list is replaced
@@ -27,12 +27,12 @@ def _read_seeds(folder: pathlib.Path) -> tuple[int, ...]:
 
 
 def saved_config(workdir: str, allow_code: bool) -> ConfigDict | None:
-    """The configuration of what a workdir holds, a run or several seeds' runs; None where it holds neither.
+    """The configuration of the run, or of the runs of several seeds, in a workdir; None if it has neither.
 
     Args:
         workdir: need not exist.
-        allow_code: whether a method or a model that a file defines may be imported; the configuration names the file,
-            and who wrote it may not be who resumes.
+        allow_code: whether to import a method or a model from a file that the configuration names; somebody else may
+            have written the configuration.
 
     Raises:
         UserError: the configuration cannot be read, or it names code and that is not allowed.
@@ -42,7 +42,7 @@ def saved_config(workdir: str, allow_code: bool) -> ConfigDict | None:
         seeds = _read_seeds(folder)
         places = [folder, *(folder / f"seed_{seed}" for seed in seeds)]
         place = next((place for place in places if (place / CONFIG).is_file()), None)
-    except (OSError, ValueError, TypeError, OverflowError) as error:  # OverflowError of Infinity
+    except (OSError, ValueError, TypeError, OverflowError) as error:  # OverflowError: Infinity as a seed
         raise UserError(f"cannot read the workdir {workdir!r}: {' '.join(str(error).split())}") from error
     if place is None:
         return None
@@ -54,15 +54,15 @@ def saved_config(workdir: str, allow_code: bool) -> ConfigDict | None:
 
 
 def typed(saved: dict[str, Any], where: str | pathlib.Path, seeds: tuple[int, ...] = ()) -> ConfigDict:
-    """A configuration that JSON has held, with the types of its fields.
+    """Converts a configuration that was read from JSON to the types of its fields.
 
     Args:
-        saved: it.
-        where: it comes from, for the message.
-        seeds: if there are any, those of the result.
+        saved: the configuration.
+        where: its file, for the message.
+        seeds: the seeds of the result, if there are any.
 
     Raises:
-        UserError: a field does not take its value.
+        UserError: a field does not accept its value.
     """
     config = base_config()
     config.method = saved.get("method", config.method)

@@ -1,4 +1,4 @@
-"""The records of a run, read from its folder."""
+"""Reads the records of a run from its folder."""
 
 import functools
 import pathlib
@@ -38,7 +38,7 @@ from fedjax_ssl.records.workdir import (
     read_summary,
 )
 
-EARLIER_METRICS = {"byzantine_uploads": "malicious_uploads"}  # by their names of today
+EARLIER_METRICS = {"byzantine_uploads": "malicious_uploads"}  # today's name -> the name in earlier versions
 
 
 class RunRecords(NamedTuple):
@@ -46,10 +46,10 @@ class RunRecords(NamedTuple):
 
     folder: pathlib.Path  # its workdir
     config: dict[str, Any]  # nested dicts
-    metrics: list[dict[str, Any]]  # a dict for each round, at least one
-    timings: list[dict[str, Any]]  # dicts with seconds of several kinds
+    metrics: list[dict[str, Any]]  # the lines of metrics.jsonl, at least one
+    timings: list[dict[str, Any]]  # the lines of timings.jsonl, with seconds of several kinds
     summary: dict[str, Any] | None  # None for a run that is not finished
-    # What is wrong with the files of these records, a line each; they are shown as far as they can be read.
+    # A line for each thing that is wrong with the files; the records have what can be read.
     damages: tuple[str, ...] = ()
 
     @property
@@ -59,7 +59,7 @@ class RunRecords(NamedTuple):
 
     @property
     def labels_revealed(self) -> bool:
-        """Whether it is a bound that sees the clients' labels."""
+        """Whether the run is an upper bound that sees the clients' labels."""
         return labels_revealed(self.config)
 
     @property
@@ -68,11 +68,11 @@ class RunRecords(NamedTuple):
         return measured_each_round(self.config)
 
     def accuracy(self) -> np.ndarray:
-        """float [rounds], on the set that is measured each round."""
+        """Accuracy on the set that is measured each round, float [rounds]."""
         return self.values(f"{self.measured}_accuracy")
 
     def best(self) -> tuple[float, int]:
-        """The best accuracy on that set, and the first round with it."""
+        """The best of `accuracy`, and the first round with it."""
         accuracy = self.accuracy()
         place = int(np.nan_to_num(accuracy, nan=-1.0).argmax())
         return float(accuracy[place]), self.metrics[place]["round"]
@@ -87,11 +87,11 @@ class RunRecords(NamedTuple):
         return self.summary.get(name) if self.is_finished else None
 
     def measures(self) -> dict[str, str]:
-        """What is measured besides accuracy and loss: the metrics' names, without the set's, -> in words."""
+        """What is measured besides accuracy and loss: names of metrics, without that of the set, -> words."""
         return measures_of(self.config)
 
     def tested_measures(self) -> dict[str, str]:
-        """The same of the last model on the test set: in words -> percent, '-' if it was not measured."""
+        """`measures` of the last model on the test set: words -> percent, '-' if it was not measured."""
         shares = {words: self.tested(f"test_{name}") for name, words in self.measures().items()}
         return {words: "-" if share is None else f"{100 * share:.2f} %" for words, share in shares.items()}
 
@@ -104,7 +104,7 @@ class RunRecords(NamedTuple):
         return in_words(str(self.summary.get("ended_by")), self.config["stop"]) if self.is_finished else ""
 
     def values(self, name: str) -> np.ndarray:
-        """float [rounds], one metric over the rounds; NaN where it could not be measured."""
+        """One metric over the rounds, float [rounds]; NaN if it could not be measured."""
         found = [line.get(name, line.get(EARLIER_METRICS.get(name, name))) for line in self.metrics]
         return np.array([np.nan if value is None else value for value in found], float)
 
@@ -116,7 +116,7 @@ class RunRecords(NamedTuple):
         """Metric -> the label rule in words, for each of the method's rules; {} if it makes no labels."""
         rules = {name: name.removeprefix(RULE) for name in self.metrics[0] if name.startswith(RULE)}
         if not rules and "pseudo_label_accuracy" in self.metrics[0]:
-            rules = {"pseudo_label_accuracy": "all"}  # one way alone has no name
+            rules = {"pseudo_label_accuracy": "all"}  # a single rule has no name
         return {name: rule.replace("_", " ") for name, rule in rules.items()}
 
     def seconds(self, kind: str = "seconds") -> float:
@@ -124,8 +124,8 @@ class RunRecords(NamedTuple):
         return sum(line.get(kind) or 0.0 for line in self.timings)
 
     def dataset(self) -> dict[str, Any]:
-        """Name, classes and pixel statistics of the images, with names that can be shown; {} if they cannot be read, or
-        in folders of earlier versions.
+        """Name, classes and statistics of the data set, with escaped names; {} if they cannot be read, or in folders of
+        earlier versions.
         """
         facts = _or_empty(read_dataset, self.folder)
         if facts:
@@ -135,7 +135,7 @@ class RunRecords(NamedTuple):
 
     @property
     def data_fields(self) -> tuple[Any, ...]:
-        """The fields that say which images these are: runs in which they differ cannot be compared."""
+        """The values of fields that identify the examples: runs in which they differ cannot be compared."""
         data = self.config["data"]
         which = ("source", "path", "image_size", "fit", "balanced_test", "test_path", "label_column", "text_column")
         return tuple(data[name] for name in which)
@@ -147,7 +147,7 @@ class RunRecords(NamedTuple):
         return _or_empty(functools.partial(_read_class_counts, classes=self._classes), self.folder)
 
     def who_has_labels(self, counted: bool = True) -> str:
-        """Who holds labels, in words; `counted`: and how many the clients hold in all, where that is written down."""
+        """Who holds labels, in words; `counted`: with the number of labels at all clients, if it is recorded."""
         counts = self.class_counts()
         labelled = int(counts["labelled"].sum()) if counts else None
         if "unlabelled" in counts and self.config["data"]["labels"] == "clients":
@@ -166,7 +166,7 @@ class RunRecords(NamedTuple):
         return {number: snapshot for number, snapshot in found.items() if snapshot}
 
     def test_inputs(self) -> dict[str, np.ndarray]:
-        """Of inputs that are no images the test set: `inputs` [T, ...] and `rows` int [T]; {} if it cannot be read."""
+        """The test set, if its inputs are not images: `inputs` [T, ...] and `rows` int [T]; {} if it cannot be read."""
         return _or_empty(self._read_test_inputs, self.folder)
 
     def _read_test_inputs(self, folder: pathlib.Path) -> dict[str, np.ndarray]:
@@ -176,11 +176,11 @@ class RunRecords(NamedTuple):
             return {}
         found = read_arrays(str(path), ("inputs",), optional=("rows",))
         inputs = found["inputs"]
-        rows = found.setdefault("rows", np.arange(len(inputs)))  # only a csv's are written
+        rows = found.setdefault("rows", np.arange(len(inputs)))  # only those of csv files are written
         if rows.shape != inputs.shape[:1] or rows.dtype.kind not in "iu":
             raise UserError(f"{path} has rows that are no numbers of {len(inputs)} inputs")
         try:
-            kind_of(facts).given(inputs[:, 0] if inputs.ndim == 3 else inputs, facts)  # of several views the first
+            kind_of(facts).given(inputs[:, 0] if inputs.ndim == 3 else inputs, facts)  # the first of several views
         except UserError as error:
             raise UserError(f"{path} has {error}") from error
         return found
@@ -200,7 +200,7 @@ class RunRecords(NamedTuple):
     def client_accuracies(self) -> dict[str, np.ndarray]:
         """Model -> accuracy on each client's mix of classes, float [K]; see `fedjax_ssl.records.clients`.
 
-        The last model is that of the last recorded round, the best one that of the best round on validation images. A
+        The last model is the one after the last recorded round; the best model has the best validation accuracy. A
         model is left out if the folder lacks its predictions on the test set or the clients' classes.
         """
         counts, taken = self.class_counts(), {}
@@ -248,7 +248,7 @@ class RunRecords(NamedTuple):
         }
 
     def unreadable(self) -> list[str]:
-        """A line for each file of the folder that a report needs and that cannot be read."""
+        """A line for each file of the folder that a report needs but that cannot be read."""
         readers: list[tuple[Callable[[pathlib.Path], Any], pathlib.Path]] = [
             (read_dataset, self.folder),
             (functools.partial(_read_class_counts, classes=self._classes), self.folder),
@@ -266,7 +266,7 @@ class RunRecords(NamedTuple):
 
 
 def _or_empty(read: Callable[[pathlib.Path], dict[str, Any]], path: pathlib.Path) -> dict[str, Any]:
-    """What is read, or {} if it cannot be; `RunRecords.unreadable` says why."""
+    """The result of `read`; {} if the file cannot be read, for which `RunRecords.unreadable` gives the reason."""
     try:
         return read(path)
     except UserError:
@@ -274,10 +274,10 @@ def _or_empty(read: Callable[[pathlib.Path], dict[str, Any]], path: pathlib.Path
 
 
 def _read_class_counts(folder: pathlib.Path, classes: int | None) -> dict[str, np.ndarray]:
-    """The arrays of class_counts.npz, with those that earlier versions left out; {} without the file.
+    """The arrays of class_counts.npz, including those that earlier versions left out; {} without the file.
 
     Raises:
-        UserError: it cannot be read, or has no counts of so many classes.
+        UserError: it cannot be read, or has no counts for this number of classes.
     """
     path = folder / CLASS_COUNTS
     if not path.exists():
@@ -300,7 +300,7 @@ def _read_class_counts(folder: pathlib.Path, classes: int | None) -> dict[str, n
 
 @functools.lru_cache(maxsize=8)
 def _counts_in(path: pathlib.Path, written: int, size: int) -> dict[str, np.ndarray]:
-    """A file's arrays, read once: a report asks several times, and a million clients take a second."""
+    """A file's arrays, cached: a report reads them several times, and a million clients take a second."""
     del written, size
     return read_arrays(str(path), None)
 

@@ -1,4 +1,4 @@
-"""Snapshots: a model's outputs on a set of images after chosen rounds, saved in training for the report's pictures."""
+"""Snapshots: a model's outputs on a set of images after chosen rounds, saved for the pictures of the report."""
 
 import pathlib
 
@@ -14,7 +14,7 @@ def save_snapshot(folder: pathlib.Path, round_number: int, of: str, snapshot: di
 
     Args:
         folder: of the run's snapshots.
-        round_number: after which it was taken.
+        round_number: it was taken after this round.
         of: the set whose images it shows, 'test' or 'validation'; the file's entry `of`.
         snapshot: see `fedjax_ssl.engine.evaluation.make_snapshot`.
     """
@@ -45,14 +45,14 @@ def snapshot_files(folder: pathlib.Path) -> dict[int, pathlib.Path]:
 
 
 def load_snapshot(path: pathlib.Path, classes: int | None = None) -> dict[str, np.ndarray]:
-    """One snapshot; those of earlier versions are of the test set.
+    """Reads a snapshot; those of earlier versions are of the test set.
 
     Args:
         path: of `save_snapshot` or `save_best`.
         classes: C of the data set; None: unknown.
 
     Raises:
-        UserError: it cannot be read, or is no snapshot of so many classes.
+        UserError: it cannot be read, or is not a snapshot with this number of classes.
     """
     found = {"of": np.array("test"), **read_arrays(str(path), None)}
     if not _is_snapshot(found, classes, with_embeddings=path.name != BEST):

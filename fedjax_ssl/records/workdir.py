@@ -1,4 +1,4 @@
-"""A run's folder: its configuration, partition, metrics and summary. Files are replaced whole, or appended to."""
+"""A run's folder: its configuration, partition, metrics and summary. Files are replaced atomically or appended to."""
 
 import contextlib
 import hashlib
@@ -33,14 +33,14 @@ except ImportError:  # on Windows, where the folder is not locked
 CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json"
 PARTITION, CHECKPOINTS, INIT_FROM = "partition.npz", "checkpoints", "init_from.json"
 DATASET, CLASS_COUNTS, SNAPSHOTS = "dataset.json", "class_counts.npz", "snapshots"
-TEST_INPUTS = "test_inputs.npz"  # of inputs that are no images, for the report
-METRICS_SUM = "metrics_sha256"  # in the summary: of the records that it is of
-CLIENTS = "clients.sqlite"  # the clients' memory, where it is not in the checkpoints
+TEST_INPUTS = "test_inputs.npz"  # inputs that are not images, for the report
+METRICS_SUM = "metrics_sha256"  # in the summary: the checksum of its records
+CLIENTS = "clients.sqlite"  # the clients' memory, if it is not in the checkpoints
 ORIGIN, ORIGIN_FILES, LOG = "origin.json", "origin", "run.log"
 LOCK, TENSORBOARD = ".lock", "tensorboard"
 ROWS = "rows.json"  # of a sweep: a row's folder -> its name, in the table's order
 SEEDS = "seeds.json"  # of a workdir of several seeds, above their runs
-HOLDS = {CONFIG: "a run", SEEDS: "runs of several seeds", ROWS: "a sweep"}  # by which file the folder of each is known
+HOLDS = {CONFIG: "a run", SEEDS: "runs of several seeds", ROWS: "a sweep"}  # file -> what a folder with it holds
 REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
 
@@ -70,27 +70,27 @@ def check_folder(path: str | os.PathLike[str]) -> None:
     try:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"the workdir {folder} is not a folder")
-        # Made and removed: permissions alone do not say whether a disk is read-only, or a name too long for it.
+        # Made and removed, because permissions do not show that a disk is read-only or a name too long.
         for place in (*reversed(folder.parents), folder):
             if not place.exists():
                 place.mkdir()
                 made.append(place)
         tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, ValueError) as error:  # a ValueError for a zero byte
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write to the workdir {str(folder)[:200]!r}: {reason}") from error
     finally:
         for place in reversed(made):
-            with contextlib.suppress(OSError):  # another process has made something in it meanwhile
+            with contextlib.suppress(OSError):  # meanwhile another process has made something in it
                 place.rmdir()
 
 
 def refuse_others(folder: pathlib.Path, own: str) -> None:
-    """Raises a UserError if a folder holds something of another kind, of which reports would show only one.
+    """Raises a UserError if a folder holds something of another kind, since reports would show only one of the two.
 
     Args:
         folder: need not exist.
-        own: of the names of `HOLDS`, that of what is to be trained in it.
+        own: the name in `HOLDS` of what is to be trained in it.
     """
     other = next((what for name, what in HOLDS.items() if name != own and (folder / name).exists()), None)
     if other:
@@ -98,7 +98,7 @@ def refuse_others(folder: pathlib.Path, own: str) -> None:
 
 
 def refuse_links(paths: Iterable[pathlib.Path]) -> None:
-    """Raises a UserError if one of the paths is a link. A folder that the user names may be one."""
+    """Raises a UserError if one of the paths is a link. Folders that the user names may be links."""
     try:
         for path in paths:
             refuse_link(path)
@@ -123,12 +123,12 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) -> None:
-    """Raises a UserError if a saved configuration names code that is not this library's.
+    """Raises a UserError if a saved configuration names code outside of this library.
 
     Args:
         folder: the run's.
         config: complete.
-        remedy: what to do for a folder that one trusts.
+        remedy: what to do if the user trusts the folder.
     """
     fields = flatten(dict(config))
     for field, name in ((field, fields[field]) for field in CODE_FIELDS):
@@ -137,14 +137,14 @@ def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) ->
 
 
 def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The changed fields, with their values, that a run cannot be resumed with; '' if there are none.
+    """The changed fields, with their values, that prevent a run from being resumed; '' if there are none.
 
-    Fields that change no result may change, a run of a constant schedule may get more rounds, and what ends a run early
-    (`config.stop`) may be eased.
+    Fields that change no result may change, a run with a constant schedule may get more rounds, and the rules of
+    `config.stop` may be relaxed.
 
     Args:
-        old: that the run had, complete.
-        new: with which it is to go on.
+        old: the run's complete configuration.
+        new: the configuration to resume it with.
     """
     found = differences(old, new)
     refused = {name: pair for name, pair in found.items() if name not in CHANGES_NO_RESULT}
@@ -173,15 +173,15 @@ class Workdir:
             UserError: the folder holds a run of another configuration, or something that is not a run, or another
                 process is using it.
         """
-        check_folder("runs" if path is None else path)  # before anything takes long
+        check_folder("runs" if path is None else path)  # before anything slow
         self.path = None if path is None else pathlib.Path(path)
-        self.config = json.loads(json.dumps(config))  # as it will be read: JSON makes lists of tuples
+        self.config = json.loads(json.dumps(config))  # as it will be read: JSON turns tuples into lists
         self.is_changed = False  # whether METRICS has lines that were changed, so that `begin` keeps a copy
         self._files: dict[str, Any] = {}
         self.is_begun = path is not None and (self.path / CONFIG).exists()
         if path is None:
             return
-        # Files are replaced, and links with them; these are opened, or written into.
+        # Replacing a file replaces a link, too; but these are opened, or written into.
         opened = (LOCK, LOG, CHECKPOINTS, CLIENTS, SNAPSHOTS, TENSORBOARD, FIGURES, ORIGIN_FILES)
         refuse_links(self.path / name for name in opened)
         if self.is_begun:
@@ -201,19 +201,19 @@ class Workdir:
         """Writes the configuration, and cuts the records back to `round_number`, where the run resumes.
 
         Raises:
-            UserError: the folder cannot be written to, or (BusyError) another process was quicker.
+            UserError: the folder cannot be written to, or (BusyError) another process was faster.
         """
         if self.path is None:
             self.path = fresh_workdir(pathlib.Path("runs"), section_of(self.config["method"]))
         try:
-            self.path.mkdir(parents=True, exist_ok=True)  # which may be a link: the user has named it
+            self.path.mkdir(parents=True, exist_ok=True)  # may be a link, since the user has named it
             self._lock()
             if not self.is_begun and (self.path / CONFIG).exists():
                 raise self._busy()  # another process began a run, and perhaps ended it, since the check
             records = {METRICS: read_rounds(self.path / METRICS), TIMINGS: read_records(self.path / TIMINGS)}
-            # From here on things are changed.
+            # From here on files are changed.
             for name in (SUMMARY, REPORT, MODEL_CARD):
-                (self.path / name).unlink(missing_ok=True)  # of fewer rounds
+                (self.path / name).unlink(missing_ok=True)  # they are of fewer rounds
             replace_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
             for name, found in records.items():
                 if found.damage or (name == METRICS and self.is_changed):
@@ -226,7 +226,7 @@ class Workdir:
             raise UserError(f"cannot write to the workdir {self.path}: {error.strerror}") from error
 
     def _lock(self) -> None:
-        """Two processes must not train in one folder; the lock is released when the process ends, even if killed."""
+        """Locks the folder against other processes, until this process ends, even if it is killed."""
         if fcntl is None or "lock" in self._files:
             return
         try:
@@ -243,12 +243,12 @@ class Workdir:
         return BusyError(self.path)
 
     def append(self, name: str, lines: list[dict[str, Any]]) -> None:
-        """Appends lines to METRICS or TIMINGS, through to the operating system."""
+        """Appends lines to METRICS or TIMINGS and flushes them to the operating system."""
         self._files[name].write("".join(map(_to_line, lines)))
         self._files[name].flush()
 
     def sync(self) -> None:
-        """Waits until all lines are on the disk itself, before a checkpoint relies on them."""
+        """Waits until all lines are on the disk, before a checkpoint relies on them."""
         for name in (METRICS, TIMINGS):
             os.fsync(self._files[name].fileno())
 
@@ -261,7 +261,7 @@ class Workdir:
         return (read_rounds if name == METRICS else read_records)(self.path / name).lines
 
     def is_summarised(self) -> bool:
-        """Whether the summary can be read and is that of the last round."""
+        """Whether the summary can be read and belongs to the last round."""
         return is_of_last_round(read_summary(self.path).summary, self.read(METRICS))
 
     def is_reported(self) -> bool:
@@ -276,7 +276,7 @@ class Workdir:
     def close(self) -> None:
         """Closes the files and releases the folder."""
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # of a full disk, of which `append` has told
+            with contextlib.suppress(OSError):  # a full disk, which `append` has reported
                 file.close()
         self._files.clear()
 
@@ -288,21 +288,21 @@ def checksum_of_records(folder: pathlib.Path, round_number: int) -> str:
 
 
 class Records(NamedTuple):
-    """The lines of a .jsonl file that can be used."""
+    """The usable lines of a .jsonl file."""
 
     lines: list[dict[str, Any]]  # a dict each, with an int for `round`
-    damage: str = ""  # what is wrong with the file, '' if nothing is. A last line that a kill cut short is not damage.
+    damage: str = ""  # what is wrong with the file, or ''. A last line that a kill cut short is not damage.
 
 
 class Summary(NamedTuple):
     """A run's summary."""
 
-    summary: dict[str, Any] | None  # None if there is none that can be used
+    summary: dict[str, Any] | None  # None if there is no usable one
     damage: str = ""  # what is wrong with it, or ''
 
 
 def is_of_last_round(summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> bool:
-    """Whether a run's summary exists and is that of the last line of its metrics."""
+    """Whether a run's summary exists and belongs to the last line of its metrics."""
     return summary is not None and bool(metrics) and summary["rounds"] == metrics[-1]["round"]
 
 
@@ -322,7 +322,7 @@ def read_summary(folder: pathlib.Path) -> Summary:
         return Summary(None, f"{path} is damaged (it is not a summary)")
     try:
         is_of_others = summary.get(METRICS_SUM) not in (None, checksum_of_records(folder, summary["rounds"]))
-    except OSError:  # which is said of the records
+    except OSError:  # reported for the records
         is_of_others = True
     return Summary(None, f"{path} is not of the records in {folder / METRICS}") if is_of_others else Summary(summary)
 
@@ -335,7 +335,7 @@ def read_records(path: pathlib.Path) -> Records:
     """
     if not path.exists():
         return Records([])
-    # A last line without an end was cut short by a kill. Lines end with \n alone, whatever bytes a damage has left.
+    # A last line without \n was cut short by a kill. Only \n ends a line, whatever bytes damage has left.
     lines = read_whole(path).split(b"\n")[:-1]
     parsed = [_parse(line) for line in lines]
     bad = [number for number, record in enumerate(parsed, start=1) if record is None]
@@ -363,7 +363,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     """A line's record: its round and other numbers; None for anything else."""
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # of JSON, and of bytes that are no UTF-8
+    except (ValueError, RecursionError):  # no JSON, or bytes that are not UTF-8
         return None
     if not isinstance(record, dict) or type(record.get("round")) is not int:
         return None
@@ -376,7 +376,7 @@ def _to_line(record: dict[str, Any]) -> str:
 
 
 def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: what could not be measured is null."""
+    """Replaces numbers that are not finite by None, because JSON has no NaN."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
     }

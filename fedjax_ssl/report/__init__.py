@@ -21,13 +21,13 @@ def report(
     look: Look = PLAIN,
     size: str = style.SCREEN,
 ) -> pathlib.Path:
-    """What `python launch.py report` does: one run's own report, or a comparison of several.
+    """Does what `python launch.py report` does: writes the report of one run, or a comparison of several.
 
     Args:
         folders: runs, or folders of runs.
         out: the comparison's page; None for the report of a single run.
-        target: accuracy on the set that is measured each round, a share, to which rounds and bytes are counted.
-        against: runs of one configuration, from which the others' differences are taken; None: no differences.
+        target: rounds and bytes are counted until this accuracy, a share, on the set that is measured each round.
+        against: runs of one configuration, with which the others are compared; None: no differences.
         look: of the comparison's tables.
         size: of the pictures, one of `style.SIZES`.
 

@@ -17,7 +17,7 @@ from fedjax_ssl.report.differences import paired_differences
 from fedjax_ssl.report.look import PLAIN, Look, best_cells, to_latex, write_table, write_tables
 from fedjax_ssl.report.table import CONFIDENCE, Row, make_table
 
-MANY = 12  # curves that one picture can hold
+MANY = 12  # the most curves in one picture
 _MANY_SETS = "whose accuracies cannot be compared: each has pictures of its own, and the table names it."
 
 
@@ -36,13 +36,13 @@ def write_comparison(
     NAME_figures/, as PNG, SVG and PDF. Each data set has pictures of its own.
 
     Args:
-        folders: runs, folders of several seeds' runs, or whole sweeps, of which the table's rows are taken. Runs that
-            differ in nothing but the seed are one row and one curve.
+        folders: runs, folders of several seeds' runs, or whole sweeps, whose rows are used. Runs that differ only in
+            the seed are one row and one curve.
         out: the page's path, NAME.html.
-        target: accuracy on the set that runs measure each round, a share, to which rounds and bytes are counted.
+        target: rounds and bytes are counted until this accuracy, a share, on the set that runs measure each round.
         against: the runs of one configuration; a further table has the others' differences from it, paired by seed,
             also in NAME_differences.csv, .md and .tex. None: no such table.
-        table_name: of the tables' files, without a suffix; None: the page's; '': no such files.
+        table_name: name of the tables' files, without a suffix; None: the page's name; '': no files.
         look: of the tables: columns, intervals, caption and label.
         size: of the pictures, one of `style.SIZES`.
 
@@ -138,7 +138,7 @@ def _differences(groups: list[Group], against: pathlib.Path) -> list[dict[str, s
 
 
 def _what_differs(groups: list[Group]) -> str:
-    """The fields in which rows differ, a column each; '' if their names tell it."""
+    """A table of the fields in which rows differ, a column for each; '' if the rows' names say as much."""
     differing = what_differs(groups)
     rows = [[group.name, *(values[place] for values in differing.values())] for place, group in enumerate(groups)]
     if all(set(row) == {row[0]} for row in rows):
@@ -156,7 +156,7 @@ def _labels_held(groups: list[Group]) -> str:
 
 
 class _Pictures:
-    """The pictures of a comparison: each is saved when it is made, and held for the page."""
+    """The pictures of a comparison; each is saved when it is added, and kept for the page."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
@@ -164,7 +164,7 @@ class _Pictures:
         self._names: set[str] = set()
 
     def add(self, title: str, name: str, figure: Figure | None, caption: str) -> None:
-        """Saves a figure and holds it for a section; None: no run has data for it."""
+        """Saves a figure and keeps it for a section; None: no run has data for it."""
         if figure is not None:
             name = re.sub(r"[^A-Za-z0-9=.,+-]+", "_", name).strip("_")[:120]
             names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
@@ -179,12 +179,12 @@ class _Pictures:
 
 
 def _draw(groups: list[Group], pictures: _Pictures, data: str = "") -> None:
-    """The pictures of groups on one data set, each for all groups that one picture can hold.
+    """Draws the pictures of groups on one data set, each with as many groups as one picture can hold.
 
     Args:
         groups: to be compared.
         pictures: get the figures.
-        data: the data set's name, where it must be told.
+        data: the data set's name, if captions must contain it.
     """
     sets = sorted({group.measured for group in groups})
 
@@ -243,7 +243,7 @@ def bundles(groups: list[Group]) -> dict[str, list[Group]]:
     """Divides many curves into pictures, by the values of a sweep's grid.
 
     Returns:
-        What they have in common -> the groups, named by what is left.
+        The values that the groups of a picture share -> these groups, named without the values.
     """
     if len(groups) <= MANY:
         return {"": groups}

@@ -1,4 +1,4 @@
-"""Under what conditions a run's clients worked, in words: what they held, who lied, who failed, what was private."""
+"""The conditions of a run's clients, in words: unknown images, attacks, failures, compression, privacy."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from fedjax_ssl.records.runs import RunRecords
 
 
 def conditions(run: RunRecords) -> list[str]:
-    """A sentence for unknown images, and for each section of messages on their way that is not at its default."""
+    """A sentence for each condition that differs from the default."""
     config, last = run.config, run.metrics[-1]
     attack, availability, privacy = config["attack"], config["availability"], config["privacy"]
     found = list(filter(None, [unknown_images(config)]))

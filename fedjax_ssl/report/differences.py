@@ -1,4 +1,4 @@
-"""Differences from a reference row, paired by seed: runs of one seed share partition, initialisation and cohorts."""
+"""Differences from a reference row, paired by seed: runs of a seed share partition, initialisation and cohorts."""
 
 import math
 import statistics
@@ -10,9 +10,9 @@ from fedjax_ssl.report.table import LAST, OverSeeds
 
 
 class Difference(OverSeeds):
-    """Differences of pairs, a value each; as text their mean with its sign ± standard error, and how many are above 0.
+    """Differences, one for each pair; as text their signed mean ± standard error, and how many are above 0.
 
-    Few seeds say little about a normal distribution: the count is what a sign test takes.
+    A few seeds cannot show a normal distribution, so the count is given for a sign test.
     """
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class Difference(OverSeeds):
         return sum(value > 0 for value in self.present)
 
     def numbers(self) -> dict[str, float | int | None]:
-        """Ends of columns' names -> mean, standard error, how many are above 0, and n."""
+        """Suffixes of the column's name -> mean, standard error, how many are above 0, and n."""
         present = self.present
         return {
             "": statistics.mean(present) if present else None,
@@ -37,20 +37,20 @@ class Difference(OverSeeds):
 
 
 def standard_error(values: list[float]) -> float:
-    """Of a mean of at least two values."""
+    """The standard error of the mean of at least two values."""
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def paired_differences(groups: list[Group], reference: Group) -> list[dict[str, Any]]:
-    """The mean over seeds of a run's figure minus that of the reference's run of the same seed, ± its standard error.
+    """Means over seeds of a run's figure minus that of the reference's run with the same seed.
 
     Args:
-        groups: to be compared; a seed that the reference does not have is left out.
-        reference: the row that the others are seen from.
+        groups: to be compared; seeds that the reference does not have are left out.
+        reference: the row that is subtracted.
 
     Returns:
         A row for each group that shares a seed with the reference, column -> text, number or `Difference`; accuracies
-        are percent. What was not measured in both runs of a pair, or on the same set, is '-'.
+        are percent. '-' if no pair measured the figure in both runs, on the same set.
     """
     by_seed, rows = {run.config["seed"]: run for run in reference.runs}, []
     for group in groups:
@@ -80,7 +80,7 @@ def last_rounds(run: RunRecords) -> float:
 
 
 def _difference(figure, run: RunRecords, other: RunRecords) -> float | None:
-    """In percent; None where the two runs cannot be compared."""
+    """The difference in percent; None if the two runs cannot be compared."""
     if figure is last_rounds and run.measured != other.measured:
         return None
     values = figure(run), figure(other)

@@ -1,4 +1,4 @@
-"""The report's pictures, each a function from the records of runs to a figure; call them inside `style.styled()`."""
+"""The report's pictures: functions from the records of runs to a figure. Call them inside `style.styled()`."""
 
 import warnings
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, NONE, SMALL, WIDE, curve_style, subplots
 
-MANY = 20  # classes; with more, cells and bars have no figures
+MANY = 20  # with more classes, cells and bars have no numbers
 
 
 def over_rounds(groups: list[Group], metric: str, label: str, scale: float = 1.0, top: float | None = None) -> Figure:
-    """A metric over rounds, one curve a group: the mean over its seeds and the band between the least and the most."""
+    """A metric over rounds, one curve for each group: the mean over its seeds, with a band from minimum to maximum."""
     figure, axes = subplots(figsize=SMALL)
     for number, group in enumerate(groups):  # a group's number is its colour in every picture
         if group.has(metric):
@@ -41,7 +41,7 @@ def losses(run: RunRecords) -> Figure:
 
 
 def measures(run: RunRecords) -> Figure | None:
-    """What is measured besides accuracy, each a curve over the rounds, with the accuracy for comparison."""
+    """The measures besides accuracy, as curves over rounds, with the accuracy for comparison."""
     names = {name: words for name, words in run.measures().items() if run.has(f"{run.measured}_{name}")}
     if not names:
         return None
@@ -53,7 +53,7 @@ def measures(run: RunRecords) -> Figure | None:
 
 
 def pseudo_labels(run: RunRecords) -> Figure | None:
-    """Accuracy of the pseudo-labels by each rule, and of those that qualified (FedAnchor's Figures 3d and 9)."""
+    """Accuracy of the pseudo-labels of each rule, and of those that qualified (FedAnchor's Figures 3d and 9)."""
     names = {**run.labelling_rules(), "qualified_accuracy": "those trained on"}
     names = {name: label for name, label in names.items() if run.has(name)}
     if not names:
@@ -66,7 +66,7 @@ def pseudo_labels(run: RunRecords) -> Figure | None:
 
 
 def qualified(groups: list[Group]) -> Figure | None:
-    """Examples per client that it trains on, over rounds (FedAnchor's Figures 2 and 3c)."""
+    """Examples that a client trains on, over rounds (FedAnchor's Figures 2 and 3c)."""
     if not any(group.has("qualified_per_client") for group in groups):
         return None
     figure = over_rounds(groups, "qualified_per_client", "qualified examples per client")
@@ -75,7 +75,7 @@ def qualified(groups: list[Group]) -> Figure | None:
 
 
 def scores(run: RunRecords) -> Figure | None:
-    """What the scores of labelling look like, means over the cohort's images; for methods that tell."""
+    """The scores of labelling, means over the cohort's images; for methods that record them."""
     names = {"score_gap": "best minus second class", "common_direction": "along the common direction"}
     names = {name: label for name, label in names.items() if run.has(name)}
     if not names:
@@ -88,7 +88,7 @@ def scores(run: RunRecords) -> Figure | None:
 
 
 def bytes_over_rounds(run: RunRecords) -> Figure:
-    """Bytes that travel, in each round and in total."""
+    """Bytes sent, in each round and in total."""
     figure, (each, total) = subplots(1, 2, figsize=WIDE)
     for number, (name, label) in enumerate({"bytes_down": "down", "bytes_up": "up"}.items()):
         values = run.values(name) / 1e6
@@ -110,7 +110,7 @@ def accuracy(groups: list[Group], measured: str) -> Figure | None:
 
 
 def accuracy_over_bytes(groups: list[Group], measured: str) -> Figure | None:
-    """The same over the bytes that have travelled both ways."""
+    """Accuracy as in `accuracy`, over the bytes sent both ways."""
     if not any(group.measured == measured for group in groups):
         return None
     figure, axes = subplots(figsize=SMALL)
@@ -126,7 +126,7 @@ def accuracy_over_bytes(groups: list[Group], measured: str) -> Figure | None:
 
 
 def time_spent(run: RunRecords, profile: dict[str, Any] | None = None) -> Figure:
-    """Where the time went: by kind, and of the rounds by stage if a profile was taken."""
+    """Where the time went: by kind and, if there is a profile, by stage of the round."""
     kinds = {"compiling": "compile_seconds", "before the first round": "init_seconds", "rounds": "seconds",
              "checkpoints": "checkpoint_seconds"}  # fmt: skip
     spent = {label: run.seconds(name) for label, name in kinds.items()}
@@ -137,16 +137,16 @@ def time_spent(run: RunRecords, profile: dict[str, Any] | None = None) -> Figure
     return figure
 
 
-MOST_COLUMNS = 1_000  # clients that a heat map shows one by one
+MOST_COLUMNS = 1_000  # a heat map shows at most so many clients one by one
 
 
 def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str], noun: str = "images") -> Figure | None:
-    """Clients by classes, those of their images that have labels, and how much of each class is labelled where.
+    """Each client's images by class, those of them with labels, and how many images of each class are labelled where.
 
     Args:
         counts: see `fedjax_ssl.data.class_counts`; {} makes no picture.
         class_names: of all classes.
-        noun: what examples are called.
+        noun: word for the examples.
     """
     if not counts:
         return None
@@ -195,7 +195,7 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str], noun: 
 def label_profile(counts: dict[str, np.ndarray]) -> Figure | None:
     """The share of each client's images that has labels, in ascending order, and the number of those images.
 
-    Of more clients than a picture can show, a bar is the mean of several clients.
+    If there are more clients than a picture can show, a bar is the mean of several clients.
 
     Args:
         counts: see `fedjax_ssl.data.class_counts`; {} makes no picture.
@@ -222,9 +222,9 @@ def label_profile(counts: dict[str, np.ndarray]) -> Figure | None:
 def _client_heat(
     figure: Figure, axes: Axes, numbers: np.ndarray, title: str, class_names: list[str], noun: str
 ) -> None:
-    """Clients by classes [K, C] as a heat map, grey for none, so that a single image can be seen.
+    """Numbers of images by client and class [K, C] as a heat map; 0 is grey, so that a single image can be seen.
 
-    Of more clients than a picture can show: how many clients have how many images of a class.
+    If there are more clients than a picture can show: how many clients have how many images of a class.
     """
     scale = colormaps[COUNTS].with_extremes(bad=NONE)
     if len(numbers) > MOST_COLUMNS:
@@ -250,7 +250,7 @@ def _client_heat(
 
 
 def _merged(figure: Figure, column: np.ndarray) -> Axes:
-    """One pair of axes instead of a grid's last column."""
+    """Replaces the last column of a grid by one Axes."""
     grid = column[0].get_gridspec()
     for axes in column:
         axes.remove()
@@ -265,7 +265,7 @@ def latent_space(
     Args:
         planes: round -> (positions in the plane [n, 2], labels [n]).
         class_names: of all classes.
-        sets: round -> the set whose images are shown, where that is to be told.
+        sets: round -> the set whose images are shown, for the titles that must name it.
     """
     count = len(planes)
     columns = min(count, 4)
@@ -280,11 +280,11 @@ def latent_space(
         for label in np.unique(labels):
             centre = positions[labels == label].mean(axis=0)
             axes.scatter(*centre, marker="*", s=190, color=colours[label], edgecolors=INK, linewidths=0.7)
-            # A name next to the star, so that ten colours need not be told apart.
+            # A name next to the star, since ten colours are hard to distinguish.
             axes.annotate(class_names[label], centre, (6, 4), textcoords="offset points", fontsize=8, weight="bold")
         title = f"round {number}" if number else "before the first round"
         axes.set(xticks=[], yticks=[], title=f"{title}, {sets[number]}" if number in sets else title)
-        axes.spines[:].set_visible(False)  # places in the plane mean nothing by themselves
+        axes.spines[:].set_visible(False)  # positions in the plane have no meaning by themselves
     return figure
 
 
@@ -327,12 +327,12 @@ def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: lis
 
 
 def client_accuracy(accuracies: Mapping[str, list[np.ndarray]], on: str = "the client's mix") -> Figure | None:
-    """Accuracies of clients from the worst to the best, one curve a model; the worst tenth is shaded.
+    """Accuracies of clients from the worst to the best, one curve for each model; the worst tenth is shaded.
 
     Args:
-        accuracies: of which model -> its accuracy on each client's mix of classes, float [K], for each seed; NaN for
+        accuracies: name of a model -> its accuracy on each client's mix of classes, float [K], for each seed; NaN for
             clients without images.
-        on: which images.
+        on: the images, for the label of the axis.
     """
     if not any(accuracies.values()):
         return None
@@ -353,24 +353,24 @@ def client_accuracy(accuracies: Mapping[str, list[np.ndarray]], on: str = "the c
 
 
 def class_colours(num_classes: int) -> np.ndarray:
-    """Colours [C, 4] that every kind of colour vision can tell apart (Tol's muted scheme, up to ten), or a scale."""
+    """Colours [C, 4]: up to ten that every kind of colour vision can distinguish (Tol's muted scheme), else a scale."""
     if num_classes <= len(CLASS_COLOURS):
         return to_rgba_array(CLASS_COLOURS[:num_classes])
     return colormaps["turbo"](np.linspace(0, 1, num_classes))
 
 
 def confusion_matrix(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
-    """int [C, C], how many images of the class of the row were classified as that of the column."""
+    """int [C, C]: how many images of the row's class were classified as the column's class."""
     return np.bincount(labels * num_classes + predictions, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 def rounds_of(run: RunRecords) -> np.ndarray:
-    """int [rounds]."""
+    """The recorded rounds, int [rounds]."""
     return np.array([line["round"] for line in run.metrics])
 
 
 def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, label: str, number: int) -> None:
-    """Curve number 0, 1, ...: the mean of values [seeds, rounds], and their range as a band."""
+    """Draws curve `number` (0, 1, ...): the mean of values [seeds, rounds], and their range as a band."""
     style = curve_style(number)
     alone: dict[str, Any] = {"marker": "o", "markersize": 4} if values.shape[1] == 1 else {}  # one round makes no line
     axes.plot(x, nan_mean(values), label=label, **style, **alone)
@@ -382,14 +382,14 @@ def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, label: str, number:
 
 
 def nan_mean(values: np.ndarray) -> np.ndarray:
-    """float [rounds], the mean over the seeds that have a value."""
+    """The mean over the seeds that have a value, float [rounds]."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return np.nanmean(values, axis=0)
 
 
 def finish_curves(figure: Figure, axes: Axes, label: str, top: float | None = None, legend: bool = True) -> None:
-    """Names of the axes, and the legend above the curves, where it covers none of them."""
+    """Labels the axes, and adds the legend above the curves, so that it covers none of them."""
     axes.set(xlabel="round", ylabel=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if top is not None and axes.get_ylim()[1] > top:
@@ -399,16 +399,16 @@ def finish_curves(figure: Figure, axes: Axes, label: str, top: float | None = No
 
 
 def legend_above(figure: Figure, axes: Axes) -> None:
-    """The legend of a picture's curves, outside of it, in as many columns as its width has room for."""
+    """Adds a legend above a picture, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if labels:
-        letters = 15 * figure.get_figwidth()  # on a line, about
+        letters = 15 * figure.get_figwidth()  # approximately, on a line
         columns = max(1, min(len(labels), int(letters // (max(map(len, labels)) + 6))))
         figure.legend(handles, labels, loc="outside upper center", ncols=columns)
 
 
 def draw_bars(axes: Axes, values: dict[str, float], label: str) -> None:
-    """Horizontal bars with their figures."""
+    """Draws horizontal bars with their values."""
     place = np.arange(len(values))
     axes.barh(place, list(values.values()), color=COLOURS[0])
     axes.set_yticks(place, list(values))
@@ -422,7 +422,7 @@ def draw_bars(axes: Axes, values: dict[str, float], label: str) -> None:
 
 
 def label_classes(axis: Any, class_names: list[str], rotate: bool = False) -> None:
-    """A tick for every class, or for some of them if there are many."""
+    """Sets a tick for every class, or for some of them if there are many."""
     if len(class_names) <= MANY:
         turned = {"rotation": 60, "ha": "right"} if rotate and max(map(len, class_names)) > 2 else {}
         axis.set_ticks(range(len(class_names)), class_names, **turned)

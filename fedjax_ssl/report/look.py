@@ -1,4 +1,4 @@
-"""How a table is shown: columns, intervals, the best in bold letters; as Markdown, CSV and LaTeX, and in files."""
+"""How a table is shown: columns, intervals, bold best values; as Markdown, CSV and LaTeX, and in files."""
 
 import csv
 import io
@@ -12,14 +12,14 @@ from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.table import REVEALED, Interval, OverSeeds, Row, half_interval, make_runs_table, make_table
 
-LOW_IS_GOOD = "spread over clients"  # how the names of such columns begin
+LOW_IS_GOOD = "spread over clients"  # start of the names of columns in which lower is better
 
 
 class Look(NamedTuple):
     """How a table is shown in Markdown, LaTeX and on a page; its CSV has every column and number."""
 
-    columns: tuple[str, ...] = ()  # those that are shown, in this order; (): all
-    # Whether figures over seeds are mean ± half of their confidence interval, in place of the standard deviation.
+    columns: tuple[str, ...] = ()  # the shown columns, in this order; (): all
+    # Whether figures over seeds are mean ± half of their confidence interval, instead of the standard deviation.
     interval: bool = False
     caption: str = ""  # of the LaTeX table
     label: str = ""  # of the LaTeX table
@@ -44,11 +44,11 @@ PLAIN = Look()
 
 
 def best_cells(table: list[dict[str, Any]]) -> set[tuple[int, str]]:
-    """(row, column) of each accuracy that is the best, or whose difference from the best may be chance.
+    """(row, column) of each accuracy that is the best, or whose difference from the best may be due to chance.
 
-    It may be where the confidence interval of the differences, paired by seed, holds 0. Rows are compared with those of
-    the same data: the same data set, and in a sweep the same values of its columns `data.*`. Bounds that see the
-    clients' labels are left out.
+    That is, the confidence interval of the differences, paired by seed, contains 0. Rows are compared if they have the
+    same data set and, in a sweep, the same values in the columns `data.*`. Upper bounds that see the clients' labels
+    are left out.
     """
     of_data = [name for name in table[0] if name == "data set" or name.startswith("data.")]
     alike: dict[tuple[Any, ...], list[int]] = {}
@@ -59,7 +59,7 @@ def best_cells(table: list[dict[str, Any]]) -> set[tuple[int, str]]:
 
 
 def _best_of(table: list[dict[str, Any]], rows: list[int]) -> set[tuple[int, str]]:
-    """Those of `best_cells` in some rows, which are compared with each other."""
+    """The part of `best_cells` in some rows, which are compared with each other."""
     found: set[tuple[int, str]] = set()
     for name in table[0]:
         sign = -1.0 if name.startswith(LOW_IS_GOOD) else 1.0
@@ -86,7 +86,7 @@ def write_tables(path: pathlib.Path, rows: list[Row], target: float, look: Look 
         path: without a suffix.
         rows: see `make_table`.
         target: see `make_table`.
-        look: of the Markdown and LaTeX tables.
+        look: how the Markdown and LaTeX tables look.
 
     Raises:
         OSError: a file cannot be written.
@@ -107,12 +107,12 @@ def write_table(path: pathlib.Path, table: list[dict[str, Any]], look: Look = PL
 
 
 def as_text(table: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """The table with every cell as it is shown."""
+    """The table with the text of every cell."""
     return [{name: str(cell) for name, cell in row.items()} for row in table]
 
 
 def to_markdown(table: list[dict[str, Any]], bold: Collection[tuple[int, str]] = ()) -> str:
-    """As a Markdown table; `bold` are the cells (row, column) in bold letters."""
+    """Formats a table as Markdown; `bold` are the cells (row, column) in bold letters."""
     columns = list(table[0])
     body = [
         [f"**{cell}**" if (number, name) in bold else cell for name, cell in row.items()]
@@ -123,7 +123,7 @@ def to_markdown(table: list[dict[str, Any]], bold: Collection[tuple[int, str]] =
 
 
 def to_csv(table: list[dict[str, Any]]) -> str:
-    """As comma-separated values: a cell over seeds is several columns of numbers, and what is missing is empty."""
+    """Formats a table as CSV: a cell over seeds becomes several columns of numbers; missing values are empty."""
     if not table:
         return ""
     text = io.StringIO()
@@ -135,7 +135,7 @@ def to_csv(table: list[dict[str, Any]]) -> str:
 
 
 def _expanded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with a column for each number of its cells."""
+    """Expands a row to a column for each number of its cells."""
     numbers = {
         f"{name}{end}": value
         for name, cell in row.items()
@@ -147,7 +147,7 @@ def _expanded(row: Mapping[str, Any]) -> dict[str, Any]:
 def to_latex(
     table: list[dict[str, Any]], bold: Collection[tuple[int, str]] = (), caption: str = "", label: str = ""
 ) -> str:
-    """As a LaTeX tabular with the rules of the package booktabs, in a table if it has a caption or a label."""
+    """Formats a table as LaTeX tabular with booktabs rules; with a caption or a label, inside a table environment."""
     columns = list(table[0])
     cells = [
         [rf"\textbf{{{_latex(cell)}}}" if (number, name) in bold else _latex(cell) for name, cell in row.items()]
@@ -168,5 +168,5 @@ _LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", **{letter: f"\\{letter}" fo
 
 def _latex(cell: Any) -> str:
     text = str(cell)
-    # Behind the \\ of the line before, a star or a bracket would be its argument.
+    # After the \\ of the previous line, a star or a bracket would be read as its argument.
     return "{}" * text.startswith(("*", "[")) + "".join(_LATEX.get(letter, letter) for letter in text)

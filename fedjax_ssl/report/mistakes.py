@@ -1,4 +1,4 @@
-"""Which words, values and rows of a test set are mislabelled most, for inputs that have no pictures."""
+"""Finds the words, values and rows of a test set that are mislabelled most, for inputs other than images."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_ssl.kinds import kind_name
 from fedjax_ssl.kinds.text import FIRST_WORD, UNKNOWN
 
-LEAST, MOST = 10, 10  # examples of a group that is looked at; groups and rows that are shown
+LEAST, MOST = 10, 10  # the least examples of a group; the most groups and rows that are shown
 QUARTERS = (0.25, 0.5, 0.75)
 
 
@@ -18,15 +18,15 @@ class Group(NamedTuple):
 
     name: str
     number: int
-    share: float  # mislabelled
+    share: float  # of them that are mislabelled
 
 
 def groups(facts: Mapping[str, Any], inputs: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """What examples have in common, and which do: bool [T].
+    """Yields what examples have in common, and which examples do, bool [T].
 
     Args:
         facts: of the data set.
-        inputs: test examples as they are stored, [T, ...]; of several views the first is read.
+        inputs: test examples as they are stored, [T, ...]; only the first of several views is read.
     """
     first = inputs[:, 0] if inputs.ndim == 3 else inputs
     if kind_name(facts) == "text":
@@ -53,7 +53,7 @@ def columns(facts: Mapping[str, Any], number: int) -> list[str]:
 
 
 def word(facts: Mapping[str, Any], token: int) -> str:
-    """A token in words."""
+    """The word of a token."""
     vocabulary = facts.get("vocabulary")
     if not vocabulary:
         return f"token {token}"
@@ -61,11 +61,11 @@ def word(facts: Mapping[str, Any], token: int) -> str:
 
 
 def most_mistaken(facts: Mapping[str, Any], inputs: np.ndarray, wrong: np.ndarray) -> list[Group]:
-    """The groups that are mislabelled more often than all examples, the least likely by chance first.
+    """The groups that are mislabelled more often than average, the least likely by chance first.
 
     Args:
         facts, inputs: see `groups`.
-        wrong: bool [T].
+        wrong: bool [T], whether each example is mislabelled.
     """
     overall = wrong.mean()
     found = []
@@ -77,10 +77,10 @@ def most_mistaken(facts: Mapping[str, Any], inputs: np.ndarray, wrong: np.ndarra
 
 
 def rows_mistaken(snapshots: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[int, int]]:
-    """Rows of the test set that the last snapshot mislabels, and how many of the snapshots do; most first.
+    """Rows of the test set that the last snapshot mislabels, and how many snapshots mislabel each, the most first.
 
     Args:
-        snapshots: of the test set, the last at the end.
+        snapshots: of the test set, in order of rounds.
     """
     wrong = np.stack([taken["predictions"] != taken["labels"] for taken in snapshots])
     times = np.where(wrong[-1], wrong.sum(axis=0), 0)
@@ -88,7 +88,7 @@ def rows_mistaken(snapshots: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[i
 
 
 def shown(facts: Mapping[str, Any], example: np.ndarray) -> str:
-    """An example in a line."""
+    """One line of text for an example."""
     if kind_name(facts) == "text":
         return " ".join(word(facts, int(token)) for token in example.reshape(-1, example.shape[-1])[0] if token)
     values = example.reshape(-1, example.shape[-1])[0]

@@ -15,13 +15,13 @@ from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.workdir import MODEL_CARD
 from fedjax_ssl.report.conditions import conditions
 
-_GIVEN = {  # what else a model takes
+_GIVEN = {  # code for the inputs of other kinds than images
     "features": "features)  # numbers [B, D]",
     "table": "columns)  # a DataFrame, or a dict of the training table's columns",
     "text": "texts)  # a list of str, or token ids [B, L]",
 }
 _PARTS = {"features": " features", "table": " columns", "text": " tokens"}  # of an example
-_FIELD_OF_SCHEME = {  # of the ways to divide images: the field that says how unevenly
+_FIELD_OF_SCHEME = {  # partition scheme -> the field that sets how uneven it is
     "lda": "alpha",
     "dirichlet_classes": "alpha",
     "dirichlet_clients": "alpha",
@@ -45,7 +45,7 @@ def model_card(run: RunRecords) -> str:
 
 
 def describe_run(run: RunRecords) -> str:
-    """What the model is, what it was trained on and how good it is, as Markdown; nothing of where it lies."""
+    """What the model is, what it was trained on and how good it is, as Markdown, without paths."""
     config, dataset, last = run.config, run.dataset(), run.metrics[-1]
     data, name = config["data"], _plain(dataset.get("name", config["data"]["source"]))
     labels = _plain(run.who_has_labels())
@@ -119,7 +119,7 @@ Nothing is known about {noun} from elsewhere; look at the accuracy by class in t
 
 
 def _use(run: RunRecords) -> str:
-    """How to use the model where it lies, and how to train it again."""
+    """How to use the model in its folder, and how to train it again."""
     folder = printable(str(run.folder))
     facts = run.dataset()
     height, width, channels = facts.get("image_shape", ("?", "?", "?"))
@@ -156,12 +156,12 @@ fedjax_ssl.train(config, "runs/again")
 
 
 def _last_part(path: str) -> str:
-    """Of a path the last part: a card is read elsewhere."""
+    """The last part of a path, since a card is read elsewhere."""
     return path.rstrip("/").rpartition("/")[2]
 
 
 def _plain(text: object) -> str:
-    """A text from elsewhere, such as the name of a data set, that is neither markup nor ends a table's cell."""
+    """Escapes a text from elsewhere, such as a data set's name, so that it is no markup and ends no table cell."""
     return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(printable(str(text)), quote=False))
 
 

@@ -1,4 +1,4 @@
-"""A self-contained HTML page: readable in light and dark, wide and narrow, with no network."""
+"""A self-contained HTML page for light and dark mode and any width, which needs no network."""
 
 import html
 import pathlib
@@ -49,7 +49,7 @@ a { color: var(--accent); }
 class Picture(NamedTuple):
     """A picture of a page."""
 
-    svg: str  # the element
+    svg: str  # the <svg> element
     caption: str  # what it shows, in a sentence or two
     wide: bool = False  # whether it takes the page's whole width
 
@@ -60,7 +60,7 @@ def _text(text: str) -> str:
 
 
 def tiles(figures: dict[str, str]) -> str:
-    """A few figures in large letters: name -> value."""
+    """A few figures in large print, from name -> value."""
     cells = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in figures.items())
     return f'<dl class="tiles">{cells}</dl>'
 
@@ -85,7 +85,7 @@ def section(title: str, *parts: str) -> str:
 
 
 def note(text: str) -> str:
-    """A line that stands out."""
+    """A highlighted line."""
     return f'<p class="note">{_text(text)}</p>'
 
 
@@ -95,12 +95,12 @@ def paragraph(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Lines as they are."""
+    """Preformatted text."""
     return f'<pre tabindex="0">{html.escape(text)}</pre>'
 
 
 def folded(title: str, inside: str) -> str:
-    """A part of the page that is shown after a click on its title."""
+    """A part of the page that a click on its title opens."""
     return f"<details><summary>{_text(title)}</summary>{inside}</details>"
 
 
@@ -108,7 +108,7 @@ def table(columns: list[str], rows: list[list[Any]], long: tuple[int, ...] = ())
     """A table.
 
     Args:
-        columns: heads; none are shown if all are empty.
+        columns: headings; not shown if all are empty.
         rows: of cells.
         long: numbers of the columns whose text may go over several lines.
     """
@@ -133,7 +133,7 @@ def document(title: str, lead: str, *sections: str) -> str:
 
 
 def write_page(path: pathlib.Path, title: str, lead: str, *sections: str) -> None:
-    """Writes the page, whole or not at all.
+    """Writes the page atomically.
 
     Raises:
         UserError: the file cannot be written.

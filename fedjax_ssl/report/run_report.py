@@ -24,15 +24,15 @@ from fedjax_ssl.report.model_card import write_model_card
 
 PROFILE = "profile/profile.json"  # where `launch.py profile --workdir=WORKDIR/profile` puts it
 _PROFILE_COMMAND = "python launch.py profile --config=... --workdir=RUN/profile"
-_OF_NO_WEIGHT = {*CHANGES_NO_RESULT, "num_rounds", "seed", "seeds"}  # to where the time of a round goes
+_OF_NO_WEIGHT = {*CHANGES_NO_RESULT, "num_rounds", "seed", "seeds"}  # do not affect where a round's time goes
 
 
 def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> pathlib.Path:
-    """Writes what a run shows: report.html, figures/*.png and *.svg, and MODEL_CARD.md.
+    """Writes the report of a run: report.html, figures/*.png and *.svg, and MODEL_CARD.md.
 
     Args:
-        workdir: of a run, finished or not; the page says how far it is.
-        size: of the pictures, one of `style.SIZES`; with those of a paper there are also figures/*.pdf.
+        workdir: the folder of a run; the page says if it is not finished.
+        size: of the pictures, one of `style.SIZES`; the sizes for papers also give figures/*.pdf.
 
     Returns:
         The page's path.
@@ -54,21 +54,21 @@ def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> p
 
 
 class _Pictures:
-    """The pictures of a report: each is saved when it is made, and held for the page."""
+    """The pictures of a report; each is saved when it is added, and kept for the page."""
 
     def __init__(self, folder: pathlib.Path, of: str):
         self.folder, self._of = folder, of
         self.made: dict[str, page.Picture] = {}
 
     def add(self, name: str, figure, caption: str, wide: bool = False) -> None:
-        """Saves a figure and holds it; None: this run has no data for it."""
+        """Saves a figure and keeps it; None: this run has no data for it."""
         if figure is not None:
             title = f"{name.replace('_', ' ').capitalize()}: {self._of}"
             svg = style.save(figure, self.folder, name, title)
             self.made[name] = page.Picture(svg, caption, wide)
 
     def of(self, *names: str) -> str:
-        """Those of the named pictures that were made, as a part of the page."""
+        """A part of the page with the named pictures, if they were made."""
         made = [self.made[name] for name in names if name in self.made]
         return page.pictures(made) if made else ""
 
@@ -120,7 +120,7 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         f"than there are where their number is limited. Grey cells have none.{without}{beside}",
         wide=True,
     )
-    if run.config["data"]["labels"] == "profile":  # of the other settings one sentence says it all
+    if run.config["data"]["labels"] == "profile":  # one sentence describes the other settings
         pictures.add(
             "label_profile",
             figures.label_profile(counts),
@@ -184,7 +184,7 @@ def _of_clients(model: str, accuracies: np.ndarray) -> str:
 
 
 def profile_of(run: RunRecords) -> dict[str, Any] | None:
-    """The profile in the run's folder; None without one, or if it is of another configuration."""
+    """The profile in the run's folder; None if there is none or it is of another configuration."""
     path = run.folder / PROFILE
     if not path.exists():
         return None
@@ -258,7 +258,7 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
 
 
 def _mistakes(run: RunRecords) -> list[str]:
-    """Of inputs that have no pictures: words, values and rows of the test set that are mislabelled most."""
+    """The most mislabelled words, values and rows of the test set, for inputs other than images."""
     facts, tested, end = run.dataset(), run.test_inputs(), run.metrics[-1]["round"]
     taken = [snapshot for _, snapshot in sorted(run.snapshots().items()) if str(snapshot["of"]) == "test"]
     if not tested or not taken or len(taken[-1]["labels"]) != len(tested["inputs"]):
@@ -291,7 +291,7 @@ def _origin(run: RunRecords) -> list[str]:
 
 def _configuration(run: RunRecords) -> list[str]:
     """All fields that matter to the method; those that have the library's defaults are folded."""
-    defaults = json.loads(json.dumps(base_config().to_dict()))  # as they are read back: JSON makes lists of tuples
+    defaults = json.loads(json.dumps(base_config().to_dict()))  # as they are read back: JSON turns tuples into lists
     flat, flat_defaults = flatten(run.config), flatten(defaults)
     of_others = other_sections(run.config["method"])
     fields = [name for name in flat if name.partition(".")[0] not in of_others]

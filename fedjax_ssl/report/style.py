@@ -17,24 +17,24 @@ from matplotlib.figure import Figure
 from fedjax_ssl.errors import printable
 from fedjax_ssl.files import make_folder, replaced
 
-# Okabe and Ito's colours, which every kind of colour vision tells apart; without their yellow and black, which
-# vanish on white and on black. Line styles tell the curves apart once the colours are used up.
+# Okabe and Ito's colours, which every kind of colour vision can distinguish; without their yellow and black, which
+# vanish on white and on black. More curves than colours also differ in line style.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 CLASS_COLOURS = (
     "#CC6677", "#332288", "#DDCC77", "#117733", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#888888",
 )  # fmt: skip
 LINES = ("-", "--", ":", "-.")
-INK = "#262626"  # everything but data; the page replaces it by its text colour
-COUNTS = "cividis"  # of heat maps: it grows as evenly in grey as in colour
+INK = "#262626"  # everything except data; the page replaces it by its text colour
+COUNTS = "cividis"  # of heat maps: even in colour and in grey
 NONE = "#d0d0d0"  # of their empty cells
 
-# Small figures with large letters: one column of a wide page, the whole of a narrow one.
+# Inches. Small figures with large letters fill one column of a wide page, or a narrow page.
 SMALL = (4.8, 3.2)
 WIDE = (9.6, 3.2)
 DPI = 150
-KINDS = ("png", "svg")  # of a picture's files; a paper's are PDF as well, which takes half as long again
+KINDS = ("png", "svg")  # file formats of a picture; papers also get PDF, which takes half as long again
 SCREEN = "screen"
-# Inches of a picture and of a wide one in a paper: those of ICML, which IEEE's and NeurIPS' pages have room for.
+# Widths in inches of a picture and of a wide picture in a paper: those of ICML, which also fit IEEE and NeurIPS.
 PAPER = {"column": (3.25, 6.75), "page": (6.75, 6.75)}
 SIZES = (SCREEN, *PAPER)
 _SIZE = contextvars.ContextVar("size", default=SCREEN)
@@ -59,9 +59,9 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 8,
     "lines.linewidth": 1.6,
     "figure.constrained_layout.use": True,
-    "text.parse_math": False,  # a dollar sign in a class's name is one
-    "svg.fonttype": "path",  # letters as outlines: nothing moves if the reader has other fonts
-    "pdf.fonttype": 42,  # letters as letters of TrueType fonts, which journals ask for
+    "text.parse_math": False,  # a dollar sign in a class name is not markup
+    "svg.fonttype": "path",  # letters as outlines, so that the reader's fonts do not matter
+    "pdf.fonttype": 42,  # TrueType fonts, which journals require
     "svg.hashsalt": "fedjax_ssl",  # the same picture gives the same file
 }
 
@@ -74,7 +74,7 @@ _PAPER_STYLE: dict[Any, Any] = {
 
 
 def curve_style(number: int) -> dict[str, Any]:
-    """Colour and line of a picture's curve number 0, 1, 2, ..."""
+    """Colour and line style of curve 0, 1, 2, ... of a picture."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": LINES[number // len(COLOURS) % len(LINES)],
@@ -83,10 +83,10 @@ def curve_style(number: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def styled(size: str = SCREEN) -> Iterator[None]:
-    """Only figures that are made inside have the report's style.
+    """A context in which figures have the report's style.
 
     Args:
-        size: one of `SIZES`; a paper's pictures are smaller and have no title, since a caption stands below them.
+        size: one of `SIZES`; pictures for papers are smaller and have no title, since they get a caption.
     """
     token = _SIZE.set(size)
     try:
@@ -97,7 +97,7 @@ def styled(size: str = SCREEN) -> Iterator[None]:
 
 
 def subplots(rows: int = 1, columns: int = 1, figsize: tuple[float, float] = SMALL, **grid: Any) -> tuple[Figure, Any]:
-    """A figure and its axes, without pyplot: no window, and a notebook's pictures are not touched."""
+    """A figure and its axes, made without pyplot: it opens no window and does not affect a notebook's figures."""
     width, height = figsize
     if _SIZE.get() in PAPER:
         narrow, wide = PAPER[_SIZE.get()]
@@ -109,23 +109,23 @@ def subplots(rows: int = 1, columns: int = 1, figsize: tuple[float, float] = SMA
 
 
 def save(figure: Figure, folder: pathlib.Path, name: str, title: str, pdf: bool = False) -> str:
-    """Writes FOLDER/NAME.KIND of each of `KINDS`, on white.
+    """Writes FOLDER/NAME.KIND for each of `KINDS`, on white.
 
     Args:
-        figure: what is written.
-        folder: made if it is not there.
+        figure: the figure.
+        folder: made if it is missing.
         name: of the files.
-        title: above the picture in the files, except in those for a paper; also for readers who cannot see it.
-        pdf: also NAME.pdf; always so of a paper's sizes.
+        title: above the picture in the files, except in those for a paper; also for screen readers.
+        pdf: also writes NAME.pdf; sizes for papers always do.
 
     Returns:
-        The figure as an element for a page: without title and background, and text in the page's colour.
+        An <svg> element for a page, without title and background, with text in the page's colour.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)  # of a page elsewhere
+    folder.parent.mkdir(parents=True, exist_ok=True)  # for a page in another folder
     make_folder(folder)
     _lay_out(figure)
     points = 0.0 if _SIZE.get() in PAPER else _put_title(figure, title)
-    svg = _drawing(figure)  # drawing is what takes the time: the file and the page have one
+    svg = _drawing(figure)  # drawing is slow, so the file and the page share it
     for kind in (*KINDS, "pdf") if pdf or _SIZE.get() in PAPER else KINDS:
         with replaced(folder / f"{name}.{kind}") as file:
             if kind == "svg":
@@ -138,19 +138,19 @@ def save(figure: Figure, folder: pathlib.Path, name: str, title: str, pdf: bool 
 
 
 def inline(figure: Figure, title: str) -> str:
-    """The figure as an element for a page, as `save` returns it, without a file."""
+    """The <svg> element for a page, as `save` returns it, without files."""
     _lay_out(figure)
     return _inline(_drawing(figure), title)
 
 
 def _lay_out(figure: Figure) -> None:
-    """Its parts find their places, which are those of every kind of file."""
+    """Lays out a figure once, so that all its files have the same layout."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
 def _put_title(figure: Figure, title: str) -> float:
-    """Makes a laid-out figure higher by a title; returns the points that it takes at the top."""
+    """Adds a title above a laid-out figure; returns its height in points."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(printable(title), int(13 * width))
     strip = 0.08 + 0.17 * len(lines)  # inches
@@ -166,14 +166,14 @@ def _put_title(figure: Figure, title: str) -> float:
 
 
 def _drawing(figure: Figure) -> str:
-    """The text of an SVG file, the same each time."""
+    """The text of an SVG file; deterministic."""
     drawing = io.StringIO()
     figure.savefig(drawing, format="svg", dpi=DPI, transparent=True, metadata={"Date": None})
     return drawing.getvalue()
 
 
 def _inline(svg: str, title: str, cut: float = 0.0) -> str:
-    """The text of an SVG file as an element for a page, without so many points at its top."""
+    """Turns the text of an SVG file into an element for a page; removes `cut` points at the top."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor")

@@ -9,37 +9,37 @@ from scipy.special import stdtrit
 
 from fedjax_ssl.records.runs import RunRecords
 
-LAST = 5  # rounds: their mean says more than the last one if accuracies jump
-REVEALED = "labels revealed"  # how a bound that sees the clients' labels is marked
-CONFIDENCE = 0.95  # of intervals
+LAST = 5  # rounds, whose mean says more than the last round if accuracies jump
+REVEALED = "labels revealed"  # mark of an upper bound that sees the clients' labels
+CONFIDENCE = 0.95  # level of the intervals
 
 
 class Row(NamedTuple):
-    """Runs that differ in nothing but the seed."""
+    """Runs that differ only in the seed."""
 
-    name: str  # of the method, say
-    values: Mapping[str, Any]  # the other columns that tell it from other rows
-    runs: list[RunRecords]  # those that are finished
+    name: str  # such as the method's
+    values: Mapping[str, Any]  # the other columns that distinguish it from other rows
+    runs: list[RunRecords]  # the finished ones
     num_seeds: int  # how many are planned
-    labels_revealed: bool  # whether they are bounds that see the clients' labels
+    labels_revealed: bool  # whether they are upper bounds that see the clients' labels
 
 
 class OverSeeds(NamedTuple):
-    """A figure of a row's runs, a value each; as text its mean ± standard deviation."""
+    """A figure of a row's runs, one value for each; as text its mean ± standard deviation."""
 
-    values: list[float | None]  # of the runs; None where it was not measured or not reached
+    values: list[float | None]  # of the runs; None if it was not measured or not reached
     seeds: Sequence[int] = ()  # of the same runs
 
     @property
     def present(self) -> list[float]:
-        """The values that there are."""
+        """The values that are not None."""
         return [value for value in self.values if value is not None]
 
     def __str__(self) -> str:
         return f"{mean_and_spread(self.present)}{_share(self.values)}"
 
     def numbers(self) -> dict[str, float | int | None]:
-        """Ends of columns' names -> mean, standard deviation (of n - 1) and n."""
+        """Suffixes of the column's name -> mean, standard deviation (of n - 1) and n."""
         present = self.present
         return {
             "": statistics.mean(present) if present else None,
@@ -49,7 +49,7 @@ class OverSeeds(NamedTuple):
 
 
 class Interval(OverSeeds):
-    """The same, whose text is the mean ± half of its confidence interval."""
+    """A figure whose text is its mean ± half of its confidence interval."""
 
     def __str__(self) -> str:
         present = self.present
@@ -58,7 +58,7 @@ class Interval(OverSeeds):
 
 
 class MeanOfSeeds(OverSeeds):
-    """A figure whose text is its mean alone, to four digits."""
+    """A figure whose text is only its mean, to four digits."""
 
     def __str__(self) -> str:
         return of_those_that_did(self.values)
@@ -75,20 +75,20 @@ class Seeds(NamedTuple):
         return f"{self.done} of {self.planned}" + (f" ({self.unfinished} unfinished)" if self.unfinished else "")
 
     def numbers(self) -> dict[str, int]:
-        """Ends of columns' names -> numbers."""
+        """Suffixes of the column's name -> numbers."""
         return {"": self.done, " planned": self.planned, " unfinished": self.unfinished}
 
 
 def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
     """The figures of each row, column -> text, number, or a cell with both: `OverSeeds`, `MeanOfSeeds`, `Seeds`.
 
-    Accuracies are percent, mean ± standard deviation (of n - 1) over the seeds. The test accuracy is the last model's,
-    and so are the other measures of the test set that a run has, and accuracy over clients; those that none has make
-    no column. The last rounds, the best and the target are of the set that runs measure each round: columns of
-    validation accuracies say so, and where some rows measure validation images and others the test set, each set has
-    columns of its own. Rounds and bytes to the target are means over the seeds that reached it, with their number if
-    not all did; so is the test accuracy of runs with validation images, which have none before their end. Bytes are of
-    one run, both ways for all clients; seconds are those of its rounds, without compiling.
+    Accuracies are percent, mean ± standard deviation (of n - 1) over the seeds. Test accuracy, other measures of the
+    test set and accuracy over clients are those of the last model; measures that no run has get no column. The last
+    rounds, the best and the target refer to the set that runs measure each round. Columns of validation accuracies are
+    named so; if some rows measure validation images and others the test set, each set has its own columns. Rounds and
+    bytes to the target are means over the seeds that reached it, with the number of these seeds if not all did. The
+    same holds for the test accuracy of runs with validation images, which have none before their end. Bytes are of one
+    run, both ways for all clients; seconds are those of its rounds, without compiling.
 
     Args:
         rows: of the table.
@@ -126,14 +126,14 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
 
 
 def make_runs_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
-    """A line for each run of each row, column -> text or number: the long form that statistics and plots take.
+    """A line for each run of each row, column -> text or number: the long form for statistics and plots.
 
     Args:
         rows: see `make_table`, whose columns these are, with the same units.
         target: accuracy on the set that is measured each round, a share.
 
     Returns:
-        The lines; what was not measured or not reached is None.
+        The lines; None for what was not measured or not reached.
     """
     runs = [run for row in rows for run in row.runs]
     sets, measures = _sets_of(runs), _measures_of(runs)
@@ -164,18 +164,18 @@ COSTS = ("MB down", "MB up", "seconds")
 
 
 def costs(run: RunRecords) -> dict[str, float]:
-    """What a run has taken: megabytes each way, and the seconds of its rounds."""
+    """The costs of a run: megabytes each way, and the seconds of its rounds."""
     sent = (sum(run.values(f"bytes_{way}")) / 1e6 for way in ("down", "up"))
     return dict(zip(COSTS, (*sent, run.seconds())))
 
 
 def tested_columns(measures: Mapping[str, str]) -> dict[str, str]:
-    """Column -> the metric, for the accuracy and what else is measured on the test set."""
+    """Column -> the metric, for accuracy and other measures on the test set."""
     return {"test accuracy": "accuracy", **{f"test {words}": name for name, words in measures.items()}}
 
 
 def tested(run: RunRecords, measures: Mapping[str, str]) -> dict[str, float | None]:
-    """The last model's figures on the test set in percent."""
+    """The last model's figures on the test set, in percent."""
     shares = {column: run.tested(f"test_{name}") for column, name in tested_columns(measures).items()}
     return {column: None if share is None else 100 * share for column, share in shares.items()}
 
@@ -186,13 +186,13 @@ def of_clients(runs: list[RunRecords]) -> list[str]:
 
 
 def rounds_columns(measured: str, sets: list[str], target: float) -> list[str]:
-    """The columns of what is measured each round on one set, which they name unless it is the test set for all."""
+    """The columns of what is measured each round on one set; they name the set unless all runs measure the test set."""
     of, percent = "" if sets == ["test"] else f" ({measured})", f"{100 * target:g} %"
     return [f"{name}{of}" for name in (f"last {LAST} rounds", "best", f"rounds to {percent}", f"MB to {percent}")]
 
 
 def by_rounds(run: RunRecords, measured: str, sets: list[str], target: float) -> dict[str, float | None]:
-    """A run's figures for these columns; `measured` is the set that it measures."""
+    """A run's figures for the columns of `rounds_columns`; `measured` is the set that it measures."""
     reached = rounds_to(run, target)
     figures = (100 * run.accuracy()[-LAST:].mean(), 100 * run.best()[0], reached, reached and megabytes(run, reached))
     return dict(zip(rounds_columns(measured, sets, target), figures))
@@ -217,12 +217,12 @@ def half_interval(values: list[float]) -> float:
 
 
 def rounds_to(run: RunRecords, target: float) -> int | None:
-    """The first round with the target's accuracy on the set that is measured each round; None if no round has it."""
+    """The first round with the target accuracy on the set that is measured each round; None if no round has it."""
     return next((line["round"] for line, value in zip(run.metrics, run.accuracy()) if value >= target), None)
 
 
 def megabytes(run: RunRecords, rounds: int) -> float:
-    """Bytes that travelled both ways in the first so many rounds."""
+    """Megabytes sent both ways in the first `rounds` rounds."""
     return sum(line["bytes_down"] + line["bytes_up"] for line in run.metrics[:rounds]) / 1e6
 
 
@@ -232,13 +232,13 @@ def of_those_that_did(values: list[float | None]) -> str:
 
 
 def _share(values: list[float | None]) -> str:
-    """How many seeds have a value, if some do and some do not."""
+    """How many seeds have a value, as text, if only some have one."""
     present = sum(value is not None for value in values)
     return f" ({present} of {len(values)})" if 0 < present < len(values) else ""
 
 
 def mean(values: list[float]) -> str:
-    """To four digits; '-' without any."""
+    """The mean to four digits; '-' without values."""
     return f"{statistics.mean(values):.4g}" if values else "-"
 
 

@@ -1,4 +1,4 @@
-"""A page on this machine that shows runs while they train; its server reads their files and writes none."""
+"""Serves a page that shows runs while they train. The server reads the runs' files and writes none."""
 
 import contextlib
 import datetime
@@ -22,7 +22,7 @@ from fedjax_ssl.report.comparison import bundles
 SECONDS_BETWEEN_LOOKS = 2
 ROUNDS_FOR_SPEED = 20  # only the latest ones: the speed of rounds changes
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
-# Pictures are replaced as a whole when anything has changed. Without an answer the page says so and keeps what it has.
+# All pictures are replaced if anything has changed. Without an answer, the page says so and keeps its content.
 _SCRIPT = """
 let shown = "";
 async function look() {
@@ -43,7 +43,7 @@ def watch(folders: list[str], host: str = "localhost", port: int = 8000) -> None
 
     Args:
         folders: runs, or folders of runs. Runs that begin later in them appear by themselves.
-        host: the address to listen on. Others can open the page unless it is a name of `LOCAL`.
+        host: the address to listen on. Other machines can open the page unless it is one of `LOCAL`.
         port: 0 takes a free one.
 
     Raises:
@@ -55,7 +55,7 @@ def watch(folders: list[str], host: str = "localhost", port: int = 8000) -> None
 
 
 def serving(folders: list[str], host: str, port: int) -> http.server.ThreadingHTTPServer:
-    """The server of `watch`, which listens and does not answer yet."""
+    """Makes the server of `watch`; it listens, but does not answer yet."""
     paths = [pathlib.Path(folder) for folder in folders]
     for path in paths:
         if not path.is_dir():
@@ -64,7 +64,7 @@ def serving(folders: list[str], host: str, port: int) -> http.server.ThreadingHT
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # A page from elsewhere can give its own name this machine's address, and would read the answers.
+            # Otherwise a foreign page whose name resolves to this machine (DNS rebinding) could read the answers.
             name = re.sub(r":\d+$", "", self.headers.get("Host", ""))
             if allowed is not None and name not in allowed:
                 self.send_error(403)
@@ -83,7 +83,7 @@ def serving(folders: list[str], host: str, port: int) -> http.server.ThreadingHT
                 self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """A line for each request would tell nothing."""
+            """Prints nothing for a request."""
 
     try:
         return http.server.ThreadingHTTPServer((host, port), Handler)
@@ -98,11 +98,11 @@ def _page() -> str:
 
 
 class _Content:
-    """The inner part of the page, made anew when a file of a run has changed."""
+    """The inner part of the page; it is renewed when a file of a run has changed."""
 
     def __init__(self, folders: list[pathlib.Path]):
         self._folders = folders
-        self._lock = threading.Lock()  # readers may be several, and drawing takes a while
+        self._lock = threading.Lock()  # there may be several readers, and drawing takes a while
         self._seen: object = None
         self._text = ""
 
@@ -112,13 +112,13 @@ class _Content:
             if seen != self._seen:
                 try:
                     self._text, self._seen = content(self._folders), seen
-                except OSError as error:  # a folder was deleted while it was read; the next look sees what is left
+                except OSError as error:  # a folder was deleted while it was read; the next request shows what is left
                     return page.note(f"{error.filename} cannot be read: {error.strerror}")
             return self._text
 
 
 def _traces(folders: list[pathlib.Path]) -> object:
-    """Sizes and times of the files that change with a round or at the end, and the minute, for silence is told."""
+    """Sizes and times of files that change with a round or at the end, and the minute, as the page tells silence."""
     found: list[object] = [time.time() // 60]
     for folder in folders:
         with contextlib.suppress(UserError):
@@ -145,7 +145,7 @@ def content(folders: list[pathlib.Path]) -> str:
     except UserError as error:  # no run has finished a round yet
         groups, skipped = [], [str(error)]
     runs = [(group.name, run) for group in groups for run in group.runs]
-    runs.sort(key=lambda pair: pair[1].is_finished)  # stable: those that train come first
+    runs.sort(key=lambda pair: pair[1].is_finished)  # a stable sort: runs that train come first
     rows = [[name, run.config["seed"], *_standing(run)] for name, run in runs]
     columns = ["run", "seed", "round", "left", "accuracy", "best", "pseudo-labels right", "seconds a round"]
     parts = [page.note(printable(line)) for line in [*notes, *skipped]]
@@ -154,7 +154,7 @@ def content(folders: list[pathlib.Path]) -> str:
 
 
 def _standing(run: RunRecords) -> list[str]:
-    """Where a run is: round, time left, accuracy, best accuracy, pseudo-labels that are right, seconds a round."""
+    """A run's state: round, time left, accuracy, best accuracy, pseudo-label accuracy, seconds per round."""
     last, (best, best_round), rounds = run.metrics[-1], run.best(), run.config["num_rounds"]
     seconds = [line["seconds"] for line in run.timings if line.get("seconds") is not None][-ROUNDS_FOR_SPEED:]
     each = float(np.mean(seconds)) if seconds else math.nan
@@ -163,7 +163,7 @@ def _standing(run: RunRecords) -> list[str]:
     elif seconds:
         left = str(datetime.timedelta(seconds=math.ceil(each * (rounds - last["round"]))))
         silent = time.time() - (run.folder / METRICS).stat().st_mtime
-        if silent > 60 + 5 * each:  # it was stopped, or its processor does something else
+        if silent > 60 + 5 * each:  # it was stopped, or its processor is busy with something else
             left += f" (no new round for {datetime.timedelta(seconds=int(silent))})"
     else:
         left = "-"
@@ -179,7 +179,7 @@ def _standing(run: RunRecords) -> list[str]:
 
 
 def _curves(groups: list[Group]) -> list[str]:
-    """A part of the page for each data set; many curves are divided."""
+    """A part of the page for each data set; many curves are divided over several parts."""
     names, parts = name_data_sets(groups), []
     sets = {data: [group for group, name in zip(groups, names) if name == data] for data in dict.fromkeys(names)}
     with style.styled():

@@ -1,4 +1,4 @@
-"""How clients are laid out on a machine. It changes results by rounding only. What `tune` measured is kept."""
+"""How clients are laid out on a machine, which changes results by rounding only; and the cache of `tune`'s results."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def recall(config: ConfigDict, image_shape: tuple[int, ...]) -> Choice | None:
         entry = read_json(cache_folder() / TUNED)[_key(config, image_shape)]
         lanes = None if entry["lanes"] is None else int(entry["lanes"])
         choice = Choice(int(entry["devices"]), lanes, entry["lane_form"], dict(entry["options"]))
-    except (OSError, ValueError, KeyError, TypeError):  # no file, or a damaged one, which `remember` writes again
+    except (OSError, ValueError, KeyError, TypeError):  # no file, or a damaged one, which `remember` replaces
         return None
     fits = 1 <= choice.devices <= jax.device_count() and (lanes is None or lanes >= 1)
     return choice if fits and choice.lane_form in ("", *LANE_FORMS) else None

@@ -1,4 +1,4 @@
-"""The memory of clients and the server's records of them outside of the program: on the host, or on the disk."""
+"""Keeps the clients' memory and the server's records of them outside of the device: on the host, or on the disk."""
 
 import contextlib
 import json
@@ -23,13 +23,13 @@ from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.machine import Machine
 
 CACHE_BYTES = 256 * 2**20  # of the clients' memory on the host, with residence.clients='disk'
-DEFAULT = -1  # the row that every client has before it was asked
+DEFAULT = -1  # the id under which the file has the row that every client starts with
 
 
 class ClientMemory:
     """The memory of clients and the server's records of them on the host, or on the disk with a cache on the host.
 
-    Of several hosts the first one keeps it, and sends each round's rows to the others.
+    With several hosts, the first one keeps it and sends each round's rows to the others.
     """
 
     def __init__(
@@ -48,34 +48,34 @@ class ClientMemory:
         """Opens the file in the run's folder.
 
         Args:
-            path, run, from_round: see `ClientRows`. No path: another host keeps the memory.
+            path, run, from_round: see `ClientRows`. `path` is None if another host keeps the memory.
             sizes: int [K], examples of each client.
-            of_examples: for each leaf of `State.of_clients` the axis of one client's whose length is n_max; -1: none.
-            renewed: for each leaf whether it begins differently with each client.
-            first: `State.of_clients` of a view before the first round.
-            cache_bytes: of rows that may wait on the host; more go to the disk.
-            put: a tree of arrays -> the same on every device.
+            of_examples: for each leaf of `State.of_clients`, the axis of a client's row with length n_max; -1: none.
+            renewed: for each leaf, whether its initial value depends on the client.
+            first: a view's data -> its `State.of_clients` before the first round.
+            cache_bytes: limit on the rows on the host; beyond it they go to the disk.
+            put: copies a tree of arrays to every device.
             recorded: (state, a view's clients) -> `FederatedData.recorded`, see `make_recorded`.
         """
         self._rows = None if path is None else ClientRows(path, run, from_round)
         self._sizes, self._first, self._put, self._recorded = sizes, first, put, recorded
         self._structure = jax.tree.structure(of_examples)
-        # For each leaf whether it is one of the records.
+        # For each leaf, whether it belongs to the records.
         self._is_record = [bool(part) for part, tree in enumerate(of_examples) for _ in jax.tree.leaves(tree)]
         self._axes, self._renewed = jax.tree.leaves(of_examples), jax.tree.leaves(renewed)
         self._cache: dict[int, list[np.ndarray]] = {}
-        self._waiting: dict[int, int] = {}  # the round that wrote a row which the file has not
+        self._waiting: dict[int, int] = {}  # client -> its row's round, for rows that are not in the file yet
         self._bytes, self._most = 0.0, cache_bytes
         self._like: list[np.ndarray] = []  # one client's memory before the first round, of the largest width
 
     def begin(self, of_clients: Any) -> None:
-        """Keeps how every client's row begins: the first one of leaves [K', ...] of the largest width."""
+        """Stores the row that every client starts with: the first row of leaves [K', ...] of the largest width."""
         self._like = [np.asarray(leaf[0]) for leaf in jax.tree.leaves(of_clients)]
         if self._rows is not None:
             self._rows.write(DEFAULT, 0, _bytes(self._like))
 
     def resume(self, shapes: Any) -> None:
-        """Reads how it began, of leaves of these shapes."""
+        """Reads the row that every client starts with; `shapes` has leaves [K', ...]."""
         self._like = [np.zeros(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(shapes)]
         self._like = hosts.tree_from_first(self._written_default, self._like)
 
@@ -87,11 +87,11 @@ class ClientMemory:
         return _arrays(written, [(leaf.shape, leaf.dtype) for leaf in self._like])
 
     def join(self, state: State, clients: np.ndarray, data: FederatedData) -> tuple[State, FederatedData]:
-        """A state after a round with the rows of a view's clients and of those that it recalls; and the view.
+        """Adds the rows of a view's clients, and of those that it recalls, to a state; returns both.
 
         Args:
             state: without rows of clients.
-            clients: of the view, increasing.
+            clients: ids of the view's clients, increasing.
             data: the view.
         """
         if self._recorded is not None:
@@ -100,7 +100,7 @@ class ClientMemory:
         return state._replace(clients=memory, records=records), data
 
     def read(self, data: FederatedData) -> Any:
-        """`State.of_clients` of a view, leaves [K', ...]; of a client that was never asked what it begins with."""
+        """`State.of_clients` of a view, leaves [K', ...]; a client that never trained has its initial row."""
         ids = np.asarray(data.ids), np.asarray(data.record_ids)
         ids_of = [ids[is_record] for is_record in self._is_record]
         leaves = [
@@ -108,7 +108,7 @@ class ClientMemory:
             for like, axis, of_leaf in zip(self._like, self._axes, ids_of)
         ]
         found = {int(client): self._row(int(client)) for client in np.union1d(*ids) if client < len(self._sizes)}
-        # All hosts must run a program, or none; whose rows there are only the first one knows.
+        # All hosts must run this program or none of them, and only the first host knows which rows exist.
         if any(self._renewed) and (hosts.count() > 1 or any(row is None for row in found.values())):
             fresh = jax.tree.leaves(jax.device_get(self._first(data)))
             leaves = [new.copy() if renews else leaf for leaf, new, renews in zip(leaves, fresh, self._renewed)]
@@ -126,9 +126,9 @@ class ClientMemory:
         """Keeps the rows of some clients after a round.
 
         Args:
-            clients: whose memory the state has, increasing.
-            record_ids: whose records it has, increasing: the same clients and others, whose records are as before.
-            of_clients: of the state.
+            clients: ids of the clients whose memory the state has, increasing.
+            record_ids: ids of the clients whose records it has, increasing: `clients`, and others with old records.
+            of_clients: `State.of_clients`.
             round_number: the round.
         """
         if self._rows is None:
@@ -143,13 +143,13 @@ class ClientMemory:
         self._bound_cache()
 
     def commit(self, round_number: int, kept: list[int]) -> None:
-        """The file has everything until a round; see `ClientRows.commit`."""
+        """Writes and commits everything up to a round, see `ClientRows.commit`."""
         self._write()
         if self._rows is not None:
             self._rows.commit(round_number, kept)
 
     def close(self) -> None:
-        """What is not committed is lost."""
+        """Closes the file; rows that are not committed are lost."""
         if self._rows is not None:
             self._rows.close()
 
@@ -197,7 +197,7 @@ def _arrays(data: bytes, like: list[tuple[tuple[int, ...], Any]]) -> list[np.nda
 
 
 def run_of(experiment: Experiment) -> Owner:
-    """Whose the file of a run's clients' memory is."""
+    """The owner of a run's file of client memory."""
     config = experiment.problem.config
     name = f"seed {config.seed}, partition {partition_sum(experiment.partition)}"
     return Owner(name, json.loads(json.dumps(config.to_dict())))
@@ -206,10 +206,10 @@ def run_of(experiment: Experiment) -> Owner:
 def open_memory(
     machine: Machine, experiment: Experiment, folder: Workdir | None, from_round: int | None
 ) -> ClientMemory:
-    """The memory of a run's clients, in the file of its folder.
+    """Opens the memory of a run's clients, in the run's folder.
 
     Args:
-        machine: that the run is trained on.
+        machine: the run trains on it.
         experiment: the run's.
         folder: the run's; None on a host that writes nothing.
         from_round: see `ClientRows`.
@@ -236,9 +236,9 @@ def open_memory(
 
 
 def make_recorded(machine: Machine, experiment: Experiment) -> Callable[[State, np.ndarray], Any] | None:
-    """(state, a view's clients) -> `FederatedData.recorded`: these clients and those that a round recalls for them.
+    """Makes (state, a view's clients) -> `FederatedData.recorded`: these clients and those that a round recalls.
 
-    None: a round recalls nobody.
+    None if the method recalls no clients.
     """
     views, recalls = experiment.views, experiment.method.recalls
     if views is None or recalls is None:
@@ -246,7 +246,7 @@ def make_recorded(machine: Machine, experiment: Experiment) -> Callable[[State, 
     program = machine.jit(recalls)
 
     def recorded(state: State, clients: np.ndarray) -> Any:
-        asked = np.zeros(views.clients, np.int32)  # behind the clients one more, whose result is not used
+        asked = np.zeros(views.clients, np.int32)  # padded with client 0, whose result is not used
         asked[: len(clients)] = clients
         recalled = np.asarray(program(state, machine.put(asked)))[: len(clients)]
         return views.recorded(np.union1d(clients, recalled[recalled >= 0]))
@@ -263,7 +263,7 @@ def _axis_of_examples(narrow: Any, wide: Any) -> int:
 def begin_memory(
     machine: Machine, experiment: Experiment, folder: Workdir | None, state: State, stack: contextlib.ExitStack
 ) -> tuple[State, ClientMemory | None]:
-    """The first state of a run without rows of clients, and these; the stack closes them."""
+    """Moves the clients' rows of a run's first state to a `ClientMemory`, which the stack closes; None: they stay."""
     if experiment.views is None or not jax.tree.leaves(state.of_clients):
         return state, None
     memory = stack.enter_context(contextlib.closing(open_memory(machine, experiment, folder, None)))
@@ -275,7 +275,7 @@ def begin_memory(
 def resume_memory(
     machine: Machine, experiment: Experiment, folder: Workdir | None, state: State, stack: contextlib.ExitStack
 ) -> tuple[State, ClientMemory | None]:
-    """The same of a run that goes on, wherever the memory was when it ended."""
+    """Like `begin_memory` for a resumed run, wherever its checkpoint keeps the memory."""
     shapes, was_inside = experiment.state_shape.of_clients, bool(jax.tree.leaves(state.of_clients))
     if not jax.tree.leaves(shapes) or was_inside == (experiment.views is None):
         if experiment.views is None or not jax.tree.leaves(shapes):

@@ -1,4 +1,4 @@
-"""How many of each client's own test images are right: under the global model, after local training, with own parts.
+"""Counts each client's correctly classified test images: by the global, the fine-tuned and the personalised model.
 
 Source of fine-tuning: Jiang et al., "Improving Federated Learning Personalization via Model Agnostic Meta Learning",
 arXiv 1909.12488: local training from the global model on the client's own data, after FedAvg.
@@ -25,12 +25,12 @@ from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.server.statistics import batches_of, mean_of_sums, sum_statistics
 
 # (state, data, clients int32 [M], which of these rows are present bool [M], their test images [M, n, ...], the true
-# labels int32 [M, n], -1 for padding) -> model -> how many images are right, int32 [M].
+# labels int32 [M, n], -1 for padding) -> for each model the number of correct images, int32 [M].
 ClientTests = Callable[..., dict[str, jax.Array]]
 
 
 def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTests:
-    """The function that tests some clients. It changes no state of the run.
+    """Makes the function that tests some clients. It does not change the run's state.
 
     Fine-tuning is one more round of the method's own local training from the global model, at a constant
     `client.learning_rate`. The fine-tuned model is the one that the client would upload. A client that takes no part
@@ -43,7 +43,7 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
         lanes: how many clients train side by side.
 
     Raises:
-        UserError: when the function is traced: clients upload no parts of the model that is tested.
+        UserError: when the function is traced, if clients upload no parts of the tested model.
     """
     network, config, parts = problem.network, problem.config, tuple(problem.config.personal_parts)
 
@@ -96,7 +96,7 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
         after = result.trained.get(OWN_PARTS, {})
         rows = result.clients, result.took_part, result.upload.model, row(mine, result.job), after
         counts = jax.lax.map(tuned, (*rows, images[result.job], labels[result.job]))
-        place = jnp.where(result.present, result.job, len(clients))  # on several devices rows are dealt out
+        place = jnp.where(result.present, result.job, len(clients))  # several devices deal out the rows
         found[TUNED] = jnp.zeros(len(clients), counts.dtype).at[place].set(counts, mode="drop")
         return found
 

@@ -74,7 +74,7 @@ def reads(traced: Trace) -> set[str]:
 
 
 def reads_each(traced: Trace) -> list[set[str]]:
-    """The same for each leaf of the result."""
+    """Like `reads`, for each leaf of the result."""
     number = len(traced.jaxpr.outvars)
     used = (_inputs_of(traced.jaxpr, [place == wanted for place in range(number)]) for wanted in range(number))
     return [{path for path, is_used in zip(traced.paths, one) if is_used} for one in used]

@@ -43,15 +43,15 @@ class Experiment(NamedTuple):
 
     problem: Problem  # the fixed part
     method: Method  # the method
-    data: FederatedData  # the federation, on the device; with `views` the one that a run begins with
+    data: FederatedData  # the federation, on the device; with `views` the first view
     hidden_labels: jax.Array  # int32 [N], the truth, for scoring only
     partition: Partition  # who owns which rows
     dataset: Dataset  # on the host
-    # The state before the first round, of data; of this problem and method, see `initialiser`.
+    # Data -> the state before the first round, for this problem and method; see `initialiser`.
     init: Callable[[FederatedData], State]
     # A state's shapes. With `views`, rows of clients are those of a view of the largest width, as `data` is.
     state_shape: State
-    views: Views | None = None  # of the clients of a round; None: `data` is the whole federation
+    views: Views | None = None  # makes views of a round's clients; None: `data` is the whole federation
     residence: Residence = Residence("device", "device", True)
 
     @property
@@ -70,7 +70,7 @@ def build_whole(config: ConfigDict, reader: str) -> Experiment:
 
     Args:
         config: a valid configuration.
-        reader: what asks for it, for the error.
+        reader: who asks for it, for the error message.
 
     Raises:
         UserError: see `build_experiments`; or the federation lies elsewhere, see `config.residence`.
@@ -88,7 +88,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     """The parts of the runs of one configuration with several seeds, with arrays of the same shapes.
 
     Args:
-        configs: valid configurations that differ in nothing but the seed.
+        configs: valid configurations that differ only in the seed.
         partition_files: the partitions of runs that are resumed; None for a run that begins.
 
     Raises:
@@ -145,8 +145,8 @@ class _Place(NamedTuple):
     residence: Residence
     widths: tuple[int, ...]  # of the rounds' tables, see `widths_of`
     clients: int  # K' of a view: the rows of a round's `Selection`
-    images: tuple[int, ...]  # of a view of each width, at most
-    recalled: int  # clients besides those of a view whose records a round reads, at most
+    images: tuple[int, ...]  # the most images in a view of each width
+    recalled: int  # the most clients outside of a view whose records a round reads
 
 
 def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], State], helds: list[Holdings]) -> _Place:
@@ -163,7 +163,7 @@ def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], St
     widths = widths_of(sizes, clients)
     images = tuple(max(each) for each in zip(*(most_images(some, widths, clients) for some in sizes)))
     room = memory_limit()
-    if config.num_clients * widths[-1] > MOST_ENTRIES:  # the tables of all clients are not even traced
+    if config.num_clients * widths[-1] > MOST_ENTRIES:  # too large even to trace the tables of all clients
         example = Views(held, widths, clients, images, on_device=False).shapes(widths[-1])[0]
     else:
         example = shapes_of(held, jax.ShapeDtypeStruct((config.num_clients, widths[-1]), jnp.int32))
@@ -182,10 +182,10 @@ def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], St
 
 
 def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
-    """What is fixed in a run, from its configuration and what is known of the inputs, see `dataset_facts`.
+    """Builds the fixed part of a run from its configuration and the facts about its inputs, see `dataset_facts`.
 
     Raises:
-        UserError: a name is unknown, a field does not fit the inputs, or the method is not for them.
+        UserError: a name is unknown, or a field or the method does not fit the inputs.
     """
     entry, kind = find_method(config.method), kind_of(facts)
     if entry.images_alone and kind_name(facts) != IMAGE:
@@ -217,8 +217,8 @@ def _check_delivery(config: ConfigDict, method: Method, has_rows: bool) -> None:
 
     Args:
         config: of the run.
-        method: its.
-        has_rows: whether the device has the server's records of a round's clients alone.
+        method: the run's.
+        has_rows: whether the device has the server's records of a round's clients only.
     """
     if has_rows and config.availability.late and config.availability.late_weight:
         raise UserError(
@@ -247,7 +247,7 @@ def initialise(experiment: Experiment, data: FederatedData, given: Model | None 
     Args:
         experiment: the run.
         data: its data.
-        given: parts of a model to begin with in place of fresh ones.
+        given: parts of a model that replace freshly initialised ones.
     """
     if given is None:
         return experiment.init(data)
@@ -256,7 +256,7 @@ def initialise(experiment: Experiment, data: FederatedData, given: Model | None 
 
 
 def initialiser(problem: Problem, method: Method) -> Callable[[FederatedData], State]:
-    """The first state of data; jitted, so that one trace gives the shapes and the program."""
+    """Makes the function data -> first state; jitted, so that one trace gives both the shapes and the program."""
 
     @jax.jit
     def init(data: FederatedData) -> State:

@@ -28,13 +28,13 @@ from fedjax_ssl.run.observe.clock import Doing, doing
 from fedjax_ssl.run.observe.log import say, warn
 
 MOST_CACHE_BYTES = 20_000_000_000  # of all features; the least recently used are removed
-BLOCK = 256  # images in a file, but never fewer than in a batch: a stop loses at most these
+BLOCK = 256  # images in a file, or a batch if that is larger; an interruption loses at most one file
 # The fields of `config.augment` that the views of images depend on.
 _AUGMENTATION = ("flip", "padding", "border", "resized", "flavour", "num_ops", "magnitude", "order")
 
 
 def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None) -> Dataset:
-    """The data set of a run, through its encoder, with its unknown images apart.
+    """Reads the data set of a run, applies its encoder, and sets images of unknown classes apart.
 
     Args:
         config: of the run.
@@ -115,7 +115,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
         return jax.lax.switch(kind, [lambda: pixels, lambda: each(views.weak), lambda: each(views.strong)])
 
     def of_view(pixels: np.ndarray, rows: np.ndarray, number: int, tell: Callable[[int], None]) -> np.ndarray:
-        """Features float32 [n, F], computed in batches of one size; `tell` is told how many images each had."""
+        """Features float32 [n, F], computed in batches of equal size; `tell` gets each batch's number of images."""
         size, found = options.batch_size, []
         for start in range(0, len(rows), size):
             short = size - len(rows[start : start + size])

@@ -1,8 +1,8 @@
-"""What each dispatch of a run gets: the whole federation, or the clients of one round.
+"""Feeds data to each dispatch of a run: the whole federation, or the clients of one round.
 
-A round draws its clients from the seed and its number alone. So their images can be read while the round before trains,
-and their memory and records come back to the host when their round is over. If a round also recalls records of other
-clients, these are read when the round before is over.
+The clients of a round depend only on the seed and the round's number, so their images are read while the previous
+round trains. Their memory and records return to the host after the round. If a round also recalls records of other
+clients, these are read after the previous round.
 """
 
 import concurrent.futures
@@ -27,7 +27,7 @@ from fedjax_ssl.run.machine import Machine
 
 
 def cohort_of(problem: Problem, method: Method, data: FederatedData) -> Callable[[int], np.ndarray]:
-    """The clients of a round, by its number: int32 [n], increasing, each once."""
+    """Makes the function from a round's number to its clients: int32 [n], increasing, each once."""
     select = select_of(problem, method)
 
     @jax.jit
@@ -39,14 +39,14 @@ def cohort_of(problem: Problem, method: Method, data: FederatedData) -> Callable
 
 
 class Feed(Protocol):
-    """What a dispatch gets besides the state."""
+    """Runs dispatches with the data that they need."""
 
     def rounds(self, wanted: int) -> int:
-        """How many rounds the next dispatch has, at most."""
+        """The most rounds of the next dispatch, if `wanted` are wanted."""
         ...
 
     def dispatch(self, state: State, done: int, rounds: int) -> Dispatch:
-        """Trains so many rounds after the first `done`."""
+        """Trains `rounds` rounds after the first `done`."""
         ...
 
 
@@ -64,7 +64,7 @@ class WholeFeed:
 
 
 class CohortFeed:
-    """The clients of one round at a time. The next round's are read by a thread."""
+    """Each dispatch is one round with its clients. A thread reads the clients of the next round."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class CohortFeed:
         """Reads nothing yet.
 
         Args:
-            put: a tree of arrays -> the same on every device.
-            programs: by the width of a view.
+            put: copies a tree of arrays to every device.
+            programs: the compiled rounds, by the width of a view.
             views: of the federation.
             cohort: the clients of a round, see `cohort_of`.
-            memory: of the clients; None where the method has none.
+            memory: of the clients; None if the method has none.
             last: the last round's number.
         """
         self._put, self._programs, self._views, self._cohort = put, programs, views, cohort
@@ -99,7 +99,7 @@ class CohortFeed:
         if self._next is None or self._next[0] != done:
             self._next = done, self._reader.submit(self._read, done)
         clients, width, (data, hidden), images = self._next[1].result()
-        if images is not None:  # all processes exchange something in the same order, so not in the thread
+        if images is not None:  # hosts must exchange in the same order, so not in the thread
             data = data._replace(inputs=self._put(self._views.joined(width, hosts.rows_of_all(images))))
         if self._memory is not None:
             state, data = self._memory.join(state, clients, data)
@@ -112,11 +112,11 @@ class CohortFeed:
         return result._replace(state=result.state._replace(clients={}, records={}))
 
     def close(self) -> None:
-        """Waits for nobody: what is being read is not needed."""
+        """Ends the thread without waiting, since what it reads is not needed."""
         self._reader.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, number: int) -> tuple[np.ndarray, int, Any, Any]:
-        """The clients, the width, the view; and of several hosts the part of the images that this one reads."""
+        """The clients, the width, the view; and, with several hosts, the part of the images that this host reads."""
         clients = self._cohort(number)
         width = self._views.width_for(clients)
         data, hidden = self._views.of(clients, width, (hosts.index(), hosts.count()))
@@ -133,14 +133,14 @@ def make_feed(
     hidden_labels: jax.Array,
     memory: ClientMemory | None,
 ) -> contextlib.AbstractContextManager[Feed]:
-    """What the dispatches of a group get; a thread that reads ahead ends with the context.
+    """Makes the feed of a group of runs; leaving the context ends its reading thread.
 
     Args:
-        machine: that the programs were compiled for.
-        programs: by the width of the clients' rows.
+        machine: the programs were compiled for it.
+        programs: the compiled rounds, by the width of the clients' rows.
         experiment: of the run, or of the first of several that share the lanes.
         data, hidden_labels: of all these runs, on all devices.
-        memory: of the clients, where it is not in the state.
+        memory: of the clients, if it is not in the state.
     """
     if experiment.views is None:
         return contextlib.nullcontext(WholeFeed(machine.put, programs[data.width], data, hidden_labels))

@@ -1,4 +1,4 @@
-"""The loop over rounds: a dispatch, then the listeners' turn, until the runs are over. Knows no listener by name."""
+"""The loop over rounds: a dispatch (one or several rounds), then each listener's turn, until the runs are over."""
 
 import functools
 import time
@@ -23,7 +23,7 @@ from fedjax_ssl.run.programs import DISPATCH_CAPACITY
 from fedjax_ssl.run.stopping import Stop
 from fedjax_ssl.run.warm_start import WarmStart
 
-DISPATCH_SECONDS = 1.0  # aimed at: how long a progress bar stands still and a signal waits
+DISPATCH_SECONDS = 1.0  # target duration of a dispatch, during which progress is not shown and signals wait
 
 
 class Run(NamedTuple):
@@ -31,29 +31,29 @@ class Run(NamedTuple):
 
     experiment: Experiment  # what is trained
     folder: Workdir | None  # its workdir; None on a host that writes nothing
-    state: State | None  # of its newest checkpoint, None for a run that begins
-    warm_start: WarmStart | None = None  # the model that it begins with, if it begins with another run's
-    ended: str = ""  # why it has no round left to do, see `fedjax_ssl.records.ending`; '' if it has
+    state: State | None  # of its newest checkpoint; None: the run begins
+    warm_start: WarmStart | None = None  # another run's model to begin with, if any
+    ended: str = ""  # why no rounds are left, see `fedjax_ssl.records.ending`; '' if there are some
 
     @property
     def round(self) -> int:
-        """Rounds done before."""
+        """Number of rounds done before."""
         return 0 if self.state is None else int(self.state.round)
 
     @property
     def seed(self) -> int:
-        """Of this run."""
+        """The run's seed."""
         return self.experiment.problem.config.seed
 
 
 class RunsTogether(NamedTuple):
-    """Runs that go through the lanes together, all from the same round: one alone, or those of several seeds.
+    """Runs that train in one program, from the same round: a single run, or one run for each of several seeds.
 
-    A group of one run has its trees unchanged; trees of several runs are stacked.
+    The trees of several runs are stacked; those of a single run are unchanged.
     """
 
     runs: list[Run]  # one for each seed
-    data: FederatedData  # of all, on all devices
+    data: FederatedData  # of all runs, on all devices
     hidden_labels: jax.Array  # int32 [N], the same for every seed, on all devices
 
     def join(self, trees: list[Any]) -> Any:
@@ -66,7 +66,7 @@ class RunsTogether(NamedTuple):
 
 
 def make_group(machine: Machine, runs: list[Run]) -> RunsTogether:
-    """Runs with their data on all devices, stacked where the seeds differ."""
+    """Groups runs; their data are on all devices, stacked if there are several seeds."""
     first = runs[0].experiment
     data = first.data if len(runs) == 1 else stack_seeds([run.experiment.data for run in runs])
     return RunsTogether(runs, *machine.put((data, first.hidden_labels)))
@@ -77,37 +77,35 @@ class Turn(NamedTuple):
 
     done: int  # rounds done
     is_last: bool  # whether the runs are over
-    state: State  # the group's, after that round. The next dispatch reuses its memory: no listener may hold it.
-    # Of metrics.jsonl, one for each round of the dispatch; before the first dispatch none.
+    state: State  # the group's, after that round; no listener may keep it, as the next dispatch reuses its memory
+    # New lines of metrics.jsonl, one for each round of the dispatch; none before the first dispatch.
     lines: list[list[dict[str, Any]]]
-    timings: list[list[dict[str, Any]]]  # of timings.jsonl, likewise
-    healthy: list[bool]  # whether the last round left a state to go on from
+    timings: list[list[dict[str, Any]]]  # the same for timings.jsonl
+    healthy: list[bool]  # whether the state after the last round can be trained further
 
 
 class Listener(Protocol):
     """A part of the run that acts between dispatches."""
 
     def next_due(self, done: int) -> int | None:
-        """The next round after `done` at whose end it must have a turn, so that no dispatch goes further; None if any
-        round will do.
-        """
+        """The next round beyond `done` that must end a dispatch, so that the listener has a turn; None: any round."""
         del done
         return None
 
     def take(self, turn: Turn) -> None:
-        """Acts. May end the training by raising."""
+        """Acts on a turn. May end training by raising an exception."""
 
 
 def run_rounds(
     machine: Machine, feed: Feed, group: RunsTogether, states: list[State], listeners: list[Listener]
 ) -> list[State]:
-    """Trains a group of runs to the end; their last states.
+    """Trains a group of runs to the end; returns their last states.
 
     Args:
-        machine: that the program was compiled for.
+        machine: the program was compiled for it.
         feed: runs the rounds, with the data that they need.
         group: the runs.
-        states: where they start. Their memory is donated.
+        states: the runs' states at the start; their buffers are donated.
         listeners: in the order of their turns.
     """
     experiment, num_runs = group.runs[0].experiment, len(group.runs)
@@ -125,7 +123,7 @@ def run_rounds(
         rounds = min(
             feed.rounds(rounds), *(number - done for number in (*due, config.num_rounds) if number is not None)
         )
-        rounds = hosts.from_first(functools.partial(int, rounds))  # by its clock, and all of its listeners
+        rounds = hosts.from_first(functools.partial(int, rounds))  # decided by the first host's clock and listeners
         before = time.monotonic()
         result = feed.dispatch(state, done, rounds)
         state, on_host, ran = result.state, jax.device_get(result.results), int(result.rounds_done)

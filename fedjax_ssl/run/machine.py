@@ -61,8 +61,8 @@ class Machine(NamedTuple):
         return min(self.most_lanes or num_jobs, num_jobs)
 
     def seeds_together(self, num_seeds: int) -> int:
-        """How many seeds share a program. One on a CPU, where their lanes would only wait for each other, and one on
-        several hosts, which have free lanes anyway.
+        """How many seeds share a program. One on a CPU, because their lanes would only wait for each other, and on
+        several hosts, because these have free lanes anyway.
         """
         return 1 if self.platform == "cpu" or hosts.count() > 1 else num_seeds
 
@@ -141,8 +141,8 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
 
     Args:
         config: the run's. Without `devices` and `lanes` it gets what `tune` stored. If nothing is stored, it gets all
-            devices; of a CPU's cores at most one for each client of a round, and only as many as have room for a copy
-            of the data in a quarter of the memory.
+            devices; on a CPU, at most one core for each client of a round, and only as many cores as copies of the data
+            fit into a quarter of the memory.
         data: the federation, of which each device holds a copy.
 
     Raises:
@@ -167,9 +167,8 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
 def most_lanes(config: ConfigDict) -> int | None:
     """How many clients train side by side on each device by default; None: the whole cohort.
 
-    On a CPU one: vmap turns convolutions into grouped ones, which the CPU backend runs several times slower. On a TPU
-    as many as fill its channels, which is one for a wide backbone, see `packing`; docs/accelerators.md has the
-    estimates.
+    One on a CPU: vmap turns convolutions into grouped ones, which the CPU backend runs several times slower. On a TPU,
+    as many as fill its channels (one for a wide backbone), see `packing`; docs/accelerators.md has the estimates.
     """
     if platform() != "tpu":
         return 1 if platform() == "cpu" else None
@@ -245,14 +244,14 @@ def remove_torn(folder: pathlib.Path) -> None:
             if entry.stat().st_mtime_ns >= before:
                 try:
                     decompress_executable(entry.read_bytes())
-                except Exception:  # of zlib or zstandard
+                except Exception:  # any error of zlib or zstandard
                     entry.unlink(missing_ok=True)
 
 
 def memory_limit(groups: Sequence[pathlib.Path] | None = None) -> int | None:
     """Bytes of memory of a host's first device; on a CPU, those that a process may use; None: unknown.
 
-    Of several hosts the smallest counts, so that all place the federation alike. All of them must call this.
+    With several hosts it is the smallest of their limits, so that all place the federation alike. All must call this.
 
     Args:
         groups: folders of this process's control groups; a file of `MEMORY_LIMITS` has a number of bytes or "max".

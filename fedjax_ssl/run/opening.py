@@ -81,7 +81,7 @@ def open_runs(
 
 
 def _arrays_of(experiment: Experiment) -> Any:
-    """All that a run trains on, wherever it lies."""
+    """All arrays that a run trains on, wherever they are stored."""
     return (experiment.data, experiment.hidden_labels) if experiment.views is None else experiment.views.held
 
 
@@ -101,7 +101,7 @@ def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -
 
 
 def _check_memory(experiment: Experiment, folder: Workdir | None, state: State | None, ended: str) -> None:
-    """Checks the file of the clients' memory of a run that goes on, if its checkpoint is without it."""
+    """Checks the file of the clients' memory of a resumed run, if its checkpoint does not contain the memory."""
     if folder is None or state is None or ended or jax.tree.leaves(state.of_clients):
         return
     if jax.tree.leaves(experiment.state_shape.of_clients):
@@ -111,7 +111,7 @@ def _check_memory(experiment: Experiment, folder: Workdir | None, state: State |
 def why_ended(
     experiments: list[Experiment], folders: list[Workdir | None], states: Sequence[State | None]
 ) -> list[str]:
-    """Why each run ends with its state, on all hosts, see `fedjax_ssl.records.ending`; '' for one that can go on."""
+    """Why each run is over, on all hosts, see `fedjax_ssl.records.ending`; '' for a run that can go on."""
 
     def of_one(experiment: Experiment, folder: Workdir, state: State | None) -> str:
         if state is None:

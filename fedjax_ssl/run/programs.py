@@ -43,13 +43,13 @@ class Program(NamedTuple):
 
 
 def compile_program(machine: Machine, experiments: list[Experiment], with_init: bool, given: Model | None) -> Program:
-    """Compiles the programs for runs that train together, and for every number of seeds that share a program.
+    """Compiles the programs for runs that train together.
 
     Args:
         machine: the programs run on it.
         experiments: one for each seed.
         with_init: whether a run begins; a resumed run takes its state from a checkpoint.
-        given: the parts of a model that the runs begin with, see `initialise`; those of any of the runs.
+        given: the parts of a model that a run begins with, see `initialise`; of any run, since only shapes matter.
 
     Raises:
         UserError: an error that only tracing detects, too little memory, or hosts whose programs differ.
@@ -165,7 +165,7 @@ class Compilers:
         return program
 
     def _on_event(self, event: str, **_: Any) -> None:
-        """Is called in the thread in which something happens."""
+        """JAX calls it in the thread that caused the event."""
         if event == CACHE_HIT and hasattr(self._thread, "name"):
             self.from_cache.add(self._thread.name)
 

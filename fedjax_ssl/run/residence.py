@@ -23,17 +23,17 @@ class Residence(NamedTuple):
 
 
 def choose(config: Any, held: Holdings, memory_bytes: int, device_bytes: int | None, width: int) -> Residence:
-    """Decides by `config.residence` and by sizes where the parts of a federation are stored.
+    """Decides where the parts of a federation are stored, by `config.residence` and by sizes.
 
     Args:
         config: the run's.
         held: the federation, of any seed.
-        memory_bytes: of all clients' memory and records.
-        device_bytes: of a device's memory; None: unknown, and taken to be enough.
+        memory_bytes: size of all clients' memory and records.
+        device_bytes: size of a device's memory; None: unknown, and assumed to be enough.
         width: n_max, the largest number of images of a client.
 
     Raises:
-        UserError: what the configuration asks for does not fit or contradicts itself.
+        UserError: the configuration's choice does not fit or contradicts itself.
     """
     asked, num_clients = config.residence, config.num_clients
     inputs = (held.inputs, held.test_inputs, held.unknown_inputs)

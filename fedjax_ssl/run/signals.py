@@ -69,7 +69,7 @@ class Signals:
         """Ends the run if there is a delayed signal.
 
         Raises:
-            KeyboardInterrupt, SystemExit: after SIGINT; after SIGTERM or SIGHUP.
+            KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM or SIGHUP.
         """
         if self.waiting == signal.SIGINT:
             raise KeyboardInterrupt

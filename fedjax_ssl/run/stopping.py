@@ -1,4 +1,4 @@
-"""The rules of `config.stop` during a run; what they are is said in `records/ending.py`."""
+"""Applies the rules of `config.stop` during a run; `records/ending.py` defines them."""
 
 import time
 from typing import Any
@@ -9,7 +9,7 @@ from fedjax_ssl.run import hosts
 
 
 class Stop:
-    """Whether `config.stop` ends runs that share a program; with patience or bytes that is one run."""
+    """Decides whether `config.stop` ends runs that share a program; with patience or bytes that is a single run."""
 
     def __init__(self, config: Any, folder: Workdir | None, most_bytes: int | None):
         """Starts the clock of `stop.seconds`.
@@ -17,7 +17,7 @@ class Stop:
         Args:
             config: of the runs.
             folder: of the first run, with the records of the rounds done; None on a host that writes nothing.
-            most_bytes: of a round at most; None: unknown.
+            most_bytes: the most bytes of a round; None: unknown.
         """
         self._options, self._most, self._began = config.stop, most_bytes, time.monotonic()
         self._reads_records = bool(self._options.patience or self._options.bytes)
@@ -26,7 +26,7 @@ class Stop:
             self._spent = Spent(*hosts.from_first(lambda: list(spent(folder.read(METRICS)))))
 
     def next_due(self, done: int) -> int | None:
-        """The next round after `done` that may be the last: no dispatch goes further; None: any round will do."""
+        """The next round after `done` that may be the last, so that no dispatch goes past it; None: no such round."""
         if self._options.patience or (self._options.bytes and not self._most):
             return done + 1
         if self._options.bytes:

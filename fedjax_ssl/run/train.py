@@ -80,7 +80,7 @@ def train(
             With `config.seeds` each seed's run is in its subfolder seed_N, the same as if it had been trained alone,
             and the folder above them gets a table and a page for all.
         on_finish: called when a run has finished and has its summary; with `config.seeds` once for each seed.
-        root: a folder in which `config.init_from` is looked for first.
+        root: the folder that is searched first for `config.init_from`.
 
     Returns:
         The state after the last round; with `config.seeds` one for each of them.
@@ -89,7 +89,7 @@ def train(
         UserError: the configuration, the data or the folder cannot be used; nothing has been written.
         TrainingError: the global state is no longer finite, or every upload of a round was dropped.
         StoppedError: the disk, a file or the memory ended the run; its last checkpoint is kept.
-        KeyboardInterrupt, SystemExit: after SIGINT; after SIGTERM or SIGHUP; with a checkpoint written.
+        KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM or SIGHUP, once a checkpoint is written.
     """
     look()
     begin()
@@ -182,7 +182,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
 
     Args:
         machine: the program was compiled for it.
-        config: of all seeds.
+        config: of the whole command, with all seeds.
         runs: all at the same round.
         program: compiled for this number of runs.
         sharing: number of runs, over all groups, that use the program and share its compilation time.
@@ -239,7 +239,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
 
 
 def _with_outputs(config: ConfigDict, group: RunsTogether, program: Program) -> list[Listener]:
-    """The listeners that compute something, and so run on every host."""
+    """The listeners that compute something; they run on every host."""
     best = [SaveBest(group, program.snapshots["test"])] if measured_each_round(config) == "validation" else []
     return [SaveSnapshots(group, program.snapshots, config.snapshot_rounds), *best]
 

@@ -30,7 +30,7 @@ from fedjax_ssl.run.machine import (
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import say
 
-STEPS = 4  # of each client in a measurement
+STEPS = 4  # steps of each client in a measurement
 # Forms of several lanes to try around the fastest choice. A TPU's compiler estimates 'im2col' to be far slower.
 OTHER_FORMS = {"tpu": ("grouped", "loop")}
 OTHER_DTYPE = {"float32": "bfloat16", "bfloat16": "float32"}
@@ -41,8 +41,8 @@ class Measured(NamedTuple):
 
     choice: Choice  # what was measured
     dtype: str  # the data type of the computation
-    # Of one client's step: the median over the repeats, including labelling of the cohort. None: it does not fit into
-    # the memory.
+    # Of one client's step: the median over the repeats, including labelling of the cohort. None: the choice does not
+    # fit into the memory.
     seconds: float | None
     compile_seconds: float  # including tracing
 

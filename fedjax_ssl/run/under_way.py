@@ -17,7 +17,7 @@ def under_way(folder: pathlib.Path) -> Iterator[None]:
         folder: the workdir that resumes the run: the run's own, or that of several seeds.
 
     Raises:
-        StoppedError: the operating system, a file or a lack of memory ended the run, or what the user can mend.
+        StoppedError: the operating system, a file, a lack of memory or a `UserError` ended the run.
     """
     global _folder
     _folder = folder

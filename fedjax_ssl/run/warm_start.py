@@ -34,7 +34,7 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
 
     Args:
         experiment: the run that begins.
-        root: a folder in which a relative path is looked for first, such as a sweep's.
+        root: the folder that is searched first for a relative path, such as a sweep's.
 
     Raises:
         UserError: there is no such checkpoint; its inputs, normalisation or arrays differ from this run's; or it was
@@ -70,7 +70,7 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
 
 
 def share_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None = None) -> WarmStart | None:
-    """The same on all hosts that train together; only the first one looks for it."""
+    """Like `find_warm_start`, on all hosts that train together; only the first host reads files."""
     found = find_warm_start(experiment, root) if hosts.is_first() else None
     if hosts.count() == 1:
         return found
@@ -156,10 +156,10 @@ def _shared_parts(where: str, model: Model, saved: dict[str, tuple[int, ...]]) -
     Args:
         where: begins the message.
         model: shapes.
-        saved: of the checkpoint's leaves, by the path in the state.
+        saved: shapes of the checkpoint's leaves, by their path in the state.
 
     Raises:
-        UserError: the backbone is not among them, or a part has other arrays.
+        UserError: the checkpoint has no backbone, or a part has other arrays.
     """
 
     def names(tree: Any) -> dict[str, tuple[int, ...]]:

@@ -1,12 +1,12 @@
-"""Many runs from one file: methods, fields' values and seeds; a table that grows as runs finish.
+"""Many runs from one file: methods, values of fields and seeds, with a table that grows as runs finish.
 
-A sweep file has a function `get_sweep()` that returns a `Sweep`; see configs/sweeps/. One that takes an argument, as
-`get_sweep(dataset="cifar10")` does, gets the text behind the file's colon: FILE:cifar100. A run's folder is
+A sweep file has a function `get_sweep()` that returns a `Sweep`; see configs/sweeps/. The argument of a function such
+as `get_sweep(dataset="cifar10")` is the text after the file's colon, as in FILE:cifar100. A run's folder is
 WORKDIR/METHOD/VALUES/seed_N. A sweep that is started again skips finished runs and resumes the others. The same
-command may run several times at once, on several cores or machines: each takes runs that no other is working on.
+command may run several times at once, on several cores or machines: each process takes runs that no other is training.
 
-Methods that all begin with the same trained model share its training: with `Sweep.warm_up` a run for each combination
-of values and each seed comes first, in WORKDIR/warm_up/VALUES/seed_N, and every row begins with its model.
+With `Sweep.warm_up`, methods that begin with the same trained model share its training: a run for each combination of
+values and each seed comes first, in WORKDIR/warm_up/VALUES/seed_N, and every row begins with its model.
 """
 
 import fnmatch
@@ -29,7 +29,7 @@ from fedjax_ssl.sweep.work import finish, run_name, work_on
 
 __all__ = ["Cell", "Sweep", "by_argument", "load_sweep", "plan", "progress_of", "run_sweep", "warm_ups_of"]
 
-TRIES = "tries"  # the folder of those of all rows
+TRIES = "tries"  # the folder of the tries of all rows
 
 
 def run_sweep(
@@ -40,17 +40,17 @@ def run_sweep(
     rows: str = "*",
     tries: int = 0,
 ) -> list[Cell]:
-    """Runs what is not finished, cell by cell, and updates WORKDIR/table.md, .csv and .tex, and table_runs.csv.
+    """Trains unfinished runs, cell by cell, and updates WORKDIR/table.md, .csv and .tex, and table_runs.csv.
 
     Args:
         sweep_file: path of a Python file with `get_sweep()`, and after a colon its argument.
         workdir: the sweep's folder.
         overrides: words like '--config.num_rounds=2', for all runs; none may name a field in which rows differ.
         dry_run: lists the runs without running them.
-        rows: names of the rows to run, with `*` and `?` as in file names; `;` between several. The table keeps
-            what is finished of the others.
-        tries: of each row, before it is run with the fields of the best one, see `fedjax_ssl.sweep.search`. They lie in
-            WORKDIR/tries.
+        rows: names of the rows to run, with `*` and `?` as in file names; `;` between several. The table keeps the
+            finished runs of the others.
+        tries: number of tries for each row, which is then run with the fields of its best try; see
+            `fedjax_ssl.sweep.search`. The tries are in WORKDIR/tries.
 
     Returns:
         The cells that were to be run.
@@ -121,7 +121,7 @@ def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
 
 
 def _plan_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str], number: int) -> list[Cell]:
-    """The cells of the tries. Fields of the grid have their first value: all columns of the table share the tries.
+    """The cells of the tries. Fields of the grid have their first value, so all columns of the table share the tries.
 
     Raises:
         UserError: the sweep has nothing to draw, draws a field of its grid, or has no validation images for tries.

@@ -1,4 +1,4 @@
-"""What a sweep file describes, and the runs that it means: a cell for each row of the table."""
+"""What a sweep file describes, and its runs: a cell for each row of the table."""
 
 import itertools
 import json
@@ -31,25 +31,25 @@ from fedjax_ssl.report.table import Row
 from fedjax_ssl.sweep.search import LogUniform, Search
 
 ROOT = CONFIGS.parent
-WARM_UP = "warm up"  # the name of the cells that are in no row of the table
+WARM_UP = "warm up"  # the name of warm-up cells, which are not in the table
 
 
 class Sweep(NamedTuple):
     """What a sweep file describes: every method with every combination of the fields' values and every seed."""
 
-    # A config file, as seen from the folder that `launch.py` lies in, or an absolute path; behind a colon the arguments
-    # that all rows have, before their own.
+    # A config file, relative to the folder of `launch.py` or absolute; after a colon, arguments of all rows, which come
+    # before the rows' own arguments.
     config: str
-    # A row's name in the table -> the config's arguments, or (arguments, {field: value}). A field of the grid that is
-    # set here has this value only: a bound that does not depend on a field is run once.
+    # A row's name in the table -> the config's arguments, or (arguments, {field: value}). If a row sets a field of the
+    # grid, it has this value only: an upper bound that does not depend on the field is run once.
     methods: Mapping[str, str | tuple[str, Mapping[str, Any]]]
     seeds: tuple[int, ...] = (0, 1, 2)  # every combination is run with each
     fields: Mapping[str, tuple[Any, ...]] = {}  # a field's name -> its values, a grid over all of them
     common: Mapping[str, Any] = {}  # fields that are set in all runs
     # The table counts the rounds to this accuracy, a share, on the set that is measured each round.
     target_accuracy: float = 0.9
-    # The run whose model all rows begin with, given as one of `methods` is; None: rows begin with fresh weights. It has
-    # the sweep's common fields too. A row with an `init_from` of its own, '' say, is left alone.
+    # The run whose model all rows begin with, in the form of an entry of `methods`; None: rows begin with fresh
+    # weights. It also has the sweep's common fields. It does not affect a row that sets `init_from`, such as to ''.
     warm_up: str | tuple[str, Mapping[str, Any]] | None = None
     search: Search | None = None  # what `--tries=N` draws for each row, see `fedjax_ssl.sweep.search`
 
@@ -62,25 +62,25 @@ class Cell(NamedTuple):
     config: ConfigDict  # the configuration without its seed
     folder: pathlib.Path  # holds seed_N
     seeds: tuple[int, ...]  # of its runs
-    warm_up: "Cell | None" = None  # the cell, outside of the table, with whose models its runs begin
+    warm_up: "Cell | None" = None  # the cell, outside of the table, whose models its runs begin with
 
     def title(self) -> str:
         """Name and values."""
         return ", ".join([self.name, *(f"{field} {value}" for field, value in self.grid.items())])
 
     def path_name(self) -> str:
-        """Name and values in the place of the folder that holds the runs, as reports show it."""
+        """Name and values, as reports show them instead of the runs' folder."""
         values = ", ".join(f"{field.rpartition('.')[2]}={value}" for field, value in self.grid.items())
         return "/".join(filter(None, [self.name, values.replace("_", " ")]))
 
     def row(self) -> Row:
-        """Its finished runs."""
+        """The row of the table, with the finished runs."""
         runs = [read_run(self.folder / f"seed_{seed}") for seed in self.seeds if is_finished(self, seed)]
         return Row(self.name, self.grid, runs, len(self.seeds), labels_revealed(self.config))
 
 
 def load_sweep(sweep_file: str) -> Sweep:
-    """The result of `get_sweep` of a Python file; the part behind a colon is its argument.
+    """The result of `get_sweep` in a Python file; the part after a colon is its argument.
 
     Raises:
         UserError: there is no such file or function, or an entry of the sweep is not usable.
@@ -128,10 +128,10 @@ def _check(sweep: Sweep) -> None:
 
 
 def by_argument(choices: Mapping[str, Any], name: str) -> Any:
-    """What a sweep file has for its argument, such as a data set or the name of some rows.
+    """Looks up the argument of a sweep file, such as a data set or the name of some rows.
 
     Raises:
-        UserError: it has no such argument.
+        UserError: the sweep file has no such argument.
     """
     if name not in choices:
         raise UserError(f"the sweep has no argument {name!r}{known_are(name, choices)}")
@@ -173,7 +173,7 @@ def warm_ups_of(cells: list[Cell]) -> list[Cell]:
 
 
 def is_finished(cell: Cell, seed: int) -> bool:
-    """Whether a run has its summary, of its last round and for this configuration."""
+    """Whether a run has a summary of its last round, for this configuration."""
     folder = cell.folder / f"seed_{seed}"
     if not (folder / SUMMARY).exists():
         return False
@@ -200,9 +200,9 @@ def _cell(sweep: Sweep, workdir: pathlib.Path, name: str, method: str | tuple[An
     arguments = ",".join(filter(None, (shared, arguments)))
     config = load_config_file(f"{ROOT / expanded(path)}{':' if arguments else ''}{arguments}")
     fields = {**sweep.common, **_own_fields(method), **grid}
-    for field in sorted(fields, key=lambda field: field != "method"):  # whose section the others may be of
+    for field in sorted(fields, key=lambda field: field != "method"):  # first: other fields may be in its section
         _set(config, field, fields[field])
-    config.log.report = False  # the sweep's report has all runs; an override brings each run's back
+    config.log.report = False  # the sweep's report has all runs; an override turns each run's report on again
     folder = workdir / (_slug(name) or "row") / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
     return Cell(name, grid, config, folder, sweep.seeds)
 
@@ -212,11 +212,11 @@ def _own_fields(method: str | tuple[Any, ...]) -> Mapping[str, Any]:
 
 
 def _warmed_up(sweep: Sweep, workdir: pathlib.Path, cell: Cell) -> Cell:
-    """A row that begins with the model of the warm-up of its values, unless it has an `init_from` of its own."""
+    """Lets a row begin with the warm-up model for its values, unless it has an `init_from` of its own."""
     if "init_from" in {**sweep.common, **_own_fields(sweep.methods[cell.name])}:
         return cell
     warm_up = _cell(sweep, workdir, WARM_UP, sweep.warm_up, {**cell.grid, **_of_grid(sweep, sweep.warm_up)})
-    # Relative to the sweep's folder, so that the rows' configurations do not say where that lies.
+    # Relative to the sweep's folder, so that the rows' configurations do not depend on its location.
     cell.config.init_from = warm_up.folder.relative_to(workdir).as_posix()
     return cell._replace(warm_up=warm_up)
 
@@ -230,8 +230,8 @@ def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: Sequence[str]) 
     """Refuses overrides of fields in which rows differ: the table would have wrong names.
 
     Raises:
-        UserError: it names a field of the grid, one that a method sets itself, by its arguments too, the seeds, or the
-            model that rows begin with where a warm-up gives it.
+        UserError: an override names the seeds, a field of the grid, a field that a row sets, even by its arguments, or
+            `init_from` in a sweep with a warm-up.
     """
     own = {field for method in sweep.methods.values() if not isinstance(method, str) for field in method[1]}
     flat = [flatten(cell.config) for cell in cells]
@@ -253,5 +253,5 @@ def _set(config: ConfigDict, field: str, value: Any) -> None:
 
 
 def _slug(text: str) -> str:
-    """A text as a folder's name."""
+    """Converts a text to a folder's name."""
     return re.sub(r"[^\w=.,+-]+", "_", text.replace(", ", " ")).strip("_")

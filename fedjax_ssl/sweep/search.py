@@ -1,7 +1,7 @@
 """Random search for the rows of a sweep, `sweep --tries=N`: the same number of tries for every row.
 
-A try is a run of one seed, with validation images. The best try of a row, by the validation accuracy of its last
-rounds, gives the fields with which the row is then run. The test set has no part in it.
+A try is a run of one seed, with validation images. A row is then run with the fields of its best try, by the validation
+accuracy of the last rounds. The test set is not used.
 """
 
 import fnmatch
@@ -14,36 +14,36 @@ import numpy as np
 
 
 class LogUniform(NamedTuple):
-    """A number between two others, whose logarithm is uniform; to three digits."""
+    """A log-uniform distribution between two numbers; draws are rounded to three digits."""
 
     low: float
     high: float
 
     def draw(self, rng: np.random.Generator) -> float:
-        """One number."""
+        """Draws a number."""
         return float(f"{math.exp(rng.uniform(math.log(self.low), math.log(self.high))):.3g}")
 
 
-Values = LogUniform | tuple[Any, ...]  # of a field: a range, or the values themselves
+Values = LogUniform | tuple[Any, ...]  # what a field is drawn from: a range, or a tuple of values
 
 
 class Search(NamedTuple):
-    """What the tries of a sweep's rows differ in, and how they are run."""
+    """What tries draw, and how they are run."""
 
-    # Names of rows, with * and ? as in file names -> field -> what it is drawn from. A row has the fields of all names
-    # that fit it; a later one replaces an earlier one's.
+    # Names of rows, with * and ? as in file names -> field -> what it is drawn from. A row draws the fields of all
+    # names that match it; later entries replace earlier ones.
     space: Mapping[str, Mapping[str, Values]]
-    # Fields of all tries. There must be validation images; fewer rounds than the rows have save time.
+    # Fields of all tries, which need validation images. Fewer rounds than those of the rows save time.
     fields: Mapping[str, Any]
-    seed: int = 1000  # of the tries, whose data and weights no row of the table should have
+    seed: int = 1000  # of the tries; no row of the table should have their data and weights
 
     def of(self, row: str) -> dict[str, Values]:
-        """The fields of a row that are drawn."""
+        """The fields that are drawn for a row."""
         fitting = [fields for name, fields in self.space.items() if fnmatch.fnmatchcase(row, name)]
         return {field: values for fields in fitting for field, values in fields.items()}
 
     def draw(self, row: str, number: int) -> dict[str, Any]:
-        """The fields of a row's try, whose number counts from 0. The first try has the row's own values."""
+        """The fields of a row's try number 0, 1, ...; try 0 has the row's own values."""
         if number == 0:
             return {}
         rng = np.random.default_rng([number, zlib.crc32(row.encode())])
@@ -53,7 +53,7 @@ class Search(NamedTuple):
         }
 
 
-Methods = Mapping[str, str | tuple[str, Mapping[str, Any]]]  # as those of a `Sweep`
+Methods = Mapping[str, str | tuple[str, Mapping[str, Any]]]  # as in `Sweep.methods`
 
 
 def tries_of(methods: Methods, search: Search, number: int) -> Methods:
@@ -74,8 +74,8 @@ def with_best(
         methods: of the sweep.
         search: of the sweep.
         number: of tries.
-        accuracies: of the finished ones by their names, on validation images, a share.
-        say: is told the best of each row.
+        accuracies: name of a finished try -> its validation accuracy, a share.
+        say: called with a line about the best try of each row.
     """
     chosen = dict(methods)
     for row, method in methods.items():
@@ -93,7 +93,7 @@ def with_best(
 
 
 def row_of(name: str) -> str:
-    """The row that a try is of."""
+    """The row of a try."""
     return name.rpartition(", try ")[0]
 
 

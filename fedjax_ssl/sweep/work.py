@@ -1,4 +1,4 @@
-"""Trains the cells of a sweep, one by one. Other processes may do the same, and a run that fails ends no other."""
+"""Trains the cells of a sweep, one by one. Other processes may do the same; a run that fails does not end others."""
 
 import pathlib
 import time
@@ -12,11 +12,11 @@ from fedjax_ssl.run.observe.log import say
 from fedjax_ssl.run.train import train
 from fedjax_ssl.sweep.plan import Cell, is_finished
 
-WAIT_SECONDS = 5.0  # between two looks at a warm-up that another process is at
+WAIT_SECONDS = 5.0  # between checks of a warm-up that another process trains
 
 
 def finish(cells: list[Cell], root: pathlib.Path, on_finish: Callable[[], object], place: str) -> dict[str, str]:
-    """Runs cells that others need, and waits for those that another process is at; the failures."""
+    """Trains cells that others need, and waits for those that another process trains; returns the failures."""
     failures: dict[str, str] = {}
     for cell in cells:
         failures |= work_on(cell, cell.seeds, root, on_finish, place)
@@ -28,7 +28,7 @@ def finish(cells: list[Cell], root: pathlib.Path, on_finish: Callable[[], object
 def work_on(
     cell: Cell, seeds: tuple[int, ...], root: pathlib.Path, on_finish: Callable[[], object], place: str
 ) -> dict[str, str]:
-    """Runs those of a cell's seeds that are not finished; the failures."""
+    """Trains the unfinished seeds of a cell; returns the failures."""
     todo = tuple(seed for seed in seeds if not is_finished(cell, seed))
     if not todo:
         return {}
@@ -46,7 +46,7 @@ def run_name(cell: Cell, seed: int) -> str:
 def _wait_for(
     cell: Cell, root: pathlib.Path, on_finish: Callable[[], object], failures: Mapping[str, str]
 ) -> dict[str, str]:
-    """Waits until a warm-up is finished or has failed; what another process gives up is taken over."""
+    """Waits until a warm-up is finished or has failed; takes over runs that another process gives up."""
     failed = dict(failures)
     while True:
         todo = tuple(seed for seed in cell.seeds if not is_finished(cell, seed) and run_name(cell, seed) not in failed)
@@ -81,8 +81,8 @@ def _run_cell(
         try:
             train(config, cell.folder, on_finish, root)
         except BusyError as error:
-            # Who is at the first of these seeds will do the others. Who took a later one, while this process was at an
-            # earlier one, may do that one alone.
+            # The process that trains the first of these seeds will also train the others. A process that took a later
+            # seed, while this one trained an earlier one, may train only that seed.
             if error.folder in {cell.folder / f"seed_{seed}" for seed in attempt[1:]}:
                 attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]
             else:

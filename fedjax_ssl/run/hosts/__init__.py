@@ -26,7 +26,7 @@ from fedjax_ssl.records.resuming import typed
 from fedjax_ssl.run.hosts.cluster import find_place
 from fedjax_ssl.run.hosts.link import HostLink
 
-CHUNK = 2**26  # 4-byte numbers that are sent at once
+CHUNK = 2**26  # 4-byte words in one message
 
 _joined: HostLink | None = None
 
@@ -50,7 +50,7 @@ def is_first() -> bool:
 def joined(
     coordinator: str | None = None, num_processes: int | str | None = None, process_id: int | str | None = None
 ) -> Iterator[None]:
-    """A context in which this process trains together with those of other hosts. Enter it before JAX computes anything.
+    """A context in which this process trains together with those of other hosts. Enter it before JAX computes.
 
     Failed training or a signal ends the run in all processes together: the exception is raised once all have reached
     it. Any other exception in one process ends the others too; that process exits with status 1. A process whose
@@ -102,7 +102,7 @@ def from_first(find: Callable[[], Any]) -> Any:
 
 
 def tree_from_first(find: Callable[[], Any], like: Any) -> Any:
-    """The same for a tree of arrays on the host. The arrays travel from device to device, bit for bit.
+    """Like `from_first`, for a tree of arrays on the host. They travel from device to device, bit for bit.
 
     Args:
         find: called in the first process only.
@@ -130,7 +130,7 @@ def tree_from_first(find: Callable[[], Any], like: Any) -> Any:
 
 
 def rows_of_all(rows: Any) -> Any:
-    """The rows of all processes one after the other, in all processes; each has equally many. Leaves [n, ...]."""
+    """Concatenates the rows of all processes, in all processes. Leaves are [n, ...], with the same n everywhere."""
     if _joined is None:
         return rows
     from jax.experimental import multihost_utils
@@ -142,8 +142,8 @@ def config_of_first(find: Callable[[], ConfigDict], allow_code: bool = False, is
     """The first process's configuration, in all processes.
 
     Args:
-        find: this process's own. It is called in the first process, where `is_given` is true, and where the first
-            process's configuration names code.
+        find: returns this process's own configuration. It is called in the first process, if `is_given` is true, and
+            if the first process's configuration names code.
         allow_code: whether to run code that this process's own configuration does not name. What arrives over the
             network may not come from the first process.
         is_given: whether this process was given a configuration of its own, which must be the same.
@@ -194,7 +194,7 @@ def check_same(what: str, find: Callable[[], str]) -> None:
 
 
 def checksum(tree: Any) -> str:
-    """A checksum of arrays: other contents nearly always give another number."""
+    """A checksum of arrays: different contents nearly always give different numbers."""
     found = 0
     for leaf in jax.tree.leaves(tree):
         content: Any = np.ascontiguousarray(leaf)  # a buffer
@@ -203,7 +203,7 @@ def checksum(tree: Any) -> str:
 
 
 def checksum_of_library() -> str:
-    """The same for the library's Python files."""
+    """A checksum of the library's Python files."""
     found = 0
     for file in sorted(PACKAGE.rglob("*.py")):
         found = zlib.crc32(file.relative_to(PACKAGE).as_posix().encode() + file.read_bytes(), found)
@@ -220,7 +220,7 @@ def any_signal(received: int | None) -> int | None:
 
 
 def smallest(number: int | None) -> int | None:
-    """The smallest number of all processes; None stands for one that is not known."""
+    """The smallest number of all processes; None stands for an unknown number."""
     if _joined is None:
         return number
     known = [int(text) for text in _joined.meet("" if number is None else str(number)) if text]

@@ -1,4 +1,4 @@
-"""Which hosts train one run together, by the command line, SLURM or a TPU pod."""
+"""Finds which hosts train one run together, from the command line, SLURM or a TPU pod."""
 
 import os
 import re
@@ -16,7 +16,7 @@ class Place(NamedTuple):
     coordinator: str  # HOST:PORT of the first process, which all connect to
     # Number of processes, at least two.
     count: int  # type: ignore[assignment]  # tuple.count is never asked for
-    # Of this process, from 0.
+    # Number of this process, from 0.
     index: int  # type: ignore[assignment]  # nor tuple.index
     local_devices: list[int] | None = None  # the numbers of its GPUs on the host; None: all that it sees
 
@@ -32,7 +32,7 @@ def find_place(coordinator: str | None, num_processes: int | str | None, process
 
     Args:
         coordinator, num_processes, process_id: from the command line, all or none. `num_processes=1` by itself makes
-            a process train alone although SLURM or a TPU pod started others with it.
+            a process train alone, even if SLURM or a TPU pod started others with it.
 
     Raises:
         UserError: one of them is missing or invalid.
@@ -72,7 +72,7 @@ def _of_cluster() -> Place | None:
         from jax._src.clusters import ClusterEnv  # JAX has no public name for what `initialize` detects
 
         kinds = {kind.name: kind for kind in ClusterEnv._cluster_types}
-    except (ImportError, AttributeError):  # in another version of JAX
+    except (ImportError, AttributeError):  # another version of JAX
         return None
     for name in FOUND:
         if name in kinds and kinds[name].is_env_present() and (count := kinds[name].get_process_count()) > 1:

@@ -18,10 +18,10 @@ import time
 READY, GO = "ready", "go"  # it listens; all processes have connected
 VOICE = "fedjax_ssl: "  # starts every line between processes, since anything may connect to a port
 HERE = "process {} of {}\n"  # the line a process sends when it connects
-TELL_SECONDS = 20.0  # after a failure, for so long processes that connect are told what is wrong
-# What the first process may say when it ends (all have left; the others have been told why) -> seconds until exit.
+TELL_SECONDS = 20.0  # for so long after a failure, processes that connect are told the error
+# The first process's last word ('done': all have left; 'told': the others know why it ends) -> seconds until exit.
 SECONDS_TO_GO = {"done": 1.0, "told": 6.0}
-GRACE_SECONDS = 45.0  # until exit if the first process ends without a word; longer than `link.SILENCE_SECONDS`
+GRACE_SECONDS = 45.0  # until exit if the first process ends without such a word; longer than `link.SILENCE_SECONDS`
 
 
 def main(host: str, port: str, count: str, seconds: str) -> None:
@@ -33,7 +33,7 @@ def main(host: str, port: str, count: str, seconds: str) -> None:
         count: number of processes.
         seconds: to wait for the port to become free.
     """
-    # Signals that are sent to a whole process group: the training processes still save their state.
+    # Ignores signals that a whole process group gets, since the training processes still save their state.
     for number in {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
         signal.signal(number, signal.SIG_IGN)
     from jaxlib import _jax

@@ -23,13 +23,13 @@ from fedjax_ssl.run.observe import clock
 from fedjax_ssl.run.signals import leave
 from fedjax_ssl.run.under_way import folder_under_way
 
-MEETING_SECONDS = 300.0  # for which processes wait for each other at the start
-PORT_SECONDS = 60.0  # to wait for the first process's port: the service of a killed run holds it for a while
+MEETING_SECONDS = 300.0  # how long processes wait for each other at the start
+PORT_SECONDS = 60.0  # how long to wait for the first process's port, which a killed run's service holds for a while
 BEAT_SECONDS = 2.0
-SILENCE_SECONDS = 30.0  # without a sign of life after which a process counts as gone
+SILENCE_SECONDS = 30.0  # a process without a sign of life for so long counts as gone
 _FOREVER = 7 * 24 * 3600 * 1000  # milliseconds: a process that waits is ended by the watching thread
 _WATCH, _TALK = "fedjax_ssl/watch/", "fedjax_ssl/talk/"
-# What the libraries that sum over hosts, and the service, report when another process does not answer.
+# Words in errors of the service and the libraries that sum over hosts, if another process does not answer.
 _LOST_WORDS = ("Gloo", "gloo", "NCCL", "Connection", "Socket closed", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
@@ -37,8 +37,8 @@ class HostLink:
     """One process among those of all hosts.
 
     Attributes:
-        place: this process's.
-        leaving: whether it is about to end; it then ignores that others end.
+        place: this process's place.
+        leaving: whether this process is about to end; it then ignores that others end.
         stopping: whether all processes have agreed to stop after a signal.
     """
 
@@ -91,7 +91,7 @@ class HostLink:
             threading.Thread(target=work, name="hosts", daemon=True).start()
 
     def meet(self, text: str = "") -> list[str]:
-        """Waits for all processes; returns what each of them says, by process number."""
+        """Waits for all processes; returns the text of each, by process number."""
         self._talks += 1
         here = f"{_TALK}{self._talks}/"
         self._client.key_value_set(f"{here}{self.place.index}", text)
@@ -206,14 +206,14 @@ def _meet_first(place: Place, service: subprocess.Popen[str] | None) -> None:
     """Waits until the service has heard of all processes. The caller limits the time.
 
     Args:
-        place: this process's.
+        place: this process's place.
         service: the service's process, in the first process.
 
     Raises:
         UserError: numbers or counts contradict each other, or something else answers at the service's address.
     """
     said = service.stdout.readline().strip() if service is not None else ""
-    ends = time.monotonic() + PORT_SECONDS  # for another program there, such as the service of a killed run
+    ends = time.monotonic() + PORT_SECONDS  # another program may still be there, such as the service of a killed run
     while service is None and not said:
         answer = _say_hello(place)
         if answer.startswith(VOICE):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from fedjax_ssl.run.observe.log import NORMAL, shows
 
-REFRESH_SECONDS = 1.0  # of the line in a terminal
+REFRESH_SECONDS = 1.0  # between updates of the line in a terminal
 FIRST_LINE_SECONDS = 2.0  # before the first line without a terminal; each later line comes when the time has doubled
 
 
@@ -17,7 +17,7 @@ class Doing:
     """A task that takes time.
 
     Attributes:
-        text: what it is; may be changed.
+        text: what the task is; may be changed.
         since: when it began.
         next_line: seconds after which the next line is printed if there is no terminal.
     """
@@ -38,7 +38,7 @@ _silent = False
 
 
 def be_silent() -> None:
-    """Shows nothing from now on, as in a process that another one prints for."""
+    """Shows nothing from now on, for a process whose progress another process prints."""
     global _silent
     _silent = True
 

@@ -93,7 +93,7 @@ class SaveSnapshots(Listener):
         Args:
             group: the runs whose models are saved.
             snapshots: see `Program`.
-            rounds: after which a snapshot is taken; 0 is before the first.
+            rounds: a snapshot is taken after these; 0 is before the first.
         """
         self._group, self._snapshots, self._rounds = group, snapshots, rounds
 
@@ -118,10 +118,10 @@ class SaveSnapshots(Listener):
 
 
 class TestClients(Listener):
-    """The models' accuracy on each client's own test images: every `eval_clients_every` rounds, and at the end.
+    """Measures accuracy on each client's own test images: every `eval_clients_every` rounds, and at the end.
 
-    Its figures of a round are in the round's line, so it comes before `WriteRecords`. Those of the end, wherever a run
-    ends, are in a file and in the summary alone.
+    It adds the figures of such a round to the round's line, so it comes before `WriteRecords`. Those of the end are
+    also in a file and in the summary, whichever round ends the run.
     """
 
     def __init__(
@@ -134,10 +134,10 @@ class TestClients(Listener):
         """Computes nothing yet.
 
         Args:
-            machine: that the program was compiled for.
-            group: whose models and clients.
+            machine: the program was compiled for it.
+            group: the runs whose models are tested.
             program: see `make_client_tests`.
-            memories: of each run's clients, where it lies outside of its state.
+            memories: the clients' memory of each run, if it is outside of its state.
         """
         self._machine, self._group, self._program, self._memories = machine, group, program, memories
         experiments = [run.experiment for run in group.runs]
@@ -162,7 +162,7 @@ class TestClients(Listener):
                 save_client_tests(run.folder.path, turn.done, sizes, accuracies)
 
     def _accuracies(self, place: int, state: State, sizes: np.ndarray) -> dict[str, np.ndarray]:
-        """Which model -> its accuracy on each client's own test images, float [K]."""
+        """Name of a model -> its accuracy on each client's own test images, float [K]."""
         tested = np.flatnonzero(sizes)
         found: dict[str, np.ndarray] = {}
         for start in range(0, len(tested), self._at_once):
@@ -173,7 +173,7 @@ class TestClients(Listener):
         return found
 
     def _right(self, place: int, state: State, clients: np.ndarray) -> dict[str, jax.Array]:
-        """How many images of some clients are right, see `make_client_tests`."""
+        """The number of correct images of some clients, see `make_client_tests`."""
         experiment, memory, put = self._group.runs[place].experiment, self._memories[place], self._machine.put
         data = self._group.data
         if len(self._group.runs) > 1:
@@ -208,7 +208,7 @@ class SaveBest(Listener):
         return done + 1
 
     def take(self, turn: Turn) -> None:
-        if self._best is None:  # from the rounds before this start
+        if self._best is None:  # read from the rounds before this start
             runs = self._group.runs
             self._best = hosts.from_first(lambda: [_best_of(run.folder.read(METRICS)) for run in runs])
         better = [_best_of(lines[-1:]) > best for lines, best in zip(turn.lines, self._best)]
@@ -276,7 +276,7 @@ class SaveCheckpoints(Listener):
             run.folder.sync()
         states = self._group.split(jax.device_get(turn.state))
         for run, checkpoints, memory, state in zip(self._group.runs, self._checkpoints, self._memories, states):
-            if memory is not None:  # first, for a checkpoint implies that its round's memory is on disk
+            if memory is not None:  # first, because a checkpoint implies that its round's memory is on disk
                 memory.commit(turn.done, checkpoints.rounds())
             checkpoints.save(turn.done, state, run.folder.checksum(turn.done))
         seconds = (time.monotonic() - before) / len(self._checkpoints)
@@ -296,8 +296,8 @@ class StopOnSignal(Listener):
         """See `Listener`.
 
         Raises:
-            KeyboardInterrupt, SystemExit: after SIGINT; after SIGTERM or SIGHUP.
+            KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM or SIGHUP.
         """
-        if turn.is_last:  # a signal since `HearSignals` has no later turn
+        if turn.is_last:  # a signal after `HearSignals` would have no later turn
             self._signals.agreed = hosts.any_signal(self._signals.received)
         self._signals.act()

@@ -1,4 +1,4 @@
-"""Messages of a run: on stderr by `--quiet` and `--verbose`, and all of them in run.log."""
+"""Messages of a run: `--quiet` and `--verbose` select those on stderr; run.log has all of them."""
 
 import contextlib
 import datetime
@@ -10,7 +10,7 @@ from typing import IO
 from fedjax_ssl.errors import first_line
 from fedjax_ssl.files import open_to_append
 
-QUIET, NORMAL, VERBOSE = range(3)  # warnings and errors; also what users wait for; also each program, round, checkpoint
+QUIET, NORMAL, VERBOSE = range(3)  # warnings, errors; also long tasks; also each program, round, checkpoint
 
 _level = NORMAL
 _files: list[IO[str]] = []

@@ -124,7 +124,7 @@ def _began_with(folder: Workdir) -> dict[str, Any]:
 
 
 def _tested(config: ConfigDict, folder: Workdir, last_round: int) -> dict[str, float | None]:
-    """The last model's test figures from the last snapshot, where rounds are evaluated on another set."""
+    """The last model's test figures from the last snapshot, if rounds are evaluated on another set."""
     names = ["accuracy", "loss", *measures_of(config)]
     counts, file = read_run(folder.path).class_counts(), snapshot_files(folder.path / SNAPSHOTS).get(last_round)
     try:

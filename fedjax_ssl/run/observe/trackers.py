@@ -94,7 +94,7 @@ class Trackers:
     def _guard(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:  # any error: a curve is not worth a run
+        except Exception as error:  # any error: a failed curve must not end a run
             self._writers.pop(name, None)
             why = " ".join(f"{type(error).__name__}: {error}".split())
             warn(f"the run goes on without {name} ({why})")

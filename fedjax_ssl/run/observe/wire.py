@@ -1,4 +1,4 @@
-"""Bytes that travel in a round, from the shapes of the messages; nothing is computed."""
+"""Counts the bytes of a round's messages from their shapes; no message is computed."""
 
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ class Traffic(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Of a whole round, if every job takes part."""
+        """Bytes of a whole round if every job takes part."""
         return self.jobs * (self.down + self.up) + self.statistics_down + self.statistics_up
 
 
