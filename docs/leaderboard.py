@@ -57,15 +57,16 @@ python docs/leaderboard.py add runs/BOARD BOARD
 python docs/leaderboard.py > docs/leaderboard.md
 ```
 
-The sweep goes on where it was stopped; `--rows='FixMatch;UDA'` runs some rows. Runs of other
-machines are welcome as a pull request with their lines.
+The sweep goes on where it was stopped; `--rows='FixMatch;UDA'` runs some rows. Boards of `features`
+also take the [data and weights](results/frozen_encoders.md#commands) as `--config` words, in both
+commands. Runs of other machines are welcome as a pull request with their lines.
 
 `accuracy` is the mean of the last five rounds on the test set in percent, over the seeds with their
 standard deviation. `minus labels alone` is the mean difference from the row *Labels alone* of the
 same seed, with its 95 % confidence interval. Methods in bold cannot be told from the best one: the
 interval of their paired difference holds 0. `MB` are both ways, of all clients and rounds; seconds
-are those of the rounds, without compiling, on machines that may have had other work. *All labels*
-sees the labels of all clients and has no rank.
+are those of the rounds, without compiling, on machines that may have had other work. A try that
+diverges is lost. *All labels* sees the labels of all clients and has no rank.
 
 FedAvg-Semi and SemiAnAgg are made for clients that have labels for all their images or for none.
 Where each client has a few, nearly all of their steps are on pseudo-labels.
@@ -77,7 +78,7 @@ def record(board: str, workdir: pathlib.Path, overrides: Sequence[str] = ()) -> 
     lines = []
     sweep = load_sweep(f"{SWEEP}:{board}")
     for cell in plan(sweep, workdir, overrides):
-        tries = len(list((workdir / TRIES).glob(f"{cell.folder.name}_try_*/seed_*/summary.json")))
+        tries = len(list((workdir / TRIES).glob(f"{cell.folder.name}_try_*/seed_*/config.json")))  # diverged ones, too
         for seed in cell.seeds:
             folder = cell.folder / f"seed_{seed}"
             if not (folder / "summary.json").exists():
