@@ -44,7 +44,7 @@ def test_a_record_has_the_figures_of_the_run_and_is_replaced_by_a_later_one(boar
     sweep = Sweep("x.py", {"FedAvg": ""}, search=Search({"*": {"client.learning_rate": LogUniform(0.1, 1.0)}}, {}))
     for name in ("FedAvg_try_0", "FedAvg_try_1", "FedAvg_Semi_try_0"):
         (tmp_path / "runs" / "tries" / name / "seed_1000").mkdir(parents=True)
-        (tmp_path / "runs" / "tries" / name / "seed_1000" / "config.json").write_text("{}")  # without a summary: one diverged
+        (tmp_path / "runs" / "tries" / name / "seed_1000" / "config.json").write_text("{}")  # no summary: diverged
     planned = make_tiny_config(**{"client.learning_rate": 0.5})  # the row's own value, which a try replaced
     monkeypatch.setattr(board, "load_sweep", lambda name: sweep)
     monkeypatch.setattr(board, "plan", lambda *_: [Cell("FedAvg", {}, planned, folder.parent, (0, 1))])
