@@ -185,7 +185,7 @@ def lower_step(machine, shapes, experiment, lanes: int, chips: int):
     import jax.numpy as jnp
 
     from fedjax_ssl.engine.lanes import JobTable, Source, run_in_lanes
-    from fedjax_ssl.engine.round import one_job
+    from fedjax_ssl.engine.tracing import one_job
 
     phase, number = experiment.method.phases[0], lanes * chips
 

@@ -102,7 +102,8 @@ def main() -> None:
     own, overrides = parser.parse_known_args()
     jax.config.update("jax_num_cpu_devices", own.devices)
     from fedjax_ssl.config import parse_config
-    from fedjax_ssl.engine.round import make_round, num_jobs
+    from fedjax_ssl.engine.round import make_round
+    from fedjax_ssl.engine.tracing import num_jobs
     from fedjax_ssl.learning.trees import tree_bytes
     from fedjax_ssl.run.experiment import build_experiment
     from fedjax_ssl.run.machine import use_machine

@@ -21,8 +21,9 @@ RUN = [
         "2. Data, partition, model, method; compiled; initialised and pre-trained",
         [
             "run/train.py: train",
+            "run/opening.py: open_runs",
             "run/experiment.py: build_experiments, initialise",
-            "data/: load_dataset, make_partition, federate",
+            "data/: load_dataset, make_partition",
         ],
         [],
     ),
@@ -47,15 +48,15 @@ ROUND = [
         [
             "methods/fedanchor/__init__.py: label",
             "methods/fedanchor/client.py: class_mean_scores",
-            "client/labels.py: label_cohort",
+            "client/labels.py: label_by_scores",
         ],
-        ["cosine to the anchors of each class: eq. 3", "label and fix set: eq. 4, 5"],
+        ["cosine to the anchors of each class: eq. 3", "label and fix set: eq. 4, 5", "mix set: eq. 6"],
     ),
     (
         "client",
         "7. Train in lanes",
         ["engine/lanes.py: run_in_lanes", "client/local_sgd.py: step", "client/fix_mix.py: loss"],
-        ["SGD on fix and mix set: eq. 6 to 10"],
+        ["SGD on fix and mix set: eq. 7 to 10"],
     ),
     (
         "client",
@@ -78,7 +79,7 @@ ROUND = [
     (
         "server",
         "11. Tests the model, records the round",
-        ["engine/evaluation.py: evaluate", "run/loop.py: run_rounds"],
+        ["engine/evaluation.py: measure_model", "run/loop.py: run_rounds"],
         ["a line in metrics.jsonl; checkpoints"],
     ),
 ]

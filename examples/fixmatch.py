@@ -2,7 +2,8 @@
 
     python examples/fixmatch.py
 
-The library's `method=fixmatch` gives the same numbers and trains all clients at once: tests/test_examples.py.
+Given the same batches, the library's `method=fixmatch` gives the same numbers, and trains all clients at once, see
+tests/test_examples.py.
 """
 
 import jax

@@ -10,10 +10,10 @@ from fedjax_ssl.client.labels import (
     Labelled,
     label_cohort,
     label_for_report,
-    label_for_steps,
     logits_of_each,
     score_by_own_models,
     score_cohort,
+    states_and_report,
     weak_views,
 )
 from fedjax_ssl.client.local_sgd import (
@@ -65,7 +65,6 @@ __all__ = [
     "jobs_without_labels",
     "label_cohort",
     "label_for_report",
-    "label_for_steps",
     "labelled_phase",
     "local_sgd",
     "logits_of_each",
@@ -81,6 +80,7 @@ __all__ = [
     "score_by_own_models",
     "score_cohort",
     "self_training",
+    "states_and_report",
     "trained_models",
     "trained_parts_of",
     "unlabelled_phase",

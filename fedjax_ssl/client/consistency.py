@@ -1,4 +1,6 @@
-"""Local SGD on a labelled and an unlabelled batch in each step: FixMatch, UDA, SAGE, ProxyFL.
+"""Local SGD on a labelled and an unlabelled batch in each step.
+
+The phase of FixMatch, UDA, SAGE, ProxyFL and FedOpenMatch.
 
 The strong view of an unlabelled image is trained towards a label that is made from its weak view in the same step.
 Labelled images, if the client has any, add their cross-entropy. All clients take the same step, whether all, none or a
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client.confidence import Confidence
 from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import as_told, debiased, label_for_steps
+from fedjax_ssl.client.labels import as_told, debiased, states_and_report
 from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
 from fedjax_ssl.data import FederatedData, clients_may_have_labels
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previous, Problem
@@ -67,7 +69,7 @@ class ConsistencyWork(NamedTuple):
 
     deck: Deck  # its unlabelled examples; with `consistency.include_labelled` the labelled ones too
     labelled: Deck | None  # its labelled examples; None if no client has any
-    confidence: Any  # the rule's state, see `label_for_steps`
+    confidence: Any  # the rule's state, see `states_and_report`
     num_steps: jax.Array  # int32 [], steps of all local epochs
     # float32 [C], the prior by which both models' probabilities are divided, see `debiased`; None: no division.
     prior: jax.Array | None = None
@@ -115,7 +117,7 @@ def consistency_phase(
         del previous
         examples = Examples.of(data, cohort)
         included = examples.present if options.include_labelled else examples.unlabelled
-        made = label_for_steps(problem, received.model, data, examples, included, confidence)
+        made = states_and_report(problem, received.model, data, examples, included, confidence)
         passes = config.epochs * (options.unlabelled_ratio if fixed_length else 1)
         deck = Deck.shuffled(examples, included, examples.keys, passes)
         num_steps, labelled = deck.num_steps(unlabelled_size), None

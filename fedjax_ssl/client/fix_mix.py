@@ -15,7 +15,17 @@ from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.labels import Labelled
 from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import CLASSIFIER, Augmentation, Broadcast, Cohort, Jobs, Phase, Previous, Problem
+from fedjax_ssl.engine.interface import (
+    CLASSIFIER,
+    Augmentation,
+    Broadcast,
+    Cohort,
+    Jobs,
+    Phase,
+    Previous,
+    Problem,
+    job_keys,
+)
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.batches import draw_with_replacement, num_batches
 from fedjax_ssl.learning.devices import platform
@@ -86,7 +96,7 @@ def fix_mix_phase(
         def of_step(key, step):
             return lambda_of(jax.random.split(jax.random.fold_in(key, step))[1], mixup_alpha)
 
-        keys = cohort._replace(key=cohort.step_key).keys()
+        keys = job_keys(cohort.step_key, cohort.clients, cohort.group)
         return jax.vmap(lambda key: jax.vmap(of_step, (None, 0))(key, jnp.arange(steps)))(keys)
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:

@@ -256,7 +256,7 @@ def told_outputs(data: FederatedData, rows: jax.Array, outputs: Outputs, heads: 
     return outputs._replace(logits=as_told(data, rows, outputs.logits), heads={**outputs.heads, **false})
 
 
-def label_for_steps(
+def states_and_report(
     problem: Problem, model: Model, data: FederatedData, examples: Examples, included: jax.Array, confidence: Confidence
 ) -> Labelled:
     """Labels a cohort once, for a method that makes labels in each step: gives the rule's states and a report.
@@ -280,7 +280,7 @@ def label_for_steps(
 def label_for_report(
     problem: Problem, model: Model, data: FederatedData, examples: Examples, threshold: float
 ) -> Report:
-    """The report of `label_for_steps`, for a method with a fixed threshold, which needs no states."""
+    """The report of `states_and_report`, for a method with a fixed threshold, which needs no states."""
     scores = score_cohort(problem, lambda images: problem.network.probabilities(model, images), data.inputs, examples)
     labels, confident = qualify(scores, threshold, strictly=False)
     return Report(labels, (confident & examples.present) | examples.labelled)

@@ -26,6 +26,7 @@ from fedjax_ssl.engine.interface import (
     trained_parts,
     write_records,
 )
+from fedjax_ssl.learning.sgd import Model
 
 __all__ = [
     "CLASSIFIER",
@@ -37,6 +38,7 @@ __all__ = [
     "Jobs",
     "Method",
     "Metrics",
+    "Model",
     "Phase",
     "Prepare",
     "Previous",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.engine.interface import Broadcast
 from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.learning.trees import all_finite, column, row_norms, weighted_sum, where_rows
 
@@ -96,7 +97,9 @@ ATTACKS: dict[str, Callable[[AttackersView, float], dict[str, jax.Array]]] = {
 }
 
 
-def attacked(options: Any, uploads: Any, broadcast: Any, lies: jax.Array, honest: jax.Array, keys: jax.Array) -> Any:
+def attacked(
+    options: Any, uploads: Any, broadcast: Broadcast, lies: jax.Array, honest: jax.Array, keys: jax.Array
+) -> Any:
     """Replaces the attackers' uploads. Only parameters are replaced; statistics and metadata stay as they are.
 
     Args:

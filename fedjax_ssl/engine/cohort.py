@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Cohort, Jobs, Metrics, Phase, Previous, Report
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Jobs, Metrics, Phase, Previous, Report, State, job_keys
 from fedjax_ssl.engine.lanes import JobTable, Source, deal, run_in_a_python_loop, run_in_lanes
 from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import where_rows
@@ -35,14 +35,31 @@ class CohortResult(NamedTuple):
     report: Report | None  # from the last phase that makes a report, leaves [R, ...]; None if no phase does
     # For each phase: its metrics, leaves [R], and the jobs that took a step in it, bool [R].
     metrics: tuple[tuple[Metrics, jax.Array], ...]
-    labelled: dict[str, Any]  # entries of the clients' memory that labelling updated, leaves [R, ...]
-    trained: dict[str, Any]  # entries of the clients' memory that the steps updated, leaves [R, ...]
+    memory_of_labels: dict[str, Any]  # entries of the clients' memory that labelling updated, leaves [R, ...]
+    memory_of_steps: dict[str, Any]  # entries of the clients' memory that the steps updated, leaves [R, ...]
     lane_steps: jax.Array  # int32 [], steps of all lanes over all phases, including idle lanes
+
+
+def cohort_of(
+    state: State, data: FederatedData, clients: jax.Array, group: jax.Array | None, personal: Any, key: jax.Array
+) -> Cohort:
+    """The cohort of the jobs of some clients: reads their memory.
+
+    Args:
+        state: before the round's training.
+        data: the federation's data.
+        clients: int32 [M].
+        group: int32 [M], or None.
+        personal: the message to each client, leaves [M, ...]; () if there is none.
+        key: the round's PRNG key for the clients.
+    """
+    own = jax.tree.map(lambda leaf: leaf[data.place(clients)], state.clients)
+    return Cohort(clients, own, key, group, personal, jnp.broadcast_to(state.round, clients.shape))
 
 
 def train_cohort(
     phases: tuple[Phase, ...],
-    broadcast: Any,
+    broadcast: Broadcast,
     data: FederatedData,
     cohort: Cohort,
     lanes: int,
@@ -100,8 +117,8 @@ def _train(
     job = jnp.broadcast_to(jnp.arange(num_jobs), cohort.clients.shape)
     round_keys, previous, report = cohort.key, None, None
     metrics: list[tuple[Metrics, jax.Array]] = []
-    labelled: dict[str, Any] = {}
-    trained: dict[str, Any] = {}
+    memory_of_labels: dict[str, Any] = {}
+    memory_of_steps: dict[str, Any] = {}
     all_steps: Any = 0
     lane_steps = jnp.int32(0)
     for number, phase in enumerate(phases):
@@ -115,14 +132,11 @@ def _train(
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
         jobs = jobs._replace(num_steps=jnp.where(takes_part, jobs.num_steps, 0), takes_part=takes_part)
         if number == 0 and num_devices() > 1:  # In later phases each job stays on the device that has its model.
-            dealt = deal(jnp.where(present, jobs.num_steps, 0), num_devices())
-            job = jnp.minimum(dealt, num_jobs - 1)
-            jobs, moved, done = _take_rows((jobs, cohort._replace(key=None, step_key=None), present), job)
-            present, cohort = done & (dealt < num_jobs), moved._replace(key=cohort.key, step_key=cohort.step_key)
+            job, jobs, cohort, present = _dealt(jobs, cohort, present)
         num_steps = jnp.where(present, jobs.num_steps, 0)
         takes_part = jobs.takes_part & present
         own = {**cohort.own, **jobs.own}
-        keys = jax.vmap(Cohort.keys)(Cohort(cohort.clients, (), step_keys, cohort.group))
+        keys = jax.vmap(job_keys)(step_keys, cohort.clients, cohort.group)
         table = JobTable(keys, num_steps, takes_part, jobs.work, own)
         with jax.named_scope("train"):
             finished, steps = (
@@ -136,8 +150,8 @@ def _train(
         previous = Previous(finished.upload, takes_part)
         report = report if jobs.report is None else jobs.report
         metrics.append((finished.metrics, num_steps > 0))
-        labelled |= jobs.own
-        trained |= learned
+        memory_of_labels |= jobs.own
+        memory_of_steps |= learned
         all_steps += num_steps
         lane_steps += steps
     return CohortResult(
@@ -150,8 +164,8 @@ def _train(
         num_steps=all_steps,
         report=report,
         metrics=tuple(metrics),
-        labelled=labelled,
-        trained={name: cohort.own[name] for name in trained},
+        memory_of_labels=memory_of_labels,
+        memory_of_steps={name: cohort.own[name] for name in memory_of_steps},
         lane_steps=jnp.broadcast_to(lane_steps, (num_seeds,)),
     )
 
@@ -168,6 +182,16 @@ def _prepare(phase: Phase, source: Source, cohort: Cohort, previous: Previous | 
         only = jax.tree.map(lambda leaf: leaf[0], (cohort, previous))
         return jax.tree.map(_with_axis, prepare((0, *only)))
     return jax.lax.map(prepare, (jnp.arange(num_seeds), cohort, previous))
+
+
+def _dealt(jobs: Jobs, cohort: Cohort, present: jax.Array) -> tuple[jax.Array, Jobs, Cohort, jax.Array]:
+    """Distributes jobs to devices, see `deal`: each row's job, and jobs, cohort and `present` in these rows."""
+    num_jobs = cohort.clients.shape[1]
+    dealt = deal(jnp.where(present, jobs.num_steps, 0), num_devices())
+    job = jnp.minimum(dealt, num_jobs - 1)
+    jobs, moved, present = _take_rows((jobs, cohort._replace(key=None, step_key=None), present), job)
+    cohort = moved._replace(key=cohort.key, step_key=cohort.step_key)  # keys are one for each seed
+    return job, jobs, cohort, present & (dealt < num_jobs)
 
 
 def _take_rows(tree, rows):

@@ -1,7 +1,8 @@
 """Delivers a cohort's messages: clients that do not answer, attacks, compression, late uploads.
 
-Applies `config.availability`, `config.attack` and `config.compression` in this order, independently of the method.
-Client and group are folded into PRNG keys, as in training.
+With the default configuration `present_jobs`, `transmitted` and `delivered` change nothing. They apply
+`availability.never`, `config.attack` and `config.compression`, and after screening `availability.late`, independently
+of the method. Client and group are folded into PRNG keys, as in training.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_ssl.engine.attacks import attacked
 from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.compression import COMPRESSIONS, compressed, remembers
-from fedjax_ssl.engine.interface import Cohort, Metrics, Received, Selection, Upload
+from fedjax_ssl.engine.interface import Broadcast, Metrics, Received, Selection, Upload, job_keys
 from fedjax_ssl.engine.updates import changed_by, leaves_by_path, moved_by
 
 LOST = "compression"  # entry of the clients' memory: the compression errors by path, leaves [K, ...]
@@ -87,8 +88,8 @@ def _joins_later(options: Any) -> bool:
     return options.availability.late > 0 and options.availability.late_weight > 0
 
 
-def sent(
-    options: Any, result: CohortResult, broadcast: Any, data: Any, memory: Mapping[str, Any], key: jax.Array
+def transmitted(
+    options: Any, result: CohortResult, broadcast: Broadcast, data: Any, memory: Mapping[str, Any], key: jax.Array
 ) -> CohortResult:
     """A cohort's result with its uploads as the network delivers them.
 
@@ -101,14 +102,14 @@ def sent(
         key: the round's PRNG key for the clients.
 
     Returns:
-        The result; its `trained`, which is kept if the upload is accepted, also has the compression errors.
+        The result; its `memory_of_steps`, which is kept if the upload is accepted, also has the compression errors.
     """
     uploads = result.upload
     if options.attack.kind != "none":
         lies = result.took_part & data.byzantine[result.clients]
         keys = _keys(result.clients, result.group, key, _ATTACK)
         uploads = attacked(options.attack, uploads, broadcast, lies, result.took_part & ~lies, keys)
-    trained = result.trained
+    memory_of_steps = result.memory_of_steps
     if options.compression.kind in COMPRESSIONS:
         params = uploads.model.params
         lost = jax.tree.map(lambda leaf: leaf[data.place(result.clients)], memory[LOST]) if LOST in memory else None
@@ -116,8 +117,8 @@ def sent(
         arrived, lost = compressed(options.compression, changed_by(params, broadcast), lost, keys)
         model = uploads.model._replace(params=moved_by(arrived, params, broadcast))
         uploads = uploads._replace(model=model)
-        trained = trained if lost is None else {**trained, LOST: lost}
-    return result._replace(upload=uploads, trained=trained)
+        memory_of_steps = memory_of_steps if lost is None else {**memory_of_steps, LOST: lost}
+    return result._replace(upload=uploads, memory_of_steps=memory_of_steps)
 
 
 def delivered(
@@ -125,7 +126,7 @@ def delivered(
     received: Received,
     job: jax.Array,
     num_jobs: int,
-    broadcast: Any,
+    broadcast: Broadcast,
     server: Mapping[str, Any],
     key: jax.Array,
 ) -> tuple[Received, dict[str, Any], Metrics]:
@@ -185,4 +186,4 @@ def _without_params(uploads: Upload) -> Upload:
 
 def _keys(clients: jax.Array, group: jax.Array | None, key: jax.Array, purpose: int) -> jax.Array:
     """A PRNG key for each row, different from the client's training keys."""
-    return Cohort(clients, (), jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), purpose), group).keys()
+    return job_keys(jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), purpose), clients, group)

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.unknown import UNKNOWN
-from fedjax_ssl.engine.interface import Report
-from fedjax_ssl.engine.measures import macro_auc
+from fedjax_ssl.engine.interface import Metrics, Problem, Report
+from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, macro_auc, measure, open_set
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
@@ -70,6 +70,68 @@ def evaluate(
         f"{name}_loss": cross_entropy(outputs, labels, jnp.ones(len(labels), bool)),
         **{f"{name}_{measured}": value for measured, value in others.items()},
     }
+
+
+def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Metrics:
+    """Evaluates the model on the validation images, or on the test set if there are none."""
+    name, images, labels = measured_images(data, hidden_labels)
+    more = _measures(problem, model, data, hidden_labels), _measures_of_features(problem, model, data)
+    measured = evaluate(problem.network, model, name, images, labels, problem.config.eval_batch_size, *more)
+    if data.targets is None:
+        return measured
+    logits = problem.network.predict(model, data.inputs[data.targets]).logits
+    return {**measured, "attack_success": jnp.mean(jnp.argmax(logits, axis=1) == problem.config.attack.to_class)}
+
+
+def _measures(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Measure:
+    """The function that computes further measures from logits.
+
+    They are the measures of `config.eval_measures`, those of unknown images, and the success of an attack on a class.
+    """
+    attack = problem.config.attack
+    names, shots = problem.config.eval_measures, problem.config.eval_shots
+    counts = count_training_images(data, hidden_labels, problem.num_classes) if "shots" in names else None
+    unknown = None
+    if data.unknown_inputs is not None:
+        rows, size = jnp.arange(len(data.unknown_inputs)), problem.config.eval_batch_size
+        unknown = problem.network.predict_rows(model, data.unknown_inputs, rows, size).logits
+
+    def measured(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        found = measure(names, logits, labels, counts, shots)
+        if unknown is not None:
+            found |= open_set(logits, labels, unknown)
+        if data.targets is None:
+            return found
+        attacked = labels == attack.from_class
+        wrong = attacked & (jnp.argmax(logits, axis=1) == attack.to_class)
+        return {**found, "attacked_class": jnp.sum(wrong) / jnp.sum(attacked)}
+
+    return measured
+
+
+def _measures_of_features(problem: Problem, model: Model, data: FederatedData) -> Measure | None:
+    """The function that compares features with those of the server's labelled images; None if no measure needs it."""
+    config, rows = problem.config, data.server_index
+    if "knn" not in config.eval_measures:
+        return None
+    known = problem.network.predict_rows(model, data.inputs, rows, config.eval_batch_size).features
+
+    def measured(features: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        classes = problem.num_classes
+        shares = knn_accuracy(features, labels, known, data.visible_labels[rows], classes, config.eval_neighbours)
+        return {"knn_accuracy": shares}
+
+    return measured
+
+
+def score_report(
+    report: Report, clients: jax.Array, present: jax.Array, data: FederatedData, hidden_labels: jax.Array
+) -> Metrics:
+    """`score_pseudo_labels` for the rows of a cohort; rows that are not `present` have no examples."""
+    rows, sizes = data.rows_of(clients), jnp.where(present, data.client_size[clients], 0)
+    unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < sizes[:, None])
+    truth, with_unknown = hidden_labels[rows], data.unknown_inputs is not None
+    return score_pseudo_labels(report, truth, unlabelled, jnp.sum(present), with_unknown)
 
 
 def score_pseudo_labels(

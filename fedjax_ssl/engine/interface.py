@@ -122,6 +122,12 @@ class WireBytes(NamedTuple):
 # --- What a client does. ---------------------------------------------------------------------------------------------
 
 
+def job_keys(key: jax.Array, clients: jax.Array, group: jax.Array | None) -> jax.Array:
+    """A PRNG key for each job, [M]: client and group are folded into the key, not lane or device."""
+    keys = jax.vmap(lambda client: jax.random.fold_in(key, client))(clients)
+    return keys if group is None else jax.vmap(jax.random.fold_in)(keys, group)
+
+
 class Cohort(NamedTuple):
     """The clients of one round, as a phase's `prepare` sees them."""
 
@@ -136,8 +142,7 @@ class Cohort(NamedTuple):
 
     def keys(self) -> jax.Array:
         """A PRNG key for each job, [M]."""
-        keys = jax.vmap(lambda client: jax.random.fold_in(self.key, client))(self.clients)
-        return keys if self.group is None else jax.vmap(jax.random.fold_in)(keys, self.group)
+        return job_keys(self.key, self.clients, self.group)
 
 
 class Report(NamedTuple):
@@ -236,40 +241,38 @@ def write_records(state: State, data: FederatedData, received: Received, new: Ma
     return state._replace(records=jax.tree.map(put, state.records, new))
 
 
-# Stages of a method; each has its own PRNG key.
-Init = Callable[[FederatedData, jax.Array], State]  # the first state, after any pre-training at the server
-Select = Callable[[State, FederatedData, jax.Array], Selection]  # the jobs of a round
-# The server's training before the broadcast or after aggregation.
-ServerTraining = Callable[[State, FederatedData, jax.Array], tuple[State, Metrics]]
-MakeBroadcast = Callable[[State, FederatedData, jax.Array], Any]  # the message to all clients, see `Broadcast`
-# (state, data, clients int32 [M], key) -> a message to each of these clients, leaves [M, ...].
-Personal = Callable[[State, FederatedData, jax.Array, jax.Array], Any]
-# (state after the previous round, clients int32 [M]) -> for each of these, H further clients whose records the round
-# reads, int32 [M, H]; ids below 0 are ignored. It runs before these records are on the device, and may read only
-# `State.round` and `State.server`.
-Recalls = Callable[[State, jax.Array], jax.Array]
-Aggregate = Callable[[State, FederatedData, Received, jax.Array], tuple[State, Metrics]]  # the new model
-# (state, data, the round's clients int32 [M], key) -> the state with new global normalisation statistics.
+Select = Callable[[State, FederatedData, jax.Array], Selection]
+Aggregate = Callable[[State, FederatedData, Received, jax.Array], tuple[State, Metrics]]
 Statistics = Callable[[State, FederatedData, jax.Array, jax.Array], State]
 
 
 class Method(NamedTuple):
-    """A federated semi-supervised method. The types above define its stages.
+    """A federated semi-supervised method: its stages, each with its own PRNG key.
 
     A round calls `select`, `server_before`, `broadcast`, `personal`, `phases`, `aggregate`, `server_after`,
     `statistics`.
     """
 
-    init: Init
-    broadcast: MakeBroadcast
+    # (data, key) -> the first state, after any pre-training at the server.
+    init: Callable[[FederatedData, jax.Array], State]
+    # (state, data, key) -> the message to all clients.
+    broadcast: Callable[[State, FederatedData, jax.Array], Broadcast]
     phases: tuple[Phase, ...]  # local training after the broadcast; () if no client trains
-    aggregate: Aggregate
+    aggregate: Aggregate  # (state, data, received, key) -> the state with the new model, and metrics
+    # (state, data, the round's clients int32 [M], key) -> the state with new global normalisation statistics.
     statistics: Statistics
-    select: Select | None = None  # None: `clients_per_round` clients, uniformly, without replacement
-    server_before: ServerTraining = no_op
-    personal: Personal | None = None  # None: no message
-    recalls: Recalls | None = None  # None: a round reads only the records of its own clients
-    server_after: ServerTraining = no_op
+    # (state, data, key) -> the jobs of a round; None: `clients_per_round` clients, uniformly, without replacement.
+    select: Select | None = None
+    # (state, data, key) -> the state after the server's training before the broadcast, and metrics.
+    server_before: Callable[[State, FederatedData, jax.Array], tuple[State, Metrics]] = no_op
+    # (state, data, clients int32 [M], key) -> a message to each of these clients, leaves [M, ...]; None: no message.
+    personal: Callable[[State, FederatedData, jax.Array, jax.Array], Any] | None = None
+    # (state after the previous round, clients int32 [M]) -> for each of these, H further clients whose records the
+    # round reads, int32 [M, H]; ids below 0 are ignored. It runs before these records are on the device, and may read
+    # only `State.round` and `State.server`. None: a round reads only the records of its own clients.
+    recalls: Callable[[State, jax.Array], jax.Array] | None = None
+    # (state, data, key) -> the state after the server's training that follows aggregation, and metrics.
+    server_after: Callable[[State, FederatedData, jax.Array], tuple[State, Metrics]] = no_op
     # State -> bool [], whether the run ends before its last round; None: never.
     converged: Callable[[State], jax.Array] | None = None
     wire_bytes: WireBytes | None = None  # for messages whose size depends on their values; None: no such messages

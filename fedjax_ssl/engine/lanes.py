@@ -24,22 +24,22 @@ BY_DEVICE = PartitionSpec(None, AXIS)
 
 
 class Source(NamedTuple):
-    """What all jobs of a group read. Here a group is one of the run's seeds, with its own broadcast and data."""
+    """What all jobs of a seed read. G seeds of a run may train together; each has its own broadcast and data."""
 
-    broadcast: Any  # what the server sent; leaves that differ between groups are [G, ...]
-    data: Any  # the federation's data; leaves that differ between groups are [G, ...]
-    stacked: Any  # for each leaf of broadcast and data, whether it differs between groups; None: a single group
+    broadcast: Any  # what the server sent; leaves that differ between seeds are [G, ...]
+    data: Any  # the federation's data; leaves that differ between seeds are [G, ...]
+    stacked: Any  # for each leaf of broadcast and data, whether it differs between seeds; None: a single seed
 
-    def of(self, group: jax.Array | int) -> tuple[Any, Any]:
-        """(broadcast, data) of one group."""
+    def of(self, seed: jax.Array | int) -> tuple[Any, Any]:
+        """(broadcast, data) of one seed, by its index."""
         both = (self.broadcast, self.data)
         if self.stacked is None:
             return both
-        return jax.tree.map(lambda leaf, stacked: leaf[group] if stacked else leaf, both, self.stacked)
+        return jax.tree.map(lambda leaf, stacked: leaf[seed] if stacked else leaf, both, self.stacked)
 
 
 class JobTable(NamedTuple):
-    """The jobs of a phase: G groups of R rows."""
+    """The jobs of a phase: R rows for each of G seeds."""
 
     keys: jax.Array  # [G, R], a PRNG key for each job, into which the step's number is folded
     num_steps: jax.Array  # int32 [G, R], 0 for a job that takes no part
@@ -50,7 +50,7 @@ class JobTable(NamedTuple):
 
 
 def deal(num_steps: jax.Array, devices: int) -> jax.Array:
-    """Distributes each group's jobs to devices: longest first, each to the device with the least work so far.
+    """Distributes each seed's jobs to devices: longest first, each to the device with the least work so far.
 
     Args:
         num_steps: int32 [G, M].
@@ -58,25 +58,25 @@ def deal(num_steps: jax.Array, devices: int) -> jax.Array:
 
     Returns:
         int32 [G, R], R = D ceil(M / D): the job in each row, M for an empty row. Device d has the R / D rows that begin
-        at row d R / D, and gets at most that many jobs of a group, so that every result has a row.
+        at row d R / D, and gets at most that many jobs of a seed, so that every result has a row.
     """
-    num_groups, num_jobs = num_steps.shape
+    num_seeds, num_jobs = num_steps.shape
     if devices == 1:
         return jnp.broadcast_to(jnp.arange(num_jobs), num_steps.shape)
     room = -(-num_jobs // devices)
 
     def place(taken, job):
         load, used = taken  # [D] steps, [G, D] rows
-        group = job // num_jobs
-        device = jnp.argmin(jnp.where(used[group] < room, load, jnp.iinfo(jnp.int32).max))
-        row = device * room + used[group, device]
-        taken = load.at[device].add(num_steps[group, job % num_jobs]), used.at[group, device].add(1)
+        seed = job // num_jobs
+        device = jnp.argmin(jnp.where(used[seed] < room, load, jnp.iinfo(jnp.int32).max))
+        row = device * room + used[seed, device]
+        taken = load.at[device].add(num_steps[seed, job % num_jobs]), used.at[seed, device].add(1)
         return taken, row
 
     order = jnp.argsort(-num_steps.reshape(-1), stable=True)
-    nothing = jnp.zeros(devices, jnp.int32), jnp.zeros((num_groups, devices), jnp.int32)
+    nothing = jnp.zeros(devices, jnp.int32), jnp.zeros((num_seeds, devices), jnp.int32)
     rows = jax.lax.scan(place, nothing, order)[1]
-    empty = jnp.full((num_groups, devices * room), num_jobs)
+    empty = jnp.full((num_seeds, devices * room), num_jobs)
     return empty.at[order // num_jobs, rows].set(order % num_jobs)
 
 
@@ -96,12 +96,12 @@ def run_in_lanes(phase: Any, source: Source, table: JobTable, lanes: int) -> tup
     if num_devices() == 1:
         return _run_on_one_device(phase, source, table, lanes)
 
-    def on_each_device(broadcast: Any, data: Any, table: JobTable):
+    def of_device(broadcast: Any, data: Any, table: JobTable):
         results, lane_steps = _run_on_one_device(phase, source._replace(broadcast=broadcast, data=data), table, lanes)
         return results, lane_steps[None, None]
 
     split = jax.shard_map(
-        on_each_device,
+        of_device,
         in_specs=(ON_ALL_DEVICES, ON_ALL_DEVICES, BY_DEVICE),
         out_specs=(BY_DEVICE, BY_DEVICE),
         check_vma=False,
@@ -121,8 +121,8 @@ class _Lanes(NamedTuple):
 
 
 def _run_on_one_device(phase, source, table, num_lanes):
-    num_groups, num_rows = table.num_steps.shape
-    num_jobs = num_groups * num_rows
+    num_seeds, num_rows = table.num_steps.shape
+    num_jobs = num_seeds * num_rows
     keys, num_steps, takes_part, all_work, all_own = jax.tree.map(
         lambda leaf: leaf.reshape(num_jobs, *leaf.shape[2:]), table
     )
@@ -187,12 +187,12 @@ def _run_on_one_device(phase, source, table, num_lanes):
     if num_lanes:
         lanes = _Lanes(none, none > 0, none, *_zeros(over_lanes(start), none))
         *_, iterations, results = jax.lax.while_loop(unfinished, body, (lanes, jnp.int32(0), iterations, results))
-    results = jax.tree.map(lambda leaf: leaf.reshape(num_groups, num_rows, *leaf.shape[1:]), results)
+    results = jax.tree.map(lambda leaf: leaf.reshape(num_seeds, num_rows, *leaf.shape[1:]), results)
     return results, iterations * num_lanes
 
 
 def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: jax.Array) -> tuple[Any, jax.Array]:
-    """`run_in_lanes` as a plain loop, one job after the other, without jit; for one group.
+    """`run_in_lanes` as a plain loop, one job after the other, without jit; for one seed.
 
     Args:
         phase, source, table: as in `run_in_lanes`.

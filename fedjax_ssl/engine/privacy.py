@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Received, Select, Selection, State, Upload
+from fedjax_ssl.engine.interface import Broadcast, Received, Select, Selection, State, Upload
 from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
@@ -18,7 +18,7 @@ from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
 OVERFLOW = 1e-15  # bound of the probability that a Poisson cohort has more clients than rows; the surplus is left out
 
 
-def one_private_upload(options: Any, received: Received, broadcast: Any, key: jax.Array) -> Received:
+def one_private_upload(options: Any, received: Received, broadcast: Broadcast, key: jax.Array) -> Received:
     """Replaces a round's uploads by one, w + (sum_m clip(w_m - w) + N(0, (z S)^2)) / M, with clipping norm S.
 
     An upload that is missing or not accepted adds 0 to the sum; without uploads only the noise is left. M is always

@@ -7,18 +7,65 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.attacks import told_counts
-from fedjax_ssl.engine.cohort import CohortResult, train_cohort
+from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.delivery import delivered
-from fedjax_ssl.engine.evaluation import Measure, evaluate, measured_images, score_pseudo_labels
-from fedjax_ssl.engine.interface import Cohort, Method, Metrics, Problem, Received, Select, Selection, State, WireBytes
-from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, measure, open_set
+from fedjax_ssl.engine.evaluation import measure_model, score_report
+from fedjax_ssl.engine.interface import Method, Metrics, Problem, Received, Select, Selection, State, WireBytes
 from fedjax_ssl.engine.privacy import one_private_upload, poisson
-from fedjax_ssl.engine.turns import train_in_turns
+from fedjax_ssl.engine.turns import Sent, train_clients
 from fedjax_ssl.learning.draws import draw_distinct
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import all_finite
 
 PRIVACY = 2**31 - 1  # folded into the key of aggregation, to get the key of the noise
+
+
+class RoundKeys(NamedTuple):
+    """A PRNG key for each stage of a round.
+
+    A field's position is the index of its key in the split: another order of the fields would change every result.
+    """
+
+    select: jax.Array
+    server_before: jax.Array
+    clients: jax.Array
+    server_after: jax.Array
+    broadcast: jax.Array
+    personal: jax.Array
+    aggregate: jax.Array
+    statistics: jax.Array
+
+
+def uniform(clients_per_round: int, keyed: bool = True) -> Select:
+    """The `select` of FedAvg: draws clients uniformly, without replacement; `keyed` as in `draw_distinct`."""
+
+    def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
+        del state
+        return Selection(draw_distinct(key, len(data.client_size), clients_per_round, keyed))
+
+    return select
+
+
+def select_of(problem: Problem, method: Method) -> Select:
+    """The `select` of a run: Poisson sampling if `privacy.cohorts` names it, else the method's own, else FedAvg's."""
+    config = problem.config
+    if config.privacy.noise and config.privacy.cohorts == "poisson":
+        return poisson(config.num_clients, config.clients_per_round)
+    return method.select or uniform(config.clients_per_round, config.cohorts == "keyed")
+
+
+def round_keys(seed: jax.Array, round_number: jax.Array | int) -> RoundKeys:
+    """The keys of a round's stages."""
+    return RoundKeys(*jax.random.split(round_key(seed, round_number), len(RoundKeys._fields)))
+
+
+def round_key(seed: jax.Array, round_number: jax.Array | int) -> jax.Array:
+    """The key of a round; no key is carried from round to round."""
+    return jax.random.fold_in(jax.random.key(seed), round_number + 1)
+
+
+def init_key(seed: jax.Array) -> jax.Array:
+    """The key of initialisation and pre-training, before the first round."""
+    return jax.random.fold_in(jax.random.key(seed), 0)
 
 
 class RoundResult(NamedTuple):
@@ -59,11 +106,10 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         from_clients = {name: jnp.int32(0) for name in ("uploads", "dropped_uploads", "local_steps")}
         lane_steps, usable, scored = jnp.int32(0), jnp.bool_(True), {}
         if method.phases:
-            down = sent.broadcast, data, sent.selection, sent.personal
-            clients, result, accepted = train_in_turns(
-                config, method.phases, state.clients, *down, keys.clients, state.round, lanes, debug
+            state, result, accepted = train_clients(
+                config, method.phases, state, data, sent, keys.clients, lanes, debug
             )
-            state, lane_steps = state._replace(clients=clients), result.lane_steps
+            lane_steps = result.lane_steps
             received = received_rows(config, data, result, accepted)
             state, from_clients, usable = aggregate_uploads(problem, method, state, data, sent, result, received, keys)
 
@@ -78,27 +124,15 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         with jax.named_scope("evaluate"):
             measured = measure_model(problem, state.model, data, hidden_labels)
             if method.phases and result.report is not None:
-                rows, sizes = data.rows_of(result.clients), _sizes(data, result)
-                unlabelled = (data.visible_labels[rows] < 0) & (jnp.arange(rows.shape[1]) < sizes[:, None])
-                truth, with_unknown = hidden_labels[rows], data.unknown_inputs is not None
-                jobs = jnp.sum(result.present)
-                scored = score_pseudo_labels(result.report, truth, unlabelled, jobs, with_unknown)
+                scored = score_report(result.report, result.clients, result.present, data, hidden_labels)
         metrics = {"round": state.round, **measured, **scored, **before, **from_clients, **after}
         return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
 
     return round_fn
 
 
-class Sent(NamedTuple):
-    """The server's messages in a round, and the clients that get them."""
-
-    selection: Selection  # the jobs
-    broadcast: Any  # to every client
-    personal: Any  # the message to each client, leaves [M, ...]; () if there is none
-
-
 def before_clients(
-    problem: Problem, method: Method, state: State, data: FederatedData, keys: "RoundKeys"
+    problem: Problem, method: Method, state: State, data: FederatedData, keys: RoundKeys
 ) -> tuple[State, Sent, Metrics]:
     """Runs the stages before local training: `select`, `server_before`, `broadcast`, `personal`.
 
@@ -141,7 +175,7 @@ def aggregate_uploads(
     sent: Sent,
     result: CohortResult,
     received: Received,
-    keys: "RoundKeys",
+    keys: RoundKeys,
 ) -> tuple[State, Metrics, jax.Array]:
     """Makes the new model from the uploads. Uploads that are not accepted are dropped and counted.
 
@@ -166,174 +200,32 @@ def aggregate_uploads(
         arrived = one_private_upload(config, arrived, sent.broadcast, jax.random.fold_in(keys.aggregate, PRIVACY))
     state, aggregated = method.aggregate(state, data, arrived, keys.aggregate)
     state = state._replace(server={**state.server, **late})
-    uploads, dropped = jnp.sum(result.took_part), jnp.sum(result.took_part & ~received.accepted)
-    metrics = {
-        **_means(result.metrics, received.accepted),
-        **aggregated,
-        **of_delivery,
-        "uploads": uploads,
-        "dropped_uploads": dropped,
-        "local_steps": jnp.sum(result.num_steps),
-    }
-    if data.byzantine is not None:
-        metrics["byzantine_uploads"] = jnp.sum(result.took_part & data.byzantine[result.clients])
-    if config.availability.never:
-        metrics["answers"] = jnp.sum(result.present)
-    if sent.selection.present is not None:
-        metrics["cohort_size"] = jnp.sum(sent.selection.present)
+    counts = _counts(config, data, sent, result, received)
+    metrics = {**_means(result.metrics, received.accepted), **aggregated, **of_delivery, **counts}
     if method.wire_bytes is not None:
         metrics |= _count_bytes(method.wire_bytes, sent, result)
-    if not len(data.server_index):  # all labels are at clients
-        metrics["clients_without_labels"] = jnp.sum((data.labelled_size[result.clients] == 0) & result.present)
     # With noise the model always changes, and whether the run continues must not depend on the clients' data.
+    uploads, dropped = counts["uploads"], counts["dropped_uploads"]
     usable = (dropped == 0) | (dropped < uploads) | bool(config.privacy.noise)
     return state, metrics, usable
 
 
-def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Metrics:
-    """Evaluates the model on the validation images, or on the test set if there are none."""
-    name, images, labels = measured_images(data, hidden_labels)
-    more = _measures(problem, model, data, hidden_labels), _measures_of_features(problem, model, data)
-    measured = evaluate(problem.network, model, name, images, labels, problem.config.eval_batch_size, *more)
-    if data.targets is None:
-        return measured
-    logits = problem.network.predict(model, data.inputs[data.targets]).logits
-    return {**measured, "attack_success": jnp.mean(jnp.argmax(logits, axis=1) == problem.config.attack.to_class)}
-
-
-def _measures(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Measure:
-    """The function that computes further measures from logits.
-
-    They are the measures of `config.eval_measures`, those of unknown images, and the success of an attack on a class.
-    """
-    attack = problem.config.attack
-    names, shots = problem.config.eval_measures, problem.config.eval_shots
-    counts = count_training_images(data, hidden_labels, problem.num_classes) if "shots" in names else None
-    unknown = None
-    if data.unknown_inputs is not None:
-        rows, size = jnp.arange(len(data.unknown_inputs)), problem.config.eval_batch_size
-        unknown = problem.network.predict_rows(model, data.unknown_inputs, rows, size).logits
-
-    def measured(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-        found = measure(names, logits, labels, counts, shots)
-        if unknown is not None:
-            found |= open_set(logits, labels, unknown)
-        if data.targets is None:
-            return found
-        attacked = labels == attack.from_class
-        wrong = attacked & (jnp.argmax(logits, axis=1) == attack.to_class)
-        return {**found, "attacked_class": jnp.sum(wrong) / jnp.sum(attacked)}
-
-    return measured
-
-
-def _measures_of_features(problem: Problem, model: Model, data: FederatedData) -> Measure | None:
-    """The function that compares features with those of the server's labelled images; None if no measure needs it."""
-    config, rows = problem.config, data.server_index
-    if "knn" not in config.eval_measures:
-        return None
-    known = problem.network.predict_rows(model, data.inputs, rows, config.eval_batch_size).features
-
-    def measured(features: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-        classes = problem.num_classes
-        shares = knn_accuracy(features, labels, known, data.visible_labels[rows], classes, config.eval_neighbours)
-        return {"knn_accuracy": shares}
-
-    return measured
-
-
-class RoundKeys(NamedTuple):
-    """A PRNG key for each stage of a round."""
-
-    select: jax.Array
-    server_before: jax.Array
-    clients: jax.Array
-    server_after: jax.Array
-    broadcast: jax.Array
-    personal: jax.Array
-    aggregate: jax.Array
-    statistics: jax.Array
-
-
-def uniform(clients_per_round: int, keyed: bool = True) -> Select:
-    """The `select` of FedAvg: draws clients uniformly, without replacement; `keyed` as in `draw_distinct`."""
-
-    def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
-        del state
-        return Selection(draw_distinct(key, len(data.client_size), clients_per_round, keyed))
-
-    return select
-
-
-def select_of(problem: Problem, method: Method) -> Select:
-    """The `select` of a run: Poisson sampling if `privacy.cohorts` names it, else the method's own, else FedAvg's."""
-    config = problem.config
-    if config.privacy.noise and config.privacy.cohorts == "poisson":
-        return poisson(config.num_clients, config.clients_per_round)
-    return method.select or uniform(config.clients_per_round, config.cohorts == "keyed")
-
-
-def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData) -> int:
-    """The number of jobs that can train side by side: the rows of one turn of a `Selection`. Only traces shapes."""
-    turns = []
-
-    def draw_clients(state: State, data: FederatedData):
-        selection = select_of(problem, method)(state, data, jax.random.key(0))
-        turns.append(selection.turns)
-        return selection.clients
-
-    return len(jax.eval_shape(draw_clients, state, data)) // turns[0]
-
-
-class Exchange(NamedTuple):
-    """The messages that one client receives and sends in a round, as shapes."""
-
-    selection: Selection  # the jobs of the round
-    broadcast: Any  # the message to all clients
-    personal: Any  # the message to the client, leaves [1, ...]
-    upload: Any  # what the client sends, leaves [...]
-
-
-def trace_exchange(problem: Problem, method: Method, state: State, data: FederatedData) -> Exchange:
-    """Traces the messages of a round as shapes; computes nothing."""
-
-    turns = []
-
-    def exchange(state: State, data: FederatedData):
-        selection, broadcast, cohort = one_job(problem, method, state, data)
-        turns.append(selection.turns)
-        upload = train_cohort(method.phases, broadcast, data, cohort, lanes=0).upload
-        # With several devices the results have a row for each device.
-        return selection, broadcast, cohort.personal, jax.tree.map(lambda leaf: leaf[0], upload)
-
-    selection, *messages = jax.eval_shape(exchange, state, data)
-    return Exchange(selection._replace(turns=turns[0]), *messages)
-
-
-def one_job(problem: Problem, method: Method, state: State, data: FederatedData) -> tuple[Selection, Any, Cohort]:
-    """A round's selection, its broadcast, and a cohort of one job, for tracing what one client does."""
-    key, client = jax.random.key(0), jnp.zeros((1,), jnp.int32)
-    selection = select_of(problem, method)(state, data, key)
-    group = client if selection.turns > 1 and selection.group is None else selection.group
-    personal = () if method.personal is None else method.personal(state, data, client, key)
-    own = jax.tree.map(lambda leaf: leaf[data.place(client)], state.clients)
-    cohort = Cohort(client, own, key, None if group is None else group[:1], personal, state.round[None], key)
-    return selection, method.broadcast(state, data, key), cohort
-
-
-def round_keys(seed: jax.Array, round_number: jax.Array | int) -> RoundKeys:
-    """The keys of a round's stages."""
-    return RoundKeys(*jax.random.split(round_key(seed, round_number), len(RoundKeys._fields)))
-
-
-def round_key(seed: jax.Array, round_number: jax.Array | int) -> jax.Array:
-    """The key of a round; no key is carried from round to round."""
-    return jax.random.fold_in(jax.random.key(seed), round_number + 1)
-
-
-def init_key(seed: jax.Array) -> jax.Array:
-    """The key of initialisation and pre-training, before the first round."""
-    return jax.random.fold_in(jax.random.key(seed), 0)
+def _counts(config: Any, data: FederatedData, sent: Sent, result: CohortResult, received: Received) -> Metrics:
+    """How many clients, uploads and steps a round has."""
+    counts = {
+        "uploads": jnp.sum(result.took_part),
+        "dropped_uploads": jnp.sum(result.took_part & ~received.accepted),
+        "local_steps": jnp.sum(result.num_steps),
+    }
+    if data.byzantine is not None:
+        counts["byzantine_uploads"] = jnp.sum(result.took_part & data.byzantine[result.clients])
+    if config.availability.never:
+        counts["answers"] = jnp.sum(result.present)
+    if sent.selection.present is not None:
+        counts["cohort_size"] = jnp.sum(sent.selection.present)
+    if not len(data.server_index):  # all labels are at clients
+        counts["clients_without_labels"] = jnp.sum((data.labelled_size[result.clients] == 0) & result.present)
+    return counts
 
 
 def _sizes(data: FederatedData, result: CohortResult) -> jax.Array:

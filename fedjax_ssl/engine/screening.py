@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.engine.cohort import CohortResult
+from fedjax_ssl.engine.interface import Broadcast
 from fedjax_ssl.engine.updates import changed_by, received_by_path
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
@@ -17,7 +18,7 @@ def longest_update(config: Any) -> float:
     return 0.0 if config.privacy.noise else config.aggregation.longest_update
 
 
-def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.Array:
+def accepted_rows(result: CohortResult, broadcast: Broadcast, longest: float) -> jax.Array:
     """Whether each row has an upload that is finite and not far longer than the others.
 
     Args:
@@ -39,7 +40,7 @@ def accepted_rows(result: CohortResult, broadcast: Any, longest: float) -> jax.A
     return accepted
 
 
-def too_long(sent: Model, broadcast: Any, counted: jax.Array, times: float) -> jax.Array:
+def too_long(sent: Model, broadcast: Broadcast, counted: jax.Array, times: float) -> jax.Array:
     """Whether each upload is far longer than the others. A client that sends 1e30 everywhere would dominate the mean.
 
     Lengths are Euclidean norms of an upload's change: of all parameters as one vector, and separately of all

@@ -1,33 +1,38 @@
 """Trains the cohorts of a selection one after the other, and updates their clients' memory."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.cohort import CohortResult, train_cohort
-from fedjax_ssl.engine.delivery import present_jobs, sent
-from fedjax_ssl.engine.interface import Cohort, Phase, Selection
+from fedjax_ssl.engine.cohort import CohortResult, cohort_of, train_cohort
+from fedjax_ssl.engine.delivery import present_jobs, transmitted
+from fedjax_ssl.engine.interface import Broadcast, Phase, Selection, State
 from fedjax_ssl.engine.screening import accepted_rows, longest_update
 from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import row
 
 
-def train_in_turns(
+class Sent(NamedTuple):
+    """The server's messages in a round, and the clients that get them."""
+
+    selection: Selection  # the jobs
+    broadcast: Broadcast  # to every client
+    personal: Any  # the message to each client, leaves [M, ...]; () if there is none
+
+
+def train_clients(
     options: Any,
     phases: tuple[Phase, ...],
-    memory: Mapping[str, Any],
-    broadcast: Any,
+    state: State,
     data: FederatedData,
-    selection: Selection,
-    personal: Any,
+    sent: Sent,
     key: jax.Array,
-    round_number: jax.Array,
     lanes: int,
     debug: bool = False,
-) -> tuple[Mapping[str, Any], CohortResult, jax.Array]:
+) -> tuple[State, CohortResult, jax.Array]:
     """Trains the cohorts of a selection one after the other in one program (`lax.scan`).
 
     Memory that training updated is written back if the upload is accepted; memory that labelling updated is always
@@ -35,35 +40,34 @@ def train_in_turns(
 
     Args:
         options: the configuration.
-        phases, broadcast, data, lanes, debug: as in `train_cohort`.
-        memory: the memory of the clients `data.ids`, leaves [K', ...].
-        selection: M jobs. All turns have the same key; jobs fold client and group into it.
-        personal: the message to each client, leaves [M, ...].
-        key: the round's PRNG key for the clients.
-        round_number: int32 [], rounds done before this one.
+        phases, data, lanes, debug: as in `train_cohort`.
+        state: has the memory of the clients `data.ids`, leaves [K', ...].
+        sent: the M jobs and the messages to their clients.
+        key: the round's PRNG key for the clients, the same in all turns; jobs fold client and group into it.
 
     Returns:
-        The memory after the last turn; the results of all turns, without the memory; and which uploads are accepted,
-        bool [R], see `accepted_rows`, whose medians are over one turn. On one device the rows are in the order of the
-        selection.
+        The state with the memory after the last turn; the results of all turns, without the memory; and which uploads
+        are accepted, bool [R], see `accepted_rows`, whose medians are over one turn. On one device the rows are in the
+        order of the selection.
     """
+    broadcast, selection = sent.broadcast, sent.selection
 
     def take_turn(memory, rows):
         clients, group, personal, present = rows
-        own = jax.tree.map(lambda leaf: leaf[data.place(clients)], memory)
-        cohort = Cohort(clients, own, key, group, personal, jnp.broadcast_to(round_number, clients.shape))
+        cohort = cohort_of(state._replace(clients=memory), data, clients, group, personal, key)
         result = train_cohort(phases, broadcast, data, cohort, lanes, debug, present)
         with jax.named_scope("aggregate"):
-            result = sent(options, result, broadcast, data, memory, key)
+            result = transmitted(options, result, broadcast, data, memory, key)
             accepted = accepted_rows(result, broadcast, longest_update(options))
-            memory = _write_back(data, memory, result.labelled, result, result.present)
-            memory = _write_back(data, memory, result.trained, result, accepted)
-        return memory, (result._replace(labelled={}, trained={}), accepted)
+            memory = _write_back(data, memory, result.memory_of_labels, result, result.present)
+            memory = _write_back(data, memory, result.memory_of_steps, result, accepted)
+        return memory, (result._replace(memory_of_labels={}, memory_of_steps={}), accepted)
 
     present = present_jobs(options, selection, key)
     if selection.turns == 1:
-        memory, (result, accepted) = take_turn(memory, (selection.clients, selection.group, personal, present))
-        return memory, result, accepted
+        everyone = selection.clients, selection.group, sent.personal, present
+        memory, (result, accepted) = take_turn(state.clients, everyone)
+        return state._replace(clients=memory), result, accepted
     num_rows, rest = divmod(len(selection.clients), selection.turns)
     if rest:
         raise ValueError(
@@ -72,8 +76,9 @@ def train_in_turns(
     group = jnp.repeat(jnp.arange(selection.turns), num_rows) if selection.group is None else selection.group
     rows = jax.tree.map(
         lambda leaf: leaf.reshape(selection.turns, num_rows, *leaf.shape[1:]),
-        (selection.clients, group, personal, present),
+        (selection.clients, group, sent.personal, present),
     )
+    memory = state.clients
     if debug:
         taken = []
         for turn in range(selection.turns):
@@ -85,7 +90,7 @@ def train_in_turns(
     lane_steps = jnp.sum(results.lane_steps)
     job = results.job + num_rows * jnp.arange(selection.turns)[:, None]
     merged = jax.tree.map(_merge_turns, results._replace(job=job, lane_steps=None))
-    return memory, merged._replace(lane_steps=lane_steps), _merge_turns(accepted)
+    return state._replace(clients=memory), merged._replace(lane_steps=lane_steps), _merge_turns(accepted)
 
 
 def _merge_turns(leaf: jax.Array) -> jax.Array:

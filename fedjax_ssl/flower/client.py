@@ -21,7 +21,8 @@ from fedjax_ssl.data.federated import Holdings
 from fedjax_ssl.data.views import Views
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.interface import Cohort, Method, Problem
-from fedjax_ssl.engine.round import init_key, one_job, round_keys
+from fedjax_ssl.engine.round import init_key, round_keys
+from fedjax_ssl.engine.tracing import one_job
 from fedjax_ssl.flower import flower
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import from_record, to_record
@@ -181,10 +182,10 @@ def train(message: Any, context: Any) -> Any:
             compiling = time.monotonic() - began
         result = program(*given)
         result = jax.device_get(row(result._replace(lane_steps=()), 0))
-        memory = {**memory, **result.labelled}
+        memory = {**memory, **result.memory_of_labels}
         if memory:
             context.state[f"{MEMORY}-{client}"] = to_record(memory)
-            context.state[f"{PENDING}-{client}"] = to_record(result.trained)
+            context.state[f"{PENDING}-{client}"] = to_record(result.memory_of_steps)
             context.state[f"{TURN}-{client}"] = flower_app.ConfigRecord({"turn": jobs["turn"]})
         if result.took_part:
             reply[f"upload-{job}"] = to_record(result.upload)

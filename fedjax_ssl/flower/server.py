@@ -11,17 +11,12 @@ import numpy as np
 from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.data.views import narrowest, widths_of
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
+from fedjax_ssl.engine.evaluation import measure_model
 from fedjax_ssl.engine.interface import Received, State
-from fedjax_ssl.engine.round import (
-    Sent,
-    aggregate_uploads,
-    before_clients,
-    init_key,
-    measure_model,
-    one_job,
-    round_keys,
-)
+from fedjax_ssl.engine.round import aggregate_uploads, before_clients, init_key, round_keys
 from fedjax_ssl.engine.screening import accepted_rows, longest_update
+from fedjax_ssl.engine.tracing import one_job
+from fedjax_ssl.engine.turns import Sent
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.flower import flower
 from fedjax_ssl.flower.answers import Reply, read_compiling, read_reply, read_statistics
@@ -324,8 +319,8 @@ class Server:
             num_steps=_figures(replies, "num-steps"),
             report=None,
             metrics=tuple(metrics),
-            labelled={},
-            trained={},
+            memory_of_labels={},
+            memory_of_steps={},
             lane_steps=_on_host(np.int32(0)),
         )
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.round import one_job
+from fedjax_ssl.engine.tracing import one_job
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.tables import used_whole
 from fedjax_ssl.run.dependence import Trace, reads, server_stages, some_received, trace, without_clients
@@ -92,7 +92,7 @@ def check_supported(experiment: Experiment) -> None:
 
     def upload(sent, data, cohort):
         result = train_cohort(method.phases, sent, data, cohort, 1)
-        return result.upload, result.labelled, result.trained, result.num_steps
+        return result.upload, result.memory_of_labels, result.memory_of_steps, result.num_steps
 
     clients: dict[str, tuple[Any, ...]] = {
         "work": (upload, sent, data, cohort),

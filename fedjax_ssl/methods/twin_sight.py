@@ -37,9 +37,9 @@ from fedjax_ssl.client import (
     Loss,
     adjusted_cross_entropy,
     jobs_without_labels,
-    label_for_steps,
     labelled_phase,
     own_trainer,
+    states_and_report,
     unlabelled_phase,
 )
 from fedjax_ssl.client.confidence import MEMORY, fixed
@@ -194,7 +194,7 @@ def without_labels(problem: Problem) -> Phase:
         examples = Examples.of(data, cohort)
         confident = fixed(None, problem.num_classes, problem.config.trainer.threshold, strictly=False)
         own = states_of_round(problem, trainer, examples)
-        made = label_for_steps(problem, received.model, data, examples, examples.unlabelled, confident)
+        made = states_and_report(problem, received.model, data, examples, examples.unlabelled, confident)
         return jobs._replace(work=TwinSightWork(jobs.work.deck, made.prior), report=made.report, own=own)
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:

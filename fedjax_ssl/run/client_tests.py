@@ -13,9 +13,10 @@ import numpy as np
 
 from fedjax_ssl.client.personal import OWN_PARTS, with_parts
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Broadcast, Cohort, Method, Problem, State, completed
-from fedjax_ssl.engine.round import num_jobs, round_keys, select_of
+from fedjax_ssl.engine.cohort import cohort_of, train_cohort
+from fedjax_ssl.engine.interface import Broadcast, Method, Problem, State, completed
+from fedjax_ssl.engine.round import round_keys, select_of
+from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import Model
@@ -67,8 +68,8 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
         found = {GLOBAL: jax.lax.map(lambda of: right(state.model, *of), (images, labels))}
         if not method.phases:
             return found
-        keys, own = round_keys(data.seed, state.round), row(state.clients, data.place(clients))
-        mine = own.get(OWN_PARTS, {})
+        keys = round_keys(data.seed, state.round)
+        mine = row(state.clients.get(OWN_PARTS, {}), data.place(clients))
         if parts:
             found[PERSONAL] = jax.lax.map(
                 lambda of: right(with_parts(state.model, of[0]), *of[1:]), (mine, images, labels)
@@ -79,7 +80,7 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
         if isinstance(sent, Broadcast):
             sent = sent._replace(learning_rate=jnp.float32(config.client.learning_rate))
         message = () if method.personal is None else method.personal(state, data, clients, keys.personal)
-        cohort = Cohort(clients, own, keys.clients, group, message, jnp.broadcast_to(state.round, clients.shape))
+        cohort = cohort_of(state, data, clients, group, message, keys.clients)
         result = train_cohort(method.phases, sent, data, cohort, lanes, present=present)
 
         if not set(result.upload.model.params) <= set(state.model.params):
@@ -93,7 +94,7 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
             trained = own_statistics(with_parts(completed(start, upload), after), data, client)
             return right(where(took_part, trained, start), *test_set)
 
-        after = result.trained.get(OWN_PARTS, {})
+        after = result.memory_of_steps.get(OWN_PARTS, {})
         rows = result.clients, result.took_part, result.upload.model, row(mine, result.job), after
         counts = jax.lax.map(tuned, (*rows, images[result.job], labels[result.job]))
         place = jnp.where(result.present, result.job, len(clients))  # several devices deal out the rows

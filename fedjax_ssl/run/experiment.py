@@ -24,7 +24,8 @@ from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
 from fedjax_ssl.encoders import backbone_of
 from fedjax_ssl.engine.delivery import first_memory, has_memory
 from fedjax_ssl.engine.interface import Method, Problem, State
-from fedjax_ssl.engine.round import init_key, select_of, trace_exchange
+from fedjax_ssl.engine.round import init_key, select_of
+from fedjax_ssl.engine.tracing import trace_exchange
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.learning.sgd import Model

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_ssl.engine.compression import remembers
 from fedjax_ssl.engine.interface import Method, Problem, State
-from fedjax_ssl.engine.round import trace_exchange
+from fedjax_ssl.engine.tracing import trace_exchange
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.run.dependence import reads, server_stages, some_received, trace

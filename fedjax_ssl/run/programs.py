@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.engine.dispatch import make_dispatch, over_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
-from fedjax_ssl.engine.round import make_round, num_jobs
+from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import is_cached_here, recall_seconds, remember_seconds

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import validate
-from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Cohort, Phase
-from fedjax_ssl.engine.round import num_jobs, select_of
+from fedjax_ssl.engine.cohort import cohort_of, train_cohort
+from fedjax_ssl.engine.interface import Phase
+from fedjax_ssl.engine.round import select_of
+from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.models.passes import lane_form
@@ -160,9 +161,8 @@ def cohort_steps(experiment: Experiment, jobs: int, lanes: int, state: Any, data
     if group is None and selection.turns > 1:
         group = jnp.zeros_like(clients)
     personal = () if method.personal is None else method.personal(state, data, clients, key)
-    own = jax.tree.map(lambda leaf: leaf[data.place(clients)], state.clients)
     phases = tuple(map(_of_equal_jobs, method.phases))
-    cohort = Cohort(clients, own, key, group, personal, jnp.broadcast_to(state.round, clients.shape))
+    cohort = cohort_of(state, data, clients, group, personal, key)
     result = train_cohort(phases, method.broadcast(state, data, key), data, cohort, lanes)
     return result.upload, result.num_steps
 

@@ -33,9 +33,9 @@ from fedjax_ssl.server.training import (
     supervised_loss,
     supervised_mixup_loss,
     train_classifier,
-    train_in_turn,
     train_on_server_labels,
     train_server_model,
+    train_tasks,
 )
 
 __all__ = [
@@ -65,9 +65,9 @@ __all__ = [
     "supervised_loss",
     "supervised_mixup_loss",
     "train_classifier",
-    "train_in_turn",
     "train_on_server_labels",
     "train_server_model",
+    "train_tasks",
     "weighted_mean",
     "weights",
     "weights_told",

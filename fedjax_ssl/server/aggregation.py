@@ -127,6 +127,8 @@ def fedavg(
 ) -> Aggregation:
     """Makes the chain of `config.aggregation`: its weights, its mean, its server optimizer.
 
+    By default this is FedAvg: the mean of the uploads, weighted by the clients' sizes.
+
     Statistics of normalisation layers are averaged with the same weights, without the optimizer. Without an accepted
     upload the model and the optimizer state do not change.
 

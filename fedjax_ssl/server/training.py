@@ -141,7 +141,7 @@ class ServerTask(NamedTuple):
     draw: Callable[[jax.Array], jax.Array] | None = None  # see `train_on_server_labels`
 
 
-def train_in_turn(
+def train_tasks(
     problem: Problem,
     state: State,
     data: FederatedData,

@@ -21,8 +21,8 @@ from fedjax_ssl.data.poison import between, places
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.engine.attacks import attacked, told_counts
 from fedjax_ssl.engine.dispatch import over_seeds
+from fedjax_ssl.engine.evaluation import measure_model
 from fedjax_ssl.engine.interface import Broadcast, Problem, Upload
-from fedjax_ssl.engine.round import measure_model
 from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model

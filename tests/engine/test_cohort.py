@@ -88,8 +88,8 @@ def test_lanes_equal_nested_loops(lanes):
     result = train(FIRST, SECOND, part, lanes=lanes)
     x, visits = by_hand(FIRST, SECOND, part)
     np.testing.assert_allclose(result.upload["x"], x, atol=1e-5)
-    np.testing.assert_array_equal(result.trained["visits"], visits)
-    np.testing.assert_array_equal(result.labelled["seen"], CLIENTS + 2)  # whoever takes part
+    np.testing.assert_array_equal(result.memory_of_steps["visits"], visits)
+    np.testing.assert_array_equal(result.memory_of_labels["seen"], CLIENTS + 2)  # whoever takes part
     np.testing.assert_array_equal(result.took_part, part[CLIENTS])
     steps = FIRST, np.where(part, SECOND, 0)
     np.testing.assert_array_equal(result.num_steps, sum(steps)[CLIENTS])
@@ -132,7 +132,7 @@ def test_a_phase_without_any_step_makes_the_upload(part):
     x, visits = by_hand(FIRST, NONE, part)
     np.testing.assert_allclose(result.upload["x"], x, atol=1e-5)
     np.testing.assert_array_equal(result.took_part, part[CLIENTS])
-    np.testing.assert_array_equal(result.trained["visits"], visits)
+    np.testing.assert_array_equal(result.memory_of_steps["visits"], visits)
     np.testing.assert_array_equal(result.num_steps, FIRST[CLIENTS])
 
 
@@ -142,21 +142,21 @@ def test_who_has_steps_may_take_no_part():
     result = train(NONE, SECOND, part)
     x, visits = by_hand(NONE, SECOND, part)
     np.testing.assert_allclose(result.upload["x"], x, atol=1e-5)
-    np.testing.assert_array_equal(result.trained["visits"], visits)
+    np.testing.assert_array_equal(result.memory_of_steps["visits"], visits)
     np.testing.assert_array_equal(result.num_steps, np.where(part, SECOND, 0)[CLIENTS])
 
 
 def test_memory_is_handed_from_phase_to_phase():
     """2 + 3 steps on a counter of 10 + client give 15 + client."""
     result = train(np.full(10, 2), np.full(10, 3), np.ones(10, bool))
-    np.testing.assert_array_equal(result.trained["visits"], 15 + CLIENTS)
+    np.testing.assert_array_equal(result.memory_of_steps["visits"], 15 + CLIENTS)
 
 
 def test_nobody_takes_part():
     result = train(NONE, NONE, np.zeros(10, bool))
     assert not np.any(result.took_part) and np.all(np.asarray(result.upload["x"]) == 0)
-    np.testing.assert_array_equal(result.trained["visits"], 10 + CLIENTS)
-    np.testing.assert_array_equal(result.labelled["seen"], CLIENTS + 2)
+    np.testing.assert_array_equal(result.memory_of_steps["visits"], 10 + CLIENTS)
+    np.testing.assert_array_equal(result.memory_of_labels["seen"], CLIENTS + 2)
 
 
 def test_keys_are_of_client_and_group():

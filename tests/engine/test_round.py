@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.engine.interface import Finished, Jobs, Report, Selection, Upload, WireBytes, no_op
-from fedjax_ssl.engine.round import RoundKeys, _means, make_round, num_jobs, uniform
+from fedjax_ssl.engine.round import RoundKeys, _means, make_round, uniform
+from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.toy_federation import (
     CLIENTS,

@@ -12,7 +12,8 @@ from fedjax_ssl.client.personal import OWN_PARTS, with_parts
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort
-from fedjax_ssl.engine.round import round_keys, select_of, trace_exchange
+from fedjax_ssl.engine.round import round_keys, select_of
+from fedjax_ssl.engine.tracing import trace_exchange
 from fedjax_ssl.learning.trees import row, tree_bytes
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.records.clients import CLIENT_TESTS

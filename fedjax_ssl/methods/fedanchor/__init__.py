@@ -55,7 +55,7 @@ from fedjax_ssl.server import (
     server_lambda,
     supervised_loss,
     supervised_mixup_loss,
-    train_in_turn,
+    train_tasks,
 )
 
 HEAD = "anchor_head"
@@ -228,7 +228,7 @@ def fedanchor(problem: Problem) -> Method:
         rates = config.server.learning_rate, options.contrastive_learning_rate
         rates = [learning_rate_at(config, rate, state.round) for rate in rates]
         epochs = config.server.epochs, options.contrastive_epochs * options.contrastive
-        return train_in_turn(problem, state, data, key, trainings, rates, epochs)
+        return train_tasks(problem, state, data, key, trainings, rates, epochs)
 
     def init(data: FederatedData, key: jax.Array) -> State:
         """Fresh weights, pre-trained on the anchors (appendix C)."""
@@ -240,7 +240,7 @@ def fedanchor(problem: Problem) -> Method:
         state = State(jnp.int32(0), model, optimizers if config.server.pretrain_persistent else {})
         epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
         epochs = epochs, epochs * (options.contrastive and options.pretrain_contrastive)
-        state, _ = train_in_turn(problem, state, data, train_key, trainings, (rate, rate), epochs)
+        state, _ = train_tasks(problem, state, data, train_key, trainings, (rate, rate), epochs)
         model = state.model
         server = {**aggregation.init(model.params), **optimizers, **state.server}
         clients = {**own_optimizers(problem, data, model, CLASSIFIER), **own_confidence(problem, data)}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client import At, Hooks, LossFunction
 from fedjax_ssl.client.confidence import Confidence, own_confidence
 from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import label_for_steps
+from fedjax_ssl.client.labels import states_and_report
 from fedjax_ssl.client.local_sgd import Loss, local_sgd, own_optimizers
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Jobs, Phase, Previous, Problem
@@ -30,7 +30,7 @@ class FedMatchWork(NamedTuple):
     batches: jax.Array
     size: jax.Array
     labelled: Deck | None
-    confidence: Any  # the rule's state, see `label_for_steps`
+    confidence: Any  # the rule's state, see `states_and_report`
     # float32 [C], the prior by which all voters' probabilities are divided, see `debiased`; None: no division.
     prior: jax.Array | None
     personal: dict[str, Any]  # the message to this client
@@ -83,7 +83,7 @@ def disjoint_phase(
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous
         examples = Examples.of(data, cohort)
-        made = label_for_steps(problem, merged(received.model), data, examples, examples.unlabelled, confidence)
+        made = states_and_report(problem, merged(received.model), data, examples, examples.unlabelled, confidence)
         keys = examples.keys
         if not shuffle:
             keys = jax.vmap(lambda client: jax.random.fold_in(jax.random.key(0), client))(cohort.clients)

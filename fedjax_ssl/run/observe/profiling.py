@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import validate
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.engine.round import num_jobs, one_job
+from fedjax_ssl.engine.tracing import num_jobs, one_job
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.learning.devices import num_devices

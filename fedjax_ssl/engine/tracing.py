@@ -1,0 +1,58 @@
+"""Shapes of a round's messages and jobs, by tracing: what one client receives, does and sends. Computes nothing."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.cohort import cohort_of, train_cohort
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Method, Problem, Selection, State
+from fedjax_ssl.engine.round import select_of
+
+
+def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData) -> int:
+    """The number of jobs that can train side by side: the rows of one turn of a `Selection`. Only traces shapes."""
+    turns = []
+
+    def draw_clients(state: State, data: FederatedData):
+        selection = select_of(problem, method)(state, data, jax.random.key(0))
+        turns.append(selection.turns)
+        return selection.clients
+
+    return len(jax.eval_shape(draw_clients, state, data)) // turns[0]
+
+
+class Exchange(NamedTuple):
+    """The messages that one client receives and sends in a round, as shapes."""
+
+    selection: Selection  # the jobs of the round
+    broadcast: Broadcast  # the message to all clients
+    personal: Any  # the message to the client, leaves [1, ...]
+    upload: Any  # what the client sends, leaves [...]
+
+
+def trace_exchange(problem: Problem, method: Method, state: State, data: FederatedData) -> Exchange:
+    """Traces the messages of a round as shapes; computes nothing."""
+
+    turns = []
+
+    def exchange(state: State, data: FederatedData):
+        selection, broadcast, cohort = one_job(problem, method, state, data)
+        turns.append(selection.turns)
+        upload = train_cohort(method.phases, broadcast, data, cohort, lanes=0).upload
+        # With several devices the results have a row for each device.
+        return selection, broadcast, cohort.personal, jax.tree.map(lambda leaf: leaf[0], upload)
+
+    selection, *messages = jax.eval_shape(exchange, state, data)
+    return Exchange(selection._replace(turns=turns[0]), *messages)
+
+
+def one_job(problem: Problem, method: Method, state: State, data: FederatedData) -> tuple[Selection, Any, Cohort]:
+    """A round's selection, its broadcast, and a cohort of one job, for tracing what one client does."""
+    key, client = jax.random.key(0), jnp.zeros((1,), jnp.int32)
+    selection = select_of(problem, method)(state, data, key)
+    group = client if selection.turns > 1 and selection.group is None else selection.group
+    personal = () if method.personal is None else method.personal(state, data, client, key)
+    cohort = cohort_of(state, data, client, None if group is None else group[:1], personal, key)
+    return selection, method.broadcast(state, data, key), cohort._replace(step_key=key)
