@@ -38,7 +38,7 @@ def test_each_epoch_has_an_order_and_each_step_a_key_of_its_own(data):
     with jax.disable_jit():  # a loop in Python, whose rows and keys are numbers
         train_on_server_labels(state, data, loss, problem.config.server, 0.1, jax.random.key(0), **how)
     assert len(keys) == len(batches) == 12
-    orders = [tuple(sum(batches[first : first + 3], [])) for first in range(0, 12, 3)]
+    orders = [tuple(np.concatenate(batches[first : first + 3]).tolist()) for first in range(0, 12, 3)]
     assert all(sorted(order) == [*range(7)] for order in orders) and len(set(orders)) == 4
 
 
