@@ -314,20 +314,6 @@ def test_every_setting_traces_and_no_views_of_a_step_share_a_key(name, labels):
         assert len({tuple(key.tolist()) for key in found}) == len(found)
 
 
-@pytest.mark.parametrize(("labels", "with_labels"), [("clients", NUM_CLIENTS), ("some_clients", 1)])
-def test_clients_with_labels_train_and_nobody_else(labels, with_labels):
-    config = make_config("supervised", labels, tiny=False)
-    config.clients_per_round = NUM_CLIENTS
-    experiment = build(config)
-    state = compiled(lambda data: initialise(experiment, data), experiment.data)(experiment.data)
-    arguments = state, experiment.data, experiment.hidden_labels
-    after, result = compiled(make_round(experiment.problem, experiment.method, lanes=1), *arguments)(*arguments)
-    assert int(result.metrics["uploads"]) == with_labels
-    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), state.model.params, after.model.params)
-    assert all(jax.tree.leaves(moved)) and bool(result.healthy)
-    assert "server_loss" not in result.metrics
-
-
 WRONG_SETTINGS = [(name, labels) for name in METHODS for labels in LABELS_AT if labels not in METHODS[name].settings]
 
 

@@ -42,6 +42,12 @@ def test_each_epoch_has_an_order_and_each_step_a_key_of_its_own(data):
     assert all(sorted(order) == [*range(7)] for order in orders) and len(set(orders)) == 4
 
 
+def test_a_server_without_labels_trains_nothing(data):
+    problem = small_problem("supervised")
+    state = State(jnp.int32(0), sent_down(problem).model)
+    assert train_classifier(problem, state, federation([[0, 1]]), jax.random.key(0)) == (state, {})
+
+
 def test_pretraining_and_rounds_have_a_rate_each(data):
     """An epoch of one plain step."""
     plain = {"momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0, "epochs": 1, "pretrain_epochs": 1}
