@@ -42,7 +42,7 @@ def test_each_epoch_has_an_order_and_each_step_a_key_of_its_own(data):
     assert all(sorted(order) == [*range(7)] for order in orders) and len(set(orders)) == 4
 
 
-def test_a_server_without_labels_trains_nothing(data):
+def test_a_server_without_labels_trains_nothing():
     problem = small_problem("supervised")
     state = State(jnp.int32(0), sent_down(problem).model)
     assert train_classifier(problem, state, federation([[0, 1]]), jax.random.key(0)) == (state, {})
