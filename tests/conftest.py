@@ -12,10 +12,10 @@ from tests.helpers.compiling import use_fast_compiling_and_cache
 from tests.helpers.runs import ROOT, SMALL, make_fedanchor_config, make_tiny_config
 
 # What a session may compile that finds nothing in the cache: for all methods together (with Flower, on several hosts,
-# with Byzantine clients 77 large programs, of lanes packed into channels 40, of encoders, kinds of inputs, residences,
+# with Byzantine clients 69 large programs, of lanes packed into channels 28, of encoders, kinds of inputs, residences,
 # personal models and the notebook for accelerators 54), and for each of them. It is a little
 # above what there is: who adds a test that compiles reuses programs of others, or raises it for a reason.
-BASE, FOR_EACH_METHOD = Budget(large=354, small=4480), Budget(large=7, small=60)
+BASE, FOR_EACH_METHOD = Budget(large=334, small=4480), Budget(large=7, small=60)
 
 # Files whose tests go to the workers one by one, for many of them start processes that take seconds; of the others a
 # worker gets whole files, whose tests share fixtures. pytest-xdist 3.8 reads no `xdist_group` under pytest 9.2.

@@ -26,8 +26,7 @@ from tests.helpers.runs import TINY_BACKBONE
 
 # What the examples of a new method leave at their defaults, made small: nearly all of the time goes into compiling.
 TINY = {
-    "augment.num_ops": 1,
-    "augment.padding": 1,
+    "augment.flavour": "none",
     "client.epochs": 1,
     "data.examples_per_client": 33,
     "server.epochs": 0,

@@ -21,7 +21,8 @@ from tests.helpers.runs import ROOT
 # A run of a few seconds, whatever is trained.
 TINY = {
     "num_rounds": 1, "num_clients": 4, "clients_per_round": 2, "data.examples_per_client": 20, "data.alpha": 10.0,
-    "client.epochs": 1, "server.pretrain_epochs": 1, "augment.num_ops": 1, "fedanchor.contrastive": False,
+    "client.epochs": 1, "server.pretrain_epochs": 1, "augment.flavour": "none",
+    "fedanchor.client_mixup": False, "fedanchor.contrastive": False,
 }  # fmt: skip
 
 

@@ -40,8 +40,9 @@ def many_images(channels, height=32, width=32):
 # --- Crops. ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 20, 28)])
-@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize(
+    ("channels", "height", "width", "interpolation"), [(3, 32, 32, "bilinear"), (1, 20, 28, "bicubic")]
+)
 def test_a_resized_crop_is_pillow_s(channels, height, width, interpolation):
     images, rng = many_images(channels, height, width), np.random.default_rng(1)
     sides = np.stack([rng.integers(1, height + 1, len(images)), rng.integers(1, width + 1, len(images))], axis=1)
@@ -247,12 +248,10 @@ def test_grey_comes_before_solarising():
 
 def test_views_of_grey_images_and_of_all_that_there_is():
     fields = dict.fromkeys(("jitter", "grey", "blur", "second_blur", "second_solarise"), 1.0)
-    for channels in (1, 3):
-        images = many_images(channels, 20, 28)
-        (view,) = views_of(images, flip=True, which=(1,), smallest_crop=0.2, interpolation="bicubic", **fields)
-        assert view.shape == images.shape and view.dtype == np.uint8
-        assert np.all(np.any(view != images, axis=(1, 2, 3)))
-        np.testing.assert_array_equal(view, view[..., :1].repeat(channels, axis=-1))
+    images = many_images(1, 20, 28)
+    (view,) = views_of(images, flip=True, which=(1,), smallest_crop=0.2, interpolation="bicubic", **fields)
+    assert view.shape == images.shape and view.dtype == np.uint8
+    assert np.all(np.any(view != images, axis=(1, 2, 3)))
 
 
 def test_quarter_turns():

@@ -92,7 +92,7 @@ def test_every_epoch_takes_each_image_once_and_the_labelled_deck_goes_round(data
         assert int(deck.size) == len(members)
         for epoch in np.asarray(deck.order):
             assert set(epoch[: len(members)]) == members
-    # Three labelled batches of 3 and 1 an epoch: their order is drawn apart from that of the others.
+    # Three labelled batches of 3 and 1 an epoch.
     taken = [work.labelled.batch(jnp.int32(index), 3) for index in range(6)]
     places = [np.asarray(batch.positions)[np.asarray(batch.mask)] for batch in taken]
     assert [len(place) for place in places] == [3, 1, 3, 1, 3, 1]
@@ -100,6 +100,10 @@ def test_every_epoch_takes_each_image_once_and_the_labelled_deck_goes_round(data
         np.testing.assert_array_equal(places[index], places[index + 4])  # two epochs later from the first again
     for index in (0, 2, 4):
         assert {*places[index], *places[index + 1]} == known
+    # The orders are drawn apart: two decks of the same images have different ones.
+    problem, phase = fixmatch("clients", **{"consistency.include_labelled": True})
+    work = prepare(phase, sent_down(problem), data, ONLY_LABELS).work
+    assert work.deck.size == work.labelled.size == 5 and np.any(work.deck.order != work.labelled.order)
 
 
 def test_labels_at_the_server_leave_no_labelled_part(data):

@@ -1,4 +1,4 @@
-"""Pseudo-labels against NumPy: by anchors, FedAnchor's equations 3 to 5; by the received model, SemiFL's equation 4."""
+"""Pseudo-labels against NumPy: by anchors, FedAnchor's equations 3 to 5; of a cohort by any scores."""
 
 import types
 
@@ -9,11 +9,8 @@ import pytest
 
 from fedjax_ssl import base_config
 from fedjax_ssl.client import Examples, label_cohort, make_confidence, qualify, score_by_own_models, score_cohort
-from fedjax_ssl.config import apply_arguments
-from fedjax_ssl.engine.interface import Broadcast, Cohort, Problem
-from fedjax_ssl.methods import semifl
+from fedjax_ssl.engine.interface import Cohort, Problem
 from fedjax_ssl.methods.fedanchor.client import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
-from tests.helpers.linear_network import LinearNetwork, in_numpy, probabilities
 from tests.helpers.toy_federation import federation
 
 CLASSES, ABSENT = 5, 3
@@ -165,32 +162,3 @@ def test_scores_of_several_views_are_their_mean():
     np.testing.assert_allclose(score(examples_of([1, 2, 0]))[1] - raw[0], added[0], atol=1e-5)
     others = {tuple(np.asarray(score(examples_of([2, 0, 1], seed))[0]).tolist()) for seed in range(8)}
     assert len(others) > 1
-
-
-def test_semifl_labels_with_the_received_model():
-    """Eq. 4: softmax of the model that came down, at its own statistics; from the threshold on a label counts."""
-    network, config = LinearNetwork(1, CLASSES), apply_arguments(base_config(), "semifl")
-    config.semifl.label_views, config.semifl.threshold = 0, 0.5
-    model = network.init(jax.random.key(1))
-    model = model._replace(
-        batch_stats=jnp.array([0.1]),
-        params={**model.params, "classifier": {"kernel": 30 * jnp.ones((1, CLASSES)) * jnp.array([1, -1, 2, 0, 3.0])}},
-    )
-    phase = semifl.semifl(Problem(config, network, None, None, CLASSES)).phases[0]
-    cohort = Cohort(jnp.array([2, 0]), {}, jax.random.key(5))
-    report = phase.prepare(Broadcast(model, jnp.float32(0.1)), DATA, cohort, None).report
-    for job, client in enumerate((2, 0)):
-        rows = CLIENTS[client]
-        p = probabilities(in_numpy(model.params), np.array(rows)[:, None] * 10 / 255.0, 0.1)
-        np.testing.assert_array_equal(report.labels[job, : len(rows)], p.argmax(axis=1))
-        np.testing.assert_array_equal(report.qualified[job, : len(rows)], p.max(axis=1) >= 0.5)
-    assert 0 < np.sum(report.qualified) < 5
-
-
-def test_a_probability_at_semifl_s_threshold_counts():
-    """Two classes with probabilities of exactly 1/2, whatever the image."""
-    logits = jnp.float32([0, 0, -1e9, -1e9, -1e9])
-    made = labelled(
-        examples_of([2]), lambda x: jax.nn.softmax(jnp.broadcast_to(logits, (len(x), CLASSES))), threshold=0.5
-    )
-    assert np.all(made.report.qualified)

@@ -4,15 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl import train
 from fedjax_ssl.config import base_config, validate
-from fedjax_ssl.data import load_partition, make_partition, save_partition
+from fedjax_ssl.data import make_partition, save_partition
 from fedjax_ssl.data.partition_file import arrays_of
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import METHODS
 from tests.helpers.partitions import LABELS, assert_no_row_twice, data_config, expect_line, sizes_of
-from tests.helpers.runs import make_tiny_config
 from tests.helpers.tiny_methods import build, make_config
 
 CLIENTS = 20
@@ -93,21 +91,6 @@ def test_a_method_cannot_tell_a_special_case(name):
         jax.tree.map(np.testing.assert_array_equal, data, other_data)
         texts.add(text)
     assert len(texts) == 2  # with labels at the server, and at clients
-
-
-def test_runs_of_a_special_case_are_the_same_to_the_bit(tmp_path):
-    """FedAvg on the visible labels; of the other cases program and data are the same, see above."""
-    fields = {"data.server_labels": 0, "model.statistics": "cohort", "data.labelled_clients": 3}
-    state, folder = _trained(tmp_path / "some", "some_clients", **fields)
-    shares = wholly_labelled(load_partition(folder / "partition.npz", 1437, 8))
-    same, other = _trained(tmp_path / "as some", "profile", **{**fields, "data.label_profile": shares})
-    jax.tree.map(np.testing.assert_array_equal, state, same)
-    assert (folder / "metrics.jsonl").read_text() == (other / "metrics.jsonl").read_text()
-
-
-def _trained(folder, labels, **fields):
-    config = make_tiny_config(**{"data.reveal_labels": False, "num_rounds": 2, "data.labels": labels, **fields})
-    return train(config, folder), folder
 
 
 # --- Beyond them. ----------------------------------------------------------------------------------------------------

@@ -185,6 +185,23 @@ def test_dirichlet_classes_may_leave_clients_empty():
     assert sizes_of(partition).min() == 0 and sizes_of(partition).sum() == 300
 
 
+def test_dirichlet_classes_of_a_tiny_alpha_are_each_one_client_s():
+    """All clients' probability of some class is 0; a client of one class has all of it."""
+    labels = np.repeat(np.arange(10), 20)
+    for seed in range(5):
+        with np.errstate(all="raise"):
+            shares = dirichlet_classes(labels, 3, data_config(alpha=1e-6), np.random.default_rng(seed))
+        counts = np.stack([np.bincount(labels[rows], minlength=10) for rows in shares])
+        np.testing.assert_array_equal(counts.sum(axis=0), 20)
+        assert np.sum(counts.max(axis=0) == 20) >= 7
+
+
+def test_no_client_gains_from_rounding_in_every_class():
+    """Half an image of each class for each client; in a fixed order of clients one would have nothing."""
+    shares = dirichlet_classes(np.repeat(np.arange(400), 2), 4, data_config(alpha=1e6), np.random.default_rng(0))
+    assert min(map(len, shares)) > 150  # of 800
+
+
 def test_shards_classes_per_client():
     for per_client, num_classes in (2, 10), (3, 10), (1, 100), (20, 100):
         labels = labels_of(num_classes)

@@ -74,28 +74,22 @@ def test_noise_has_the_update_s_length_and_another_direction(strength):
     assert abs(np.corrcoef(arrived[LIES])[0, 1]) < 0.9  # two attackers draw for themselves
 
 
-@pytest.mark.parametrize("strength", [0.0, 1.5])
-def test_a_little_is_enough(strength):
-    """Algorithm 3 in NumPy: n = 6 took part, m = 2 of them lie, s = 4 - 2, z at (6 - 2 - 2) / (6 - 2) = 1 / 2."""
-    changes, arrived = one_cohort("little", strength)
-    n, m = 6, 2
-    s = n // 2 + 1 - m
-    z = strength or norm.ppf((n - m - s) / (n - m))
-    honest = changes[HONEST]
-    expected = np.where(LIES[:, None], honest.mean(axis=0) - z * honest.std(axis=0), changes)
-    np.testing.assert_allclose(arrived, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_little_is_more_for_fewer_attackers():
-    """n = 6, one lies: z at (6 - 1 - 3) / 5 = 0.4, which is taken as 1 / 2; five of six: as far as 3 deviations."""
-    one = np.arange(ROWS) == 1
-    changes, arrived = one_cohort("little", 0.0, one, (HONEST | LIES) & ~one)
-    honest = changes[(HONEST | LIES) & ~one]
-    np.testing.assert_allclose(arrived[1], honest.mean(axis=0), atol=1e-5)
-    most = HONEST | LIES
-    most[0] = False
-    changes, arrived = one_cohort("little", 0.0, most, np.arange(ROWS) == 0)
-    np.testing.assert_allclose(arrived[most], np.broadcast_to(changes[0], arrived[most].shape), atol=1e-5)  # no spread
+@pytest.mark.parametrize(("strength", "liars", "absent", "z"), [
+    (1.5, [1, 4], [3], 1.5),
+    (0.0, [1, 4], [3], 0.0),  # n = 6, m = 2, s = 2: at 2 / 4
+    (0.0, [1, 4, 6], [], norm.ppf(3 / 4)),  # n = 7, m = 3, s = 1
+    (0.0, [1], [3], 0.0),  # n = 6, m = 1, s = 3: at 2 / 5, which is taken as 1 / 2
+    (0.0, [0, 1, 2, 4], [3], 3.0),  # n = 6, m = 4, s = 0: at 1, which is taken as 3 deviations
+])  # fmt: skip
+def test_a_little_is_enough(strength, liars, absent, z):
+    """Algorithm 3 in NumPy: n took part, m of them lie, s = floor(n / 2 + 1) - m, z at (n - m - s) / (n - m)."""
+    lies = np.isin(np.arange(ROWS), liars)
+    honest = ~lies & ~np.isin(np.arange(ROWS), absent)
+    changes, arrived = one_cohort("little", strength, lies, honest)
+    mean, deviation = changes[honest].mean(axis=0), changes[honest].std(axis=0)
+    np.testing.assert_allclose(arrived[~lies], changes[~lies], rtol=1e-4, atol=1e-5)
+    found = (mean - arrived[lies]) / deviation
+    np.testing.assert_allclose(found, np.full(found.shape, z), atol=0.02)
 
 
 def test_one_honest_update_that_is_no_number_saves_nobody():

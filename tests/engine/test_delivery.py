@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data import stack_seeds
-from fedjax_ssl.engine.delivery import LATE, LOST, first_memory
+from fedjax_ssl.engine.delivery import LATE, LOST, delivered, first_memory, present_jobs
 from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.interface import Received, Selection, State, Upload
-from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.engine.round import _of_those_who_answer, make_round
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.server import fedavg
 from fedjax_ssl.server.aggregation import chain, mean, own_weights
@@ -62,6 +62,15 @@ def test_who_does_not_answer_does_nothing():
     )[0]
     for seed in range(2):
         assert tuple(both.server["received"]["accepted"][seed]) == answered[seed]
+
+
+def test_who_is_late_has_nothing_to_do_with_who_answers():
+    fields = {"availability.never": 0.5, "availability.late": 0.5, "availability.late_weight": 0.0}
+    options, key, clients = problem(4, **fields).config, jax.random.key(0), jnp.arange(64)
+    answers = present_jobs(options, Selection(clients), key)
+    received = Received((), answers, clients, None, clients, clients)
+    metrics = delivered(options, received, clients, 64, None, {}, key)[2]
+    assert 0 < metrics["late_uploads"] < answers.sum()
 
 
 def test_late_uploads_are_dropped_and_their_clients_remember():
@@ -203,8 +212,13 @@ def test_the_server_gets_the_clipped_sum_alone():
     assert (lengths > 9).any() and (lengths < 9).any()
     np.testing.assert_allclose(updates_of(state), [np.sum(came * np.minimum(1, 9 / lengths), axis=0) / 4], rtol=1e-5)
     assert state.server["received"]["uploads"].metadata == {} and result.healthy
-    _, result = run(round_fn, DRAW, [True] * 4)  # the noise alone
-    assert result.healthy and result.metrics["dropped_uploads"] == 4
+    noise = set()  # alone: of each round and seed its own
+    for number, seed in ((0, 5), (1, 5), (0, 6)):
+        state = toy_state(draw=jnp.array(DRAW, jnp.int32), fails=jnp.ones(4, bool))._replace(round=jnp.int32(number))
+        state, result = round_fn(state, federation(seed=seed), jnp.array(TRUTH))
+        assert result.healthy and result.metrics["dropped_uploads"] == 4
+        noise.add(updates_of(state).tobytes())
+    assert len(noise) == 3
 
 
 def test_who_does_not_answer_is_not_asked_for_statistics():
@@ -223,3 +237,11 @@ def test_who_does_not_answer_is_not_asked_for_statistics():
         np.testing.assert_array_equal(state.server["asked"], np.where(np.isin(np.arange(5), gone), 0, SIZES))
         absent += len(gone)
     assert 0 < absent < 16
+
+
+def test_who_answers_in_one_of_its_jobs_is_asked_for_statistics():
+    options = problem(4, **{"availability.never": 0.5}).config
+    clients, present = jnp.array([4, 4, 2, 2, 0]), jnp.array([True, False, False, True, False])
+    result = types.SimpleNamespace(clients=clients, present=present)
+    asked = _of_those_who_answer(options, federation(), Selection(clients), result)
+    np.testing.assert_array_equal(asked.client_size, np.where(np.arange(5) == 0, 0, SIZES))

@@ -12,11 +12,13 @@ import sys
 import time
 
 import chex
+import numpy as np
 import pytest
 
 from fedjax_ssl import train
 from fedjax_ssl.flower.settings import run_config
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.flower_run import needs_flower, settings
 from tests.helpers.runs import ROOT
 
@@ -113,13 +115,16 @@ def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, 
     )
     processes.start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", port)
     until(lambda: answers(port), 60, processes)
-    for client, of_node in enumerate(of_nodes):
-        processes.start(
-            f"node{client}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--host",
-            "127.0.0.1", "--port", of_node, "--node-config", f"partition-id={client} num-partitions=2",
-        )  # fmt: skip
     workdir = tmp_path / "run"
     run = {**settings(), "config": "mine.py:fedanchor", "workdir": str(workdir)}
+    # One has its images in a file: those of the partition, so that the simulation of all is known.
+    built, file = build_experiment(run_config(run)), tmp_path / "mine.npz"
+    np.savez(file, images=built.dataset.x_train[built.partition.client_rows[1]])
+    for client, (of_node, more) in enumerate(zip(of_nodes, ("", f' data="{file}"'))):
+        processes.start(
+            f"node{client}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--host",
+            "127.0.0.1", "--port", of_node, "--node-config", f"partition-id={client} num-partitions=2{more}",
+        )  # fmt: skip
     (tmp_path / "run.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in run.items()))
     started = processes.start("run", "flwr", "run", project, "here", "--stream", "--run-config", tmp_path / "run.toml")
     until(lambda: started.poll() is not None or (workdir / "summary.json").exists(), SECONDS, processes)

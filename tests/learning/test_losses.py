@@ -142,17 +142,6 @@ def test_unit_vectors():
     np.testing.assert_allclose(unit_vectors(rows), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
 
 
-def test_cross_entropy_with_weights_is_a_mean_over_the_whole_batch():
-    """FixMatch eq. 4: what is not confident adds nothing, and the mean is over all that is there."""
-    rng = np.random.default_rng(5)
-    logits, labels = rng.normal(size=(6, 4)).astype(np.float32), rng.integers(0, 4, 6)
-    confident, mask = np.array([1, 0, 1, 1, 0, 1], bool), np.array([1, 1, 1, 1, 1, 0], bool)
-    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    expected = sum(-log_p[b, labels[b]] for b in (0, 2, 3)) / 5
-    np.testing.assert_allclose(cross_entropy(logits, labels, mask, confident), expected, rtol=1e-5)
-    assert cross_entropy(logits, labels, mask, np.zeros(6, bool)) == 0
-
-
 def test_kl_divergence():
     rng = np.random.default_rng(6)
     reference, logits = rng.normal(size=(2, 6, 4)).astype(np.float32)

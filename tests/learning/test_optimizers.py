@@ -23,14 +23,6 @@ def steps(**fields):
     return params
 
 
-def test_sgd_is_pytorch_s():
-    expected, velocity = PARAMS, 0.0
-    for gradient in GRADIENTS:
-        velocity = 0.9 * velocity + gradient + 0.01 * expected
-        expected = expected - 0.1 * velocity
-    np.testing.assert_allclose(steps(), expected, rtol=1e-6)
-
-
 def test_adam_has_its_options_and_weight_decay_in_the_gradient():
     expected, first, second = PARAMS, 0.0, 0.0
     for number, gradient in enumerate(GRADIENTS, start=1):

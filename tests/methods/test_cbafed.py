@@ -1,7 +1,6 @@
 """CBAFed's thresholds, its views that are labelled once, its weights and residual connections, against NumPy."""
 
 import json
-import shutil
 
 import chex
 import jax
@@ -264,18 +263,14 @@ def test_the_server_weighs_by_labels_and_is_drawn_back_to_its_record(data):
 # --- A run. ----------------------------------------------------------------------------------------------------------
 
 
-def test_both_stages_of_a_run_are_resumed_to_the_bit(tmp_path):
+def test_both_stages_of_a_run(tmp_path):
     """One labelled client trains alone for two rounds; then all do."""
     config = apply_arguments(make_fedanchor_config(), "cbafed")
     config.update_from_flattened_dict({
         **METHODS["cbafed"].tiny, "model.name": TINY_BACKBONE, "augment.flavour": "none", "model.statistics": "cohort",
-        "client.epochs": 1, "num_rounds": 4, "checkpoint_every_persistent": 1, "cbafed.warm_up_rounds": 2,
+        "client.epochs": 1, "num_rounds": 4, "cbafed.warm_up_rounds": 2,
     })  # fmt: skip
-    state = train_run(config, tmp_path)
-    metrics = (tmp_path / "metrics.jsonl").read_text()
-    rounds = [json.loads(line) for line in metrics.splitlines()]
+    train_run(config, tmp_path)
+    rounds = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["uploads"] for line in rounds] == [1, 1, 8, 8]
     assert [line["local_steps"] for line in rounds[:2]] == [4, 4] and rounds[2]["local_steps"] > 3 * 4
-    shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been killed in round 4
-    chex.assert_trees_all_equal(train_run(config, tmp_path), state)
-    assert (tmp_path / "metrics.jsonl").read_text() == metrics

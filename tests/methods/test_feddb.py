@@ -1,4 +1,4 @@
-"""FedDB's server: the weights for which the clients' mean prediction is near uniform."""
+"""FedDB: a client's steps, and the server's weights for which the clients' mean prediction is near uniform."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +6,24 @@ import pytest
 import scipy.optimize
 
 from fedjax_ssl.engine import Received, Upload
+from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.feddb import APP_U, balancing
+from tests.helpers.linear_network import at_rest, divided, in_numpy, sgd_step
+from tests.helpers.small_problem import (
+    CLASSES,
+    assert_model,
+    federation,
+    loss_and_gradient,
+    mirrored,
+    negative,
+    pixels_of,
+    probabilities,
+    running_mean,
+    sent_down,
+    small_problem,
+    statistics_of,
+    train,
+)
 
 RNG = np.random.default_rng(0)
 PRIORS = RNG.dirichlet(np.full(10, 0.3), 6).astype(np.float32)
@@ -56,3 +73,30 @@ def test_without_an_accepted_upload_nobody_has_weight():
     broken[0] = np.nan
     for solver in ("code", "exact"):
         np.testing.assert_array_equal(weights_of(solver, np.zeros(6, bool), broken), 0)
+
+
+def test_steps_are_those_of_the_equations():
+    """An epoch is a step on all labelled and all confident images, before which P_k moves."""
+    data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1]])
+    problem = small_problem("feddb", **{"feddb.threshold": 0.48, "feddb.momentum": 0.3})
+    received, config = sent_down(problem), problem.config.client
+    _, finished = train(METHODS["feddb"].factory(problem).phases[0], received, data, 0)
+
+    rows = np.asarray(data.client_index)[0, :9]
+    labels = np.asarray(data.visible_labels)[rows]
+    model, statistics = in_numpy(received.model.params), statistics_of(received.model)
+    p = probabilities(model, pixels_of(data, rows, mirrored), statistics)
+    prior, p = p.mean(axis=0), divided(p, p.mean(axis=0))
+    known, sure, velocity = labels >= 0, p.max(axis=1) >= 0.48, at_rest(model)
+    assert 0 < sure[~known].sum() < 6
+    given, weak = (pixels_of(data, rows[chosen], mirrored) for chosen in (known, sure))
+    strong = pixels_of(data, rows[sure], negative)
+    for _ in range(config.epochs):
+        prior = 0.3 * prior + 0.7 * probabilities(model, weak, weak.mean(axis=0)).mean(axis=0)
+        parts = (given, labels[known]), (strong, p.argmax(axis=1)[sure])
+        slopes = [loss_and_gradient(model, x, x.mean(axis=0), np.eye(CLASSES)[y] / len(x))[1] for x, y in parts]
+        gradient = {name: slopes[0][name] + slopes[1][name] for name in model}
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        statistics = running_mean(statistics, given, weak, strong)
+    assert_model(finished.upload.model, model, statistics)
+    np.testing.assert_allclose(finished.upload.metadata[APP_U], prior, atol=1e-5)

@@ -1,4 +1,4 @@
-"""FedDure's rates, which rise in each round anew."""
+"""FedDure: its rates, which rise in each round anew, and a client's steps, against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,25 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.methods import METHODS
-from tests.helpers.small_problem import federation, prepare, sent_down, small_problem
+from tests.helpers.consistency_by_hand import batches
+from tests.helpers.linear_heads import gradient_of
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.small_problem import (
+    CLASSES,
+    assert_model,
+    federation,
+    loss_and_gradient,
+    mirrored,
+    negative,
+    pixels_of,
+    prepare,
+    probabilities,
+    running_mean,
+    sent_down,
+    small_problem,
+    statistics_of,
+    train,
+)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -29,3 +47,64 @@ def test_the_first_step_of_a_round_moves_nothing(persistent):
         params.append(np.asarray(carry.learner.model.params["classifier"]["kernel"]))
     np.testing.assert_array_equal(params[0], received.model.params["classifier"]["kernel"])
     assert np.abs(params[1] - params[0]).max() > 0
+
+
+def test_steps_are_those_of_the_equations():
+    """One of tuning and two of all three models. F-reg's slope is the difference of losses a step ahead."""
+    data = federation([[0, 1, -1, -1, 2, -1, -1, 1, -1]])
+    options = {
+        "threshold": 0.6, "tuning_steps": 1, "steps": 2, "unlabelled_batch": 3, "unlabelled_weight": 5.0,
+        "unlabelled_rise": 4, "fine_hidden": 4, "fine_learning_rate": 0.5,
+    }  # fmt: skip
+    fields = {"client.batch_size": 2, **{f"feddure.{name}": value for name, value in options.items()}}
+    problem = small_problem("feddure", **fields)
+    received, config = sent_down(problem), problem.config.client
+    job, finished = train(METHODS["feddure"].factory(problem).phases[0], received, data, 0, jit=True)
+
+    rows = np.asarray(data.client_index)[0, :9]
+    labels, rate = np.asarray(data.visible_labels)[rows], config.learning_rate
+    model, statistics = in_numpy(received.model.params), statistics_of(received.model)
+    local, velocity, of_local, effects, confident = model, at_rest(model), at_rest(model), [0.0], []
+    regulator = {name: np.atleast_1d(np.float64(leaf)) for name, leaf in job.work.regulator.items()}
+    first, second = at_rest(regulator), at_rest(regulator)  # Adam's moments
+    labelled = batches(np.asarray(job.work.labelled.order), 4, 2)
+    for step, unknown in enumerate(batches(np.asarray(job.work.deck.order), 5, 3)[:3]):
+        x, y = pixels_of(data, rows[labelled[step]], mirrored), np.eye(CLASSES)[labels[labelled[step]]]
+        weak, strong = (pixels_of(data, rows[unknown], view) for view in (mirrored, negative))
+        views = np.concatenate([x, weak, strong])
+        centre, n = views.mean(axis=0), len(unknown)
+        gradient = loss_and_gradient(model, x, centre, y / len(x))[1]
+        if step:
+            p = probabilities(model, weak, centre)
+
+            def taught(regulator, p=p, weak=weak, local=local):
+                m = np.maximum(p @ regulator["w1"] + regulator["b1"], 0) @ regulator["w2"] + regulator["b2"]
+                m = 1 / (1 + np.exp(-m))
+                targets = (m / m.sum())[:, None] * np.eye(CLASSES)[p.argmax(axis=1)]
+                return loss_and_gradient(local, weak, weak.mean(axis=0), targets)[1]
+
+            def on_labels(model, x=x, y=y):
+                return loss_and_gradient(model, x, x.mean(axis=0), y / len(x))[0]
+
+            def ahead(regulator, local=local, taught=taught, on_labels=on_labels):
+                slope = taught(regulator)
+                return on_labels({name: leaf - rate * slope[name] for name, leaf in local.items()})
+
+            for name, slope in gradient_of(ahead, regulator).items():
+                first[name] = 0.9 * first[name] + 0.1 * slope
+                second[name] = 0.999 * second[name] + 0.001 * slope**2
+                mean, square = first[name] / (1 - 0.9**step), second[name] / (1 - 0.999**step)
+                regulator[name] = regulator[name] - 0.5 * mean / (np.sqrt(square) + 1e-8)
+            before = on_labels(local)
+            local, of_local = sgd_step(local, taught(regulator), of_local, config, rate)
+            effects.append(on_labels(local) - before)
+            confident += (p.max(axis=1) >= 0.6).tolist()
+            towards = np.eye(CLASSES)[probabilities(model, strong, centre).argmax(axis=1)]
+            targets = 5 * step / 4 * (p.max(axis=1) >= 0.6)[:, None] * p + effects[-1] * towards
+            slope = loss_and_gradient(model, strong, centre, targets / n)[1]
+            gradient = {name: gradient[name] + slope[name] for name in gradient}
+        model, velocity = sgd_step(model, gradient, velocity, config, rate)
+        statistics = running_mean(statistics, views)
+    assert 0 < np.mean(confident) < 1
+    assert_model(finished.upload.model, model, statistics)
+    np.testing.assert_allclose(finished.metrics["learning_effect"], np.mean(effects), rtol=1e-4)

@@ -1,20 +1,31 @@
-"""FedOpenMatch's report counts the labels that its one-vs-all head accepts; against NumPy."""
+"""FedOpenMatch against NumPy: its report counts the labels that its one-vs-all head accepts; a client's steps."""
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.client import Examples
 from fedjax_ssl.engine import Jobs, Phase, Report
+from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL, with_inliers
+from tests.helpers.consistency_by_hand import batches
+from tests.helpers.linear_heads import gradient_of
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (
     CLASSES,
     SmallNetwork,
+    assert_model,
     federation,
+    loss_and_gradient,
+    mirrored,
+    negative,
     pixels_of,
     prepare,
+    probabilities,
+    running_mean,
     sent_down,
     small_problem,
     statistics_of,
+    train,
 )
 
 LEAST = 0.6
@@ -43,3 +54,49 @@ def test_labels_that_the_head_rejects_do_not_count():
     accepted[1] = False  # it was not confident
     assert 3 < accepted.sum() < 8
     np.testing.assert_array_equal(job.report.qualified, [*accepted, False])
+
+
+def test_steps_are_those_of_the_equations():
+    """The classifier's losses as FixMatch's, but of labels that the head accepts; the head's; none moves the other."""
+    data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1, 1]])
+    options = {"threshold": 0.5, "inlier": LEAST, "entropy_weight": 0.4, "consistency_weight": 0.7}
+    fields = {"data.labels": "clients", **{f"fedopenmatch.{name}": value for name, value in options.items()}}
+    problem = small_problem("fedopenmatch", SmallNetwork(ONE_VS_ALL, head_dim=CLASSES), **fields)
+    received, config = sent_down(problem), problem.config.client
+    job, finished = train(METHODS["fedopenmatch"].factory(problem).phases[0], received, data, 0)
+
+    rows = np.asarray(data.client_index)[0, :10]
+    labels, statistics = np.asarray(data.visible_labels)[rows], statistics_of(received.model)
+    head = np.asarray(received.model.params[ONE_VS_ALL]["kernel"], np.float64)
+    model, refused, values = {**in_numpy(received.model.params), "head": head}, 0, []
+    velocity = at_rest(model)
+    labelled = batches(np.asarray(job.work.labelled.order), 4, config.batch_size)
+    for known, unknown in zip(labelled, batches(np.asarray(job.work.deck.order), 6, config.batch_size)):
+        given = pixels_of(data, rows[known], mirrored)
+        weak, strong = (pixels_of(data, rows[unknown], view) for view in (mirrored, negative))
+        views, n, y = np.concatenate([given, weak, strong]), len(unknown), np.eye(CLASSES)[labels[known]]
+        centre = views.mean(axis=0)
+
+        def of_head(model, given=given, weak=weak, strong=strong, y=y, centre=centre):
+            z, z_weak, z_strong = ((x - centre) @ model["head"] for x in (given, weak, strong))
+            right, wrong = np.log1p(np.exp(-z)), np.log1p(np.exp(z))  # -log s, -log(1 - s)
+            value = np.mean(np.sum(y * right, axis=1) + np.max((1 - y) * wrong, axis=1))
+            s = 1 / (1 + np.exp(-np.concatenate([z_weak, z_strong])))
+            entropy = -np.mean(s * np.log(s) + (1 - s) * np.log(1 - s))
+            return value + 0.4 * entropy + 0.7 * np.mean((z_weak - z_strong) ** 2)
+
+        p = probabilities(model, weak, centre)
+        pseudo, sure = np.eye(CLASSES)[p.argmax(axis=1)], p.max(axis=1) >= 0.5
+        z = np.sum(pseudo * ((weak - centre) @ model["head"]), axis=1) + 0.1 * model["bias"].sum()  # the network's
+        inlier = 1 / (1 + np.exp(-z)) >= LEAST
+        refused += np.sum(sure & ~inlier)
+        targets = np.concatenate([y / len(y), (sure & inlier)[:, None] * pseudo / n])
+        slope = loss_and_gradient(model, np.concatenate([given, strong]), centre, targets)[1]
+        values.append(of_head(model))
+        gradient = {**slope, "head": gradient_of(of_head, {"head": model["head"]})["head"]}
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        statistics = running_mean(statistics, views)
+    assert refused and finished.metrics["confident_share"] > 0
+    np.testing.assert_allclose(finished.upload.model.params[ONE_VS_ALL]["kernel"], model["head"], atol=1e-5)
+    assert_model(finished.upload.model, model, statistics)
+    np.testing.assert_allclose(finished.metrics["one_vs_all_loss"], np.mean(values), rtol=1e-5)

@@ -1,9 +1,28 @@
-"""FedPDM's matching, against plain scaling of a matrix."""
+"""FedPDM: its matching, against plain scaling of a matrix, and a client's steps."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedpdm import match
+from tests.helpers.consistency_by_hand import batches
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.small_problem import (
+    CLASSES,
+    assert_model,
+    federation,
+    loss_and_gradient,
+    mirrored,
+    negative,
+    pixels_of,
+    probabilities,
+    running_mean,
+    sent_down,
+    small_problem,
+    statistics_of,
+    train,
+)
 
 RNG = np.random.default_rng(0)
 SHARES = np.array([0.1, 0.2, 0.7])
@@ -36,3 +55,50 @@ def test_matching_is_optimal_transport(sharpness):
     np.testing.assert_array_equal(
         np.asarray(match(garbage, mask, SHARES.astype(np.float32), sharpness))[mask], found[mask]
     )
+
+
+def test_steps_are_those_of_the_equations():
+    """In the second of four rounds: labels by matching, shares of before and then of now in both losses, an average."""
+    data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1, 1]])
+    options = {"threshold": 0.75, "shares_decay": 0.3, "adjustment": 0.8, "ema_decay": 0.6}
+    problem = small_problem("fedpdm", num_rounds=4, **{f"fedpdm.{name}": value for name, value in options.items()})
+    received, config, before = sent_down(problem), problem.config.client, SHARES
+    (phase,) = METHODS["fedpdm"].factory(problem).phases
+
+    def second_round(received, data, cohort, previous):
+        return phase.prepare(received, data, cohort._replace(round=jnp.array([1])), previous)
+
+    own = {"unlabelled_shares": jnp.asarray(before, jnp.float32)}
+    job, finished = train(phase._replace(prepare=second_round), received, data, 0, own)
+
+    rows = np.asarray(data.client_index)[0, :10]
+    labels = np.asarray(data.visible_labels)[rows]
+    model, statistics = in_numpy(received.model.params), statistics_of(received.model)
+    p, unlabelled = probabilities(model, pixels_of(data, rows, mirrored), statistics), labels < 0
+    matched = np.zeros_like(p)
+    matched[unlabelled] = scaled(p[unlabelled], before, 10.0)
+    sure, pseudo = matched.max(axis=1) >= 0.75, matched.argmax(axis=1)
+    assert 0 < sure.sum() < 6 and np.any((pseudo != p.argmax(axis=1))[sure])  # by matching alone
+    now = 0.3 * before + 0.7 * np.bincount(p[unlabelled].argmax(axis=1), minlength=CLASSES) / 6
+    given = np.bincount(labels[~unlabelled], minlength=CLASSES)
+
+    average, velocity, number = (model, statistics), at_rest(model), 0
+    labelled = batches(np.asarray(job.work.labelled.order), 4, config.batch_size)
+    for step, of_step in enumerate(batches(np.asarray(job.work.deck.order), 6, config.batch_size)):
+        places = labelled[step]
+        shares = (given + 6 * (before, now)[step // 2]) / 10  # an epoch has two steps
+        adjusted = {**model, "bias": model["bias"] + 0.8 * 2 / 4 * np.log(shares)}
+        known, strong = pixels_of(data, rows[places], mirrored), pixels_of(data, rows[of_step], negative)
+        views = np.concatenate([known, strong])
+        targets = np.eye(CLASSES)[np.concatenate([labels[places], pseudo[of_step]])]
+        weights = np.concatenate([np.ones(len(known)) / len(known), sure[of_step] / len(strong)])
+        gradient = loss_and_gradient(adjusted, views, views.mean(axis=0), weights[:, None] * targets)[1]
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        statistics, number = running_mean(statistics, views), number + len(known) + sure[of_step].sum()
+        average = (
+            {name: 0.6 * leaf + 0.4 * model[name] for name, leaf in average[0].items()},
+            0.6 * average[1] + 0.4 * statistics,
+        )
+    assert_model(finished.upload.model, *average)
+    np.testing.assert_allclose(job.own["unlabelled_shares"], now, atol=1e-6)
+    assert finished.upload.metadata["labels_trained_on"] == number

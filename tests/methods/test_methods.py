@@ -32,7 +32,12 @@ from tests.helpers.small_problem import federation, small_problem
 from tests.helpers.tiny_methods import build, compiled, make_config
 
 NUM_CLIENTS, NUM_ROUNDS = 8, 2
-OTHER_SETTINGS = [(name, labels) for name, entry in METHODS.items() for labels in entry.settings[1:]]
+OTHER_SETTINGS = [(name, labels) for name, entry in METHODS.items() for labels in entry.settings[1:] or entry.settings]
+MORE_VIEWS = {
+    "supervised": {"client.labelled_views": "both"},
+    "fl2": {"fl2.target_view": "weak"},
+    "fedavg_semi": {"trainer.name": "acr"},
+}
 
 
 def check_flower(name, experiment):
@@ -266,30 +271,47 @@ def test_an_entry_names_what_there_is(name):
 
 
 @pytest.mark.parametrize(("name", "labels"), OTHER_SETTINGS)
-def test_every_setting_traces(name, labels):
-    """Of the first setting two rounds are run, see `trained`."""
-    experiment = build(make_config(name, labels, tiny=False))
-    round_fn = make_round(experiment.problem, experiment.method, lanes=1)
+def test_every_setting_traces_and_no_views_of_a_step_share_a_key(name, labels):
+    """Of the first setting two rounds are run, see `trained`. A step whose views note their keys gives those alone."""
+    config, seen, steps = make_config(name, labels, tiny=False), [], {}
+    config.update_from_flattened_dict(MORE_VIEWS.get(name, {}))
+    experiment = build(config)
+
+    def note(key, images):
+        if len(images) > 1:  # the keys of `weak_views`, image by image, are not the step's
+            seen.append(jax.random.key_data(key))
+        return images
+
+    problem = experiment.problem._replace(weak=note, strong=note, views=(note, note))
+    method = METHODS[name].factory(problem)
+
+    def noted(number, phase):
+        def step(*arguments):
+            steps[number] = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), arguments[:-1])
+            return phase.step(*arguments)
+
+        return phase._replace(step=step)
+
+    phases = tuple(noted(number, phase) for number, phase in enumerate(method.phases))
+    round_fn = make_round(problem, method._replace(phases=phases), lanes=1)
     state, _ = jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, experiment.state_shape)
     # Which clients have labels is data, of which no trace depends.
     settings = METHODS[name].settings
     if (labels == "server") not in [before == "server" for before in settings[: settings.index(labels)]]:
         check_flower(name, experiment)
+    if labels != settings[-1]:
+        return
 
+    for number, phase in enumerate(method.phases):
 
-@pytest.mark.parametrize(("labels", "with_labels"), [("clients", NUM_CLIENTS), ("some_clients", 1)])
-def test_clients_with_labels_train_and_nobody_else(labels, with_labels):
-    config = make_config("supervised", labels, tiny=False)
-    config.clients_per_round = NUM_CLIENTS
-    experiment = build(config)
-    state = compiled(lambda data: initialise(experiment, data), experiment.data)(experiment.data)
-    arguments = state, experiment.data, experiment.hidden_labels
-    after, result = compiled(make_round(experiment.problem, experiment.method, lanes=1), *arguments)(*arguments)
-    assert int(result.metrics["uploads"]) == with_labels
-    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), state.model.params, after.model.params)
-    assert all(jax.tree.leaves(moved)) and bool(result.healthy)
-    assert "server_loss" not in result.metrics
+        def keys(key, arguments, step=phase.step):
+            seen.clear()
+            step(*arguments, key)
+            return list(seen)
+
+        found = jax.jit(keys)(jax.random.key(0), steps[number])
+        assert len({tuple(key.tolist()) for key in found}) == len(found)
 
 
 WRONG_SETTINGS = [(name, labels) for name in METHODS for labels in LABELS_AT if labels not in METHODS[name].settings]

@@ -1,6 +1,5 @@
 """RSCFed's groups, mean teacher and distance-reweighted means, against NumPy."""
 
-import shutil
 
 import chex
 import jax
@@ -299,15 +298,11 @@ def test_a_client_in_two_groups_trains_twice(data):
     assert result.metrics["uploads"] == 8 and result.metrics["local_steps"] == 16
 
 
-def test_a_run_in_which_clients_train_twice_is_resumed_to_the_bit(tmp_path):
+def test_a_run_in_which_clients_train_twice(tmp_path):
     config = apply_arguments(make_fedanchor_config(), "rscfed")
     config.update_from_flattened_dict({
         **METHODS["rscfed"].tiny, "model.name": TINY_BACKBONE, "augment.flavour": "none", "model.statistics": "cohort",
-        "client.epochs": 1, "num_rounds": 3, "checkpoint_every_persistent": 1, "rscfed.group_size": 5,
+        "client.epochs": 1, "num_rounds": 3, "rscfed.group_size": 5,
     })  # fmt: skip
     state = train_run(config, tmp_path)
     assert int(np.max(state.clients["teacher_steps"])) > 3 * 4  # more than four batches of 10 in each round
-    metrics = (tmp_path / "metrics.jsonl").read_text()
-    shutil.rmtree(tmp_path / "checkpoints" / "3")  # as if it had been killed in round 3
-    chex.assert_trees_all_equal(train_run(config, tmp_path), state)
-    assert (tmp_path / "metrics.jsonl").read_text() == metrics

@@ -244,10 +244,10 @@ RECALLING = {
 }
 
 
-@pytest.fixture(scope="module", params=["clients", "server"])
-def fedmatch(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def fedmatch(tmp_path_factory):
     """Fields, the last state and the records of a run of FedMatch that is on the device as a whole."""
-    fields, folder = {**RECALLING, "data.labels": request.param}, tmp_path_factory.mktemp("fedmatch") / "run"
+    fields, folder = {**RECALLING, "data.labels": "clients"}, tmp_path_factory.mktemp("fedmatch") / "run"
     state = train(config_of(**fields), folder)
     assert not (folder / "clients.sqlite").exists()
     return fields, state, lines_of(folder)

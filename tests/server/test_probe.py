@@ -9,8 +9,9 @@ from sklearn.linear_model import Ridge
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.server.probe import FEDERATED, ridge
-from tests.helpers.linear_heads import DIM, LinearHeads
-from tests.helpers.small_problem import CLASSES, federation, itself, small_problem, statistics_of
+from tests.helpers.linear_heads import DIM, LinearHeads, assert_kernels, descend, kernels
+from tests.helpers.linear_network import softmax
+from tests.helpers.small_problem import CLASSES, federation, itself, pixels_of, small_problem, statistics_of
 
 fit = jax.jit(ridge, static_argnums=(3, 4))
 
@@ -81,11 +82,23 @@ def test_the_classifier_is_fitted_to_the_server_s_images_alone(data):
 
 
 def test_the_last_round_is_fine_tuned_as_much_as_the_first(data):
-    """A cosine over rounds, which ends near 0, is that of the clients' training."""
-    _, method, before, first = method_of(data, **{"probe.epochs": 20, "schedule": "cosine", "num_rounds": 50})
+    """One step by hand at the server's rate. A cosine over rounds, which ends near 0, is of the clients' training."""
+    problem, method, before, first = method_of(data, **{"probe.epochs": 1, "schedule": "cosine", "num_rounds": 50})
     last = before._replace(round=jnp.int32(49))
     last = jax.jit(method.statistics)(last, data, jnp.zeros(2, jnp.int32), jax.random.key(1))
     jax.tree.map(np.testing.assert_array_equal, last.model, first.model)
+
+    x, labels = pixels_of(data, range(7)), [0, 1, 2, 2, 0, 1, 1]
+    fitted = first.server[FEDERATED].params
+    begun = {**kernels(fitted, "backbone", "classifier"), "bias": np.asarray(fitted["classifier"]["bias"], np.float64)}
+
+    def loss(model):
+        logits = (x - x.mean(axis=0)) @ model["backbone"] @ model["classifier"] + model["bias"]
+        return -np.mean(np.log(softmax(logits)[np.arange(7), labels]))
+
+    by_hand, _ = descend(begun, [loss], problem.config.server)
+    np.testing.assert_allclose(first.model.params["classifier"]["bias"], by_hand.pop("bias"), atol=1e-5)
+    assert_kernels(first.model.params, by_hand)
 
 
 def test_what_is_tested_is_fine_tuned_and_what_travels_is_not(data):
