@@ -236,7 +236,7 @@ def part_of(program, instruction) -> str:
 
 
 def layer_of(instruction) -> str:
-    """Returns the network's stage by module names, such as 'backbone/stage0' or 'classifier'; '' outside the network."""
+    """Returns the network's stage by module names, such as 'backbone/stage0' or 'classifier'; '' outside it."""
     *names, _ = instruction.attribute(r'op_name="[^"]*Heads\)*/([^"]*)"').split("/")  # the last name is JAX's operation
     names = [re.sub(r"^vmap\((\w+)\)$", r"\1", name) for name in names]  # the name of a layer that `vmap` wraps
     names = [name for name in names if not name.endswith(")")]  # without `jit(relu)`, `vmap()`
