@@ -8,8 +8,8 @@
     python launch.py sweep configs/sweeps/frozen.py:mnist_clients --workdir=runs/frozen_mnist_clients DATA
     python launch.py sweep configs/sweeps/frozen.py:scratch --workdir=runs/frozen_scratch DATA
 
-DATA stands for --config.data.source=npz --config.data.path=FILE --config.data.flip=True --config.encoder.weights=FILE;
-`scratch` takes no weights.
+DATA stands for --config.data.source=npz --config.data.path=FILE --config.data.flip=True --config.encoder.weights=FILE.
+MNIST takes no flip, `scratch` no weights.
 A linear head on the features of EfficientNet-Lite0; 40 clients of 80 images, 8 a round, 20 rounds; labels at the server
 or at the clients. The parts that end in `choose` try four learning rates, the same for clients and server, for every
 method: 500 validation images, 40 labels, LDA 0.1, seed 7. `CHOSEN` has each method's best; `mnist_server` and
