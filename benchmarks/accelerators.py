@@ -1,21 +1,22 @@
-"""Compiles a run's programs for TPUs and GPUs that are not here, and says what the compiler makes of them.
+"""Compiles a run's programs for TPUs and GPUs that are not present, and reports what the compiler says about them.
 
-    python benchmarks/accelerators.py                      # the whole table, hours of a processor
+    python benchmarks/accelerators.py                      # the whole table, hours of CPU time
     python benchmarks/accelerators.py --target=v5e --chips=1 --model=wrn28_2 --method=fedanchor --lanes=4 --part=step
 
-Nothing is run: every figure is the compiler's. Milliseconds and shares of a chip's peak are ESTIMATES: the sum of the
-cycles by which the TPU's compiler schedules, at the chip's clock. No hardware stands behind them. For a GPU there is no
-such estimate, only the program's text and its memory. Each program is compiled by a process of its own, for a crash of
-a compiler ends its process. TPUs take the extra `accelerators` (libtpu), GPUs the extra `cuda12`.
+Nothing is run; every figure is the compiler's. Milliseconds and shares of a chip's peak are ESTIMATES: the sum of the
+cycle counts by which the TPU compiler schedules, divided by the chip's clock. They are not measurements. For a GPU
+there is no such estimate, only the program's text and its memory. Each program is compiled in its own process, because
+a crash of the compiler ends the process. TPUs need the extra `accelerators` (libtpu), GPUs the extra `cuda12`.
 
-Options with several values take them with commas; every combination is compiled. Other fields of the configuration
-follow as for the command line, such as --config.client.batch_size=20. The data are random images of CIFAR-10's shape,
-the configuration is the library's default for them: 100 clients, 10 a round. Parts:
+Separate several values of an option by commas; every combination is compiled. Other configuration fields follow as on
+the command line, for example --config.client.batch_size=20. The data are random images of CIFAR-10's shape. The
+configuration is the library's default: 100 clients, 10 a round. Parts:
 
-  step      the first phase of a cohort of as many clients as there are lanes: start, steps and upload
-  dispatch  many rounds, with the cohort of the configuration
+  step      the first phase of a cohort with one client per lane: start, steps and upload
+  dispatch  a loop over rounds, with the configuration's cohort
 
-Of a client's step, `milliseconds_per_client` is the estimate for a chip with all its lanes, divided by the lanes.
+`milliseconds_per_client` of a client's step is the estimate for a chip with all its lanes, divided by the number of
+lanes.
 """
 
 import argparse
@@ -30,19 +31,19 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # this library, wherever it is started
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # this library, from any working directory
 
 
 class Target(NamedTuple):
     """An accelerator.
 
     Attributes:
-        platform: as `Machine` has it.
-        topologies: by the number of chips, as XLA names them.
-        accelerator_type: what libtpu is to believe.
-        clock: Hz, of the estimated cycles.
-        peak: bfloat16 operations a second of a chip.
-        memory: bytes of a chip.
+        platform: `Machine.platform`.
+        topologies: number of chips -> XLA's name of the topology.
+        accelerator_type: value of TPU_ACCELERATOR_TYPE for libtpu; '' for a GPU.
+        clock: clock in Hz, which converts estimated cycles to seconds.
+        peak: peak bfloat16 operations per second of one chip.
+        memory: bytes of memory of one chip.
     """
 
     platform: str
@@ -53,8 +54,8 @@ class Target(NamedTuple):
     memory: float
 
 
-# Peaks and memory by the vendors' data sheets. A TPU's clock follows from its peak: a cycle has 2 x 128 x 128
-# operations for each of 4 matrix units (v5e) or 8 (v5p, two cores), 2 x 256 x 256 for each of 4 (v6e).
+# Peaks and memory are from the vendors' data sheets. A TPU's clock follows from its peak. A cycle has 2 x 128 x 128
+# operations in each of 4 matrix units (v5e) or 8 (v5p, two cores), and 2 x 256 x 256 in each of 4 (v6e).
 TARGETS = {
     "v5e": Target("tpu", {1: "v5e:1x1", 4: "v5e:2x2"}, "v5litepod-4", 1.5e9, 197e12, 16e9),
     "v6e": Target("tpu", {1: "v6e:1x1", 4: "v6e:2x2"}, "v6e-4", 1.75e9, 918e12, 32e9),
@@ -62,10 +63,10 @@ TARGETS = {
     "h100": Target("gpu", {1: "1x1x1"}, "", 1.98e9, 989e12, 80e9),
     "a100": Target("gpu", {1: "1x1x1"}, "", 1.41e9, 312e12, 40e9),
     "l4": Target("gpu", {1: "1x1x1"}, "", 2.04e9, 121e12, 24e9),
-    "t4": Target("gpu", {1: "1x1x1"}, "", 1.59e9, 65e12, 16e9),  # a peak in float16, for it has no bfloat16
+    "t4": Target("gpu", {1: "1x1x1"}, "", 1.59e9, 65e12, 16e9),  # float16 peak, because it has no bfloat16
 }
-# XLA's GpuTargetConfigProto, and what differs between GPUs; by XLA's own files, of the L4 and T4 by the data sheets and
-# the CUDA C++ Programming Guide.
+# XLA's GpuTargetConfigProto; `GPUS` has the fields that differ between GPUs. They are from XLA's own files, and for the
+# L4 and T4 from the data sheets and the CUDA C++ Programming Guide.
 GPU = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 block_dim_limit_x: 2147483647
@@ -105,7 +106,7 @@ ESTIMATE = "times and shares are estimates of the compiler, no hardware stands b
 
 
 def missing(target: str) -> str:
-    """What is to be installed before anything is compiled for a target; '' if nothing is."""
+    """Returns a message if the package that compiles for a target is not installed, else ''."""
     module, extra = {"tpu": ("libtpu", "accelerators"), "gpu": ("jax_cuda12_plugin", "cuda12")}[
         TARGETS[target].platform
     ]
@@ -115,10 +116,10 @@ def missing(target: str) -> str:
 
 
 def environment(target: str, folder: str) -> dict[str, str]:
-    """The environment of a process that compiles for a target; it has to be set before JAX starts.
+    """Returns the environment for a process that compiles for a target; it must be set before JAX starts.
 
     Args:
-        target: of `TARGETS`.
+        target: key of `TARGETS`.
         folder: for libtpu's lock and logs.
     """
     of_tpu = {
@@ -137,7 +138,7 @@ def environment(target: str, folder: str) -> dict[str, str]:
 
 
 def machine_for(target: str, chips: int, lanes: int, form: str = ""):
-    """(the `Machine`, a function that gives the shapes of a tree of arrays, on its devices)."""
+    """Returns the `Machine`, and a function from a pytree of arrays to its shapes on that machine's devices."""
     import jax
     import numpy as np
     from jax.experimental import topologies
@@ -166,7 +167,7 @@ def machine_for(target: str, chips: int, lanes: int, form: str = ""):
 
 
 def lower(part: str, target: str, chips: int, lanes: int, experiment, form: str = ""):
-    """A program, traced and lowered for a target; of an experiment that was built outside, on the CPU."""
+    """Traces and lowers a program for a target. The experiment must have been built before, on the CPU."""
     from fedjax_ssl.run.machine import use
     from fedjax_ssl.run.programs import lower_dispatch
 
@@ -180,7 +181,7 @@ def lower(part: str, target: str, chips: int, lanes: int, experiment, form: str 
 
 
 def lower_step(machine, shapes, experiment, lanes: int, chips: int):
-    """The first phase of `lanes` clients on each chip, without what `prepare` computes for them."""
+    """Lowers the first phase for `lanes` clients on each chip, without the computation in `prepare`."""
     import jax
     import jax.numpy as jnp
 
@@ -205,11 +206,11 @@ def lower_step(machine, shapes, experiment, lanes: int, chips: int):
 
     whole = (
         {} if machine.mesh is None else {"in_shardings": jax.sharding.PartitionSpec()}
-    )  # results stay where they are
+    )  # results keep their sharding
     return jax.jit(train, **whole).lower(shapes(broadcast), experiment.data, shapes(table))
 
 
-# --- What the text says. ----------------------------------------------------------------------------------------------
+# --- Reading the compiled text. ---------------------------------------------------------------------------------------
 
 STEPS = re.compile(r"train/(?:shard_map/)?while/body/while$")  # the loop of `engine/lanes.py`
 BACKWARD = re.compile(r"transpose\((?:vmap\()*jvp")
@@ -217,7 +218,7 @@ PARTS = ("forward", "gradients", "augmentation", "optimiser", "the rest")
 
 
 def part_of(program, instruction) -> str:
-    """The part of a step that an instruction belongs to, by the innermost line of Python that tells."""
+    """Returns the part of a step that an instruction belongs to, by its innermost Python file that decides it."""
     backward = BACKWARD.search(instruction.op_name) is not None
     for file in program.files(instruction):
         if "fedjax_ssl/augment/" in file:
@@ -235,21 +236,21 @@ def part_of(program, instruction) -> str:
 
 
 def layer_of(instruction) -> str:
-    """The stage of the network, by its modules' names: 'backbone/stage0', 'classifier'; '' outside of it."""
-    *names, _ = instruction.attribute(r'op_name="[^"]*Heads\)*/([^"]*)"').split("/")  # modules, and JAX's operation
-    names = [re.sub(r"^vmap\((\w+)\)$", r"\1", name) for name in names]  # layers that lanes in parts go through
+    """Returns the network's stage by module names, such as 'backbone/stage0' or 'classifier'; '' outside it."""
+    *names, _ = instruction.attribute(r'op_name="[^"]*Heads\)*/([^"]*)"').split("/")  # the last name is JAX's operation
+    names = [re.sub(r"^vmap\((\w+)\)$", r"\1", name) for name in names]  # the name of a layer that `vmap` wraps
     names = [name for name in names if not name.endswith(")")]  # without `jit(relu)`, `vmap()`
     return "/".join([*names[:1], *(name.partition("_")[0] for name in names[1:2] if names[0] == "backbone")])
 
 
 def describe(compiled, target: str, lanes: int, table) -> dict:
-    """What the compiler says of a program.
+    """Returns what the compiler says about a program.
 
     Args:
-        compiled: it.
-        target: of `TARGETS`.
-        lanes: on each chip.
-        table: the table of the training inputs, [N, ...].
+        compiled: the compiled program.
+        target: key of `TARGETS`.
+        lanes: number of lanes on each chip.
+        table: the training inputs, [N, ...].
     """
     import collections
 
@@ -297,11 +298,11 @@ def describe(compiled, target: str, lanes: int, table) -> dict:
     return found
 
 
-# --- A process for each program. --------------------------------------------------------------------------------------
+# --- One process per program. -----------------------------------------------------------------------------------------
 
 
 def experiment_for(options: dict):
-    """The parts of a run on random images."""
+    """Builds the experiment of a run on random images."""
     from fedjax_ssl import base_config
     from fedjax_ssl.config import apply_arguments, validate
     from fedjax_ssl.config.load import override
@@ -317,7 +318,7 @@ def experiment_for(options: dict):
 
 
 def compile_one(options: dict) -> dict:
-    """Compiles one program in this process, and describes it."""
+    """Compiles one program in this process and describes it."""
     import time
 
     from fedjax_ssl.learning.devices import use_platform
@@ -337,7 +338,7 @@ def compile_one(options: dict) -> dict:
     with use_platform(TARGETS[target].platform):
         flops = step_flops(experiment, experiment.state_shape)
     each = found["milliseconds_per_client"]
-    counted = options["part"] == "step" or len(experiment.method.phases) == 1  # those are the first phase's operations
+    counted = options["part"] == "step" or len(experiment.method.phases) == 1  # `flops` counts the first phase only
     share = None if each is None or not counted else flops / (each / 1e3) / TARGETS[target].peak
     return {
         **seconds,
@@ -349,7 +350,7 @@ def compile_one(options: dict) -> dict:
 
 
 def compile_apart(options: dict, folder: str) -> dict:
-    """`compile_one` in a process of its own; where it fails, {'failed': why}."""
+    """Runs `compile_one` in its own process; returns {'failed': reason} if that fails."""
     out = pathlib.Path(folder) / "program.json"
     out.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--compile", json.dumps(options), f"--json={out}"]
@@ -362,7 +363,7 @@ def compile_apart(options: dict, folder: str) -> dict:
 
 
 def images(folder: str) -> str:
-    """Random images of CIFAR-10's shape, in a file."""
+    """Writes a file of random images of CIFAR-10's shape and returns its path."""
     import numpy as np
 
     rng, path = np.random.default_rng(0), f"{folder}/images.npz"
@@ -373,7 +374,7 @@ def images(folder: str) -> str:
 
 
 def text_of(row: dict) -> str:
-    """A program's figures as text."""
+    """Formats a program's figures as text."""
     title = "{method}, {model} in {dtype}, {lanes} lanes on each of {chips} {target}, {part}".format(**row)
     if "failed" in row:
         return f"{title}\n  FAILED: {row['failed']}"
@@ -402,7 +403,7 @@ def text_of(row: dict) -> str:
 
 
 def as_table(rows: list[dict]) -> str:
-    """All programs as a Markdown table."""
+    """Formats all programs as a Markdown table."""
     columns = ("target", "chips", "model", "method", "lanes", "part", "ms a client's step (estimate)", "share of peak "
                "(estimate)", "peak, MB", "temporaries, MB", "compiling, CPU-s")  # fmt: skip
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
@@ -431,7 +432,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--form", default="", help="of the lanes' convolutions, see `models/passes.py`")
     parser.add_argument("--json", help="a file for the figures: those of the program, or a list")
-    parser.add_argument("--compile", help=argparse.SUPPRESS)  # in this process: what `compile_apart` asks for
+    parser.add_argument("--compile", help=argparse.SUPPRESS)  # used by `compile_apart`: compile in this process
     options, fields = parser.parse_known_args(arguments)
     if options.compile:
         pathlib.Path(options.json).write_text(json.dumps(compile_one(json.loads(options.compile))))

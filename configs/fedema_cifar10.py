@@ -1,15 +1,15 @@
-"""FedEMA on CIFAR-10 (ICLR 2022, arXiv 2204.04385), and other methods in the same setting.
+"""FedEMA on CIFAR-10, clients without labels (ICLR 2022, arXiv 2204.04385), or another method in this setting.
 
     python launch.py --config=configs/fedema_cifar10.py
     python launch.py --config=configs/fedema_cifar10.py:code
     python launch.py --config=configs/fedema_cifar10.py --config.fedema.tau=0.8
 
-ResNet-18, five clients of two classes each, all in every round, 100 rounds of five local epochs without a label. Test
-accuracy is that of a probe, fitted to the server's 500 labelled images; those are held by no client. As published, of a
-linear classifier trained on the labels of all images (200 epochs of Adam):
+ResNet-18, five clients of two classes each, all in every round, 100 rounds of five local epochs without labels. Test
+accuracy is that of a probe: a classifier fitted to the server's 500 labelled images, which no client holds. The
+published figures are of a linear classifier trained on the labels of all images (200 epochs of Adam):
     FedEMA                      83.34
     FedEMA, a user's re-run     82.1
-As the start of another method: --config.init_from=RUN, with the same data and normalisation.
+To start another method from this model: --config.init_from=RUN, with the same data and normalisation.
 Arguments: server_labels=, --config.data.partition=iid, a backbone, other methods, the variants of
 fedjax_ssl/methods/fedema.py.
 """

@@ -1,12 +1,12 @@
-"""FedIL on CIFAR-100, its Table I (arXiv 2302.11823), on Wide-ResNet-28-2 in place of ResNet9.
+"""FedIL on CIFAR-100, labels at the server: its Table I (arXiv 2302.11823), with Wide-ResNet-28-2.
 
     python launch.py --config=configs/fedil_cifar100.py
     python launch.py --config=configs/fedil_cifar100.py --config.data.partition=shards
 
-Label rate 0.1: 5,000 labelled images at the server, 450 unlabelled ones at each of 100 clients, 5 clients a
-round, 5 local epochs, 2,000 rounds; IID, or 20 of the 100 classes for each client (the second command). The
-paper's test accuracy: 48.25 and 46.39.
-Arguments: a backbone, server_labels=, images= (for each client), the variants of fedjax_ssl/methods/fedil/ (Table
+Label rate 0.1: 5,000 labelled images at the server, 450 unlabelled ones at each of 100 clients, 5 clients a round, 5
+local epochs, 2,000 rounds; IID, or 20 of the 100 classes for each client (the second command). The paper's test
+accuracy: 48.25 and 46.39. The paper has ResNet9; here it is Wide-ResNet-28-2.
+Arguments: a backbone, server_labels=, images= (per client), the variants of fedjax_ssl/methods/fedil/ (Table
 II), other methods.
 """
 

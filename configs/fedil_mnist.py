@@ -1,12 +1,13 @@
-"""FedIL on MNIST, its Table I (arXiv 2302.11823): the small CNN in place of ResNet9.
+"""FedIL on MNIST, labels at the server: its Table I (arXiv 2302.11823), with the small CNN.
 
     python launch.py --config=configs/fedil_mnist.py
     python launch.py --config=configs/fedil_mnist.py:two_classes
 
-Label rate 0.01: 600 labelled images at the server, 594 unlabelled ones at each of 100 clients, 5 clients a
-round, 5 local epochs, 2,000 rounds; IID, or 2 of the 10 classes for each client. The paper's test accuracy:
-98.30 and 98.46. Learning rate, batch size and optimizer are not given; the library's defaults stand in.
-Arguments: two_classes, server_labels=, images= (for each client), the variants of fedjax_ssl/methods/fedil/ (Table
+Label rate 0.01: 600 labelled images at the server, 594 unlabelled ones at each of 100 clients, 5 clients a round, 5
+local epochs, 2,000 rounds; IID, or 2 of the 10 classes for each client. The paper's test accuracy: 98.30 and 98.46. The
+paper has ResNet9 and gives no learning rate, batch size or optimizer; this config has the small CNN and the library's
+defaults.
+Arguments: two_classes, server_labels=, images= (per client), the variants of fedjax_ssl/methods/fedil/ (Table
 II), other methods.
 """
 

@@ -1,11 +1,11 @@
-"""FedLabel on OrganAMNIST, its Tables 3 and 4 (ICCV 2023, arXiv 2307.08809).
+"""FedLabel on OrganAMNIST, a few labels at every client: its Tables 3 and 4 (ICCV 2023, arXiv 2307.08809).
 
     python launch.py --config=configs/fedlabel_organmnist.py --config.data.path=organamnist.npz
 
-The file as MedMNIST offers it: 28 x 28 pixels, 11 classes. ResNet-18, 10 clients, 3 a round, Dir 0.1, labels for
-5 % of each client's images. The paper gives no learning rate, steps, rounds or augmentation of this data set: those of
-its code for CIFAR-100 stand in. Its test accuracy, on 15 % of the pooled images, here on the
-file's test images, its validation images left out:
+The file is MedMNIST's: 28 x 28 pixels, 11 classes. ResNet-18, 10 clients, 3 a round, Dirichlet alpha 0.1, labels for 5
+% of each client's images. The paper gives no learning rate, steps, rounds or augmentation for this data set; here they
+are those of its code for CIFAR-100. The paper tests on 15 % of the pooled images, this config on the file's test
+images; the file's validation images are not used. The paper's test accuracy:
                         Dir 0.1   Dir 1                            Dir 0.1   Dir 1
     FedAvg, all labels    71.09   81.49      FedProx + UDA           54.15   65.12
     FedProx, all labels   73.34   82.07      FedProx + FixMatch      55.49   70.58

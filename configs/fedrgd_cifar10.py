@@ -1,16 +1,17 @@
-"""FedRGD on CIFAR-10 in the setting of its public code (IEEE Big Data 2021, arXiv 2008.11364).
+"""FedRGD on CIFAR-10, labels at the server: its public code's setting (IEEE Big Data 2021, arXiv 2008.11364).
 
     python launch.py --config=configs/fedrgd_cifar10.py
     python launch.py --config=configs/fedrgd_cifar10.py:no_groups
     python launch.py --config=configs/fedrgd_cifar10.py:slow --config.data.main_share=0
 
-ResNet-18 with group normalisation, 10 users that all take part in two groups, 1,000 labels at the server, 16 steps
-between two averagings, 300 epochs of 1,024 steps: 19,200 rounds. Two fifths of a user's images are of one class; 0 is
-IID. The paper's own figures could not be read; its claims are that groups and group normalisation help and that a long
-time between averagings hurts. SemiFL's re-run, whose groups are forgotten behind each averaging (mean_of_means): 33.2
-with 250 labels and 47.8 with 4,000. A user of the code reports 42 with a newer PyTorch than its own.
-Beside the work of its 16 steps a round has three quarters more for the report, which labels all images of the users,
-and a sixth for the test of the model.
+ResNet-18 with group normalisation, 10 users in two groups that all take part, 1,000 labels at the server. Models are
+averaged every 16 steps, which is a round; the code's 300 epochs of 1,024 steps are 19,200 rounds. Two fifths of a
+user's images are of one class (data.main_share; 0 is IID).
+The paper's own figures could not be read. Its claims: groups and group normalisation help, and a long time between
+averagings hurts. SemiFL's re-run has 33.2 with 250 labels and 47.8 with 4,000; it forgets the groups after each
+averaging (variant mean_of_means). A user of the code reports 42 with a newer PyTorch than the code's.
+In addition to its 16 steps a round spends three quarters of their cost on the report, which labels all images of the
+users, and a sixth on testing the model.
 Arguments: server_labels=, a backbone (its comparison with FedMatch has resnet9), the variants of
 fedjax_ssl/methods/fedrgd/, other methods.
 """

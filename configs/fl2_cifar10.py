@@ -5,15 +5,15 @@
     python launch.py --config=configs/fl2_cifar10.py:code --config.data.partition=iid
 
 Wide-ResNet-28-2, 100 clients, 10 a round, 800 rounds, 5 local epochs, 5 epochs at the server, the recipe `strong`. The
-paper's test accuracy (three seeds; of which round is not said), (FL)^2 / SemiFL:
+paper's test accuracy (three seeds; it does not say of which round), (FL)^2 / SemiFL:
                  labels            10                    40
     IID               38.9 ± 11.1 / 10.0    81.5 ± 7.4 / 75.3
     Dir 0.3           24.3 ±  4.5 / 10.0    43.5 ± 7.5 / 38.0
     Dir 0.1           19.2 ±  5.7 / 10.0    36.4 ± 1.4 / 19.9
-With so few labels seeds end far apart: look at each. On Fashion-MNIST, which comes as an npz, 40 labels, IID / Dir 0.3:
-49.8 / 63.2, of which one seed failed; SemiFL 10.0 / 12.8.
-Arguments: server_labels=, alpha=, a backbone, the variants of fedjax_ssl/methods/fl2.py (`code`: what its public code
-does otherwise), other methods and recipes.
+With so few labels seeds differ widely, so look at each. Fashion-MNIST (data.source=fashion_mnist) with 40 labels, IID /
+Dir 0.3: (FL)^2 49.8 / 63.2, where one seed failed; SemiFL 10.0 / 12.8.
+Arguments: server_labels=, alpha=, a backbone, the variants of fedjax_ssl/methods/fl2.py (`code`: its public code's
+choices), other methods and recipes.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -3,13 +3,14 @@
     python launch.py --config=configs/fl2_cifar100.py
     python launch.py --config=configs/fl2_cifar100.py:server_labels=100,alpha=0.1
 
-As configs/fl2_cifar10.py, with Wide-ResNet-28-8 and a perturbation of radius 1. The paper's test accuracy (three
+Like configs/fl2_cifar10.py, with Wide-ResNet-28-8 and a perturbation of radius 1. The paper's test accuracy (three
 seeds), (FL)^2 / SemiFL:
                  labels           100                   400
     IID                14.4 ± 2.3 / 13.9    28.1 ± 2.2 / 27.9
     Dir 0.3            12.1 ± 1.1 / 12.4    25.4 ± 1.0 / 18.9
     Dir 0.1            10.4 ± 1.3 /  9.8    23.5 ± 1.2 / 13.5
-The public code has no rule for the server's training before the first round here, and stops; ours is CIFAR-10's.
+On CIFAR-100 the public code stops, because it has no rule for the server's training before the first round. This config
+uses CIFAR-10's rule.
 Arguments: server_labels=, alpha=, a backbone, the variants of fedjax_ssl/methods/fl2.py, other methods and recipes.
 """
 

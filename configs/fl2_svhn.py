@@ -1,15 +1,16 @@
-"""(FL)^2 on SVHN without its extra images, 40 or 250 labels at the server, its Table 1 (arXiv 2410.23227).
+"""(FL)^2 on SVHN without its extra images, with 40 or 250 labels at the server, its Table 1 (arXiv 2410.23227).
 
     python launch.py --config=configs/fl2_svhn.py
     python launch.py --config=configs/fl2_svhn.py:server_labels=250,alpha=0.1
 
-As configs/fl2_cifar10.py; images are flipped here too. The paper's test accuracy (three seeds), (FL)^2 / SemiFL:
+Like configs/fl2_cifar10.py; images are flipped, too. The paper's test accuracy (three seeds), (FL)^2 / SemiFL:
                  labels            40                    250
     IID                75.3 ± 2.4 / 53.4    94.6 ± 1.1 / 43.3
     Dir 0.3            31.0 ± 4.2 / 26.3    92.6 ± 0.5 / 42.7
     Dir 0.1            21.5 ± 3.3 / 18.0    88.0 ± 1.0 / 82.3
-SemiFL's 43.3 and 42.7 are of seeds that collapsed and others that did not (± 41); its own paper has 96.8 IID. The code
-trains the server for 510 epochs before the first round, or for 80 with 250 labels: --config.server.pretrain_epochs=510.
+SemiFL's 43.3 and 42.7 are means over seeds of which some collapsed (± 41); its own paper has 96.8 under IID. Before the
+first round the public code trains the server for 510 epochs, or for 80 with 250 labels; this config does not. To do the
+same: --config.server.pretrain_epochs=510.
 Arguments: server_labels=, alpha=, a backbone, the variants of fedjax_ssl/methods/fl2.py, other methods and recipes.
 """
 

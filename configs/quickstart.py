@@ -1,9 +1,10 @@
-"""FedAnchor on scikit-learn's handwritten digits (1,797 real 8x8 images, no download): the quickstart.
+"""The quickstart: FedAnchor on scikit-learn's digits (1,797 8x8 images, no download), labels at the server.
 
     python launch.py
 
-20 clients of 69 images each, non-IID (Dir 0.5), 50 labelled anchors at the server, 5 clients a round.
-Arguments: iid, server_labels=, alpha=, images= (for each client), and the variants of fedjax_ssl/methods/fedanchor/.
+20 clients of 69 images each, non-IID (Dirichlet alpha 0.5), 50 labelled images (anchors) at the server, 5 clients a
+round, 40 rounds.
+Arguments: iid, server_labels=, alpha=, images= (per client), and the variants of fedjax_ssl/methods/fedanchor/.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config
@@ -18,6 +19,6 @@ def get_config(arguments=""):
     config.data.server_labels = 50
     config.data.alpha = 0.5
     config.model.name = "cnn"
-    config.server.augmentation = "weak"  # strong, as in the paper, costs points here: docs/results/fedanchor.md
+    config.server.augmentation = "weak"  # the paper's 'strong' is worse here: docs/results/fedanchor.md
     config.augment.padding = 1
     return apply_arguments(config, arguments)

@@ -1,10 +1,10 @@
-"""FedAnchor on a table: scikit-learn's digits as rows of 64 numbers, no download.
+"""FedAnchor on a table, labels at the server: scikit-learn's digits as rows of 64 numbers, no download.
 
     python launch.py --config=configs/quickstart_table.py
 
-20 clients of 69 rows each, non-IID (Dir 0.5), 50 labelled rows at the server, 5 clients a round.
+20 clients of 69 rows each, non-IID (Dirichlet alpha 0.5), 50 labelled rows at the server, 5 clients a round.
 Another method: --config=configs/quickstart_table.py:semifl,strong. Labels alone: :server_only.
-A csv of your own: docs/how_to/tables_and_text.md.
+For your own CSV file see docs/how_to/tables_and_text.md.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

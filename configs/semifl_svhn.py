@@ -1,19 +1,19 @@
-"""SemiFL on SVHN without its extra images, its Table 1 (NeurIPS 2022, arXiv 2106.01432).
+"""SemiFL on SVHN without its extra images, labels at the server: its Table 1 (NeurIPS 2022, arXiv 2106.01432).
 
     python launch.py --config=configs/semifl_svhn.py
     python launch.py --config=configs/semifl_svhn.py:iid,server_labels=250
 
-Wide-ResNet-28-2, 100 clients, 10 a round, 800 rounds, 5 local epochs, 5 epochs at the server, the recipe
-`strong`. Images are never flipped. The paper's best test accuracy of 800 rounds (four seeds):
+Wide-ResNet-28-2, 100 clients, 10 a round, 800 rounds, 5 local epochs, 5 epochs at the server, the recipe `strong`.
+Images are never flipped. The paper's best test accuracy of 800 rounds (four seeds):
                  labels 250   1000
     IID                 96.8   96.9
     Dir 0.3             94.0   95.2
     Dir 0.1             91.2   93.0
     2 classes           87.5   92.2
-Its public code, of which the figures most likely are, differs from its text: the variant `code`.
-Arguments: iid, two_classes, server_labels=, alpha=, images=, a backbone, the variants of
-fedjax_ssl/methods/semifl.py, other methods and recipes. With server_labels=1000 or fewer, given like this, the
-server's batches have 10 images, as in its code.
+These figures most likely come from its public code, which differs from its text: variant `code`.
+Arguments: iid, two_classes, server_labels=, alpha=, images=, a backbone, the variants of fedjax_ssl/methods/semifl.py,
+other methods and recipes. If the argument server_labels= is 1,000 or less, the server's batches have 10 images, as in
+the code.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

@@ -1,11 +1,12 @@
-"""Twin-sight on CIFAR-10 (ICLR 2024, arXiv 2402.14430), and other methods in the same setting.
+"""Twin-sight on CIFAR-10, four clients of ten have labels (ICLR 2024, arXiv 2402.14430), or another method.
 
     python launch.py --config=configs/twin_sight_cifar10.py
     python launch.py --config=configs/twin_sight_cifar10.py:code
     python launch.py --config=configs/twin_sight_cifar10.py:supervised,labelled_cohorts
 
-ResNet-18, ten clients of which four have labels for all their images and six have none, Dir 0.1, five clients in a
-round, 500 rounds of one local epoch. Test accuracy as published; of which round is not said:
+ResNet-18, ten clients: four have labels for all their images, six have none. Dirichlet alpha 0.1, five clients a round,
+500 rounds of one local epoch.
+Published test accuracy (the paper does not say of which round):
     FedAvg, all labels          82.78
     FedAvg, labelled clients    61.58
     FedProx, labelled clients   63.66
@@ -14,7 +15,7 @@ round, 500 rounds of one local epoch. Test accuracy as published; of which round
     Fed-Consist                 62.42
     RSCFed                      60.78
     Twin-sight                  70.06
-It takes 115 rounds to the accuracy to which the paper counts them.
+Twin-sight takes 115 rounds to the paper's target accuracy.
 Arguments: alpha=, a backbone, other methods, the variants of fedjax_ssl/methods/twin_sight.py.
 """
 

@@ -1,11 +1,12 @@
-"""Twin-sight on CIFAR-100 (ICLR 2024, arXiv 2402.14430), and other methods in the same setting.
+"""Twin-sight on CIFAR-100, four clients of ten have labels (ICLR 2024, arXiv 2402.14430), or another method.
 
     python launch.py --config=configs/twin_sight_cifar100.py
     python launch.py --config=configs/twin_sight_cifar100.py:code
     python launch.py --config=configs/twin_sight_cifar100.py:supervised,labelled_cohorts
 
-ResNet-18, ten clients of which four have labels for all their images and six have none, Dir 0.1, five clients in a
-round, 500 rounds of one local epoch. Test accuracy as published; of which round is not said:
+ResNet-18, ten clients: four have labels for all their images, six have none. Dirichlet alpha 0.1, five clients a round,
+500 rounds of one local epoch.
+Published test accuracy (the paper does not say of which round):
     FedAvg, all labels          64.45
     FedAvg, labelled clients    48.36
     FedProx, labelled clients   44.64
@@ -14,7 +15,7 @@ round, 500 rounds of one local epoch. Test accuracy as published; of which round
     Fed-Consist                 47.31
     RSCFed                      43.48
     Twin-sight                  49.98
-It takes 400 rounds to the accuracy to which the paper counts them.
+Twin-sight takes 400 rounds to the paper's target accuracy.
 Arguments: alpha=, a backbone, other methods, the variants of fedjax_ssl/methods/twin_sight.py.
 """
 

@@ -1,12 +1,13 @@
-"""Twin-sight on Fashion-MNIST (ICLR 2024, arXiv 2402.14430), and other methods in the same setting.
+"""Twin-sight on Fashion-MNIST, four clients of ten have labels (ICLR 2024, arXiv 2402.14430), or another method.
 
     python launch.py --config=configs/twin_sight_fmnist.py
     python launch.py --config=configs/twin_sight_fmnist.py:code
     python launch.py --config=configs/twin_sight_fmnist.py:supervised,labelled_cohorts
 
-ResNet-18, ten clients of which four have labels for all their images and six have none, Dir 0.1, five clients in a
-round, 500 rounds of one local epoch. There is no RandAugment: strong views are weak ones. Images stay 28x28, of one
-channel; pixels are not standardised. Test accuracy as published; of which round is not said:
+ResNet-18, ten clients: four have labels for all their images, six have none. Dirichlet alpha 0.1, five clients a round,
+500 rounds of one local epoch. There is no RandAugment: strong views equal weak ones. Images stay 28x28 with one
+channel; pixels are not standardised.
+Published test accuracy (the paper does not say of which round):
     FedAvg, all labels          88.98
     FedAvg, labelled clients    72.46
     FedProx, labelled clients   70.71
@@ -15,7 +16,7 @@ channel; pixels are not standardised. Test accuracy as published; of which round
     Fed-Consist                 68.51
     RSCFed                      76.58
     Twin-sight                  79.95
-It takes 140 rounds to the accuracy to which the paper counts them.
+Twin-sight takes 140 rounds to the paper's target accuracy.
 Arguments: alpha=, a backbone, other methods, the variants of fedjax_ssl/methods/twin_sight.py.
 """
 

@@ -1,13 +1,14 @@
-"""Twin-sight on SVHN (ICLR 2024, arXiv 2402.14430), and other methods in the same setting.
+"""Twin-sight on SVHN, four clients of ten have labels (ICLR 2024, arXiv 2402.14430), or another method.
 
     python launch.py --config=configs/twin_sight_svhn.py
     python launch.py --config=configs/twin_sight_svhn.py:code
     python launch.py --config=configs/twin_sight_svhn.py:supervised,labelled_cohorts
 
-ResNet-18, ten clients of which four have labels for all their images and six have none, Dir 0.1, five clients in a
-round, 500 rounds of one local epoch. There is no RandAugment: Twin-sight's views are two of `config.views`, and pixels
-are not standardised (data_preprocessing/loader.py:569-575 of its code). The other methods' views are weak ones here.
-Test accuracy as published; of which round is not said:
+ResNet-18, ten clients: four have labels for all their images, six have none. Dirichlet alpha 0.1, five clients a round,
+500 rounds of one local epoch. There is no RandAugment, and pixels are not standardised
+(data_preprocessing/loader.py:569-575 of the code). Twin-sight's two views are those of `config.views`; the views of
+other methods are weak ones.
+Published test accuracy (the paper does not say of which round):
     FedAvg, all labels          87.34
     FedAvg, labelled clients    51.10
     FedProx, labelled clients   49.22
@@ -16,7 +17,7 @@ Test accuracy as published; of which round is not said:
     Fed-Consist                 56.87
     RSCFed                      54.50
     Twin-sight                  62.94
-It takes 125 rounds to the accuracy to which the paper counts them.
+Twin-sight takes 125 rounds to the paper's target accuracy.
 Arguments: alpha=, a backbone, other methods, the variants of fedjax_ssl/methods/twin_sight.py.
 """
 
@@ -30,5 +31,5 @@ def get_config(arguments=""):
     config.data.standardise = False
     config.augment.flavour, config.augment.flip = "none", "always"
     config.twin_sight.second_view = "views"
-    config.confidence.clamp_least, config.confidence.clamp_most = 0.9, 0.95  # of freematch
+    config.confidence.clamp_least, config.confidence.clamp_most = 0.9, 0.95  # FreeMatch's thresholds
     return apply_arguments(config, arguments)

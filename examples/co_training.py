@@ -1,4 +1,4 @@
-"""Two models at each client that label for each other; see docs/how_to/extend_a_method.md.
+"""A method with two models at each client that label images for each other: docs/how_to/extend_a_method.md.
 
 python launch.py --config.method=examples/co_training.py:co_training --config.data.labels=clients
 """
@@ -18,7 +18,7 @@ PARTS = (*CLASSIFIER, "peer")
 
 def defaults() -> Section:
     section = Section()
-    section.momentum = share(0.9)  # of the remembered agreement
+    section.momentum = share(0.9)  # momentum of the remembered agreement
     section.threshold = share(0.95)  # a label counts if its probability reaches it
     return section
 

@@ -1,9 +1,9 @@
-"""FedAvg with FixMatch in plain JAX, on the digits: one client after the other, one batch after the other.
+"""FedAvg with FixMatch on the digits in plain JAX: a loop over clients, and over the batches of each.
 
     python examples/fixmatch.py
 
-Given the same batches, the library's `method=fixmatch` gives the same numbers, and trains all clients at once, see
-tests/test_examples.py.
+The library's `method=fixmatch` trains a round's clients at once, and gives the same numbers on the same batches
+(tests/test_examples.py).
 """
 
 import jax
@@ -31,7 +31,7 @@ def make_client(network, optimizer, threshold):
         updates, state = optimizer.update(jax.grad(loss)(model.params, model, *batch), state, model.params)
         return model._replace(params=optax.apply_updates(model.params, updates)), state
 
-    def train(model, batches):  # of labelled images, their labels, weak views and strong views
+    def train(model, batches):  # batches of (labelled images, labels, weak views, strong views)
         state = optimizer.init(model.params)
         for batch in batches:
             model, state = step(model, state, *batch)

@@ -1,6 +1,6 @@
-"""Writes ham10000.npz, the skin lesions of configs/semianagg_isic.py; see docs/how_to/own_data.md.
+"""Writes ham10000.npz, the skin lesions for configs/semianagg_isic.py; see docs/how_to/own_data.md.
 
-python examples/ham10000.py    # beside the folder HAM10000 with all images, and HAM10000_metadata.csv
+python examples/ham10000.py    # in a folder with HAM10000_metadata.csv and the folder HAM10000 of all images
 """
 
 import csv
@@ -14,14 +14,14 @@ CLASSES, SIDE = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"), 224
 
 
 def read(names: list[str]) -> np.ndarray:
-    """The images of these names, uint8 [N, SIDE, SIDE, 3]."""
+    """Reads the images with these names, uint8 [N, SIDE, SIDE, 3]."""
     files = [pathlib.Path("HAM10000") / f"{name}.jpg" for name in names]
     small = [Image.open(file).convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR) for file in files]
     return np.stack([np.asarray(image) for image in small])
 
 
 def main() -> None:
-    """Divides the rows of the table: a fifth of each class is for testing."""
+    """Splits the table's rows, a fifth of each class for testing, and writes the file."""
     with open("HAM10000_metadata.csv", newline="", encoding="utf-8") as table:
         rows = list(csv.DictReader(table))
     names, labels = [row["image_id"] for row in rows], [CLASSES.index(row["dx"]) for row in rows]

@@ -1,4 +1,4 @@
-"""FixMatch on another kind of input: vectors in place of images, with views, a backbone and data of their own."""
+"""FixMatch on your own kind of input: vectors instead of images, with their own views, backbone and data."""
 
 from typing import NamedTuple
 
@@ -16,16 +16,16 @@ from fedjax_ssl.models.network import Network
 
 
 class Vectors(NamedTuple):
-    """How an example is stored, and how the network takes it: see `fedjax_ssl.kinds`."""
+    """How an example is stored and given to the network; see `fedjax_ssl.kinds`."""
 
-    shape: tuple[int]  # of an example
+    shape: tuple[int]  # shape of an example
 
     def to_network(self, inputs):
         return inputs
 
 
 class Perceptron(nn.Module):
-    """Inputs [B, 20] to features [B, 32]."""
+    """Maps inputs [B, 20] to features [B, 32]."""
 
     @nn.compact
     def __call__(self, inputs, train=False, mask=None, num_views=1):

@@ -1,15 +1,15 @@
-"""Clients with a few labels each on CIFAR-10, in SAGE's protocol with a narrow ResNet-8, as far as hours of a CPU go.
+"""A few labels at every client on CIFAR-10: SAGE's protocol with a narrow ResNet-8, in hours on a CPU.
 
     python launch.py sweep configs/sweeps/cifar10_few_labels.py --workdir=runs/cifar10_few_labels
     python launch.py sweep configs/sweeps/cifar10_few_labels.py:warmed --workdir=runs/cifar10_few_labels_warmed
     python launch.py sweep configs/sweeps/cifar10_few_labels.py:proxyfl --workdir=runs/cifar10_few_labels_proxyfl
 
-What differs from configs/sage_cifar10.py, whose docstring has the published order: the ResNet-8 has 8, 16 and 32
-channels instead of 64, 128 and 256, and there are 15 rounds of one local epoch instead of 300 of five. An epoch of
-labels alone has two steps, ten epochs make them 20; the other methods have 19, FedLabel as many of each kind. After 15
-rounds hardly a label is confident: `warmed` asks for the order where they are, 10 rounds behind 60 on labels alone.
-`proxyfl` asks why ProxyFL falls: one change each, and all of its code's, 8 rounds; the change that helps most without
-its code's others is also a row of `warmed`.
+configs/sage_cifar10.py has the published order of the methods. Differences to it: the ResNet-8 has 8, 16 and 32
+channels instead of 64, 128 and 256, and there are 15 rounds of one local epoch instead of 300 of five. An epoch on
+labels alone has two steps, so it gets ten epochs, 20 steps. The other methods take 19 steps, FedLabel 19 of each kind.
+After 15 rounds hardly any label is confident. `warmed` compares the methods when labels are: 10 rounds after 60 rounds
+on labels alone. `proxyfl` asks why ProxyFL's accuracy falls, in 8 rounds: single changes, and all changes of its code.
+The single change that helps most is also a row of `warmed`.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument

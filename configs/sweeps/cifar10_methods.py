@@ -1,14 +1,14 @@
-"""Does FedAnchor learn from its clients on CIFAR-10? Against its own server alone, SemiFL, and the paper's own rules.
+"""Does FedAnchor learn from its clients on CIFAR-10? Compared with its server alone, SemiFL and the paper's own rules.
 
     python launch.py sweep configs/sweeps/cifar10_methods.py --workdir=runs/cifar10_methods
     python launch.py sweep configs/sweeps/cifar10_methods.py:one_seed --workdir=runs/cifar10_one_seed
 
-ResNet-8, 100 clients of 100 images, 10 a round, 500 anchors, 100 rounds, 3 seeds, LDA 0.1 and IID, recipe `strong`. The
-settings were chosen on another seed's validation images (cifar10_screen.py): the paper's threshold of 0.6; and, chosen
-before that was tried, the surest 30 % of each client's images. The test set is opened once, after the last round.
-Through every server go as many images in a round, 1,000: FedAnchor's in one epoch of each loss, the others' in two of
-cross-entropy, which are 100 steps instead of 70. The second command's rows are single changes and bounds, of seed 0 and
-LDA 0.1.
+ResNet-8, 100 clients of 100 images, 10 a round, 500 labelled images (anchors) at the server, 100 rounds, 3 seeds, LDA
+0.1 and IID, recipe `strong`. The settings were chosen on validation images of another seed (cifar10_screen.py): the
+paper's threshold of 0.6, and, in an earlier choice, the surest 30 % of each client's images. The test set is used once,
+after the last round. Every server trains on 1,000 images a round: FedAnchor's in one epoch of each of its two losses
+(70 steps), the others' in two epochs of cross-entropy (100 steps). The second command has single changes and bounds,
+with seed 0 and LDA 0.1.
 """
 
 from fedjax_ssl.errors import UserError

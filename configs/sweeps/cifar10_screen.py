@@ -1,18 +1,19 @@
-"""With which settings does FedAnchor learn from its clients on CIFAR-10? Screened on held-out images, seed 7.
+"""Which settings let FedAnchor learn from its clients on CIFAR-10? Chosen on validation images of seed 7.
 
     python launch.py sweep configs/sweeps/cifar10_screen.py --workdir=runs/cifar10_screen
 
-ResNet-8, 100 clients of 100 images, 10 a round, 500 anchors, 2,000 validation images. First whether clients that have
-all their labels teach the global model anything, 12 rounds; then FedAnchor, 30 rounds: docs/notebook/cifar10.md.
+ResNet-8, 100 clients of 100 images, 10 a round, 500 labelled images (anchors) at the server, 2,000 validation images.
+The first rows ask in 12 rounds whether clients with all their labels improve the global model. FedAnchor's rows have 30
+rounds. docs/notebook/cifar10.md has the results.
 """
 
 from fedjax_ssl.sweep import Sweep
 
-# What benchmarks/server_labels.py shows to label best before any client trains.
+# The settings whose labels were best before any client trained, by benchmarks/server_labels.py.
 SERVER = {"server.pretrain_epochs": 40, "server.augmentation": "weak"}
 FOUND = {**SERVER, "fedanchor.common_direction_weight": 1.0, "fedanchor.centred": True}
 SLOW = {"server.learning_rate": 0.003, "fedanchor.contrastive_learning_rate": 0.003}
-# The contrastive loss trains the anchor head alone, and cross-entropy goes over the anchors twice.
+# APART: the contrastive loss trains only the anchor head, and there are two epochs of cross-entropy.
 TWO_EPOCHS = {"server.augmentation": "weak", "server.epochs": 2, "server.pretrain_epochs": 80}
 APART = {**TWO_EPOCHS, "fedanchor.contrastive_trains": "anchor_head"}
 LDA, IID = {"data.alpha": 0.1}, {"data.alpha": 1000.0}

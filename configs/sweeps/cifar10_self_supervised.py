@@ -1,13 +1,13 @@
-"""What do clients without any labels teach on CIFAR-10? FedEMA and Orchestra against labels alone, a narrow ResNet-8.
+"""What do clients without labels add on CIFAR-10? FedEMA and Orchestra against the server's labels alone.
 
     python launch.py sweep configs/sweeps/cifar10_self_supervised.py --workdir=runs/cifar10_self_supervised
 
 ResNet-8 of width 8, 10 clients of 500 images, 5 a round, five local epochs, 40 rounds, 250 labels at the server, IID
-and two classes for each client, seed 0. FedEMA's heads are narrow, too: 512 and 128 numbers instead of 4,096 and
-2,048. FedEMA and Orchestra have a probe on those labels; `Untrained` is the probe on
-the features of Orchestra's first round, which clusters and does not train; its normalisation has the statistics with
-which a network begins, mean 0 and variance 1, and in the row after it those of the labelled images. `Labels alone` is
-the whole network, trained on the 250 labels for five epochs a round.
+and two classes for each client, seed 0. FedEMA's projector is narrow, too: 512 and 128 numbers instead of 4,096 and
+2,048. FedEMA and Orchestra are tested by a probe on the server's labels. `Untrained` is the probe on the features after
+Orchestra's first round, which clusters and does not train. Its normalisation has initial statistics, mean 0 and
+variance 1; the row after it has the statistics of the labelled images. `Labels alone` trains the whole network on the
+250 labels for five epochs a round.
 """
 
 from fedjax_ssl.sweep import Sweep

@@ -4,8 +4,8 @@
     python launch.py sweep configs/sweeps/fedanchor_table1.py:cifar100 --workdir=runs/table1_cifar100
     python launch.py sweep configs/sweeps/fedanchor_table1.py:svhn --workdir=runs/table1_svhn
 
-The paper's recipe is not known; `plain` is the likely one (docs/concepts/recipes.md). FedCon has the optimizers of its
-own code, which the paper says to have taken, and a projector three times as wide as the features.
+The paper's recipe is not known; `plain` is likely (docs/concepts/recipes.md). FedCon has its own code's optimizers, as
+the paper says it used, and a projector three times as wide as the features.
 The paper's accuracies, Dir 0.1 / IID:
                        CIFAR-10, 500    CIFAR-100, 2500    SVHN, 1000
     Supervised         77.96 / 89.73    50.87 / 61.84      91.29 / 94.87
@@ -26,7 +26,7 @@ METHODS = {
     "FedAnchor": "plain",
     "FedAnchor (mix)": "plain,mix",
 }
-# Anchors, and the accuracy to which rounds are counted.
+# Numbers of anchors; target accuracy to which the table counts rounds.
 DATASETS = {
     "cifar10": ((250, 500, 5000), 0.7),
     "cifar100": ((2500, 10000), 0.4),

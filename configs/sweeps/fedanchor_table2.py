@@ -4,8 +4,8 @@
     python launch.py sweep configs/sweeps/fedanchor_table2.py:cifar100 --workdir=runs/table2_cifar100
     python launch.py sweep configs/sweeps/fedanchor_table2.py:svhn --workdir=runs/table2_svhn
 
-Both recipes are run, docs/concepts/recipes.md says why; FedCon with the optimizers of its own code, once. The
-paper's accuracies at Dir 0.1:
+All rows but FedCon's have both recipes (docs/concepts/recipes.md says why). FedCon has the optimizers of its own code.
+The paper's accuracies at Dir 0.1:
                        CIFAR-10, 250    CIFAR-100, 2500    SVHN, 250
     Supervised                 78.54              55.87        87.34
     FedCon                     41.11              30.27        57.98
@@ -23,7 +23,7 @@ METHODS = {
     "SemiFL": "semifl",
     "FedAnchor": "fedanchor",
 }
-# Anchors, and the accuracy to which rounds are counted.
+# Numbers of anchors; target accuracy to which the table counts rounds.
 DATASETS = {
     "cifar10": ((250, 500, 5000), 0.5),
     "cifar100": ((2500, 10000), 0.4),

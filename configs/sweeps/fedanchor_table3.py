@@ -32,7 +32,7 @@ LOWER = {
     "FedAnchor without the contrastive loss, ResNet-18": "plain,no_contrastive",
     "FedAnchor, ResNet-18": "plain",
 }
-# Anchors, and the accuracy to which rounds are counted.
+# Number of anchors; target accuracy to which the table counts rounds.
 DATASETS = {"cifar10": (500, 0.5), "svhn": (1000, 0.8)}
 
 

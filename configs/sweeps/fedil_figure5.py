@@ -1,5 +1,4 @@
-"""FedIL's Figure 5: clients per round, on CIFAR-10, 1,000 rounds (arXiv 2302.11823). 5 to 20 clients help,
-more do not.
+"""FedIL's Figure 5: clients per round, on CIFAR-10, 1,000 rounds (arXiv 2302.11823). 5 to 20 help, more do not.
 
 python launch.py sweep configs/sweeps/fedil_figure5.py --workdir=runs/fedil_figure5
 """

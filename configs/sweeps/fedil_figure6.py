@@ -1,4 +1,4 @@
-"""FedIL's Figure 6: local epochs, on CIFAR-10, 1,000 rounds (arXiv 2302.11823). The paper finds 5 best.
+"""FedIL's Figure 6: local epochs, on CIFAR-10, 1,000 rounds (arXiv 2302.11823). 5 are best in the paper.
 
 python launch.py sweep configs/sweeps/fedil_figure6.py --workdir=runs/fedil_figure6
 """

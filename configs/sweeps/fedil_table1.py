@@ -4,7 +4,7 @@
     python launch.py sweep configs/sweeps/fedil_table1.py:mnist --workdir=runs/fedil_table1_mnist
     python launch.py sweep configs/sweeps/fedil_table1.py:cifar100 --workdir=runs/fedil_table1_cifar100
 
-The paper has CIFAR-100 at label rate 0.1 alone. Its accuracies, at label rates 0.01 / 0.1:
+The paper has CIFAR-100 only at label rate 0.1. Its accuracies at label rates 0.01 / 0.1:
                         MNIST            CIFAR-10         CIFAR-100
     Fully-Supervised            99.50            93.59        71.71
     FedMatch, IID       97.13 / 98.89    55.30 / 82.20        46.43
@@ -17,14 +17,14 @@ The paper has CIFAR-100 at label rate 0.1 alone. Its accuracies, at label rates 
     Orchestra, non-IID  95.97 / 97.74    57.92 / 65.24        31.42
     FedIL, IID          98.30 / 99.05    61.31 / 82.51        48.25
     FedIL, non-IID      98.46 / 99.08    58.98 / 79.14        46.39
-FixMatch is not in the table. FedMatch has 2,000 labelled images besides for its learning rates, and here none: see
-docs/methods/fedmatch.md. How the paper makes a classifier of FedU's, FedEMA's and Orchestra's features is not said;
-here it is a probe on the server's labelled images.
+FixMatch is not in the paper's table. The paper's FedMatch has another 2,000 labelled images for its learning rates,
+here it has none (docs/methods/fedmatch.md). The paper does not say how it makes a classifier of FedU's, FedEMA's and
+Orchestra's features; here it is a probe on the server's labelled images.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
 
-# Labelled images of the two label rates, and the accuracy to which rounds are counted.
+# Labelled images at each label rate; target accuracy to which the table counts rounds.
 DATASETS = {
     "mnist": ((600, 6000), 0.9),
     "cifar10": ((500, 5000), 0.5),

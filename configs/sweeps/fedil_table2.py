@@ -1,4 +1,4 @@
-"""FedIL's Table II: its modules, on CIFAR-10, label rate 0.01, IID (arXiv 2302.11823).
+"""FedIL's Table II: FedIL without single modules, on CIFAR-10, label rate 0.01, IID (arXiv 2302.11823).
 
     python launch.py sweep configs/sweeps/fedil_table2.py --workdir=runs/fedil_table2
 

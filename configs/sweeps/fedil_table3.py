@@ -1,4 +1,4 @@
-"""FedIL's Table III: the count of successive labels k = 2 to 8, on CIFAR-10 (arXiv 2302.11823).
+"""FedIL's Table III: how many equal labels in a row it takes, k = 2 to 8, on CIFAR-10 (arXiv 2302.11823).
 
 python launch.py sweep configs/sweeps/fedil_table3.py --workdir=runs/fedil_table3
 """

@@ -1,4 +1,4 @@
-"""FedLabel's Table 1: one expert's labels alone, against both; CIFAR-10, Dir 0.1 (ICCV 2023, arXiv 2307.08809).
+"""FedLabel's Table 1: labels of one expert or of both; CIFAR-10, Dir 0.1 (ICCV 2023, arXiv 2307.08809).
 
     python launch.py sweep configs/sweeps/fedlabel_table1.py --workdir=runs/fedlabel_table1
 

@@ -6,15 +6,16 @@
     python launch.py sweep configs/sweeps/fedlabel_table3.py:emnist --workdir=runs/fedlabel_table3_emnist
     python launch.py sweep configs/sweeps/fedlabel_table3.py:bloodmnist --workdir=runs/fedlabel_table3_bloodmnist
 
-CIFAR-10 and OrganAMNIST at Dir 0.1 and, for Table 4, Dir 1; the others at Dir 0.1. The
-paper's accuracies are in configs/fedlabel_DATASET.py. It does not give the baselines' hyper-parameters: all have
-FedLabel's learning rate, batch size and augmentation, and five local epochs where FedLabel counts steps: with 500
-images, 100 of them labelled, 10 steps on labels alone and 40 on all images; FedLabel takes 30 and 10.
+CIFAR-10 and OrganAMNIST have Dir 0.1 and, for Table 4, Dir 1; the others have Dir 0.1. The paper's accuracies are in
+configs/fedlabel_DATASET.py. The paper does not give the baselines' hyper-parameters. Here they have FedLabel's learning
+rate, batch size and augmentation, and five local epochs, while FedLabel counts steps. A client with 500 images, 100 of
+them labelled, takes 10 steps on labels alone or 40 on all images; with FedLabel it takes 30 labelled and 10 unlabelled
+steps.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
 
-# Degrees of heterogeneity, and the accuracy to which rounds are counted.
+# Values of Dirichlet's alpha; target accuracy to which the table counts rounds.
 DATASETS = {
     "cifar10": ((0.1, 1.0), 0.3),
     "organmnist": ((0.1, 1.0), 0.5),

@@ -2,18 +2,18 @@
 
     python launch.py sweep configs/sweeps/fedlabel_table5.py --workdir=runs/fedlabel_table5
 
-The columns are `MB down`, `MB up` and `seconds`, of four rounds of ten clients, which are all there are: each has at
-most 500 images, as one of a hundred has on average. The paper's, for a client and a round, with R parameters and h = 2
+The columns are `MB down`, `MB up` and `seconds`. Four rounds with all of ten clients; a client has at most 500 images,
+the average of the paper's hundred clients. The paper's figures for a client and a round, with R parameters and h = 2
 helpers:
     FedTriNet   2 R         7.81 s
     FedMatch    (2 + h) R   11.24 s
     FedLabel    2 R         3.76 s
-FedTriNet is timed after its warm-up. FedMatch has helpers in every round but the first, before which nobody has
-uploaded: its seconds and bytes with helpers are those of rounds 2 to 4 in timings.jsonl and metrics.jsonl of its run.
-Its two parts are as large as the model each, and its bytes are those of the entries that have changed.
-The paper counts seconds of as many local steps for all, and does not say how many. Of a client of 500 images, 100 of
-them labelled, FedLabel takes 30 and 10; FedMatch as many, 20 of each kind, in ten epochs; FedTriNet 10 on the labels
-and then up to 40, as many as its labels and what it has accepted fill in five epochs.
+FedTriNet has no warm-up here, so its later rounds are timed. FedMatch sends helpers in every round except the first,
+before which nobody has uploaded. Its seconds and bytes with helpers are those of rounds 2 to 4 in timings.jsonl and
+metrics.jsonl of its run. Each of its two parts is as large as the model; its bytes count the changed entries.
+The paper times equal numbers of local steps, but does not say how many. With 500 images, 100 of them labelled, FedLabel
+takes 30 labelled and 10 unlabelled steps. FedMatch also takes 40, 20 of each kind, in ten epochs. FedTriNet takes 10 on
+the labels and then up to 40: five epochs of its labelled and accepted images.
 """
 
 from fedjax_ssl.sweep import Sweep

@@ -16,14 +16,14 @@ The paper's accuracies:
     (FL)^2, IID      38.9   81.5    75.3   94.6    14.4   28.1
     (FL)^2, Dir 0.3  24.3   43.5    31.0   92.6    12.1   25.4
     (FL)^2, Dir 0.1  19.2   36.4    21.5   88.0    10.4   23.5
-Its spreads over three seeds go up to 41 points: table_runs.csv has each seed. SemiFL is its code's, with (FL)^2's
-augmentation, as in the paper's re-run. Its FedCon is the public code of that, of which the rows have optimizers, epochs
-and the plain mean. All have 800 rounds.
+The paper's spreads over three seeds go up to 41 points; table_runs.csv has each seed. As in the paper's re-runs, SemiFL
+is its public code's version with (FL)^2's augmentation, and FedCon has its public code's optimizers, epochs and uniform
+mean. All have 800 rounds.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
 
-# Labels, features of the backbone, and the accuracy to which rounds are counted.
+# Numbers of labels; the backbone's features; target accuracy to which the table counts rounds.
 DATASETS = {
     "cifar10": ((10, 40), 128, 0.4),
     "svhn": ((40, 250), 128, 0.7),
@@ -34,7 +34,7 @@ PARTITIONS = {
     "Dir 0.3": {"data.alpha": 0.3},
     "Dir 0.1": {"data.alpha": 0.1},
 }
-# Behind (FL)^2's own setting.
+# Replaces settings of (FL)^2 in the config file.
 AS_PUBLISHED = {"client.batch_size": 10, "server.pretrain_epochs": 0, "model.statistics_weights": "batches"}
 
 

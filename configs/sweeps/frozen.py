@@ -1,4 +1,4 @@
-"""Does semi-supervised learning help where a frozen encoder has been trained on ImageNet?
+"""Does semi-supervised learning help on features of a frozen encoder that was trained on ImageNet?
 
     python launch.py sweep configs/sweeps/frozen.py:server_choose --workdir=runs/frozen_server_choose DATA
     python launch.py sweep configs/sweeps/frozen.py:server --workdir=runs/frozen_server DATA
@@ -8,14 +8,15 @@
     python launch.py sweep configs/sweeps/frozen.py:mnist_clients --workdir=runs/frozen_mnist_clients DATA
     python launch.py sweep configs/sweeps/frozen.py:scratch --workdir=runs/frozen_scratch DATA
 
-DATA stands for --config.data.source=npz --config.data.path=FILE --config.data.flip=True
---config.encoder.weights=FILE; `scratch` takes no weights. A linear head on the features of EfficientNet-Lite0; 40
-clients of 80 images, 8 a round, 20 rounds. The labels are the server's or the clients'. `choose` has 500 validation
-images, 40 labels, LDA 0.1 and seed 7: four learning rates, of clients and server alike, for every method. The best of a
-method is in `CHOSEN`; `mnist_server` and `mnist_clients` have the best on MNIST. The comparison has 10 (at the server;
-at 40 clients each has one), 40, 250 and 500 labels, LDA 0.1 and IID, seeds 0, 1 and 2.
-`scratch` has the small CNN on the images themselves, its usual recipe, and 100 rounds, which cost
-about as much as encoding the images once.
+DATA stands for --config.data.source=npz --config.data.path=FILE --config.data.flip=True --config.encoder.weights=FILE.
+MNIST takes no flip, `scratch` no weights.
+A linear head on the features of EfficientNet-Lite0; 40 clients of 80 images, 8 a round, 20 rounds; labels at the server
+or at the clients. The parts that end in `choose` try four learning rates, the same for clients and server, for every
+method: 500 validation images, 40 labels, LDA 0.1, seed 7. `CHOSEN` has each method's best; `mnist_server` and
+`mnist_clients` use the best on MNIST. The comparison has 10 (only at the server, because each of 40 clients has one),
+40, 250 and 500 labels, LDA 0.1 and IID, seeds 0, 1 and 2.
+`scratch` trains the small CNN on the images with the recipe `strong` for 100 rounds, which cost about as much as
+encoding the images once.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -67,8 +68,8 @@ CHOSEN = {
     },
 }
 OF_METHOD = {
-    "server_only,plain": {"data.alpha": 1000.0},  # to which the clients' partition means nothing
-    # A momentum at the server moves one model; it has one of each group.
+    "server_only,plain": {"data.alpha": 1000.0},  # no clients, so their partition does not matter
+    # Server momentum moves a single model; FedRGD has one for each group.
     "fedrgd,strong": {"model.normalisation": "group", "aggregation.optimizer": "fedavg"},
 }
 FEDERATION = {
@@ -83,7 +84,7 @@ FEDERATION = {
 FROZEN = {**FEDERATION, "num_rounds": 20, "model.normalisation": "none"}
 AT_CLIENTS = {**FROZEN, "data.labels": "clients", "data.server_labels": 0}
 SCRATCH = {**FEDERATION, "num_rounds": 100, "model.name": "cnn"}
-# The config file, the common fields, the methods, and the field that counts labels, with its values.
+# Config file, common fields, methods, the field for the number of labels, its values.
 PARTS = {
     "server": ("configs/cifar10_frozen.py", FROZEN, SERVER, "data.server_labels", (10, 40, 250, 500)),
     "clients": ("configs/cifar10_frozen.py", AT_CLIENTS, CLIENTS, "data.num_labelled", (40, 250, 500)),

@@ -1,15 +1,15 @@
-"""The leaderboard: every method at its best of the same number of tries, a board for each place of the labels.
+"""The leaderboard: every method after the same number of tries of its settings, on one board per place of the labels.
 
     python launch.py sweep configs/sweeps/leaderboard.py:BOARD --workdir=runs/BOARD --tries=6
     python docs/leaderboard.py add runs/BOARD BOARD
     python docs/leaderboard.py > docs/leaderboard.md
 
-A board is named DATA_LABELS: `digits`, `mnist`, `cifar10`, `table` or `features`, and `server`, `clients` or
-`some_clients`. Digits, MNIST and CIFAR-10 have the small CNN. `table` has the digits as rows of 64 features and an MLP,
-without the methods that need images. `features` has a linear head on the features of EfficientNet-Lite0, without the
-methods that need a backbone with parameters; docs/results/frozen_encoders.md says how to name its data and weights. All
-rows have the recipe `plain`, one local epoch, LDA 0.5 and seeds 0 to 4. Tries draw the learning rates of clients and
-server, and the threshold of methods that have one; they have validation images and a seed of their own.
+A board is named DATA_LABELS. DATA is `digits`, `mnist`, `cifar10`, `table` or `features`; LABELS is `server`, `clients`
+or `some_clients`. Digits, MNIST and CIFAR-10 have the small CNN. `table` has the digits as rows of 64 features and an
+MLP, without the methods that need images. `features` has a linear head on the features of EfficientNet-Lite0, without
+the methods that need a backbone with parameters; docs/results/frozen_encoders.md says how to name its data and weights.
+All rows have the recipe `plain`, one local epoch, LDA 0.5 and seeds 0 to 4. Tries draw the learning rates of clients
+and server, and the threshold of methods that have one. They use validation images and a separate seed.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -44,7 +44,7 @@ SPACE = {
     "FedLabel": {"fedlabel.threshold": (0.1, 0.3, 0.5, 0.7, 0.9)},
     **{title: {"trainer.threshold": THRESHOLDS} for title in ("FedAvg-Semi", "SemiAnAgg", "IsoFed", "Twin-sight")},
 }
-FEDTRINET = {  # its schedule, of 100 rounds of five local epochs, for 40 of one
+FEDTRINET = {  # its schedule for 100 rounds of five local epochs, shortened to 40 rounds of one
     "fedtrinet.warm_up_rounds": 16,
     "fedtrinet.full_rounds": 4,
     "fedtrinet.decay_rounds": 20,
@@ -52,7 +52,7 @@ FEDTRINET = {  # its schedule, of 100 rounds of five local epochs, for 40 of one
     "fedtrinet.ramp_from": 4,
     "fedtrinet.ramp_epochs": 8,
 }
-NARROW = {"model.projector_hidden": 128, "model.projector_dim": 64}  # target networks of all clients in memory
+NARROW = {"model.projector_hidden": 128, "model.projector_dim": 64}  # memory holds the target networks of all clients
 SERVER = {
     "All labels": "supervised,all_labels,plain",
     "Labels alone": "server_only,plain",
@@ -94,7 +94,7 @@ CLIENTS = {
 }
 SOME_CLIENTS = {**CLIENTS, "IsoFed": "isofed,plain"}
 del SOME_CLIENTS["FedMatch"]
-# Rows and common fields by the place of the labels.
+# Rows and common fields for each place of the labels.
 LABELS = {
     "server": (SERVER, {"data.labels": "server"}),
     "clients": (CLIENTS, {"data.labels": "clients", "data.labelled_share": 0.1}),
@@ -110,7 +110,7 @@ COMMON = {
     "log.tensorboard": False,
 }
 LARGER = {"data.examples_per_client": 100, "client.batch_size": 20}
-# The config, its fields, the clients with labels for `some_clients`, and the validation images of the tries.
+# Config file, its fields, number of labelled clients with `some_clients`, validation images of the tries.
 DATA = {
     "digits": ("configs/quickstart.py", {}, 3, 100),
     "mnist": ("configs/fedanchor_mnist.py", LARGER, 2, 500),
@@ -121,7 +121,7 @@ DATA = {
 NEED_IMAGES = ("FedMatch", "Orchestra")
 LEFT_OUT = {"table": NEED_IMAGES, "features": (*NEED_IMAGES, "FedCon", "FedU", "FedEMA", "FedTriNet")}
 
-# The boards: DATA's entry, then LABELS'.
+# For each board the entries of DATA, then those of LABELS.
 ROWS = {f"{data}_{labels}": (*DATA[data], *LABELS[labels]) for data in DATA for labels in LABELS}
 
 

@@ -1,9 +1,10 @@
-"""The crop on MNIST's small images, chosen on validation images: the padding of `augment.padding` with labels alone.
+"""Which `augment.padding` of the random crop suits MNIST? Chosen on validation images.
 
     python launch.py sweep configs/sweeps/mnist_crop.py --workdir=runs/mnist_crop
 
-FedAvg on ten labels at each of 20 clients, as in mnist_few_labels.py; the anchors alone and FixMatch with 100 labels at
-the server, as in mnist_methods.py. Every padding has the same rows, rounds and seeds. 1,000 validation images choose.
+Three methods: FedAvg on ten labels at each of 20 clients, as in mnist_few_labels.py; the server's 100 labels alone and
+FixMatch with them, as in mnist_methods.py. Every padding has the same rows, rounds and seeds. There are 1,000
+validation images.
 """
 
 from fedjax_ssl.sweep import Sweep

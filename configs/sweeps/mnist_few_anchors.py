@@ -3,8 +3,8 @@
     python launch.py sweep configs/sweeps/mnist_few_anchors.py --workdir=runs/mnist_few_anchors
 
 The small CNN, 100 clients of 100 images, 10 a round, 40 rounds, 3 seeds; LDA 0.1 and IID; the recipe `strong`, five
-epochs at the server in a round, and 50 before the first, as (FL)^2's code has them. With so few labels a run may
-collapse or not: look at each seed, in table_runs.csv. To the anchors alone the clients' partition means nothing.
+epochs at the server in a round, and 50 before the first, as in (FL)^2's code. With so few labels some runs collapse:
+look at each seed in table_runs.csv. `Anchors only` trains the server alone, so it runs with one partition.
 """
 
 from fedjax_ssl.sweep import Sweep

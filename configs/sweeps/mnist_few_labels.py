@@ -1,15 +1,16 @@
-"""All methods for clients that each have a few labels, on MNIST: ten at each of 20 clients.
+"""All methods for a few labels at every client, on MNIST: ten labels at each of 20 clients.
 
     python launch.py sweep configs/sweeps/mnist_few_labels.py --workdir=runs/mnist_few_labels
     python launch.py sweep configs/sweeps/mnist_few_labels.py:one_change --workdir=runs/mnist_few_labels_one_change
     python launch.py sweep configs/sweeps/mnist_few_labels.py:double_step --workdir=runs/mnist_few_labels_double_step
 
 The small CNN, 20 clients of 100 images, 8 a round, labels for 10 of each client's images, LDA 0.1, 40 rounds, 3 seeds.
-Five local epochs of the 90 unlabelled images are 45 steps: FedLabel, which counts steps, and FedAvg and FedProx on the
-labels alone take as many. FedMatch takes 5 of each kind, and FedTriNet 5 while it trains on labels alone: their epochs
-are of the labelled images. FedTriNet's schedule, which is of 100 rounds, is shortened to 40. `one_change` asks why
-FedTriNet and FedLabel end below the labels alone and SAGE behind FixMatch, and what FedDB's debiasing does to
-FixMatch-GPL: one change each, seeds 0 and 1.
+Five local epochs over the 90 unlabelled images are 45 steps. FedAvg and FedProx on labels alone, and FedLabel, which
+counts steps, take 45, too. FedMatch takes 5 of each kind, and FedTriNet 5 while it trains on labels alone, because
+their epochs are over the labelled images. FedTriNet's schedule for 100 rounds is shortened to 40.
+`one_change` asks with single changes, seeds 0 and 1, why FedTriNet and FedLabel end below the labels alone and SAGE
+below FixMatch, and what FedDB's debiasing does to FixMatch-GPL. `double_step` asks whether FedLabel's longer step is
+the reason.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -53,7 +54,7 @@ ONE_CHANGE = {
     "SAGE, near-IID pairs": ("sage", {"data.partition": "dirichlet_pairs"}),
     "FixMatch, near-IID pairs": ("fixmatch,lpl", {"data.partition": "dirichlet_pairs"}),
 }
-STATIC = {"model.normalisation": "static", "model.statistics": "cohort"}  # computed anew for the mean, or the sum
+STATIC = {"model.normalisation": "static", "model.statistics": "cohort"}  # recomputed for the aggregated model
 
 
 def server_step(times):

@@ -2,10 +2,10 @@
 
     python launch.py sweep configs/sweeps/mnist_labels.py --workdir=runs/mnist_labels
 
-The small CNN, 20 clients of 100 images, LDA 0.1, all take part, 30 rounds, 2 seeds. Supervised training on the
-visible labels, FixMatch with them, and the bound, FedAvg with every label (without a server's labels it is the same in
-both settings). A client with five labels goes through them 50 times a round, so that supervised training takes as
-many labelled steps as FixMatch.
+The small CNN, 20 clients of 100 images, LDA 0.1, all in every round, 30 rounds, 2 seeds. The rows are supervised
+training on the visible labels, FixMatch, and the upper bound, FedAvg with every label. The bound has one row with
+labels at the server and one without them. A client with five labels trains on them for 50 epochs a round, so that
+supervised training takes as many labelled steps as FixMatch.
 """
 
 from fedjax_ssl.sweep import Sweep

@@ -1,22 +1,22 @@
-"""All methods on MNIST, on the same partitions, anchors, model and seeds.
+"""All methods for labels at the server, on MNIST, with the same partitions, labels, model and seeds.
 
     python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/mnist_methods
 
-The small CNN, 100 clients of 100 images, 10 a round, 100 anchors, 40 rounds, 3 seeds; LDA 0.1 and IID. Every
-method under the recipe `plain`; FedAnchor, SemiFL, (FL)^2 and FixMatch under `strong`, too; FedAnchor with a threshold
-that adapts. All start from the same five epochs on the anchors, also those whose papers have no pre-training. To three
-rows the clients' partition means nothing; they are run once. FedRGD's clients take 50 steps in a round, as many as five
-epochs of the others are, and so does each of its two servers, where the others' has 10; its normalisation is its own.
-FedCon's projector is three times as wide as the features. FedU, FedEMA and Orchestra learn without labels, with heads
-and a probe of their own; FedU's and FedEMA's heads are narrower than in their papers.
+The small CNN, 100 clients of 100 images, 10 a round, 100 labelled images (anchors) at the server, 40 rounds, 3 seeds;
+LDA 0.1 and IID. All methods have the recipe `plain`; FedAnchor, SemiFL, (FL)^2 and FixMatch also `strong`; FedAnchor
+also an adaptive threshold. All start from five epochs on the anchors, even if their papers have no pre-training. Three
+rows do not depend on the clients' partition and run once. In a round FedRGD's clients take 50 steps, as many as five
+epochs of the other methods. Its two servers also take 50 each; those of other methods take 10. It has group
+normalisation. FedCon's projector is three times as wide as the features. FedU, FedEMA and Orchestra learn without
+labels, with heads and a probe of their own; FedU's and FedEMA's heads are narrower than in their papers.
 """
 
 from fedjax_ssl.sweep import Sweep
 
 WITHOUT_CLIENTS = {"data.alpha": 1000.0}
-# Every client keeps a target network: with the heads of the paper those of 100 clients would take ten gigabytes.
+# Every client keeps a target network; with the paper's heads, 100 clients would need ten gigabytes.
 NARROW = {"model.projector_hidden": 512, "model.projector_dim": 128}
-START = {"server.pretrain_epochs": 5}  # of methods that set another number
+START = {"server.pretrain_epochs": 5}  # for methods that set another number
 
 
 def get_sweep():

@@ -1,8 +1,8 @@
-"""Why the comparison on MNIST comes out as it does: rows of mnist_methods.py with one change each, seed 0.
+"""Reasons for the results on MNIST: rows of mnist_methods.py with one change each, seed 0.
 
     python launch.py sweep configs/sweeps/mnist_one_change.py --workdir=runs/mnist_one_change
 
-What each is for, and what it said: docs/results/single_changes.md.
+docs/results/single_changes.md has the questions and the results.
 """
 
 from fedjax_ssl.sweep import Sweep

@@ -1,4 +1,4 @@
-"""Clients that attack, want privacy, have a slow line or fail: FedAnchor and FedAvg on MNIST, one part for each.
+"""Attacks, poisoned data, privacy, compression and failing clients: FedAnchor and FedAvg on MNIST.
 
     python launch.py sweep configs/sweeps/mnist_untrusted.py:attacks --workdir=runs/untrusted/attacks
     python launch.py sweep configs/sweeps/mnist_untrusted.py:poison --workdir=runs/untrusted/poison
@@ -6,13 +6,15 @@
     python launch.py sweep configs/sweeps/mnist_untrusted.py:compression --workdir=runs/untrusted/compression
     python launch.py sweep configs/sweeps/mnist_untrusted.py:failures --workdir=runs/untrusted/failures
 
-FedAnchor has 100 labels at the server, which trains on them after each mean; FedAvg's clients have labels for all their
-images, and its server none. The small CNN, clients of 100 images, Dir 0.5, one local epoch, 15 rounds, 2 seeds; ten
-clients that all take part, so that 10, 20 and 30 % of them are 1, 2 and 3 attackers in every round. Privacy needs many
-clients: 1,000, of which 100 are in a round in the mean, and their updates are clipped, to two lengths. `poison` is of
-three methods with labels at the server: two of ten clients of 200 images hold 40 crafted ones, on lines to four images
-of a 4 that are to be a 9; its control has the two ends of each line alone. IID, 20 rounds. The tables are in
-docs/results/robustness.md.
+With FedAnchor the server has 100 labels and trains on them after each aggregation. With FedAvg the clients have labels
+for all their images and the server has none. The small CNN, clients of 100 images, Dirichlet alpha 0.5, one local
+epoch, 15 rounds (attacks: 10), 2 seeds. Ten clients all take part, so 10, 20 and 30 % are 1, 2 and 3 attackers in every
+round.
+`privacy` needs many clients: 1,000 of 50 images, on average 100 a round, with updates clipped to one of two norms.
+`poison` has three methods with labels at the server, IID, 20 rounds: two of ten clients of 200 images hold 40 crafted
+images each, on lines to four target images of a 4 that should become a 9. In its control they hold only the two ends of
+each line.
+The results are in docs/results/robustness.md.
 """
 
 from fedjax_ssl.errors import UserError
@@ -23,9 +25,9 @@ METHODS = {
     "FedAvg": ("supervised", {"data.labels": "clients", "data.labelled_share": 1.0, "data.server_labels": 0}),
 }
 RULES = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median")
-# A bound of 0.3 shortens honest updates, too: without an attacker FedAvg then has 33 % in place of 77.
+# A bound of 0.3 shortens honest updates, too: without an attacker FedAvg then falls from 77 to 33 %.
 MEANS = {**{rule: {"aggregation.mean": rule} for rule in RULES}, "norm_bound": {"aggregation.norm_bound": 0.6}}
-# A Little Is Enough takes 1.5 deviations on MNIST; its own formula would give 0.2 at the most with ten clients.
+# A Little Is Enough uses 1.5 deviations on MNIST; its formula would give at most 0.2 with ten clients.
 ATTACKS = {
     "sign_flip": {},
     "noise": {},

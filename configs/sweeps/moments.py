@@ -1,11 +1,12 @@
-"""Whose images the statistics of `strong` are from, and whether their variance between clients is kept: LDA 0.1.
+"""Which images should give the normalisation statistics of the recipe `strong`? MNIST or CIFAR-10, LDA 0.1.
 
     python launch.py sweep configs/sweeps/moments.py:mnist --workdir=runs/moments_mnist
     python launch.py sweep configs/sweeps/moments.py:cifar10 --workdir=runs/moments_cifar10
 
-`mnist` is the setting of mnist_methods.py; `cifar10` the small CNN, 100 clients of 100 images, 500 anchors, 30 rounds.
-'moments' with two passes a round, and on MNIST with one and three. The small CNN has three layers of normalisation, so
-with three passes its statistics are those of all images. 'all_mixed' is what no federation could do.
+`all` loses the variance between clients, `all_mixed` and `moments` keep it (docs/concepts/statistics.md). `mnist` is
+the setting of mnist_methods.py. `cifar10` has the small CNN, 100 clients of 100 images, 500 anchors, 30 rounds.
+`moments` has two passes a round, on MNIST also one and three. The small CNN has three normalisation layers, so three
+passes give the exact statistics of all images. Real clients could not use `all_mixed` without sharing images.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument

@@ -2,11 +2,10 @@
 
     python launch.py sweep configs/sweeps/personal.py --workdir=runs/personal
 
-The small CNN, 20 clients of 200 images, LDA 0.1, all take part, 20 rounds, 3 seeds. A quarter of
-each client's images are its own test images. A tenth of the others have labels. Labels alone, and
-FixMatch with them, each with one model for all, and with a classifier that each client keeps. A
-client goes twice through its images in a round of FixMatch, and 15 times through its labels where
-they are alone, so that both take about as many steps.
+The small CNN, 20 clients of 200 images, LDA 0.1, all in every round, 20 rounds, 3 seeds. A quarter of each client's
+images are its own test images; a tenth of the others have labels. Labels alone and FixMatch, each with one model for
+all and with a classifier that each client keeps. A client trains for 2 epochs a round with FixMatch and for 15 on
+labels alone, so that both take about as many steps.
 """
 
 from fedjax_ssl.sweep import Sweep

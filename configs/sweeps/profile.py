@@ -2,10 +2,10 @@
 
     python launch.py sweep configs/sweeps/profile.py --workdir=runs/profile
 
-The shares are drawn by beta(0.3, 0.3) from the seed, so that of 20 clients several have next to no label and several
-next to all; the server has none. LeNet, 100 images a client, LDA 0.1, all take part, 20 rounds, 3 seeds: rows of one
-seed have the same images and labels. Every method has its own local training at five epochs, but FedDB and
-FedDure count steps: five on all images, and ten on batches.
+The shares are drawn from beta(0.3, 0.3) by the seed, so several of the 20 clients have almost no labels and several
+almost all. The server has none. LeNet, 100 images a client, LDA 0.1, all in every round, 20 rounds, 3 seeds; rows with
+the same seed have the same images and labels. Every method has five epochs of its own local training, except FedDB and
+FedDure, which count steps: five on all images and ten on batches.
 """
 
 from fedjax_ssl.sweep import Sweep

@@ -1,4 +1,4 @@
-"""SAGE's and ProxyFL's table: a tenth of the labels at the clients, three degrees of heterogeneity.
+"""SAGE's and ProxyFL's table: clients with labels for a tenth of the images, three degrees of heterogeneity.
 
     python launch.py sweep configs/sweeps/sage_table.py --workdir=runs/sage_table
     python launch.py sweep configs/sweeps/sage_table.py:cifar100 --workdir=runs/sage_table_cifar100
@@ -6,8 +6,8 @@
     python launch.py sweep configs/sweeps/sage_table.py:cinic10 --workdir=runs/sage_table_cinic10 \\
         --config.data.path=cinic10.npz
 
-The papers' accuracies (arXiv 2602.21078), at alpha 0.1 / 0.5 / 1, of one seed; CINIC-10's and other rows are in the
-configs, such as those of twice the labels (`--config.data.num_labelled=10000` behind the command):
+The papers' accuracies (arXiv 2602.21078) at alpha 0.1 / 0.5 / 1, one seed. configs/sage_*.py have CINIC-10's and other
+rows, such as those with twice the labels (append `--config.data.num_labelled=10000` to the command):
                                         CIFAR-10            CIFAR-100                 SVHN
     FedAvg, labels alone       69.60 68.88 69.39    34.08 33.21 35.31    82.40 83.40 78.60
     FedAvg with all labels     90.46 91.24 91.32    67.98 68.83 69.10    94.11 94.41 94.40
@@ -22,18 +22,20 @@ configs, such as those of twice the labels (`--config.data.num_labelled=10000` b
     ProxyFL, no_contrastive    87.59                54.86
     ProxyFL, no_tuning         87.81                57.21
     ProxyFL                    88.56 90.00 89.96    57.50 58.75 58.24    95.09 95.18 95.26
-FedDB is here its debiasing in FixMatch-GPL, with no other part of it. FixMatch-GPL is the code's ProxyFL
-(`proxyfl.loss_over='batch'`) without both parts. The papers do not say how long the baselines train. Here "FedAvg,
-labels alone" goes five times through a client's 250 labelled images (CIFAR), 10 steps a round; with all labels it takes
-100; FedLabel 95 on labels and as many on the others; FedMatch, five epochs of as many steps as the labelled images
-have, 10 of each kind; the other methods take 95. FedMatch has the learning rate 0.003 and all others 0.1, for two of
-its terms have a weight of 10. Rounds to 50 % on CIFAR-100 at 0.1: LPL 562, GPL 524, SAGE 267, ProxyFL 177.
+FedDB is here only its debiasing, in FixMatch-GPL. FixMatch-GPL is ProxyFL as in its code (`proxyfl.loss_over='batch'`)
+without its two parts.
+The papers do not say how long the baselines train. Here (CIFAR) FedAvg on labels alone goes five times a round through
+a client's 250 labelled images, which are 10 steps; with all labels it takes 100 steps. FedLabel takes 95 labelled and
+95 unlabelled steps. FedMatch takes 10 of each kind: five epochs, each with as many steps as the labelled images need.
+The others take 95. FedMatch has the learning rate 0.003, because two of its terms have a weight of 10; all others have
+0.1.
+The papers' rounds to 50 % on CIFAR-100 at alpha 0.1: LPL 562, GPL 524, SAGE 267, ProxyFL 177.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
 
-DATASETS = {"cifar10": 0.8, "cifar100": 0.5, "svhn": 0.9, "cinic10": 0.7}  # the accuracy to which rounds are counted
-# As many as the others' five epochs on CIFAR have, of each kind: the papers do not say how many FedLabel takes here.
+DATASETS = {"cifar10": 0.8, "cifar100": 0.5, "svhn": 0.9, "cinic10": 0.7}  # targets to which rounds are counted
+# Five epochs of the other methods on CIFAR; the papers do not give FedLabel's steps.
 IN_STEPS = {"fedlabel.labelled_steps": 95, "fedlabel.unlabelled_steps": 95}
 METHODS = {
     "FedAvg, labels alone": "supervised",

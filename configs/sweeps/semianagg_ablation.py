@@ -1,22 +1,22 @@
-"""SemiAnAgg's ablations: how clients without labels are averaged, and how they train (arXiv 2407.10327).
+"""SemiAnAgg's ablations: other weights and other training of clients without labels (arXiv 2407.10327).
 
     python launch.py sweep configs/sweeps/semianagg_ablation.py --workdir=runs/semianagg_ablation
     python launch.py sweep configs/sweeps/semianagg_ablation.py:cifar100 --workdir=runs/semianagg_ablation_cifar100
     python launch.py sweep configs/sweeps/semianagg_ablation.py:cifar100_lt --workdir=runs/semianagg_ablation_lt
     python launch.py sweep configs/sweeps/semianagg_ablation.py:isic --workdir=runs/semianagg_ablation_isic
 
-In the paper FedAvg-Semi gains 5.63 points of accuracy and 8.48 of balanced accuracy over FedAvg, on which set is lost
-in the text that was read; another anchor (`anchor_seed`) changes next to nothing. Its appendices put ACR and SoftMatch
-in the place of FlexMatch; their numbers cannot be read. FreeMatch's and SoftMatch's averages last for the run: in the
-80 to 150 steps of one pass, at a momentum of 0.999, they would hardly leave their start, where nearly every image
-counts.
+In the paper FedAvg-Semi gains 5.63 points of accuracy and 8.48 of balanced accuracy over FedAvg; the available text
+does not show on which data set. Another anchor (`anchor_seed`) changes almost nothing. The appendices replace FlexMatch
+by ACR and SoftMatch; their numbers cannot be read. Here the averages of FreeMatch and SoftMatch last for the whole run.
+In the 80 to 150 steps of one pass, with a momentum of 0.999, they would hardly leave their initial values, with which
+almost every image counts.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
 
-# Rounds of the warm-up, the accuracy to which rounds are counted.
+# Rounds of the warm-up, target accuracy to which the table counts rounds.
 DATASETS = {"svhn": (250, 0.8), "cifar100": (500, 0.3), "cifar100_lt": (500, 0.15), "isic": (250, 0.65)}
-# ACR has a loss of its own on labelled images.
+# ACR has its own loss on labelled images.
 TRAINERS = {
     "FixMatch": {"confidence.kind": "fixed"},
     "FreeMatch": {"confidence.kind": "freematch", "confidence.memory": "run"},

@@ -1,12 +1,12 @@
-"""SemiAnAgg's methods where every client has labels for a tenth of its images, in place of one client with labels.
+"""SemiAnAgg's methods if every client has labels for a tenth of its images, instead of one labelled client.
 
     python launch.py sweep configs/sweeps/semianagg_partial.py --workdir=runs/partial_svhn
     python launch.py sweep configs/sweeps/semianagg_partial.py:isic --workdir=runs/partial_isic
 
-In the paper (TMLR 2024, arXiv 2407.10327) SemiAnAgg gains 1.63 points of accuracy over CBAFed on SVHN, and
-4.41 of balanced accuracy on ISIC; accuracies themselves are lost in the text that was read. A client trains on its
-labelled images, then on the others, and counts in both halves of the mean. The rows and rounds are those of
-semianagg_table.py; IsoFed is none of them, for it takes clients of one kind each.
+In the paper (TMLR 2024, arXiv 2407.10327) SemiAnAgg gains 1.63 points of accuracy over CBAFed on SVHN, and 4.41 of
+balanced accuracy on ISIC; the available text does not show the accuracies themselves. A client trains on its labelled
+images, then on the others, and counts in both halves of the mean. Rows and rounds are those of semianagg_table.py
+without IsoFed, whose clients have either labels or none.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -14,7 +14,7 @@ from fedjax_ssl.sweep import Sweep, by_argument
 WARM_UP, ROUNDS = 250, 500
 FRESH = {"init_from": "", "num_rounds": WARM_UP + ROUNDS}
 RSCFED = {"client.clip_norm": 5.0, "num_rounds": ROUNDS}
-# RSCFed's variant and its rates, CBAFed's variant, the accuracy to which rounds are counted.
+# RSCFed's variant and its fields, CBAFed's variant, target accuracy to which the table counts rounds.
 DATASETS = {
     "svhn": ("rscfed", {**RSCFED, "client.unlabelled_learning_rate": 0.021}, "cbafed,svhn", 0.8),
     "isic": ("rscfed,isic", RSCFED, "cbafed,isic", 0.65),

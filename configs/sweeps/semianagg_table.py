@@ -1,4 +1,4 @@
-"""SemiAnAgg's main table: one client of ten has labels, and all methods begin with its model (arXiv 2407.10327).
+"""SemiAnAgg's main table: one client of ten has labels, and methods start from its model (arXiv 2407.10327).
 
     python launch.py sweep configs/sweeps/semianagg_table.py --workdir=runs/semianagg_svhn
     python launch.py sweep configs/sweeps/semianagg_table.py:cifar100 --workdir=runs/semianagg_cifar100
@@ -12,18 +12,18 @@ The paper's accuracies, on SVHN / CIFAR-100 / CIFAR-100-LT / ISIC 2018:
     IsoFed                             82.48  32.49  16.98  68.49
     CBAFed                             91.57  40.20  14.29  69.99
     SemiAnAgg                          91.69  49.23  23.81  72.24
-The bounds begin with fresh weights and have as many rounds as a method with its warm-up. So does CBAFed, whose warm-up
-has a residual connection of its own. IsoFed has twice the rounds behind the warm-up, for each role trains in every
-other one; the last is of the clients without labels. RSCFed has its own rates, and on ISIC its own batches of 12.
-RSCFed, IsoFed and CBAFed train on one weak view of a labelled image, the others on both views, and all with the config
-file's balanced softmax. FedAvg-Semi, and the uniform mean over clients without labels, are not in the paper's table:
-they say what SemiAnAgg's own weights are worth.
+All labels, and the labelled client alone, start from fresh weights and have as many rounds as a method and its warm-up
+together. So does CBAFed, because its own warm-up has a residual connection. After the warm-up IsoFed has twice the
+rounds, because each role trains in every second one; the clients without labels train last. RSCFed has its own learning
+rates, and on ISIC its own batches of 12. RSCFed, IsoFed and CBAFed train on one weak view of a labelled image, the
+others on both views; all have the config file's balanced softmax, if it sets one. FedAvg-Semi, and the uniform mean
+over clients without labels, are not in the paper's table: they show what SemiAnAgg's weights add.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
 
 RSCFED = {"client.clip_norm": 5.0, "client.unlabelled_learning_rate": 0.021}
-# Rounds of the warm-up and behind it, the variant of CBAFed, RSCFed, the accuracy to which rounds are counted.
+# Rounds of the warm-up and after it, CBAFed's variant, RSCFed, target accuracy to which the table counts rounds.
 DATASETS = {
     "svhn": (250, 500, ",svhn", ("rscfed", RSCFED), 0.8),
     "cifar100": (500, 1000, "", ("rscfed", RSCFED), 0.3),

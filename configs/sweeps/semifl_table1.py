@@ -1,4 +1,4 @@
-"""SemiFL's Table 1: few and more labels; IID, Dirichlet and 2 classes for each client (NeurIPS 2022, arXiv 2106.01432).
+"""SemiFL's Table 1: numbers of labels and partitions, labels at the server (NeurIPS 2022, arXiv 2106.01432).
 
     python launch.py sweep configs/sweeps/semifl_table1.py --workdir=runs/semifl_table1
     python launch.py sweep configs/sweeps/semifl_table1.py:svhn --workdir=runs/semifl_table1_svhn
@@ -17,14 +17,14 @@ The paper's accuracies, the best of all rounds:
     FedAvg with all labels, Dir 0.3              91.6           96.8           76.9
     FedAvg with all labels, Dir 0.1              85.0           95.8           74.0
     FedAvg with all labels, 2 classes            51.5           72.3            3.1
-Its FedMatch and FedRGD are versions that leave out most of both, and are not here; FedAvg+FixMatch is the paper's Table
-4. The rows have each client's own batches of statistics; the variant `code`, of which its figures most likely are,
-differs (docs/methods/semifl.md).
+The paper's FedMatch and FedRGD leave out most of these methods, so they are not here; its FedAvg+FixMatch is in Table
+4. The rows follow the paper's text. Its figures most likely come from its public code, which differs: variant `code`
+(docs/methods/semifl.md).
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
 
-# Labels, classes, and the accuracy to which rounds are counted.
+# Numbers of labels; classes; target accuracy to which the table counts rounds.
 DATASETS = {
     "cifar10": ((250, 4000), 10, 0.8),
     "svhn": ((250, 1000), 10, 0.9),
@@ -36,7 +36,7 @@ PARTITIONS = {
     "Dir 0.1": {"data.alpha": 0.1},
     "2 classes": {"data.partition": "shards", "data.classes_per_client": 2},
 }
-# Without a federation: 400 epochs, one a round, and statistics from the images that are trained on.
+# Centralised: 400 epochs, one a round, with statistics from the training images.
 CENTRAL = {"num_rounds": 400, "server.epochs": 1, "server.learning_rate": 0.1, "model.statistics": "server"}
 
 
@@ -49,7 +49,7 @@ def get_sweep(dataset="cifar10"):
             f"SemiFL, {few} labels, {name}": (f"server_labels={few}", partition)
             for name, partition in PARTITIONS.items()
         }
-    # There is no server's set; a partition has one anchor of each class at least.
+    # The server does not train; the partition still needs one labelled image of each class.
     methods |= {
         f"FedAvg with all labels, {name}": (f"supervised,all_labels,no_server,server_labels={num_classes}", partition)
         for name, partition in PARTITIONS.items()

@@ -1,4 +1,4 @@
-"""All methods for one labelled client among ten, on MNIST and on CIFAR-10-LT: do weights by anchors beat uniform ones?
+"""All methods for one labelled client of ten, on MNIST and CIFAR-10-LT: do SemiAnAgg's weights beat uniform ones?
 
     python launch.py sweep configs/sweeps/some_clients.py:mnist --workdir=runs/some_clients_mnist
     python launch.py sweep configs/sweeps/some_clients.py:cifar10_lt --workdir=runs/some_clients_cifar10_lt
@@ -6,21 +6,22 @@
     python launch.py sweep configs/sweeps/some_clients.py:cifar10_lt_one_change --workdir=runs/some_clients_lt_change
     python launch.py sweep configs/sweeps/some_clients.py:acr_plain_warm_up --workdir=runs/some_clients_acr
 
-Dir 0.8 over 10 clients that all take part, one with labels for all its images, the others with none, 40 rounds of one
-local epoch behind a warm-up of 40 rounds of the labelled client alone. The bounds begin with fresh weights and have 80
-rounds, and so does CBAFed, whose own first stage, with its residual connection, is the first half of them. IsoFed has
-80 rounds behind the warm-up, for each role trains in every other one; the last is of the clients without labels. A
-pseudo-label counts from 0.9 on in all rows that have one threshold, as in SemiAnAgg's paper; IsoFed and Twin-sight
-alone would take 0.95. FreeMatch's and SoftMatch's averages last for the run, with a momentum of 0.99 in place of 0.999:
-a client has 400 to 800 steps, and with averages that begin anew in each pass both would accept nearly every image.
-The small CNN on both. `mnist`: 300 images a client, batches of 32, 3 seeds; the labelled client has the balanced
-softmax and the spare classifier of SemiAnAgg's code, and both views of an image where its method has no other.
-`cifar10_lt`: 12,406 images from 5,000 of a class to 50, batches of 64, the balanced test set, the balanced softmax at
-the labelled client, one seed. `_one_change`
-asks for reasons, one change each: what puts CBAFed and IsoFed ahead on MNIST and Twin-sight behind, why CBAFed falls
-and ACR collapses on CIFAR-10-LT (four rounds with other strengths of its adjustment, which its label, its threshold and
-the loss of its balanced head have; `acr_plain_warm_up`: behind a warm-up without the balanced softmax). SemiAnAgg's own
-table is semianagg_table.py.
+Ten clients with Dirichlet alpha 0.8, all in every round; one has labels for all its images, the others have none. The
+labelled client trains alone for 40 rounds (the warm-up), then all train for 40 rounds of one local epoch.
+All labels, the labelled client alone, and CBAFed start from fresh weights and have 80 rounds. The first half of
+CBAFed's is its own first stage, with its residual connection. IsoFed has 80 rounds after the warm-up, because each role
+trains in every second one; the clients without labels train last. In all rows with one threshold a pseudo-label counts
+from 0.9 on, as in SemiAnAgg's paper; by default IsoFed and Twin-sight have 0.95. FreeMatch's and SoftMatch's averages
+last for the run, with a momentum of 0.99 instead of 0.999, because a client takes only 400 to 800 steps. With averages
+that restart in each pass both would accept almost every image.
+Both data sets use the small CNN. `mnist`: 300 images a client, batches of 32, 3 seeds; the labelled client has the
+balanced softmax and the spare classifier of SemiAnAgg's code, and both views of an image unless its method uses one.
+`cifar10_lt`: 12,406 images, from 5,000 of a class to 50, batches of 64, a balanced test set, the balanced softmax at
+the labelled client, one seed.
+The parts that end in `_one_change` change one setting each. They ask what puts CBAFed and IsoFed ahead and Twin-sight
+behind on MNIST, and why CBAFed falls and ACR collapses on CIFAR-10-LT (four rounds with other strengths of ACR's logit
+adjustment, which its label, threshold and balanced head's loss use). `acr_plain_warm_up` runs ACR after a warm-up
+without the balanced softmax. SemiAnAgg's own table is semianagg_table.py.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -53,10 +54,10 @@ CIFAR10_LT = {
 }
 FRESH = {"init_from": "", "num_rounds": 2 * ROUNDS}
 AVERAGES = {"confidence.memory": "run", "confidence.momentum": 0.99}
-WEAK = {"client.labelled_views": "weak"}  # of methods whose own code has one view of a labelled image
+WEAK = {"client.labelled_views": "weak"}  # for methods whose own code uses one view of a labelled image
 CBAFED = {**FRESH, **WEAK, "cbafed.warm_up_rounds": ROUNDS, "client.clip_norm": 5.0}
 ISOFED = {**WEAK, "num_rounds": 2 * ROUNDS}
-ACR = {**WEAK, "trainer.name": "acr", "client.logit_adjustment": 0.0}  # ACR adjusts the labelled client's logits itself
+ACR = {**WEAK, "trainer.name": "acr", "client.logit_adjustment": 0.0}  # ACR has its own logit adjustment
 METHODS = {
     "FedAvg, all labels": ("supervised,all_labels", FRESH),
     "the labelled client": ("supervised", FRESH),
@@ -72,7 +73,7 @@ METHODS = {
     "IsoFed": ("isofed", ISOFED),
     "Twin-sight": ("twin_sight", WEAK),
 }
-LOCAL_FIXMATCH = {"confidence.kind": "fixed", "trainer.labels_from": "local"}  # as Twin-sight labels
+LOCAL_FIXMATCH = {"confidence.kind": "fixed", "trainer.labels_from": "local"}  # as in Twin-sight
 CBAFED_CHANGES = {
     "CBAFed, once through the labels": ("cbafed", {**CBAFED, "cbafed.labelled_epochs": 1}),
     "CBAFed, no second classes": ("cbafed", {**CBAFED, "cbafed.second_labels": False}),
@@ -97,7 +98,7 @@ SMALL = {
     "client.spare_classifier": True,
 }
 PLAIN = {**CIFAR10_LT, "client.logit_adjustment": 0.0}
-# The config file, what differs from the common fields, the methods, seeds, the accuracy to which rounds are counted.
+# Config file, fields that differ from the common ones, methods, seeds, target accuracy to which rounds are counted.
 ROWS = {
     "mnist": (MNIST, SMALL, METHODS, (0, 1, 2), 0.9),
     "cifar10_lt": (CIFAR10, CIFAR10_LT, METHODS, (0,), 0.3),

@@ -14,16 +14,16 @@ The paper's accuracies, on CIFAR-10 / CIFAR-100 / SVHN / Fashion-MNIST:
     Fed-Consist                        62.42  47.31  56.87  68.51
     RSCFed                             60.78  43.48  54.50  76.58
     Twin-sight                         70.06  49.98  62.94  79.95
-Fed-Consist is not run: what it minimises on unlabelled images could not be read.
-How many images count in the mean of FedAvg+FixMatch is not said: here all do. Twin-sight's own rows are its text's, its
-code's, and the text's without what ties both models to each other.
-FreeMatch is as Twin-sight's code has it: without the fairness term, and with averages that begin anew in each round, so
-that its thresholds stay near 1 / C (on SVHN between 0.9 and 0.95).
+Fed-Consist is not run, because its loss on unlabelled images could not be read. The paper does not say over how many
+images FedAvg+FixMatch's loss is averaged; here over all. Twin-sight has three rows: the paper's text, its code, and the
+text without the neighbourhood loss, which ties both models to each other. FreeMatch is as in Twin-sight's code: without
+the fairness term, and with averages that restart in each round, so that its thresholds stay near 1 / C (on SVHN between
+0.9 and 0.95).
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
 
-DATASETS = {"cifar10": 0.6, "cifar100": 0.4, "svhn": 0.5, "fmnist": 0.7}  # the accuracy to which rounds are counted
+DATASETS = {"cifar10": 0.6, "cifar100": 0.4, "svhn": 0.5, "fmnist": 0.7}  # targets to which rounds are counted
 FIXMATCH = {"confidence.kind": "fixed", "trainer.labels_from": "local"}
 FREEMATCH = {"confidence.kind": "freematch", "trainer.labels_from": "local", "confidence.fairness_weight": 0.0}
 

@@ -1,14 +1,14 @@
-"""Methods with labels at the server whose clients hold images of no class of the model, on digits and on MNIST.
+"""What happens if clients hold images of unknown classes? Methods with labels at the server, on digits or MNIST.
 
     python launch.py sweep configs/sweeps/unknown_classes.py:digits --workdir=runs/unknown/digits
     python launch.py sweep configs/sweeps/unknown_classes.py:mnist --workdir=runs/unknown/mnist
 
-The model knows the digits 0 to 6, of which the server has 10 labels each; 7, 8 and 9 are unknown. Clients hold 40 or on
-MNIST 100 images of known digits, the same in all rows, and besides none, a third of them or as many unknown ones: 0, 25
-or 50 %. The small CNN, 5 of 10 or 20 clients a round, 2 local epochs, 10 or 15 rounds, IID, recipe `plain`, 3 seeds.
-Each method has a row with its paper's threshold and one that takes every pseudo-label; FedOpenMatch's one-vs-all head
-rejects images in both. To labels alone at the server
-clients mean nothing; they are run once. The table is in docs/results/unknown_classes.md.
+The model knows the digits 0 to 6, of which the server has 10 labels each; 7, 8 and 9 are unknown. Clients hold 40
+images of known digits (on MNIST 100), the same in all rows, and unknown ones so that these are 0, 25 or 50 % of their
+images. The small CNN, 5 of 10 clients a round (MNIST: of 20), 2 local epochs, 10 rounds (MNIST: 15), IID, recipe
+`plain`, 3 seeds. Each method has a row with its paper's threshold and one that takes every pseudo-label; FedOpenMatch's
+one-vs-all head rejects images in both. Labels alone at the server do not depend on the clients and run once. The
+results are in docs/results/unknown_classes.md.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
