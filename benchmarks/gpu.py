@@ -92,7 +92,7 @@ def time_rounds(make_config, whole: int, options):
     experiment = build_experiment(config)
     with use_machine(config, experiment.data) as machine:
         started = time.perf_counter()
-        dispatch = compile_dispatch(machine, [experiment])
+        dispatch = compile_dispatch(machine, experiment)
         compile_seconds = time.perf_counter() - started
         init = jax.jit(functools.partial(initialise, experiment)).lower(experiment.data).compile()
 
@@ -313,26 +313,26 @@ def random_npz(options) -> str:
 
 
 @functools.cache
-def matrix_product_rate(dtype: str, side: int = 4096) -> float:
+def matrix_product_rate(dtype: str) -> float:
     """The most floating-point operations a second of a square matrix product."""
     import jax
     import jax.numpy as jnp
     from harness import seconds_of
 
-    side = side if jax.default_backend() != "cpu" else 1024
+    side = 4096 if jax.default_backend() != "cpu" else 1024
     a = jnp.ones((side, side), dtype)
     product = jax.jit(lambda a: jax.lax.fori_loop(0, 10, lambda _, x: (a @ x) / side, a))
     return 10 * 2 * side**3 / min(seconds_of({"product": lambda: product(a)}, 5)["product"])
 
 
 @functools.cache
-def memory_rate(megabytes: int = 256) -> float:
+def memory_rate() -> float:
     """Bytes a second that a copy reads and writes."""
     import jax
     import jax.numpy as jnp
     from harness import seconds_of
 
-    x = jnp.ones(megabytes * 2**18, jnp.float32)
+    x = jnp.ones(2**26, jnp.float32)  # 256 MB
     copy = jax.jit(lambda x: jax.lax.fori_loop(0, 10, lambda _, y: y * 1.0001, x))
     return 10 * 2 * x.nbytes / min(seconds_of({"copy": lambda: copy(x)}, 5)["copy"])
 
