@@ -203,9 +203,8 @@ def lower_step(machine, shapes, experiment, lanes: int, chips: int):
     def train(broadcast, data, table):
         return run_in_lanes(phase, Source(broadcast, data, None), table, lanes)
 
-    whole = (
-        {} if machine.mesh is None else {"in_shardings": jax.sharding.PartitionSpec()}
-    )  # results stay where they are
+    # Results stay where they are.
+    whole = {} if machine.mesh is None else {"in_shardings": jax.sharding.PartitionSpec()}
     return jax.jit(train, **whole).lower(shapes(broadcast), experiment.data, shapes(table))
 
 
@@ -222,24 +221,12 @@ def part_of(program, instruction) -> str:
     for file in program.files(instruction):
         if "fedjax_ssl/augment/" in file:
             return "augmentation"
-        if (
-            "fedjax_ssl/models/" in file
-            or "fedjax_ssl/encoders/" in file
-            or "fedjax_ssl/learning/losses" in file
-            or "/optax/losses/" in file
-        ):
+        of_model = ("fedjax_ssl/models/", "fedjax_ssl/encoders/", "fedjax_ssl/learning/losses", "/optax/losses/")
+        if any(part in file for part in of_model):
             return "gradients" if backward else "forward"
         if "/optax/" in file:
             return "optimiser"
     return "gradients" if backward else "the rest"
-
-
-def layer_of(instruction) -> str:
-    """The stage of the network, by its modules' names: 'backbone/stage0', 'classifier'; '' outside of it."""
-    *names, _ = instruction.attribute(r'op_name="[^"]*Heads\)*/([^"]*)"').split("/")  # modules, and JAX's operation
-    names = [re.sub(r"^vmap\((\w+)\)$", r"\1", name) for name in names]  # layers that lanes in parts go through
-    names = [name for name in names if not name.endswith(")")]  # without `jit(relu)`, `vmap()`
-    return "/".join([*names[:1], *(name.partition("_")[0] for name in names[1:2] if names[0] == "backbone")])
 
 
 def describe(compiled, target: str, lanes: int, table) -> dict:
@@ -272,11 +259,10 @@ def describe(compiled, target: str, lanes: int, table) -> dict:
         "convolutions_of_a_step": {},
         "milliseconds_per_client": None,
         "milliseconds_by_part": {},
-        "milliseconds_by_layer": {},
         "milliseconds_by_stage": {},
     }
     milliseconds = 1e3 / TARGETS[target].clock
-    by_part, by_layer, by_stage = collections.Counter(), collections.Counter(), collections.Counter()
+    by_part, by_stage = collections.Counter(), collections.Counter()
     stage = re.compile(rf"(?:^|[/(])({'|'.join(STAGES)})(?=[/)]|$)")
     for instruction, times in program.walk():
         by_stage[instruction.attribute(stage.pattern, "the rest")] += instruction.cycles * times
@@ -287,12 +273,10 @@ def describe(compiled, target: str, lanes: int, table) -> dict:
                 steps[kind] = steps.get(kind, 0) + number
             for one, trips in program.walk(body):
                 by_part[part_of(program, one)] += one.cycles * trips
-                by_layer[layer_of(one)] += one.cycles * trips
     if sum(by_stage.values()):
         each = milliseconds / lanes
         found["milliseconds_per_client"] = each * sum(by_part.values())
         found["milliseconds_by_part"] = {name: each * by_part[name] for name in PARTS}
-        found["milliseconds_by_layer"] = {name: each * cycles for name, cycles in by_layer.most_common() if name}
         found["milliseconds_by_stage"] = {name: milliseconds * cycles for name, cycles in by_stage.most_common()}
     return found
 
@@ -361,17 +345,6 @@ def compile_apart(options: dict, folder: str) -> dict:
     return {"failed": (done.stderr.strip().splitlines() or ["no words"])[-1][:300]}
 
 
-def images(folder: str) -> str:
-    """Random images of CIFAR-10's shape, in a file."""
-    import numpy as np
-
-    rng, path = np.random.default_rng(0), f"{folder}/images.npz"
-    parts = {"train": 50_000, "test": 10_000}
-    arrays = {f"x_{part}": rng.integers(0, 256, (size, 32, 32, 3), np.uint8) for part, size in parts.items()}
-    np.savez(path, **arrays, **{f"y_{part}": np.arange(size) % 10 for part, size in parts.items()})
-    return path
-
-
 def text_of(row: dict) -> str:
     """A program's figures as text."""
     title = "{method}, {model} in {dtype}, {lanes} lanes on each of {chips} {target}, {part}".format(**row)
@@ -388,7 +361,7 @@ def text_of(row: dict) -> str:
             f"  ESTIMATE of the compiler: {row['milliseconds_per_client']:.3g} ms for a client's step, "
             f"{100 * row['share_of_peak']:.2g} % of the chip's peak"
         )
-    for name, unit in (("part", "of a step"), ("layer", "of a step"), ("stage", "of all, unknown loops once")):
+    for name, unit in (("part", "of a step"), ("stage", "of all, unknown loops once")):
         entries = row[f"milliseconds_by_{name}"]
         total = sum(entries.values()) or 1
         words = ", ".join(
@@ -451,8 +424,10 @@ def main(arguments: list[str]) -> int:
     for line in sorted({missing(row["target"]) for row in rows} - {""}):
         print(f"error: {line}", file=sys.stderr)
         return 2
+    from harness import random_npz
+
     with tempfile.TemporaryDirectory() as folder:
-        path = images(folder)
+        path = random_npz(pathlib.Path(folder) / "images.npz")
         for row in rows:
             row |= compile_apart({**row, "images": path, "fields": fields}, folder)
             print(text_of(row), flush=True)
