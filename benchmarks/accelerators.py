@@ -204,9 +204,8 @@ def lower_step(machine, shapes, experiment, lanes: int, chips: int):
     def train(broadcast, data, table):
         return run_in_lanes(phase, Source(broadcast, data, None), table, lanes)
 
-    whole = (
-        {} if machine.mesh is None else {"in_shardings": jax.sharding.PartitionSpec()}
-    )  # results keep their sharding
+    # Results stay where they are.
+    whole = {} if machine.mesh is None else {"in_shardings": jax.sharding.PartitionSpec()}
     return jax.jit(train, **whole).lower(shapes(broadcast), experiment.data, shapes(table))
 
 
@@ -362,17 +361,6 @@ def compile_apart(options: dict, folder: str) -> dict:
     return {"failed": (done.stderr.strip().splitlines() or ["no words"])[-1][:300]}
 
 
-def images(folder: str) -> str:
-    """Writes a file of random images of CIFAR-10's shape and returns its path."""
-    import numpy as np
-
-    rng, path = np.random.default_rng(0), f"{folder}/images.npz"
-    parts = {"train": 50_000, "test": 10_000}
-    arrays = {f"x_{part}": rng.integers(0, 256, (size, 32, 32, 3), np.uint8) for part, size in parts.items()}
-    np.savez(path, **arrays, **{f"y_{part}": np.arange(size) % 10 for part, size in parts.items()})
-    return path
-
-
 def text_of(row: dict) -> str:
     """Formats a program's figures as text."""
     title = "{method}, {model} in {dtype}, {lanes} lanes on each of {chips} {target}, {part}".format(**row)
@@ -452,8 +440,10 @@ def main(arguments: list[str]) -> int:
     for line in sorted({missing(row["target"]) for row in rows} - {""}):
         print(f"error: {line}", file=sys.stderr)
         return 2
+    from harness import random_npz
+
     with tempfile.TemporaryDirectory() as folder:
-        path = images(folder)
+        path = random_npz(pathlib.Path(folder) / "images.npz")
         for row in rows:
             row |= compile_apart({**row, "images": path, "fields": fields}, folder)
             print(text_of(row), flush=True)

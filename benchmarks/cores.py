@@ -83,7 +83,7 @@ def work(options: argparse.Namespace) -> None:
         experiment = build_experiment(config)
         state = machine.put(jax.jit(lambda data: initialise(experiment, data))(experiment.data))
         data, hidden, count = machine.put((experiment.data, experiment.hidden_labels, jax.numpy.int32(options.rounds)))
-        dispatch = compile_dispatch(machine, [experiment])
+        dispatch = compile_dispatch(machine, experiment)
         print("ready", flush=True)
         for _ in sys.stdin:
             started = time.perf_counter()

@@ -92,7 +92,7 @@ def time_rounds(make_config, whole: int, options):
     experiment = build_experiment(config)
     with use_machine(config, experiment.data) as machine:
         started = time.perf_counter()
-        dispatch = compile_dispatch(machine, [experiment])
+        dispatch = compile_dispatch(machine, experiment)
         compile_seconds = time.perf_counter() - started
         init = jax.jit(functools.partial(initialise, experiment)).lower(experiment.data).compile()
 
@@ -155,9 +155,8 @@ def time_peer(peer, backbone: str, options, side: str, **form):
     import jax
     from harness import seconds_of
 
-    words = argparse.Namespace(
-        clients=options.clients, images=options.images or 100, epochs=1, batch_size=10, devices=1
-    )  # fmt: skip
+    images = options.images or 100
+    words = argparse.Namespace(clients=options.clients, images=images, epochs=1, batch_size=10, devices=1)
     with peer.both_sides(backbone, words, **form) as sides:
         if side == "ours":
             jax.block_until_ready(sides.functions[side]())
@@ -249,13 +248,20 @@ def whole_run(backbone: str, options) -> dict:
     return {ROUND: seconds / options.run_rounds, "more": {**more, "the paper's": PAPER}}
 
 
+def images_of(options) -> str:
+    """The given images, or random ones beside the results."""
+    from harness import random_npz
+
+    return options.npz or random_npz(pathlib.Path(options.out).with_suffix("") / "random.npz")
+
+
 def cifar10_config(method: str, backbone: str, dtype: str, options):
     """The paper's experiment on the given or on random images."""
     from fedjax_ssl import base_config
     from fedjax_ssl.config import apply_arguments
 
     config = base_config()
-    config.data.source, config.data.path, config.data.flip = "npz", options.npz or random_npz(options), True
+    config.data.source, config.data.path, config.data.flip = "npz", images_of(options), True
     arguments = f"{method},strong,natural_images,mix" if method == "fedanchor" else method
     config = apply_arguments(config, f"{arguments},{backbone},server_labels=250,alpha=0.1")
     config.model.dtype = dtype
@@ -270,7 +276,7 @@ def pfl_config(dtype: str, options):
     from fedjax_ssl.config import apply_arguments
 
     config = apply_arguments(base_config(), "supervised,all_labels,no_server,no_pretraining,plain")
-    config.data.source, config.data.path = "npz", options.npz or random_npz(options)
+    config.data.source, config.data.path = "npz", images_of(options)
     config.data.labels, config.data.partition = "clients", "iid"
     config.augment.flip, config.augment.padding = "never", 0
     config.num_clients, config.clients_per_round = (8, 4) if options.tiny else (1000, 50)
@@ -299,40 +305,27 @@ def pfl_cnn(dtype):
     return SimpleCnn()
 
 
-def random_npz(options) -> str:
-    """Random images in the shape of CIFAR-10, beside the results."""
-    import numpy as np
-
-    path = pathlib.Path(options.out).with_suffix("") / "random.npz"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rng, sizes = np.random.default_rng(0), {"train": 50000, "test": 10000}
-        arrays = {f"x_{part}": rng.integers(0, 256, (size, 32, 32, 3), np.uint8) for part, size in sizes.items()}
-        np.savez(path, **arrays, **{f"y_{part}": np.arange(size) % 10 for part, size in sizes.items()})
-    return str(path)
-
-
 @functools.cache
-def matrix_product_rate(dtype: str, side: int = 4096) -> float:
+def matrix_product_rate(dtype: str) -> float:
     """The most floating-point operations a second of a square matrix product."""
     import jax
     import jax.numpy as jnp
     from harness import seconds_of
 
-    side = side if jax.default_backend() != "cpu" else 1024
+    side = 4096 if jax.default_backend() != "cpu" else 1024
     a = jnp.ones((side, side), dtype)
     product = jax.jit(lambda a: jax.lax.fori_loop(0, 10, lambda _, x: (a @ x) / side, a))
     return 10 * 2 * side**3 / min(seconds_of({"product": lambda: product(a)}, 5)["product"])
 
 
 @functools.cache
-def memory_rate(megabytes: int = 256) -> float:
+def memory_rate() -> float:
     """Bytes a second that a copy reads and writes."""
     import jax
     import jax.numpy as jnp
     from harness import seconds_of
 
-    x = jnp.ones(megabytes * 2**18, jnp.float32)
+    x = jnp.ones(2**26, jnp.float32)  # 256 MB
     copy = jax.jit(lambda x: jax.lax.fori_loop(0, 10, lambda _, y: y * 1.0001, x))
     return 10 * 2 * x.nbytes / min(seconds_of({"copy": lambda: copy(x)}, 5)["copy"])
 
@@ -379,12 +372,8 @@ def cells_of(row: dict) -> list[str]:
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
     figures = [text(row[name]) if name in row else "" for name in (STEP, ROUND)]
-    return [
-        row["part"],
-        row["what"],
-        *figures,
-        ", ".join(f"{name} {text(value)}" for name, value in row["more"].items()),
-    ]
+    more = ", ".join(f"{name} {text(value)}" for name, value in row["more"].items())
+    return [row["part"], row["what"], *figures, more]
 
 
 def text_of(row: dict) -> str:

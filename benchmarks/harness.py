@@ -117,6 +117,16 @@ def random_federation(
     )
 
 
+def random_npz(path: pathlib.Path) -> str:
+    """The path of an npz with random images in the shape of CIFAR-10; it is written if it is missing."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rng, sizes = np.random.default_rng(0), {"train": 50_000, "test": 10_000}
+        arrays = {f"x_{part}": rng.integers(0, 256, (size, 32, 32, 3), np.uint8) for part, size in sizes.items()}
+        np.savez(path, **arrays, **{f"y_{part}": np.arange(size) % 10 for part, size in sizes.items()})
+    return str(path)
+
+
 def print_table(rows: list[dict]) -> None:
     """Rows of the same keys as a Markdown table."""
     names = list(rows[0])

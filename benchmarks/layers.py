@@ -25,6 +25,7 @@ from fedjax_ssl.models.cpu.convolution import FEW_CHANNELS
 from fedjax_ssl.models.layers import conv2d
 from fedjax_ssl.run.machine import find_machine
 
+BUDGET = 0.15  # seconds of a measurement, about
 IMPLEMENTATIONS = ("lax", "custom_backward", "winograd")
 # (side, channels in, channels out, stride): the 3x3 convolutions of the small CNN, WRN-28-2 and ResNet-18.
 SHAPES = (
@@ -51,7 +52,7 @@ STEPS = (
 )
 
 
-def seconds_per_iteration(body, state, compiler_options, repeats=4, budget=0.15):
+def seconds_per_iteration(body, state, compiler_options):
     """Least time of one application of `body`, repeated inside one compiled loop."""
 
     @functools.partial(jax.jit, compiler_options=compiler_options)
@@ -65,10 +66,10 @@ def seconds_per_iteration(body, state, compiler_options, repeats=4, budget=0.15)
 
     timed(1)
     first = timed(1)
-    if first > budget:
+    if first > BUDGET:
         return first
-    iterations = max(1, int(budget / first))
-    return min(timed(iterations) for _ in range(repeats)) / iterations
+    iterations = max(1, int(BUDGET / first))
+    return min(timed(iterations) for _ in range(4)) / iterations
 
 
 def time_convolution(batch, shape, implementation, backward):

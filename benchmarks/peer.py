@@ -246,7 +246,7 @@ class TorchCohort:
 # --- Ours: the library's own phase and engine. ------------------------------------------------------------------------
 
 
-def our_problem(name, image_shape, config, rand_augment):
+def our_problem(image_shape, config, rand_augment):
     flip = image_shape[-1] == 3
     weak = functools.partial(weak_augment, flip=flip, padding=PADDING)
     strong = functools.partial(strong_augment, flip=flip, padding=PADDING, flavour="usb", num_ops=2, magnitude=10)
@@ -312,7 +312,7 @@ def both_sides(name, options, dtype="float32", **torch_form):
         test_labels=jnp.zeros(1, jnp.int32),
         seed=jnp.int32(0),
     )
-    problem = our_problem(name, image_shape, config, rand_augment=False)
+    problem = our_problem(image_shape, config, rand_augment=False)
     model = jax.jit(problem.network.init)(jax.random.key(0))
     broadcast = Broadcast(model, jnp.float32(0.03))
 
@@ -328,7 +328,7 @@ def both_sides(name, options, dtype="float32", **torch_form):
         lanes = machine.lanes(config.clients_per_round)
         arguments = machine.put((broadcast, data, jax.random.key(1)))
         for side, rand_augment in (("ours", False), ("ours with RandAugment", True)):
-            problem = our_problem(name, image_shape, config, rand_augment)
+            problem = our_problem(image_shape, config, rand_augment)
             sides[side] = functools.partial(our_round(problem, machine, options.clients, lanes), *arguments)
         steps = options.clients * options.epochs * -(-options.images // options.batch_size)
         yield Sides(sides, lanes, steps, str(device), apart)

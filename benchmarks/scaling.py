@@ -3,12 +3,10 @@
     python benchmarks/scaling.py --out=scaling.json                    # all four parts
     python benchmarks/scaling.py --parts=lanes                         # counts, no clock: about a minute
     python benchmarks/scaling.py --parts=clients,federation --repeats=9
-    python benchmarks/scaling.py --parts=giant                         # those larger than memory, see giant.py
 
-Whole rounds of FedAnchor (`fedjax_ssl.rounds`): the small CNN on random images of 28x28x1, one local epoch in batches
-of 10, a server of 50 anchors, 100 test images. The threshold is below all cosines: every image of every client is
-trained on, so that the work is known. All points of a sweep are timed in turn in one process; a time is the median
-over the repeats.
+Whole rounds of FedAnchor: the small CNN on random images of 28x28x1, one local epoch in batches of 10, a server of 50
+anchors, 100 test images. The threshold is below all cosines: every image of every client is trained on, so that the
+work is known. All points of a sweep are timed in turn in one process; a time is the median over the repeats.
 
 clients     Seconds of a round against the clients of a round (each with --images images) and against the images of
             each client (in a cohort of --cohort), in a federation of 100 clients. Each sweep gets the line
@@ -41,8 +39,8 @@ lanes       Useful steps over all steps of the lanes, idle ones included, counte
 
 partitions  CPU seconds to deal five labels of 10 balanced classes to each of --partitioned clients, by every
             partition; `dirichlet_clients`, which promises each ten examples and seldom can with many clients, has a
-            hundredth of them, at most 1,000. Prints
-            `scaling partitions X`, the slowest. Then to save, read, check and count the last partition.
+            hundredth of them, at most 1,000. Prints `scaling partitions X`, the slowest. Then to save, read, check and
+            count the last partition.
 """
 
 import argparse
@@ -57,7 +55,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import giant
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -214,11 +211,6 @@ def memory_in_a_process_of_its_own(num_clients: int, lanes: int) -> dict[str, fl
     return json.loads(printed.splitlines()[-1])
 
 
-def federation_memory(options) -> dict[int, dict]:
-    """Peak memory for each size of the federation."""
-    return {size: memory_in_a_process_of_its_own(size, options.lanes) for size in numbers(options.federation)}
-
-
 def federation_part(options, memory: dict[int, dict]) -> list[dict]:
     """Time and memory of a round against the federation's size."""
     sizes = numbers(options.federation)
@@ -363,28 +355,12 @@ def numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-def giant_part(options) -> list[dict]:
-    """Federations larger than memory, see `giant.py`; they take 6 GB of disk for a while."""
-    del options
-    with tempfile.TemporaryDirectory() as folder:
-        return [
-            giant.measure(name, case, pathlib.Path(folder) / name.removesuffix("_device"), rounds=20)
-            for name, case in giant.cases().items()
-        ]
-
-
-PARTS = {
-    "clients": clients_part,
-    "federation": federation_part,
-    "lanes": lanes_part,
-    "partitions": partitions_part,
-    "giant": giant_part,
-}
+PARTS = {"clients": clients_part, "federation": federation_part, "lanes": lanes_part, "partitions": partitions_part}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(part for part in PARTS if part != "giant"))
+    parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--lanes", type=int, default=0, help="of the timed rounds; 0: the backend's default")
     parser.add_argument("--clients", default="1,3,10,30,100", help="clients of a round, to sweep over")
@@ -408,11 +384,12 @@ def main():
     if unknown:
         parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
     # First of all: on a GPU this process will keep most of the device's memory once it has touched it.
-    memory = federation_memory(options) if "federation" in parts else {}
+    sizes = numbers(options.federation) if "federation" in parts else []
+    memory = {size: memory_in_a_process_of_its_own(size, options.lanes) for size in sizes}
     tables = {}
     for part in parts:
         tables[part] = federation_part(options, memory) if part == "federation" else PARTS[part](options)
-    write_tables(options.out, describe(), tables)
+        write_tables(options.out, describe(), tables)
 
 
 if __name__ == "__main__":

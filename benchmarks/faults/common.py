@@ -84,10 +84,6 @@ class Trial:
         """Whether there is time for another try."""
         return time.monotonic() < self._ends
 
-    def seconds_left(self) -> float:
-        """For the timeout of a process; never negative."""
-        return max(0.0, self._ends - time.monotonic())
-
     def share(self, place: int, places: int) -> int:
         """How many of the tries one of several methods gets."""
         return self.count // places + (place < self.count % places)

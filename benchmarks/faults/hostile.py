@@ -255,7 +255,7 @@ def read_cases() -> None:
         signal.alarm(SECONDS)
         try:
             found = _read(reader, case, folder, uses, writers[name, reader])
-            outcome, why = _judge(reader, found, expected)
+            outcome, why = _judge(found, expected)
         except Exception as error:
             outcome, why = "tracebacks", f"{type(error).__name__}: {error}"
         finally:
@@ -267,7 +267,7 @@ def read_cases() -> None:
         shutil.rmtree(case, ignore_errors=True)
 
 
-def _judge(reader: str, found: dict[str, tuple], expected: dict) -> tuple[str, str]:
+def _judge(found: dict[str, tuple], expected: dict) -> tuple[str, str]:
     """The outcome of a case whose uses gave these results, or these errors, and said this on stderr."""
     said = []
     for use, (result, aside) in found.items():

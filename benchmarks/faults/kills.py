@@ -90,9 +90,9 @@ def kill(
             over, seconds = over + 1, min(seconds, time.monotonic() - began)
             shutil.rmtree(workdir)
             continue
-        done = Checkpoints(workdir / "checkpoints").latest_round()
+        done = Checkpoints(workdir / "checkpoints").rounds()
         kind = "before the folder" if not (workdir / "config.json").exists() else "before a checkpoint"
-        moments[kind if done is None else "in the rounds"] += 1
+        moments["in the rounds" if done else kind] += 1
     process = start(method, workdir, **fields)
     _, errors = process.communicate()
     is_same = (

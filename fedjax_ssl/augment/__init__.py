@@ -1,35 +1,28 @@
 """Image augmentation on the device, inside the compiled training step."""
 
-from fedjax_ssl.augment.flavours import FLAVOURS, Flavour, PoolEntry, get_flavour
+from fedjax_ssl.augment.flavours import FLAVOURS, get_flavour
 from fedjax_ssl.augment.mixup import mix, sample_lambda
 from fedjax_ssl.augment.of_images import Views, image_views
 from fedjax_ssl.augment.operations import Operation
 from fedjax_ssl.augment.randaugment import check_rand_augment, rand_augment, strong_augment
 from fedjax_ssl.augment.resize import resize
-from fedjax_ssl.augment.resized_crop import INTERPOLATIONS, resized_crop
+from fedjax_ssl.augment.resized_crop import resized_crop
 from fedjax_ssl.augment.turns import quarter_turns
-from fedjax_ssl.augment.views import make_views, random_view
-from fedjax_ssl.augment.weak import BORDERS, check_resized, crop_at_random, flip_and_crop, weak_augment
+from fedjax_ssl.augment.views import make_views
+from fedjax_ssl.augment.weak import check_resized, weak_augment
 
 __all__ = [
-    "BORDERS",
     "FLAVOURS",
-    "INTERPOLATIONS",
-    "Flavour",
     "Operation",
-    "PoolEntry",
     "Views",
     "check_rand_augment",
     "check_resized",
-    "crop_at_random",
-    "flip_and_crop",
     "get_flavour",
     "image_views",
     "make_views",
     "mix",
     "quarter_turns",
     "rand_augment",
-    "random_view",
     "resize",
     "resized_crop",
     "sample_lambda",

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 RATIOS = (3 / 4, 4 / 3)  # smallest and largest width / height, whose logarithm is drawn uniformly
 TRIES = 10
-INTERPOLATIONS = ("bilinear", "bicubic")
 _CUBIC = -0.5  # Pillow's parameter of the bicubic filter
 
 

@@ -7,8 +7,6 @@ from fedjax_ssl.augment.resize import resize
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import platform
 
-BORDERS = ("reflect", "zeros")  # padding of images
-
 
 def weak_augment(
     key: jax.Array, images: jax.Array, flip: bool, padding: int = 4, border: str = "reflect", resized: int = 0

@@ -100,9 +100,9 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         # To the method it looks as if every client returned the server's own parts unchanged.
         own, uploads = select(state.model.params, parts), received.uploads
-        whole = with_parts(uploads.model, repeated(own, len(received.clients)))
+        whole = uploads.model.with_parts(**repeated(own, len(received.clients)))
         state, metrics = method.aggregate(state, data, received._replace(uploads=uploads._replace(model=whole)), key)
-        return state._replace(model=with_parts(state.model, own)), metrics  # undoes the mean's rounding
+        return state._replace(model=state.model.with_parts(**own)), metrics  # undoes the mean's rounding
 
     *before, last = (_with_own(phase, problem.config.personal_first) for phase in method.phases)
     finish = last.finish
@@ -113,11 +113,6 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
         phases=(*before, last._replace(finish=lambda *arguments: keep(finish(*arguments)))),
         aggregate=aggregate,
     )
-
-
-def with_parts(model: Model, parts: dict[str, Any]) -> Model:
-    """The model with these parts added or replaced."""
-    return model._replace(params={**model.params, **parts})
 
 
 def _without(model: Model, parts: tuple[str, ...]) -> Model:
@@ -137,7 +132,7 @@ def _with_own(phase: Phase, first: float) -> Phase:
     """
 
     def whole(received: Broadcast, parts: dict[str, Any]) -> Any:
-        return received._replace(model=with_parts(received.model, parts))
+        return received._replace(model=received.model.with_parts(**parts))
 
     def others(own: Any) -> dict[str, Any]:
         return {name: entry for name, entry in own.items() if name != OWN_PARTS}

@@ -158,18 +158,7 @@ def _type_message(config: ConfigDict, overrides: list[str], error: Exception) ->
         value = value if equals else "".join(overrides[position + 1 : position + 2])
         kind = config_type(config, field)
         try:
-            if kind is bool and value.lower() not in (
-                "true",
-                "false",
-                "t",
-                "f",
-                "1",
-                "0",
-                "yes",
-                "no",
-                "y",
-                "n",
-            ):
+            if kind is bool and value.lower() not in ("true", "false", "t", "f", "1", "0", "yes", "no", "y", "n"):
                 raise ValueError
             if kind in (int, float):
                 kind(value)

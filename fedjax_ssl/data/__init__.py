@@ -1,7 +1,6 @@
 """Data: sources of images and other inputs, their partition over clients, and the federation as device arrays."""
 
-from fedjax_ssl.data.federated import SEED_AXES, FederatedData, federate, stack_seeds
-from fedjax_ssl.data.folder import FITS
+from fedjax_ssl.data.federated import FederatedData, federate, stack_seeds
 from fedjax_ssl.data.labels import LABELS, check_labels, clients_may_have_labels, server_has_labels
 from fedjax_ssl.data.owners import Partition, class_counts
 from fedjax_ssl.data.partition import make_partition
@@ -17,11 +16,9 @@ from fedjax_ssl.data.sources import (
 )
 
 __all__ = [
-    "FITS",
     "LABELS",
     "NORMALISATIONS",
     "PARTITIONS",
-    "SEED_AXES",
     "SOURCES",
     "Dataset",
     "FederatedData",

@@ -24,9 +24,6 @@ UNLABELLED = "unlabelled"  # the folder next to train and test
 _OF_FILE_MANAGERS = ("Thumbs.db", "desktop.ini")  # written by file managers
 
 
-FITS = ("crop", "stretch")  # how images that are not square become square
-
-
 def load_folder(
     path: str, image_size: int = 0, fit: str = "crop", tell: Callable[[str], Any] = lambda text: None
 ) -> Arrays:

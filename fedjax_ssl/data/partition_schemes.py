@@ -1,7 +1,7 @@
 """The partition schemes of published work: one function for each, and their registry.
 
-Each function takes the labels of the examples to split and returns, for each client, positions in that array.
-Classes are those that occur in the labels.
+Each function is a `PartitionFn`; its docstring says which fields of the configuration it reads. Classes are those that
+occur in the labels.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,16 @@ MIN_EXAMPLES = 10
 MAX_DRAWS = 1000
 
 Shares = list[np.ndarray]
+# (labels, num_clients, config, rng) -> shares: labels of the examples to split, int [n]; number of clients K; the
+# section `data`; source of randomness -> K arrays of positions in `labels`. `examples_per_client`, where it is read,
+# limits the size of every share (0: no limit).
 PartitionFn = Callable[[np.ndarray, int, Any, np.random.Generator], Shares]
 
 
 def iid(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
     """Splits at random into equal shares of floor(n / num_clients); the rest is left out.
 
-    Args:
-        labels: int [n], labels of the examples to split.
-        num_clients: number of clients K.
-        config: the `data` section; `examples_per_client` limits the size of every share (0: no limit).
-        rng: source of randomness.
-
-    Returns:
-        K arrays of positions in `labels`.
+    Reads `examples_per_client`.
     """
     size = _equal_size(len(labels), num_clients, config)
     return list(rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size))
@@ -41,15 +37,7 @@ def stratified(labels: np.ndarray, num_clients: int, config: Any, rng: np.random
     Images are dealt one by one; the dealing of each class starts at the client after the last one that got an image.
     Every example goes to exactly one client.
 
-    Args:
-        labels: int [n], labels of the examples to be split.
-        num_clients: number of clients K.
-        config: the `data` section; `examples_per_client` limits the size of every share (0: no limit); classes keep
-          their proportions.
-        rng: source of randomness.
-
-    Returns:
-        K arrays of positions in `labels`.
+    Reads `examples_per_client`; classes keep their proportions.
 
     Source: Jeong et al., FedMatch, ICLR 2021, "batch-IID" of its public code, which leaves out remainders.
     """
@@ -69,15 +57,7 @@ def lda(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Genera
     floor(n / num_clients) examples. If a class has run out, it is dropped from the distribution, and the rest is
     renormalised.
 
-    Args:
-        labels: int [n], labels of the examples to be split.
-        num_clients: number of clients K.
-        config: the `data` section: `alpha`; `examples_per_client` limits the size of every share (0: no limit), and
-          class draws follow Dir(alpha) for the smaller set.
-        rng: source of randomness.
-
-    Returns:
-        K arrays of positions in `labels`.
+    Reads `alpha` and `examples_per_client`; class draws follow Dir(alpha) for the smaller set.
 
     Raises:
         UserError: alpha is not positive.
@@ -128,14 +108,7 @@ def dirichlet_clients(labels: np.ndarray, num_clients: int, config: Any, rng: np
     renormalised. All is drawn again until every client has at least `MIN_EXAMPLES`. Every example goes to exactly one
     client.
 
-    Args:
-        labels: int [n], labels of the examples to be split.
-        num_clients: number of clients K.
-        config: the `data` section: `alpha`.
-        rng: source of randomness.
-
-    Returns:
-        K arrays of positions in `labels`.
+    Reads `alpha`.
 
     Raises:
         UserError: alpha is not positive, or no draw gave every client enough examples.
@@ -190,14 +163,7 @@ def dirichlet_pairs(labels: np.ndarray, num_clients: int, config: Any, rng: np.r
     A pair's examples have the overall class distribution, so a client lacks few classes: alpha = 0.1 is far milder
     than in the other schemes.
 
-    Args:
-        labels: int [n], labels of the examples to be split.
-        num_clients: number of clients K.
-        config: the `data` section: `alpha`.
-        rng: source of randomness.
-
-    Returns:
-        K arrays of positions in `labels`.
+    Reads `alpha`.
 
     Raises:
         UserError: alpha is not positive, or no draw gave the smaller member enough examples.
@@ -229,14 +195,7 @@ def dirichlet_classes(labels: np.ndarray, num_clients: int, config: Any, rng: np
     Client k draws p_k ~ Dir(alpha) over the classes and gets the share p_k[c] / sum_j p_j[c] of class c. Every example
     goes to exactly one client; sizes differ, and a client may get none.
 
-    Args:
-        labels: int [n], labels of the examples to be split.
-        num_clients: number of clients K.
-        config: the `data` section: `alpha`.
-        rng: source of randomness.
-
-    Returns:
-        K arrays of positions in `labels`, possibly empty.
+    Reads `alpha`.
 
     Raises:
         UserError: alpha is not positive.
@@ -264,14 +223,7 @@ def shards(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Gen
     They are dealt at random, so that a client may hold a class twice and never has more than classes_per_client
     different classes. Every example goes to exactly one client.
 
-    Args:
-        labels: int [n], labels of the examples to be split.
-        num_clients: number of clients K.
-        config: the `data` section: `classes_per_client`.
-        rng: source of randomness.
-
-    Returns:
-        K arrays of positions in `labels`.
+    Reads `classes_per_client`.
 
     Raises:
         UserError: there are fewer shards than classes, or more shards of a class than examples.
@@ -315,15 +267,7 @@ def profiles(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.G
     If clients have `labels_per_class` labels, each client first gets this number of examples of each class, and draws
     only the rest from its profile. Labelled examples are therefore balanced, whatever the profile.
 
-    Args:
-        labels: int [n], labels of the examples to be split.
-        num_clients: number of clients K.
-        config: the `data` section: `labels` and `labels_per_class`; `examples_per_client` limits the size of every
-          share (0: no limit).
-        rng: source of randomness.
-
-    Returns:
-        K arrays of positions in `labels`.
+    Reads `labels`, `labels_per_class` and `examples_per_client`.
 
     Raises:
         UserError: a share has no room for its labelled examples, or a class has too few for all clients.
@@ -376,14 +320,7 @@ def main_class(labels: np.ndarray, num_clients: int, config: Any, rng: np.random
     floor(n / num_clients). The remaining images of all classes fill every client up to that size. R = 0 is IID; R = 1
     is one class for each client.
 
-    Args:
-        labels: int [n], labels of the examples to be split.
-        num_clients: number of clients K.
-        config: the `data` section: `main_share`, R; `examples_per_client` limits the size of every share (0: no limit).
-        rng: source of randomness.
-
-    Returns:
-        K arrays of positions in `labels`.
+    Reads `main_share`, R, and `examples_per_client`.
 
     Source: Zhang et al., FedRGD, IEEE Big Data 2021, its public code. With as many clients as classes, R is the mean
     distance between the clients' class distributions, which the paper calls the metric of non-IID.

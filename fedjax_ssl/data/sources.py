@@ -69,7 +69,7 @@ SOURCES = (
 # `data.normalisation` -> means and deviations of pixels that replace those of the data set.
 NORMALISATIONS: dict[str, dict[str, Any]] = {
     "own": {},
-    "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)},
+    "cifar10": {"mean": _PUBLISHED["cifar10"].mean, "std": _PUBLISHED["cifar10"].std},
 }
 
 

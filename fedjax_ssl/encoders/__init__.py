@@ -7,14 +7,13 @@ backbone of which only low-rank adapters are trained.
 
 from fedjax_ssl.encoders.adapters import Adapted, backbone_of
 from fedjax_ssl.encoders.convert import convert
-from fedjax_ssl.encoders.encoder import ENCODERS, Encoder, encode, find_encoder
+from fedjax_ssl.encoders.encoder import ENCODERS, encode, find_encoder
 from fedjax_ssl.encoders.frozen import frozen
 from fedjax_ssl.encoders.weights import checksum, load_weights, save_weights
 
 __all__ = [
     "ENCODERS",
     "Adapted",
-    "Encoder",
     "backbone_of",
     "checksum",
     "convert",

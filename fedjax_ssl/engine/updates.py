@@ -24,9 +24,9 @@ def changed_by(sent: Any, broadcast: Any, part: str = "params") -> dict[str, jax
     }
 
 
-def moved_by(changes: dict[str, jax.Array], like: Any, broadcast: Any, part: str = "params") -> Any:
-    """The inverse of `changed_by`: the uploads with these changes, with the structure of `like`."""
-    known = received_by_path(broadcast, part)
+def moved_by(changes: dict[str, jax.Array], like: Any, broadcast: Any) -> Any:
+    """The inverse of `changed_by`: uploaded parameters with these changes, with the structure of `like`."""
+    known = received_by_path(broadcast, "params")
     found = ((path, changes[path]) for path in leaves_by_path(like))  # JAX sorts a dict's keys, also of `changes`
     leaves = [leaf + known[path] if _fits(known, path, leaf) else leaf for path, leaf in found]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

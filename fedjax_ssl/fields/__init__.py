@@ -3,14 +3,13 @@
 A field is declared with its default and its range (`section.py`). Methods declare their own sections in the same way.
 """
 
-from fedjax_ssl.fields.recipes import ARGUMENT_FIELDS, IID_ALPHA, RECIPES, WORDS
+from fedjax_ssl.fields.recipes import ARGUMENT_FIELDS, RECIPES, WORDS
 from fedjax_ssl.fields.section import MOST_SEED, Range, Section, real, several, share, whole, word
 from fedjax_ssl.fields.shared import CHANGES_NO_RESULT, shared_fields
 
 __all__ = [
     "ARGUMENT_FIELDS",
     "CHANGES_NO_RESULT",
-    "IID_ALPHA",
     "MOST_SEED",
     "RECIPES",
     "WORDS",

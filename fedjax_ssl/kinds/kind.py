@@ -9,7 +9,6 @@ import numpy as np
 
 from fedjax_ssl.augment import Views
 
-Mix = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 Facts = Mapping[str, Any]  # of a data set, see `fedjax_ssl.data.dataset_facts`
 
 

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-SCHEDULES = ("constant", "cosine")
 LEAST = 1e-5  # the lower bound of the tail 'seven_sixteenths'
 
 

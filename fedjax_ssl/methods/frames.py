@@ -40,6 +40,15 @@ from fedjax_ssl.server import (
     with_probe,
 )
 
+# Fields of methods whose clients have labels or none, and count labels by one fixed threshold.
+BY_ROLE: dict[str, Any] = {
+    "data.labels": "some_clients",
+    "confidence.kind": "fixed",
+    "trainer.name": "confidence",
+    "trainer.threshold": 0.95,
+    "client.labelled_views": "weak",
+    "client.spare_classifier": False,
+}
 # (data, model) -> a method's entries of the clients' memory, leaves [K, ...].
 Own = Callable[[FederatedData, Model], dict[str, Any]]
 

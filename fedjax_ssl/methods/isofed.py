@@ -50,17 +50,9 @@ from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import information_loss
 from fedjax_ssl.learning.sgd import Model, without_parts
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.frames import alternating, trained_by_role, unlabelled_images
+from fedjax_ssl.methods.frames import BY_ROLE, alternating, trained_by_role, unlabelled_images
 from fedjax_ssl.server import labelled_clients, only_eligible
 
-FIELDS = {
-    "data.labels": "some_clients",
-    "confidence.kind": "fixed",
-    "trainer.name": "confidence",
-    "trainer.threshold": 0.95,
-    "client.labelled_views": "weak",
-    "client.spare_classifier": False,
-}
 VARIANTS: Variants = {
     "no_adaptation": {"isofed.adaptation": "none"},
     "unlabelled_first": {"isofed.order": "unlabelled_first"},
@@ -184,7 +176,7 @@ ENTRY = Entry(
     paper="https://arxiv.org/abs/2310.18815",
     settings=("some_clients", "profile"),
     defaults=defaults,
-    fields=FIELDS,
+    fields=BY_ROLE,
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
     heads_if={STANDARD: lambda config: config.trainer.name == "acr" and config.isofed.unlabelled_loss == "trainer"},

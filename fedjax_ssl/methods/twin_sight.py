@@ -54,20 +54,12 @@ from fedjax_ssl.fields import Section, real, whole, word
 from fedjax_ssl.learning.losses import info_nce, neighbourhood_loss
 from fedjax_ssl.learning.sgd import BatchStats, Model, without_parts
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.frames import BY_ROLE, alternating
 from fedjax_ssl.models import Outputs, Projector
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
 
 TWIN, PROJECTOR = "twin", "projector"  # the second network, and its head
 PARTS = (*CLASSIFIER, TWIN)
-FIELDS = {
-    "data.labels": "some_clients",
-    "confidence.kind": "fixed",
-    "trainer.name": "confidence",
-    "trainer.threshold": 0.95,
-    "client.labelled_views": "weak",
-    "client.spare_classifier": False,
-}
 VARIANTS: Variants = {
     "paper": {  # the setting of its experiments; this flavour of RandAugment (3, 5) draws the 5 at random
         "num_rounds": 500,
@@ -237,7 +229,7 @@ ENTRY = Entry(
     paper="https://arxiv.org/abs/2402.14430",
     settings=("some_clients", "clients", "profile"),
     defaults=defaults,
-    fields=FIELDS,
+    fields=BY_ROLE,
     variants=VARIANTS,
     companions={TWIN: projector_of},
     tiny={

@@ -39,8 +39,9 @@ def apply(backbone, images, train, mask, num_views):
     """Computes a backbone's features, see `Heads`; packs lanes if the backbone is narrow enough.
 
     Args:
-        backbone: a bound module. It can be packed if it has an attribute `narrow_channels`, the channels of its
-            narrowest stage; its layers must then be those of `layers` and `normalisation`.
+        backbone: a bound module. It can be packed if it has an attribute `narrow_channels`: as many lanes are packed as
+            fill `CHANNELS` with it. It is the channels of a residual network's first stage, or of SmallCNN's second
+            convolution. Its layers must then be those of `layers` and `normalisation`.
         images, train, mask, num_views: as in `Heads`.
     """
     g = lanes_together(backbone)

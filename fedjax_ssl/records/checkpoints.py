@@ -25,6 +25,7 @@ from fedjax_ssl.records.manifest import (
 )
 
 SUMS = "SHA256SUMS"  # checksums of a checkpoint's files, in sha256sum's format
+KEPT = 2  # checkpoints of a run; an older one is deleted after a newer one is complete
 _STATE = "state"  # the folder with Orbax's files
 _EARLIER = "default"  # its name in earlier versions, which wrote no checksums
 _DIGITS = 5  # digits of the number before each leaf's name
@@ -46,16 +47,15 @@ class Checkpoints:
     manifest shows whether the files beside FOLDER are those that it was trained with.
     """
 
-    def __init__(self, folder: pathlib.Path, keep: int = 2, run: TrainedWith | None = None):
+    def __init__(self, folder: pathlib.Path, run: TrainedWith | None = None):
         """Reads and writes nothing yet.
 
         Args:
             folder: RUN/checkpoints, need not exist yet.
-            keep: how many checkpoints remain; an older one is deleted after a newer one is complete.
             run: what the run is trained with: new checkpoints record it, and other runs' checkpoints are refused.
         """
         self._folder = folder.absolute()
-        self._keep, self._run = keep, run
+        self._run = run
 
     def rounds(self) -> list[int]:
         """The rounds of all checkpoints, damaged ones included, the earliest first.
@@ -68,10 +68,6 @@ class Checkpoints:
         if not self._folder.is_dir():
             raise UserError(f"{self._folder} is not a folder; move it away, or choose another workdir")
         return sorted(int(path.name) for path in self._folder.iterdir() if re.fullmatch("[0-9]+", path.name))
-
-    def latest_round(self) -> int | None:
-        """The round of the newest checkpoint; None if there is none."""
-        return max(self.rounds(), default=None)
 
     def save(self, round_number: int, state: Any, records: str = "") -> None:
         """Writes a checkpoint and waits until it is on the disk.
@@ -103,7 +99,7 @@ class Checkpoints:
         except (OSError, ValueError) as error:  # TensorStore raises ValueError for everything, even a full disk
             number = getattr(error, "errno", None)
             raise OSError(number, f"cannot write the checkpoint {path}: {first_line(error)}") from error
-        for old in self.rounds()[: -self._keep]:
+        for old in self.rounds()[:-KEPT]:
             doomed = self._folder / f"{old}.tmp"  # so that a kill leaves no incomplete checkpoint
             os.rename(self._folder / str(old), doomed)
             remove_folder(doomed)

@@ -1,10 +1,8 @@
 """Several runs in one report: curves with a band over seeds, and the table as HTML, CSV, Markdown and LaTeX."""
 
 import functools
-import itertools
 import os
 import pathlib
-import re
 from collections.abc import Callable, Iterable
 
 from matplotlib.figure import Figure
@@ -70,7 +68,7 @@ def write_comparison(
     apart = [] if against is None else _differences(groups, pathlib.Path(against))
     skipped += [line for group in groups for run in group.runs for line in run.damages]
     unfinished = [f"{run.folder} ({run.standing()})" for group in groups for run in group.runs if not run.is_finished]
-    pictures = _Pictures(path.with_name(f"{path.stem}_figures"))
+    pictures = page.Pictures(path.with_name(f"{path.stem}_figures"), pdf=True)
     try:
         with style.styled(size):
             for data in sets:
@@ -90,7 +88,8 @@ def write_comparison(
         page.section("Differences, paired by seed", _paired(apart)) if apart else "",
         page.section("What differs", _what_differs(groups)),
         page.section("Labels", _labels_held(groups)),
-        *pictures.sections(),
+        pictures.section("Accuracy"),
+        pictures.section("Pseudo-labels"),
         page.section("As LaTeX", page.code(to_latex(shown, best_cells(table), look.caption, look.label))),
     )
     name = path.stem if table_name is None else table_name
@@ -155,30 +154,7 @@ def _labels_held(groups: list[Group]) -> str:
     return page.table(["method", "who holds labels"], [list(row) for row in held.items()], long=(1,))
 
 
-class _Pictures:
-    """The pictures of a comparison; each is saved when it is added, and kept for the page."""
-
-    def __init__(self, folder: pathlib.Path):
-        self._folder = folder
-        self._made: dict[str, list[page.Picture]] = {}
-        self._names: set[str] = set()
-
-    def add(self, title: str, name: str, figure: Figure | None, caption: str) -> None:
-        """Saves a figure and keeps it for a section; None: no run has data for it."""
-        if figure is not None:
-            name = re.sub(r"[^A-Za-z0-9=.,+-]+", "_", name).strip("_")[:120]
-            names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-            name = next(free for free in names if free not in self._names)
-            self._names.add(name)
-            svg = style.save(figure, self._folder, name, caption, pdf=True)
-            self._made.setdefault(title, []).append(page.Picture(svg, caption))
-
-    def sections(self) -> list[str]:
-        """The page's sections."""
-        return [page.section(title, page.pictures(made)) for title, made in self._made.items()]
-
-
-def _draw(groups: list[Group], pictures: _Pictures, data: str = "") -> None:
+def _draw(groups: list[Group], pictures: page.Pictures, data: str = "") -> None:
     """Draws the pictures of groups on one data set, each with as many groups as one picture can hold.
 
     Args:
@@ -187,6 +163,7 @@ def _draw(groups: list[Group], pictures: _Pictures, data: str = "") -> None:
         data: the data set's name, if captions must contain it.
     """
     sets = sorted({group.measured for group in groups})
+    over = functools.partial(figures.over_rounds, top=100)
 
     def add(title: str, name: str, draw: Callable[[list[Group]], Figure | None], caption: str) -> None:
         for values, bundle in bundles(groups).items():
@@ -213,30 +190,19 @@ def _draw(groups: list[Group], pictures: _Pictures, data: str = "") -> None:
             add(
                 "Accuracy",
                 f"{of}_{name}",
-                functools.partial(_measure, metric=f"{of}_{name}", label=f"{of} {words} (%)"),
+                functools.partial(over, metric=f"{of}_{name}", label=f"{of} {words} (%)"),
                 f"{of.capitalize()} {words}.",
             )
     add("Accuracy", "client_accuracy", _clients, "Accuracy on each client's mix of classes, last models.")
-    add("Pseudo-labels", "pseudo_label_accuracy", _labels, "Pseudo-labels that are right.")
+    labels = functools.partial(over, metric="pseudo_label_accuracy", label="pseudo-labels that are right (%)")
+    add("Pseudo-labels", "pseudo_label_accuracy", labels, "Pseudo-labels that are right.")
     add("Pseudo-labels", "qualified_per_client", figures.qualified, "Examples that a client trains on.")
-
-
-def _measure(groups: list[Group], metric: str, label: str):
-    if not any(group.has(metric) for group in groups):
-        return None
-    return figures.over_rounds(groups, metric, label, 100, top=100)
 
 
 def _clients(groups: list[Group]) -> Figure | None:
     last = MODELS[""]
     found = {group.name: [run.client_accuracies().get(last) for run in group.runs] for group in groups}
     return figures.client_accuracy({name: [a for a in of_runs if a is not None] for name, of_runs in found.items()})
-
-
-def _labels(groups: list[Group]):
-    if not any(group.has("pseudo_label_accuracy") for group in groups):
-        return None
-    return figures.over_rounds(groups, "pseudo_label_accuracy", "pseudo-labels that are right (%)", 100, top=100)
 
 
 def bundles(groups: list[Group]) -> dict[str, list[Group]]:

@@ -18,73 +18,72 @@ from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, NONE, S
 MANY = 20  # with more classes, cells and bars have no numbers
 
 
-def over_rounds(groups: list[Group], metric: str, label: str, scale: float = 1.0, top: float | None = None) -> Figure:
-    """A metric over rounds, one curve for each group: the mean over its seeds, with a band from minimum to maximum."""
+def over_rounds(groups: list[Group], metric: str, label: str, top: float | None = None) -> Figure | None:
+    """A metric over rounds, one curve for each group that has it: the mean over its seeds, with a band of their range.
+
+    Args:
+        groups: to be compared.
+        metric: its name in the records.
+        label: of the axis.
+        top: the metric is a share of it, such as 100 for percent, and the axis ends there; None: it is no share.
+    """
+    if not any(group.has(metric) for group in groups):
+        return None
     figure, axes = subplots(figsize=SMALL)
     for number, group in enumerate(groups):  # a group's number is its colour in every picture
         if group.has(metric):
-            values = scale * group.values(metric)
+            values = (top or 1) * group.values(metric)
             draw_band(axes, np.arange(1, values.shape[1] + 1), values, group.name, number)
     finish_curves(figure, axes, label, top, legend=len(groups) > 1)
     return figure
 
 
-def losses(run: RunRecords) -> Figure:
-    """Every loss that the run recorded, over rounds."""
-    names = [name for name in run.metrics[0] if name.endswith("_loss") and run.has(name)]
-    names.sort(key=lambda name: name != f"{run.measured}_loss")
+def _of_run(run: RunRecords, names: dict[str, str], label: str, top: float | None = None) -> Figure | None:
+    """As `over_rounds`, the metrics of one run that are in `names`, name -> words for the legend."""
+    names = {name: words for name, words in names.items() if run.has(name)}
+    if not names:
+        return None
     figure, axes = subplots(figsize=SMALL)
-    for number, name in enumerate(names):
-        draw_band(axes, rounds_of(run), run.values(name)[None], name.removesuffix("_loss").replace("_", " "), number)
-    finish_curves(figure, axes, "loss (nats)", legend=True)
+    for number, (name, words) in enumerate(names.items()):
+        draw_band(axes, run.values("round"), (top or 1) * run.values(name)[None], words, number)
+    finish_curves(figure, axes, label, top)
     return figure
+
+
+def losses(run: RunRecords) -> Figure | None:
+    """Every loss that the run recorded, over rounds."""
+    names = [name for name in run.metrics[0] if name.endswith("_loss")]
+    names.sort(key=lambda name: name != f"{run.measured}_loss")
+    return _of_run(run, {name: name.removesuffix("_loss").replace("_", " ") for name in names}, "loss (nats)")
 
 
 def measures(run: RunRecords) -> Figure | None:
     """The measures besides accuracy, as curves over rounds, with the accuracy for comparison."""
-    names = {name: words for name, words in run.measures().items() if run.has(f"{run.measured}_{name}")}
-    if not names:
+    names = {f"{run.measured}_{name}": words for name, words in run.measures().items()}
+    if not any(map(run.has, names)):
         return None
-    figure, axes = subplots(figsize=SMALL)
-    for number, (name, words) in enumerate({"accuracy": "accuracy", **names}.items()):
-        draw_band(axes, rounds_of(run), 100 * run.values(f"{run.measured}_{name}")[None], words, number)
-    finish_curves(figure, axes, f"on the {run.measured} set (%)", top=100, legend=True)
-    return figure
+    names = {f"{run.measured}_accuracy": "accuracy", **names}
+    return _of_run(run, names, f"on the {run.measured} set (%)", top=100)
 
 
 def pseudo_labels(run: RunRecords) -> Figure | None:
     """Accuracy of the pseudo-labels of each rule, and of those that qualified (FedAnchor's Figures 3d and 9)."""
     names = {**run.labelling_rules(), "qualified_accuracy": "those trained on"}
-    names = {name: label for name, label in names.items() if run.has(name)}
-    if not names:
-        return None
-    figure, axes = subplots(figsize=SMALL)
-    for number, (name, label) in enumerate(names.items()):
-        draw_band(axes, rounds_of(run), 100 * run.values(name)[None], label, number)
-    finish_curves(figure, axes, "pseudo-labels that are right (%)", top=100, legend=True)
-    return figure
+    return _of_run(run, names, "pseudo-labels that are right (%)", top=100)
 
 
 def qualified(groups: list[Group]) -> Figure | None:
     """Examples that a client trains on, over rounds (FedAnchor's Figures 2 and 3c)."""
-    if not any(group.has("qualified_per_client") for group in groups):
-        return None
     figure = over_rounds(groups, "qualified_per_client", "qualified examples per client")
-    figure.axes[0].set_ylim(bottom=0)
+    if figure is not None:
+        figure.axes[0].set_ylim(bottom=0)
     return figure
 
 
 def scores(run: RunRecords) -> Figure | None:
     """The scores of labelling, means over the cohort's images; for methods that record them."""
     names = {"score_gap": "best minus second class", "common_direction": "along the common direction"}
-    names = {name: label for name, label in names.items() if run.has(name)}
-    if not names:
-        return None
-    figure, axes = subplots(figsize=SMALL)
-    for number, (name, label) in enumerate(names.items()):
-        draw_band(axes, rounds_of(run), run.values(name)[None], label, number)
-    finish_curves(figure, axes, "score", top=1, legend=True)
-    return figure
+    return _of_run(run, names, "score", top=1)
 
 
 def bytes_over_rounds(run: RunRecords) -> Figure:
@@ -92,8 +91,8 @@ def bytes_over_rounds(run: RunRecords) -> Figure:
     figure, (each, total) = subplots(1, 2, figsize=WIDE)
     for number, (name, label) in enumerate({"bytes_down": "down", "bytes_up": "up"}.items()):
         values = run.values(name) / 1e6
-        draw_band(each, rounds_of(run), values[None], label, number)
-        draw_band(total, rounds_of(run), np.cumsum(values)[None], label, number)
+        draw_band(each, run.values("round"), values[None], label, number)
+        draw_band(total, run.values("round"), np.cumsum(values)[None], label, number)
     finish_curves(figure, each, "MB in a round", legend=False)
     finish_curves(figure, total, "MB since the beginning", legend=False)
     for axes in (each, total):
@@ -106,7 +105,7 @@ def accuracy(groups: list[Group], measured: str) -> Figure | None:
     """Accuracy over rounds of the groups that measure this set each round, 'test' or 'validation'."""
     if not any(group.measured == measured for group in groups):
         return None
-    return over_rounds(groups, f"{measured}_accuracy", f"{measured} accuracy (%)", 100, top=100)
+    return over_rounds(groups, f"{measured}_accuracy", f"{measured} accuracy (%)", top=100)
 
 
 def accuracy_over_bytes(groups: list[Group], measured: str) -> Figure | None:
@@ -115,11 +114,9 @@ def accuracy_over_bytes(groups: list[Group], measured: str) -> Figure | None:
         return None
     figure, axes = subplots(figsize=SMALL)
     for number, group in enumerate(groups):
-        if group.measured != measured:
-            continue
-        accuracy = 100 * group.values(f"{measured}_accuracy")
-        travelled = np.cumsum(group.values("bytes_down") + group.values("bytes_up"), axis=1) / 1e6
-        draw_band(axes, nan_mean(travelled), accuracy, group.name, number)
+        if group.measured == measured:
+            travelled = np.cumsum(group.values("bytes_down") + group.values("bytes_up"), axis=1) / 1e6
+            draw_band(axes, nan_mean(travelled), 100 * group.values(f"{measured}_accuracy"), group.name, number)
     finish_curves(figure, axes, f"{measured} accuracy (%)", top=100, legend=len(groups) > 1)
     axes.set_xlabel("MB travelled, both ways")
     return figure
@@ -153,21 +150,20 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str], noun: 
     clients, labelled, at_server = counts["clients"], counts["labelled"], counts["server"]
     num_clients, num_classes = clients.shape
     place, at_clients = np.arange(num_classes), labelled.any()
-    figure, axes = subplots(
-        1 + int(at_clients),
-        2,
-        figsize=(WIDE[0], 1.65 * WIDE[1]) if at_clients else WIDE,
-        squeeze=False,
-        width_ratios=(3, 2),
-    )
+    size = (WIDE[0], 1.65 * WIDE[1]) if at_clients else WIDE
+    figure, axes = subplots(1 + int(at_clients), 2, figsize=size, squeeze=False, width_ratios=(3, 2))
     _client_heat(figure, axes[0, 0], clients, f"{noun.capitalize()} at each client", class_names, noun)
-    bars = axes[0, 1]
+    bars, before, unlabelled = axes[0, 1], "before: the training set", "after: all clients"
+    held = int(clients.sum() + np.sum(counts.get("unlabelled", 0)))
+    title = f"{at_server.sum():,} labels at the server,\n{held:,} {noun} at {num_clients:,} clients"
     if at_clients:
         _client_heat(figure, axes[1, 0], labelled, "Those of them that have labels", class_names, noun)
-        bars = _merged(figure, axes[:, 1])
-    before, unlabelled = "before: the training set", "after: all clients"
-    if at_clients:
-        before, unlabelled = "the training set", "at clients, without labels"
+        grid = axes[0, 1].get_gridspec()
+        for each in axes[:, 1]:
+            each.remove()
+        bars, before, unlabelled = figure.add_subplot(grid[:, 1]), "the training set", "at clients, without labels"
+        title = f"{labelled.sum():,} of {held:,} {noun} labelled"
+        title += f",\n{at_server.sum():,} labels at the server" if at_server.any() else ""
     bars.barh(place - 0.2, counts["train"], 0.4, color=COLOURS[4], label=before)
     left = np.zeros(num_classes, int)
     for label, numbers, colour in (
@@ -180,11 +176,6 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str], noun: 
             bars.barh(place + 0.2, numbers, 0.4, left=left, color=colour, label=label)
             left += numbers
     bars.invert_yaxis()
-    held = int(clients.sum() + np.sum(counts.get("unlabelled", 0)))
-    title = f"{at_server.sum():,} labels at the server,\n{held:,} {noun} at {num_clients:,} clients"
-    if at_clients:
-        title = f"{labelled.sum():,} of {held:,} {noun} labelled"
-        title += f",\n{at_server.sum():,} labels at the server" if at_server.any() else ""
     bars.set(xlabel=noun, title=title)
     label_classes(bars.yaxis, class_names)
     handles, labels = bars.get_legend_handles_labels()
@@ -226,35 +217,22 @@ def _client_heat(
 
     If there are more clients than a picture can show: how many clients have how many images of a class.
     """
-    scale = colormaps[COUNTS].with_extremes(bad=NONE)
+    scale, label = colormaps[COUNTS].with_extremes(bad=NONE), "clients that have so many"
     if len(numbers) > MOST_COLUMNS:
-        most = int(numbers.max(initial=1))
-        edges = np.unique(np.geomspace(1, most + 1, 40).astype(int))
-        shown = np.stack([np.histogram(own, edges)[0] for own in numbers.T])
-        image = axes.pcolormesh(
-            edges - 0.5, np.arange(len(shown) + 1) - 0.5, np.ma.masked_equal(shown, 0), cmap=scale, vmin=0
-        )
-        axes.set(xlabel=f"{noun} of the class", ylabel="class", title=title, xscale="log")
+        edges = np.unique(np.geomspace(1, int(numbers.max(initial=1)) + 1, 40).astype(int))
+        shown = np.ma.masked_equal([np.histogram(own, edges)[0] for own in numbers.T], 0)
+        image = axes.pcolormesh(edges - 0.5, np.arange(len(shown) + 1) - 0.5, shown, cmap=scale, vmin=0)
+        axes.set(xlabel=f"{noun} of the class", xscale="log")
         axes.invert_yaxis()
-        axes.grid(False)
-        figure.colorbar(image, ax=axes, label="clients that have so many", ticks=MaxNLocator(6, integer=True))
-        label_classes(axes.yaxis, class_names)
-        return
-    shown = np.ma.masked_equal(numbers.T, 0)
-    image = axes.imshow(shown, aspect="auto", cmap=scale, vmin=0, interpolation="nearest", rasterized=True)
-    axes.set(xlabel="client", ylabel="class", title=title)
+    else:
+        shown, label = np.ma.masked_equal(numbers.T, 0), noun
+        image = axes.imshow(shown, aspect="auto", cmap=scale, vmin=0, interpolation="nearest", rasterized=True)
+        axes.set(xlabel="client")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(ylabel="class", title=title)
     axes.grid(False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(image, ax=axes, label=noun, ticks=MaxNLocator(6, integer=True))
+    figure.colorbar(image, ax=axes, label=label, ticks=MaxNLocator(6, integer=True))
     label_classes(axes.yaxis, class_names)
-
-
-def _merged(figure: Figure, column: np.ndarray) -> Axes:
-    """Replaces the last column of a grid by one Axes."""
-    grid = column[0].get_gridspec()
-    for axes in column:
-        axes.remove()
-    return figure.add_subplot(grid[:, -1])
 
 
 def latent_space(
@@ -272,7 +250,10 @@ def latent_space(
     rows = -(-count // columns)
     size = (SMALL[0], SMALL[0]) if count == 1 else (2.4 * columns + 0.2, 2.5 * rows + 0.6)
     figure, all_axes = subplots(rows, columns, figsize=size, squeeze=False)
-    colours = class_colours(len(class_names))
+    if len(class_names) <= len(CLASS_COLOURS):
+        colours = to_rgba_array(CLASS_COLOURS[: len(class_names)])
+    else:
+        colours = colormaps["turbo"](np.linspace(0, 1, len(class_names)))
     for axes in all_axes.flat[count:]:
         axes.remove()
     for axes, (number, (positions, labels)) in zip(all_axes.flat, planes.items()):
@@ -352,21 +333,9 @@ def client_accuracy(accuracies: Mapping[str, list[np.ndarray]], on: str = "the c
     return figure
 
 
-def class_colours(num_classes: int) -> np.ndarray:
-    """Colours [C, 4]: up to ten that every kind of colour vision can distinguish (Tol's muted scheme), else a scale."""
-    if num_classes <= len(CLASS_COLOURS):
-        return to_rgba_array(CLASS_COLOURS[:num_classes])
-    return colormaps["turbo"](np.linspace(0, 1, num_classes))
-
-
 def confusion_matrix(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
     """int [C, C]: how many images of the row's class were classified as the column's class."""
     return np.bincount(labels * num_classes + predictions, minlength=num_classes**2).reshape(num_classes, num_classes)
-
-
-def rounds_of(run: RunRecords) -> np.ndarray:
-    """The recorded rounds, int [rounds]."""
-    return np.array([line["round"] for line in run.metrics])
 
 
 def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, label: str, number: int) -> None:

@@ -1,11 +1,16 @@
 """A self-contained HTML page for light and dark mode and any width, which needs no network."""
 
 import html
+import itertools
 import pathlib
+import re
 from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
 
 from fedjax_ssl.errors import UserError, printable
 from fedjax_ssl.files import replace_file
+from fedjax_ssl.report import style
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #ffffff; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --card: #f6f8fa;
@@ -52,6 +57,37 @@ class Picture(NamedTuple):
     svg: str  # the <svg> element
     caption: str  # what it shows, in a sentence or two
     wide: bool = False  # whether it takes the page's whole width
+
+
+class Pictures:
+    """The pictures of a page, by section; each is saved when it is added.
+
+    Args:
+        folder: for the files.
+        of: what the pictures are of, for their titles; '': the title is the caption.
+        pdf: also saves PDFs.
+    """
+
+    def __init__(self, folder: pathlib.Path, of: str = "", pdf: bool = False):
+        self._folder, self._of, self._pdf = folder, of, pdf
+        self._made: dict[str, list[Picture]] = {}
+        self._names: set[str] = set()
+
+    def add(self, section: str, name: str, figure: Figure | None, caption: str, wide: bool = False) -> None:
+        """Saves a figure and keeps it for a section; None: there is no data for it."""
+        if figure is None:
+            return
+        title = f"{name.replace('_', ' ').capitalize()}: {self._of}" if self._of else caption
+        name = re.sub(r"[^A-Za-z0-9=.,+-]+", "_", name).strip("_")[:120]
+        names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        name = next(free for free in names if free not in self._names)
+        self._names.add(name)
+        svg = style.save(figure, self._folder, name, title, self._pdf)
+        self._made.setdefault(section, []).append(Picture(svg, caption, wide))
+
+    def section(self, title: str, *parts: str) -> str:
+        """The section's pictures and further parts below its heading; '' if there are none."""
+        return section(title, pictures(self._made[title]) if title in self._made else "", *parts)
 
 
 def _text(text: str) -> str:

@@ -41,7 +41,7 @@ def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> p
         UserError: there is no run, or it has not finished a round, or the folder cannot be written to.
     """
     run = read_run(expanded(workdir))
-    pictures = _Pictures(run.folder / FIGURES, title_of(run))
+    pictures = page.Pictures(run.folder / FIGURES, title_of(run))
     try:
         with style.styled(size):
             _draw(run, pictures)
@@ -53,51 +53,41 @@ def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> p
     return path
 
 
-class _Pictures:
-    """The pictures of a report; each is saved when it is added, and kept for the page."""
-
-    def __init__(self, folder: pathlib.Path, of: str):
-        self.folder, self._of = folder, of
-        self.made: dict[str, page.Picture] = {}
-
-    def add(self, name: str, figure, caption: str, wide: bool = False) -> None:
-        """Saves a figure and keeps it; None: this run has no data for it."""
-        if figure is not None:
-            title = f"{name.replace('_', ' ').capitalize()}: {self._of}"
-            svg = style.save(figure, self.folder, name, title)
-            self.made[name] = page.Picture(svg, caption, wide)
-
-    def of(self, *names: str) -> str:
-        """A part of the page with the named pictures, if they were made."""
-        made = [self.made[name] for name in names if name in self.made]
-        return page.pictures(made) if made else ""
-
-
-def _draw(run: RunRecords, pictures: _Pictures) -> None:
+def _draw(run: RunRecords, pictures: page.Pictures) -> None:
     alone, measured, noun = [Group(section_of(run.config["method"]), [run])], run.measured, run.noun
     pictures.add(
+        "Accuracy",
         f"{measured}_accuracy",
         figures.accuracy(alone, measured),
         f"Accuracy of the classification head on the {measured} set after each round.",
     )
     pictures.add(
+        "Accuracy",
         "measures",
         figures.measures(run),
         f"What else is measured on the {measured} set after each round; most are means over classes, not over {noun}.",
     )
-    pictures.add("losses", figures.losses(run), f"Losses, means over a round; the {measured} loss is cross-entropy.")
     pictures.add(
+        "Accuracy",
+        "losses",
+        figures.losses(run),
+        f"Losses, means over a round; the {measured} loss is cross-entropy.",
+    )
+    pictures.add(
+        "Pseudo-labels",
         "pseudo_labels",
         figures.pseudo_labels(run),
         "How many of the pseudo-labels of a round's cohort are right, by each way of labelling, and of those that "
         "clients train on.",
     )
     pictures.add(
+        "Pseudo-labels",
         "qualified",
         figures.qualified(alone),
         "Examples that a client of the round's cohort trains on: those whose label passes the threshold.",
     )
     pictures.add(
+        "Pseudo-labels",
         "scores",
         figures.scores(run),
         "The scores that labels are made by: how far the best class is ahead of the second, and, with an anchor head, "
@@ -113,6 +103,7 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
     unlabelled = int(counts["unlabelled"].sum()) if "unlabelled" in counts else 0
     beside = f" {unlabelled:,} more have no label in the data, and are in no class here." if unlabelled else ""
     pictures.add(
+        "Data",
         "who_holds_what",
         figures.who_holds_what(counts, names, noun),
         f"Who holds what: {noun} of each class at each client, "
@@ -122,6 +113,7 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
     )
     if run.config["data"]["labels"] == "profile":  # one sentence describes the other settings
         pictures.add(
+            "Data",
             "label_profile",
             figures.label_profile(counts),
             f"The share of each client's {noun} that has labels, and how many that are; clients in the order of their "
@@ -136,6 +128,7 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         sizes = {str(taken["of"]): len(taken["embeddings"]) for taken in snapshots.values()}
         pictured = " or ".join(f"{number:,} {name} {noun}" for name, number in sizes.items())
         pictures.add(
+            "Latent space",
             "latent_space",
             figures.latent_space(planes, names, sets if len(sizes) > 1 else {}),
             f"The latent space by t-SNE: {pictured}, coloured by class; a star is the middle of its class in the "
@@ -144,11 +137,12 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
         )
         shown = (last["labels"], last["predictions"], names)
         caption = f"{of.capitalize()} {noun} after round {end}, percent of a class."
-        pictures.add("confusion", figures.confusion(*shown), caption)
+        pictures.add("Accuracy", "confusion", figures.confusion(*shown), caption)
         caption = f"Accuracy by class after round {end}, on the {of} set."
-        pictures.add("class_accuracy", figures.class_accuracy(*shown, of), caption)
+        pictures.add("Accuracy", "class_accuracy", figures.class_accuracy(*shown, of), caption)
     of_clients = run.client_accuracies()
     pictures.add(
+        "Accuracy",
         "client_accuracy",
         figures.client_accuracy({name: [values] for name, values in of_clients.items()}),
         "Accuracy on each client's mix of classes, from the lowest client to the highest; the lowest tenth is "
@@ -156,19 +150,28 @@ def _draw(run: RunRecords, pictures: _Pictures) -> None:
     )
     tests = {TESTED[model]: values for model, values in run.client_tests().items()}
     pictures.add(
+        "Accuracy",
         "client_tests",
         figures.client_accuracy({name: [values] for name, values in tests.items()}, f"the client's own test {noun}"),
         f"Accuracy on each client's own test {noun}, which nobody trained on, from the lowest client to the highest; "
         f"the lowest tenth is shaded; {'; '.join(_of_clients(name, values) for name, values in tests.items())}.",
     )
-    pictures.add("bytes", figures.bytes_over_rounds(run), "What travels between server and clients.", wide=True)
     pictures.add(
+        "Communication",
+        "bytes",
+        figures.bytes_over_rounds(run),
+        "What travels between server and clients.",
+        wide=True,
+    )
+    pictures.add(
+        "Communication",
         "accuracy_over_bytes",
         figures.accuracy_over_bytes(alone, measured),
         f"{measured.capitalize()} accuracy over everything that has travelled until then.",
     )
     profile = profile_of(run)
     pictures.add(
+        "Time",
         "time",
         figures.time_spent(run, profile),
         "Where the time went."
@@ -198,7 +201,7 @@ def profile_of(run: RunRecords) -> dict[str, Any] | None:
     return profile if stages and is_measured and not differ else None
 
 
-def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
+def _sections(run: RunRecords, pictures: page.Pictures) -> list[str]:
     (best, best_round), tested = run.best(), run.tested("test_accuracy")
     held_out = {"validation accuracy": f"{100 * run.accuracy()[-1]:.2f} %"} if run.measured == "validation" else {}
     figures_of_run = {
@@ -232,26 +235,13 @@ def _sections(run: RunRecords, pictures: _Pictures) -> list[str]:
     return [
         *notes,
         page.tiles(figures_of_run),
-        page.section(
-            "Accuracy",
-            pictures.of(
-                f"{run.measured}_accuracy",
-                "measures",
-                "losses",
-                "confusion",
-                "class_accuracy",
-                "client_accuracy",
-                "client_tests",
-            ),
-        ),
+        pictures.section("Accuracy"),
         page.section("What is mislabelled", *_mistakes(run)),
-        page.section("Pseudo-labels", pictures.of("pseudo_labels", "qualified", "scores")),
-        page.section("Latent space", pictures.of("latent_space")),
-        page.section("Data", pictures.of("who_holds_what", "label_profile")),
-        page.section("Communication", pictures.of("bytes", "accuracy_over_bytes")),
-        page.section(
-            "Time", pictures.of("time"), page.paragraph(f"The run was started {starts} times.") if starts > 1 else ""
-        ),
+        pictures.section("Pseudo-labels"),
+        pictures.section("Latent space"),
+        pictures.section("Data"),
+        pictures.section("Communication"),
+        pictures.section("Time", page.paragraph(f"The run was started {starts} times.") if starts > 1 else ""),
         page.section("Where it comes from", *_origin(run)),
         page.section("Configuration", *_configuration(run)),
     ]

@@ -20,7 +20,7 @@ from fedjax_ssl.files import make_folder, replaced
 # Okabe and Ito's colours, which every kind of colour vision can distinguish; without their yellow and black, which
 # vanish on white and on black. More curves than colours also differ in line style.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-CLASS_COLOURS = (
+CLASS_COLOURS = (  # Tol's muted scheme, which every kind of colour vision can distinguish, and grey
     "#CC6677", "#332288", "#DDCC77", "#117733", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#888888",
 )  # fmt: skip
 LINES = ("-", "--", ":", "-.")

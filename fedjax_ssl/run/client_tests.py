@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.client.personal import OWN_PARTS, with_parts
+from fedjax_ssl.client.personal import OWN_PARTS
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.cohort import cohort_of, train_cohort
 from fedjax_ssl.engine.interface import Broadcast, Method, Problem, State, completed
@@ -72,7 +72,7 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
         mine = row(state.clients.get(OWN_PARTS, {}), data.place(clients))
         if parts:
             found[PERSONAL] = jax.lax.map(
-                lambda of: right(with_parts(state.model, of[0]), *of[1:]), (mine, images, labels)
+                lambda of: right(state.model.with_parts(**of[0]), *of[1:]), (mine, images, labels)
             )
         selection = select_of(problem, method)(state, data, keys.select)
         group = None if selection.group is None and selection.turns == 1 else jnp.zeros_like(clients)
@@ -90,8 +90,8 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
 
         def tuned(of: Any) -> jax.Array:
             client, took_part, upload, before, after, *test_set = of
-            start = with_parts(state.model, before)
-            trained = own_statistics(with_parts(completed(start, upload), after), data, client)
+            start = state.model.with_parts(**before)
+            trained = own_statistics(completed(start, upload).with_parts(**after), data, client)
             return right(where(took_part, trained, start), *test_set)
 
         after = result.memory_of_steps.get(OWN_PARTS, {})

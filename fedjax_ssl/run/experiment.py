@@ -61,9 +61,9 @@ class Experiment(NamedTuple):
         return self.data if self.views is None else self.views.shapes(self.views.widths[-1])[0]
 
 
-def build_experiment(config: ConfigDict, partition_file: pathlib.Path | None = None) -> Experiment:
+def build_experiment(config: ConfigDict) -> Experiment:
     """The parts of one run; see `build_experiments`."""
-    return build_experiments([config], [partition_file])[0]
+    return build_experiments([config], [None])[0]
 
 
 def build_whole(config: ConfigDict, reader: str) -> Experiment:

@@ -214,14 +214,14 @@ def _lower_client_tests(machine: Machine, experiments: list[Experiment]) -> jax.
     return test.lower(first.state_shape, first.largest, clients, present, images, labels)
 
 
-def compile_dispatch(machine: Machine, experiments: list[Experiment]) -> jax.stages.Compiled:
+def compile_dispatch(machine: Machine, experiment: Experiment) -> jax.stages.Compiled:
     """Compiles only the program of many rounds.
 
     Raises:
         UserError: it does not fit into the memory.
     """
     with Compilers() as compilers, doing("tracing the rounds") as task:
-        compilers.compile("the rounds", lower_dispatch(machine, experiments))
+        compilers.compile("the rounds", lower_dispatch(machine, [experiment]))
         program = compilers.wait(task)["the rounds"]
     machine.check_memory(program)
     return program

@@ -55,7 +55,7 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
     _check_normalisation(where, theirs["model"]["normalisation"], config.model.normalisation)
     _check_labels(where, folder, theirs, facts, experiment)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
-    if checkpoints.latest_round() is None:
+    if not checkpoints.rounds():
         raise UserError(f"{where}the run in {folder} has no checkpoint yet")
     try:
         like = _shared_parts(where, experiment.state_shape.model, checkpoints.shapes(number))

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import augment
+from fedjax_ssl.augment import weak
 from fedjax_ssl.learning.devices import use_platform
 
 # Jitted: each operation of its own would be a program of its own.
-flip_and_crop = jax.jit(augment.flip_and_crop, static_argnames=("padding", "border"))
-weak_augment = jax.jit(augment.weak_augment, static_argnames=("flip", "padding", "border"))
+flip_and_crop = jax.jit(weak.flip_and_crop, static_argnames=("padding", "border"))
+weak_augment = jax.jit(weak.weak_augment, static_argnames=("flip", "padding", "border"))
 NUMPY_MODES = {"reflect": "reflect", "zeros": "constant"}
 
 
@@ -47,7 +47,7 @@ def test_flip_and_crop_equals_numpy(shape, padding, dtype, border):
     images = np.random.default_rng(0).integers(0, 256, (len(draws), *shape[1:])).astype(dtype)
     for platform in ("cpu", "tpu")[: 1 + (dtype == np.uint8)]:
         with use_platform(platform):
-            ours = jax.jit(lambda *arrays: augment.flip_and_crop(*arrays, padding, border))(images, flipped, offsets)
+            ours = jax.jit(lambda *arrays: weak.flip_and_crop(*arrays, padding, border))(images, flipped, offsets)
         assert ours.dtype == dtype
         np.testing.assert_array_equal(ours, reference(images, flipped, offsets, padding, border))
 

@@ -8,12 +8,11 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from fedjax_ssl import base_config
-from fedjax_ssl.augment import BORDERS, INTERPOLATIONS
 from fedjax_ssl.augment.flavours import FLAVOURS
 from fedjax_ssl.client.confidence import KINDS
 from fedjax_ssl.client.on_labels import VIEWS
 from fedjax_ssl.config import apply_arguments, flatten, override, ranges, validate
-from fedjax_ssl.data import FITS, NORMALISATIONS
+from fedjax_ssl.data import NORMALISATIONS
 from fedjax_ssl.data.labels import LABELS, SERVER_DRAWS
 from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.engine.attacks import ATTACKS
@@ -22,7 +21,6 @@ from fedjax_ssl.engine.compression import COMPRESSIONS
 from fedjax_ssl.engine.measures import MEASURES
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import shared_fields
-from fedjax_ssl.learning.schedule import SCHEDULES
 from fedjax_ssl.methods import METHODS, Section, real, several, share, whole, word
 from fedjax_ssl.models import CLASSIFIER_INITS
 from fedjax_ssl.models.normalisation import POLICIES
@@ -205,8 +203,6 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
     """fields/ names them, for it may import no module; here they are compared."""
     declared = {field: set(its_range.choices) for field, its_range in ranges().items() if its_range.choices}
     for field, known in {
-        "schedule": SCHEDULES,
-        "data.fit": FITS,
         "data.normalisation": NORMALISATIONS,
         "data.labels": LABELS,
         "data.server_draw": SERVER_DRAWS,
@@ -215,8 +211,6 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
         "model.statistics": SOURCES,
         "model.statistics_weights": BATCH_WEIGHTS,
         "model.classifier_init": CLASSIFIER_INITS,
-        "augment.border": BORDERS,
-        "views.interpolation": INTERPOLATIONS,
         "augment.flavour": FLAVOURS,
         "client.labelled_views": VIEWS,
         "aggregation.weights": WEIGHTS,

@@ -177,7 +177,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(start, tmp_path, number, st
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status, errors
     done = lines_of(workdir / "metrics.jsonl")[-1]["round"]
-    assert Checkpoints(workdir / "checkpoints").latest_round() == done >= 3
+    assert Checkpoints(workdir / "checkpoints").rounds()[-1] == done >= 3
     process = start(workdir, *words)
     wait_for(lambda: has_rounds(workdir, done + 1), process)
     assert [line["round"] for line in lines_of(workdir / "metrics.jsonl")[: done + 1]] == list(range(1, done + 2))
@@ -253,7 +253,7 @@ def test_a_state_that_is_not_finite_stops_the_run(tmp_path):
     config = make_tiny_config(**{"server.learning_rate": 1e30, "checkpoint_every": 1})
     with pytest.raises(TrainingError, match=r"round 1: .*not finite.*server_loss"):
         train(config, workdir)
-    assert Checkpoints(workdir / "checkpoints").latest_round() == 0  # the last good one
+    assert Checkpoints(workdir / "checkpoints").rounds()[-1] == 0  # the last good one
     assert len(lines_of(workdir / "metrics.jsonl")) == 1
 
 
@@ -267,7 +267,7 @@ def test_a_round_in_which_every_upload_was_dropped_stops_the_run(finished_run, t
     Checkpoints(copy / "checkpoints").save(4, state._replace(model=model))
     with pytest.raises(TrainingError, match="round 5: none of the 4 uploads is finite"):
         train(make_tiny_config(num_rounds=5), copy)
-    assert Checkpoints(copy / "checkpoints").latest_round() == 4
+    assert Checkpoints(copy / "checkpoints").rounds()[-1] == 4
 
 
 def test_two_processes_do_not_share_a_folder(start, tmp_path):

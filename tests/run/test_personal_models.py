@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError, train
-from fedjax_ssl.client.personal import OWN_PARTS, with_parts
+from fedjax_ssl.client.personal import OWN_PARTS
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort
@@ -54,7 +54,7 @@ def finished(tmp_path_factory):
 def train_alone(method, state, data, client, head, key):
     """The parts that one client has trained, from the global model with its own head."""
     sent = method.broadcast(state, data, key)
-    sent = sent._replace(model=with_parts(sent.model, {"classifier": head}))
+    sent = sent._replace(model=sent.model.with_parts(classifier=head))
     cohort = Cohort(jnp.array([client]), {}, key)
     return row(train_cohort(method.phases, sent, data, cohort, lanes=1, debug=True).upload.model.params, 0)
 
@@ -76,7 +76,7 @@ def by_hand():
         backbone = jax.tree.map(mean, *(params["backbone"] for params in trained))
         for client, params in zip(clients, trained):
             heads[client] = params["classifier"]
-        model = with_parts(state.model, {"backbone": jax.tree.map(jnp.float32, backbone)})
+        model = state.model.with_parts(backbone=jax.tree.map(jnp.float32, backbone))
         state = state._replace(model=model, round=state.round + 1)
     return experiment, method, state, heads
 
@@ -105,8 +105,8 @@ def test_each_client_s_accuracy_is_that_of_a_loop_over_clients(finished, by_hand
         params = train_alone(method, state, experiment.data, client, heads[client], keys.clients)
         models = {
             "global": state.model,
-            "personal": with_parts(state.model, {"classifier": heads[client]}),
-            "tuned": with_parts(state.model, params),
+            "personal": state.model.with_parts(classifier=heads[client]),
+            "tuned": state.model.with_parts(**params),
         }
         assert len(rows) > 0
         for name, model in models.items():
@@ -147,7 +147,7 @@ def test_own_parts_train_first_and_then_the_others():
     own = {OWN_PARTS: {"classifier": jax.tree.map(lambda leaf: leaf[None], head)}}
     found = trained(experiment.method.phases, experiment.method.broadcast(state, data, key), own)
     (phase,), received = plain.phases, plain.broadcast(state, data, key)
-    received = received._replace(model=with_parts(received.model, {"classifier": head}))
+    received = received._replace(model=received.model.with_parts(classifier=head))
     num_steps = int(found.num_steps[0])
 
     def step(received, data, work, carry, index, key):
@@ -158,7 +158,7 @@ def test_own_parts_train_first_and_then_the_others():
             "classifier": jax.tree.map(lambda a, b: jnp.where(is_first, b, a), old["classifier"], new["classifier"]),
             "backbone": jax.tree.map(lambda a, b: jnp.where(is_first, a, b), old["backbone"], new["backbone"]),
         }
-        return after._replace(learner=after.learner._replace(model=with_parts(after.learner.model, params)))
+        return after._replace(learner=after.learner._replace(model=after.learner.model.with_parts(**params)))
 
     expected = trained((phase._replace(step=step),), received, {}).upload.model.params
     assert num_steps > 3

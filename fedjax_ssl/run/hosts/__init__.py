@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import differences, flatten
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import PACKAGE
 from fedjax_ssl.imports import CODE_FIELDS, is_own
+from fedjax_ssl.records.origin import checksum_of_library
 from fedjax_ssl.records.resuming import typed
 from fedjax_ssl.run.hosts.cluster import find_place
 from fedjax_ssl.run.hosts.link import HostLink
@@ -74,7 +74,7 @@ def joined(
     ending = None
     try:
         try:
-            check_same("the library's files", lambda: f"checksum {checksum_of_library()}")
+            check_same("the library's files", lambda: f"checksum {checksum_of_library()[:8]}")
             yield
         except (TrainingError, KeyboardInterrupt, SystemExit) as error:
             if not isinstance(error, TrainingError) and not link.stopping:
@@ -199,14 +199,6 @@ def checksum(tree: Any) -> str:
     for leaf in jax.tree.leaves(tree):
         content: Any = np.ascontiguousarray(leaf)  # a buffer
         found = zlib.crc32(content, found)
-    return f"{found:08x}"
-
-
-def checksum_of_library() -> str:
-    """A checksum of the library's Python files."""
-    found = 0
-    for file in sorted(PACKAGE.rglob("*.py")):
-        found = zlib.crc32(file.relative_to(PACKAGE).as_posix().encode() + file.read_bytes(), found)
     return f"{found:08x}"
 
 

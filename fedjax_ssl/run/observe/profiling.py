@@ -64,7 +64,7 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
         experiment = build_whole(config, "profile")
     with use_machine(config, experiment.data) as machine:
         data, hidden_labels = machine.put((experiment.data, experiment.hidden_labels))
-        dispatch = compile_dispatch(machine, [experiment])
+        dispatch = compile_dispatch(machine, experiment)
         with doing("the first state, with pre-training"):
             state = jax.block_until_ready(machine.jit(functools.partial(initialise, experiment))(data))
         with doing("compiling a client's step, to count its operations"):

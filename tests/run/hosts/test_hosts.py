@@ -240,7 +240,7 @@ def meet_others(monkeypatch):
     ],
 )
 def test_what_all_have_come_to_is_no_error_of_one(meet_others, error, agreed, done):
-    others = meet_others(0, f"checksum {hosts.checksum_of_library()}", agreed)
+    others = meet_others(0, f"checksum {hosts.checksum_of_library()[:8]}", agreed)
     with pytest.raises(type(error)), hosts.joined("here:1", 2, 0):
         hosts.any_signal(None)
         raise error
