@@ -8,11 +8,14 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 import urllib.parse
 from unittest import mock
 
 import chex
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedjax_ssl
@@ -142,9 +145,9 @@ def started(words, **further):
 def test_the_examples_of_a_new_method_are_as_short_as_their_titles_say(adding_a_method):
     files, commands, _ = adding_a_method
     lengths = {name: sum(bool(line) for line in text.splitlines()[1:]) for name, text in files.items()}
-    most = {"consistent.py": 25, "my_fixmatch.py": 5, "my_rising.py": 10}
+    most = {"consistent.py": 25, "my_fixmatch.py": 5, "my_rising.py": 10, "my_balanced.py": 22}
     assert all(lengths.pop(name) <= most[name] for name in most) and not lengths
-    assert list(commands) == ["consistent", "my_fixmatch", "rising", "co_training"]
+    assert list(commands) == ["consistent", "my_fixmatch", "rising", "balanced", "co_training"]
 
 
 def test_the_example_of_a_new_method_trains(adding_a_method, tmp_path, monkeypatch):
@@ -173,6 +176,24 @@ def test_the_example_of_a_changed_method(adding_a_method, monkeypatch):
     config = built(words, monkeypatch).problem.config
     assert config.my_fixmatch.threshold == 0.5 and config.fixmatch.threshold == 0.95
     assert methods.find_method(config.method).section().threshold == 0.8
+
+
+def test_the_example_of_a_loss_for_the_server_weights_classes_equally(adding_a_method, monkeypatch):
+    experiment = built(adding_a_method[1]["balanced"], monkeypatch)
+    problem, data = experiment.problem, experiment.data
+    state = jax.eval_shape(experiment.method.init, data, jax.random.key(0))
+    assert "server_loss" in jax.eval_shape(experiment.method.server_after, state, data, jax.random.key(0))[1]
+    images, logits = np.asarray(data.server_index), np.random.default_rng(0).normal(size=(37, 10))
+    network = types.SimpleNamespace(train=lambda *_: ((types.SimpleNamespace(logits=jnp.asarray(logits)),), {}))
+    loss = sys.modules["fedjax_ssl_own_my_balanced"].balanced_loss(
+        problem._replace(network=network, weak=lambda key, images: images), data, "weak"
+    )
+    labels = np.asarray(data.visible_labels)[images]
+    found, _ = loss(None, images, jnp.asarray(labels), jnp.ones(37, bool), None)
+    each = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(37), labels]
+    by_class = [each[labels == c].mean() for c in np.unique(labels)]
+    assert len(set(np.bincount(labels))) > 1  # or the weights are all 1
+    np.testing.assert_allclose(found, np.sum(by_class) / 10, rtol=1e-5)
 
 
 def test_the_example_of_a_rule_for_confidence_trains(adding_a_method, tmp_path):

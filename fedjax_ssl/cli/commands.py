@@ -16,7 +16,7 @@ from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, o
 from fedjax_ssl.files import CONFIGS, expanded, replace_file
 from fedjax_ssl.run.observe import log
 from fedjax_ssl.run.observe.clock import doing
-from fedjax_ssl.run.under_way import folder_under_way
+from fedjax_ssl.run.under_way import resume_command
 
 QUICKSTART = CONFIGS / "quickstart.py"
 
@@ -34,7 +34,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     """
     with doing("loading JAX"):
         from fedjax_ssl import train
-        from fedjax_ssl.config import override, parse_config
+        from fedjax_ssl.config import overlooked, override, parse_config, validate
         from fedjax_ssl.records.resuming import saved_config
         from fedjax_ssl.run import hosts
         from fedjax_ssl.run.cores import use_every_core
@@ -46,6 +46,10 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     with hosts.joined(own.coordinator, own.num_processes, own.process_id):
         # A workdir without --config is read by the first process only.
         config = hosts.config_of_first(find_config, own.allow_code, bool(own.config) or not own.workdir)
+        if hosts.is_first() and (warnings := overlooked(config, overrides)):
+            validate(config)  # mistakes come first, and alone
+            for line in warnings:
+                log.warn(line)
         use_every_core(config)
         before = _sizes_of_records(own.workdir)
         train(config, own.workdir)
@@ -400,8 +404,8 @@ def farewell(argv: list[str]) -> str:
     hosts = sys.modules.get("fedjax_ssl.run.hosts")
     if hasattr(hosts, "is_first") and not hosts.is_first():
         return "host 0 says what is left"
-    folder = folder_under_way()
-    return f"python launch.py --workdir={folder} resumes the run" if folder else "nothing has been written or changed"
+    command = resume_command()
+    return f"{command} resumes the run" if command else "nothing has been written or changed"
 
 
 def write_log(error: BaseException, folder: pathlib.Path | None = None) -> pathlib.Path | str:

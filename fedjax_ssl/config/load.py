@@ -11,11 +11,12 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from fedjax_ssl.config.base import add_section, flatten
+from fedjax_ssl.config.base import add_section, flatten, other_sections
 from fedjax_ssl.config.renamed import GONE, RENAMED
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import CONFIGS, expanded
 from fedjax_ssl.imports import one_line
+from fedjax_ssl.methods import find_method, section_of
 
 OVERRIDE = "--config."
 
@@ -52,6 +53,29 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     if left_over:
         raise UserError(f"cannot make sense of {left_over[0]!r}")
     return holder.value
+
+
+def overlooked(config: ConfigDict, overrides: Iterable[str]) -> list[str]:
+    """What words like '--config.method=semifl' leave as it is, though a user may expect otherwise, a line each.
+
+    Args:
+        config: the configuration with these words.
+        overrides: the words.
+    """
+    given, fields, lines = overridden_fields(overrides), flatten(config.to_dict()), []
+    if "method" in given:
+        of_method = {name: value for name, value in find_method(config.method).fields.items() if name not in given}
+        left = [f"{name}={fields[name]!r}" for name, value in of_method.items() if fields[name] != value]
+        if left:
+            lines.append(
+                f"--config.method changes the method alone and leaves {', '.join(left)}; as an argument, as in "
+                f"--config=configs/quickstart.py:method={config.method}, it also sets the method's own fields"
+            )
+    others, own = other_sections(config.method), section_of(config.method)
+    for name in given:
+        if name.partition(".")[0] in others and "." in name:
+            lines.append(f"--config.{name} is of another method and changes nothing; this method's section is {own}")
+    return lines
 
 
 def overridden_fields(overrides: Iterable[str]) -> list[str]:

@@ -195,7 +195,8 @@ class Workdir:
 
     def _check_same_run(self) -> None:
         if fields := forbidden_changes(complete(read_config(self.path)), self.config):
-            raise UserError(f"the workdir {self.path} holds a run of another configuration ({fields})")
+            line = f"the workdir {self.path} holds a run of another configuration ({fields}); choose another workdir"
+            raise UserError(line)
 
     def begin(self, round_number: int) -> None:
         """Writes the configuration, and cuts the records back to `round_number`, where the run resumes.

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import measured_each_round, validate
+from fedjax_ssl.config import flatten, measured_each_round, validate
 from fedjax_ssl.data import class_counts, save_partition
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.files import expanded, replace_arrays, replace_file
+from fedjax_ssl.imports import CODE_FIELDS, is_own
 from fedjax_ssl.kinds import IMAGE
 from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods import section_of
@@ -143,7 +144,10 @@ def train(
 
 def _marked(config: ConfigDict, run: Run) -> contextlib.AbstractContextManager[Any]:
     """See `under_way`; on a host without a folder, does nothing."""
-    return contextlib.nullcontext() if run.folder is None else under_way(resumed_by(config, run))
+    if run.folder is None:
+        return contextlib.nullcontext()
+    fields = flatten(config.to_dict())
+    return under_way(resumed_by(config, run), any(is_own(str(fields[name])) for name in CODE_FIELDS))
 
 
 def resumed_by(config: ConfigDict, run: Run) -> pathlib.Path:

@@ -94,9 +94,9 @@ def test_a_full_disk_stops_a_run_which_is_resumed_to_the_bit(finished_run, tmp_p
     assert launch.main([]) == 4
     line = capfd.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("stopped: runs/a/metrics.jsonl: No space left on device; the last checkpoint is kept")
-    assert f"--workdir={run} resumes" in line and f"details: {run / 'error.log'}" in line
+    assert f"--workdir={run} --allow_code resumes" in line and f"details: {run / 'error.log'}" in line
     assert "in take" in (run / "error.log").read_text()
-    assert Checkpoints(run / "checkpoints").rounds()[-1] == 2 and under_way.folder_under_way() is None
+    assert Checkpoints(run / "checkpoints").rounds()[-1] == 2 and under_way.resume_command() is None
     monkeypatch.setattr(listener, "take", real)
     train(config, run)
     assert (run / "metrics.jsonl").read_bytes() == (reference / "metrics.jsonl").read_bytes()
@@ -275,6 +275,12 @@ def test_the_error_names_its_folder(error, tmp_path):
     with pytest.raises(StoppedError, match=words) as caught, under_way.under_way(tmp_path):
         raise error
     assert caught.value.folder == tmp_path and caught.value.__cause__ is error
+    with contextlib.suppress(KeyboardInterrupt), under_way.under_way(tmp_path, allow_code=True):
+        raise KeyboardInterrupt
+    assert under_way.resume_command() == f"python launch.py --workdir={tmp_path} --allow_code"
+    with under_way.under_way(tmp_path):
+        pass
+    assert under_way.resume_command() is None
 
 
 def test_a_full_disk_is_said_although_the_files_cannot_be_closed(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from fedjax_ssl.engine.interface import Finished, Jobs, Report, Selection, Upload, WireBytes, no_op
 from fedjax_ssl.engine.round import RoundKeys, _means, make_round, uniform
 from fedjax_ssl.engine.tracing import num_jobs
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.toy_federation import (
     CLIENTS,
@@ -65,6 +66,23 @@ def test_what_a_client_remembers(round_fn):
     # The client that comes twice, 0, is in rows 1 and 4; row r adds 1 + r by labelling, and 10 + r in each step.
     np.testing.assert_array_equal(state.clients["labelled"], [0 + 5, 100 + 6, 200 + 3, 300 + 1, 400 + 4])
     np.testing.assert_array_equal(state.clients["trained"], [0 + 2 * 14, 100 + 15, 200, 300, 400 + 3 * 13])
+
+
+@pytest.mark.parametrize(
+    "stage, metrics, line",
+    [
+        ("server_after", {"test_accuracy": jnp.float32(1)}, "'test_accuracy' has the name of another one; rename it"),
+        ("server_before", {"uploads": jnp.float32(1)}, "'uploads' has the name of another one; rename it"),
+        ("server_after", {"bytes_up": jnp.float32(1)}, "'bytes_up' has the name of another one; rename it"),
+        ("server_after", {"mine": jnp.ones(3)}, "'mine' must be a scalar"),
+        ("aggregate", {"mine": [1.0, 2.0]}, "'mine' must be a scalar"),
+        ("aggregate", {"local_steps": jnp.float32(1)}, "'local_steps' has the name of another one; rename it"),
+    ],
+)
+def test_a_method_s_metrics_are_scalars_with_names_of_their_own(stage, metrics, line):
+    method = toy_method(**{stage: lambda state, *_: (state, metrics)})
+    with pytest.raises(UserError, match=f"the method's metric {line}"):
+        run(jax.jit(make_round(problem(), method, lanes=2)), [3, 0, 2, 4, 0, 1], [False] * 6, group=jnp.zeros(6, int))
 
 
 def personal_method(**others):

@@ -10,7 +10,7 @@ import pytest
 import launch
 from fedjax_ssl import UserError, methods
 from fedjax_ssl.client import make_confidence
-from fedjax_ssl.config import describe_method, parse_config, validate
+from fedjax_ssl.config import describe_method, overlooked, parse_config, validate
 from fedjax_ssl.engine import no_op
 from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.records.workdir import refuse_code
@@ -192,6 +192,19 @@ def test_a_changed_method_has_a_section_of_its_own(own):
     assert sys.modules["fedjax_ssl_own_changed"].SEEN.threshold == 0.6
     with pytest.raises(UserError, match=r"my_fixmatch\.gamma must be above 0, not -1"):
         built([*words, "--config.my_fixmatch.gamma=-1"])
+
+
+def test_what_an_override_leaves_as_it_is_is_said(own):
+    (own / "changed.py").write_text(CHANGED)
+    words = ["--config.method=changed.py:my_fixmatch", "--config.fixmatch.threshold=0.1", "--config.client.epochs=1"]
+    proximal, threshold = overlooked(parse_config(QUICKSTART, words), words)
+    assert "leaves client.proximal=0.0; as an argument" in proximal and ":method=changed.py:my_fixmatch" in proximal
+    assert threshold.startswith("--config.fixmatch.threshold is of another method and changes nothing; ")
+    assert threshold.endswith("section is my_fixmatch")
+    words[1] = "--config.client.proximal=0.1"
+    assert overlooked(parse_config(QUICKSTART, words), words) == []
+    words = ["--config.client.proximal=0.0"]
+    assert overlooked(parse_config(f"{QUICKSTART}:method=changed.py:my_fixmatch", words), words) == []
 
 
 @pytest.mark.parametrize("name", ["fixmatch", "fl2"])

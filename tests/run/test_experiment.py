@@ -26,7 +26,7 @@ from fedjax_ssl.records.workdir import METRICS, Workdir
 from fedjax_ssl.run import machine
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.machine import find_machine
-from fedjax_ssl.run.under_way import folder_under_way
+from fedjax_ssl.run.under_way import resume_command
 from tests.helpers.runs import ROOT, SMALL, forget_manifests, make_fedanchor_config, make_tiny_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -101,8 +101,8 @@ def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):
     chex.assert_trees_all_equal(again, state)
     (workdir / "summary.json").unlink()  # as if it had been killed after its last checkpoint
     meanwhile = []
-    train(make_tiny_config(), workdir, lambda: meanwhile.append(folder_under_way()))
-    assert meanwhile == [workdir]  # which the last line after a signal names
+    train(make_tiny_config(), workdir, lambda: meanwhile.append(resume_command()))
+    assert meanwhile == [f"python launch.py --workdir={workdir} --allow_code"]  # the last line after a signal
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"} == before
     assert launch.main([f"--workdir={workdir}", "--allow_code"]) == 0
     said = capsys.readouterr().err

@@ -21,7 +21,7 @@ from fedjax_ssl.run.hosts.cluster import Place
 from fedjax_ssl.run.hosts.coordinator import GO, HERE, READY, VOICE
 from fedjax_ssl.run.observe import clock
 from fedjax_ssl.run.signals import leave
-from fedjax_ssl.run.under_way import folder_under_way
+from fedjax_ssl.run.under_way import resume_command
 
 MEETING_SECONDS = 300.0  # how long processes wait for each other at the start
 PORT_SECONDS = 60.0  # how long to wait for the first process's port, which a killed run's service holds for a while
@@ -50,7 +50,7 @@ class HostLink:
         """
         self.place, self.leaving, self.stopping = place, False, False
         self._talks = 0
-        self._folder: pathlib.Path | None = None  # of the run in progress, on the first host
+        self._resume: str | None = None  # the command that resumes the run in progress, on the first host
         self._service = _start_service(place) if place.index == 0 else None
         who = f"{place.count} processes" if place.index == 0 else f"process 0 at {place.coordinator}"
         late = f"error: waited {MEETING_SECONDS:.0f} seconds in vain for {who}"
@@ -143,7 +143,7 @@ class HostLink:
         beats, since = 0, {index: (None, time.monotonic()) for index in range(self.place.count)}
         while not self._closed.wait(BEAT_SECONDS):
             now, beats = time.monotonic(), beats + 1
-            self._folder = folder_under_way() or self._folder  # an error about a lost host would clear it
+            self._resume = resume_command() or self._resume  # an error about a lost host would clear it
             try:
                 self._client.key_value_set(f"{_WATCH}{self.place.index}/beat", str(beats), allow_overwrite=True)
                 said = dict(self._client.key_value_dir_get(_WATCH))
@@ -177,7 +177,7 @@ class HostLink:
     def _leave(self, status: int, text: str) -> None:
         if self.leaving or self._closed.is_set():
             return
-        kept = f"; the last checkpoint is kept, and --workdir={self._folder} resumes from it" if self._folder else ""
+        kept = f"; the last checkpoint is kept, and {self._resume} resumes from it" if self._resume else ""
         leave(status, text + kept)
 
 

@@ -111,7 +111,7 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     gone = [line for line in first.splitlines() if "has gone" in line]
     assert gone == [
         "stopped: host 1 has gone: no word of it for 4 seconds; the last checkpoint is kept, and "
-        f"--workdir={moved} resumes from it"
+        f"python launch.py --workdir={moved} --allow_code resumes from it"
     ]
     assert "Traceback" not in first and "@" not in first  # nor the stack trace of a library
     assert checkpoints_of(moved) == [0, 2]
@@ -123,7 +123,8 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
 
     statuses, (first, second) = train(moved, "nothing", f"3:{int(signal.SIGTERM)}")  # host 0 hears of it a turn later
     assert statuses == [143, 143], (first, second)
-    assert "from round 2" in first and first.splitlines()[-1].endswith(f"--workdir={moved} resumes the run")
+    assert "from round 2" in first
+    assert first.splitlines()[-1].endswith(f"--workdir={moved} --allow_code resumes the run")
     # A process that writes nothing says only what happens to it.
     assert [line.partition(":")[0] for line in second.splitlines() if "loading" not in line][-2:] == [
         "SIGTERM",
