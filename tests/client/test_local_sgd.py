@@ -120,7 +120,7 @@ def test_steps_equal_numpy(name):
         assert_models_equal(row(result.upload.model.params, job), model)
         assert result.upload.model.batch_stats == ()
         np.testing.assert_allclose(result.metrics[0][0]["client_loss"][job], loss, rtol=1e-5)
-    assert result.trained == {} and result.upload.metadata == {}
+    assert result.memory_of_steps == {} and result.upload.metadata == {}
 
 
 def test_parts_that_clients_keep_are_not_clipped():
@@ -166,7 +166,7 @@ def test_remember_metadata_and_a_persistent_optimiser():
     before = jax.tree.map(lambda leaf: 0.01 * (1 + jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape), empty)
     own = {**before, "total": jnp.array([5.0, 6.0, 7.0]), "other": jnp.array([1, 2, 3])}
     result, received, jobs = run(problem, phase_of(problem, remember=remember, metadata=metadata), own=own)
-    assert set(result.trained) == {"opt_state", "total", "other"}
+    assert set(result.memory_of_steps) == {"opt_state", "total", "other"}
     start, momenta = in_numpy(received.model.params), lambda own, job: in_numpy(row(own["opt_state"][2].trace, job))
     for job in (0, 2):
         deck, total = row(jobs.work.deck, job), float(own["total"][job])
@@ -176,15 +176,15 @@ def test_remember_metadata_and_a_persistent_optimiser():
         for index, (rows, then) in enumerate(zip(seen, after_each)):
             total += (index + 1) * rows.sum() + then["bias"].sum()
         assert_models_equal(row(result.upload.model.params, job), model)
-        for name, leaf in momenta(result.trained, job).items():
+        for name, leaf in momenta(result.memory_of_steps, job).items():
             np.testing.assert_allclose(leaf, velocity[name], atol=2e-5)
-        np.testing.assert_allclose(result.trained["total"][job], total, rtol=1e-5)
+        np.testing.assert_allclose(result.memory_of_steps["total"][job], total, rtol=1e-5)
         sent = row(result.upload.metadata, job)
         assert sent["size"] == len(CLIENTS[job])
         np.testing.assert_allclose(sent["loss"], loss * len(seen), rtol=1e-5)
         np.testing.assert_allclose(sent["bias"], model["bias"], atol=2e-5)
-    np.testing.assert_array_equal(result.trained["other"], [1, 2, 3])
-    for mine, untouched in zip(jax.tree.leaves(row(result.trained, 1)), jax.tree.leaves(row(own, 1))):
+    np.testing.assert_array_equal(result.memory_of_steps["other"], [1, 2, 3])
+    for mine, untouched in zip(jax.tree.leaves(row(result.memory_of_steps, 1)), jax.tree.leaves(row(own, 1))):
         np.testing.assert_array_equal(mine, untouched)  # client 1 made no step
 
 
@@ -223,11 +223,11 @@ def test_training_may_begin_with_another_model_and_have_an_optimiser_of_its_own(
     }
     phase = phase_of(problem, begin=lambda received, work, own: other, memory="second")
     result, received, jobs = run(problem, phase, own=own)
-    assert set(result.trained) == {"second"}
+    assert set(result.memory_of_steps) == {"second"}
     for job in (0, 2):
         model, velocity, *_ = steps_by_hand(problem.config.client, in_numpy(other.params), row(jobs.work.deck, job))
         assert_models_equal(row(result.upload.model.params, job), model)
-        for name, leaf in in_numpy(row(result.trained["second"][2].trace, job)).items():
+        for name, leaf in in_numpy(row(result.memory_of_steps["second"][2].trace, job)).items():
             np.testing.assert_allclose(leaf, velocity[name], atol=2e-5)
     assert not np.allclose(in_numpy(received.model.params)["kernel"], in_numpy(other.params)["kernel"], atol=0.1)
 
@@ -268,7 +268,7 @@ def test_a_phase_may_adapt_its_optimiser():
     for job in (0, 2):
         expected, *_ = steps_by_hand(half.config.client, in_numpy(model.params), row(jobs.work.deck, job))
         assert_models_equal(row(result.upload.model.params, job), expected)
-    assert jax.tree.structure(result.trained["opt_state"]) == jax.tree.structure(own["opt_state"])
+    assert jax.tree.structure(result.memory_of_steps["opt_state"]) == jax.tree.structure(own["opt_state"])
 
 
 @pytest.mark.parametrize("sends_statistics", [True, False])

@@ -163,7 +163,7 @@ def test_own_parts_train_first_and_then_the_others():
     expected = trained((phase._replace(step=step),), received, {}).upload.model.params
     assert num_steps > 3
     assert_close(found.upload.model.params["backbone"], expected["backbone"])
-    assert_close(found.trained[OWN_PARTS]["classifier"], expected["classifier"])
+    assert_close(found.memory_of_steps[OWN_PARTS]["classifier"], expected["classifier"])
     for part in ("backbone", "classifier"):
         before, after = (jax.tree.leaves(params[part])[0] for params in (received.model.params, expected))
         assert not np.array_equal(before, after[0])
