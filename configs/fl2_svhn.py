@@ -9,8 +9,8 @@ Like configs/fl2_cifar10.py; images are flipped, too. The paper's test accuracy 
     Dir 0.3            31.0 ± 4.2 / 26.3    92.6 ± 0.5 / 42.7
     Dir 0.1            21.5 ± 3.3 / 18.0    88.0 ± 1.0 / 82.3
 SemiFL's 43.3 and 42.7 are means over seeds of which some collapsed (± 41); its own paper has 96.8 under IID. Before the
-first round the public code trains the server for 510 epochs, or for 80 with 250 labels; this config does not. To do the
-same: --config.server.pretrain_epochs=510.
+first round the public code trains the server for 510 epochs, or for 80 with 250 labels; this config for 5. To do as the
+code: --config.server.pretrain_epochs=510.
 Arguments: server_labels=, alpha=, a backbone, the variants of fedjax_ssl/methods/fl2.py, other methods and recipes.
 """
 

@@ -3,7 +3,7 @@
     python launch.py sweep configs/sweeps/cifar10_self_supervised.py --workdir=runs/cifar10_self_supervised
 
 ResNet-8 of width 8, 10 clients of 500 images, 5 a round, five local epochs, 40 rounds, 250 labels at the server, IID
-and two classes for each client, seed 0. FedEMA's projector is narrow, too: 512 and 128 numbers instead of 4,096 and
+and two classes for each client, seed 0. FedEMA's heads are narrow, too: 512 and 128 numbers instead of 4,096 and
 2,048. FedEMA and Orchestra are tested by a probe on the server's labels. `Untrained` is the probe on the features after
 Orchestra's first round, which clusters and does not train. Its normalisation has initial statistics, mean 0 and
 variance 1; the row after it has the statistics of the labelled images. `Labels alone` trains the whole network on the

@@ -45,8 +45,8 @@ def make_partition(
     are cut: as `server_labels`, as `num_labelled`, or, with 'some_clients', for the first clients. In the last case the
     partition divides the labelled images among the first clients and the other images among the other clients.
 
-    With `client_test_share` each client's own test images are taken from its share before labels are drawn, but never
-    from labelled images that are divided separately.
+    With `client_test_share` each client's own test images are taken from its share before labels are drawn; with
+    `num_labelled` never from labelled images that are divided separately.
 
     If the data set itself lacks some labels, the clients' labels are not drawn: with `labels` 'clients' or 'profile'
     every label is visible; with 'some_clients' each client must have labels for all its examples or for none. Only

@@ -81,7 +81,7 @@ def flat_shapes(encoder: Encoder, side: int) -> dict[str, Any]:
 
 
 def check(where: str, encoder: Encoder, found: dict[str, tuple[int, ...]]) -> None:
-    """Raises a UserError unless `found` has an encoder's arrays and shapes; a ViT's grid may have any size."""
+    """Raises a UserError unless `found` has an encoder's arrays and shapes; a ViT's grid may be any square."""
     wanted = {name: leaf.shape for name, leaf in flat_shapes(encoder, encoder.side).items()}
     missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or extra:
