@@ -63,7 +63,8 @@ def decode_once(
         tell: called with a line about the progress.
 
     Raises:
-        UserError: a picture is not an image, sizes differ, the images are too large, or the cache cannot be written.
+        UserError: a picture is not an image, sizes differ, the images are too large, or the cache cannot be
+            written.
     """
     import PIL
 

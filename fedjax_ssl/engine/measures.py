@@ -193,7 +193,7 @@ def knn_accuracy(
         known: float32 [S, F], features of the labelled images.
         known_labels: int32 [S].
         num_classes: C.
-        neighbours: k, at most S.
+        neighbours: k; if it is larger than S, all S images vote.
 
     Source: Wu et al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", CVPR 2018.
     """

@@ -17,7 +17,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.learning.trees import all_finite
 
-RESERVED = ("epsilon", "bytes_down", "bytes_up")  # are added to a round's metrics when they are recorded
+RESERVED = ("epsilon", "bytes_down", "bytes_up")  # names that the library adds to a round's record
 PRIVACY = 2**31 - 1  # folded into the key of aggregation, to get the key of the noise
 
 
@@ -48,7 +48,10 @@ def uniform(clients_per_round: int, keyed: bool = True) -> Select:
 
 
 def select_of(problem: Problem, method: Method) -> Select:
-    """The `select` of a run: Poisson sampling if `privacy.cohorts` names it, else the method's own, else FedAvg's."""
+    """The `select` of a run: with privacy noise and `privacy.cohorts='poisson'` it samples clients independently.
+
+    Otherwise it is the method's own, or FedAvg's if the method has none.
+    """
     config = problem.config
     if config.privacy.noise and config.privacy.cohorts == "poisson":
         return poisson(config.num_clients, config.clients_per_round)

@@ -50,7 +50,7 @@ FIELDS = {"data.labels": "clients"}
 VARIANTS: Variants = {"code": {"fedpdm.ema_decay": 0.999}}
 SHARES = "unlabelled_shares"  # a client's memory: the estimated class shares of its unlabelled images
 LABELS = "labels_trained_on"  # metadata of an upload
-MOST_ITERATIONS, TOLERANCE = 20, 0.01  # of Sinkhorn, which ends once the columns' sums miss by less
+MOST_ITERATIONS, TOLERANCE = 20, 0.01  # of Sinkhorn, which ends once the columns' sums miss by less than this share
 
 
 def defaults() -> Section:

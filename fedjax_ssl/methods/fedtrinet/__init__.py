@@ -110,7 +110,8 @@ def defaults() -> Section:
     section.players = word("three", *PLAYERS)
     section.head_blocks = whole(1, least=1)  # backbone blocks in the head part; 2 in the code's demo and for MNIST
     section.freeze_head = True  # whether the head part is frozen while the spliced network is tuned
-    # After a round with at least this many new labels, a client also trains on separate batches of accepted images.
+    # From a client's first round with at least this many new labels on, it also trains on separate batches of accepted
+    # images.
     section.min_new_labels = whole(10, least=1)
     section.accepted_weight = real(0.15, least=0)  # final weight of the loss on these batches
     section.ramp_from = whole(50, least=0)  # local epochs, counted from r = 0, in which the weight is 0
