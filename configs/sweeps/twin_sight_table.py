@@ -17,8 +17,8 @@ The paper's accuracies, on CIFAR-10 / CIFAR-100 / SVHN / Fashion-MNIST:
 Fed-Consist is not run, because its loss on unlabelled images could not be read. The paper does not say by how many
 of a client's images FedAvg+FixMatch weights its model; here by all. Twin-sight has three rows: the paper's text, its
 code, and the text without the neighbourhood loss, which ties both models to each other. FreeMatch is as in Twin-sight's
-code: without the fairness term, and with averages that restart in each round, so that its thresholds stay near 1 / C (on
-SVHN between 0.9 and 0.95).
+code: without the fairness term, and with averages that restart in each round, so that its thresholds stay near 1 / C
+(on SVHN between 0.9 and 0.95).
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
