@@ -102,7 +102,7 @@ def trained(request):
     def aggregate(state, data, received, key):
         sent["up"] = received.uploads
         state, metrics = method.aggregate(state, data, received, key)
-        return state, {**metrics, **{f"cohort_{row}": client for row, client in enumerate(received.clients)}}
+        return state, {**metrics, **{f"client_of_row_{row}": client for row, client in enumerate(received.clients)}}
 
     spied = method._replace(broadcast=broadcast, aggregate=aggregate, personal=method.personal and personal)
     first_fn = compiled(lambda data: initialise(experiment, data), experiment.data)
@@ -114,7 +114,7 @@ def trained(request):
         state, result = round_fn(states[-1], experiment.data, experiment.hidden_labels)
         states.append(state)
         history.append(jax.device_get(result))
-    rows = [name for name in history[0].metrics if name.startswith("cohort_")]
+    rows = [name for name in history[0].metrics if name.startswith("client_of_row_")]
     cohorts = [np.array([result.metrics.pop(name) for name in rows], int) for result in history]
     sent = Message(**jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sent))
     return Trained(request.param, experiment, first_fn, round_fn, states, history, cohorts, sent)
