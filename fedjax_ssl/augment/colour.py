@@ -1,6 +1,6 @@
 """Colour jitter, greying, blur and solarising of a batch, computed as torchvision does on Pillow images.
 
-Images are int32 [B, C, H, W] as in `operations`. Images with one channel have neither saturation nor hue.
+Images are int32 [B, C, H*W], as in `operations`. Images with one channel have neither saturation nor hue.
 """
 
 import jax
@@ -37,7 +37,7 @@ def jitter(planes: jax.Array, order: jax.Array, factors: jax.Array, with_hue: bo
     """Adjusts brightness, contrast, saturation and hue of each image, in its own order.
 
     Args:
-        planes: int32 [B, C, H, W], grey levels.
+        planes: int32 [B, C, H*W], grey levels.
         order: int32 [4, B], see `draw_order`.
         factors: float32 [4, B], see `draw_factors`.
         with_hue: False skips the conversion to HSV and back, which changes levels even if the hue stays.
@@ -63,7 +63,7 @@ def _of(factors: jax.Array, adjustment: jax.Array) -> jax.Array:
 
 def _adjusted(planes: jax.Array, adjustment: jax.Array, factor: jax.Array) -> jax.Array:
     """Adjusts brightness, contrast or saturation of each image by its factor."""
-    adjustment, grey = adjustment[:, None, None, None], luma(planes)
+    adjustment, grey = adjustment[:, None, None], luma(planes)
     degenerate = jnp.where(adjustment == ADJUSTMENTS.index("contrast"), mean_level(grey), 0)
     degenerate = jnp.where(adjustment == ADJUSTMENTS.index("saturation"), grey, degenerate)
     return away_from(degenerate, planes, factor)
@@ -74,12 +74,12 @@ def turned_hue(planes: jax.Array, turn: jax.Array) -> jax.Array:
     if planes.shape[1] != 3:
         return planes
     hue, saturation, value = to_hsv(planes)
-    hue = (hue + jnp.trunc(turn * 255).astype(jnp.int32)[:, None, None]) & 255
+    hue = (hue + jnp.trunc(turn * 255).astype(jnp.int32)[:, None]) & 255
     return from_hsv(hue, saturation, value)
 
 
 def to_hsv(planes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Pillow's Image.convert("HSV"): int32 [B, 3, H, W] to hue, saturation and value, int32 [B, H, W] from 0 to 255."""
+    """Pillow's Image.convert("HSV"): int32 [B, 3, H*W] to hue, saturation and value, int32 [B, H*W] from 0 to 255."""
     red, green, blue = planes[:, 0], planes[:, 1], planes[:, 2]
     value = jnp.maximum(red, jnp.maximum(green, blue))
     spread = value - jnp.minimum(red, jnp.minimum(green, blue))
@@ -101,14 +101,14 @@ def _share_of_255(part: jax.Array, whole: jax.Array) -> jax.Array:
 
 
 def from_hsv(hue: jax.Array, saturation: jax.Array, value: jax.Array) -> jax.Array:
-    """Converts HSV, int32 [B, H, W] each, to RGB, int32 [B, 3, H, W].
+    """Converts HSV, int32 [B, H*W] each, to RGB, int32 [B, 3, H*W].
 
     A channel is value (1 - saturation w). As a function of the hue, w is a trapezium from 0 (the channel is strongest)
     to 1; those of green and blue are shifted by one and two thirds of the circle.
     """
     hue, saturation, value = (plane[:, None] for plane in (hue, saturation, value))
     sixth = 85  # of the circle; hue has 255 steps and counts twice
-    along = 2 * hue + sixth * np.array([5, 3, 1])[:, None, None]
+    along = 2 * hue + sixth * np.array([5, 3, 1])[:, None]
     along = jnp.where(along >= 6 * sixth, along - 6 * sixth, along)
     weight = jnp.clip(jnp.minimum(along, 4 * sixth - along), 0, sixth)
     # The divisor is odd, so no result is half way between two levels.
@@ -121,29 +121,29 @@ def to_grey(planes: jax.Array) -> jax.Array:
     return jnp.broadcast_to(luma(planes), planes.shape)
 
 
-def blur(planes: jax.Array, sigma: jax.Array, radius: int) -> jax.Array:
+def blur(planes: jax.Array, sigma: jax.Array, radius: int, size: tuple[int, int]) -> jax.Array:
     """Blurs each image by a Gaussian kernel; borders are reflected without repeating the outermost pixel.
 
     Args:
-        planes: int32 [B, C, H, W], grey levels.
+        planes: int32 [B, C, H*W], grey levels.
         sigma: float32 [B], in pixels.
         radius: the kernel has 2 radius + 1 pixels; at most one less than the shorter side of the images.
+        size: (H, W).
 
     Source of the semantics: torchvision's GaussianBlur, which does not use Pillow's filter.
     """
     offsets = jnp.arange(-radius, radius + 1)
     weights = jnp.exp(-0.5 * jnp.square(offsets / sigma[:, None]))
     weights /= jnp.sum(weights, axis=1, keepdims=True)
-    levels = planes.astype(jnp.float32)
-    for axis in (2, 3):
-        length = planes.shape[axis]
+    levels = planes.reshape(*planes.shape[:2], *size).astype(jnp.float32)
+    for axis, length in zip((2, 3), size):
         padding = [(radius, radius) if a == axis else (0, 0) for a in range(4)]
         padded = jnp.pad(levels, padding, mode="reflect")
         levels = sum(
             weights[:, k, None, None, None] * jax.lax.slice_in_dim(padded, k, k + length, axis=axis)
             for k in range(2 * radius + 1)
         )
-    return jnp.clip(jnp.round(levels), 0, 255).astype(jnp.int32)
+    return jnp.clip(jnp.round(levels), 0, 255).astype(jnp.int32).reshape(planes.shape)
 
 
 def solarise(planes: jax.Array) -> jax.Array:

@@ -16,8 +16,8 @@ the identity for images with an operation of another stage:
   cut out      a filled square
 
 As in Pillow, images have whole grey levels between two operations, so the arithmetic uses integers wherever Pillow's
-does. Images are int32 [B, C, H, W] in this module: with channels last, XLA's inner loops on a CPU would be three
-elements long.
+does. Images are int32 [B, C, H*W] in this module, called planes: XLA then has long inner loops on a CPU, and fills the
+registers of a TPU. A TPU gathers and scatters one element at a time, so it multiplies with one-hot matrices instead.
 
 Source of the semantics: Pillow's ImageOps, ImageEnhance, ImageFilter.SMOOTH, Image.transform (AFFINE,
 NEAREST) and Image.rotate.
@@ -29,7 +29,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.learning.devices import platform
+
 _LEVELS = 256
+_DIGIT = 16  # a level has two digits of this base
+_MOST_PIXELS = 128**2  # of an image that is resampled by products, whose memory grows with H * H * W
 # Image.transform computes source coordinates in fixed point with 16 fractional bits.
 _FRACTION_BITS = 16
 _GREY = 128  # background of ROTATE_ON_GREY
@@ -65,21 +69,23 @@ def to_planes(images: jax.Array) -> jax.Array:
         images: uint8 [B, H, W, C], grey levels.
 
     Returns:
-        int32 [B, C, H, W], grey levels.
+        int32 [B, C, H*W], grey levels.
     """
-    return jnp.transpose(images, (0, 3, 1, 2)).astype(jnp.int32)
+    batch, height, width, channels = images.shape
+    return jnp.swapaxes(images.reshape(batch, height * width, channels), 1, 2).astype(jnp.int32)
 
 
-def from_planes(planes: jax.Array) -> jax.Array:
+def from_planes(planes: jax.Array, size: tuple[int, int]) -> jax.Array:
     """Undoes `to_planes`.
 
     Args:
-        planes: int32 [B, C, H, W], grey levels from 0 to 255.
+        planes: int32 [B, C, H*W], grey levels from 0 to 255.
+        size: (H, W).
 
     Returns:
         uint8 [B, H, W, C], grey levels.
     """
-    return jnp.transpose(planes.astype(jnp.uint8), (0, 2, 3, 1))
+    return jnp.swapaxes(planes.astype(jnp.uint8), 1, 2).reshape(len(planes), *size, -1)
 
 
 def apply_operation(
@@ -88,88 +94,98 @@ def apply_operation(
     strength: jax.Array,
     centre: jax.Array,
     fill: tuple[int, int, int],
+    size: tuple[int, int],
 ) -> jax.Array:
     """Applies its own operation to each image.
 
     Args:
-        planes: int32 [B, C, H, W], grey levels, C is 1 or 3.
+        planes: int32 [B, C, H*W], grey levels, C is 1 or 3.
         operation: int32 [B], values of `Operation`.
         strength: float32 [B], in the unit of the operation.
         centre: float32 [B, 2], the centre (x, y) of a cutout as a share of the width and height, in [0, 1). Only
           cutout reads it.
         fill: the red, green and blue levels that fill a cutout.
+        size: (H, W).
 
     Returns:
-        int32 [B, C, H, W], grey levels from 0 to 255.
+        int32 [B, C, H*W], grey levels from 0 to 255.
     """
-    planes = _resample(planes, operation, strength)
+    planes = _resample(planes, operation, strength, size)
     grey = luma(planes)
     # Each image uses either its table or its degenerate image, never both.
     table = _level_table(planes, operation, strength)
     looked_up = _look_up(planes, table)
-    blended = _blend(planes, grey, operation, strength)
+    blended = _blend(planes, grey, operation, strength, size)
     is_blend = (operation >= Operation.BRIGHTNESS) & (operation <= Operation.SHARPNESS)
-    planes = jnp.where(is_blend[:, None, None, None], blended, looked_up)
-    return cutout(planes, jnp.where(operation == Operation.CUTOUT, strength, -1.0), centre, fill)
+    planes = jnp.where(is_blend[:, None, None], blended, looked_up)
+    return cutout(planes, jnp.where(operation == Operation.CUTOUT, strength, -1.0), centre, fill, size)
 
 
-def cutout(planes: jax.Array, size: jax.Array, centre: jax.Array, fill: tuple[int, int, int]) -> jax.Array:
+def cutout(
+    planes: jax.Array, side: jax.Array, centre: jax.Array, fill: tuple[int, int, int], size: tuple[int, int]
+) -> jax.Array:
     """Fills one square of each image.
 
     As in public RandAugments, the square is not clipped symmetrically. Away from the borders its side is size + 1
     pixels, because Pillow also draws the last row and column of a rectangle.
 
     Args:
-        planes: int32 [B, C, H, W], grey levels.
-        size: float32 [B], the side of the square in pixels; negative: nothing is filled.
+        planes: int32 [B, C, H*W], grey levels.
+        side: float32 [B], the side of the square in pixels; negative: nothing is filled.
         centre: float32 [B, 2], the centre (x, y) as a share of the width and height, in [0, 1).
         fill: the red, green and blue levels; images with one channel get their luma.
+        size: (H, W).
 
     Returns:
-        int32 [B, C, H, W], grey levels.
+        int32 [B, C, H*W], grey levels.
 
     Source: Cutout (DeVries and Taylor, 2017) as drawn by FixMatch's and USB's RandAugment.
     """
-    _, channels, height, width = planes.shape
-    inside_x = _covered(centre[:, 0], size, width)
-    inside_y = _covered(centre[:, 1], size, height)
-    inside = inside_y[:, None, :, None] & inside_x[:, None, None, :] & (size >= 0)[:, None, None, None]
+    inside_x = _covered(centre[:, 0], side, size[1])
+    inside_y = _covered(centre[:, 1], side, size[0])
+    inside = inside_y[:, :, None] & inside_x[:, None] & (side >= 0)[:, None, None]
     levels = np.asarray(fill, np.int32)
-    if channels == 1:
+    if planes.shape[1] == 1:
         levels = np.asarray(_luma_of(*fill), np.int32)[None]
-    return jnp.where(inside, levels[:, None, None], planes)
+    return jnp.where(inside.reshape(len(planes), 1, -1), levels[:, None], planes)
 
 
-def _covered(centre: jax.Array, size: jax.Array, length: int) -> jax.Array:
+def _covered(centre: jax.Array, side: jax.Array, length: int) -> jax.Array:
     """Which positions along one axis a square covers: bool [B, length]."""
-    first = jnp.floor(jnp.maximum(centre * length - size / 2, 0))
-    last = jnp.floor(jnp.minimum(first + size, length))
+    first = jnp.floor(jnp.maximum(centre * length - side / 2, 0))
+    last = jnp.floor(jnp.minimum(first + side, length))
     position = jnp.arange(length)
     return (position >= first[:, None]) & (position <= last[:, None])
 
 
-def _resample(planes: jax.Array, operation: jax.Array, strength: jax.Array) -> jax.Array:
+def _places(size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The row and the column of each pixel, int [H*W] each."""
+    return np.divmod(np.arange(size[0] * size[1]), size[1])
+
+
+def _resample(planes: jax.Array, operation: jax.Array, strength: jax.Array, size: tuple[int, int]) -> jax.Array:
     """Samples each image at affinely transformed positions, nearest neighbour, black outside (or grey)."""
-    batch, channels, height, width = planes.shape
-    pixels = height * width
+    batch, channels, pixels = planes.shape
+    height, width = size
     matrix = _affine_matrix(operation, strength, height, width)
     # Image.transform rounds the coefficients after moving the start to the first pixel's centre.
     matrix = matrix.at[:, :, 2].add((matrix[:, :, 0] + matrix[:, :, 1]) / 2)
     matrix = jnp.floor(matrix * 2**_FRACTION_BITS + 0.5) / 2**_FRACTION_BITS
-    row, column = np.divmod(np.arange(pixels, dtype=np.float32), width)
-    positions = np.stack([column, row, np.ones(pixels, np.float32)])
+    row, column = _places(size)
+    positions = np.stack([column, row, np.ones(pixels)]).astype(np.float32)
     # Products and sums are exact in float32 for coordinates below 256. The matrix product also keeps XLA from fusing
     # them into the gather.
     source = jnp.floor(jnp.matmul(matrix, positions, precision=jax.lax.Precision.HIGHEST))
     x, y = source[:, 0].astype(jnp.int32), source[:, 1].astype(jnp.int32)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    behind = jnp.where(operation == Operation.ROTATE_ON_GREY, _GREY, 0)[:, None, None]
+    if platform() == "tpu" and pixels <= _MOST_PIXELS:
+        return jnp.where(inside[:, None], _values_at(planes.reshape(batch, channels, height, width), y, x), behind)
     # Pixels outside read an additional black or grey pixel after the last one: selecting them after the gather would
     # make rounds on CPUs 1.2 times as long.
     source = jnp.where(inside, y * width + x, pixels)[:, None, :]
-    behind = jnp.where(operation == Operation.ROTATE_ON_GREY, _GREY, 0)[:, None, None]
     behind = jnp.broadcast_to(behind, (batch, channels, 1)).astype(planes.dtype)
-    flat = jnp.concatenate([planes.reshape(batch, channels, pixels), behind], axis=2)
-    return jnp.take_along_axis(flat, source, axis=2, mode="promise_in_bounds").reshape(planes.shape)
+    return jnp.take_along_axis(jnp.concatenate([planes, behind], 2), source, axis=2, mode="promise_in_bounds")
 
 
 def _affine_matrix(operation: jax.Array, strength: jax.Array, height: int, width: int) -> jax.Array:
@@ -190,10 +206,9 @@ def _affine_matrix(operation: jax.Array, strength: jax.Array, height: int, width
 
 def _level_table(planes: jax.Array, operation: jax.Array, strength: jax.Array) -> jax.Array:
     """The table of new grey levels of each image and channel: int32 [B, C, 256]."""
-    batch, channels, height, width = planes.shape
-    levels = planes.reshape(batch, channels, height * width)
+    batch, channels, pixels = planes.shape
     level = jnp.arange(_LEVELS)
-    lowest, highest = jnp.min(levels, axis=2, keepdims=True), jnp.max(levels, axis=2, keepdims=True)
+    lowest, highest = jnp.min(planes, axis=2, keepdims=True), jnp.max(planes, axis=2, keepdims=True)
 
     # Half a unit is added to integer numerators below, so that the float division rounds down like an integer division
     # (which does not vectorise).
@@ -202,9 +217,9 @@ def _level_table(planes: jax.Array, operation: jax.Array, strength: jax.Array) -
 
     # ImageOps.equalize: the number of pixels below a level, in steps of (pixels - pixels of the highest level) // 255,
     # starting with half a step; the identity if the step is zero.
-    at_highest = jnp.sum(levels == highest, axis=2, keepdims=True)
-    step = (height * width - at_highest) // 255
-    equalized = jnp.floor((step // 2 + _pixels_below(levels) + 0.5) / jnp.maximum(step, 1))
+    at_highest = jnp.sum(planes == highest, axis=2, keepdims=True)
+    step = (pixels - at_highest) // 255
+    equalized = jnp.floor((step // 2 + _pixels_below(planes) + 0.5) / jnp.maximum(step, 1))
     equalized = jnp.where(step > 0, equalized.astype(jnp.int32), level)
 
     strength = strength[:, None, None]
@@ -224,63 +239,85 @@ def _level_table(planes: jax.Array, operation: jax.Array, strength: jax.Array) -
     return jnp.clip(table, 0, 255)
 
 
-def _pixels_below(levels: jax.Array) -> jax.Array:
+def _pixels_below(planes: jax.Array) -> jax.Array:
     """Counts, for each of the 256 levels, the pixels of a lower level: [B, C, P] to float32 [B, C, 256]."""
-    batch, channels, _ = levels.shape
-    # One flat scatter: an order of magnitude faster on a CPU than a product of one-hot matrices, a sort or a comparison
-    # with every level. Integers make it exact in any order.
-    first_bin = _LEVELS * jnp.arange(batch * channels).reshape(batch, channels, 1)
-    histogram = jnp.zeros(batch * channels * _LEVELS, jnp.int32)
-    histogram = histogram.at[levels + first_bin].add(1, mode="promise_in_bounds")
-    histogram = histogram.reshape(batch, channels, _LEVELS).astype(jnp.float32)
+    batch, channels, _ = planes.shape
+    if platform() == "tpu":
+        upper, lower = (_one_hot(digit, _DIGIT) for digit in divmod(planes, _DIGIT))
+        histogram = jnp.einsum("bcip,bcjp->bcij", upper, lower, preferred_element_type=jnp.float32)
+    else:
+        # One flat scatter: an order of magnitude faster on a CPU than a product of one-hot matrices, a sort or a
+        # comparison with every level. Integers make it exact in any order.
+        first_bin = _LEVELS * jnp.arange(batch * channels).reshape(batch, channels, 1)
+        histogram = jnp.zeros(batch * channels * _LEVELS, jnp.int32)
+        histogram = histogram.at[planes + first_bin].add(1, mode="promise_in_bounds").astype(jnp.float32)
     # As a matrix product, because XLA's cumulative sum is slow on a CPU. The counts are exact in float32.
     strictly_lower = np.triu(np.ones((_LEVELS, _LEVELS), np.float32), k=1)
+    histogram = histogram.reshape(batch, channels, _LEVELS)
     return jnp.matmul(histogram, strictly_lower, precision=jax.lax.Precision.HIGHEST)
 
 
 def _look_up(planes: jax.Array, table: jax.Array) -> jax.Array:
-    """Replaces every level by its entry in the table: [B, C, H, W] and [B, C, 256] to [B, C, H, W]."""
-    batch, channels, height, width = planes.shape
-    flat = planes.reshape(batch, channels, height * width)
-    return jnp.take_along_axis(table, flat, axis=2, mode="promise_in_bounds").reshape(planes.shape)
+    """Replaces every level by its entry in the table: [B, C, P] and [B, C, 256] to [B, C, P]."""
+    if platform() == "tpu":
+        upper, lower = divmod(planes.reshape(-1, 1, planes.shape[2]), _DIGIT)
+        return _values_at(table.reshape(-1, 1, _DIGIT, _DIGIT), upper[:, 0], lower[:, 0]).reshape(planes.shape)
+    return jnp.take_along_axis(table, planes, axis=2, mode="promise_in_bounds")
 
 
-def _blend(planes: jax.Array, grey: jax.Array, operation: jax.Array, strength: jax.Array) -> jax.Array:
+def _values_at(planes: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
+    """The levels of planes [B, C, H, W] at rows and columns [B, P], by products: int32 [B, C, P]; 0 outside."""
+    of_rows, of_columns = (_one_hot(places, length) for places, length in zip((row, column), planes.shape[2:]))
+    columns = jnp.einsum("bchw,bwp->bchp", planes.astype(jnp.bfloat16), of_columns)
+    return jnp.sum(columns * of_rows[:, None], axis=2).astype(jnp.int32)
+
+
+def _one_hot(places: jax.Array, length: int) -> jax.Array:
+    """Which of `length` places: int [..., P] to bfloat16 [..., length, P]; bfloat16 represents all grey levels."""
+    return jax.nn.one_hot(places, length, dtype=jnp.bfloat16, axis=-2)
+
+
+def _blend(
+    planes: jax.Array, grey: jax.Array, operation: jax.Array, strength: jax.Array, size: tuple[int, int]
+) -> jax.Array:
     """Image.blend of a degenerate image with the image itself, rounded towards zero and clipped."""
-    operation = operation[:, None, None, None]
+    operation = operation[:, None, None]
     degenerate = jnp.where(operation == Operation.CONTRAST, mean_level(grey), 0)
     degenerate = jnp.where(operation == Operation.COLOR, grey, degenerate)
-    degenerate = jnp.where(operation == Operation.SHARPNESS, _smooth(planes), degenerate)
+    degenerate = jnp.where(operation == Operation.SHARPNESS, _smooth(planes, size), degenerate)
     return away_from(degenerate, planes, strength)
 
 
 def away_from(degenerate: jax.Array, planes: jax.Array, factor: jax.Array) -> jax.Array:
-    """Image.blend: d + factor (x - d), rounded towards zero and clipped; planes [B, C, H, W], factor [B]."""
-    blended = degenerate + factor[:, None, None, None] * (planes - degenerate)
+    """Image.blend: d + factor (x - d), rounded towards zero and clipped; planes [B, C, H*W], factor [B]."""
+    blended = degenerate + factor[:, None, None] * (planes - degenerate)
     return jnp.clip(blended, 0, 255).astype(jnp.int32)
 
 
 def mean_level(grey: jax.Array) -> jax.Array:
-    """int(mean + 0.5) of each image's levels, by integer arithmetic: [B, 1, H, W] to [B, 1, 1, 1]."""
-    pixels = grey.shape[2] * grey.shape[3]
-    return (2 * jnp.sum(grey, axis=(1, 2, 3), keepdims=True) + pixels) // (2 * pixels)
+    """int(mean + 0.5) of each image's levels, by integer arithmetic: [B, 1, H*W] to [B, 1, 1]."""
+    pixels = grey.shape[2]
+    return (2 * jnp.sum(grey, axis=2, keepdims=True) + pixels) // (2 * pixels)
 
 
-def _smooth(planes: jax.Array) -> jax.Array:
+def _smooth(planes: jax.Array, size: tuple[int, int]) -> jax.Array:
     """ImageFilter.SMOOTH: the 3x3 mean in which the centre counts five times; border pixels stay as they are."""
-    height, width = planes.shape[2:]
+    (height, width), pixels = size, planes.shape[2]
     if min(height, width) < 3:
         return planes
-    rows = planes[:, :, :-2] + planes[:, :, 1:-1] + planes[:, :, 2:]
+    # The neighbours of the first and the last pixel of a row lie in other rows, but these two stay as they are.
+    rows = planes[..., : -2 * width] + planes[..., width:-width] + planes[..., 2 * width :]
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    total = box + 4 * planes[:, :, 1:-1, 1:-1]
+    within = slice(width + 1, pixels - width - 1)  # from the first inner pixel to the last
     # The weights sum to 13; a multiple of 1/13 is never half way between two integers.
-    inner = jnp.floor((total + 6.5) / 13).astype(jnp.int32)
-    return planes.at[:, :, 1:-1, 1:-1].set(inner)
+    smoothed = jnp.floor((box + 4 * planes[..., within] + 6.5) / 13).astype(jnp.int32)
+    column = _places(size)[1][within]
+    inner = (column > 0) & (column < width - 1)
+    return planes.at[..., within].set(jnp.where(inner, smoothed, planes[..., within]))
 
 
 def luma(planes: jax.Array) -> jax.Array:
-    """Image.convert("L"): [B, C, H, W] to [B, 1, H, W]."""
+    """Image.convert("L"): [B, C, H*W] to [B, 1, H*W]."""
     if planes.shape[1] == 1:
         return planes
     return _luma_of(planes[:, 0:1], planes[:, 1:2], planes[:, 2:3])

@@ -168,11 +168,11 @@ def apply_draws(images: jax.Array, draws: Draws, fill: tuple[int, int, int]) -> 
     Returns:
         uint8 [B, H, W, C], grey levels.
     """
-    planes = operations.to_planes(images)
+    planes, size = operations.to_planes(images), images.shape[1:3]
     for operation, strength, centre in zip(draws.operation, draws.strength, draws.centre):
-        planes = operations.apply_operation(planes, operation, strength, centre, fill)
-    planes = operations.cutout(planes, draws.cutout_size, draws.cutout_centre, fill)
-    return operations.from_planes(planes)
+        planes = operations.apply_operation(planes, operation, strength, centre, fill, size)
+    planes = operations.cutout(planes, draws.cutout_size, draws.cutout_centre, fill, size)
+    return operations.from_planes(planes, size)
 
 
 def _strength_range(entry: PoolEntry, height: int, width: int) -> tuple[float, float]:

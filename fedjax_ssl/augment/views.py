@@ -63,7 +63,7 @@ def random_view(
         """Changes each image with a probability; computes nothing if that is 0."""
         if probability == 0:
             return planes
-        return jnp.where((coins[number] < probability)[:, None, None, None], changed(planes), planes)
+        return jnp.where((coins[number] < probability)[:, None, None], changed(planes), planes)
 
     strengths = (options.brightness, options.contrast, options.saturation, options.hue)
     factors, order = colour.draw_factors(jitter_key, batch, strengths), colour.draw_order(order_key, batch)
@@ -72,5 +72,5 @@ def random_view(
         planes = sometimes(1, options.grey, colour.to_grey, planes)
     radius = min(options.blur_radius, height - 1, width - 1)
     sigmas = jax.random.uniform(sigma_key, (batch,), minval=SIGMAS[0], maxval=SIGMAS[1])
-    planes = sometimes(2, blurred, lambda planes: colour.blur(planes, sigmas, radius), planes)
-    return from_planes(sometimes(3, solarised, colour.solarise, planes))
+    planes = sometimes(2, blurred, lambda planes: colour.blur(planes, sigmas, radius, (height, width)), planes)
+    return from_planes(sometimes(3, solarised, colour.solarise, planes), (height, width))
