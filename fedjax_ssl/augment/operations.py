@@ -17,7 +17,8 @@ the identity for images with an operation of another stage:
 
 As in Pillow, images have whole grey levels between two operations, so the arithmetic uses integers wherever Pillow's
 does. Images are int32 [B, C, H*W] in this module, called planes: XLA then has long inner loops on a CPU, and fills the
-registers of a TPU. A TPU gathers and scatters one element at a time, so it multiplies with one-hot matrices instead.
+registers of a TPU. TPUs are slow at gathers and scatters of single elements; there, products with one-hot matrices take
+their place.
 
 Source of the semantics: Pillow's ImageOps, ImageEnhance, ImageFilter.SMOOTH, Image.transform (AFFINE,
 NEAREST) and Image.rotate.

@@ -168,7 +168,8 @@ def apply_draws(images: jax.Array, draws: Draws, fill: tuple[int, int, int]) -> 
     Returns:
         uint8 [B, H, W, C], grey levels.
     """
-    planes, size = operations.to_planes(images), images.shape[1:3]
+    _, height, width, _ = images.shape
+    planes, size = operations.to_planes(images), (height, width)
     for operation, strength, centre in zip(draws.operation, draws.strength, draws.centre):
         planes = operations.apply_operation(planes, operation, strength, centre, fill, size)
     planes = operations.cutout(planes, draws.cutout_size, draws.cutout_centre, fill, size)
