@@ -334,8 +334,7 @@ def compile_one(options: dict) -> dict:
     compiled = lowered.compile()
     seconds = {"trace_cpu_seconds": traced - started, "compile_cpu_seconds": time.process_time() - traced}
     found = describe(compiled, target, lanes, experiment.data.inputs)
-    with use_platform(TARGETS[target].platform):
-        flops = step_flops(experiment, experiment.state_shape)
+    flops = step_flops(experiment, experiment.state_shape)
     each = found["milliseconds_per_client"]
     counted = options["part"] == "step" or len(experiment.method.phases) == 1  # `flops` counts the first phase only
     share = None if each is None or not counted else flops / (each / 1e3) / TARGETS[target].peak

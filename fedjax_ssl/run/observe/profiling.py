@@ -21,7 +21,7 @@ from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.tracing import num_jobs, one_job
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import replace_file
-from fedjax_ssl.learning.devices import num_devices
+from fedjax_ssl.learning.devices import num_devices, use_platform
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.records.workdir import check_folder, fresh_workdir
 from fedjax_ssl.run.experiment import Experiment, build_whole, initialise
@@ -145,7 +145,10 @@ def stages_of_instructions(program: str) -> dict[str, str]:
 
 
 def step_flops(experiment: Experiment, state: Any) -> float:
-    """Floating-point operations of one client's local step, as XLA counts them before optimisation."""
+    """Floating-point operations of one client's local step, as XLA counts them before optimisation.
+
+    They are those of the plain program, a GPU's, on all platforms: a TPU has more, because products select pixels there.
+    """
     method, data = experiment.method, experiment.data
     phase = method.phases[0]
 
@@ -155,9 +158,10 @@ def step_flops(experiment: Experiment, state: Any) -> float:
         work = row(jobs.work, 0)
         return broadcast, work, phase.start(broadcast, data, work, row({**cohort.own, **jobs.own}, 0))
 
-    broadcast, work, carry = jax.eval_shape(one_step, state, data)
-    arguments = (broadcast, data, work, carry, jnp.int32(0), jax.random.key(0))
-    return float(jax.jit(phase.step).lower(*arguments).cost_analysis()["flops"])
+    with use_platform("gpu"):
+        broadcast, work, carry = jax.eval_shape(one_step, state, data)
+        arguments = (broadcast, data, work, carry, jnp.int32(0), jax.random.key(0))
+        return float(jax.jit(phase.step).lower(*arguments).cost_analysis()["flops"])
 
 
 def peak_memory() -> int | None:
