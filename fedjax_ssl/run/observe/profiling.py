@@ -147,7 +147,7 @@ def stages_of_instructions(program: str) -> dict[str, str]:
 def step_flops(experiment: Experiment, state: Any) -> float:
     """Floating-point operations of one client's local step, as XLA counts them before optimisation.
 
-    They are those of the plain program, a GPU's, on all platforms: a TPU has more, because products select pixels there.
+    They are counted in the GPU's program on all platforms: a TPU's has more, because products select pixels there.
     """
     method, data = experiment.method, experiment.data
     phase = method.phases[0]
