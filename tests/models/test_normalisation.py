@@ -144,3 +144,21 @@ def test_number_of_groups():
 def test_unknown_policy_names_the_known_ones(x):
     with pytest.raises(UserError, match="static, running, group, none"):
         Normalisation("layer").init(jax.random.key(0), x)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_tpu_s_products_give_the_same_statistics_and_gradients(views):
+    rng = np.random.default_rng(0)
+    x, weight = (jnp.asarray(rng.normal(1, 2, (6, 3, 2, 4)), jnp.float32) for _ in range(2))
+    mask, scale, bias = jnp.array([1.0, 0, 1, 1, 1, 0]), jnp.arange(1.0, 5), jnp.arange(4.0)
+
+    def loss(x, scale, bias):
+        y, *statistics = batch_normalise(x, scale, bias, mask, views)
+        return (weight * y).sum(), (y, *statistics)
+
+    found = {}
+    for name in ("cpu", "tpu"):
+        with use_platform(name):
+            found[name] = jax.jit(lambda *a: jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*a))(x, scale, bias)
+    assert found["cpu"][0][1][1].shape == (views, 4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found["tpu"], found["cpu"])
