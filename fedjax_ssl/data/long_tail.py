@@ -63,7 +63,7 @@ def cut_to_tail(
     if abs(imbalance) == 1 and not largest:
         return np.arange(len(labels))
     present = np.bincount(labels, minlength=num_classes)
-    counts = tail_counts(largest or int(present.min()), imbalance, num_classes)
+    counts = tail_counts(largest or int(np.min(present)), imbalance, num_classes)
     if not counts.all():
         raise UserError(
             f"data.imbalance={imbalance:g} leaves no image of class {int(np.argmin(counts))}, for the largest class "

@@ -96,7 +96,7 @@ def _draw_class_counts(stock: np.ndarray, size: int, alpha: float, rng: np.rando
             # A small alpha may put all probability, up to rounding, on classes that have run out. A Dirichlet
             # distribution restricted to some classes and renormalised is again Dirichlet, independent of the rest.
             proportions[left] = rng.dirichlet(np.full(left.sum(), alpha))
-        counts = rng.multinomial(size - taken.sum(), proportions / proportions.sum())
+        counts = rng.multinomial(size - int(taken.sum()), proportions / proportions.sum())
         taken += np.minimum(counts, stock - taken)
     return taken
 

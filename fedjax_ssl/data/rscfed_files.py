@@ -82,8 +82,8 @@ def _rows(path: str | os.PathLike[str], whose: str, given: Any) -> np.ndarray:
         rows = np.array(given, np.int64)
     else:
         raise UserError(f"{path}: {whose} has no list of rows")
-    if len(rows) and not (rows.min() >= 0 and rows.max() < 2**31):
-        raise UserError(f"{path}: {whose} has rows from {rows.min()} to {rows.max()}, which cannot be rows")
+    if len(rows) and not (np.min(rows) >= 0 and np.max(rows) < 2**31):
+        raise UserError(f"{path}: {whose} has rows from {np.min(rows)} to {np.max(rows)}, which cannot be rows")
     return rows
 
 

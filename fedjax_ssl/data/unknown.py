@@ -69,8 +69,8 @@ def set_apart(dataset: Dataset, other: Dataset | None, config: Any, seed: int) -
     number, unknown = dataset.num_classes, np.array(sorted(config.unknown_classes), int)
     if config.unknown_drawn:
         unknown = np.random.default_rng([seed, CLASS_DRAW]).permutation(number)[: config.unknown_drawn]
-    if len(unknown) and unknown.max() >= number:
-        raise UserError(f"data.unknown_classes has {unknown.max()}, but the data have the classes 0 to {number - 1}")
+    if len(unknown) and np.max(unknown) >= number:
+        raise UserError(f"data.unknown_classes has {np.max(unknown)}, but the data have the classes 0 to {number - 1}")
     kept = np.setdiff1d(np.arange(number), unknown)
     if len(kept) < 2:
         raise UserError(f"of {number} classes {len(kept)} would be known to the model, which needs at least 2")

@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.models.layers import Conv, FlatDense, max_pool2d
@@ -20,7 +21,7 @@ class SmallCNN(nn.Module):
     """
 
     normalisation: str = "static"  # policy of `Normalisation`
-    dtype: jnp.dtype = jnp.float32  # dtype of the computation
+    dtype: DTypeLike = jnp.float32  # dtype of the computation
 
     narrow_channels = 32  # channels of the second convolution, see `packing`
 
@@ -53,7 +54,7 @@ class LeNet(nn.Module):
     """
 
     normalisation: str = "none"  # 'none'
-    dtype: jnp.dtype = jnp.float32  # dtype of the computation
+    dtype: DTypeLike = jnp.float32  # dtype of the computation
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.models.layers import convolution_init, global_average_pool
@@ -28,7 +29,7 @@ class SameConv(nn.Module):
     size: int  # side of the kernel
     stride: int
     groups: int  # 1, or the number of channels
-    dtype: jnp.dtype
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x):
@@ -65,7 +66,7 @@ class EfficientNet(nn.Module):
     stem: int = 32  # channels
     head: int = 1280  # channels of the last convolution, and number of features
     normalisation: str = "running"  # policy of `Normalisation`
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import platform
@@ -29,7 +30,7 @@ class Conv(nn.Module):
     features: int  # output channels
     kernel_size: tuple[int, int] = (3, 3)  # (height, width), odd
     strides: int = 1  # 1 or 2
-    dtype: jnp.dtype = jnp.float32  # dtype of the computation and of the output
+    dtype: DTypeLike = jnp.float32  # dtype of the computation and of the output
     # Initialiser of the kernel.
     init: nn.initializers.Initializer = convolution_init  # type: ignore[assignment]  # in place of Module.init
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_ssl.models import packing
 from fedjax_ssl.models.layers import Conv, global_average_pool, overlapping_max_pool2d
@@ -19,7 +20,7 @@ class BasicBlock(nn.Module):
     features: int
     strides: int = 1
     normalisation: str = "static"
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x, train, mask, num_views):
@@ -46,7 +47,7 @@ class Bottleneck(nn.Module):
     features: int
     strides: int = 1
     normalisation: str = "static"
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x, train, mask, num_views):
@@ -88,7 +89,7 @@ class ResNet(nn.Module):
     bottleneck: bool = False  # blocks of three convolutions instead of two
     imagenet_stem: bool = False  # the stem of the paper's networks for ImageNet (table 1)
     normalisation: str = "static"  # policy of `Normalisation`
-    dtype: jnp.dtype = jnp.float32  # dtype of the computation
+    dtype: DTypeLike = jnp.float32  # dtype of the computation
 
     @property
     def narrow_channels(self):

@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_ssl.models.layers import Conv, max_pool2d
 from fedjax_ssl.models.normalisation import Normalisation
@@ -24,7 +25,7 @@ class ResNet9(nn.Module):
 
     width: int = 64  # channels of the first convolution
     normalisation: str = "static"  # policy of `Normalisation`
-    dtype: jnp.dtype = jnp.float32  # dtype of the computation
+    dtype: DTypeLike = jnp.float32  # dtype of the computation
 
     classifier_bias = False  # whether the linear classifier on top has a bias, see `Heads`
 

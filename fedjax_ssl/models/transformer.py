@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_ssl.models.vit import Block, check_normalisation, heads_of
 
@@ -18,7 +19,7 @@ class Transformer(nn.Module):
     depth: int = 2  # number of blocks
     width: int = 64  # dimension of a token's embedding and of the features
     normalisation: str = "group"  # 'group'
-    dtype: jnp.dtype = jnp.float32  # dtype of the computation
+    dtype: DTypeLike = jnp.float32  # dtype of the computation
 
     @nn.compact
     def __call__(self, tokens, train=False, mask=None, num_views=1):

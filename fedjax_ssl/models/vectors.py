@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_ssl.models.normalisation import Normalisation
 
@@ -16,7 +17,7 @@ class Mlp(nn.Module):
     depth: int = 2  # number of hidden layers
     width: int = 128  # of each hidden layer
     normalisation: str = "static"  # policy of `Normalisation`
-    dtype: jnp.dtype = jnp.float32  # dtype of the computation
+    dtype: DTypeLike = jnp.float32  # dtype of the computation
 
     @nn.compact
     def __call__(self, inputs, train=False, mask=None, num_views=1):
@@ -35,7 +36,7 @@ class NoBackbone(nn.Module):
     """
 
     normalisation: str = "none"  # policy of `Normalisation`
-    dtype: jnp.dtype = jnp.float32  # dtype of the features
+    dtype: DTypeLike = jnp.float32  # dtype of the features
 
     @nn.compact
     def __call__(self, inputs, train=False, mask=None, num_views=1):

@@ -10,6 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_ssl.errors import UserError
 
@@ -28,7 +29,7 @@ class Block(nn.Module):
     layer_scale: bool = False  # scales each channel before each addition (DINOv2); initially 1e-5
     quick_gelu: bool = False  # CLIP's activation instead of the exact GELU
     epsilon: float = 1e-6  # of the layer normalisations
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x, seen=None):
@@ -71,7 +72,7 @@ class ViT(nn.Module):
     pre_norm: bool = False  # CLIP: tokens are normalised before the first block, and patches have no bias
     epsilon: float = 1e-6
     normalisation: str = "group"  # 'group'
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):

@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_ssl.models import packing
 from fedjax_ssl.models.layers import Conv, global_average_pool
@@ -18,7 +19,7 @@ class PreActivationBlock(nn.Module):
     features: int
     strides: int = 1
     normalisation: str = "static"
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x, train, mask, num_views):
@@ -46,7 +47,7 @@ class WideResNet(nn.Module):
     depth: int = 28  # number of convolutions, 6n + 4
     width: int = 2  # k
     normalisation: str = "static"  # policy of `Normalisation`
-    dtype: jnp.dtype = jnp.float32  # dtype of the computation
+    dtype: DTypeLike = jnp.float32  # dtype of the computation
 
     @property
     def narrow_channels(self):
