@@ -12,19 +12,20 @@ values and each seed comes first, in WORKDIR/warm_up/VALUES/seed_N, and every ro
 import fnmatch
 import functools
 import json
+import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedjax_ssl.config import measured_each_round
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.files import expanded, replace_file
 from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_links, refuse_others
-from fedjax_ssl.report.look import to_markdown, write_tables
+from fedjax_ssl.report.look import to_csv, to_markdown, write_tables
 from fedjax_ssl.report.table import LAST
 from fedjax_ssl.run.observe.log import QUIET, say
 from fedjax_ssl.sweep.plan import Cell, Sweep, by_argument, is_finished, load_sweep, plan, progress_of, warm_ups_of
-from fedjax_ssl.sweep.search import row_of, tries_of, with_best
+from fedjax_ssl.sweep.search import Search, row_of, tries_of, with_best
 from fedjax_ssl.sweep.work import finish, run_name, work_on
 
 __all__ = ["Cell", "Sweep", "by_argument", "load_sweep", "plan", "progress_of", "run_sweep", "warm_ups_of"]
@@ -50,7 +51,7 @@ def run_sweep(
         rows: names of the rows to run, with `*` and `?` as in file names; `;` between several. The table keeps the
             finished runs of the others.
         tries: number of tries for each row, which is then run with the fields of its best try; see
-            `fedjax_ssl.sweep.search`. The tries are in WORKDIR/tries.
+            `fedjax_ssl.sweep.search`. The tries are in WORKDIR/tries, and their table is WORKDIR/tries.csv.
 
     Returns:
         The cells that were to be run.
@@ -83,6 +84,8 @@ def run_sweep(
             for needed in (warm_ups_of(asked), asked):
                 failures |= finish(needed, root / TRIES, lambda: None, "before the rows")
         found = {cell.name: float(run.accuracy()[-LAST:].mean()) for cell in tried for run in cell.row().runs}
+        if not dry_run:
+            write_tries(root, sweep.search, tried, found)
         sweep = sweep._replace(methods=with_best(sweep.methods, sweep.search, tries, found, say))
     table = plan(sweep, root, overrides)
     cells = [cell for cell in table if cell.name in names]
@@ -118,6 +121,23 @@ def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
     rows = {cell.folder.relative_to(workdir).as_posix(): cell.path_name() for cell in cells}
     replace_file(workdir / ROWS, json.dumps(rows, indent=2) + "\n")
     return to_markdown(write_tables(workdir / "table", [cell.row() for cell in cells], sweep.target_accuracy))
+
+
+def write_tries(workdir: pathlib.Path, search: Search, cells: list[Cell], accuracies: Mapping[str, float]) -> None:
+    """Writes WORKDIR/tries.csv: each try's validation accuracy in percent and the fields of the search.
+
+    A try that is not finished or diverged has no accuracy. Fields that its row does not draw are empty.
+    """
+    fields = sorted({field for cell in cells for field in search.of(row_of(cell.name))})
+    lines = []
+    for cell in cells:
+        row, _, number = cell.name.rpartition(", try ")
+        accuracy = 100 * accuracies.get(cell.name, math.nan)
+        line = {"row": row, "try": number, "validation accuracy": f"{accuracy:.3f}" if math.isfinite(accuracy) else ""}
+        drawn = search.of(row)
+        values = {field: functools.reduce(getattr, field.split("."), cell.config) for field in fields if field in drawn}
+        lines.append(line | {field: values.get(field, "") for field in fields})
+    replace_file(workdir / "tries.csv", to_csv(lines))
 
 
 def _plan_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str], number: int) -> list[Cell]:

@@ -1,5 +1,7 @@
 """Random search: the same tries for every row, the best one by validation accuracy alone, the table with its fields."""
 
+import csv
+import io
 import json
 
 import numpy as np
@@ -76,12 +78,18 @@ def test_a_sweep_with_tries_runs_them_first_and_its_rows_with_the_best_fields(tm
     file = write(tmp_path)
     cells = run_sweep(file, tmp_path / "out", tries=2)
     err = capsys.readouterr().err
+    lines = csv.DictReader(io.StringIO((tmp_path / "out" / "tries.csv").read_text()))
+    tries = {(line["row"], line["try"]): line for line in lines}
+    assert len(tries) == 2 * len(cells)
     for cell in cells:
         accuracies = []
         for number in range(2):
             folder = tmp_path / "out" / "tries" / f"{cell.name}_try_{number}" / f"seed_{Search({}, {}).seed}"
             lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
             accuracies.append(np.mean([line["validation_accuracy"] for line in lines[-5:]]))
+            line, config = tries[cell.name, str(number)], json.loads((folder / "config.json").read_text())
+            assert line["validation accuracy"] == f"{100 * accuracies[-1]:.3f}"
+            assert float(line["client.learning_rate"]) == config["client"]["learning_rate"]
         best = int(np.argmax(accuracies))
         config = json.loads((cell.folder / "seed_0" / "config.json").read_text())
         drawn = Search({"*": {"client.learning_rate": LogUniform(0.001, 0.1)}}, {}).draw(cell.name, best)
