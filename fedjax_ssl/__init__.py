@@ -47,7 +47,10 @@ def __getattr__(name: str) -> Any:
         return _version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except AttributeError as error:  # of packages that do not fit; `from fedjax_ssl import NAME` would not show it
+        raise ImportError(f"fedjax_ssl.{name} cannot be imported: {error}") from error
 
 
 def __dir__() -> list[str]:

@@ -51,6 +51,15 @@ def test_what_is_imported_on_demand_is_listed_for_people_and_editors():
     assert {*homes, "__version__"} <= set(fedjax_ssl.__all__) <= set(dir(fedjax_ssl))
 
 
+def test_packages_that_do_not_fit_are_named(monkeypatch):
+    def module_of_other_version(name):
+        raise AttributeError("module 'jax' has no attribute 'moved'")
+
+    monkeypatch.setattr("importlib.import_module", module_of_other_version)
+    with pytest.raises(ImportError, match="train cannot be imported: module 'jax' has no attribute 'moved'"):
+        from fedjax_ssl import train  # noqa: F401
+
+
 def test_the_version_is_that_of_the_installation(capsys, monkeypatch):
     import fedjax_ssl
 
