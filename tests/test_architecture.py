@@ -11,8 +11,8 @@ import fedjax_ssl
 PACKAGE = pathlib.Path(fedjax_ssl.__file__).parent
 NAME = "fedjax_ssl"
 
-# From the bottom up. A room is a folder or a flat file. It may import rooms of the floors below it, but no other room
-# of its own floor. `fedjax_ssl/__init__.py` is above the library, and the command line above that.
+# From the bottom up. A room is a folder or a flat file. It may import rooms of lower floors, but no other room of its
+# own floor. `fedjax_ssl/__init__.py` is above the library, and the command line above that.
 FLOORS = (
     ("errors",),
     ("files",),
@@ -63,8 +63,8 @@ def files_of(package):
 def imports_of(path, module, modules):
     """The library's modules that a file imports, also inside functions, and the other libraries.
 
-    A name imported from a folder's `__init__` counts as an import of that file; `from fedjax_ssl.data import arrays` as
-    an import of the module `data.arrays`.
+    A name from a folder's `__init__` is an import of that file; `from fedjax_ssl.data import arrays` imports the module
+    `data.arrays`.
     """
     inside, outside = set(), set()
 
@@ -97,7 +97,7 @@ def is_module(name, modules):
 
 
 def read(package):
-    """{module: modules of the library that it imports}, {module: other libraries that it imports}."""
+    """{module: modules of the library that it imports}, {module: other libraries}."""
     modules = files_of(package)
     found = {module: imports_of(path, module, modules) for module, path in modules.items()}
     return {module: both[0] for module, both in found.items()}, {module: both[1] for module, both in found.items()}
@@ -136,7 +136,7 @@ def circle(imports):
 
 
 def wrong_layers(imports):
-    """The imports of rooms on the same floor or above, and of rooms that KNOWS excludes."""
+    """Imports of rooms on the same floor or above, and of rooms that KNOWS excludes."""
     found = []
     for module, others in imports.items():
         for other in sorted(others):
@@ -209,8 +209,7 @@ def test_what_computes_reads_no_command_line_and_no_disk(library):
             assert not others & disk, f"{module} imports {others & disk}"
 
 
-# # --- These tests can fail: a library of a few files with one import too many.
-# ----------------------------------------
+# --- These tests can fail: a library of a few files with one import too many. ---------------------------------------
 
 RIGHT = {
     "__init__": "from fedjax_ssl.errors import UserError",

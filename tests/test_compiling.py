@@ -12,7 +12,7 @@ AS_USERS = {"xla_backend_optimization_level": "3", "xla_cpu_use_fusion_emitters"
 
 
 def test_a_round_compiled_as_users_do_has_the_same_numbers():
-    """Compares convolutions and their gradients, pseudo-labels, aggregation and evaluation from the same state."""
+    """Compares convolutions, gradients, pseudo-labels, aggregation and evaluation from the same state."""
     small = {
         "method": "fixmatch",
         "augment.flavour": "none",

@@ -27,7 +27,7 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.runs import TINY_BACKBONE
 
-# Small values for what the examples of a new method leave at its default; compiling takes nearly all of the time.
+# What the examples of a new method leave at its default, made small; compiling takes most of the time.
 TINY = {
     "augment.flavour": "none",
     "client.epochs": 1,
@@ -130,7 +130,7 @@ def adding_a_method(root, tmp_path, monkeypatch):
 
 
 def check_two_rounds(folder, loss):
-    """Checks that clients uploaded and changed the model in each of two rounds; returns both lines of metrics."""
+    """Checks that clients uploaded and changed the model in both rounds; returns their metrics."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(lines) == 2
     assert all(line["uploads"] > 0 and line["update_norm"] > 0 and line[loss] > 0 for line in lines)

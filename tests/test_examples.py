@@ -1,4 +1,4 @@
-"""The scripts of examples/: plain loops that give the numbers of the compiled round, and another kind of input."""
+"""The scripts of examples/: plain loops with the numbers of the compiled round, and another kind of input."""
 
 import ast
 import importlib.util
@@ -39,7 +39,7 @@ def test_plain_fixmatch_equals_the_compiled_rounds(example):
     model = run.states[0].model
 
     def batches(job):
-        """Yields as many steps as the longer list has batches; the shorter list starts again."""
+        """As many steps as the longer list has batches; the shorter one starts again."""
         few, many = job.batches(config.batch_size, job.work.labelled), job.batches(config.batch_size)
         for index in range(job.num_steps):
             known, rows = few[index % len(few)], many[index % len(many)]

@@ -38,7 +38,7 @@ def test_an_installation_has_every_module_and_every_config(built):
     assert names(ROOT / "configs") == names(built / "fedjax_ssl" / "configs") != set()
     assert names(ROOT / "fedjax_ssl") == {n for n in names(built / "fedjax_ssl") if n.parts[0] != "configs"}
     assert [path.name for path in built.iterdir()] == ["fedjax_ssl"]
-    assert (built / "fedjax_ssl" / "py.typed").exists()  # so that type checkers read the annotations
+    assert (built / "fedjax_ssl" / "py.typed").exists()
 
 
 def test_what_is_imported_on_demand_is_listed_for_people_and_editors():
@@ -110,7 +110,7 @@ def test_a_config_is_found_from_any_folder_and_the_users_comes_first(tmp_path, m
 
 @pytest.mark.parametrize("has_venv", [True, False])
 def test_launch_py_of_a_python_without_libraries(has_venv, tmp_path):
-    """After `make quickstart`, the system's Python hands over to .venv's; before that, it says what to do."""
+    """After `make quickstart`, the system's Python hands over to .venv's; before, it says what to do."""
     shutil.copy(ROOT / "launch.py", tmp_path)
     if has_venv:
         python = tmp_path / ".venv" / "bin" / "python"

@@ -81,9 +81,7 @@ def test_a_record_has_the_figures_of_the_run_and_is_replaced_by_a_later_one(boar
 
 
 def test_a_figure_that_does_not_follow_from_the_records_is_found(board, tmp_path, monkeypatch):
-    """Each figure in the table is in the records or is NumPy's result from them; all rows have the same number of
-    tries.
-    """
+    """Each figure is in the records or NumPy's result from them; all rows have equally many tries."""
     monkeypatch.setattr(board, "RECORDS", tmp_path)
     lines = [
         {

@@ -42,7 +42,7 @@ def tagged(notebook, tag):
 def execute(tmp_path, monkeypatch):
     """Executes a notebook in an empty folder, with other values for the variables in its cell `parameters`.
 
-    They are set in a new cell after it, as papermill does.
+    They are set in a cell after it, as papermill does.
     """
     for name, value in {
         "PYTHONPATH": ROOT,
@@ -161,7 +161,7 @@ def test_new_method(execute, tmp_path):
     workdir = tmp_path / "runs" / "new_method"
     lines = metrics(workdir / "entropy_gate" / "seed_0")
     assert [line["uploads"] for line in lines] == [2, 2]
-    # Below the largest entropy every label counts.
+    # Up to the largest entropy every label counts.
     assert all(line["qualified_share"] == 1 and 0 <= line["pseudo_label_accuracy"] <= 1 for line in lines)
     assert json.loads((workdir / "entropy_gate" / "seed_0" / "config.json").read_text())["entropy_gate"]["views"] == 2
     assert "entropy_gate" not in json.loads((workdir / "server_only" / "seed_0" / "config.json").read_text())

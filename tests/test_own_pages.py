@@ -35,8 +35,8 @@ def blocks(page):
 def reader(tmp_path, monkeypatch):
     """A reader in an empty folder who follows pages: runs their Python, saves their modules, starts their commands.
 
-    `launch.main` runs the commands with small numbers. Commands whose workdir is not in `trained` stop before a program
-    is compiled; the experiments that they built are returned.
+    `launch.main` runs the commands with small numbers. Commands with a workdir outside `trained` stop before compiling;
+    returns the experiments that they built.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

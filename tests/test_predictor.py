@@ -1,4 +1,4 @@
-"""The predictor of a finished run gives the results of the run's evaluation, and answers bad input with one line."""
+"""The predictor gives the results of the run's evaluation, and answers bad input with one line."""
 
 import csv
 import json
@@ -96,7 +96,7 @@ def test_a_folder_of_images(predict, digits, finished_fedanchor_run, tmp_path, c
     for number in range(40):
         pixels = digits.x_test[number, :, :, 0]
         picture = Image.fromarray(pixels)
-        if number % 2:  # four times as large and in colours: a box filter restores the same image
+        if number % 2:  # four times as large and coloured: a box filter restores the image
             picture = Image.fromarray(np.repeat(np.repeat(pixels, 4, axis=0), 4, axis=1)).convert("RGB")
         for file in (
             tmp_path / "flat" / f"{number:02}.png",

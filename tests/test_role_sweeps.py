@@ -38,9 +38,7 @@ def planned(root, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_rows_begin_with_the_warm_up_and_have_their_rounds(planned, name):
-    """Bounds and CBAFed have no warm-up run and train as many rounds more; a role of IsoFed trains in every other
-    round.
-    """
+    """Bounds and CBAFed have more rounds instead of a warm-up run; a role of IsoFed trains in every other round."""
     rows, warm_ups = (each[name] for each in planned)
     before, behind = ROUNDS[name]
     for row, config in rows.items():
@@ -114,7 +112,7 @@ def test_semianagg_s_rows_differ_in_what_their_names_say(planned, name):
             assert config.method == "semianagg" and config.trainer.threshold == 0.9, row
             assert config.client.unlabelled_clip_norm == 5.0 and config.client.persistent, row
             assert config.semianagg.anchor_seed == ("another anchor" in row), row
-            # Imbalanced data sets use the balanced softmax. MNIST uses it because SemiAnAgg's code always does.
+            # Imbalanced data sets use the balanced softmax; so does MNIST, as SemiAnAgg's code always does.
             everywhere = any(part in name for part in ("isic", "_lt", "clients.py:50", ":mnist"))
             balanced = "ACR" not in row and ("code" in row or everywhere)
             assert config.client.logit_adjustment == float(balanced), row
@@ -122,7 +120,7 @@ def test_semianagg_s_rows_differ_in_what_their_names_say(planned, name):
 
 @pytest.mark.parametrize("name", [name for name in ROUNDS if name.startswith("semianagg")])
 def test_who_trains_on_both_views_of_a_labelled_image(planned, name):
-    """SemiAnAgg's setting trains on both; RSCFed, IsoFed and CBAFed have their own setting, and ACR its own loss."""
+    """SemiAnAgg's setting trains on both; RSCFed, IsoFed and CBAFed have their own, and ACR its own loss."""
     for row, config in planned[0][name].items():
         of_setting = config.method in ("semianagg", "fedavg_semi", "supervised")
         views = "both" if of_setting and "ACR" not in row else "weak"

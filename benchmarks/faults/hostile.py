@@ -230,8 +230,7 @@ def _name_code(path: pathlib.Path, field: str, script: bytes) -> None:
     path.write_text(json.dumps(config))
 
 
-# # --- In a separate process.
-# ------------------------------------------------------------------------------------------
+# --- In a separate process. ------------------------------------------------------------------------------------------
 
 
 def read_cases() -> None:

@@ -1,8 +1,7 @@
-"""Compiles tiny rounds for a target of benchmarks/accelerators.py in a separate process, which a compiler's crash may
-end.
+"""Compiles tiny rounds for a target of benchmarks/accelerators.py in a process of its own, which the compiler may
+crash.
 
-python -m tests.accelerators.process TARGET CHIPS reads a program per line, as JSON, and answers each with a line of
-JSON.
+python -m tests.accelerators.process TARGET CHIPS answers each line of JSON, a program, with a line of JSON.
 """
 
 import json
@@ -19,7 +18,7 @@ import accelerators
 
 
 class Compiler:
-    """A compiling process, which is started again after a crash. A context manager.
+    """A compiling process, restarted after a crash. A context manager.
 
     Args:
         target: of `accelerators.TARGETS`.
@@ -68,7 +67,7 @@ class Compiler:
 
 
 def is_number(value) -> bool:
-    """Whether a field's value is a number, which changes only constants of a program."""
+    """Whether a field's value is a number; such fields change only a program's constants."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -78,9 +77,7 @@ FEDERATION = ("num_clients", "clients_per_round", "data.partition", "data.alpha"
 
 
 def tiny_experiment(method: str, variant: str, labels: str, model: str):
-    """A tiny run without augmentations, which are the same for all methods. Of a variant's fields it keeps those that
-    are not numbers.
-    """
+    """A tiny run without augmentations, which all methods share; keeps a variant's fields, except numbers."""
     from fedjax_ssl.data import server_has_labels
     from fedjax_ssl.methods import METHODS
     from tests.helpers.tiny_methods import build, make_config

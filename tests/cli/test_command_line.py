@@ -119,7 +119,7 @@ def test_a_path_that_is_no_npz(capfd, tmp_path):
 
 
 def test_a_home_folder_in_a_workdir(capfd, tmp_path, monkeypatch):
-    """The shell does not expand a ~ after =; the program once made a folder named ~."""
+    """The shell does not expand ~ after =; the program once made a folder named ~."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")

@@ -83,7 +83,7 @@ def test_help_waits_for_no_library():
 
 
 def test_training_waits_for_no_library_of_other_commands():
-    """Importing any of these libraries would add a fifth of a second or more to every start."""
+    """Each of these libraries would add at least a fifth of a second to every start."""
     program = (
         "import sys; from fedjax_ssl import train;"
         "sys.exit(not {'scipy.stats', 'sklearn', 'matplotlib', 'PIL', 'tensorboardX'}.isdisjoint(sys.modules))"

@@ -1,4 +1,4 @@
-"""Errors of the operating system or in a file end with one line and a status; the line names a file with the traceback.
+"""Errors of the operating system or in a file end with a line and a status; the line names a file with the traceback.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ def test_a_log_goes_where_there_is_room(tmp_path):
 
 @pytest.mark.parametrize("command", ["train", "sweep", "predict", "profile", "report"])
 def test_an_empty_flag_is_refused(command, capfd, tmp_path, monkeypatch):
-    """An empty shell variable does not mean the current folder."""
+    """An empty shell variable must not mean the current folder."""
     monkeypatch.chdir(tmp_path)
     name = next(name for name in ("workdir", "out") if name in launch.COMMANDS[command].flags)
     assert outcome(capfd, command, f"--{name}=")[0] == 2
@@ -179,7 +179,7 @@ def header(shape):
 @pytest.mark.parametrize("second", ["x_train.npy", "x_train", "x_train.npy.npy"])
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_an_npz_with_two_arrays_of_one_name(second, tmp_path, capfd):
-    """NumPy might read a different array from the one whose header was checked."""
+    """NumPy might read another array than the one whose header was checked."""
     path, good = tmp_path / "images.npz", header((2, 8, 8)) + bytes(128)
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("x_train.npy", "y_train.npy", "x_test.npy", "y_test.npy", second):
@@ -256,7 +256,7 @@ def test_whoever_closes_the_output_sees_no_traceback():
 
 
 def test_late_callbacks_of_a_failed_checkpoint_print_nothing(capsys, monkeypatch):
-    """No Python caller can catch an error in a function that C calls, here through ctypes."""
+    """Python cannot catch errors in a function that C calls, here through ctypes."""
     loop = asyncio.new_event_loop()
     loop.close()
     monkeypatch.setattr(sys, "unraisablehook", leave_out_callbacks)
@@ -271,7 +271,7 @@ def test_late_callbacks_of_a_failed_checkpoint_print_nothing(capsys, monkeypatch
 
 @pytest.mark.parametrize("error", [FULL, UserError("images.npy has changed; put the old file back")])
 def test_the_error_names_its_folder(error, tmp_path):
-    """This holds for users' mistakes, too, once a run has begun."""
+    """Also for users' mistakes, once a run has begun."""
     words = f"; the last .* --workdir={tmp_path} resumes"
     with pytest.raises(StoppedError, match=words) as caught, under_way.under_way(tmp_path):
         raise error
@@ -285,7 +285,7 @@ def test_the_error_names_its_folder(error, tmp_path):
 
 
 def test_a_full_disk_is_said_although_the_files_cannot_be_closed(tmp_path):
-    """Closing a file tries again to write the data that did not fit."""
+    """Closing a file tries to write the rest again."""
     run, line = tmp_path / "run", {"round": 1, **{f"figure_{number}": 0.5 for number in range(100)}}
     words = f"File too large; the last checkpoint is kept, and .* --workdir={run} resumes"
     closing = contextlib.closing(Workdir(run, make_tiny_config().to_dict()))

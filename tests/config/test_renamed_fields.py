@@ -10,7 +10,7 @@ from fedjax_ssl.config.renamed import GONE, RENAMED, REPLICAS, SORTED
 from fedjax_ssl.fields import shared_fields
 from fedjax_ssl.learning import draws
 
-# The two sections with their defaults, as the previous version wrote them.
+# The two sections with the defaults of the previous version.
 THRESHOLD = {"kind": "fixed", "share": 0.5, "momentum": 0.9, "debias": "none"}
 TRAINER = {
     "name": "flexmatch", "threshold": 0.95, "counters": "per_round", "labels_from": "received",
@@ -57,7 +57,7 @@ def test_a_run_of_many_clients_keeps_the_cohorts_that_it_began_with():
         del old["cohorts"]
         return complete({**old, **fields})["cohorts"]
 
-    assert SORTED == draws.SORTED  # with fewer clients both ways draw the same cohorts
+    assert SORTED == draws.SORTED  # the same cohorts both ways for fewer clients
     assert completed(num_clients=2**14) == completed(num_clients=100) == "keyed"
     assert completed(num_clients=2**14 + 1) == "permuted"
     assert completed(num_clients=2**14 + 1, cohorts="keyed") == "keyed"

@@ -72,7 +72,7 @@ def test_safetensors_hold_every_number_and_what_they_mean(export, predict):
 
 
 def test_the_example_of_the_documentation_reads_them_without_jax(export, predict, images):
-    """The test also computes the tiny backbone's classifier by hand, so preprocessing and names suffice."""
+    """The test computes the tiny backbone's classifier by hand: preprocessing and names suffice."""
     file = export("safetensors", "--allow_code")
     page = (ROOT / "docs" / "how_to" / "export.md").read_text(encoding="utf-8")
     (example,) = [text for text in page.split("```python\n")[1:] if "safe_open" in text]
@@ -142,7 +142,7 @@ def test_the_layers_of_the_documentation_are_those_of_the_cnn(random_cnn, images
 
 
 def test_onnx_takes_convolutions_and_pooling(random_cnn, images):
-    """The ONNX outputs equal those of the network."""
+    """Compares with the network's outputs."""
     onnxruntime = import_onnx()
     network, model, expected = random_cnn
     predictor = Predictor((8, 8, 1), tuple("0123456789"), 0, network, model, None, "crop")

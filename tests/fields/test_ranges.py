@@ -135,12 +135,12 @@ LARGE = named(
 
 @functools.cache
 def config_of(section):
-    """A configuration that has this section, be it a method's or shared."""
+    """A configuration with this section, a method's or a shared one."""
     return apply_arguments(base_config(), section if section in METHODS else "fedanchor")
 
 
 def answer(field, value):
-    """The error that `validate` gives for a value of any type; None if it accepts the value."""
+    """The error of `validate` for a value of any type, or None."""
     section, _, name = field.rpartition(".")
     config = config_of(section).copy_and_resolve_references()
     part = config[section] if section else config
@@ -174,7 +174,7 @@ def test_every_field_refuses_in_one_line_what_means_nothing(value, meaningful):
 
 @pytest.mark.parametrize("text", ["nan", "1e30", "word", ""])
 def test_every_field_refuses_the_same_on_a_command_line(text):
-    """A text is parsed to a value within the field's range, or refused in one line that names the field."""
+    """A text becomes a value within the field's range, or is refused in one line that names the field."""
     declared, accepted = ranges(), set()
     for field in FIELDS:
         part = base_config().unlock()  # without the other sections: parsing time grows with their number
@@ -200,7 +200,7 @@ def test_every_number_has_a_declared_range_or_none_on_purpose():
 
 
 def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
-    """fields/ may import no other module, so it repeats these names; here they are compared."""
+    """fields/ may import no other module, so it repeats these names."""
     declared = {field: set(its_range.choices) for field, its_range in ranges().items() if its_range.choices}
     for field, known in {
         "data.normalisation": NORMALISATIONS,

@@ -28,7 +28,7 @@ from tests.helpers.tiny_methods import compiled
 
 
 class ByHand:
-    """A run whose nodes are in this process, and the simulation of the same run for comparison."""
+    """A run with nodes in this process, and the simulation of the same run."""
 
     def __init__(self, run, nodes):
         from fedjax_ssl.data import dataset_facts
@@ -51,7 +51,7 @@ class ByHand:
 
     @functools.cached_property
     def simulated(self):
-        """The simulation's state after as many rounds as `both_rounds` has run."""
+        """The simulation's state after the rounds of `both_rounds`."""
         experiment, data = self.experiment, self.experiment.data
         return compiled(lambda data: initialise(experiment, data), data)(data)
 
@@ -99,8 +99,7 @@ def test_turns_memory_and_the_exchange_of_statistics():
 
 @needs_flower
 def test_a_memory_waits_for_the_word_of_the_server():
-    """IsoFed: some clients hear nothing for a round. What they learned in the round before counts once they are asked.
-    """
+    """IsoFed: some clients hear nothing for a round. What they learned the round before counts once they are asked."""
     run = settings("isofed", **{"num_clients": 4, "clients_per_round": 4, "data.labels": "some_clients",
                    "data.labelled_clients": 2, "trainer.threshold": 0.2, "data.server_labels": 0,
                    "model.statistics": "cohort"})  # fmt: skip
@@ -163,8 +162,8 @@ def test_the_exchange_leaves_a_second_networks_statistics_alone():
 
 @needs_flower
 def test_clients_of_several_widths(tmp_path, monkeypatch):
-    """Rounds without the largest client have narrower rows, as in the simulation. Each client remembers its images'
-    labels between rounds of different widths.
+    """Rounds without the largest client have narrower rows, as in the simulation; clients remember labels between
+    widths.
     """
     for module in (views, experiment, residence):
         monkeypatch.setattr(module, "MOST_ENTRIES", 1)  # as if the table of all clients were large
@@ -208,8 +207,8 @@ def test_nodes_that_compile_are_named_the_slowest_first():
 
 @needs_flower
 def test_an_answer_that_does_not_come(capsys):
-    """The round uses only the other client's upload, and what the lost client learned does not count. The same holds if
-    a node repeats an earlier answer or trains on more images than its first answer said.
+    """Only the other client's upload is used, and the lost client's learning does not count. The same holds if a node
+    repeats an answer or trains on more images than its first answer said.
     """
     from tests.helpers.flower_by_hand import GridByHand
 
@@ -226,7 +225,7 @@ def test_an_answer_that_does_not_come(capsys):
         np.testing.assert_array_equal(array.numpy(), before[name])
 
     def change(node, kind, content):
-        """Node 100 claims to have taken part but sends no upload; nodes in `bad` send NaN as a count."""
+        """Node 100 claims to have taken part but sends no upload; nodes in `bad` send NaN."""
         if node == 100:
             content["figures-0"]["took-part"] = 1
             content.pop("upload-0", None)
@@ -267,7 +266,7 @@ def test_an_answer_that_does_not_come(capsys):
 
 @needs_flower
 def test_nodes_that_do_not_fit(capsys):
-    """A node that does not fit is asked only once and gets no clients; restarted, it counts as another node.
+    """A node that does not fit is asked once and gets no clients; restarted, it is another node.
 
     A node for clients of a connected node waits until that node disconnects.
     """

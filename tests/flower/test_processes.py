@@ -1,4 +1,4 @@
-"""The bridge to Flower with Flower's own processes on this machine, started as a user would."""
+"""The bridge to Flower with Flower's own processes on this machine, as a user starts them."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ SECONDS = 400  # for the whole run on a busy machine
 
 
 class Processes:
-    """Processes that are stopped at the end in any case, with their children."""
+    """Processes that are finally stopped with their children."""
 
     def __init__(self, folder, environment):
         self._folder, self._environment, self._started = folder, environment, []
@@ -117,7 +117,7 @@ def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, 
     until(lambda: answers(port), 60, processes)
     workdir = tmp_path / "run"
     run = {**settings(), "config": "mine.py:fedanchor", "workdir": str(workdir)}
-    # One node has its images in a file. They are the partition's, so that the simulation has the same data.
+    # One node has its images in a file: the partition's images, so that the simulation has the same data.
     built, file = build_experiment(run_config(run)), tmp_path / "mine.npz"
     np.savez(file, images=built.dataset.x_train[built.partition.client_rows[1]])
     for client, (of_node, more) in enumerate(zip(of_nodes, ("", f' data="{file}"'))):

@@ -36,7 +36,7 @@ def test_what_is_refused_whatever_the_method():
         ({"eval_measures": ("shots",)}, "eval_measures has 'shots'"),
         ({"model.statistics": "all_mixed"}, "model.statistics='all_mixed'"),
         ({"availability.never": 0.1}, "availability.never=0.1 is of simulated clients"),
-        # A client could compute the noise and subtract it: it has the seed and therefore the round's keys.
+        # A client could subtract the noise: it has the seed and therefore the round's keys.
         ({"privacy.noise": 1.0}, "privacy.noise=1.0 draws its noise from the seed, which every node knows"),
     ):
         changed = problem.config.copy_and_resolve_references()
@@ -64,7 +64,7 @@ def test_a_client_that_reads_the_servers_images_is_refused():
 
 
 def test_a_stage_that_reads_a_whole_table_is_refused():
-    """The server's view has only its own rows, so a mean over the table would be silently wrong."""
+    """The server's view has only its own rows, so a mean over the table would be wrong."""
     experiment = build_experiment(make_config("fixmatch", "clients", tiny=False))
     method, phase = experiment.method, experiment.method.phases[0]
 
@@ -128,7 +128,7 @@ def test_the_words_of_a_run(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text((ROOT / "configs" / "quickstart.py").read_text())
     monkeypatch.syspath_prepend(tmp_path)
     assert run_config({"config": "mine.py:semifl"}).method == "semifl"
-    # The digest of a configuration covers what changes a result, not paths or the number of devices.
+    # The digest covers what changes a result, not paths or the number of devices.
     same, other = run_config(settings("semifl", seed=3, devices=1)), run_config(settings("semifl", seed=4))
     assert digest(config) == digest(same) != digest(other)
     for given, words in (

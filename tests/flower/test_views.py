@@ -18,9 +18,7 @@ CLIENTS, LARGEST, LABELS = 20_000, 20_000, 20  # as int32, a table of all client
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The run's config. Each client has one image, except that client 7 has many; image i stores i in its first two
-    bytes.
-    """
+    """The run's config: one image per client, but many for client 7; image i has i in its first two bytes."""
     folder = tmp_path_factory.mktemp("data")
     number = LABELS + CLIENTS - 1 + LARGEST
     images = np.zeros((number, 2, 2, 1), np.uint8)
@@ -37,7 +35,7 @@ def run(tmp_path_factory):
 
 
 def number_of(images):
-    """The number i that each image stores."""
+    """The number i in each image."""
     flat = np.asarray(images).reshape(len(images), 4).astype(int)
     return flat[:, 0] + 256 * flat[:, 1]
 
@@ -54,7 +52,7 @@ def test_each_side_holds_its_own_rows_alone(run):
     assert view.client_index.size == 1 and len(view.test_inputs) == 50 and CLIENTS not in view.client_index.shape
 
     held, _ = node_holdings(config, (19_000, 7, 3))
-    assert len(held.inputs) == 1 + 2 + LARGEST  # row 0 belongs to no client here
+    assert len(held.inputs) == 1 + 2 + LARGEST  # row 0 is unused
     assert held.sizes.sum() == held.sizes[[3, 7, 19_000]].sum() == 2 + LARGEST
     for client in (3, 7, 19_000):
         np.testing.assert_array_equal(number_of(held.inputs[held.rows_of(client)]), rows[client])

@@ -1,9 +1,8 @@
-"""A pytest plugin with a budget for compiling: it lists what each test file compiled, and fails the session if it is
-too much.
+"""A pytest plugin that lists what each test file compiled, and fails a session that compiled too much.
 
 Compiling takes nearly all the time of the tests, so the number of large programs must stay small. Events of
-`jax.monitoring` tell which programs were compiled and which came from the persistent cache. The size of a new cache
-entry tells large programs from the hundreds of single operations. Sizes and counts do not depend on a clock.
+`jax.monitoring` tell compiled programs from those in the persistent cache. The size of a new cache entry tells large
+programs from the hundreds of single operations. Sizes and counts depend on no clock.
 """
 
 import collections
@@ -23,7 +22,7 @@ OUTSIDE = "processes of tests"
 
 
 class Budget(NamedTuple):
-    """The most programs that a session, with the processes that its tests start, may compile."""
+    """The most programs that a session, including processes of its tests, may compile."""
 
     large: int
     small: int
@@ -121,11 +120,11 @@ class CompileBudget:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def new(self) -> dict[str, int]:
-        """Name -> bytes of cache entries that any process of the session added."""
+        """Name -> bytes of the cache entries that the session's processes added."""
         return {name: size for name, size in self.entries().items() if name not in self.before}
 
     def counts(self) -> tuple[int, int]:
-        """(large, small) programs compiled; a program compiled by two processes at once counts once."""
+        """(large, small) programs compiled; one compiled by two processes at once counts once."""
         sizes = self.new().values()
         large = sum(size > LARGE for size in sizes)
         return large, len(sizes) - large

@@ -11,7 +11,7 @@ from tests.helpers.runs import ROOT
 
 # Most of the tests' time is compiling. Without LLVM's optimisation, and with XLA's plain code instead of its MLIR
 # emitters for fused operations, a round of FedAnchor compiles in 2.9 s of CPU time instead of 13, with the same numbers
-# up to rounding. Level 0 alone takes 5.8 s. The third flag is the command line's own (`PLAIN_LOOPS`): its processes
+# up to rounding. Level 0 alone takes 5.8 s. The third flag is the command line's own (`PLAIN_LOOPS`), so its processes
 # find the same programs in the cache.
 FAST_COMPILING = (
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
@@ -23,8 +23,7 @@ CACHE = ROOT / ".pytest_cache"
 def use_fast_compiling_and_cache() -> pathlib.Path:
     """Sets XLA's flags and JAX's cache for this process and its children; returns the cache's folder.
 
-    The cache outlives the session and includes small programs, of which a process uses hundreds. The user's own cache
-    is not used.
+    The cache outlives the session and includes small programs, of which a process uses hundreds. It is not the user's.
     """
     given = os.environ.get("FEDJAX_SSL_TESTS_CACHE")  # set by the parent process
     if given is None:

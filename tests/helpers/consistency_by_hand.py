@@ -36,12 +36,11 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
         problem, data, received: those of the phase.
         work: the client's; only its orders are read.
         rule: p [n, C] -> targets [n, C], and which of the images count, bool [n].
-        label_mode, only_confident, together: as for the phase; together is the value that 'auto' means.
-        both: whether the rule takes p of the trained model and p of the received model.
+        label_mode, only_confident, together: the phase's, with the value that 'auto' means for together.
+        both: whether the rule also takes p of the received model.
 
     Returns:
-        The parameters and the statistics; each metric's mean over steps; the number of images that counted in each
-            step.
+        The parameters and the statistics; each metric's mean over steps; each step's number of images that counted.
     """
     config, options = problem.config.client, problem.config.consistency
     first = in_numpy(received.model.params)

@@ -55,8 +55,8 @@ def train_by_hand(problem, data, received, work, rate, helpers):
         helpers: their psi.
 
     Returns:
-        sigma, psi, the statistics; for each step (L_u, helper loss, pseudo loss, CE of the labelled images), the sizes
-            of its batches, and the number of confident images.
+        sigma, psi, the statistics; each step's (L_u, helper loss, pseudo loss, CE of labelled images), batch sizes, and
+        number of confident images.
     """
     config, options = problem.config.client, problem.config.fedmatch
     sigma, psi = (in_numpy(received.model.params[name]) for name in (SIGMA, PSI))

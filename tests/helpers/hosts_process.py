@@ -1,7 +1,7 @@
 """Runs the command line, alone or as one of several processes that train together, with a planned event.
 
 python hosts_process.py WHAT ARGUMENTS: WHAT is ROUND:SIGNAL, a signal that the process sends itself after so many
-rounds, when the hosts have just agreed that none has one; `no_data`: reading the data fails; `other_program`: a program
+rounds, just after the hosts agreed that none has one; `no_data`: reading the data fails; `other_program`: a program
 differs from other hosts'; or `nothing`.
 """
 

@@ -1,8 +1,8 @@
-"""Keeps compiled programs of runs for later runs of the same process with the same programs.
+"""Keeps compiled programs for later runs of the same process with the same programs.
 
-Most tests with runs are about files, signals or output, and train the tiny run of `tests.helpers.runs` again; tracing
-and lowering take most of their time. Runs of several processes, of own methods and rules, and tests that replace a part
-of what is traced, compile as usual. A test file asks for `quick_runs` of conftest.py.
+Most runs in tests are about files, signals or output, and repeat the tiny run of `tests.helpers.runs`; tracing and
+lowering take most of their time. Runs of several processes, own methods and rules, and tests that replace a traced
+part, compile as usual. A test file asks for `quick_runs` of conftest.py.
 """
 
 import contextlib

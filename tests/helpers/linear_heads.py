@@ -74,8 +74,7 @@ class LinearHeads:
         return tuple(outputs), {**model.batch_stats, "mean": running}
 
 
-# # --- In NumPy, float64.
-# -----------------------------------------------------------------------------------------------
+# --- In NumPy, float64. ----------------------------------------------------------------------------------------------
 
 
 def kernels(params, *names):
@@ -110,7 +109,7 @@ def gradient_of(loss, model):
 
 
 def descend(model, losses, config, after_step=lambda model: None):
-    """SGD on the losses in turn, each a function of the model; returns the model and the losses' values."""
+    """SGD on the losses in turn, each a function of the model; returns the model and the losses."""
     velocity, values = at_rest(model), []
     for loss in losses:
         values.append(loss(model))

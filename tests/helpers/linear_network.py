@@ -65,9 +65,7 @@ def probabilities(model, x, centre):
 
 
 def loss_and_gradient(model, x, targets):
-    """The batch mean of sum_c -targets_c log p_c in training mode, and its gradient; a target row may sum to less than
-    1.
-    """
+    """The batch mean of sum_c -targets_c log p_c in training, and its gradient; target rows may sum to less than 1."""
     p, centred = probabilities(model, x, x.mean(axis=0)), x - x.mean(axis=0)
     wrong = (p * targets.sum(axis=1, keepdims=True) - targets) / len(x)
     loss = -np.sum(targets * np.log(p)) / len(x)

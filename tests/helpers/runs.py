@@ -33,18 +33,17 @@ def make_fedanchor_config(**overrides):
     return config
 
 
-# Makes a program small but keeps its parts: no RandAugment, one hidden layer. The crop stays; without it the steps'
-# random keys would change nothing.
+# Makes programs small: no RandAugment, one hidden layer. Without the crop, the steps' random keys would change nothing.
 SMALL = {"augment.flavour": "none", "model.name": TINY_BACKBONE}
 
 
 def make_tiny_config(**overrides):
-    """The cheapest run in which clients and server train, for tests about no particular method: FedAvg, all labels."""
+    """The cheapest run in which clients and server train, for tests about no particular method."""
     return make_fedanchor_config(**{**SMALL, "method": "supervised", "data.reveal_labels": True, **overrides})
 
 
 def forget_manifests(run):
-    """Makes a run look like an earlier version's: its checkpoints do not record what they were trained with."""
+    """Makes a run look like an earlier version's, whose checkpoints have no manifest."""
     from fedjax_ssl.records.manifest import MANIFEST
 
     for sums in (run / "checkpoints").glob("*/SHA256SUMS"):

@@ -1,8 +1,8 @@
 """A problem small enough for NumPy: images of 2x2 pixels, three classes, a linear network, no files.
 
-The network's gradients have a closed form, so that local trainings are recomputed by hand. Phases run without `jit`:
-their operations compile once for all tests. Jitted, each variant of a step would be another program, which takes twice
-the time in total.
+The gradients have a closed form, so that local trainings are recomputed by hand. Phases run without `jit`: their
+operations compile once for all tests. Jitted, each variant of a step would be another program, which takes twice the
+time.
 """
 
 import types
@@ -104,9 +104,9 @@ def federation(clients, at_server=(), seed=0):
 
     Args:
         clients: for each client the labels of its images, -1 for a hidden label.
-        at_server: labels of the server's images. They are the table's first rows, and row 0 also pads the clients'
-            rows. Without them row 0 belongs to nobody but has a label. Clients without images and images of nobody fill
-            up to `NUM_CLIENTS` and `NUM_IMAGES`.
+        at_server: labels of the server's images, the table's first rows. Row 0 also pads the clients' rows; without
+            server images it belongs to nobody, but has a label. Clients without images and images of nobody fill up to
+            `NUM_CLIENTS` and `NUM_IMAGES`.
     """
     clients = [*clients, *[[]] * (NUM_CLIENTS - len(clients))]
     labels = [*(at_server or [1]), *(label for client in clients for label in client)]
@@ -158,7 +158,7 @@ def prepare(phase, received, data, client, own=None, previous=None, personal=())
 def train(phase, received, data, client, own=None, previous=None, personal=(), jit=False):
     """Runs one client's phase step by step; returns its job and its results.
 
-    With `jit`, the beginning, a step and the end are compiled: for phases with many operations that no other test has.
+    `jit` compiles the beginning, a step and the end: for phases with many operations that no other test has.
     """
     job = prepare(phase, received, data, client, own, previous, personal)
     start, step, finish = map(jax.jit, (phase.start, phase.step, phase.finish)) if jit else phase[1:]

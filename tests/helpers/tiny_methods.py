@@ -7,8 +7,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.run.experiment import build_experiment, initialiser
 from tests.helpers.runs import TINY_BACKBONE, make_fedanchor_config
 
-# For all methods. Persistent optimizers give clients and server something to remember. Pre-training is left out: it is
-# the server's training compiled once more.
+# For all methods. Persistent optimizers give all a memory. Pre-training is the server's training compiled once more.
 SMALL = {
     "model.name": TINY_BACKBONE,
     "client.epochs": 1,
@@ -48,5 +47,5 @@ def build(config):
 
 
 def compiled(function, *arguments):
-    """Compiles for arguments of these shapes, in a third less time than with the compiler's default options."""
+    """Compiles for arguments of these shapes, in a third less time than with default options."""
     return jax.jit(function).lower(*arguments).compile(compiler_options=UNOPTIMISED)

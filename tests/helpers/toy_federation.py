@@ -87,15 +87,14 @@ def problem(clients_per_round=3, **fields):
 
 
 def toy_state(**server):
-    """Each client remembers 100 times its number, once for changes by steps and once for changes by labelling."""
+    """Each client remembers 100 times its number, for changes by steps and for changes by labelling."""
     memory = 100 * jnp.arange(len(CLIENTS))
     clients = {"trained": memory.astype(jnp.float32), "labelled": memory}
     return State(jnp.int32(0), Model({"classifier": jnp.float32(1)}, {}), server, clients)
 
 
 def toy_phase(report=False, in_turns=False):
-    """Adds 1 + client in each step. A client whose entry of `extra` is true sends NaN; one without examples sends
-    nothing.
+    """Adds 1 + client in each step. A client with a true entry in `extra` sends NaN, one without examples nothing.
 
     It also remembers its row's number in the draw, or in its turn.
     """
@@ -153,8 +152,8 @@ def run(round_fn, clients, fails=None, data=None, **server):
     return round_fn(state, federation() if data is None else data, jnp.array(TRUTH))
 
 
-# A client three times, whose last upload or last two uploads are dropped. Four devices order the rows differently from
-# the draw: its fifth job is the second one of the first device, and runs before the second job of the second device.
+# Client 4 three times; the last upload or the last two are dropped. Four devices order the rows differently: the draw's
+# fifth job is the second of the first device, and comes before the second device's second job.
 DRAWS = [
     ([4, 2, 4, 4, 2, 2], [False] * 6),
     ([4, 2, 4, 4, 2, 2], [False, False, False, False, False, True]),
@@ -162,7 +161,7 @@ DRAWS = [
 ]
 
 
-# Some jobs of a draw are not done; these are others than those that send NaN.
+# The jobs of a draw that are not done are others than those that send NaN.
 FAILING = {"availability.never": 0.6, "attack.kind": "sign_flip"}
 
 # The same rows as three turns of two and as two turns of three.

@@ -1,7 +1,7 @@
 """The local trainers in NumPy, image by image: the weight of each pseudo-label in a batch.
 
-Each has `weigh(p, positions)`: it takes the probabilities of a batch's images, [n, C], and their positions among the
-client's images, and returns their weights.
+`weigh(p, positions)` takes the probabilities of a batch's images, [n, C], and their positions among the client's
+images, and returns their weights.
 """
 
 import numpy as np

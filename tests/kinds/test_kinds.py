@@ -87,7 +87,7 @@ def config_of(method, fields, kind):
 
 @functools.cache
 def federation(data_section, num_clients):
-    """A data set and its federation, for a configuration's data section as JSON; cached for all methods."""
+    """A data set and its federation for a data section as JSON, cached."""
     data = base_config().data
     data.update(json.loads(data_section))
     dataset = load_dataset(data)
@@ -96,7 +96,7 @@ def federation(data_section, num_clients):
 
 
 def shapes_of_a_round(config):
-    """Traces the first state and a round without compiling them; returns the metrics' shapes."""
+    """The metrics' shapes of a round, traced but not compiled."""
     dataset, data, hidden = federation(json.dumps(config.data.to_dict()), config.num_clients)
     problem = make_problem(config, dataset_facts(dataset))
     method = make_method(problem)
@@ -145,7 +145,7 @@ def test_transformers_refuse_statistics_of_a_batch(files, policy):
 
 
 def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path):
-    """Labels stay in their rows, no number of labels is needed, and `predict` writes a csv."""
+    """Labels stay in their rows, their number need not be given, and `predict` writes a csv."""
     config = config_of("fixmatch", {**files["labels where they are"], "num_rounds": 1, "clients_per_round": 4}, "table")
     config.log.tensorboard = config.log.report = False
     train(config, tmp_path / "run")
@@ -164,7 +164,7 @@ def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path
     held = read_run(tmp_path / "run").who_has_labels()
     assert held == "the data have labels for 36 of the clients' 228 rows"
     assert "\n| rows | 2 columns, 3 classes |\n" in model_card(read_run(tmp_path / "run"))
-    # The report and `predict` number rows in the same way, not by their place in the test set.
+    # The report numbers rows as `predict` does, not by their place in the test set.
     shown = "".join(_mistakes(read_run(tmp_path / "run")))
     mistaken = re.findall(r"<tr><td>(\d+)</td><td>(low|mid|high)</td><td>(\w+)", shown)
     predicted = [line.split(",") for line in lines[1:]]
@@ -230,7 +230,7 @@ def test_padding_changes_no_output_of_a_transformer(files):
 
 @pytest.mark.parametrize("order", MIX_ORDERS)
 def test_mixup_of_texts_averages_embeddings_place_by_place(files, order, monkeypatch):
-    """Compared with new token ids embedded at the averages; padding is 0, and unmixed texts keep their embeddings."""
+    """Compares with new token ids embedded at the averages; padding is 0, and unmixed texts keep their embeddings."""
     monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.25))
     config = config_of("fixmatch", {**files["text"], "augment.deleted": 0.0}, "text")
     facts = dataset_facts(load_dataset(config.data))

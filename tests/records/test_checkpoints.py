@@ -53,7 +53,7 @@ def test_the_newest_is_restored_and_old_ones_go(folder):
 
 
 def earlier_name(path):
-    """A leaf's name in earlier versions, where the two parts of the global model were entries of the state."""
+    """A leaf's name in earlier versions, whose state had the global model's two parts as entries."""
     name = jax.tree_util.keystr(path)
     return name.replace(".model.", ".", 1) if path[0].name == "model" else name
 
@@ -71,7 +71,7 @@ def earlier(folder):
 
 
 def test_an_earlier_versions_names_are_known(earlier):
-    """Both for a resumed run and for loading only the model."""
+    """For a resumed run, and for loading only the model."""
     folder, state = earlier
     checkpoints = Checkpoints(folder)
     assert checkpoints.rounds() == [5]
@@ -119,7 +119,7 @@ def everything_in(folder):
 
 
 def assert_passed_over(folder, words):
-    """Every reader skips checkpoint 4, the newest, and takes 2; reading changes nothing."""
+    """Readers skip checkpoint 4, the newest, and take 2; reading changes nothing."""
     before, like = everything_in(folder), shapes(state_of())
     found = Checkpoints(folder).restore(like)
     assert_equal(found.state, state_of(2))
@@ -132,7 +132,7 @@ def assert_passed_over(folder, words):
 
 
 def test_the_checksums_are_those_of_the_files(two):
-    """Compares them with hashlib's, line by line; no file may be left out."""
+    """Compares them with hashlib's; no file may be left out."""
     listed = dict(reversed(line.split("  ")) for line in (two / "4" / "SHA256SUMS").read_text().splitlines())
     files = {path.relative_to(two / "4").as_posix(): path for path in files_of(two / "4")}
     assert listed.keys() | {"SHA256SUMS"} == files.keys() and len(listed) >= 8
@@ -146,7 +146,7 @@ def test_a_single_bit_in_any_file_is_noticed(two):
         whole = file.read_bytes()
         place, bit = rng.integers(len(whole)), rng.integers(8)
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
-        # A flipped bit in SHA256SUMS changes one of its sums or names.
+        # Here a flipped bit changes a sum or a name.
         assert_passed_over(two, "" if file.name == "SHA256SUMS" else file.name)
         file.write_bytes(whole)
     assert Checkpoints(two).restore(shapes(state_of())).round == 4
@@ -183,7 +183,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(two):
 
 
 def test_a_damaged_one_of_an_earlier_version_is_passed_over_too_if_it_cannot_be_read(earlier):
-    """Without checksums some damage stays unseen, but unreadable files are noticed."""
+    """Without checksums only unreadable files are noticed."""
     folder, state = earlier
     shutil.copytree(folder / "5", folder / "7")
     for file in (folder / "7" / "default").rglob("*"):
@@ -227,7 +227,7 @@ def test_what_was_passed_over_is_set_aside_and_its_round_saved_again(two):
 
 
 def test_a_checkpoint_that_cannot_be_written_harms_none(two, monkeypatch):
-    """Orbax, the checksums or the final renaming fails. The next checkpoint removes the remains."""
+    """Orbax, the checksums or the final renaming fails; the next checkpoint removes the remains."""
     before = everything_in(two)
 
     def full(*arguments, **named):

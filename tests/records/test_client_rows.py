@@ -52,7 +52,7 @@ def test_room_on_the_disk_is_used_again(tmp_path):
         for client in range(number_of_clients):
             rows.write(client, number, os.urandom(length))
         rows.commit(number, [number - 2, number - 1])
-    # For each client: the rows of the kept checkpoints, and of the round being written.
+    # Per client: rows of the kept checkpoints and of the present round.
     assert path.stat().st_size < 4.5 * length * number_of_clients
     rows.close()
 
@@ -199,7 +199,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_to_is_one_line_and_loses_nothing():
-    """Permissions do not stop root, so root becomes another user for this test."""
+    """Permissions do not stop root, so root becomes another user."""
     user = os.geteuid()
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
         path = pathlib.Path(folder) / "clients.sqlite"
@@ -240,7 +240,7 @@ while True:
 
 
 def test_kills_while_rows_are_written_lose_and_mix_nothing(tmp_path):
-    """Each kill comes at another moment of a round; all rows must be those of the last round reported as written."""
+    """Kills at different moments of a round: all rows must be those of the last reported round."""
     for attempt in range(5):
         path = tmp_path / f"{attempt}.sqlite"
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Accuracy per client, compared with a loop over a client's images, for a run's last and best model."""
+"""Accuracy per client, for a run's last and best model, compared with a loop over a client's images."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ NAMES = [f"client_accuracy_{figure}" for figure in ("mean", "worst_tenth", "spre
 
 
 def by_hand(labels, predictions, held):
-    """For each image of a client takes the test accuracy of its class; returns each client's mean."""
+    """Averages the test accuracies of the classes of each client's images."""
     found = []
     for of_client in held:
         each = []
@@ -58,7 +58,7 @@ def expected_figures(folder, predictions):
 
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory):
-    """A run whose best round is not its last: the first learning rate after round 2 ruins the model."""
+    """A run of three rounds with validation images."""
     folder = tmp_path_factory.mktemp("held_out")
     config = make_tiny_config(**{"data.validation": 50, "num_rounds": 3})
     train(config, folder / "run")
@@ -74,7 +74,7 @@ def test_the_last_model_of_a_run(finished_run):
 
 
 def test_the_best_model_of_a_run(held_out, tmp_path):
-    """The best round's predictions equal those of a run that ends there; a continued run finds a better round."""
+    """The best round's predictions equal those of a run that ends there; continued, it has the same figures."""
     digits, summary = load_dataset(make_tiny_config().data), json.loads((held_out / "summary.json").read_text())
     best = summary["best_round"]
     train(make_tiny_config(**{"data.validation": 50, "num_rounds": best}), tmp_path / "run")
@@ -90,7 +90,7 @@ def test_the_best_model_of_a_run(held_out, tmp_path):
     resumed = json.loads((tmp_path / "run" / "summary.json").read_text())
     for name in NAMES:
         assert (resumed[name], resumed[f"best_{name}"]) == (summary[name], summary[f"best_{name}"])
-    # Predictions of another round are not mistaken for the best round's.
+    # Predictions of another round are not taken for the best round's.
     with np.load(tmp_path / "run" / "snapshots" / "best.npz") as taken:
         other = {**taken, "round": taken["round"] + 1}
     replace_arrays(tmp_path / "run" / "snapshots" / "best.npz", **other)

@@ -1,6 +1,6 @@
 """A run's folder after damage: training, loading and reports use the last good state, or say in a line what is wrong.
 
-Each fault was once unnoticed or ended in a traceback.
+Each fault once went unnoticed or ended in a traceback.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ def flip_a_bit(run):
 
 @pytest.mark.parametrize("damage", [flip_a_bit, truncate, empty])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(run, finished_run, damage, capfd):
-    """The run ends bit for bit as without the damage; the damaged checkpoint is renamed, not deleted."""
+    """The run ends bit for bit as without damage; the checkpoint is renamed, not deleted."""
     damage(run)
     damaged = everything_in(run / "checkpoints" / "4")
     state = train(make_tiny_config(), run)
@@ -93,7 +93,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(run, finished_run, dam
 
 
 def test_an_extended_run_does_not_go_on_from_a_damaged_checkpoint(run, tmp_path, capfd):
-    """Continuing a finished run once gave another model without a warning."""
+    """A continued run once gave another model without a warning."""
     flip(a_large_file_of(run / "checkpoints" / "4"))
     longer = make_tiny_config(num_rounds=5)
     chex.assert_trees_all_equal(train(longer, run), train(longer, tmp_path / "whole"))
@@ -189,7 +189,7 @@ def test_records_that_no_checkpoint_fits_are_said_and_nothing_is_changed(run, wo
 
 
 def test_seconds_that_are_lost_are_said(run, finished_run, capfd):
-    """They are not part of the state, so the run does not go back."""
+    """Seconds are not part of the state, so the run does not go back."""
     (run / TIMINGS).write_text('no line\n{"round": 1, "seconds": 1.0}\n')
     (run / "summary.json").unlink()
     chex.assert_trees_all_equal(train(make_tiny_config(), run), finished_run[1])
@@ -206,7 +206,7 @@ def test_a_damaged_summary_is_written_anew(run, finished_run, text):
 
 
 def test_lines_are_on_the_disk_before_the_checkpoint_that_stands_on_them(tmp_path, monkeypatch):
-    """Both files are synced after their last write, judged by the order of system calls."""
+    """Both files are synced after their last write, by the order of system calls."""
     done, rename, fsync, append = [], os.rename, os.fsync, Workdir.append
     monkeypatch.setattr(Workdir, "append", lambda self, name, lines: (done.append(name), append(self, name, lines)))
 
@@ -260,7 +260,7 @@ def load(folder):
 
 
 def test_reads_that_end_late_say_nothing(run, monkeypatch):
-    """The first failing read ends the wait; the other reads once printed tracebacks when they ended."""
+    """The first failing read ends the wait; the others once printed tracebacks."""
 
     def restore(self, *args, **kwargs):
         loop = asyncio.new_event_loop()
@@ -276,7 +276,7 @@ def test_reads_that_end_late_say_nothing(run, monkeypatch):
 
 
 def test_a_damaged_checkpoint_is_not_loaded(run, images, capfd):
-    """The checkpoint before it is loaded, with a warning; loading writes nothing into the folder."""
+    """The checkpoint before it is loaded, with a warning; loading writes nothing."""
     flip(a_large_file_of(run / "checkpoints" / "4"))
     before = everything_in(run)
     predictor = load(run)
@@ -368,9 +368,7 @@ def test_a_foreign_configuration_is_one_line_for_everybody(run, text, words):
 @pytest.mark.parametrize("field", ["method", "model.name"])
 @pytest.mark.parametrize("form", ["{0}/evil.py:Evil", "evil_{1}:Evil"])
 def test_no_code_that_a_folder_names_is_run(run, field, form, tmp_path, monkeypatch, capfd):
-    """Code in a file or module of the current folder, named as method or backbone, is not run by load, predict or
-    report.
-    """
+    """Code in a file or module of the current folder, as method or backbone: load, predict and report do not run it."""
     trace, file = tmp_path / "it_ran", "evil.py" if "/" in form else f"evil_{field[-4:]}.py"
     (tmp_path / file).write_text(f"open({str(trace)!r}, 'w')\n")
     monkeypatch.chdir(tmp_path)
@@ -509,7 +507,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("arrays", OTHERS.values(), ids=OTHERS)
 def test_whole_files_with_other_arrays_are_named_in_the_report(arrays, run):
-    """The run has ten classes. The summary that training writes again leaves the figures of these arrays out."""
+    """The run has ten classes. The summary, written again, leaves out the figures of these arrays."""
     (snapshot,) = (run / "snapshots").glob("*.npz")
     names = ["client_tests.npz"] if "round" in arrays else ["class_counts.npz", f"snapshots/{snapshot.name}"]
     for name in names:

@@ -83,9 +83,7 @@ def make_earlier(run):
 
 @pytest.fixture
 def earlier(tmp_path):
-    """The folder of a run of two rounds with earlier names, and its model's outputs for some images before the
-    renaming.
-    """
+    """The folder of a run of two rounds with earlier names, and its model's outputs before the renaming."""
     run = tmp_path / "earlier"
     train(make_fedanchor_config(**FIELDS, num_rounds=2), run)
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)

@@ -1,4 +1,4 @@
-"""Another run's files in a run's folder, and edited files: they are never used or shown without a warning."""
+"""Another run's files in a run's folder, and edited files: never used or shown without a warning."""
 
 import json
 import re
@@ -99,7 +99,7 @@ def show_a_label(arrays):
     arrays["labelled_index"] = np.append(arrays["labelled_index"], hidden[:1])
 
 
-# A run that starts from this run's model first checks for labels that should be hidden, before it reads a checkpoint.
+# A run that starts from this run's model looks for labels that it must not know, before it reads a checkpoint.
 ANOTHER_PARTITION = "partition.npz is not what the checkpoint .*/4 was trained with|labels that are hidden in this one"
 
 
@@ -135,7 +135,7 @@ def test_a_partition_that_would_be_drawn_otherwise_is_noticed(run, monkeypatch):
     "field, value", [("seed", 1), ("client.learning_rate", 0.5), ("data.labelled_share", 0.25), ("num_clients", 7)]
 )
 def test_an_edited_configuration(run, field, value):
-    """Also if the run is resumed with that same configuration, as by `--workdir=RUN` alone."""
+    """Also if the run is resumed with that configuration, as by `--workdir=RUN` alone."""
     saved = json.loads((run / "config.json").read_text())
     *section, name = field.split(".")
     (saved[section[0]] if section else saved)[name] = value
@@ -154,7 +154,7 @@ def test_a_configuration_of_another_run(run, runs):
 
 @pytest.mark.parametrize("fields", [{"num_rounds": 5}, {"checkpoint_every": 1}, {"snapshot_rounds": (1,)}])
 def test_what_may_change_may_change(run, fields, tmp_path):
-    """Also if config.json is edited by hand; a run resumed in this way can be resumed and loaded again."""
+    """Also if config.json is edited; such a run can be resumed and loaded again."""
     saved = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**saved, **fields}))
     fedjax_ssl.load(run, allow_code=True)
@@ -194,7 +194,7 @@ def test_labels_that_were_exchanged_in_the_data(run, which, monkeypatch):
 
 
 def test_a_partition_with_the_old_and_the_new_name_of_the_server_s_rows():
-    """The file's reader takes the rows under the new name, so the checksum must cover those."""
+    """The reader takes the rows under the new name, so the checksum must cover those."""
     rows = {"server_index": np.array([1, 2]), "client_index": np.array([3])}
     earlier = {"anchor_index": np.array([1, 2]), "client_index": np.array([3])}
     both = {**rows, "server_index": np.array([4, 5]), "anchor_index": np.array([1, 2])}
@@ -211,7 +211,7 @@ def test_statistics_of_images_may_be_rounded_otherwise(run):
 
 
 def test_a_checkpoint_under_another_number(run, capfd):
-    """The checkpoint before it is used; without another checkpoint every use is refused."""
+    """The checkpoint before it is used; without one, every use is refused."""
     checkpoints, held_back = run / "checkpoints", run / "2"
     shutil.move(checkpoints / "2", held_back)
     shutil.copytree(held_back, checkpoints / "2")
@@ -228,7 +228,7 @@ def test_a_checkpoint_under_another_number(run, capfd):
 
 
 def test_a_checkpoint_of_another_run(run, runs, capfd):
-    """It is not loaded. Training goes back to the checkpoint before, because the records do not fit this one."""
+    """It is not loaded. Training goes back a checkpoint, because the records do not fit this one."""
     shutil.rmtree(run / "checkpoints" / "4")
     shutil.copytree(runs / "seed_1" / "checkpoints" / "4", run / "checkpoints" / "4")
     words = r"config.json is not what .*/4 was trained with \(seed: 1 there, 0 here\)"
@@ -245,7 +245,7 @@ def test_a_checkpoint_of_another_run(run, runs, capfd):
 
 
 def test_records_of_another_run(run, runs, capfd):
-    """Training said so before and goes back if it can; a report once said nothing."""
+    """Training said so before and goes back if it can; a report once did not."""
     shutil.copy(runs / "seed_1" / "metrics.jsonl", run)
     assert f"{run / 'metrics.jsonl'} is not what was written" in read_run(run).damages
     train(own(), run)
@@ -279,7 +279,7 @@ def test_a_run_of_an_earlier_version_is_used_as_before(run, tmp_path):
     "text", ["{", "[]", '{"round": "4"}', '{"round": 4, "config": 3}', '{"round": 4, "config": []}']
 )
 def test_a_manifest_that_is_none(run, text):
-    """Anyone can write a matching checksum; the checkpoint counts as damaged all the same."""
+    """Anyone can write a matching checksum; the checkpoint counts as damaged."""
     for number in (2, 4):
         checkpoint = run / "checkpoints" / str(number)
         (checkpoint / MANIFEST).write_text(text)
@@ -299,7 +299,7 @@ def _write_sums(checkpoint):
 
 
 def test_a_partition_in_a_new_folder_is_not_taken(runs, tmp_path):
-    """A run draws its own partition and writes that."""
+    """A run draws and writes its own partition."""
     (tmp_path / "new").mkdir()
     shutil.copy(runs / "seed_1" / "partition.npz", tmp_path / "new")
     train(own(num_rounds=1), tmp_path / "new")

@@ -1,4 +1,4 @@
-"""Nothing is written through links in a run's folder or a cache, because anybody may have made the folder."""
+"""Nothing is written through links in a run's folder or a cache: anybody may have made the folder."""
 
 import os
 import shutil
@@ -129,7 +129,7 @@ def test_a_folder_that_the_user_names_may_be_a_link(run, tmp_path):
 
 
 def test_nothing_is_made_where_a_run_was(run, tmp_path):
-    """A run ends at its next file if its folder is moved; snapshots once made a folder in the old place."""
+    """A run whose folder is moved ends at its next file; snapshots once made a folder in the old place."""
     os.rename(run, tmp_path / "elsewhere")
     for write in (
         lambda: save_snapshot(run / SNAPSHOTS, 1, "test", {}),

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_saved_configuration_is_the_one_that_was_saved(method, tmp_path):
-    """All fields have the same types, so that the run counts as the same and fields can still be overridden."""
+    """Fields keep their types, so that the run counts as the same and fields can be overridden."""
     config = base_config()
     config.method, config.snapshot_rounds, config.lanes = method, (1, 50), 3
     add_section(config)
@@ -37,7 +37,7 @@ def test_a_run_is_resumed_by_its_folder_alone(finished_run, tmp_path, capfd):
     words = [f"--workdir={run}", "--config.num_rounds=4"]
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     capfd.readouterr()
-    assert launch.main(words) == 2  # the model is from a file, and anybody may have made the folder
+    assert launch.main(words) == 2  # the model is from a file, and the folder may be anybody's
     line = capfd.readouterr().err
     assert f"names code, model.name={TINY_BACKBONE}, which would be run" in line and "--allow_code" in line
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

@@ -246,7 +246,7 @@ def test_the_picture_of_many_clients_counts_those_that_have_so_many_images():
     for own, row in zip(clients.T, shown):
         for low, high, number in zip(edges, edges[1:], row):
             assert number == sum(low < have < high for have in own)
-        assert row.sum() == sum(own > 0)  # every client with an image of the class is in one of the columns
+        assert row.sum() == sum(own > 0)  # every client with an image of the class is in a column
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"] and axes.get_xscale() == "log"
     figure = who_holds_what({**counts, "clients": clients[1:], "labelled": counts["labelled"][1:]}, ["cat", "dog"])
     assert next(axes.images for axes in figure.axes if axes.get_title() == "Images at each client")  # one by one
@@ -282,7 +282,7 @@ def test_a_report_of_labels_at_clients(three_runs, tmp_path, labels):
     picture = np.asarray(Image.open(run.folder / "figures" / "who_holds_what.png").convert("RGB")).astype(int)
     is_orange = np.abs(picture - [0xE6, 0x9F, 0x00]).max(axis=-1) < 12
     right = is_orange[:, picture.shape[1] * 6 // 10 :]  # the bars' half
-    assert right.any(axis=0).sum() > 20 and right.any(axis=1).sum() > 100  # wide and high enough to be seen
+    assert right.any(axis=0).sum() > 20 and right.any(axis=1).sum() > 100
 
 
 def test_a_comparison_says_who_holds_labels(three_runs, tmp_path):
@@ -428,7 +428,7 @@ def test_differences_are_paired_by_seed(three_runs, tmp_path, monkeypatch):
 
 
 def test_the_same_run_twice_is_no_further_seed(three_runs, tmp_path):
-    """The run before and after a change, for example, gives two curves without a spread."""
+    """For example, the run before and after a change: two curves without a spread."""
     for name in ("before", "after"):
         shutil.copytree(three_runs / "a" / "seed_0", tmp_path / name)
     groups, _ = read_groups([tmp_path / "before", tmp_path / "after", tmp_path / "before", three_runs / "a"])
@@ -488,7 +488,7 @@ def test_tables_in_three_languages(three_runs):
     (row,) = csv.DictReader(io.StringIO(to_csv(table)))
     assert (row["seeds"], row["seeds planned"], row["rounds to 99 %"], row["MB to 99 %"]) == ("1", "3", "", "")
     (line,) = csv.DictReader(io.StringIO(to_csv(make_runs_table(rows, 0.99))))
-    for cells in (row, line):  # every cell except the name has a number or is empty
+    for cells in (row, line):  # all cells but the name are numbers or empty
         assert all(name == "method" or text == "" or np.isfinite(float(text)) for name, text in cells.items())
     assert to_markdown(table).splitlines()[1] == "| --- " * len(table[0]) + "|"
     latex = to_latex(table)
@@ -500,7 +500,7 @@ def over_seeds(*values, seeds=(0, 1, 2)):
 
 
 def test_the_best_and_what_chance_may_tell_from_it_is_bold():
-    """Compares with SciPy's paired t-test: a row is as good as the best if p is above 0.05."""
+    """Compares with SciPy's paired t-test: p above 0.05 counts as equally good."""
     best, close, far, one = [90.0, 92.0, 95.0], [89.0, 92.5, 94.0], [80.0, 83.0, 84.5], [90.0]
     assert scipy.stats.ttest_rel(best, close).pvalue > 0.05 > scipy.stats.ttest_rel(best, far).pvalue
     rows = {"best": over_seeds(*best), "close": over_seeds(*close), "far": over_seeds(*far),
@@ -619,7 +619,7 @@ def test_bad_input_is_one_line_and_loses_nothing(reported_run, three_runs, tmp_p
         "begun", "broken", "empty"
     ]  # fmt: skip
 
-    # Root may write to any folder, so the test itself refuses.
+    # Root may write anywhere, so the test itself refuses.
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 

@@ -54,7 +54,7 @@ except UserError as error:
 
 
 def run_alone(script: str, **environment: str) -> list[str]:
-    """What a Python process prints if the tests' own device settings are removed from its environment."""
+    """What a Python process prints without the tests' own device settings."""
     kept = {name: value for name, value in os.environ.items() if name not in SET_BY_USER}
     kept |= {"PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=kept, check=False)
@@ -137,7 +137,7 @@ def test_every_core_is_a_device_unless_somebody_has_decided(clients, devices, en
 def test_a_run_takes_no_more_devices_than_it_has_clients_and_room_for_copies():
     found, taken = run_alone(START.replace("CLIENTS", "10").replace("DEVICES", "None") + TAKEN)
     assert json.loads(found) == [4, True]
-    # A quarter of 4,000 bytes holds two copies of 400 bytes, but not one of 1,100: then a single device is used.
+    # A quarter of 4,000 bytes holds two copies of 400 bytes, but no copy of 1,100: then one device is used.
     assert json.loads(taken) == [4, 3, 1, 2, 2, 1]
 
 

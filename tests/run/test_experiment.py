@@ -186,7 +186,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(start, tmp_path, number, st
 def test_more_rounds_go_on_where_the_run_ended(tmp_path):
     short, whole = tmp_path / "short", tmp_path / "whole"
     train(make_tiny_config(num_rounds=1), short)
-    # Fields that change no result may differ. A CPU uses one lane anyway, so nothing else is compiled.
+    # Fields that change no result may differ. A CPU uses one lane anyway, which saves compiling.
     others = {"checkpoint_every": 3, "lanes": 1, "snapshot_rounds": (2, 50), "log.tensorboard": False}
     state = train(make_tiny_config(num_rounds=3, **others), short)
     expected = train(make_tiny_config(num_rounds=3), whole)
@@ -239,7 +239,7 @@ def test_too_little_memory_is_met_before_anything_is_written(finished_run, tmp_p
 
     def check(self, program, name="a round"):
         names.append(name)
-        if name == "the first state":  # it may need more than a round if every client keeps a model
+        if name == "the first state":  # may need more than a round if clients keep models
             raise UserError("too little")
 
     monkeypatch.setattr(machine.Machine, "check_memory", check)

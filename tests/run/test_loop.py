@@ -214,8 +214,7 @@ ACCURACIES = [0.3, 0.5, 0.4, 0.5, 0.45, 0.6, 0.6, 0.5]  # of rounds 1, 2, ...
 
 
 def measured(arguments):
-    """The same arguments, but each round has a validation accuracy from `ACCURACIES` and one upload more than the last.
-    """
+    """The same arguments, but each round has a validation accuracy from `ACCURACIES` and one upload more."""
     machine, feed, group, states = arguments
 
     class Measured(WholeFeed):

@@ -133,7 +133,7 @@ def test_figures_over_clients_are_in_the_summary_the_lines_and_a_picture(finishe
 
 
 def test_own_parts_train_first_and_then_the_others():
-    """Compares with the plain method under plain SGD, which restores the fixed parts after each step."""
+    """Compares with the plain method, which restores the fixed parts after each step of plain SGD."""
     fields = {"client.momentum": 0.0, "client.nesterov": False, "client.epochs": 2}
     experiment = build_experiment(make_config(personal_first=0.3, **fields))
     plain, data, key = find_method("fixmatch").factory(experiment.problem), experiment.data, jax.random.key(1)

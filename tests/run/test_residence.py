@@ -1,5 +1,5 @@
-"""Where a federation's arrays lie changes no result of a run, which may be resumed elsewhere; too large arrays are
-reported first.
+"""Where a federation's arrays lie changes no result, also of a run resumed elsewhere; too large arrays are reported
+first.
 """
 
 import json
@@ -75,9 +75,7 @@ def test_a_run_goes_on_elsewhere_as_if_it_had_always_been_there(whole, tmp_path,
 
 
 def test_a_run_that_has_moved_goes_back_past_records_that_have_changed(whole, tmp_path):
-    """Goes from a checkpoint that holds the clients' memory back to one whose memory is in the file, which is kept,
-    too.
-    """
+    """Goes from a checkpoint that holds the clients' memory back to one whose memory is in the file, which is kept."""
     run, on_disk = tmp_path / "run", {"residence.data": "host", "residence.clients": "disk"}
     train(config_of(2, **on_disk), run)
     train(config_of(3), run)

@@ -15,7 +15,7 @@ from fedjax_ssl.run.signals import Signals
 from tests.helpers.runs import ROOT
 
 ALL = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "SIGTERM"), (signal.SIGHUP, 129, "SIGHUP")]
-# Minutes of C code without Python's lock, like the compiler or a computation: Python's handlers cannot run.
+# Minutes of C code without Python's lock, like compiling: Python's handlers cannot run.
 BUSY = "import hashlib; print('busy', flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"
 
 

@@ -1,4 +1,4 @@
-"""A run whose clients hold images of unknown classes: its records, and that it does not know which images these are."""
+"""A run whose clients hold images of unknown classes: its records, and that it does not know these images."""
 
 import json
 
@@ -29,8 +29,7 @@ def unknown_digits(path, turned):
 
 @pytest.fixture(scope="module")
 def both_runs(tmp_path_factory):
-    """Two runs that differ in the labels of unknown images, each as (folder, state), and the first one's configuration.
-    """
+    """Two runs that differ in unknown images' labels, as (folder, state), and the first one's configuration."""
     folder = tmp_path_factory.mktemp("unknown")
     configs = [unknown_digits(folder / f"{turned}.npz", turned) for turned in (False, True)]
     found = [(folder / str(number), train(config, folder / str(number))) for number, config in enumerate(configs)]

@@ -1,4 +1,4 @@
-"""Runs that start from another run's model: what is taken, what is refused; resuming does not need the other run."""
+"""Runs that start from another run's model: what is taken or refused; resuming does not need the other run."""
 
 import json
 import shutil

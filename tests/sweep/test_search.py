@@ -1,6 +1,4 @@
-"""Random search: the same number of tries for every row, the best by validation accuracy alone, the table with its
-fields.
-"""
+"""Random search: equally many tries for every row, the best by validation accuracy alone, the table with its fields."""
 
 import json
 

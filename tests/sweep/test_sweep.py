@@ -174,9 +174,9 @@ def test_a_seed_that_another_process_took_meanwhile_keeps_nobody_from_the_rest(s
 
 
 def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_file, tmp_path, capsys):
-    """Both start at once and want the first run. The later process takes the second row, or the next run of the first
-    row if one is already done; it is killed (SIGKILL) in the middle. The other process ends the sweep: every run is
-    done once, and the table equals that of a single process.
+    """Both start with the first run. The later process takes the second row, or the next run of the first row if one is
+    done, and is killed (SIGKILL) in the middle. The other ends the sweep: every run is done once, and the table is that
+    of a single process.
     """
     shared = tmp_path / "shared"
     command = [sys.executable, str(ROOT / "launch.py"), "sweep", sweep_file, f"--workdir={shared}"]

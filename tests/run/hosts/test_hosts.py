@@ -100,8 +100,8 @@ def checkpoints_of(folder):
 
 
 def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
-    """Compares a run with an uninterrupted run. Of its two processes one is killed, then the other; it is stopped, and
-    ended by one process.
+    """Compares with an uninterrupted run: of two processes one is killed, then the other; both are stopped; one process
+    ends the run.
     """
     moved, whole = tmp_path / "moved", tmp_path / "whole"
     assert train(whole, "nothing", devices=2)[0] == [0]
@@ -163,7 +163,7 @@ def test_hosts_with_images_and_memory_of_clients_on_host_0(train, tmp_path):
     assert rows[0] == rows[1] and len(rows[0]) > 5  # more clients than in a round, and the rows that all start with
 
 
-# A script instead of the command line: it ends by a signal at host 1, or goes on after an error that all hosts share.
+# A script instead of the command line: it ends by host 1's signal, or goes on after an error that all hosts share.
 SCRIPT = """
 import sys, time
 from fedjax_ssl import TrainingError
@@ -335,7 +335,7 @@ def test_host_0_names_no_code_that_a_process_does_not_name(meet_others, tmp_path
 
 
 def test_another_configuration_is_one_line(meet_others):
-    """Fields that change no result may differ, and a process without a configuration takes host 0's."""
+    """Fields that change no result may differ; a process without a configuration takes host 0's."""
     told, other, same = base_config(), base_config(), base_config()
     other.client.learning_rate, same.checkpoint_every = 7.0, 99
     text = json.dumps(told.to_dict())

@@ -1,5 +1,4 @@
-"""Trackers of a running run: TensorBoard shows the records once, W&B has a run for each seed; neither can stop a run.
-"""
+"""Trackers of a run: TensorBoard shows the records once, W&B has a run for each seed; neither can stop a run."""
 
 import json
 import shutil
