@@ -5,10 +5,10 @@
     python benchmarks/gpu.py --tiny --out=tiny.json     # every part on any machine in minutes, as a check
     python benchmarks/gpu.py --parts=steps,torch --backbones=wrn28_2 --dtypes=bfloat16 --lanes=10,1 --forms=grouped
 
-It needs no network and no configuration file. Each part has its own process and --minutes; what it has measured by then
-stays in --out. The same command measures what is missing there, and finally prints all as one table. Programs are
-compiled side by side, which takes most of the time: on an H100 with 16 cores about a minute for three steps. Everything
-takes 45 minutes of a GPU, the fourth command ten. Parts, the most useful first:
+It needs no network and no configuration file. Each part has its own process and --minutes; its figures stay in --out.
+The same command measures what is missing there, and finally prints one table. Programs are compiled side by side, which
+takes most of the time: on an H100 with 16 cores about a minute for three steps. Everything takes 45 minutes of a GPU,
+the fourth command ten. Parts, the most useful first:
 
   rounds  whole rounds of FedAnchor and of SemiFL on CIFAR-10 (100 clients, LDA 0.1, 10 a round, 5 epochs in batches of
           10), in both dtypes: seconds a round, and the share of this GPU's matrix-product and memory rates
@@ -333,8 +333,7 @@ def memory_rate() -> float:
 PARTS = {"rounds": rounds, "torch": torch_steps, "steps": steps, "pfl": pfl_rounds, "run": run}
 
 
-# # --- A process and a time limit for each part.
-# ------------------------------------------------------------------------
+# --- A process and a time limit for each part. ------------------------------------------------------------------------
 
 
 def rows_of(path: pathlib.Path) -> list[dict]:

@@ -151,8 +151,7 @@ class Program:
             yield from self.parts(part)
 
     def convolutions(self, computation: str | None = None) -> dict[str, int]:
-        """The number of convolutions of each kind, see `Instruction.convolution`; a convolution in a loop counts once.
-        """
+        """The number of convolutions of each kind, see `Instruction.convolution`; one in a loop counts once."""
         inside = (part for one, _ in self.walk(computation) for part in self.parts(one))
         return dict(collections.Counter(kind for part in inside if (kind := part.convolution)).most_common())
 

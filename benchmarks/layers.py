@@ -3,11 +3,11 @@
     python benchmarks/layers.py            # both tables
     python benchmarks/layers.py --steps    # whole training steps only
 
-Each iteration of the loop depends on the previous result, as in local training. Each figure is the minimum of several
-timings after a warm-up. '+back' is a forward pass with both gradients, three times the arithmetic of the forward pass.
-GFLOP/s count the plain sum's operations, also for 'winograd', which does about half of them. XLA's options are those of
+Each iteration depends on the previous result, as in local training. Figures are minima of several timings after a
+warm-up. '+back' is a forward pass with both gradients, three times the arithmetic of the forward pass. GFLOP/s count
+the plain sum's operations, also for 'winograd', which does about half of them. XLA's options are those of
 Wide-ResNet-28-2, and for a training step those of its own model. On a CPU an operation has one core, as for a client of
-the command line; with --all_cores all of them.
+the command line, or all with --all_cores.
 """
 
 import argparse

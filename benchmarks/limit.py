@@ -4,10 +4,10 @@ rate.
     python benchmarks/limit.py --out=limit.json
     python benchmarks/limit.py --models=wrn28_2,cnn --repeats=9
 
-The numerator is the arithmetic of a client's SGD step divided by its time inside the engine's compiled loop. The step
-has the setting of peer.py: a fix pass and a mix pass on 10 images each, both augmented, running batch statistics,
+The numerator is the arithmetic of a client's SGD step divided by its time inside the engine's compiled loop. The
+setting is that of peer.py: a fix pass and a mix pass on 10 images each, both augmented, running batch statistics,
 momentum, weight decay and clipping. The backend's default number of lanes trains as many clients, each for --steps
-steps. Labels are given, so labelling costs nothing; handing out jobs and writing results is in the time.
+steps. Labels are given, so labelling costs nothing; the time includes distributing jobs and writing results.
 
 The arithmetic is counted by layers: 2 kernel_h kernel_w in out for each output position of a convolution and 2 in out
 for a linear layer, three times (forward pass, gradient of the input, gradient of the kernel), but twice for the first
@@ -20,8 +20,8 @@ else).
 The denominator is the best rate of any product of two square float32 matrices (--sizes), in a compiled loop of
 dependent iterations and as a single call, with XLA's default options and with those of large backbones ("options"). The
 precision is JAX's default, as for the convolutions (on a GPU perhaps TF32). On a CPU both have one core, as a client of
-the command line has; with --all_cores all of them. Step and products are timed in turn. `limit` uses the minimum of
-each one's timings, 'limit by medians' the medians.
+the command line has, or all with --all_cores. Step and products are timed in turn. `limit` uses the minima of the
+timings, 'limit by medians' the medians.
 """
 
 import argparse

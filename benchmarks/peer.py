@@ -7,10 +7,10 @@
 Both sides train the same cohort: by default 10 clients of 100 images, one local epoch in batches of 10, every image
 with its pseudo-label, a fix pass and a mix pass in each step, SGD with momentum, weight decay and clipping, running
 batch statistics, then the mean of the models. Both augment by a random flip and crop in batched tensor code. (Research
-code often runs RandAugment image by image on the host, which would flatter us; ours is also timed with it, separately.)
-PyTorch trains one client after the other, channels last, on all cores or on its GPU. Ours trains as the command line
-does, on a CPU with a client on every core (--devices=1: one client at a time on all cores). The runs alternate; a ratio
-is the median over the repeats. Before the timing both models get the same weights and must agree.
+code often runs RandAugment image by image on the host, which would flatter us; ours is timed with it separately.)
+PyTorch trains one client after the other, channels last, on all cores or on its GPU. Ours trains like the command line,
+on a CPU with a client on every core (--devices=1: one at a time on all cores). The runs alternate; a ratio is the
+median over the repeats. Before, both models get the same weights and must agree.
 """
 
 import argparse
@@ -46,8 +46,7 @@ CLASSES = 10
 PADDING = 4
 
 
-# # --- PyTorch as in research code.
-# -------------------------------------------------------------------------------------
+# --- PyTorch as in research code. -------------------------------------------------------------------------------------
 
 
 class TorchWideBlock(nn.Module):
@@ -244,8 +243,7 @@ class TorchCohort:
         return sums
 
 
-# # --- Ours: the library's own phase and engine.
-# ------------------------------------------------------------------------
+# --- Ours: the library's own phase and engine. ------------------------------------------------------------------------
 
 
 def our_problem(image_shape, config, rand_augment):

@@ -5,24 +5,24 @@
     python benchmarks/scaling.py --parts=clients,federation --repeats=9
 
 Times whole rounds of FedAnchor: the small CNN on random images of 28x28x1, one local epoch in batches of 10, 50 images
-at the server, 100 test images. The threshold is below all cosines, so every client's images are all trained on and the
-work is known. All points of a sweep are timed in turn in one process; a time is the median over the repeats.
+at the server, 100 test images. The threshold is below all cosines, so all images are trained on and the work is known.
+All points of a sweep are timed in turn in one process; a time is the median over the repeats.
 
 clients     Seconds of a round against the clients of a round (each with --images images) and against the images of each
-            client (in a cohort of --cohort), in a federation of 100 clients. Each sweep is fitted by the line a + b *
-            local steps with the least relative error; prints `scaling clients X` and `scaling images X`, the largest
-            relative deviation of a time from its line. On backends whose default is a lane for each client of the
-            cohort, the clients' sweep measures the cost of a step of many lanes, which need not be a line; --lanes sets
-            one number for all points.
+            client (in a cohort of --cohort), in a federation of 100 clients. Fits a + b * local steps to each sweep
+            with the least relative error; prints `scaling clients X` and `scaling images X`, the largest relative
+            deviation from this line. On backends whose default is a lane for each client of the cohort, the clients'
+            sweep measures the cost of a step of many lanes, which need not be a line; --lanes sets one number for all
+            points.
 
 federation  The same round against the number of clients in the federation, --federation, with a cohort of 10 and 100
             images per client, drawn with repetition from the same 10,000. Time: prints `scaling federation X`, the
             largest deviation of the round's time from that of the first size, as the median of the repeats' ratios.
             Memory: each size compiles and runs two rounds in a new process; prints `scaling memory X`, the largest
             deviation from the first size, be it of the process's peak resident set (mostly the compiler's, and on a GPU
-            the driver's) or of the device's peak_bytes_in_use, if the backend reports it. 'planned' is the compiler's
-            figure for the round alone: arguments, including the clients' table (four bytes per image of a client),
-            results and temporaries.
+            the driver's) or of the device's peak_bytes_in_use, if reported. 'planned' is the compiler's figure for the
+            round alone: arguments, including the clients' table (four bytes per image of a client), results and
+            temporaries.
 
 lanes       Useful steps divided by all steps of the lanes, including idle ones, as counted by the engine
             (`train_cohort`, with steps that do nothing) over many rounds, for each number of lanes. Prints `scaling
@@ -30,11 +30,10 @@ lanes       Useful steps divided by all steps of the lanes, including idle ones,
             shares of alpha 0.1 over 100 clients (`fedjax_ssl.data.make_partition`); cohorts of 10, five local epochs in
             batches of 10. Which examples qualify is ASSUMED, not trained: in each round every class c has a share q_c ~
             Beta(s, s), and each example of the class qualifies with that probability. A client's share then follows
-            from its classes, few at alpha 0.1, and changes between rounds, as it does while one anchor's neighbourhood
-            or another grows. s = 1 (uniform shares) is the case that `scaling lanes` reports; --spreads has others: 0.3
-            (most classes near none or near all) gives more short jobs, 5 (shares near one half) more equal jobs.
-            'bound' is the limit for any schedule, given that a job stays in one lane: all useful steps divided by L
-            times the larger of the mean load and the longest job. L = 10 is the plain `vmap`.
+            from its classes, few at alpha 0.1, and changes between rounds. `scaling lanes` reports s = 1 (uniform
+            shares); --spreads adds 0.3 (most classes near none or near all), with more short jobs, and 5 (shares near
+            one half), with more equal jobs. 'bound' is the limit for any schedule that keeps a job in one lane: all
+            useful steps divided by L times the larger of the mean load and the longest job. L = 10 is the plain `vmap`.
 
 partitions  CPU seconds to deal five labels of 10 balanced classes to each of --partitioned clients, by every partition.
             `dirichlet_clients`, which promises each client ten examples and often cannot with many clients, has a

@@ -5,11 +5,10 @@
 
 Each measurement is a new process with `python launch.py --config=configs/fedanchor_cifar10.py:paper,MODEL` in a new
 workdir: 100 clients of 100 images, 2 of them a round, one local epoch, one round. The server has --anchors images and
-pre-trains for --pretrain_epochs epochs: few, because that is not part of starting up, but not none, because the
-pre-training must be compiled. Everything else is as in the config. The images are random and all are trained on (a
-threshold below all cosines), so both runs do the same work. 'cold' gets an empty folder in XDG_CACHE_HOME, 'warm' the
-same folder again; --repeats=N makes N such pairs. The operating system's file cache is warm in both, except perhaps for
-the first run.
+pre-trains for --pretrain_epochs epochs: few, because that is not part of starting up, but not none, because it must be
+compiled. The images are random and all are trained on (a threshold below all cosines), so both runs do the same work.
+The rest is as in the config. 'cold' gets an empty folder in XDG_CACHE_HOME, 'warm' the same folder again; --repeats=N
+makes N such pairs. The operating system's file cache is warm in both, except perhaps for the first run.
 
 A round is finished when its line is in the workdir's metrics.jsonl, which is checked every 20 ms. The parts:
 

@@ -1,5 +1,4 @@
-"""Errors of the operating system or in a file end with a line and a status; the line names a file with the traceback.
-"""
+"""Errors of the operating system or of files end in a line and a status; the line names a file with the traceback."""
 
 import asyncio
 import contextlib

@@ -28,7 +28,7 @@ from fedjax_ssl.server.aggregation import MEANS, OPTIMIZERS, WEIGHTS
 from fedjax_ssl.server.statistics import SOURCES
 from fedjax_ssl.server.statistics import WEIGHTS as BATCH_WEIGHTS
 
-# # --- The whole table. Fields are listed explicitly, so that a missing or wrong range is noticed. --------------------
+# --- The whole table. Fields are listed explicitly, so that a missing or wrong range is noticed. ----------------------
 
 
 def named(*lines):

@@ -1,8 +1,8 @@
 """BYOL at a client as in FedU and FedEMA: the reference for both.
 
 From EasyFL-AI/EasyFL@8a9554e: applications/fedssl/client.py (`FedSSLClient.train`, `_calculate_divergence`) and
-model.py (`BYOLModel`). In their order, both views pass through the online encoder, both through the predictor, and both
-through the target, which is in training mode, too. Then come a step and the target's moving average.
+model.py (`BYOLModel`). In its order: both views through the online encoder, through the predictor and through the
+target, which is in training mode, too; a step; the target's moving average.
 
 Running statistics start from the received ones. In the code, a client's own predictor brings its own statistics, and if
 the first target is the online encoder itself, the encoder's statistics move twice as often. No training reads them.

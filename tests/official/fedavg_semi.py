@@ -3,8 +3,7 @@
 The mean is that of xmed-lab/SemiAnAgg@7b972a8 (train.py, FedAvg.py), in which a client without labels is weighted by
 the number of pseudo-labels that it trained on (the paper's eq. 2; the released code uses SemiAnAgg's weights). Each
 trainer's own code defines a pseudo-label's weight. None of these codes is federated: labelled and unlabelled images
-pass together there, while a client here has only one kind. FlexMatch is SemiAnAgg's; an epoch of ACR is a client's
-round.
+pass together there, but a client here has one kind. FlexMatch is SemiAnAgg's; an epoch of ACR is a client's round.
 """
 
 import autograd.numpy as np

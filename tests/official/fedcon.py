@@ -2,10 +2,10 @@
 
 zewei-long/fedcon-pytorch@54732ec: fedcon-main.py:268-365 (order of a round, transmitted parts, the server's loss),
 models/byol.py:115-181 (both networks, which one is read, the moving averages), optimizers/lars_simclr.py:46-75 (a
-velocity that is read but never stored). The comparison starts at the clients of the first round: the server's training
-before them is the library's pre-training. As docs/methods/fedcon.md says, a client keeps its own parts under its own
-number and uses the round's rate, and the server's network sees each view once. The code passes each view twice and so
-updates running statistics twice. All batches are full, because the code leaves out short ones.
+velocity that is read but never stored). The comparison starts at the first round's clients: the server's training
+before them is the library's pre-training. As in docs/methods/fedcon.md, a client keeps its parts under its own number
+and uses the round's rate, and the server's network sees each view once; the code passes it twice, and so updates
+running statistics twice. All batches are full, because the code leaves out short ones.
 """
 
 import itertools
@@ -46,8 +46,7 @@ FIELDS = {
 
 
 class LARS:
-    """Layer-wise rates: matrices have weight decay and move by a share of their length, vectors by the plain gradient.
-    """
+    """Layer-wise rates: matrices decay and move by a share of their length, vectors by the plain gradient."""
 
     def __init__(self, momentum):
         self.momentum, self.velocity = momentum, None

@@ -129,8 +129,7 @@ class Job(NamedTuple):
     report: Any
 
     def batches(self, batch_size: int, deck: Any = None) -> list[np.ndarray]:
-        """The rows of the image table in each local step, including short last batches, by `work.deck` or another deck.
-        """
+        """The rows of the image table in each local step, with short last batches, by `work.deck` or another deck."""
         deck = self.work.deck if deck is None else deck
         batches = []
         for order in deck.order:

@@ -68,8 +68,7 @@ def local_clusters(memory):
 
 
 def global_clusters(centroids, vectors):
-    """SGD on minus the cosine of balanced and predicted assignments; centroids are scaled to length 1 after each step.
-    """
+    """SGD on minus the cosine of balanced and predicted assignments; scales centroids to length 1 after each step."""
     sgd = SGD(0.01, 0.9, 1e-4)
     for _ in range(STEPS):
         balanced = unit(sinkhorn(vectors @ centroids.T, 100))
