@@ -52,7 +52,7 @@ FREE_TEXTS = named(
 )
 NEGATIVE = named(
     "data: imbalance labelled_imbalance",  # reversed
-    "fedanchor: threshold",  # a cosine
+    "fedanchor: threshold",  # a cosine, like the next
     "proxyfl: least_similarity",
     "cbafed: base",
 )

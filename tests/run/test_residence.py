@@ -339,8 +339,8 @@ def config_with(**fields):
     [
         (1, 1, 50, ("device", "device", True)),
         (8, 1, 50, ("host", "host", False)),  # the images take more than a quarter of the device's memory
-        (1, 8, 50, ("device", "host", False)),  # here the clients' memory does
-        (1, 100, 50, ("device", "disk", False)),  # here that of a hundred clients in ten rounds does, too
+        (1, 8, 50, ("device", "host", False)),  # the clients' memory does
+        (1, 100, 50, ("device", "disk", False)),  # so does that of the hundred clients in ten rounds
         (1, 1, 10**6, ("device", "host", False)),  # a table of all clients does not fit
     ],
 )
