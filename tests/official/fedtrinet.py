@@ -2,8 +2,8 @@
 
 main_fed.py:555-816 (threshold, spliced network, vote, mean), models/Update.py:243-309, 366-406 (the three trainings).
 The code also tunes on the true labels of accepted images (main_fed.py:544, 678; models/Update.py:121), normalises its
-players by single images, and ends an epoch with the shorter of two lists. The library and this reference do none of this,
-see docs/methods/fedtrinet.md.
+players by single images, and ends an epoch with the shorter of two lists. The library and this reference do none of
+this, see docs/methods/fedtrinet.md.
 """
 
 import autograd.numpy as np
