@@ -1,13 +1,13 @@
-"""What travels between devices in one round, read from the compiled program: nothing is trained.
+"""Lists what travels between devices in one round, read from the compiled program; nothing is trained.
 
     python benchmarks/between_hosts.py                                            # FedAnchor, MNIST, the small CNN
     python benchmarks/between_hosts.py --devices=8 --config=configs/fedanchor_cifar10.py --config.client.epochs=1
 
-A program for so many processor cores is split as one for so many hosts of one device each is: between hosts the same
-operations carry the same bytes. An operation is listed with what it gives on a device, times how often it runs in a
-round where it stands in a loop of known length ('each' where the length is not known before the round). 'sent' is what
-a device sends, as in a ring: of n devices each sends 2 (n - 1) / n of what an all-reduce gives, (n - 1) / n of what an
-all-gather gives, and as much as it holds of anything else.
+A program for N processor cores is divided like a program for N hosts with one device each: the same operations carry
+the same bytes between hosts. Each operation is listed with its result on a device, times its number of runs in a round
+if it is in a loop of known length ('each' if the length is unknown before the round). 'sent' is what a device sends, as
+in a ring: of n devices each sends 2 (n - 1) / n of an all-reduce's result, (n - 1) / n of an all-gather's result, and
+as much as it holds for other operations.
 """
 
 import argparse
@@ -27,14 +27,14 @@ NAME = r"%?([\w.-]+)"
 
 
 class Collective(NamedTuple):
-    """One operation of a program in which devices exchange something.
+    """An operation of a program in which devices exchange something.
 
     Attributes:
         kind: of `KINDS`.
         size: bytes of its result on a device.
-        times: how often it runs in one run of the program; 0 if only the program's data say.
+        times: how often it runs in one run of the program; 0 if this depends on the data.
         shapes: of the result, as text.
-        stage: the scopes that it was traced in.
+        stage: the scopes in which it was traced.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Collective(NamedTuple):
 
 
 def collectives(program: str) -> list[Collective]:
-    """The operations of a compiled program's text in which devices exchange something."""
+    """The operations in a compiled program's text in which devices exchange something."""
     computations, entry = {}, ""
     for block in re.split(r"\n(?=\S)", program):
         head = re.match(rf"(ENTRY )?{NAME} \(", block)
@@ -73,7 +73,7 @@ def collectives(program: str) -> list[Collective]:
                 stage = re.search(r'op_name="([^"]*)"', line)
                 text = " ".join(f"{kind}[{numbers}]" for kind, numbers in shapes)
                 found.append(Collective(operation[2], size, times, text, _stage(stage[1] if stage else "")))
-            elif " fusion(" not in line:  # of conditionals and calls; a fusion exchanges nothing
+            elif " fusion(" not in line:  # conditionals and calls; a fusion exchanges nothing
                 for part in re.findall(
                     r"(?:calls|to_apply|branch_computations|true_computation|false_computation)=(\{[^}]*\}|\S+)", line
                 ):
@@ -93,7 +93,7 @@ def _product(numbers: str) -> int:
 
 
 def _stage(path: str) -> str:
-    """The stage of a round that an operation is of, by the scopes it was traced in: of several, the commonest."""
+    """The stage of a round by the scopes in which an operation was traced; of several, the most frequent."""
     scopes = re.findall(r"(label|train|aggregate|server|statistics|evaluate)/", path)
     return collections.Counter(scopes).most_common(1)[0][0] if scopes else "-"
 

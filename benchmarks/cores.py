@@ -1,24 +1,24 @@
-"""How much faster a round is on all cores of a processor than on one, and with which devices.
+"""Compares rounds on all cores of a processor with rounds on one core, for several choices of devices.
 
     python benchmarks/cores.py --out=cores.json
     python benchmarks/cores.py --model=wrn28_2 --clients=4 --images=50 --repeats=3
 
-Whole rounds of FedAnchor on random images of CIFAR-10's shape, every one of them trained on (a threshold below all
-cosines), so that the work is known. Each row is a process of its own, for devices and kernels are fixed when JAX
-starts; the processes take turns, --rounds rounds in one dispatch each, as a run has them, and but for the last row only
-one of them works at a time:
+Times whole rounds of FedAnchor on random images of CIFAR-10's shape. The threshold is below all cosines, so every image
+is trained on and the work is known. Each row has its own process, because devices and kernels are fixed when JAX
+starts. The processes take turns, with --rounds rounds per dispatch, as in a run. Except in the last row, only one
+process works at a time:
 
     one core                     a single device, held to one core
-    one device                   a single device whose operations are split over all cores: JAX's own default
+    one device                   a single device whose operations are split over all cores: JAX's default
     a device for each core       clients, labelling, statistics and evaluation are split over the devices
     the same, plain kernels      and each operation stays on one core (XLA_FLAGS=--xla_cpu_multi_thread_eigen=false)
-    a process for each core      what the machine itself gives: the first row's process once more on every core, each
-                                 with a whole round of its own, all at once; the seconds of the last over their number
+    a process for each core      the machine's limit: the first row's process on every core at once, each with a whole
+                                 round of its own; the seconds of the last one divided by their number
 
-'no image' is the same round in which no client has anything to train on: labelling, statistics, evaluation, and the
-server's training, which every device repeats. 'repeated' is that training's share of the round: what 'no image' takes
-beyond the same round without it. Prints `cores NAME X`, the median over the turns of one core's
-seconds over the row's.
+'no image' is the same round with clients that have nothing to train on: labelling, statistics, evaluation, and the
+server's training, which every device repeats. 'repeated' is this training's share of the round: the time of 'no image'
+minus that of the same round without the server's training. Prints `cores NAME X`, the median over the turns of one
+core's seconds divided by the row's.
 """
 
 import argparse
@@ -48,7 +48,7 @@ PARTS = ("round", "no image", "no server")  # the last two without clients' imag
 
 
 def work(options: argparse.Namespace) -> None:
-    """One process: compiles, says so, and answers each line of its input with the seconds of a round."""
+    """Compiles in one process, reports this, and answers each line of its input with the seconds of a round."""
     if hasattr(os, "sched_setaffinity"):
         mine = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, [mine[int(core)] for core in options.cores.split(",")])
@@ -92,15 +92,15 @@ def work(options: argparse.Namespace) -> None:
 
 
 def start(options: argparse.Namespace, npz: pathlib.Path, kind: str, part: str) -> list[subprocess.Popen]:
-    """The processes of a row, compiled and after their first round."""
+    """Starts a row's processes; returns them compiled and after their first round."""
     cores_of_each, devices, flags = KINDS[kind]
     names = ("model", "clients", "images", "anchors", "test_images", "rounds")
     shared = [f"--{name}={getattr(options, name)}" for name in names]
     shared += [f"--npz={npz}", f"--devices={devices}", f"--part={part}"]
     given = os.environ.get("XLA_FLAGS", "")
-    environment = {**os.environ, "XLA_FLAGS": f"{PLAIN_LOOPS} {flags} {given}".strip()}  # the last has the last word
+    environment = {**os.environ, "XLA_FLAGS": f"{PLAIN_LOOPS} {flags} {given}".strip()}  # the last flag counts
     processes = []
-    for cores in cores_of_each:  # one after the other, for compiling takes all cores
+    for cores in cores_of_each:  # in turn, because compiling uses all cores
         command = [sys.executable, __file__, "--work", *shared, f"--cores={','.join(map(str, cores))}"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         if process.stdout.readline().strip() != "ready":
@@ -111,7 +111,7 @@ def start(options: argparse.Namespace, npz: pathlib.Path, kind: str, part: str) 
 
 
 def seconds_of_a_round(processes: list[subprocess.Popen]) -> float:
-    """Seconds for each round when every process does one, all at once."""
+    """Seconds per round if all processes run a round at once."""
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()

@@ -1,11 +1,10 @@
-"""Lets the disk be full at several moments of a run: each must end in one line and be resumed to the bit.
+"""Fills the disk at several moments of a run: each must end with one line and be resumed to the bit.
 
     mkdir /tmp/small && sudo mount -t tmpfs -o size=32m tmpfs /tmp/small
     python benchmarks/disk_full.py --folder=/tmp/small
 
-A file takes all room of a small file system but a part of what a whole run needs. What is printed is a table in
-Markdown: the room, the exit status, the line, and whether the run, started again with room, has the results of one that
-was never stopped.
+A file fills a small file system except for a part of what a whole run needs. Prints a Markdown table: the room, the
+exit status, the line, and whether the run, resumed with enough room, has the results of an uninterrupted run.
 """
 
 import argparse
@@ -19,7 +18,7 @@ WORDS = ("--config.num_rounds=6", "--config.checkpoint_every=1", "--config.clien
 
 
 def run(folder: pathlib.Path) -> subprocess.CompletedProcess:
-    """Trains in a folder, from where it was stopped."""
+    """Trains in a folder, continuing a stopped run."""
     command = [sys.executable, str(ROOT / "launch.py"), f"--workdir={folder}", *WORDS]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 

@@ -1,15 +1,15 @@
-"""Rounds beside FedJAX, with the clients' images on the disk: its SQLite file against a memory-mapped npz.
+"""Compares rounds with FedJAX's for clients' images on the disk: its SQLite file against a memory-mapped npz.
 
     pip install fedjax                                     # in an environment with this library
     python benchmarks/fedjax_sqlite.py --folder=/tmp/beside
 
-Random images of 32x32x3 of --clients clients, one to 500 images each with a heavy tail; 10 clients a round, the same
+Random images of 32x32x3 at --clients clients, one to 500 images each with a heavy tail; 10 clients a round, the same
 for both. Both train FedAvg on all labels with the small CNN: one epoch in batches of 10, SGD with momentum, no
-normalisation, no augmentation; ours tests the model on 200 images, too. On one core, in turn, after each round was run
-once. Prints the medians over the rounds, with CPU seconds beside seconds:
+normalisation, no augmentation. Ours also tests the model on 200 images. Both run on one core, in turn, after an untimed
+run of each round. Prints medians over the rounds, with CPU seconds beside seconds:
 
 load        the images of the round's clients, from the disk (its pages are in memory) to the device
-round       a round, with reading its images
+round       a round, including reading its images
 """
 
 import argparse
@@ -33,7 +33,7 @@ from fedjax_ssl.run.feed import cohort_of, make_feed
 from fedjax_ssl.run.machine import use_machine
 from fedjax_ssl.run.programs import compile_program
 
-jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls it by this name, which JAX has no longer
+jax.tree_map = jax.tree.map  # FedJAX 0.0.17 uses this name, which JAX has removed
 MOST, COHORT, BATCH_SIZE, LEARNING_RATE, MOMENTUM = 500, 10, 10, 0.03, 0.9
 
 
@@ -53,7 +53,7 @@ def config_of(folder: pathlib.Path, clients: int):
 
 
 def write_sqlite(experiment: Experiment, path: pathlib.Path) -> None:
-    """The same clients as FedJAX stores them, with an example a row of each array."""
+    """Writes the same clients in FedJAX's format, an example per row of each array."""
     held = experiment.views.held
     with fedjax.SQLiteFederatedDataBuilder(str(path)) as file:
         file.add_many(

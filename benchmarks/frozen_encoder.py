@@ -1,12 +1,11 @@
-"""Seconds of a round on features that were encoded before, and with the encoder in each step.
+"""Seconds of a round on features encoded beforehand, and with the encoder in each step.
 
     python benchmarks/frozen_encoder.py
     python benchmarks/frozen_encoder.py --side=224 --rounds=3
 
 ViT-S/16 with random weights, on random images resized to SIDE pixels: FixMatch, 4 clients of 32 images a round, one
-epoch in batches of 10. With the encoder in the loop there are adapters of rank 4 in its last block, whose gradients
-need that block alone; on features a linear head is trained. Seconds are those of `timings.jsonl`, the median without
-the first round.
+epoch in batches of 10. The encoder in the loop has adapters of rank 4 in its last block, whose gradients need only this
+block. On features a linear head is trained. Seconds are from `timings.jsonl`: the median without the first round.
 """
 
 import argparse
@@ -18,11 +17,11 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # this library, wherever it is started
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # this library, from any working directory
 
 
 def random_weights(path, encoder, side):
-    """Writes weights that are drawn at random."""
+    """Writes random weights."""
     import jax
     import numpy as np
 
@@ -34,7 +33,7 @@ def random_weights(path, encoder, side):
 
 
 def random_images(path):
-    """Writes 320 images for training and 40 for the test, of 10 classes and 32 x 32 pixels."""
+    """Writes 320 training and 40 test images, of 10 classes and 32 x 32 pixels."""
     import numpy as np
 
     random = np.random.default_rng(0)

@@ -1,24 +1,24 @@
-"""Federations larger than memory: resident memory, time of a round, time to start and to report.
+"""Federations larger than memory: resident memory, and times of a round, the start and the report.
 
     python benchmarks/giant.py --folder=/tmp/giant --json=giant.json
     python benchmarks/giant.py --folder=/tmp/giant --only=heavy,million
 
-Each row is `launch.py train` in a process of its own, FixMatch, FedU or FedMatch with the small CNN and 10 clients a
-round, on random images that it makes in the folder:
+Each row is a new process with `launch.py train`: FixMatch, FedU or FedMatch with the small CNN and 10 clients a round,
+on random images that it writes to the folder:
 
 heavy       59,991 clients: one of 600,000 images of 8x8, the others of 10
 thousand    1,000 clients of one image
 million     1,000,000 clients of one image
 zipf        1,000,000 clients, sizes by a Zipf law, at most 2,000
-overflow    342,477 clients of StackOverflow's number, 2 images each
-flair       51,414 clients and 345,879 images of 64x64x3, 4.2 GB, with a heavy tail, as FLAIR has; the process may have
+overflow    342,477 clients as in StackOverflow, 2 images each
+flair       51,414 clients and 345,879 images of 64x64x3, 4.2 GB, with a heavy tail, as in FLAIR; the process may have
             2.5 GB of memory of its own (RLIMIT_DATA)
 flair_device   the same with all images on the device, without the limit
-fedu_disk   FedU, 100,000 clients, each with a model that it keeps, in clients.sqlite; with the size of the file
+fedu_disk   FedU, 100,000 clients, each with its own model in clients.sqlite; also the size of the file
 fedu_host   the same on the host
-fedmatch_disk  FedMatch, 100,000 clients, of each of which the server remembers two models, in clients.sqlite
+fedmatch_disk  FedMatch, 100,000 clients, for each of which the server remembers two models in clients.sqlite
 
-'start' is until the first round begins without compiling, 'report' from the last round to the end.
+'start' is the time until the first round begins, without compiling; 'report' is from the last round to the end.
 """
 
 import argparse
@@ -39,7 +39,7 @@ SERVER, TEST = 500, 200
 
 
 class Case(NamedTuple):
-    """A row."""
+    """A row of the table."""
 
     sizes: np.ndarray  # of the clients
     side: int = 8
@@ -74,7 +74,7 @@ def cases() -> dict[str, Case]:
 
 
 def make(case: Case, folder: pathlib.Path) -> None:
-    """Writes data.npz and partition.npz, image by image block, so that little memory is needed."""
+    """Writes data.npz and partition.npz in blocks of images, which needs little memory."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "partition.npz").exists():
         return
@@ -93,7 +93,7 @@ def make(case: Case, folder: pathlib.Path) -> None:
 
 
 def measure(name: str, case: Case, folder: pathlib.Path, rounds: int) -> dict[str, object]:
-    """Trains a row; its figures."""
+    """Trains a row; returns its figures."""
     make(case, folder)
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
@@ -146,14 +146,14 @@ def measure(name: str, case: Case, folder: pathlib.Path, rounds: int) -> dict[st
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Waits; the most resident memory of the process itself, bytes."""
+    """Waits for a process; returns its peak resident memory in bytes."""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return usage.ru_maxrss * 1024
 
 
 def main() -> None:
-    """Makes, trains, prints, writes."""
+    """Makes the data, trains, prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--only", default=",".join(cases()))

@@ -1,26 +1,26 @@
-"""Everything that is worth measuring on a GPU, in one command that may be stopped and started again.
+"""Everything worth measuring on a GPU, in one command that may be stopped and resumed.
 
     python benchmarks/gpu.py --npz=cifar10.npz          # with real CIFAR-10: x_train, y_train, x_test, y_test
-    python benchmarks/gpu.py --minutes=2                # random images, which time the same; no accuracy of use
-    python benchmarks/gpu.py --tiny --out=tiny.json     # every part on any machine in minutes, to see that it runs
+    python benchmarks/gpu.py --minutes=2                # random images: the same times, no useful accuracy
+    python benchmarks/gpu.py --tiny --out=tiny.json     # every part on any machine in minutes, as a check
     python benchmarks/gpu.py --parts=steps,torch --backbones=wrn28_2 --dtypes=bfloat16 --lanes=10,1 --forms=grouped
 
-It needs no network and no configuration file. Each part has a process and --minutes of its own; what it has measured by
-then stays in --out. The same command again measures what is missing there, and at the end prints all of it as one
-table. Programs are compiled side by side, which takes most of the time: on an H100 with 16 cores about a minute for
-three steps. All is for 45 minutes of a GPU, the fourth command for ten. Parts, in the order of their worth:
+It needs no network and no configuration file. Each part has its own process and --minutes; its figures stay in --out.
+The same command measures what is missing there, and finally prints one table. Programs are compiled side by side, which
+takes most of the time: on an H100 with 16 cores about a minute for three steps. Everything takes 45 minutes of a GPU,
+the fourth command ten. Parts, the most useful first:
 
   rounds  whole rounds of FedAnchor and of SemiFL on CIFAR-10 (100 clients, LDA 0.1, 10 a round, 5 epochs in batches of
-          10), in both dtypes: seconds a round, and the share of this GPU's matrix products and of its memory's rate
-  torch   the same local step in PyTorch, one client after the other: eager as research code writes it, with channels
-          last, with bfloat16, and by torch.compile; beside it ours, see benchmarks/peer.py. A step is SemiFL's and
+          10), in both dtypes: seconds a round, and the share of this GPU's matrix-product and memory rates
+  torch   the same local step in PyTorch, one client after the other: eager as in research code, with channels last,
+          with bfloat16, and with torch.compile, compared with ours; see benchmarks/peer.py. A step is SemiFL's and
           FedAnchor's: a fix pass and a mix pass on batches of 10
-  steps   our local step alone, under every form of the lanes' convolutions, for several numbers of lanes
+  steps   our local step alone, for every form of the lanes' convolutions and several numbers of lanes
   pfl     rounds of pfl-research's benchmark on CIFAR-10 (1,000 independent clients of 50 images, 50 a round, an epoch
-          in batches of 10), to set beside the minutes for 1,500 rounds of Granqvist et al., NeurIPS 2024, table 1
-  run     FedAnchor's 500 rounds in bfloat16 with their accuracy; it takes several starts if it does not fit into one
+          in batches of 10), to compare with the minutes for 1,500 rounds of Granqvist et al., NeurIPS 2024, table 1
+  run     FedAnchor's 500 rounds in bfloat16 with their accuracy; several starts if one is too short
 
-Milliseconds a step are those of one client: the time of all lanes, divided by them.
+Milliseconds a step are per client: the time of all lanes divided by their number.
 """
 
 import argparse
@@ -50,12 +50,12 @@ TINY = {
     "run_rounds": 2,
     "repeats": 1,
 }
-# What a step costs, in the words of the table.
+# The table's names of the times.
 STEP, ROUND = "ms a step", "s a round"
 
 
 def rounds(options):
-    """Rounds of whole programs."""
+    """Times rounds of whole programs."""
     for backbone, dtype, method in itertools.product(
         options.backbones.split(","), options.dtypes.split(","), ("fedanchor", "semifl")
     ):
@@ -64,18 +64,18 @@ def rounds(options):
 
 
 def pfl_rounds(options):
-    """The same of pfl-research's configuration."""
+    """Times rounds of pfl-research's configuration."""
     for dtype in options.dtypes.split(","):
         config = functools.partial(pfl_config, dtype, options)
         yield f"FedAvg, pfl-research's CNN, {dtype}", functools.partial(time_rounds, config, 1500, options)
 
 
 def time_rounds(make_config, whole: int, options):
-    """Compiles rounds. The function that it returns measures seconds a round, and how far that is from the floors.
+    """Compiles rounds; returns a function that measures seconds a round and the shares of the machine's rates.
 
     Args:
         make_config: of the experiment.
-        whole: the rounds of a run.
+        whole: number of rounds of a run.
         options: of the command line.
     """
     import jax
@@ -88,7 +88,7 @@ def time_rounds(make_config, whole: int, options):
 
     config = make_config()
     config.rounds_per_dispatch = max(options.rounds, options.warm_rounds)
-    config.semifl.threshold = 0.0  # a model of so few rounds is sure of nothing, and would train on nothing
+    config.semifl.threshold = 0.0  # after so few rounds a model has no confident label, and would train on nothing
     experiment = build_experiment(config)
     with use_machine(config, experiment.data) as machine:
         started = time.perf_counter()
@@ -112,7 +112,7 @@ def time_rounds(make_config, whole: int, options):
                 steps.append(float(local_steps[: options.rounds].sum()) / options.rounds)
             lanes = machine.lanes(config.clients_per_round)
         dtype, second, step = config.model.dtype, statistics.median(seconds), statistics.mean(steps)
-        # A step reads and writes parameters, momentum and gradient; activations come on top.
+        # A step reads and writes parameters, momentum and gradient, in addition to activations.
         numbers = sum(leaf.size for leaf in jax.tree.leaves(state.model.params))
         return {
             STEP: 1e3 * second / step,
@@ -131,7 +131,7 @@ def time_rounds(make_config, whole: int, options):
 
 
 def torch_steps(options):
-    """The peer's forms, and ours beside them."""
+    """The peer's forms, and ours for comparison."""
     import peer
     import torch
 
@@ -151,7 +151,7 @@ def torch_steps(options):
 
 
 def time_peer(peer, backbone: str, options, side: str, **form):
-    """A cohort's round by one of both sides. PyTorch's compiler runs with the first call, for it allows no threads."""
+    """Times a cohort's round of one side. PyTorch compiles in the first call, as its compiler allows no threads."""
     import jax
     from harness import seconds_of
 
@@ -170,7 +170,7 @@ def time_peer(peer, backbone: str, options, side: str, **form):
 
 
 def steps(options):
-    """Forms of the lanes' convolutions."""
+    """Times forms of the lanes' convolutions."""
     from fedjax_ssl.models.passes import LANE_FORMS
 
     dtypes, lanes = options.dtypes.split(","), list(map(int, options.lanes.split(",")))
@@ -182,7 +182,7 @@ def steps(options):
 
 
 def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, number: int = 20):
-    """A loop of local steps over all lanes."""
+    """Times a loop of local steps over all lanes."""
     import jax
     import jax.numpy as jnp
     from harness import seconds_of
@@ -232,7 +232,7 @@ def run(options):
 
 
 def whole_run(backbone: str, options) -> dict:
-    """The run, continued where it was stopped; its folder is beside the results."""
+    """Trains or resumes the run in a folder beside the results."""
     from fedjax_ssl import train
 
     workdir = pathlib.Path(options.out).with_suffix("") / f"run_{backbone}"
@@ -249,7 +249,7 @@ def whole_run(backbone: str, options) -> dict:
 
 
 def images_of(options) -> str:
-    """The given images, or random ones beside the results."""
+    """The path of the given images, or of random ones beside the results."""
     from harness import random_npz
 
     return options.npz or random_npz(pathlib.Path(options.out).with_suffix("") / "random.npz")
@@ -288,7 +288,7 @@ def pfl_config(dtype: str, options):
 
 
 def pfl_cnn(dtype):
-    """pfl-research's simple_cnn without dropout: two convolutions without padding, a maximum, a hidden layer of 128."""
+    """pfl-research's simple_cnn without dropout: two unpadded convolutions, max pooling, a hidden layer of 128."""
     import flax.linen as nn
 
     from fedjax_ssl.models.layers import max_pool2d
@@ -307,7 +307,7 @@ def pfl_cnn(dtype):
 
 @functools.cache
 def matrix_product_rate(dtype: str) -> float:
-    """The most floating-point operations a second of a square matrix product."""
+    """The highest rate of a square matrix product, in floating-point operations per second."""
     import jax
     import jax.numpy as jnp
     from harness import seconds_of
@@ -320,7 +320,7 @@ def matrix_product_rate(dtype: str) -> float:
 
 @functools.cache
 def memory_rate() -> float:
-    """Bytes a second that a copy reads and writes."""
+    """Bytes per second that a copy reads and writes."""
     import jax
     import jax.numpy as jnp
     from harness import seconds_of
@@ -333,7 +333,7 @@ def memory_rate() -> float:
 PARTS = {"rounds": rounds, "torch": torch_steps, "steps": steps, "pfl": pfl_rounds, "run": run}
 
 
-# --- A process and a time for each part. ------------------------------------------------------------------------------
+# --- A process and a time limit for each part. ------------------------------------------------------------------------
 
 
 def rows_of(path: pathlib.Path) -> list[dict]:
@@ -341,9 +341,9 @@ def rows_of(path: pathlib.Path) -> list[dict]:
 
 
 def measure(part: str, options) -> None:
-    """Measures what of a part is not in the file, and writes each figure as soon as it is there.
+    """Measures the part's figures that are not in the file, and writes each at once.
 
-    Programs are compiled side by side, `options.compilers` of them, and then measured one after the other.
+    Compiles `options.compilers` programs side by side, then measures them one after the other.
     """
     from harness import describe
 
@@ -357,7 +357,7 @@ def measure(part: str, options) -> None:
         for what, measured in compiled:
             try:
                 row = {"part": part, "what": what, **measured.result()()}
-            except Exception as error:  # such as too little memory: the others are measured all the same
+            except Exception as error:  # such as too little memory: measure the others all the same
                 why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
                 row = {"part": part, "what": what, "more": {"failed": why}}
             print(text_of(row), flush=True)
@@ -405,7 +405,7 @@ def main() -> int:
     if options.tiny:
         vars(options).update(TINY)
     if options.in_this_process:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background commands ignore
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
         with contextlib.suppress(KeyboardInterrupt):  # at the end of its time
             measure(options.in_this_process, options)
         return 0
@@ -413,12 +413,12 @@ def main() -> int:
     for part in options.parts.split(","):
         print(f"== {part}, at most {options.minutes:g} minutes", flush=True)
         command = [sys.executable, __file__, *sys.argv[1:], f"--in_this_process={part}"]
-        environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # PyTorch has its own
+        environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # PyTorch needs memory, too
         process = subprocess.Popen(command, env=environment)
         try:
             process.wait(60 * options.minutes)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # a run saves its round
+            process.send_signal(signal.SIGINT)  # a run then saves its round
             try:
                 process.wait(60)
             except subprocess.TimeoutExpired:

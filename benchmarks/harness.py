@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing in turn, describing the machine, printing and writing a table."""
+"""Shared by the benchmarks: timing in turn, describing the machine, printing and writing a table."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from fedjax_ssl.data import FederatedData
 
 
 def seconds_of(sides: dict[str, Callable], repeats: int) -> dict[str, list[float]]:
-    """Times functions in turn, so that whatever else the machine does meets all of them alike.
+    """Times functions in turn, so that other work of the machine affects all of them alike.
 
     Args:
-        sides: name -> a function whose result is waited for. Each is called once beforehand: compilation, and
-            whatever else only a first call does, is left out.
-        repeats: how often each is timed.
+        sides: name -> a function, whose result is waited for. Each is called once without timing, which excludes
+            compilation.
+        repeats: number of timed calls of each.
 
     Returns:
         The seconds of each call.
@@ -38,10 +38,10 @@ def seconds_of(sides: dict[str, Callable], repeats: int) -> dict[str, list[float
 
 
 def hold_to_one_core() -> None:
-    """Holds this process to one core, with XLA's options of the command line; before JAX starts.
+    """Holds this process to one core, with the command line's XLA options; call before JAX starts.
 
-    That is what one client has there. Without the hold operations may take all cores whatever XLA is told: the library
-    that it hands products to has threads of its own. Where processes cannot be held to cores nothing changes.
+    The command line gives a client one core. Unless held, operations may use all cores whatever XLA is told, because
+    XLA's library for products has its own threads. On systems without core affinity this does nothing.
     """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
@@ -72,7 +72,7 @@ def write(path: str, machine: dict, rows: list[dict], table: bool = True) -> Non
 
 
 def write_tables(path: str, machine: dict, tables: dict[str, list[dict]]) -> None:
-    """Like `write`, for several tables by name, whose rows have different keys."""
+    """Like `write`, for several tables by name whose rows have different keys."""
     print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items()))
     for name, rows in tables.items():
         print(f"\n{name}")
@@ -88,13 +88,13 @@ def random_federation(
     server_labels: int = 1,
     num_test: int = 1,
 ) -> FederatedData:
-    """A federation of random images, for timing: what the images show changes no time.
+    """A federation of random images for timing; the images' content changes no time.
 
     Args:
         client_index: int [K, n], rows of each client, from 0 to num_images - 1; a row may have several owners.
-        num_images: of the clients; as many more as there are anchors come behind them.
+        num_images: of the clients; the server's images follow them.
         image_shape: (height, width, channels).
-        num_classes: C. Every image's label is visible, for benchmarks whose clients are given theirs.
+        num_classes: C. All labels are visible, for benchmarks that give clients their labels.
         server_labels: labelled images at the server.
         num_test: test images.
     """
@@ -118,7 +118,7 @@ def random_federation(
 
 
 def random_npz(path: pathlib.Path) -> str:
-    """The path of an npz with random images in the shape of CIFAR-10; it is written if it is missing."""
+    """The path of an npz with random images of CIFAR-10's shape; written if missing."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         rng, sizes = np.random.default_rng(0), {"train": 50_000, "test": 10_000}
@@ -128,7 +128,7 @@ def random_npz(path: pathlib.Path) -> str:
 
 
 def print_table(rows: list[dict]) -> None:
-    """Rows of the same keys as a Markdown table."""
+    """Prints rows with equal keys as a Markdown table."""
     names = list(rows[0])
     print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
     for row in rows:

@@ -1,10 +1,10 @@
-"""Draws a sweep's table as heat maps: accuracies of means of uploads under attacks, in docs/results/robustness.md.
+"""Draws a sweep's table as heat maps: accuracies of aggregation rules under attacks, in docs/results/robustness.md.
 
     python benchmarks/heat_map.py runs/untrusted/attacks --grid=attack.share --out=docs/images/attacks.png
 
-Rows of the table have names such as 'FedAnchor, median, noise': a panel for each first word, a row for each second one,
-columns for each third one with the values of the grid's field, in the order of the table. Of an unfinished row the cell
-stays empty. Needs matplotlib.
+Rows of the table have names such as 'FedAnchor, median, noise': a panel for each first word, a row for each second
+word, columns for each third word with the values of the grid's field, in the table's order. Cells of unfinished rows
+are empty. Needs matplotlib.
 """
 
 import argparse

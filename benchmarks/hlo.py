@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program: what it computes, how often, for which line of Python, and what it costs."""
+"""Reads a compiled program's text: its computations, how often each runs, its Python lines, and its cost."""
 
 import collections
 import functools
@@ -18,10 +18,10 @@ class Instruction(NamedTuple):
     """An instruction.
 
     Attributes:
-        name: of it.
-        type: of its result, as the text has it.
+        name: its name.
+        type: of its result, as in the text.
         opcode: such as 'fusion'.
-        line: the whole.
+        line: the whole line.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Instruction(NamedTuple):
 
     @property
     def cycles(self) -> int:
-        """What the TPU's compiler estimates; 0 where it says nothing."""
+        """The TPU compiler's estimate; 0 if there is none."""
         return int(self.attribute(r'"estimated_cycles":"(\d+)"', "0"))
 
     @property
@@ -51,17 +51,17 @@ class Instruction(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Of the result."""
+        """The size of the result."""
         return sum(_BYTES.get(dtype, 4) * size(shape) for dtype, shape in self.arrays)
 
     @property
     def convolution(self) -> str:
-        """Its kind, such as 'convolution 3x3' or 'BackwardFilter 3x3 in 10 groups'; '' if it is none."""
+        """Its kind, such as 'convolution 3x3' or 'BackwardFilter 3x3 in 10 groups'; '' for other instructions."""
         cudnn = self.attribute(r'custom_call_target="__cudnn\$conv(\w+)"')
         if self.opcode != "convolution" and not cudnn:
             return ""
         window = self.attribute(r"window=\{size=([\dx]+)")
-        if "x" not in window:  # of one axis: a batch of products
+        if "x" not in window:  # one axis: a batch of products
             return "matrix product"
         groups = [self.attribute(rf"{kind}_group_count=(\d+)", "1") for kind in ("feature", "batch")]
         words = [f" in {number} {kind}groups" for number, kind in zip(groups, ("", "batch ")) if number != "1"]
@@ -77,7 +77,7 @@ class Program:
     """A compiled program's text.
 
     Args:
-        text: what `jax.stages.Compiled.as_text` gives.
+        text: from `jax.stages.Compiled.as_text`.
     """
 
     def __init__(self, text: str):
@@ -112,7 +112,7 @@ class Program:
         }
 
     def files(self, instruction: Instruction) -> Iterator[str]:
-        """The files of the lines of Python that it comes from, the innermost first."""
+        """The files of the Python lines that it comes from, innermost first."""
         frame = instruction.attribute(r"stack_frame_id=(\d+)")
         seen = set()
         while frame in self._frames and frame not in seen:  # the outermost is its own parent
@@ -121,14 +121,13 @@ class Program:
             yield self._files[self._file_of[location]]
 
     def walk(self, computation: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
-        """The instructions that are run one after the other, and how often each.
+        """The instructions in the order of their runs, and how often each runs.
 
-        Loops of a length that the text does not tell count once, and so does every branch of a condition. What lies
-        inside a fusion is one instruction.
+        Loops of unknown length count once, and so does every branch of a condition. A fusion is one instruction.
 
         Args:
             computation: where to begin; None: with the whole program.
-            times: how often that is run.
+            times: how often it runs.
         """
         for instruction in self.computations[computation or self.entry]:
             yield instruction, times
@@ -144,7 +143,7 @@ class Program:
                     yield from self.walk(name, times)
 
     def parts(self, instruction: Instruction) -> Iterator[Instruction]:
-        """The instruction, or what lies inside of it if it is a fusion."""
+        """The instruction, or the instructions inside a fusion."""
         if instruction.opcode != "fusion":
             yield instruction
             return
@@ -152,14 +151,14 @@ class Program:
             yield from self.parts(part)
 
     def convolutions(self, computation: str | None = None) -> dict[str, int]:
-        """How many there are of each kind, see `Instruction.convolution`; one in a loop counts once."""
+        """The number of convolutions of each kind, see `Instruction.convolution`; one in a loop counts once."""
         inside = (part for one, _ in self.walk(computation) for part in self.parts(one))
         return dict(collections.Counter(kind for part in inside if (kind := part.convolution)).most_common())
 
     def collectives(self) -> dict[str, dict[str, float]]:
-        """Kind -> {'number', 'megabytes' of the results}; one in a loop of unknown length counts once.
+        """Kind -> {'number', 'megabytes' of the results}; a collective in a loop of unknown length counts once.
 
-        One that is spread over the operations that it runs beside has an instruction in each, all of one channel.
+        A collective that is spread over concurrent operations has an instruction in each, all with one channel.
         """
         found: dict[str, dict[str, float]] = {}
         channels: set[str] = set()
@@ -175,7 +174,7 @@ class Program:
         return found
 
     def copies_of(self, dtype: str, shape: tuple[int, ...]) -> list[str]:
-        """Names of the instructions whose results are as large as an array, and of its dtype, but are not the array."""
+        """Names of instructions whose results have an array's size and dtype, but are not the array."""
         same = ("parameter", "bitcast", "get-tuple-element", "tuple", "while", "call", "conditional")
         return [
             one.name

@@ -3,11 +3,11 @@
     python benchmarks/layers.py            # both tables
     python benchmarks/layers.py --steps    # whole training steps only
 
-Every iteration of the loop depends on the last one's result, as local training steps do. Each figure is the
-least of several timings after a warm-up. '+back' is one forward pass and both gradients, three times the
-arithmetic of the forward pass; GFLOP/s count the plain sum's, also of 'winograd', which does about half of it. XLA's
-options are those of Wide-ResNet-28-2, and a training step's those of its own. On a CPU an operation has one
-core, as a client of the command line's has; with --all_cores all of them.
+Each iteration depends on the previous result, as in local training. Figures are minima of several timings after a
+warm-up. '+back' is a forward pass with both gradients, three times the arithmetic of the forward pass. GFLOP/s count
+the plain sum's operations, also for 'winograd', which does about half of them. XLA's options are those of
+Wide-ResNet-28-2, and for a training step those of its own model. On a CPU an operation has one core, as for a client of
+the command line, or all with --all_cores.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from fedjax_ssl.models.cpu.convolution import FEW_CHANNELS
 from fedjax_ssl.models.layers import conv2d
 from fedjax_ssl.run.machine import find_machine
 
-BUDGET = 0.15  # seconds of a measurement, about
+BUDGET = 0.15  # approximate seconds of a measurement
 IMPLEMENTATIONS = ("lax", "custom_backward", "winograd")
 # (side, channels in, channels out, stride): the 3x3 convolutions of the small CNN, WRN-28-2 and ResNet-18.
 SHAPES = (
@@ -53,7 +53,7 @@ STEPS = (
 
 
 def seconds_per_iteration(body, state, compiler_options):
-    """Least time of one application of `body`, repeated inside one compiled loop."""
+    """The minimum time of one application of `body`, repeated inside one compiled loop."""
 
     @functools.partial(jax.jit, compiler_options=compiler_options)
     def loop(state, iterations):
@@ -73,7 +73,7 @@ def seconds_per_iteration(body, state, compiler_options):
 
 
 def time_convolution(batch, shape, implementation, backward):
-    """Seconds of one convolution, or of one with both its gradients."""
+    """Seconds of one convolution, or of one with both gradients."""
     side, channels, features, stride = shape
     x_key, kernel_key = jax.random.split(jax.random.key(0))
     x = jax.random.normal(x_key, (batch, side, side, channels))
@@ -85,7 +85,7 @@ def time_convolution(batch, shape, implementation, backward):
             y = lax.optimization_barrier(conv2d(x, kernel, stride, implementation))
             return x + 1e-30 * y[0, 0, 0, 0], kernel
         y, vjp = jax.vjp(lambda x, kernel: conv2d(x, kernel, stride, implementation), x, kernel)
-        # The barriers keep the compiler from computing only what is used of a result.
+        # Without the barriers the compiler would compute only the used part of a result.
         x_gradient, kernel_gradient = lax.optimization_barrier(vjp(lax.optimization_barrier(y)))
         return x + 1e-30 * x_gradient[0, 0, 0, 0], kernel + 1e-30 * kernel_gradient[0, 0, 0, 0]
 
@@ -93,14 +93,14 @@ def time_convolution(batch, shape, implementation, backward):
 
 
 def config_of(name):
-    """The configuration of a backbone, whose programs' options depend on it."""
+    """The configuration of a backbone; it decides the programs' options."""
     config = base_config()
     config.model.update(name=name, normalisation="static")
     return config
 
 
 def time_step(name, image_shape, batch, views, masked):
-    """Seconds of one step of stochastic gradient descent on cross-entropy."""
+    """Seconds of one SGD step on cross-entropy."""
     config = config_of(name)
     model = build_model(config.model, num_classes=10)
     images = jax.random.normal(jax.random.key(0), (views * batch, *image_shape))
@@ -134,7 +134,7 @@ def main():
                 side, channels, features, stride = shape
                 flops = 2 * 9 * batch * (-(-side // stride)) ** 2 * channels * features
                 times = [(flops, time_convolution(batch, shape, None, False), 14)]
-                # Once is enough of the naive path: it takes seconds for one large convolution.
+                # The naive path is timed once, because one large convolution takes seconds.
                 left_out = {"lax"} if batch != 10 else set()
                 if stride > 1 or channels < FEW_CHANNELS:
                     left_out.add("winograd")

@@ -1,27 +1,27 @@
-"""How near the local step comes to what the machine can do; prints `limit NAME X`, a share of the matrix-product rate.
+"""Measures how near the local step comes to the machine's limit; prints `limit NAME X`, a share of the matrix-product
+rate.
 
     python benchmarks/limit.py --out=limit.json
     python benchmarks/limit.py --models=wrn28_2,cnn --repeats=9
 
-The numerator is the arithmetic of a client's SGD step (a fix pass and a mix pass on 10 images each, both augmented,
-running batch statistics, momentum, weight decay, clipping: the setting of peer.py) over its time, inside the engine's
-own compiled loop: as many clients as the backend has lanes by default, each of --steps steps. Labels are given, so that
-labelling costs nothing; handing out jobs and writing results is in the time.
+The numerator is the arithmetic of a client's SGD step divided by its time inside the engine's compiled loop. The
+setting is that of peer.py: a fix pass and a mix pass on 10 images each, both augmented, running batch statistics,
+momentum, weight decay and clipping. The backend's default number of lanes trains as many clients, each for --steps
+steps. Labels are given, so labelling costs nothing; the time includes distributing jobs and writing results.
 
-The arithmetic is counted from the layers: 2 kernel_h kernel_w in out for each output position of a convolution and
-2 in out for a linear layer, three times over (forward pass, gradient of the input, gradient of the kernel), but twice
-for the first layer, whose input needs no gradient. Normalisation, activations, augmentation and the optimiser count
-nothing, nor does a backward pass that does more than it needs: it can only lower the share. Positions in the padding
-are counted, as everywhere. Wide-ResNet-28-2 by pencil: 428.7 million for the convolutions' forward pass on one image,
-25,704.7 million for the step. 'XLA / by layers' compares with the compiler's own count of the whole unoptimised step
-(which leaves the padding out, and counts everything else in).
+The arithmetic is counted by layers: 2 kernel_h kernel_w in out for each output position of a convolution and 2 in out
+for a linear layer, three times (forward pass, gradient of the input, gradient of the kernel), but twice for the first
+layer, whose input needs no gradient. Normalisation, activations, augmentation, the optimizer and superfluous work in
+the backward pass do not count, which can only lower the share. Positions in the padding count, as usual. For
+Wide-ResNet-28-2, by hand: 428.7 million for the convolutions' forward pass on one image, 25,704.7 million for the step.
+'XLA / by layers' compares with the compiler's count of the whole unoptimised step (without the padding, with everything
+else).
 
-The denominator is the best rate of any product of two square float32 matrices (--sizes), in a compiled loop whose
-iterations depend on each other and as a single call, with XLA's default options and with those of large backbones
-("options"), at JAX's default precision, which is also that of the
-convolutions (on a GPU this may be TF32). On a CPU both have one core, as a client of the command line's has;
-with --all_cores all of them. Step and products are timed in turn. `limit` takes the least of each one's timings,
-'limit by medians' the medians.
+The denominator is the best rate of any product of two square float32 matrices (--sizes), in a compiled loop of
+dependent iterations and as a single call, with XLA's default options and with those of large backbones ("options"). The
+precision is JAX's default, as for the convolutions (on a GPU perhaps TF32). On a CPU both have one core, as a client of
+the command line has, or all with --all_cores. Step and products are timed in turn. `limit` uses the minima of the
+timings, 'limit by medians' the medians.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def make_problem(name: str, batch_size: int, rand_augment: bool) -> Problem:
 
 
 def make_phase(problem: Problem) -> Phase:
-    """Fix and mix training in which every image comes with its label, so that all clients are of one length."""
+    """Fix and mix training in which every image has its label, so that all clients have equal lengths."""
 
     def label(broadcast, data, examples):
         return Labelled(Report(examples.labels, examples.present))
@@ -85,7 +85,7 @@ def make_phase(problem: Problem) -> Phase:
 
 def step_arithmetic(network: Network, batch_size: int) -> int:
     """Floating-point operations of one SGD step's convolutions and linear layers; see the module's docstring."""
-    forward = {}  # path of the layer -> operations, in the order in which they run
+    forward = {}  # path of the layer -> operations, in the order of their runs
 
     def count(layer, arguments, keywords, context):
         y = layer(*arguments, **keywords)
@@ -102,7 +102,7 @@ def step_arithmetic(network: Network, batch_size: int) -> int:
     mask = jax.ShapeDtypeStruct((batch_size,), bool)
     with nn.intercept_methods(count):
         jax.eval_shape(network.train, model, (view,) * VIEWS, mask)
-    # The anchor head is computed for nobody, and the compiler leaves it out.
+    # Nothing uses the anchor head, and the compiler removes it.
     forward = {path: operations for path, operations in forward.items() if path[0] in PARTS}
     kernels = [leaf for part in PARTS for leaf in jax.tree.leaves(model.params[part]) if leaf.ndim > 1]
     assert len(forward) == len(kernels), f"{len(kernels)} kernels, but {len(forward)} layers were met: {list(forward)}"
@@ -111,7 +111,7 @@ def step_arithmetic(network: Network, batch_size: int) -> int:
 
 
 def compiler_arithmetic(phase: Phase, broadcast, data, cohort: Cohort) -> float:
-    """XLA's count of everything in one step of one client, before any optimisation."""
+    """XLA's count of everything in one step of one client, before optimisation."""
     jobs = jax.eval_shape(lambda *arguments: phase.prepare(*arguments, None), broadcast, data, cohort)
     work = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), jobs.work)
     carry = jax.eval_shape(phase.start, broadcast, data, work, {})
@@ -120,7 +120,7 @@ def compiler_arithmetic(phase: Phase, broadcast, data, cohort: Cohort) -> float:
 
 
 def training_side(name: str, options) -> tuple[Callable, dict]:
-    """A function that trains a cohort in one program, and a row with its arithmetic ('operations' of all of it)."""
+    """A function that trains a cohort in one program, and a row with its arithmetic ('operations')."""
     problem = make_problem(name, options.batch_size, options.rand_augment)
     machine = find_machine(problem.config)
     lanes = options.lanes or machine.lanes(problem.config.clients_per_round)
@@ -154,7 +154,7 @@ def product_sides(size: int, budget: float, compiler: dict) -> tuple[dict[str, C
     """Square matrix products: functions by name, in a loop and as a single call, and the operations of each."""
     kind = f"{size}, options" if compiler else f"{size}"
     keys = jax.random.split(jax.random.key(size))
-    # Divided by sqrt(size), so that neither powers of it nor their logarithms run away.
+    # Division by sqrt(size) keeps its powers from overflow and underflow.
     a, b = (jax.random.normal(key, (size, size)) / math.sqrt(size) for key in keys)
     loop = jax.jit(lambda a, b, count: jax.lax.fori_loop(0, count, lambda _, x: x @ b, a), compiler_options=compiler)
     once = jax.jit(lambda a, b: a @ b, compiler_options=compiler)

@@ -1,10 +1,10 @@
-"""Whether the memory of a process stays flat while it trains one run after the other, as a sweep does.
+"""Measures whether a process's memory stays constant while it trains run after run, as in a sweep.
 
     python benchmarks/memory.py --runs=8 --out=memory.json
 
-Each run is FedAnchor on the digits for two rounds, with another dimension of the anchor head, so that every one is
-compiled; the compilation cache is an empty folder. The resident memory of the process after each run, in MB; prints
-`memory growth X`, the last over the second. With --keep_freed the library does not give memory back.
+Each run is FedAnchor on the digits for two rounds. The anchor head's dimension differs, so each run is compiled; the
+compilation cache is an empty folder. Prints the process's resident memory after each run, in MB, and `memory growth X`,
+the last value divided by the second. With --keep_freed the library does not give memory back.
 """
 
 import argparse

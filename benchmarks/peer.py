@@ -1,16 +1,16 @@
-"""One client round against plain eager PyTorch as research code writes it; prints `ratio NAME X`, ours over theirs.
+"""Compares one client round with plain eager PyTorch as in research code; prints `ratio NAME X`, our time over theirs.
 
     pip install '.[bench]'
     python benchmarks/peer.py --out=peer.json            # both models
     python benchmarks/peer.py --models=cnn --repeats=9
 
 Both sides train the same cohort: by default 10 clients of 100 images, one local epoch in batches of 10, every image
-with its pseudo-label, a fix pass and a mix pass for each step, SGD with momentum, weight decay and clipping, running
-batch statistics, then the mean of the models. Both augment by a random flip and crop in batched tensor code (research
-code often runs RandAugment image by image on the host, which would flatter us; ours is timed with it, too, apart).
-PyTorch trains one client after the other, channels last, on all cores or on its GPU; we as the command line does, on
-a CPU with a client on every core (--devices=1: one client at a time on all of them). The runs alternate; a ratio is the
-median over the repeats. Before anything is timed both models are given the same weights and must agree.
+with its pseudo-label, a fix pass and a mix pass in each step, SGD with momentum, weight decay and clipping, running
+batch statistics, then the mean of the models. Both augment by a random flip and crop in batched tensor code. (Research
+code often runs RandAugment image by image on the host, which would flatter us; ours is timed with it separately.)
+PyTorch trains one client after the other, channels last, on all cores or on its GPU. Ours trains like the command line,
+on a CPU with a client on every core (--devices=1: one at a time on all cores). The runs alternate; a ratio is the
+median over the repeats. Before, both models get the same weights and must agree.
 """
 
 import argparse
@@ -46,7 +46,7 @@ CLASSES = 10
 PADDING = 4
 
 
-# --- PyTorch, written as research code writes it. ---------------------------------------------------------------------
+# --- PyTorch as in research code. -------------------------------------------------------------------------------------
 
 
 class TorchWideBlock(nn.Module):
@@ -64,7 +64,7 @@ class TorchWideBlock(nn.Module):
 
 
 class TorchWideResNet(nn.Module):
-    """Wide-ResNet-28-2; the names of the parts are those of `fedjax_ssl.models.wide_resnet`."""
+    """Wide-ResNet-28-2 with the part names of `fedjax_ssl.models.wide_resnet`."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +103,7 @@ class TorchBasicBlock(nn.Module):
 
 
 class TorchResNet18(nn.Module):
-    """ResNet-18 with the stem for small images; names as in `fedjax_ssl.models.resnet`."""
+    """ResNet-18 with the stem for small images and the names of `fedjax_ssl.models.resnet`."""
 
     def __init__(self):
         super().__init__()
@@ -126,7 +126,7 @@ class TorchResNet18(nn.Module):
 
 
 class TorchSmallCNN(nn.Module):
-    """The small CNN; names as in `fedjax_ssl.models.cnn`. Its hidden layer reads the positions in our order."""
+    """The small CNN with the names of `fedjax_ssl.models.cnn`. Its hidden layer reads positions in our order."""
 
     def __init__(self):
         super().__init__()
@@ -184,7 +184,7 @@ class TorchCohort:
         name, weights, images, labels, config, device: of the cohort.
         channels_last: the memory format of images and kernels.
         torch_dtype: of autocast; None: float32.
-        compiled: whether forward and backward passes are those of torch.compile.
+        compiled: whether torch.compile compiles forward and backward passes.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class TorchCohort:
         self.labels = torch.from_numpy(labels).long().to(device)
 
     def prepare(self, images):
-        """Raw levels to the network's input, as ours: mean 0.5, deviation 0.25."""
+        """Converts raw levels to the network's input as ours does: mean 0.5, deviation 0.25."""
         return ((images.float() / 255 - 0.5) / 0.25).contiguous(memory_format=self.memory_format)
 
     def logits(self, images):
@@ -283,7 +283,7 @@ class Sides(NamedTuple):
 
 @contextlib.contextmanager
 def both_sides(name, options, dtype="float32", **torch_form):
-    """A cohort's round by both, with the same weights and images.
+    """A cohort's round by both sides, with the same weights and images.
 
     Args:
         name: of a model.

@@ -1,9 +1,9 @@
-"""Draws the README's picture: accuracies over rounds, the mean and the range over seeds.
+"""Draws the README's picture: accuracies over rounds, as mean and range over seeds.
 
     python benchmarks/plot.py runs/mnist/fedanchor runs/mnist/server_only --out=docs/images/mnist.png
 
-Each argument is a folder of runs, one for each seed, as `benchmarks/seeds.py` and sweeps leave them; all must measure
-the same set each round, the test set or validation images. Needs matplotlib.
+Each argument is a folder with a run per seed, as written by `benchmarks/seeds.py` and sweeps. All must measure the same
+set each round, the test set or validation images. Needs matplotlib.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import read_run
 
-# Okabe and Ito's colours: apart for every kind of colour vision.
+# Okabe and Ito's colours, distinct for every kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 IN_USE, CLASSIFIER, SHARE = "pseudo_label_accuracy", "pseudo_label_accuracy_classification_head", "qualified_share"
 TITLES = {

@@ -1,13 +1,13 @@
-"""Faults at scale, of all kinds; docs/notebook/reliability.md has the figures, and the tests have each fault once.
+"""Faults of all kinds in large numbers; docs/notebook/reliability.md has the figures, and the tests have each fault
+once.
 
     python benchmarks/reliability.py                       # all parts, one after the other
     python benchmarks/reliability.py --part=flips,kills    # some
-    python benchmarks/reliability.py --list                # what there is, and how long it may take
+    python benchmarks/reliability.py --list                # all parts and their time limits
 
-Each part is a file of benchmarks/faults/, which says what it does. It stops making new tries when its minutes are
-over. What is printed is one table: how many tries each fault had, and how many ended right, in a line that names the
-fault, in silence with other results, with results lost, in a traceback. The exit status is 1 if there is one of the
-last three.
+Each part is a file of benchmarks/faults/, whose docstring describes it. A part makes no new tries after its time limit.
+Prints a table: each fault's tries, and how many ended right, with a line that names the fault, silently with other
+results, with lost results, with a traceback. The exit status is 1 if one of the last three occurs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from harness import describe, write
 
 
 def main() -> None:
-    """Reads the arguments, runs the parts, and writes what came out."""
+    """Reads the arguments, runs the parts, and writes the outcomes."""
     names = [module.name for module in pkgutil.iter_modules(faults.__path__) if module.name != "common"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default=",".join(names), help="names, with commas between; all by default")
@@ -37,7 +37,7 @@ def main() -> None:
     chosen = options.part.split(",")
     if unknown := set(chosen) - set(names):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    # Processes that the parts start load the library from here, too.
+    # Child processes load the library from here, too.
     root = str(pathlib.Path(__file__).resolve().parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     sys.path.insert(0, root)

@@ -1,15 +1,15 @@
-"""Whether it changes a result where a federation lies (`config.residence`): tiny runs of every method, bit by bit.
+"""Checks that the place of a federation's arrays (`config.residence`) changes no result: tiny runs of every method, bit
+by bit.
 
     python benchmarks/residences.py residences.json
     python benchmarks/residences.py residences.json --only='fixmatch*'
 
-Each case is trained twice for six rounds on the digits: on the device as a whole, and moved from place to place while
-it trains. A method whose clients remember something goes from the device to the disk, to the host and back to the
-device; any other from the host to the device. Equal must be the metrics of all rounds and the whole last state, the
-clients' memory included. On the disk nothing is kept in memory between rounds.
+Each case is trained twice for six rounds on the digits: wholly on the device, and moved between places during training.
+Methods with clients' memory move from the device to the disk, to the host and back to the device; others from the host
+to the device. The metrics of all rounds and the whole last state, including the clients' memory, must be equal. On the
+disk nothing is kept in memory between rounds.
 
-XLA does not optimise here, as in `unchanged.py`; XLA_FLAGS, which is read after that, may say otherwise. A file that is
-there already is completed.
+XLA does not optimise here, as in `unchanged.py`; XLA_FLAGS, read later, may change this. An existing file is completed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from fedjax_ssl.run import client_memory  # noqa: E402
 
 REMEMBERING = (("device", 1), ("disk", 3), ("host", 5), ("device", 6))  # places, and the rounds that end there
 OTHERS = (("host", 3), ("device", 6))
-# What makes the clients of any method remember something.
+# Options that give any method's clients a memory.
 OPTIONS = {
     "thresholds of a run": {"confidence.kind": "flexmatch", "confidence.memory": "run"},
     "lasting optimisers": {"client.persistent": True},
@@ -40,14 +40,14 @@ OPTIONS = {
     "own classifiers": {"personal_parts": ("classifier",)},
 }
 OF_METHODS = {
-    "fedpdm": {"fedpdm.adjustment": 0.0},  # grows with round / num_rounds, and the moved run gets more rounds each time
+    "fedpdm": {"fedpdm.adjustment": 0.0},  # grows with round / num_rounds; the moved run raises num_rounds
     "fedtrinet": {"fedtrinet.reference": "test"},  # the default reads all images at once
 }
 
 
 def cases():
-    """Name -> (method, fields): each method with the first of its settings, and the options."""
-    # Statistics of all clients are refused where only a round's are on the device.
+    """Name -> (method, fields): each method with its first setting, and the options."""
+    # Statistics of all clients are refused if only a round's clients are on the device.
     always = {"model.normalisation": "running"}
     of_methods = {
         name: (name, {"data.labels": entry.settings[0], **always, **entry.tiny, **OF_METHODS.get(name, {})})
@@ -60,7 +60,7 @@ def cases():
 
 
 def train_in(places, method, fields, folder):
-    """Trains a run in one place after the other, until so many rounds; its last state and metrics."""
+    """Trains a run in one place after the other; returns its last state and metrics."""
     for place, num_rounds in places:
         config = config_of(method, fields)
         config.num_rounds, config.checkpoint_every, config.checkpoint_every_persistent = num_rounds, 10, 10
@@ -71,7 +71,7 @@ def train_in(places, method, fields, folder):
 
 
 def compared(method, fields):
-    """How many arrays clients keep, and what differs, in words; '' if nothing."""
+    """The number of arrays that clients keep, and the differences in words; '' if none."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             state, metrics = train_in(REMEMBERING[-1:], method, fields, pathlib.Path(folder) / "whole")

@@ -1,46 +1,44 @@
-"""How a round grows with its clients, with their examples and with the federation, and how well the lanes are filled.
+"""Measures how a round's time grows with clients, examples and the federation, and how well lanes are filled.
 
     python benchmarks/scaling.py --out=scaling.json                    # all four parts
     python benchmarks/scaling.py --parts=lanes                         # counts, no clock: about a minute
     python benchmarks/scaling.py --parts=clients,federation --repeats=9
 
-Whole rounds of FedAnchor: the small CNN on random images of 28x28x1, one local epoch in batches of 10, a server of 50
-anchors, 100 test images. The threshold is below all cosines: every image of every client is trained on, so that the
-work is known. All points of a sweep are timed in turn in one process; a time is the median over the repeats.
+Times whole rounds of FedAnchor: the small CNN on random images of 28x28x1, one local epoch in batches of 10, 50 images
+at the server, 100 test images. The threshold is below all cosines, so all images are trained on and the work is known.
+All points of a sweep are timed in turn in one process; a time is the median over the repeats.
 
-clients     Seconds of a round against the clients of a round (each with --images images) and against the images of
-            each client (in a cohort of --cohort), in a federation of 100 clients. Each sweep gets the line
-            a + b * local steps that fits best relative to the times; prints `scaling clients X` and `scaling images X`,
-            the largest deviation of a time from its line, as a share of it. On backends whose default is a lane for
-            each client of the cohort the clients' sweep measures how much one step of many lanes costs, which need not
-            be a line; --lanes sets one number for all points.
+clients     Seconds of a round against the clients of a round (each with --images images) and against the images of each
+            client (in a cohort of --cohort), in a federation of 100 clients. Fits a + b * local steps to each sweep
+            with the least relative error; prints `scaling clients X` and `scaling images X`, the largest relative
+            deviation from this line. On backends whose default is a lane for each client of the cohort, the clients'
+            sweep measures the cost of a step of many lanes, which need not be a line; --lanes sets one number for all
+            points.
 
-federation  The same round against the number of clients in the federation, --federation, cohort of 10, 100 images of
-            each client, drawn with repetition from the same 10,000. Time: prints `scaling federation X`, the largest
-            deviation of the round's time from that of the first size, the median of the repeats' ratios. Memory: each
-            size in a process of its own that compiles and runs two rounds; peak resident set of the process (in
-            which the compiler has the largest part, and on a GPU the driver) and, where the backend has it, the
-            device's peak_bytes_in_use; prints `scaling memory X`, the largest deviation of either from the first
-            size. 'planned' is the compiler's figure for the round alone: arguments, the clients' table among them
-            (four bytes an image of a client), results and temporaries.
+federation  The same round against the number of clients in the federation, --federation, with a cohort of 10 and 100
+            images per client, drawn with repetition from the same 10,000. Time: prints `scaling federation X`, the
+            largest deviation of the round's time from that of the first size, as the median of the repeats' ratios.
+            Memory: each size compiles and runs two rounds in a new process; prints `scaling memory X`, the largest
+            deviation from the first size, be it of the process's peak resident set (mostly the compiler's, and on a GPU
+            the driver's) or of the device's peak_bytes_in_use, if reported. 'planned' is the compiler's figure for the
+            round alone: arguments, including the clients' table (four bytes per image of a client), results and
+            temporaries.
 
-lanes       Useful steps over all steps of the lanes, idle ones included, counted by the engine itself
-            (`train_cohort`, with steps that do nothing) over many rounds, for each number of lanes. Prints
-            `scaling lanes L X`. Lengths of jobs: 50,000 labels of 10 balanced classes, 500 anchors taken away, the
-            rest in LDA shares of alpha 0.1 over 100 clients (`fedjax_ssl.data.make_partition`); cohorts of 10, five
-            local epochs in batches of 10. Which examples qualify is ASSUMED, not trained: in each round every class c
-            has a share q_c ~ Beta(s, s) of examples above the threshold, and each example of the class qualifies with
-            that probability. A client's share then follows from its classes, few at alpha 0.1, and moves from round
-            to round, as it does while one anchor's neighbourhood or another grows. s = 1 (uniform shares) is the case
-            that `scaling lanes` reports; --spreads has others: 0.3 (most classes near none or near all) makes more
-            short jobs, 5 (shares near one half) more equal ones. 'bound' is what no schedule could exceed, given
-            that a job stays in one lane: all useful steps over L times the larger of the mean load and the longest
-            job. L = 10 is the plain `vmap`.
+lanes       Useful steps divided by all steps of the lanes, including idle ones, as counted by the engine
+            (`train_cohort`, with steps that do nothing) over many rounds, for each number of lanes. Prints `scaling
+            lanes L X`. Job lengths: 50,000 labels of 10 balanced classes, minus 500 at the server, the rest in LDA
+            shares of alpha 0.1 over 100 clients (`fedjax_ssl.data.make_partition`); cohorts of 10, five local epochs in
+            batches of 10. Which examples qualify is ASSUMED, not trained: in each round every class c has a share q_c ~
+            Beta(s, s), and each example of the class qualifies with that probability. A client's share then follows
+            from its classes, few at alpha 0.1, and changes between rounds. `scaling lanes` reports s = 1 (uniform
+            shares); --spreads adds 0.3 (most classes near none or near all), with more short jobs, and 5 (shares near
+            one half), with more equal jobs. 'bound' is the limit for any schedule that keeps a job in one lane: all
+            useful steps divided by L times the larger of the mean load and the longest job. L = 10 is the plain `vmap`.
 
-partitions  CPU seconds to deal five labels of 10 balanced classes to each of --partitioned clients, by every
-            partition; `dirichlet_clients`, which promises each ten examples and seldom can with many clients, has a
-            hundredth of them, at most 1,000. Prints `scaling partitions X`, the slowest. Then to save, read, check and
-            count the last partition.
+partitions  CPU seconds to deal five labels of 10 balanced classes to each of --partitioned clients, by every partition.
+            `dirichlet_clients`, which promises each client ten examples and often cannot with many clients, has a
+            hundredth of them, at most 1,000. Prints `scaling partitions X`, the slowest. Then the times to save, read,
+            check and count the last partition.
 """
 
 import argparse
@@ -88,9 +86,9 @@ class CompiledRound(NamedTuple):
     """A round that is ready to be timed.
 
     Attributes:
-        run: without arguments, runs the first round; its result is the state and a `RoundResult`.
-        lanes: how many clients it trains side by side.
-        megabytes: what the compiler plans for it: arguments, results and temporaries.
+        run: runs the first round, without arguments; returns the state and a `RoundResult`.
+        lanes: number of clients trained side by side.
+        megabytes: the compiler's plan for it: arguments, results and temporaries.
     """
 
     run: Callable
@@ -99,12 +97,12 @@ class CompiledRound(NamedTuple):
 
 
 def round_of(num_clients: int, clients_per_round: int, images_each: int, num_images: int, lanes: int) -> CompiledRound:
-    """A compiled round of FedAnchor in which every client trains on all of its images.
+    """A compiled round of FedAnchor in which every client trains on all its images.
 
     Args:
         num_clients: in the federation.
         clients_per_round: the cohort.
-        images_each: of every client, drawn with repetition from a table of `num_images`.
+        images_each: images of every client, drawn with repetition from a table of `num_images`.
         num_images: see above.
         lanes: 0 takes the backend's default.
     """
@@ -135,7 +133,7 @@ def round_of(num_clients: int, clients_per_round: int, images_each: int, num_ima
     state = jax.jit(lambda data: method.init(data, init_key(data.seed)))(data)
     lanes = find_machine(config).lanes(config.clients_per_round)
     arguments = (state, data, data.visible_labels)
-    # Its result has the state, too: what is not asked for is not computed.
+    # The result includes the state, because unused results would not be computed.
     round_fn = jax.jit(make_round(problem, method, lanes)).lower(*arguments).compile()
     run = functools.partial(round_fn, *arguments)
     plan = round_fn.memory_analysis()
@@ -148,7 +146,7 @@ def round_of(num_clients: int, clients_per_round: int, images_each: int, num_ima
 
 
 def line_through(work: list[float], seconds: list[float]) -> np.ndarray:
-    """The values at `work` of the line a + b * work whose relative distances from `seconds` are least in squares."""
+    """The values at `work` of the line a + b * work with the least squared relative distances from `seconds`."""
     work, seconds = np.array(work, float), np.array(seconds)
     design = np.stack([np.ones_like(work), work], axis=1)
     return design @ np.linalg.lstsq(design / seconds[:, None], np.ones_like(seconds), rcond=None)[0]
@@ -190,22 +188,22 @@ def clients_part(options) -> list[dict]:
 
 
 def federation_round(num_clients: int, lanes: int) -> CompiledRound:
-    """A round in a federation of so many clients."""
+    """A round in a federation with this number of clients."""
     return round_of(num_clients, FEDERATION_COHORT, FEDERATION_EACH, FEDERATION_IMAGES, lanes)
 
 
 def peak_memory(num_clients: int, lanes: int) -> dict[str, float | None]:
-    """MB at the most in this process, after two rounds: resident on the host, and in use on the device."""
+    """The peak MB of this process after two rounds: resident on the host, and in use on the device."""
     jax.block_until_ready(federation_round(num_clients, lanes).run())
     on_device = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    # Not getrusage: its peak is handed down from the process that started this one.
+    # Not getrusage: a process inherits its parent's peak.
     status = pathlib.Path("/proc/self/status").read_text()
     resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
     return {"resident, MB": resident * 1024 / 1e6, "device, MB": None if on_device is None else on_device / 1e6}
 
 
 def memory_in_a_process_of_its_own(num_clients: int, lanes: int) -> dict[str, float | None]:
-    """`peak_memory` in a fresh process."""
+    """`peak_memory` in a new process."""
     command = [sys.executable, __file__, f"--memory_of={num_clients}", f"--lanes={lanes}"]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(printed.splitlines()[-1])
@@ -241,7 +239,7 @@ def federation_part(options, memory: dict[int, dict]) -> list[dict]:
 
 
 def class_counts(seed: int) -> np.ndarray:
-    """Examples of each class that each client has, [K, C]: FedAnchor's partition of labels like CIFAR-10's."""
+    """Examples of each class at each client, [K, C]: FedAnchor's partition of labels like CIFAR-10's."""
     config = base_config().data
     config.server_labels, config.partition, config.alpha = 500, "lda", 0.1
     labels = np.random.default_rng(seed).permutation(np.arange(LABELS) % CLASSES)
@@ -262,7 +260,7 @@ def draw_lengths(spread: float, num_rounds: int, seed: int) -> np.ndarray:
 
 
 def count_lane_steps(lengths: np.ndarray, lanes: int) -> np.ndarray:
-    """Steps of all lanes in each round, [T], as the engine counts them, for jobs of `lengths` int [T, M]."""
+    """Steps of all lanes in each round, [T], as counted by the engine, for jobs of `lengths` int [T, M]."""
     idle_phase = Phase(
         prepare=lambda broadcast, data, cohort, previous: Jobs(broadcast[cohort.clients], ()),
         start=lambda broadcast, data, work, own: jnp.int32(0),
@@ -280,7 +278,7 @@ def count_lane_steps(lengths: np.ndarray, lanes: int) -> np.ndarray:
         return jax.lax.map(one_round, lengths)
 
     lane_steps, steps_taken = count(jnp.asarray(lengths))
-    np.testing.assert_array_equal(steps_taken, lengths)  # every job took the steps that it was given, no more
+    np.testing.assert_array_equal(steps_taken, lengths)  # every job took exactly its steps
     return np.asarray(lane_steps)
 
 
@@ -317,7 +315,7 @@ def lanes_part(options) -> list[dict]:
 
 
 def partitions_part(options) -> list[dict]:
-    """CPU seconds of every partition, the median of the repeats, and of what is done with the last one."""
+    """CPU seconds of every partition, as the median of the repeats, and of the work with the last one."""
     num_clients = options.partitioned
     labels = np.random.default_rng(0).permutation(np.arange(5 * num_clients) % CLASSES)
     owners = np.random.default_rng(1).permutation(np.arange(len(labels)) % num_clients)
@@ -374,7 +372,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=5, help="partitions")
     parser.add_argument("--partitioned", type=int, default=10_000, help="clients that labels are dealt to")
     parser.add_argument("--out", default="scaling.json")
-    parser.add_argument("--memory_of", type=int, help=argparse.SUPPRESS)  # how a point's process is told its size
+    parser.add_argument("--memory_of", type=int, help=argparse.SUPPRESS)  # tells a point's process its size
     options = parser.parse_args()
     if options.memory_of:
         print(json.dumps(peak_memory(options.memory_of, options.lanes)))
@@ -383,7 +381,7 @@ def main():
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
-    # First of all: on a GPU this process will keep most of the device's memory once it has touched it.
+    # Memory first: on a GPU this process keeps most of the device's memory once it has used the device.
     sizes = numbers(options.federation) if "federation" in parts else []
     memory = {size: memory_in_a_process_of_its_own(size, options.lanes) for size in sizes}
     tables = {}

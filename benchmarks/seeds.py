@@ -1,13 +1,13 @@
-"""Variants of a run over seeds, on the same partitions: a table of means, spreads and paired differences.
+"""Compares variants of a run over seeds, on the same partitions: a table of means, spreads and paired differences.
 
     python benchmarks/seeds.py --seeds=0,1,2 --workdir=runs/digits \\
         'fedanchor: --config=configs/quickstart.py' \\
         'anchors: --config=configs/quickstart.py:no_clients'
 
-Each argument is a name and the words of a `launch.py` command line. Runs lie in WORKDIR/NAME/SEED; one that is
-finished is not run again, one that was stopped goes on. The test accuracy is the last model's; the best and the last
-rounds are of the set that a run measures each round, and their columns say so where it is validation. Differences are
-against the last variant, seed by seed. The table is printed, and written to WORKDIR/table.json.
+Each argument is a name and the words of a `launch.py` command line. Runs are in WORKDIR/NAME/SEED; finished runs are
+not repeated, stopped runs are resumed. The test accuracy is the last model's. The best and the last rounds are by the
+set that a run measures each round; their columns say if that is validation. Differences are to the last variant, seed
+by seed. The table is printed and written to WORKDIR/table.json.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import sys
 from fedjax_ssl.records.runs import read_run
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-OF_LAST_ROUNDS = 5  # a round's labels are those of one cohort: their figures are means over the last rounds
+OF_LAST_ROUNDS = 5  # a round's labels are of one cohort: their figures are means over the last rounds
 LAST_ROUNDS = {
     "test_accuracy": f"test accuracy, last {OF_LAST_ROUNDS} rounds",
     "validation_accuracy": f"validation accuracy, last {OF_LAST_ROUNDS} rounds",
@@ -34,7 +34,7 @@ LAST_ROUNDS = {
 
 
 def run(words: list[str], workdir: pathlib.Path, seed: int) -> dict:
-    """Runs the command line to its end, unless that has been done; returns its figures."""
+    """Runs the command line to its end, unless already done; returns its figures."""
     if not (workdir / "summary.json").exists():
         command = [sys.executable, str(ROOT / "launch.py"), *words, f"--config.seed={seed}", f"--workdir={workdir}"]
         subprocess.run(command, check=True, cwd=ROOT)
@@ -65,7 +65,7 @@ def main() -> None:
     variants = {name.strip(): shlex.split(words) for name, _, words in (v.partition(":") for v in options.variants)}
 
     found: dict[str, list[dict]] = {name: [] for name in variants}
-    for seed in seeds:  # seed by seed, so that an unfinished comparison is a fair one
+    for seed in seeds:  # seed by seed, so that an unfinished comparison is fair
         for name, words in variants.items():
             found[name].append(run(words, (options.workdir / name / str(seed)).absolute(), seed))
 

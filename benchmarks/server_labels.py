@@ -1,19 +1,19 @@
-"""What FedAnchor's server alone teaches: how well its two heads label images that nobody trained on, round by round.
+"""Measures what FedAnchor's server alone teaches: how well its two heads label images that nobody trained on, by round.
 
     python benchmarks/server_labels.py --rounds=0,10,20 --config=configs/fedanchor_cifar10.py:paper,resnet8,plain \\
         --config.data.examples_per_client=100 --config.data.validation=2000
 
-No client trains: a round is the server's two epochs on its anchors. The labels are those of the held-out images
-(data.validation), computed here with NumPy from the network's outputs, once with cosines as they are (FedAnchor's
-eq. 3) and once as seen from the anchors' mean (`fedanchor.centred`). Printed as a table, a row for each of --rounds:
+No client trains: a round is the server's two epochs on its anchors. NumPy computes labels of the held-out images
+(data.validation) from the network's outputs, with plain cosines (FedAnchor's eq. 3) and with cosines as seen from the
+anchors' mean (`fedanchor.centred`). Prints a table with a row for each of --rounds:
 
     anchors right       by the classification head, on the anchors themselves: how far they are fitted
-    classifier          labels that are right, percent: of the surest tenth, of the surest 30 %, of all
-    cosine, centred     the same, sure by the cosine; then for each threshold the share that passes (and is right):
-                        0.6, and the quantiles 0.25 and 0.5 of the anchors' own scores, leave-one-out
+    classifier          percent of correct labels among the most confident tenth, the most confident 30 %, and all
+    cosine, centred     the same, with confidence by the cosine; then for each threshold the share that passes (and is
+                        right): 0.6, and the quantiles 0.25 and 0.5 of the anchors' own leave-one-out scores
     common              length of the mean of the unit embeddings of the unseen images: anchor head, backbone
     within - between    mean cosine of two images of one class, and of two classes: anchors; unseen images
-    dead                backbone features that are zero for every unseen image, percent
+    dead                percent of backbone features that are zero for every unseen image
 """
 
 import argparse
@@ -39,19 +39,19 @@ COLUMNS = (
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Rows of length 1; a zero row stays zero."""
+    """Rows scaled to length 1; a zero row stays zero."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1)
 
 
 def of_the_surest(sureness: np.ndarray, right: np.ndarray) -> str:
-    """Percent right of the surest parts of all images."""
+    """Percent of correct labels among the most confident parts of all images."""
     ranked = right[np.argsort(-sureness)]
     return " ".join(f"{100 * ranked[: int(part * len(ranked))].mean():.0f}" for part in SURE)
 
 
 def by_cosine(anchors: np.ndarray, labels: np.ndarray, images: np.ndarray, truth: np.ndarray) -> list[str]:
-    """What eq. 3 says, and which thresholds let through how much of it."""
+    """Eq. 3's labels, and which thresholds let through how many."""
     anchors, images, classes = unit(anchors), unit(images), np.arange(labels.max() + 1)
     similarities = anchors @ anchors.T
     np.fill_diagonal(similarities, np.nan)

@@ -1,8 +1,8 @@
-"""How long a command shows nothing in a terminal: the first character, program and round, the longest silence.
+"""Measures how long a command shows nothing in a terminal: the first character, program and round, the longest silence.
 
     python benchmarks/silence.py --workdir=/tmp/silence
 
-runs the quickstart with an empty compilation cache in a terminal of its own, and prints the figures as JSON.
+Runs the quickstart with an empty compilation cache in a new terminal, and prints the figures as JSON.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
         now = time.monotonic()
         figures.setdefault("first_character_seconds", now - began)
         silences.append((now - last, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown[-80:]).strip()))
-        for left in re.findall(r"compiling ([a-z ,]+?)  \d", text):  # those that are still being compiled
+        for left in re.findall(r"compiling ([a-z ,]+?)  \d", text):  # programs still being compiled
             programs = max(programs, left.count(",") + 1)
             if left.count(",") + 1 < programs:
                 figures.setdefault("first_program_seconds", now - began)

@@ -1,19 +1,18 @@
-"""Seconds from the command to the first finished round, with an empty compilation cache and with a filled one.
+"""Seconds from the command to the first finished round, with an empty and with a filled compilation cache.
 
     python benchmarks/startup.py --out=startup.json
     python benchmarks/startup.py --model=cnn --repeats=1
 
-Each measurement is `python launch.py --config=configs/fedanchor_cifar10.py:paper,MODEL` as a process of its own, in a
-fresh workdir: 100 clients of 100 images, 2 of them a round, one local epoch, one round. The server has --anchors images
-and pre-trains --pretrain_epochs on them: few, because that is the method's work and no part of starting up, and not
-none, because the pre-training has to be compiled. Everything else is as in the config. The images are random and every
-one of them is trained on (a threshold below all cosines), so that both runs do the same work. 'cold' gets an empty
-folder in XDG_CACHE_HOME, 'warm' the same folder again; with --repeats=N there are N such pairs. The
-operating system's file cache is warm in both, except perhaps for the first.
+Each measurement is a new process with `python launch.py --config=configs/fedanchor_cifar10.py:paper,MODEL` in a new
+workdir: 100 clients of 100 images, 2 of them a round, one local epoch, one round. The server has --anchors images and
+pre-trains for --pretrain_epochs epochs: few, because that is not part of starting up, but not none, because it must be
+compiled. The images are random and all are trained on (a threshold below all cosines), so both runs do the same work.
+The rest is as in the config. 'cold' gets an empty folder in XDG_CACHE_HOME, 'warm' the same folder again; --repeats=N
+makes N such pairs. The operating system's file cache is warm in both, except perhaps for the first run.
 
-A round is finished when its line is in the workdir's metrics.jsonl, which is looked at every 20 ms. The parts:
+A round is finished when its line is in the workdir's metrics.jsonl, which is checked every 20 ms. The parts:
 
-    begin      interpreter, imports, data, partition, shapes: whatever comes before the clock of the next part
+    begin      interpreter, imports, data, partition, shapes: everything before the next part
     compile    tracing, and compiling or loading both programs: compile_seconds of timings.jsonl
     init       until the first round: initialisation, pre-training, the first checkpoint
     round      seconds of round 1 in timings.jsonl
@@ -52,7 +51,7 @@ def make_images(path: pathlib.Path, num_train: int, num_test: int) -> None:
 
 
 def command_of(options: argparse.Namespace, images: pathlib.Path, workdir: pathlib.Path) -> list[str]:
-    """The command line that is measured."""
+    """The command line to be measured."""
     overrides = {
         "num_clients": CLIENTS,
         "clients_per_round": 2,
@@ -76,7 +75,7 @@ def command_of(options: argparse.Namespace, images: pathlib.Path, workdir: pathl
 
 
 def lines_of(path: pathlib.Path) -> list[dict]:
-    """The finished lines of a .jsonl file that another process is writing; none before it exists."""
+    """The finished lines of a .jsonl file that another process writes; none before it exists."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -86,7 +85,7 @@ def measure(command: list[str], workdir: pathlib.Path, cache: pathlib.Path) -> d
     """Runs a command to its end; returns seconds to the first round, and their parts.
 
     Raises:
-        RuntimeError: the run ended without a finished round; what it wrote is in the message.
+        RuntimeError: the run ended without a finished round; the message has its output.
     """
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     environment["XDG_CACHE_HOME"] = str(cache)
@@ -97,7 +96,7 @@ def measure(command: list[str], workdir: pathlib.Path, cache: pathlib.Path) -> d
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
             while finished is None:
-                ended = process.poll() is not None  # looked at first: a run's last line comes before its end
+                ended = process.poll() is not None  # checked first: a run's last line comes before its end
                 now = time.monotonic() - started
                 if compiled is None and lines_of(workdir / "timings.jsonl"):
                     compiled = now
@@ -150,7 +149,7 @@ def main():
                 command = command_of(options, folder / "images.npz", workdir)
                 rows.append({"pair": pair, "cache": kind, **measure(command, workdir, cache)})
                 print(f"{kind} {rows[-1]['first round']:.1f} s", file=sys.stderr, flush=True)
-    # The machine is described last: on a GPU this process would otherwise take memory from those it measures.
+    # The machine is described last: on a GPU this process would otherwise take memory from the measured processes.
     machine = {
         **describe(),
         "model": options.model,

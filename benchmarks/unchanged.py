@@ -1,11 +1,11 @@
-"""Whether a change of the code changes a result: tiny runs of every method, variant and option, compared bit by bit.
+"""Checks whether a code change changes results: tiny runs of every method, variant and option, compared bit by bit.
 
     python benchmarks/unchanged.py before.json              # with the old code; an hour of one core
     python benchmarks/unchanged.py after.json --against=before.json
     python benchmarks/unchanged.py after.json --against=before.json --only='fixmatch*'
 
 Each run has two rounds on the digits. The file holds a hash of every array of its last state, and the metrics of each
-round. A file that is there already is completed. Both files must be from one machine: processors round differently.
+round. An existing file is completed. Both files must be from one machine, because processors round differently.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from fedjax_ssl.config import apply_arguments, flatten, ranges  # noqa: E402
 from fedjax_ssl.methods import METHODS  # noqa: E402
 from tests.helpers.runs import TINY_BACKBONE, make_fedanchor_config  # noqa: E402
 
-# What keeps a run tiny, whatever a variant sets.
+# Keeps a run tiny, whatever a variant sets.
 TINY = {
     "num_rounds": 2,
     "num_clients": 8,
@@ -47,7 +47,7 @@ TINY = {
     "rounds_per_dispatch": 1,
     "augment.flavour": "none",  # RandAugment takes longer to compile than the rest; FLAVOURS have it
 }
-# The method with which the words of a section are tried that belongs to no method; of all others it is FixMatch.
+# The method for words of a section that belongs to no method; otherwise FixMatch.
 TRIED_WITH = {
     "trainer": "fedavg_semi",
     "consistency": "fixmatch,lpl",
@@ -129,7 +129,7 @@ def result_of(arguments, fields):
 
 
 def digest(leaf):
-    """Of an array's type, shape and bytes."""
+    """A digest of an array's dtype, shape and bytes."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
@@ -137,7 +137,7 @@ def digest(leaf):
 
 
 def difference(old, new):
-    """What differs between two results, in a few words; '' if nothing."""
+    """The difference between two results in a few words; '' if none."""
     if "refused" in old or "refused" in new:
         return "" if old == new else f"{old.get('refused', 'trained')} | {new.get('refused', 'trained')}"
     apart = len(set(new["state"]) - set(old["state"]))

@@ -1,4 +1,4 @@
-"""What the tests share: one cache of compiled programs, one tiny federation, one finished run."""
+"""What the tests share: a cache of compiled programs, a tiny federation and finished runs."""
 
 import gc
 import pathlib
@@ -11,14 +11,14 @@ from tests.helpers.compile_budget import Budget, CompileBudget
 from tests.helpers.compiling import use_fast_compiling_and_cache
 from tests.helpers.runs import ROOT, SMALL, make_fedanchor_config, make_tiny_config
 
-# What a session may compile that finds nothing in the cache: for all methods together (with Flower, on several hosts,
-# with Byzantine clients 69 large programs, of lanes packed into channels 28, of encoders, kinds of inputs, residences,
-# personal models and the notebook for accelerators 54), and for each of them. It is a little
-# above what there is: who adds a test that compiles reuses programs of others, or raises it for a reason.
+# The most programs that a session with an empty cache may compile, for all methods together and for each method. Of the
+# large ones, 69 are for Flower, several hosts and Byzantine clients, 28 for lanes packed into channels, and 54 for
+# encoders, kinds of inputs, residences, personal models and the notebook for accelerators. The limits are slightly
+# above the present numbers: new tests should reuse programs, or raise them for a reason.
 BASE, FOR_EACH_METHOD = Budget(large=334, small=4480), Budget(large=7, small=60)
 
-# Files whose tests go to the workers one by one, for many of them start processes that take seconds; of the others a
-# worker gets whole files, whose tests share fixtures. pytest-xdist 3.8 reads no `xdist_group` under pytest 9.2.
+# Files whose tests go to workers one by one, because many start processes that take seconds. Other files go to a worker
+# whole, because their tests share fixtures. pytest-xdist 3.8 ignores `xdist_group` under pytest 9.2.
 ONE_BY_ONE = ("flower/test_federation", "flower/test_processes", "run/test_experiment", "tests/test_notebooks")
 
 
@@ -27,15 +27,15 @@ def is_one_by_one(file: pathlib.Path) -> bool:
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out slow tests, of official code and of accelerators, unless their folder is asked for; sorts.
+    """Leaves out slow tests (official code, accelerators) unless their folder is named; sorts the rest.
 
-    Files of `ONE_BY_ONE` come last: they find their programs in the cache, and no worker waits long for the other.
+    Files in `ONE_BY_ONE` come last: their programs are then in the cache, and workers finish at about the same time.
     """
     if not any(folder in argument for folder in ("official", "accelerators") for argument in config.args):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
-    items.sort(key=lambda item: is_one_by_one(item.path))  # stable
+    items.sort(key=lambda item: is_one_by_one(item.path))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -51,7 +51,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_finish(session):
-    """What is imported by now stays: the search for garbage leaves it out, and comes as rarely as in the program."""
+    """Excludes everything imported so far from garbage collection, which then runs as rarely as in the program."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -62,12 +62,12 @@ def pytest_configure(config):
     budget = CompileBudget(cache, base=BASE, for_each_method=FOR_EACH_METHOD)
     config.pluginmanager.register(budget)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        budget.listen()  # the process that only hands tests out needs no JAX
+        budget.listen()  # the process that only hands out tests needs no JAX
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_clock():
-    """No lines from things that take long on a busy machine among those that tests compare."""
+    """Hides lines about slow steps, which a busy machine would add to compared output."""
     from fedjax_ssl.run.observe import clock
 
     with mock.patch.object(clock, "FIRST_LINE_SECONDS", float("inf")):
@@ -76,7 +76,7 @@ def no_clock():
 
 @pytest.fixture(scope="session", autouse=True)
 def no_memory_given_back():
-    """After each compilation the program looks for all garbage, which takes half a second with what tests hold."""
+    """Skips the garbage collection after each compilation, which takes half a second among tests."""
     from fedjax_ssl.run import programs
     from fedjax_ssl.sweep import work
 
@@ -91,8 +91,8 @@ def root():
 
 @pytest.fixture(scope="module")
 def quick_runs():
-    """For files that are about neither programs nor t-SNE: runs take programs of earlier ones, a report draws two
-    coordinates of its embeddings.
+    """For files that test neither programs nor t-SNE: runs reuse programs; reports draw the first two embedding
+    coordinates.
     """
     from fedjax_ssl.report import run_report
     from tests.helpers.kept_programs import keep_programs
@@ -103,7 +103,7 @@ def quick_runs():
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
-    """(workdir, state) of the tiny run that nobody interrupted."""
+    """(workdir, state) of an uninterrupted tiny run."""
     from fedjax_ssl import train
     from tests.helpers.kept_programs import keep_programs
 
@@ -114,7 +114,7 @@ def finished_run(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def finished_fedanchor_run(tmp_path_factory):
-    """The same of FedAnchor, whose records have all that a method can report."""
+    """(workdir, state) of a FedAnchor run, whose records have all that a method can report."""
     from fedjax_ssl import train
     from tests.helpers.kept_programs import keep_programs
 
@@ -125,7 +125,7 @@ def finished_fedanchor_run(tmp_path_factory):
 
 @pytest.fixture
 def registry():
-    """Methods that a test registers are forgotten after it."""
+    """Finally removes the methods that a test registers."""
     from fedjax_ssl import methods
 
     with mock.patch.dict(methods.METHODS):

@@ -1,4 +1,4 @@
-"""Who may import whom: the layers of the library, read from its files."""
+"""Which modules may import which: the layers of the library, read from its files."""
 
 import ast
 import pathlib
@@ -11,8 +11,8 @@ import fedjax_ssl
 PACKAGE = pathlib.Path(fedjax_ssl.__file__).parent
 NAME = "fedjax_ssl"
 
-# From the ground up; a room may import rooms of floors below it, those of its own floor only where they are itself.
-# A room is a folder, or a flat file. `fedjax_ssl` itself, the face of all, stands on top, and on it the command line.
+# From the bottom up. A room is a folder or a flat file. It may import rooms of lower floors, but no other room of its
+# own floor. `fedjax_ssl/__init__.py` is above the library, and the command line above that.
 FLOORS = (
     ("errors",),
     ("files",),
@@ -35,7 +35,7 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-# What a room may import of the library at all, where that is less than all that is below it.
+# Rooms that may import only some of the rooms below them, and which.
 KNOWS = {
     "errors": (),
     "files": ("errors",),
@@ -56,15 +56,15 @@ MOST_FLAT_FILES = 6
 
 
 def files_of(package):
-    """Every module of a package by its name, the package itself as `__init__`."""
+    """All modules of a package by name; the package itself is `__init__`."""
     return {".".join(path.relative_to(package).with_suffix("").parts): path for path in sorted(package.rglob("*.py"))}
 
 
 def imports_of(path, module, modules):
-    """The modules of the library that a file imports, inside functions too, and the other libraries.
+    """The library's modules that a file imports, also inside functions, and the other libraries.
 
-    What comes out of a folder's `__init__` is an import of that file; `from fedjax_ssl.data import arrays` one of the
-    module `data.arrays`.
+    A name from a folder's `__init__` is an import of that file; `from fedjax_ssl.data import arrays` imports the module
+    `data.arrays`.
     """
     inside, outside = set(), set()
 
@@ -97,7 +97,7 @@ def is_module(name, modules):
 
 
 def read(package):
-    """{module: modules of the library that it imports}, and {module: other libraries}."""
+    """{module: modules of the library that it imports}, {module: other libraries}."""
     modules = files_of(package)
     found = {module: imports_of(path, module, modules) for module, path in modules.items()}
     return {module: both[0] for module, both in found.items()}, {module: both[1] for module, both in found.items()}
@@ -114,7 +114,7 @@ def floor(of_room):
 
 
 def circle(imports):
-    """A circle of modules as a list, [] where there is none."""
+    """A circle of imports as a list of modules, or []."""
     done, path = set(), []
 
     def visit(module):
@@ -136,7 +136,7 @@ def circle(imports):
 
 
 def wrong_layers(imports):
-    """What imports a room of its own floor or above, or one that it is not to know."""
+    """Imports of rooms on the same floor or above, and of rooms that KNOWS excludes."""
     found = []
     for module, others in imports.items():
         for other in sorted(others):
@@ -160,7 +160,7 @@ def test_imports_go_downwards_only(library):
 
 
 def test_several_hosts_are_below_the_run(library):
-    """What hosts agree on knows no experiment and no loop."""
+    """The agreement between hosts imports neither the experiment nor the loop."""
     known = {"run.observe.clock", "run.signals", "run.under_way"}
     for module, others in library[0].items():
         if module.startswith("run.hosts"):
@@ -197,19 +197,19 @@ def test_help_waits_for_no_library(library):
 
 
 def test_nothing_imports_flower(library):
-    """The bridge asks for it by name, in one place that says what to install."""
+    """The bridge imports it by name in one place, which says what to install."""
     assert not [module for module, others in library[1].items() if "flwr" in others]
 
 
 def test_what_computes_reads_no_command_line_and_no_disk(library):
-    """Methods and all below them but the data know no files; only pure functions of arrays are left."""
+    """Methods and the layers below, except data, use no files: they are pure functions of arrays."""
     disk = {"argparse", "orbax", "pathlib", "shutil", "tempfile", "absl", "os", "io"}
     for module, others in library[1].items():
         if room(module) in ("learning", "engine", "client", "server", "methods", "augment"):
             assert not others & disk, f"{module} imports {others & disk}"
 
 
-# --- And that these tests can fail: a library of a few files, with one import too many. ------------------------------
+# --- These tests can fail: a library of a few files with one import too many. ---------------------------------------
 
 RIGHT = {
     "__init__": "from fedjax_ssl.errors import UserError",

@@ -1,4 +1,4 @@
-"""How the tests compile: as quickly as can be, which must give the numbers of what users get."""
+"""The tests compile as fast as possible, which must give the same numbers as users get."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ AS_USERS = {"xla_backend_optimization_level": "3", "xla_cpu_use_fusion_emitters"
 
 
 def test_a_round_compiled_as_users_do_has_the_same_numbers():
-    """Convolutions and their gradients, pseudo-labels, aggregation, evaluation, from the same state."""
+    """Compares convolutions, gradients, pseudo-labels, aggregation and evaluation from the same state."""
     small = {
         "method": "fixmatch",
         "augment.flavour": "none",
@@ -25,7 +25,7 @@ def test_a_round_compiled_as_users_do_has_the_same_numbers():
     arguments = state, experiment.data, experiment.hidden_labels
     lowered = jax.jit(make_round(experiment.problem, experiment.method, 1)).lower(*arguments)
     quick, optimised = lowered.compile(), lowered.compile(AS_USERS)
-    assert len(quick.as_text()) != len(optimised.as_text())  # two programs, not one twice
+    assert len(quick.as_text()) != len(optimised.as_text())  # two different programs
     (first, result), (second, expected) = quick(*arguments), optimised(*arguments)
     for name, value in expected.metrics.items():
         np.testing.assert_allclose(result.metrics[name], value, rtol=1e-4, err_msg=name)

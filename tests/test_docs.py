@@ -1,4 +1,4 @@
-"""The documentation: it builds without a warning, names every field, and its examples run."""
+"""The documentation builds without a warning and names every field, and its examples run."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.runs import TINY_BACKBONE
 
-# What the examples of a new method leave at their defaults, made small: nearly all of the time goes into compiling.
+# What the examples of a new method leave at its default, made small; compiling takes most of the time.
 TINY = {
     "augment.flavour": "none",
     "client.epochs": 1,
@@ -57,7 +57,7 @@ def test_every_field_is_described():
 def test_descriptions_are_those_of_the_source(root):
     fields = read_fields()
     assert fields["seed"].meaning == "partition, initialisation, cohorts, everything random"  # behind the code
-    assert fields["server.nesterov"].meaning == "Nesterov momentum"  # in a section that is shared
+    assert fields["server.nesterov"].meaning == "Nesterov momentum"  # in a shared section
     assert fields["confidence.kind"].meaning.startswith("The rule: 'fixed', the method's")  # above the code
     assert fields["confidence.kind"].group == ""
     assert fields["devices"].group.startswith("These change speed only.")
@@ -88,7 +88,7 @@ def test_the_picture_of_a_round_names_functions_that_exist(root):
 
 
 def test_the_page_of_each_method_is_up_to_date(root):
-    """Where it is not, `python docs/method_reference.py` writes it."""
+    """If a page is outdated, `python docs/method_reference.py` writes it."""
     module = script(root, "method_reference")
     overview = (root / "docs" / "methods.md").read_text(encoding="utf-8")
     pages = {file.stem: file.read_text(encoding="utf-8") for file in module.PAGES.glob("*.md")}
@@ -107,7 +107,7 @@ def make_tiny():
 
 @pytest.fixture
 def adding_a_method(root, tmp_path, monkeypatch):
-    """The pages' files, by name, their commands, by workdir, and the use from Python, in a folder with the files."""
+    """The pages' files by name, their commands by workdir, and the use from Python; the folder has the files."""
     pages = ("tutorials/your_method.md", "how_to/change_a_method.md", "how_to/extend_a_method.md")
     page = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in pages).replace(" \\\n   ", "")
     files, uses = {}, []
@@ -123,14 +123,14 @@ def adding_a_method(root, tmp_path, monkeypatch):
     (use,) = uses
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    with mock.patch.dict(methods.METHODS):  # what a test registers is forgotten
+    with mock.patch.dict(methods.METHODS):  # removes what a test registers
         yield files, {words[-1].removeprefix("--workdir=runs/"): words for words in commands}, use
     for name in files:
         sys.modules.pop(name.removesuffix(".py"), None)
 
 
 def check_two_rounds(folder, loss):
-    """Clients uploaded and moved the model, in each of two rounds."""
+    """Checks that clients uploaded and changed the model in both rounds; returns their metrics."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(lines) == 2
     assert all(line["uploads"] > 0 and line["update_norm"] > 0 and line[loss] > 0 for line in lines)
@@ -151,7 +151,7 @@ def test_the_examples_of_a_new_method_are_as_short_as_their_titles_say(adding_a_
 
 
 def test_the_example_of_a_new_method_trains(adding_a_method, tmp_path, monkeypatch):
-    """Its command builds it; it trains as the page registers it from Python."""
+    """The page's command builds it, and it trains as the page registers it from Python."""
     _, commands, use = adding_a_method
     with monkeypatch.context() as patch:
         assert built(commands["consistent"], patch).problem.config.method == "consistent.py:consistent"
@@ -164,7 +164,7 @@ def test_the_example_of_a_new_method_trains(adding_a_method, tmp_path, monkeypat
 
 
 def built(words, monkeypatch):
-    """What a command builds, up to compiling."""
+    """The experiment that a command builds; nothing is compiled."""
     found = []
     monkeypatch.setattr("fedjax_ssl.run.train.train", lambda config, workdir: found.append(build_experiment(config)))
     assert launch.main(words) == 0
@@ -192,12 +192,12 @@ def test_the_example_of_a_loss_for_the_server_weights_classes_equally(adding_a_m
     found, _ = loss(None, images, jnp.asarray(labels), jnp.ones(37, bool), None)
     each = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(37), labels]
     by_class = [each[labels == c].mean() for c in np.unique(labels)]
-    assert len(set(np.bincount(labels))) > 1  # or the weights are all 1
+    assert len(set(np.bincount(labels))) > 1  # otherwise all weights would be 1
     np.testing.assert_allclose(found, np.sum(by_class) / 10, rtol=1e-5)
 
 
 def test_the_example_of_a_rule_for_confidence_trains(adding_a_method, tmp_path):
-    """Its threshold rises and lets through fewer in the second round."""
+    """Its threshold rises, so fewer labels count in the second round."""
     fields = {"semifl.threshold": 0.95, "model.name": TINY_BACKBONE}
     assert started(adding_a_method[1]["rising"], **fields) == 0
     first, second = check_two_rounds(tmp_path / "runs" / "rising", "client_loss")
@@ -205,7 +205,7 @@ def test_the_example_of_a_rule_for_confidence_trains(adding_a_method, tmp_path):
 
 
 def test_a_round_of_the_example_of_two_models(adding_a_method, monkeypatch):
-    """It is traced and not compiled: both phases upload, and a client remembers how often its models agreed."""
+    """Traced only: both phases upload, and a client remembers how often its models agreed."""
     words = [*adding_a_method[1]["co_training"], f"--config.model.name={TINY_BACKBONE}"]
     experiment = built(words, monkeypatch)
     round_fn = make_round(experiment.problem, experiment.method, lanes=1)
@@ -235,7 +235,7 @@ def site_folder(root, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(site_folder):
-    """Its pages, by name, such as 'methods/sage.html'."""
+    """The site's pages by name, such as 'methods/sage.html'."""
     files = {str(file.relative_to(site_folder)): file for file in site_folder.rglob("*.html")}
     return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
 

@@ -1,4 +1,4 @@
-"""The scripts of examples/: plain loops that give what the compiled round gives, and another kind of input."""
+"""The scripts of examples/: plain loops with the numbers of the compiled round, and another kind of input."""
 
 import ast
 import importlib.util
@@ -39,7 +39,7 @@ def test_plain_fixmatch_equals_the_compiled_rounds(example):
     model = run.states[0].model
 
     def batches(job):
-        """As many steps as the longer list has batches; the shorter one begins again."""
+        """As many steps as the longer list has batches; the shorter one starts again."""
         few, many = job.batches(config.batch_size, job.work.labelled), job.batches(config.batch_size)
         for index in range(job.num_steps):
             known, rows = few[index % len(few)], many[index % len(many)]
@@ -57,5 +57,5 @@ def test_plain_fixmatch_equals_the_compiled_rounds(example):
 def test_vectors_train(root, capsys):
     runpy.run_path(str(root / "examples" / "vectors.py"))
     rounds = [ast.literal_eval(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(rounds) == 5 and rounds[-1]["test_accuracy"] > 0.8  # a guess has 0.25
+    assert len(rounds) == 5 and rounds[-1]["test_accuracy"] > 0.8  # guessing gives 0.25
     assert all(metrics["client_loss"] > 0 and 0 < metrics["confident_share"] <= 1 for metrics in rounds)

@@ -1,4 +1,4 @@
-"""The user's cache: compiled programs are code, so nobody else may put files there, and it does not grow for ever."""
+"""The user's cache: compiled programs are code, so nobody else may put files there. Its size is limited."""
 
 import os
 
@@ -9,7 +9,7 @@ from fedjax_ssl.files import private_cache
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """The folder above the cache, empty."""
+    """The empty folder that will hold the cache."""
     folder = tmp_path / "home"
     folder.mkdir(0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
@@ -55,12 +55,12 @@ def link_for_the_folder(home):
 
 
 def link_where_all_can_write(home):
-    """Whoever put it there chose a folder of the user's, with files that the user has from elsewhere."""
+    """The author of this link chose a folder of the user's, which has the user's other files."""
     (home / "downloads" / "programs").mkdir(parents=True)
     (home / "open").mkdir()
     (home / "open").chmod(0o777)
     (home / "open" / "fedjax_ssl").symlink_to(home / "downloads")
-    os.environ["XDG_CACHE_HOME"] = str(home / "open")  # which the fixture puts back
+    os.environ["XDG_CACHE_HOME"] = str(home / "open")  # the fixture restores it
 
 
 def link_of_another_user(home):

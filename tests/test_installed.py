@@ -1,4 +1,4 @@
-"""What an installation brings: the command and the configs; and a checkout that finds its own Python."""
+"""What an installation contains: the command and the configs; and launch.py finds the Python of a checkout."""
 
 import ast
 import importlib.metadata
@@ -20,7 +20,7 @@ from tests.helpers.runs import ROOT
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """What setuptools puts into a wheel, in a folder."""
+    """A folder with the files of the wheel."""
     folder = tmp_path_factory.mktemp("built")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
@@ -38,7 +38,7 @@ def test_an_installation_has_every_module_and_every_config(built):
     assert names(ROOT / "configs") == names(built / "fedjax_ssl" / "configs") != set()
     assert names(ROOT / "fedjax_ssl") == {n for n in names(built / "fedjax_ssl") if n.parts[0] != "configs"}
     assert [path.name for path in built.iterdir()] == ["fedjax_ssl"]
-    assert (built / "fedjax_ssl" / "py.typed").exists()  # so that type checkers read the annotations
+    assert (built / "fedjax_ssl" / "py.typed").exists()
 
 
 def test_what_is_imported_on_demand_is_listed_for_people_and_editors():
@@ -119,7 +119,7 @@ def test_a_config_is_found_from_any_folder_and_the_users_comes_first(tmp_path, m
 
 @pytest.mark.parametrize("has_venv", [True, False])
 def test_launch_py_of_a_python_without_libraries(has_venv, tmp_path):
-    """After `make quickstart` the system's Python hands over to that of .venv; before, it says what to do."""
+    """After `make quickstart`, the system's Python hands over to .venv's; before, it says what to do."""
     shutil.copy(ROOT / "launch.py", tmp_path)
     if has_venv:
         python = tmp_path / ".venv" / "bin" / "python"

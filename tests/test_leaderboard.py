@@ -1,4 +1,4 @@
-"""The leaderboard's page: it is made from the committed records, whose figures are those of the runs' folders."""
+"""The leaderboard's page is made from the committed records, whose figures are those of the runs' folders."""
 
 import importlib.util
 import json
@@ -81,7 +81,7 @@ def test_a_record_has_the_figures_of_the_run_and_is_replaced_by_a_later_one(boar
 
 
 def test_a_figure_that_does_not_follow_from_the_records_is_found(board, tmp_path, monkeypatch):
-    """Each figure of the table is one of the records' or NumPy's of them; rows have the same number of tries."""
+    """Each figure is in the records or NumPy's result from them; all rows have equally many tries."""
     monkeypatch.setattr(board, "RECORDS", tmp_path)
     lines = [
         {
@@ -127,7 +127,7 @@ def test_ranks_and_paired_intervals(board):
         for seed, value in enumerate(accuracies[name])
     ]
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in board.table(lines).splitlines()[2:]]
-    assert "| - | All labels |" in board.table(lines[-5:])  # a board that has no other row yet
+    assert "| - | All labels |" in board.table(lines[-5:])  # a board without other rows
     assert rows[-1][:2] == ["-", "All labels"] and [row[0] for row in rows[:3]] == ["1", "2", "3"]
     assert rows[2][1] == "Labels alone" and rows[2][3] == "-"
     for row in rows[:2]:

@@ -1,4 +1,4 @@
-"""The notebooks: run from the top in a small setting, as a reader would, and kept without what running leaves."""
+"""The notebooks run from the top in a small setting, and are stored without outputs."""
 
 import json
 import os
@@ -14,9 +14,9 @@ from tests.helpers.runs import ROOT
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SECONDS_FOR_A_CELL = 600  # on a machine that is busy with other things
+SECONDS_FOR_A_CELL = 600  # on a busy machine
 
-# What compiles quickly.
+# Small and quick to compile.
 SMALL = {
     "augment.flavour": "none",
     "client.epochs": 1,
@@ -33,16 +33,16 @@ def read(name):
 
 
 def tagged(notebook, tag):
-    """The place of the one cell with a tag."""
+    """The index of the only cell with this tag."""
     (place,) = (place for place, cell in enumerate(notebook.cells) if tag in cell.metadata.get("tags", ()))
     return place
 
 
 @pytest.fixture
 def execute(tmp_path, monkeypatch):
-    """Executes a notebook in an empty folder, with other values of the variables in its cell `parameters`.
+    """Executes a notebook in an empty folder, with other values for the variables in its cell `parameters`.
 
-    They are set in a cell of their own behind that one, as papermill does it.
+    They are set in a cell after it, as papermill does.
     """
     for name, value in {
         "PYTHONPATH": ROOT,
@@ -64,7 +64,7 @@ def execute(tmp_path, monkeypatch):
             kernel_name="python3",
             resources={"metadata": {"path": str(tmp_path)}},
         )
-        # No folder of kernels: this Python itself, whatever `python3` means to the user's Jupyter.
+        # No folder of kernels: use this Python, whatever kernel the user's Jupyter calls `python3`.
         client.create_kernel_manager().kernel_spec_manager = KernelSpecManager(kernel_dirs=[])
         client.execute(env=dict(os.environ))
         return notebook
@@ -73,7 +73,7 @@ def execute(tmp_path, monkeypatch):
 
 
 def shown(notebook, kind):
-    """What the cells have shown of one MIME type."""
+    """What the cells have shown with this MIME type."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     return [output.data[kind] for output in outputs if kind in output.get("data", {})]
 
@@ -97,7 +97,7 @@ def test_quickstart(execute, tmp_path):
 
 @pytest.fixture
 def npz(tmp_path):
-    """Random images as large as CIFAR-10's, in a file."""
+    """A file of random images of CIFAR-10's size."""
     rng = np.random.default_rng(0)
     images = lambda number: rng.integers(0, 256, (number, 32, 32, 3), np.uint8)  # noqa: E731
     labels = lambda number: np.arange(number) % 10  # noqa: E731
@@ -199,7 +199,7 @@ def test_the_notebooks_install_the_package_in_the_same_way():
     notebooks = [read(path.stem) for path in NOTEBOOKS]
     (source,) = {notebook.cells[tagged(notebook, "install")].source for notebook in notebooks}
     assert source.count("%pip install") == 2
-    # Nothing is asked of JAX before it is installed and its platform chosen.
+    # JAX is not used before it is installed and its platform chosen.
     for notebook in notebooks:
         before = "".join(cell.source for cell in notebook.cells[: tagged(notebook, "install") + 1])
         assert "import jax" not in before and "import fedjax_ssl" not in before

@@ -1,4 +1,4 @@
-"""Pages about own data and backbones are followed, command by command, as a reader would."""
+"""Follows the pages about own data and backbones command by command, as a reader would."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from fedjax_ssl.data import make_partition
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.runs import ROOT
 
-# A run of a few seconds, whatever is trained.
+# Makes any run last a few seconds.
 TINY = {
     "num_rounds": 1, "num_clients": 4, "clients_per_round": 2, "data.examples_per_client": 20, "data.alpha": 10.0,
     "client.epochs": 1, "server.pretrain_epochs": 1, "augment.flavour": "none",
@@ -27,16 +27,16 @@ TINY = {
 
 
 def blocks(page):
-    """(language, text) of a page's blocks of code."""
+    """(language, text) of a page's code blocks."""
     return re.findall(r"```(\w*)\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
 
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
-    """A reader in an empty folder, who does what a page says: runs its Python, saves its modules, starts its commands.
+    """A reader in an empty folder who follows pages: runs their Python, saves their modules, starts their commands.
 
-    Commands are carried out by `launch.main` with small numbers. Those that are not to be `trained`, by their workdirs,
-    go as far as everything goes before a program is compiled; what they have built is returned.
+    `launch.main` runs the commands with small numbers. Commands with a workdir outside `trained` stop before compiling;
+    returns the experiments that they built.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -67,7 +67,7 @@ def reader(tmp_path, monkeypatch):
 
 
 def write_lesions(folder):
-    """HAM10000 in small: its table, and photographs wider than high, 30 of the commonest class and 20 of each other."""
+    """A small HAM10000: its table, and landscape photographs, 30 of the commonest class and 20 of each other class."""
     rng, lines = np.random.default_rng(0), ["lesion_id,image_id,dx,dx_type,age,sex,localization"]
     (folder / "HAM10000").mkdir()
     for number, kind in enumerate(["nv"] * 10 + ["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"] * 20):
@@ -94,7 +94,7 @@ def test_own_data(reader, tmp_path):
     npz, folder = built["runs/npz"], built["runs/folder"]
     np.testing.assert_array_equal(npz.data.inputs[..., 0], digits[:1437])
     np.testing.assert_array_equal(npz.data.test_inputs[..., 0], digits[1437:])
-    # The same images in another order, and by their names as well divided into classes.
+    # The same images in another order, divided into the same classes by their names, too.
     rows = lambda images: sorted(image.tobytes() for image in np.asarray(images))  # noqa: E731
     assert rows(np.concatenate([folder.data.inputs, folder.data.test_inputs])) == rows(digits)
     counts = np.bincount(folder.hidden_labels) + np.bincount(folder.data.test_labels)
@@ -113,7 +113,7 @@ def test_own_model(reader, tmp_path):
 
 
 def test_every_line_of_the_pages_is_a_command_that_is_run():
-    """A command that is broken over two lines would be run by half."""
+    """Only half of a command broken over two lines would be run."""
     for page, number in {"tutorials/your_data.md": 2, "how_to/own_data.md": 1, "how_to/own_backbone.md": 1}.items():
         commands = [line for _, text in blocks(page) for line in text.splitlines() if "launch.py" in line]
         assert len(commands) == number and all("--workdir=" in line for line in commands)

@@ -1,4 +1,4 @@
-"""A model taken away: it says what the run's own evaluation said, and meets bad input with one line."""
+"""The predictor gives the results of the run's evaluation, and answers bad input with one line."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ def test_predictions_are_those_of_the_trained_network(predict, digits, finished_
     workdir, state = finished_fedanchor_run
     assert predict.round == 4 and predict.shape == (8, 8, 1) and predict.class_names == tuple("0123456789")
     assert repr(predict) == "Predictor(round 4, images 8 x 8 x 1, 10 classes)"
-    found = predict(digits.x_test)  # 360 images: a whole batch and a part of one
+    found = predict(digits.x_test)  # 360 images: a full batch and part of a second one
     assert BATCH_SIZE < len(digits.x_test) < 2 * BATCH_SIZE
     network = build_experiment(make_fedanchor_config(**SMALL)).problem.network
     outputs = network.predict(state.model, digits.x_test)
@@ -44,7 +44,7 @@ def test_predictions_are_those_of_the_trained_network(predict, digits, finished_
     np.testing.assert_array_equal(found.labels, np.argmax(found.probabilities, axis=1))
     summary = json.loads((workdir / "summary.json").read_text())
     assert np.mean(found.labels == digits.y_test) == pytest.approx(summary["test_accuracy"])
-    # Grey images without their channel axis, and floats of the same range, are the same images.
+    # Grey images without a channel axis, and floats in the same range, are the same images.
     again = predict(digits.x_test[:5, :, :, 0].astype(np.float64))
     np.testing.assert_allclose(again.probabilities, found.probabilities[:5], atol=1e-6)
 
@@ -92,11 +92,11 @@ def test_labels_give_an_accuracy(predict, digits, finished_fedanchor_run, tmp_pa
 
 
 def test_a_folder_of_images(predict, digits, finished_fedanchor_run, tmp_path, capfd):
-    """With labels and without, of the model's size and colours and of others."""
+    """Folders with and without labels; images of the model's size and colours, and of others."""
     for number in range(40):
         pixels = digits.x_test[number, :, :, 0]
         picture = Image.fromarray(pixels)
-        if number % 2:  # four times as large and in colours: resized by a box it is the same again
+        if number % 2:  # four times as large and coloured: a box filter restores the image
             picture = Image.fromarray(np.repeat(np.repeat(pixels, 4, axis=0), 4, axis=1)).convert("RGB")
         for file in (
             tmp_path / "flat" / f"{number:02}.png",

@@ -1,4 +1,4 @@
-"""The files around the library: what GitHub, citation tools and container tools read of them is in order."""
+"""The files around the library that GitHub, citation tools and container tools read are in order."""
 
 import re
 import shutil

@@ -1,10 +1,10 @@
-"""The sweeps of one labelled client among many, planned: what each row begins with, its rounds, rates and options."""
+"""The planned sweeps of one labelled client among many: each row's start, rounds, rates and options."""
 
 import pytest
 
 from fedjax_ssl.sweep import load_sweep, plan
 
-# The rounds of the warm-up and behind it.
+# Rounds of the warm-up, rounds after it.
 ROUNDS = {
     "semianagg_table.py:svhn": (250, 500),
     "semianagg_table.py:cifar100": (500, 1000),
@@ -27,7 +27,7 @@ BOUNDS = ("FedAvg, all labels", "FedAvg, given labels", "the labelled client")
 
 @pytest.fixture(scope="module")
 def planned(root, tmp_path_factory):
-    """Each sweep's configurations by the rows' names, and the warm-ups'."""
+    """Each sweep's configurations by row name, and those of the warm-ups."""
     folder, rows, warm_ups = tmp_path_factory.mktemp("sweeps"), {}, {}
     for name in ROUNDS:
         cells = plan(load_sweep(f"{root}/configs/sweeps/{name}"), folder)
@@ -38,7 +38,7 @@ def planned(root, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_rows_begin_with_the_warm_up_and_have_their_rounds(planned, name):
-    """Bounds and CBAFed begin afresh and make up for it; a role of IsoFed trains in every other round."""
+    """Bounds and CBAFed have more rounds instead of a warm-up run; a role of IsoFed trains in every other round."""
     rows, warm_ups = (each[name] for each in planned)
     before, behind = ROUNDS[name]
     for row, config in rows.items():
@@ -58,7 +58,7 @@ def test_averages_of_batches_last_for_the_run(planned, name):
         if config.confidence.kind in ("freematch", "softmatch"):
             assert config.confidence.memory == "run", row
             steps = 500 * 72 if name.startswith("semianagg") else 40 * 9
-            assert config.confidence.momentum**steps < 0.05, row  # the start is forgotten
+            assert config.confidence.momentum**steps < 0.05, row  # the initial value is forgotten
             checked += 1
     assert checked == (
         2 if "ablation" in name or name in ("some_clients.py:mnist", "some_clients.py:cifar10_lt") else 0
@@ -112,7 +112,7 @@ def test_semianagg_s_rows_differ_in_what_their_names_say(planned, name):
             assert config.method == "semianagg" and config.trainer.threshold == 0.9, row
             assert config.client.unlabelled_clip_norm == 5.0 and config.client.persistent, row
             assert config.semianagg.anchor_seed == ("another anchor" in row), row
-            # Imbalanced sets have the balanced softmax; MNIST has it as SemiAnAgg's code has it everywhere.
+            # Imbalanced data sets use the balanced softmax; so does MNIST, as SemiAnAgg's code always does.
             everywhere = any(part in name for part in ("isic", "_lt", "clients.py:50", ":mnist"))
             balanced = "ACR" not in row and ("code" in row or everywhere)
             assert config.client.logit_adjustment == float(balanced), row
@@ -120,7 +120,7 @@ def test_semianagg_s_rows_differ_in_what_their_names_say(planned, name):
 
 @pytest.mark.parametrize("name", [name for name in ROUNDS if name.startswith("semianagg")])
 def test_who_trains_on_both_views_of_a_labelled_image(planned, name):
-    """SemiAnAgg's setting; RSCFed, IsoFed and CBAFed have their own, and ACR its own loss."""
+    """SemiAnAgg's setting trains on both; RSCFed, IsoFed and CBAFed have their own, and ACR its own loss."""
     for row, config in planned[0][name].items():
         of_setting = config.method in ("semianagg", "fedavg_semi", "supervised")
         views = "both" if of_setting and "ACR" not in row else "weak"
@@ -129,7 +129,7 @@ def test_who_trains_on_both_views_of_a_labelled_image(planned, name):
 
 @pytest.mark.parametrize("name", ["semianagg_partial.py:svhn", "semianagg_partial.py:isic"])
 def test_every_client_has_a_tenth_of_its_labels(planned, name):
-    """In all rows and in the warm-up, whatever a method asks for by itself."""
+    """In all rows and in the warm-up, whatever the method's default."""
     rows, warm_ups = (each[name] for each in planned)
     for config in (*rows.values(), *filter(None, warm_ups.values())):
         assert (config.data.labels, config.data.labelled_share) == ("clients", 0.1)

@@ -1,5 +1,5 @@
-"""The parts of `benchmarks/reliability.py`, one kind of fault a file.
+"""The parts of `benchmarks/reliability.py`, one kind of fault per file.
 
-A part has MINUTES, the time that it may take at most on two cores, COUNT, how many tries it makes by default, and
-`run(trial)`, which makes them while `trial.goes_on()`, and yields a `Row` for each fault.
+A part has MINUTES, its time limit on two cores; COUNT, its default number of tries; and `run(trial)`, which tries while
+`trial.goes_on()` and yields a `Row` for each fault.
 """

@@ -1,4 +1,4 @@
-"""What the parts share: a row of the table, the time that is left, and runs of some seconds."""
+"""Shared by the parts: a row of the table, the time left, and runs of a few seconds."""
 
 import collections
 import os
@@ -31,14 +31,14 @@ FIELDS = {
 
 
 class Row(NamedTuple):
-    """What came of the tries of one fault. Each try counts once, as one of the five outcomes.
+    """The outcomes of one fault's tries. Each try counts once, as one of the five outcomes.
 
     Attributes:
         fault: what was done, and to what.
-        right: the fault did no harm: the results are those without it, to the bit where that is promised.
-        told: one clear line names the fault, and nothing is taken that is damaged.
-        silent: other results, or damaged ones, without a word.
-        lost: results that are gone, or a process that never ends.
+        right: the fault did no harm: the results are those without it, to the bit if that is promised.
+        told: one clear line names the fault, and nothing damaged is used.
+        silent: different or damaged results without a message.
+        lost: results are gone, or a process never ends.
         tracebacks: a traceback, or a process that crashed.
         note: further figures.
     """
@@ -53,27 +53,27 @@ class Row(NamedTuple):
 
     @property
     def tries(self) -> int:
-        """All outcomes together."""
+        """The number of all outcomes."""
         return self.right + self.told + self.bad
 
     @property
     def bad(self) -> int:
-        """The outcomes that must not be."""
+        """The number of outcomes that must not occur."""
         return self.silent + self.lost + self.tracebacks
 
 
 def row_of(fault: str, outcomes: collections.Counter, note: str = "") -> Row:
-    """A row of outcomes that were counted by name."""
+    """A row of outcomes counted by name."""
     return Row(fault, **outcomes, note=note)
 
 
 class Trial:
-    """What a part is given.
+    """The input of a part.
 
     Attributes:
-        folder: an empty one, of the part's own.
+        folder: an empty folder for the part.
         rng: its only source of random numbers.
-        count: the tries to be made, in all.
+        count: total number of tries.
     """
 
     def __init__(self, folder: pathlib.Path, seed: int, count: int, minutes: float):
@@ -85,24 +85,24 @@ class Trial:
         return time.monotonic() < self._ends
 
     def share(self, place: int, places: int) -> int:
-        """How many of the tries one of several methods gets."""
+        """How many tries one of several methods gets."""
         return self.count // places + (place < self.count % places)
 
 
 def config_of(method: str, every: int):
-    """A run of some seconds."""
+    """A run of a few seconds."""
     config = apply_arguments(base_config(), method)
     config.update_from_flattened_dict({**FIELDS, "checkpoint_every": every})
     return config
 
 
 def restore(workdir: pathlib.Path, config):
-    """The newest checkpoint that is whole."""
+    """The newest undamaged checkpoint."""
     return Checkpoints(workdir / "checkpoints").restore(build_experiment(config).state_shape)
 
 
 def same(one, other) -> bool:
-    """Whether two trees have the same numbers, to the bit; NaN is NaN."""
+    """Whether two trees have the same numbers, to the bit; NaN equals NaN."""
     leaves, others = jax.tree.leaves(one), jax.tree.leaves(other)
     return len(leaves) == len(others) and all(
         np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(leaves, others)
@@ -110,12 +110,12 @@ def same(one, other) -> bool:
 
 
 def words(fields: dict) -> list[str]:
-    """Fields as words of a command line."""
+    """Fields as command-line arguments."""
     return [f"--config.{name}={str(value).lower()}" for name, value in fields.items()]
 
 
 def launch(*arguments: str, **options) -> subprocess.Popen:
-    """The command line in a process of its own, whose stderr is a pipe unless the options say otherwise."""
+    """Starts the command line in a new process; its stderr is a pipe unless the options differ."""
     options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **options}
     environment = {**os.environ, **options.pop("env", {})}
     command = [sys.executable, str(ROOT / "launch.py"), *arguments]
@@ -123,16 +123,16 @@ def launch(*arguments: str, **options) -> subprocess.Popen:
 
 
 def start(method: str, workdir: pathlib.Path, options: Mapping[str, Any] = {}, **fields) -> subprocess.Popen:
-    """A run of some seconds, by the command line; options are those of `launch`."""
+    """Starts a run of a few seconds by the command line, with the options of `launch`."""
     config = f"--config={ROOT}/configs/quickstart.py:{method}"
     return launch(config, *words({**FIELDS, "checkpoint_every": 1, **fields}), f"--workdir={workdir}", **options)
 
 
 def in_processes(part: str, cases: list[tuple], folder: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """The outcome of each case and why, by `read_cases` of a part in a process of its own.
+    """Yields the outcome of each case and its reason, from a part's `read_cases` in a separate process.
 
-    It gets the folder's path as its argument and the cases in a pickle on stdin, and prints a line for each. A process
-    that dies is followed by another, for the cases behind the one that did it.
+    The process gets the folder's path as argument and the pickled cases on stdin, and prints a line for each case. If
+    it dies, another process continues after the case at which it died.
     """
     done, said = 0, folder / "stderr_of_a_process"
     while done < len(cases):
@@ -146,7 +146,7 @@ def in_processes(part: str, cases: list[tuple], folder: pathlib.Path) -> Iterato
                     done += 1
                     outcome, why = line.decode().rstrip("\n").split("\t", 1)
                     yield outcome, why
-            except GeneratorExit:  # nobody wants more
+            except GeneratorExit:  # no more cases are wanted
                 process.kill()
                 raise
         if process.returncode != 0 and done < len(cases):
@@ -155,6 +155,6 @@ def in_processes(part: str, cases: list[tuple], folder: pathlib.Path) -> Iterato
 
 
 def limit_memory(more: int) -> None:
-    """Lets this process take no more memory than so many bytes above what it has now."""
+    """Limits this process's memory to so many bytes above its present memory."""
     taken = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + more, taken + more))

@@ -1,8 +1,8 @@
-"""A file of one run in the folder of another, or with a value edited: resumed, loaded and reported.
+"""A file of another run in a run's folder, or a file with an edited value; the run is resumed, loaded and reported.
 
-'right' says that the model, the state and the figures are those of the run as it was (a summary, say, is written anew);
-'told' that whoever does not give them says why in a line; 'silent' that something else was taken without a word. The
-runs differ in their seed, a learning rate or their images.
+'right': model, state and figures are those of the run as it was (a summary, for example, is written again). 'told': a
+use that does not give them says why in a line. 'silent': something else was used without a message. The runs differ in
+their seed, a learning rate or their images.
 """
 
 import collections
@@ -34,7 +34,7 @@ KINDS = (
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
+    """Yields the part's rows."""
     runs = _runs(trial.folder)
     expected = {name: _used(workdir, config)[0] for name, (workdir, config) in runs.items()}
     outcomes = collections.defaultdict(collections.Counter)
@@ -82,7 +82,7 @@ def _runs(folder: pathlib.Path) -> dict:
 
 
 def _used(folder: pathlib.Path, config) -> tuple[dict, dict]:
-    """What each use of a run gives, None where it is refused; and what each says."""
+    """The result of each use of a run, None if it is refused; and its messages."""
     found, said = {}, {}
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
 

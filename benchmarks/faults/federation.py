@@ -1,12 +1,11 @@
-"""Four real nodes of Flower: one is hostile, one is killed in the middle, and a fifth says that it is another's client.
+"""Four real nodes of Flower: one is hostile, one is killed in the middle, and a fifth claims another node's client.
 
-The hostile node sends what its client trained in round 1; in round 2 arrays of wrong shapes, in round 3 numbers that
-are none, in round 4 all that it sent in round 1 again; another node gets SIGKILL when round 3 is recorded. The fifth
-node would send numbers that are none, if it was asked. Nothing of that must reach the model: a second federation has
-the same nodes, but for the fifth, and they fail in those rounds instead of sending anything. 'right' says that both end
-with the same figures of the model in metrics.jsonl and the same numbers in the last checkpoint, to the bit, and that a
-line, or a count of dropped uploads, says what was not used; a try is a bad answer, a killed node, or the fifth node.
-Without Flower there are no tries.
+The hostile node sends what its client trained in round 1, arrays of wrong shapes in round 2, NaN in round 3, and its
+answer of round 1 again in round 4. Another node gets SIGKILL once round 3 is recorded. The fifth node would send NaN if
+asked. None of this may reach the model: a second federation has the same nodes except the fifth, and its nodes fail in
+those rounds instead of sending anything. 'right': both end with the same model figures in metrics.jsonl and the same
+numbers in the last checkpoint, to the bit, and a line or a count of dropped uploads says what was not used. A try is a
+bad answer, a killed node, or the fifth node. Without Flower there are no tries.
 """
 
 import contextlib
@@ -30,11 +29,11 @@ from .common import FIELDS, ROOT, Row, Trial, same, words
 
 MINUTES, COUNT = 30, 5
 METHOD, ROUNDS, KILLED_AFTER = "supervised", 4, 3
-UPLOADS = [4, 3, 3, 2]  # of use, in each round
+UPLOADS = [4, 3, 3, 2]  # usable uploads in each round
 OF_THE_MODEL = ("round", "test_accuracy", "test_loss", "update_norm")
-NODES = {0: "", 1: "", 2: "", 3: "hostile"}  # client -> what its node does
+NODES = {0: "", 1: "", 2: "", 3: "hostile"}  # client -> behaviour of its node
 CALM = {0: "", 1: "", 2: "fails", 3: "fails"}  # in the rounds in which it is killed or hostile
-# The ClientApp of all nodes: the library's, unless the node's own environment says otherwise.
+# All nodes' ClientApp: the library's, unless the node's environment changes it.
 APP = f"""
 import os
 
@@ -80,7 +79,7 @@ if DOES:
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
+    """Yields the part's rows."""
     try:
         import flwr  # noqa: F401
     except ImportError:
@@ -104,7 +103,7 @@ def run(trial: Trial) -> Iterator[Row]:
     )
     parts = {
         "arrays of wrong shapes": "has an array of shape",
-        "numbers that are none": None,  # counted in dropped_uploads, and no line
+        "numbers that are none": None,  # counted in dropped_uploads, without a line
         "an answer of an earlier round": "it is of turn 1 of the run, not of turn 4",
         "SIGKILL of a node": f"gave no answer in round {KILLED_AFTER + 1}",
         "a fifth node for another's client": "which is connected",
@@ -130,7 +129,7 @@ def _state(workdir: pathlib.Path, config):
 
 
 def _federation(folder: pathlib.Path, does: dict[int, str], trial: Trial, disturbed: bool) -> tuple[pathlib.Path, str]:
-    """A run by Flower's processes: its workdir, and what the server said."""
+    """A run by Flower's processes: its workdir, and the server's output."""
     project, workdir = folder / "project", folder / "run"
     shutil.copytree(ROOT / "configs" / "flower", project)
     text = (project / "pyproject.toml").read_text()
@@ -146,7 +145,7 @@ def _federation(folder: pathlib.Path, does: dict[int, str], trial: Trial, distur
         "overrides": " ".join(words(_fields())),
         "workdir": str(workdir),
         "wait": 600,
-        "timeout": 900,  # long enough for a busy machine: Flower notices a killed node earlier
+        "timeout": 900,  # enough for a busy machine: Flower notices a killed node earlier
     }
     (folder / "run.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items()))
     processes = _Processes(folder)
@@ -173,14 +172,14 @@ def _federation(folder: pathlib.Path, does: dict[int, str], trial: Trial, distur
             _until(lambda: recorded(KILLED_AFTER), trial)
             _kill(nodes[2])
         _until(lambda: recorded(ROUNDS) and (workdir / SUMMARY).exists(), trial)
-        _until(lambda: f"round {ROUNDS}/{ROUNDS}: " in said(), trial)  # Flower passes lines on a little later
+        _until(lambda: f"round {ROUNDS}/{ROUNDS}: " in said(), trial)  # Flower forwards lines a little later
         return workdir, said()
     finally:
         processes.stop()
 
 
 class _Processes:
-    """Flower's processes, which nothing that they start outlives."""
+    """Flower's processes, which are ended with all their children."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder, self._started = folder, []
@@ -188,7 +187,7 @@ class _Processes:
         self._environment = {
             **os.environ,
             "FLWR_HOME": str(folder / "home"),
-            # Nothing reaches outside, nothing is installed.
+            # No traffic to the outside, no installations.
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -230,7 +229,7 @@ class _Processes:
 
 
 def _kill(node: subprocess.Popen) -> None:
-    """SIGKILL for a node and all that it has started."""
+    """Sends SIGKILL to a node and its children."""
     import psutil
 
     for process in (*psutil.Process(node.pid).children(recursive=True), psutil.Process(node.pid)):

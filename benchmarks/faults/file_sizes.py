@@ -1,8 +1,8 @@
-"""A run may write no file longer than a limit (RLIMIT_FSIZE), of some bytes to some hundred thousand.
+"""A limit on a run's file sizes (RLIMIT_FSIZE), from some bytes to some hundred thousand.
 
-'told' says that one line says so, with status 2 before the run began or 4 after, and that the run, started again
-without a limit, ends with the records and the last checkpoint of one that nobody disturbed; 'right' that it ended in
-spite of the limit. Three of the runs find nothing in the cache of compiled programs, which is then limited as well.
+'told': one line reports it, with status 2 before the run began or 4 after, and the run, resumed without a limit, ends
+with the records and the last checkpoint of an undisturbed run. 'right': it ended in spite of the limit. Three of the
+runs start with an empty cache of compiled programs, which is then limited, too.
 """
 
 import collections
@@ -21,7 +21,7 @@ METHOD = "fedanchor"
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
+    """Yields the part's rows."""
     whole = trial.folder / "whole"
     process = start(METHOD, whole)
     _, errors = process.communicate()

@@ -1,8 +1,7 @@
-"""One bit of the newest checkpoint changed, drawn uniformly over all bits of all its files.
+"""One flipped bit in the newest checkpoint, drawn uniformly over all bits of its files.
 
-'told' says that the damage was named and the checkpoint before it was taken, with every number as it was saved. The
-note counts what Orbax alone makes of the same damage: it reads numbers that are not those that were saved, without an
-error.
+'told': the damage was named and the checkpoint before was used, with every number as it was saved. The note counts what
+Orbax alone makes of the same damage: it reads wrong numbers without an error.
 """
 
 import collections
@@ -22,7 +21,7 @@ METHODS = ("fedanchor", "semifl", "fedil")
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
+    """Yields the part's rows."""
     for place, method in enumerate(METHODS):
         config, workdir = config_of(method, every=2), trial.folder / method
         train(config, workdir)
@@ -54,7 +53,7 @@ def run(trial: Trial) -> Iterator[Row]:
 
 
 def _by_orbax(folder):
-    """All that is in a checkpoint, by Orbax alone; None if it says that something is wrong."""
+    """A checkpoint's content, read by Orbax alone; None if Orbax reports an error."""
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             tree = checkpointer.metadata(folder).item_metadata.tree

@@ -1,7 +1,7 @@
-"""A random piece of metrics.jsonl lost, of 1 byte, of 30, or up to its end; the run is started again.
+"""A random piece of metrics.jsonl is lost: 1 byte, 30 bytes, or all up to its end; then the run is resumed.
 
-'right' says that it ended with the same bytes; 'told' that a line says that the figures before the older checkpoint
-have changed, or that no checkpoint fits.
+'right': it ended with the same bytes. 'told': a line says that figures before the older checkpoint have changed, or
+that no checkpoint fits.
 """
 
 import collections
@@ -21,7 +21,7 @@ METHODS = ("fedanchor",)
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
+    """Yields the part's rows."""
     for place, method in enumerate(METHODS):
         config, workdir = config_of(method, every=2), trial.folder / method
         train(config, workdir)
@@ -43,7 +43,7 @@ def run(trial: Trial) -> Iterator[Row]:
                     is_same = (copy / METRICS).read_bytes() == lines
                     outcomes["silent" if not right else "right" if is_same else "told"] += 1
                 except UserError as error:
-                    # Two checkpoints are kept, so nothing can be taken if the hole is before the older one.
+                    # Two checkpoints are kept; none can be used if the hole is before the older one.
                     outcomes["told" if "later than the records" in str(error) else "lost"] += 1
                     refused += 1
             shutil.rmtree(copy)

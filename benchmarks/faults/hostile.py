@@ -1,10 +1,10 @@
-"""Files from elsewhere that carry code, or that are made to fill the memory, to crash a reader or to keep it waiting.
+"""Files from elsewhere that carry code, fill the memory, crash a reader or keep it waiting.
 
-Each try puts one hostile file in the place of a data set's, a partition's, an image's, or of a file of a run's folder,
-which is then reported, loaded and resumed. 'told' says that one line names what is wrong, and that whatever was read in
-spite of it is what it was before. 'silent' says that code of the file was executed, or that nobody named the file, or
-that something else was taken. The files are read in a process of their own, which may take no more than 3 GB of memory
-above its start, and three minutes for a file. That the code would run if a reader let it is checked first.
+Each try replaces a data set, a partition, an image, or a file of a run's folder by a hostile file; the run is then
+reported, loaded and resumed. 'told': one line names what is wrong, and whatever was read all the same is unchanged.
+'silent': the file's code was executed, or no line named the file, or something else was used. The files are read in a
+separate process with at most 3 GB of memory above its start, and three minutes per file. The part first checks that the
+code would run if a reader let it.
 """
 
 import collections
@@ -53,7 +53,7 @@ class Payload:
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
+    """Yields the part's rows."""
     mark = trial.folder / MARK
     pickle.loads(pickle.dumps(Payload(mark)))
     assert mark.exists()
@@ -76,7 +76,7 @@ def run(trial: Trial) -> Iterator[Row]:
 
 
 def hostile_files(folder: pathlib.Path) -> list[tuple[str, str, str, Callable[[pathlib.Path], None]]]:
-    """(kind of fault, what it is, who reads it, function that writes it to a path), in an order that stays."""
+    """(kind of fault, description, reader, function that writes it to a path), always in the same order."""
     mark = folder / MARK
     objects = np.array([Payload(mark)] * 9, dtype=object)
     pickled = pickle.dumps(Payload(mark))
@@ -146,7 +146,7 @@ def hostile_files(folder: pathlib.Path) -> list[tuple[str, str, str, Callable[[p
 
 
 def _arrays(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """A file that is a data set, a node's images, and a partition."""
+    """A file that serves as data set, as a node's images, and as partition."""
     images, labels = np.zeros((9, 8, 8), np.uint8), np.arange(9) % 3
     data = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels, "images": images}
     return {**data, **read_arrays(str(folder / RUN / "partition.npz"), None)}
@@ -163,7 +163,7 @@ def _members(arrays: dict[str, np.ndarray]) -> list[tuple[str, bytes]]:
 
 def _zip(path: pathlib.Path, members: list[tuple[str, bytes]], compression: int = zipfile.ZIP_STORED) -> None:
     with warnings.catch_warnings(), zipfile.ZipFile(path, "w", compression) as archive:
-        warnings.simplefilter("ignore")  # of two members of one name
+        warnings.simplefilter("ignore")  # about two members of one name
         for name, content in members:
             archive.writestr(name, content)
 
@@ -174,12 +174,12 @@ def _header(shape: str, dtype: str = "|u1") -> bytes:
 
 
 def _headers(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    """Arrays that are nothing but a header."""
+    """Arrays with only a header."""
     _zip(path, [(f"{name}.npy", _header(f"({10**9}, {10**9}, 3)")) for name in arrays])
 
 
 def _zeros(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    """The images are so many zeros that they do not fit into the memory; all else fits to them."""
+    """More zeros as images than fit into memory; all else matches them."""
     arrays = {name: array for name, array in arrays.items() if name != "x_train"}
     fitting = {"y_train": np.arange(BOMB >> 20) % 3, "x_test": np.zeros((9, 1024, 1024), np.uint8)}
     _zip(path, _members({**arrays, **fitting}))
@@ -222,7 +222,7 @@ def _large_images() -> dict[str, bytes]:
 
 
 def _name_code(path: pathlib.Path, field: str, script: bytes) -> None:
-    """A configuration that names a method or a backbone by a file beside it."""
+    """A configuration that names a method or a backbone in a file beside it."""
     (path.parent / "evil.py").write_bytes(script)
     config = json.loads(path.read_text())
     section, _, name = field.rpartition(".")
@@ -230,11 +230,11 @@ def _name_code(path: pathlib.Path, field: str, script: bytes) -> None:
     path.write_text(json.dumps(config))
 
 
-# --- In a process of its own. ----------------------------------------------------------------------------------------
+# --- In a separate process. ------------------------------------------------------------------------------------------
 
 
 def read_cases() -> None:
-    """Reads the cases from stdin, writes the file of each and has it read, prints a line for each."""
+    """Reads the cases from stdin; writes each file, has it read, and prints a line."""
     folder = pathlib.Path(sys.argv[1])
     config = config_of(METHOD, every=2)
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
@@ -268,7 +268,7 @@ def read_cases() -> None:
 
 
 def _judge(found: dict[str, tuple], expected: dict) -> tuple[str, str]:
-    """The outcome of a case whose uses gave these results, or these errors, and said this on stderr."""
+    """The outcome of a case, from the results or errors of its uses and their stderr."""
     said = []
     for use, (result, aside) in found.items():
         if "Traceback" in aside:
@@ -285,7 +285,7 @@ def _judge(found: dict[str, tuple], expected: dict) -> tuple[str, str]:
 
 
 def _read(reader: str, case: pathlib.Path, folder: pathlib.Path, uses: dict, write: Callable) -> dict:
-    """Writes the file to where a reader looks for it; what each use of it gave, or its error."""
+    """Writes the file to where a reader looks for it; returns the result or error of each use."""
     from fedjax_ssl.data.folder import load_folder, load_pictures
     from fedjax_ssl.data.npz import load_npz
     from fedjax_ssl.data.partition_file import load_partition
@@ -327,7 +327,7 @@ def _read(reader: str, case: pathlib.Path, folder: pathlib.Path, uses: dict, wri
 
 
 def _result(function: Callable) -> tuple:
-    """What a function returns, or its error, which the command line gives in a line; and what it says on stderr."""
+    """What a function returns, or an error that the command line gives as a line; and its stderr."""
     aside = io.StringIO()
     with contextlib.redirect_stderr(aside):
         try:
@@ -337,7 +337,7 @@ def _result(function: Callable) -> tuple:
 
 
 def _put(run: pathlib.Path, name: str, write: Callable) -> None:
-    """Writes a hostile file over one of a run's; the checksums of a checkpoint are made to fit."""
+    """Writes a hostile file over a run's file, and updates a checkpoint's checksums."""
     last = run / "checkpoints" / str(ROUNDS)
     files = {
         "snapshots": sorted((run / "snapshots").glob("*.npz"))[-1],
@@ -360,7 +360,7 @@ def _put(run: pathlib.Path, name: str, write: Callable) -> None:
 
 
 def _report(run: pathlib.Path) -> list[str]:
-    """Writes the report; what it says to be wrong with the run."""
+    """Writes the report; returns its messages about damage."""
     from fedjax_ssl.records.runs import read_run
     from fedjax_ssl.report import write_report
 

@@ -1,9 +1,9 @@
-"""Processes of one run that are started wrongly: addresses, numbers, counts and configurations that do not fit.
+"""Processes of one run with wrong addresses, numbers, counts or configurations.
 
-'told' says that every process ended with status 2 and one line, no stack trace among what it said, within the time
-that is stated, and that nothing was written. A process that comes when the run has begun must end so, too, while the
-run goes on ('right'): its records are those of a run with two devices. To wait for each other the processes have 40
-seconds here in place of 300, and 20 in place of 60 for a port to become free.
+'told': every process ended with status 2 and one line, without a stack trace, within the stated time, and nothing was
+written. A process that comes after the run has begun must end in the same way while the run continues ('right'): the
+run's records are those of a run with two devices. Here the processes wait 40 seconds for each other instead of 300, and
+20 instead of 60 for a free port.
 """
 
 import functools
@@ -22,7 +22,7 @@ from fedjax_ssl.records.workdir import METRICS
 from .common import FIELDS, ROOT, Row, Trial, launch, row_of, words
 
 MINUTES, COUNT = 12, 9
-MEETING, PORT, STARTING = 40.0, 20.0, 60.0  # seconds; the last ones until JAX is imported on a busy machine
+MEETING, PORT, STARTING = 40.0, 20.0, 60.0  # seconds; the last: until JAX is imported on a busy machine
 CODE = f"""
 import sys
 from fedjax_ssl.run.hosts import link
@@ -33,7 +33,7 @@ sys.exit(enter())
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
+    """Yields the part's rows."""
     for turn in range(trial.count):
         if not trial.goes_on():
             break
@@ -63,7 +63,7 @@ def _start(workdir: pathlib.Path, address: str, count: int, index: int, **fields
 
 
 def _ends(make: Callable[[Callable, int], list[subprocess.Popen]], workdir: pathlib.Path) -> tuple[str, str]:
-    """A case in which every process must end by itself: the outcome, and how long it took with what was said."""
+    """A case in which all processes must end by themselves: the outcome, and its duration with the output."""
     began = time.monotonic()
     processes = make(functools.partial(_start, workdir), _free_port())
     said, limit = [], began + MEETING + PORT + STARTING
@@ -88,7 +88,7 @@ def _ends(make: Callable[[Callable, int], list[subprocess.Popen]], workdir: path
 
 
 def _late(workdir: pathlib.Path, trial: Trial) -> tuple[str, str]:
-    """A second process of the same number comes when the run is in its rounds."""
+    """A second process with the same number comes during the rounds."""
     address, whole = f"localhost:{_free_port()}", trial.folder / "whole"
     fields = {"num_rounds": 150, "rounds_per_dispatch": 1, "checkpoint_every": 50}
     processes = [_start(workdir, address, 2, index, **fields) for index in range(2)]
@@ -119,7 +119,7 @@ def _late(workdir: pathlib.Path, trial: Trial) -> tuple[str, str]:
 
 
 def _other_server(start: Callable, port: int) -> list[subprocess.Popen]:
-    """The second process's address is that of a server of web pages."""
+    """The second process's address is that of a web server."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
@@ -132,7 +132,7 @@ def _other_server(start: Callable, port: int) -> list[subprocess.Popen]:
 
 
 CASES: dict[str, Callable[[Callable, int], list[subprocess.Popen]] | None] = {
-    # 192.0.2.0/24 is nobody's, by RFC 5737, and .invalid no name, by RFC 2606.
+    # RFC 5737 reserves 192.0.2.0/24, and RFC 2606 the name .invalid.
     "a coordinator's address that is nobody's": lambda start, port: [start(f"192.0.2.7:{port}", 2, i) for i in (0, 1)],
     "a coordinator's name that is none, at one process": lambda start, port: [
         start(f"localhost:{port}", 2, 0), start(f"no-such-host.invalid:{port}", 2, 1)

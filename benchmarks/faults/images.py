@@ -1,11 +1,11 @@
-"""Images and npz files changed at random, read as a data set and for predictions.
+"""Randomly changed images and npz files, read as a data set and for predictions.
 
 Each try changes one file of a good folder: a bit, a run of bytes, a number of the header, its end cut off, a piece
-doubled, a piece of another file. 'right' says that it was read with the pixels that it had, or, in formats that have
-no checksum, with those that are there now; 'silent' that a file with a checksum gave other pixels without a word. Each
-batch is read in a process of its own, which may take no more than 3 GB of memory above its start, and 10 seconds for
-a file: a process that dies, or hangs, counts as a traceback, and so does a warning of Python's. Lines that a decoder in
-C writes to stderr beside ours (libtiff's are of this kind) count as told.
+doubled, a piece of another file. 'right': it was read with its old pixels or, in formats without a checksum, with the
+pixels that it has now. 'silent': a file with a checksum gave other pixels without a message. Each batch is read in a
+separate process with at most 3 GB of memory above its start, and 10 seconds per file. A process that dies or hangs
+counts as a traceback, and so does a Python warning. Lines that a C decoder such as libtiff writes to stderr in addition
+count as told.
 """
 
 import collections
@@ -29,7 +29,7 @@ WITH_CHECKSUM = ("PNG", "NPZ")
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
+    """Yields the part's rows."""
     files = _good_files(np.random.default_rng(0))
     outcomes, notes = collections.defaultdict(collections.Counter), collections.defaultdict(collections.Counter)
     for first in range(0, trial.count, BATCH):
@@ -93,12 +93,12 @@ def _upright():
     from PIL import Image
 
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by 90 degrees
+    exif[0x0112] = 6  # rotated by 90 degrees
     return exif
 
 
 def _mutate(content: bytes, files: dict[str, bytes], rng: random.Random) -> bytes:
-    """Another content than before."""
+    """Randomly changed content, different from the original."""
     while True:
         changed, place = bytearray(content), rng.randrange(len(content))
         kind = rng.choice(("bit", "bytes", "number", "cut", "double", "splice"))
@@ -107,7 +107,7 @@ def _mutate(content: bytes, files: dict[str, bytes], rng: random.Random) -> byte
             changed[place] ^= 1 << rng.randrange(8)
         elif kind == "bytes":
             changed[place : place + length] = rng.choice((b"\0" * length, b"\xff" * length, rng.randbytes(length)))
-        elif kind == "number":  # sizes are in the first bytes of most formats
+        elif kind == "number":  # most formats have sizes in their first bytes
             place = rng.randrange(min(64, len(content) - 4))
             big = rng.choice((0, 1, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 30000))
             changed[place : place + 4] = big.to_bytes(4, rng.choice(("big", "little")))
@@ -124,7 +124,7 @@ def _mutate(content: bytes, files: dict[str, bytes], rng: random.Random) -> byte
 
 
 def read_cases() -> None:
-    """In a process of its own: reads the cases from stdin, prints a line for each."""
+    """In a separate process: reads the cases from stdin, prints a line for each."""
     from fedjax_ssl.data.folder import load_folder, load_pictures
     from fedjax_ssl.data.npz import load_npz
     from fedjax_ssl.errors import UserError
@@ -133,7 +133,7 @@ def read_cases() -> None:
     limit_memory(MEMORY)
 
     def ways(name: str, content: bytes) -> list:
-        """The arrays that each way of reading gives, or the error's line."""
+        """The arrays from each way of reading, or the error's line."""
         if name.startswith("NPZ"):
             path = folder / "set.npz"
             path.write_bytes(content)
@@ -156,7 +156,7 @@ def read_cases() -> None:
                 results.append(str(error))
         return results
 
-    said_aside = (folder / "stderr").open("w+b")  # also what decoders in C say
+    said_aside = (folder / "stderr").open("w+b")  # includes messages of C decoders
     os.dup2(said_aside.fileno(), 2)
     for name, original, changed in pickle.loads(sys.stdin.buffer.read()):
         wanted = ways(name, original)

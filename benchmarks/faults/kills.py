@@ -1,8 +1,7 @@
-"""A run gets SIGKILL at a random moment of its life, is started again, is killed again, ..., and is then left to end.
+"""A run gets SIGKILL at random moments, is started again each time, and finally left to end.
 
-'right' says that metrics.jsonl has the same bytes in the end, and the last checkpoint the same numbers, as those of a
-run that nobody killed. Half of the moments are after the folder was begun; runs that ended before their moment came
-count as no try.
+'right': metrics.jsonl has the same bytes in the end, and the last checkpoint the same numbers, as in an undisturbed
+run. Half of the moments are after the folder was begun. Runs that end before their moment do not count.
 """
 
 import collections
@@ -25,7 +24,7 @@ METHODS = ("fedanchor", "semifl", "fedil", "fixmatch", "sage", "supervised")
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
+    """Yields the part's rows."""
 
     def same_state(method: str, workdir: pathlib.Path, whole: pathlib.Path) -> bool:
         config = config_of(method, every=1)
@@ -46,7 +45,7 @@ def kill(
     share: float,
     same_state: Callable[[str, pathlib.Path, pathlib.Path], bool],
 ) -> Row:
-    """Kills a run of a method again and again, and lets it end.
+    """Kills a method's run repeatedly, and finally lets it end.
 
     Args:
         trial: of the part.
@@ -54,8 +53,8 @@ def kill(
         fields: of its configuration.
         number: of kills.
         begun: a file of the workdir.
-        share: of the moments, so many are after the file was there.
-        same_state: whether the states of a method in two workdirs are the same.
+        share: share of the moments that are after this file exists.
+        same_state: whether a method's states in two workdirs are equal.
     """
     start(method, trial.folder / f"{method}_first", **fields).communicate()  # fills the cache of compiled programs
     began = time.monotonic()
@@ -71,12 +70,12 @@ def kill(
     while moments.total() < number and trial.goes_on():
         began, longest, is_begun = time.monotonic(), seconds, (workdir / begun).exists()
         process = start(method, workdir, **fields)
-        # Most of a short run's life is importing and compiling.
+        # Most of a short run's time is importing and compiling.
         if trial.rng.random() < share:
             longest = seconds if share < 1 else seconds - seconds_before
             while process.poll() is None and not (workdir / begun).exists():
                 time.sleep(0.01)
-            if share == 1 and is_begun:  # the file says nothing of this start: as long as the first one took
+            if share == 1 and is_begun:  # the file is from an earlier start: wait as long as the first start took
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(seconds_before)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -85,7 +84,7 @@ def kill(
         process.send_signal(signal.SIGKILL)
         _, errors = process.communicate()
         tracebacks += "Traceback" in errors
-        if is_over:  # from the beginning again, with earlier moments
+        if is_over:  # start again from the beginning, with earlier moments
             assert process.returncode == 0, errors
             over, seconds = over + 1, min(seconds, time.monotonic() - began)
             shutil.rmtree(workdir)

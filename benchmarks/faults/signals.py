@@ -1,9 +1,9 @@
 """SIGINT, SIGTERM and SIGHUP while a run compiles, trains or draws its report, and while `report` draws.
 
-'right' says that the process was gone within ten seconds, with its status and no more lines than it should say, that
-it left no file half written, and that the command that its last line names, or the same one where it says that nothing
-was written, ends the run with the bytes of one that nobody disturbed, and with its report. The note has the longest
-time that a process took to go. The last row closes the terminal that a run trains in.
+'right': the process ended within ten seconds, with its status and only the lines that it should print. It left no
+half-written file. The command in its last line, or the same command if it says that nothing was written, ends the run
+with the bytes of an undisturbed run and with its report. The note has the longest time that a process took to end. The
+last row closes the terminal in which a run trains.
 """
 
 import collections
@@ -26,7 +26,7 @@ from .common import FIELDS, ROOT, Row, Trial, launch, row_of, words
 MINUTES, COUNT = 12, 15
 SECONDS = 10.0
 NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
-# Stage -> a part of the line on stderr, or a file in the run's folder, with which it begins.
+# Stage -> the text on stderr, or the file in the run's folder, that marks its beginning.
 STAGES = {
     "a signal while compiling": "compiling the",
     "a signal in the rounds": METRICS,
@@ -43,8 +43,8 @@ TERMINAL = "a closed terminal, in the rounds"
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # where `nohup` has it ignored, all that is started here would, too
+    """Yields the part's rows."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under `nohup`, child processes would ignore it, too
     tries = [(stage, number) for stage in STAGES for number in NAMES] + 3 * [(TERMINAL, signal.SIGHUP)]
     reference = trial.folder / "reference"
     process = launch(*_words(reference))
@@ -63,7 +63,7 @@ def run(trial: Trial) -> Iterator[Row]:
         if what == "right" and (workdir / METRICS).read_bytes() != (reference / METRICS).read_bytes():
             what = "lost"
         shutil.rmtree(workdir, ignore_errors=True)
-        if what == "over":  # before the signal came, so it was none
+        if what == "over":  # it ended before the signal, so this is no try
             continue
         outcomes[stage][what] += 1
         longest[stage] = max(longest[stage], seconds)
@@ -77,10 +77,10 @@ def _words(workdir: pathlib.Path, rounds: int = 6) -> list[str]:
 
 
 def _send(stage: str, number: int, workdir: pathlib.Path, reference: pathlib.Path, trial: Trial) -> tuple[str, float]:
-    """A try: the outcome, and how long the process took to go."""
+    """A try: the outcome, and the time until the process ended."""
     arguments, environment = _words(workdir), {"PYTHONUNBUFFERED": "1"}
     if stage == COMPILING:
-        environment["XDG_CACHE_HOME"] = str(trial.folder / "cold")  # so that nothing is taken from earlier starts
+        environment["XDG_CACHE_HOME"] = str(trial.folder / "cold")  # so that nothing comes from earlier starts
         shutil.rmtree(trial.folder / "cold", ignore_errors=True)
     if stage == REPORTING:
         shutil.copytree(reference, workdir)
@@ -126,7 +126,7 @@ def _unfinished(workdir: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _is_resumed(line: str, stage: str, arguments: list[str], workdir: pathlib.Path) -> bool:
-    """Does what the last line says, and whether the run is then complete."""
+    """Does what the last line says; returns whether the run is then complete."""
     named = re.search(r"python launch\.py (.*) resumes the run$", line)
     if named:
         arguments = shlex.split(named[1])
@@ -144,7 +144,7 @@ def _is_resumed(line: str, stage: str, arguments: list[str], workdir: pathlib.Pa
 
 
 def _close_terminal(workdir: pathlib.Path) -> tuple[str, float]:
-    """A run in a terminal of its own, which is closed while it trains."""
+    """Trains in a new terminal that is closed during training."""
     master, slave = pty.openpty()
     command = [sys.executable, "-c", IN_TERMINAL, sys.executable, str(ROOT / "launch.py"), *_words(workdir)]
     ends = {"stdin": slave, "stdout": slave, "stderr": slave}

@@ -1,7 +1,7 @@
-"""A run of 100,000 clients whose memory lies in clients.sqlite gets SIGKILL at random moments while rows are written.
+"""A run of 100,000 clients with their memory in clients.sqlite gets SIGKILL at random moments while rows are written.
 
-It is started again, killed again, ..., and then left to end. 'right' says that in the end metrics.jsonl has the same
-bytes, and the last checkpoint and every client's row the same numbers, as those of a run that nobody killed.
+It is started again each time, and finally left to end. 'right': metrics.jsonl has the same bytes in the end, and the
+last checkpoint and every client's row the same numbers, as in an undisturbed run.
 """
 
 import pathlib
@@ -25,7 +25,7 @@ _NEWEST = "SELECT client, max(round), data FROM rows GROUP BY client ORDER BY cl
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
+    """Yields the part's rows."""
     data = trial.folder / "data"
     giant.make(giant.Case(np.full(CLIENTS, 2)), data)
     stored = {

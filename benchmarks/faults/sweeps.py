@@ -1,9 +1,8 @@
-"""A sweep gets SIGKILL at a moment of its life and is started again; or two are at one folder, and one is killed.
+"""A sweep gets SIGKILL and is started again; or two sweeps share one folder, and one is killed.
 
-'right' says that the sweep that was started again ended with the table of one that nobody disturbed (but for its
-columns of seconds), and each of its runs with the same bytes of metrics.jsonl and the same numbers in the last
-checkpoint. Of two processes the one that is left must end with status 0 first. The moments are spread evenly over the
-time that an undisturbed sweep takes.
+'right': the restarted sweep ended with the table of an undisturbed sweep (except for columns of seconds), and each run
+with the same bytes of metrics.jsonl and the same numbers in the last checkpoint. Of two processes, the remaining one
+must first end with status 0. The moments are spread evenly over the time of an undisturbed sweep.
 """
 
 import collections
@@ -40,7 +39,7 @@ def get_sweep():
 
 
 def run(trial: Trial) -> Iterator[Row]:
-    """See above."""
+    """Yields the part's rows."""
     file = trial.folder / "sweep.py"
     file.write_text(FILE.format(config=f"{ROOT}/configs/quickstart.py", common={**FIELDS, "checkpoint_every": 2}))
 
@@ -53,7 +52,7 @@ def run(trial: Trial) -> Iterator[Row]:
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     seconds = time.monotonic() - began
-    # Every third try is of two processes. Moments are spread evenly, in a random order.
+    # Every third try has two processes. Moments are spread evenly, in random order.
     shares = [(turn + 1) / (trial.count + 1) for turn in range(trial.count)]
     trial.rng.shuffle(shares)
     outcomes = collections.Counter(), collections.Counter()
@@ -67,7 +66,7 @@ def run(trial: Trial) -> Iterator[Row]:
         over += is_over
         for process in processes:
             said += process.communicate()[1] + f"Traceback: status {process.returncode}" * (process.returncode != 0)
-            # What the killed one was at, while the other one passed by, is for whoever comes next.
+            # The killed process's run, which the other process left out, remains for the next process.
             again += not _equal(workdir, whole)
         outcomes[is_pair][_outcome(start(workdir), said, workdir, whole)] += 1
         shutil.rmtree(workdir)
@@ -76,7 +75,7 @@ def run(trial: Trial) -> Iterator[Row]:
 
 
 def _kill(process: subprocess.Popen, seconds: float) -> tuple[bool, str]:
-    """Kills a process after so many seconds; whether it was over before, and what it said."""
+    """Kills a process after so many seconds; returns whether it had ended before, and its output."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
     is_over = process.poll() is not None
@@ -85,7 +84,7 @@ def _kill(process: subprocess.Popen, seconds: float) -> tuple[bool, str]:
 
 
 def _outcome(process: subprocess.Popen, before: str, workdir: pathlib.Path, whole: pathlib.Path) -> str:
-    """What came of the process that was started last."""
+    """The outcome of the process started last."""
     _, errors = process.communicate()
     if "Traceback" in before + errors or process.returncode not in (0, 4):
         print(before, errors)
@@ -106,7 +105,7 @@ def _equal(workdir: pathlib.Path, whole: pathlib.Path) -> bool:
 
 
 def _rows(table: pathlib.Path) -> list[dict[str, str]]:
-    """A table without what the clock says."""
+    """A table's rows without times."""
     with table.open() as file:
         return [{name: value for name, value in row.items() if "seconds" not in name} for row in csv.DictReader(file)]
 

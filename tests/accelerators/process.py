@@ -1,6 +1,7 @@
-"""Compiles tiny rounds for a target of benchmarks/accelerators.py, in a process that a compiler's crash may end.
+"""Compiles tiny rounds for a target of benchmarks/accelerators.py in a process of its own, which the compiler may
+crash.
 
-python -m tests.accelerators.process TARGET CHIPS reads lines of JSON, a program each, and answers each with one.
+python -m tests.accelerators.process TARGET CHIPS answers each line of JSON, a program, with a line of JSON.
 """
 
 import json
@@ -17,11 +18,11 @@ import accelerators
 
 
 class Compiler:
-    """Asks a process, and starts another after a crash. A context manager.
+    """A compiling process, restarted after a crash. A context manager.
 
     Args:
         target: of `accelerators.TARGETS`.
-        chips: how many.
+        chips: their number.
     """
 
     def __init__(self, target: str, chips: int):
@@ -32,7 +33,7 @@ class Compiler:
         self._folder = tempfile.TemporaryDirectory()
         self._errors = open(pathlib.Path(self._folder.name) / "errors", "w+")
         self._environment = accelerators.environment(self._words[0], self._folder.name)
-        self._environment.pop("XLA_FLAGS", None)  # those of the tests are for a processor
+        self._environment.pop("XLA_FLAGS", None)  # the tests' flags are for a CPU
         return self
 
     def __exit__(self, *_):
@@ -43,7 +44,7 @@ class Compiler:
         self._folder.cleanup()
 
     def __call__(self, **program) -> dict:
-        """What `accelerators.describe` says of a program.
+        """Returns what `accelerators.describe` says about a program.
 
         Args:
             program: method, variant, labels, model, part and lanes.
@@ -66,17 +67,17 @@ class Compiler:
 
 
 def is_number(value) -> bool:
-    """Whether a field's value is a number, which changes no program but for its constants."""
+    """Whether a field's value is a number; such fields change only a program's constants."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-# A paper's do not fit into a tiny run.
+# A paper's values do not fit into a tiny run.
 FEDERATION = ("num_clients", "clients_per_round", "data.partition", "data.alpha", "data.num_labelled",
               "data.labelled_share")  # fmt: skip
 
 
 def tiny_experiment(method: str, variant: str, labels: str, model: str):
-    """A tiny run; without augmentations, which are the same for all methods. A variant keeps its words."""
+    """A tiny run without augmentations, which all methods share; keeps a variant's fields, except numbers."""
     from fedjax_ssl.data import server_has_labels
     from fedjax_ssl.methods import METHODS
     from tests.helpers.tiny_methods import build, make_config

@@ -1,6 +1,6 @@
-"""A tiny round of every method, compiled for TPUs and a GPU that are not here; nothing is run.
+"""Compiles a tiny round of every method for TPUs and a GPU that are not here; runs nothing.
 
-`make test-accelerators`; `pytest tests/accelerators -k 'tpu and 1-chip and fedanchor'` for a part.
+`make test-accelerators`; a part: `pytest tests/accelerators -k 'tpu and 1-chip and fedanchor'`.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from tests.accelerators.process import Compiler, accelerators, is_number
 
 
 def kinds(name):
-    """(variant, labels): each place of the labels, and each variant that sets more than numbers."""
+    """(variant, labels) for each place of the labels, and for each variant that sets more than numbers."""
     entry = METHODS[name]
     words = {
         variant: not all(is_number(value) for value in fields.values()) for variant, fields in entry.variants.items()
@@ -25,7 +25,7 @@ KINDS = [pytest.param(name, *kind, id=f"{name}-{kind[0] or kind[1]}") for name i
 
 @pytest.fixture(scope="module")
 def compile_for():
-    """(target, chips, program) -> what `accelerators.describe` says; of a program that was asked for before, again."""
+    """(target, chips, program) -> the output of `accelerators.describe`, cached."""
     with contextlib.ExitStack() as stack:
         compilers, found = {}, {}
 
@@ -48,13 +48,13 @@ def compile_for():
 def test_a_round_compiles_for_a_tpu(compile_for, name, variant, labels, chips):
     program = {"method": name, "variant": variant, "labels": labels, "model": "", "part": "dispatch", "lanes": 2}
     found = compile_for("v5e", chips, **program)
-    assert sum(found["milliseconds_by_stage"].values()) > 0  # the text was read
-    assert (found["milliseconds_per_client"] > 0) == (name != "server_only")  # and the loop of the steps found in it
+    assert sum(found["milliseconds_by_stage"].values()) > 0
+    assert (found["milliseconds_per_client"] > 0) == (name != "server_only")
     assert bool(found["collectives"]) == (chips > 1)
 
 
 def on_cuda(compile_for, name):
-    """A cohort of the small CNN's, in two lanes."""
+    """A cohort with the small CNN in two lanes."""
     part = "dispatch" if name == "server_only" else "step"
     return compile_for("h100", 1, method=name, variant="", labels=None, model="cnn", part=part, lanes=2)
 

@@ -1,4 +1,4 @@
-"""The command line: overrides, and one clear line for each mistake, before anything is written."""
+"""The command line: overrides, and one clear line for each mistake before anything is written."""
 
 import os
 import re
@@ -100,7 +100,7 @@ def test_bad_input_is_one_line_and_status_2(word, line, capfd, tmp_path, monkeyp
     errors = capfd.readouterr().err.strip()
     assert re.search(line, errors), errors
     assert errors.startswith("error: ") and "\n" not in errors
-    assert list(tmp_path.iterdir()) == []  # nothing was written
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["report", "watch", "predict", "export", "convert-weights", "completion"])
@@ -119,7 +119,7 @@ def test_a_path_that_is_no_npz(capfd, tmp_path):
 
 
 def test_a_home_folder_in_a_workdir(capfd, tmp_path, monkeypatch):
-    """The shell leaves it as it is behind a =; it made a folder named ~."""
+    """The shell does not expand ~ after =; the program once made a folder named ~."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
@@ -164,7 +164,7 @@ def test_config_arguments():
                        "alpha": "known", "cnn=1": "known"}.items():  # fmt: skip
         with pytest.raises(UserError, match=line):
             apply_arguments(base_config(), text)
-    # Arguments apply in their order: a variant is the method's that was named before it.
+    # Arguments apply in order: a variant belongs to the method named before it.
     config = apply_arguments(base_config(), "semifl,strong,no_mixup")
     assert (config.method, config.semifl.mixup, config.client.persistent) == ("semifl", False, True)
     with pytest.raises(UserError, match="unknown config argument 'mix'"):
@@ -193,7 +193,7 @@ def test_naming_a_method_leaves_the_rule_for_confidence_of_the_file_behind():
 def test_the_variant_paper_undoes_what_was_found():
     path = str(launch.QUICKSTART.parent / "fedanchor_cifar10.py")
     paper = load_config_file(f"{path}:paper")
-    paper.model.statistics = "server"  # which nothing reads then
+    paper.model.statistics = "server"  # nothing reads it in this variant
     assert differences(apply_arguments(base_config(), "plain").to_dict(), paper.to_dict()) == {}
 
 

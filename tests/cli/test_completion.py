@@ -31,7 +31,7 @@ def offered(capsys, tmp_path):
         ("fedjax-ssl ex", ["export"]),
         ("fedjax-ssl export runs/a --f", ["--format="]),
         ("fedjax-ssl sweep configs/sweeps/mnist_met", ["configs/sweeps/mnist_methods.py"]),
-        # bash keeps what stands before the =
+        # bash keeps the text before the =
         ("fedjax-ssl --config=configs/quick", [f"configs/quickstart{more}.py" for more in ("", "_table", "_text")]),
         ("fedjax-ssl --config.client.learning_ra", ["--config.client.learning_rate="]),
         ("fedjax-ssl --seed=1 --config.data.partition=dirichlet_p", ["dirichlet_pairs"]),

@@ -1,4 +1,4 @@
-"""The help texts: they say what the program does, at once, in 80 columns."""
+"""The help texts: they describe the program, appear at once and fit into 80 columns."""
 
 import ast
 import subprocess
@@ -74,7 +74,7 @@ def test_a_command_takes_so_many_words():
 
 
 def test_help_waits_for_no_library():
-    """Importing JAX alone takes longer than all of the help."""
+    """Importing JAX takes longer than printing the help."""
     program = (
         "import launch, sys; launch.main(['--help']); launch.main(['sweep', '--help']);"
         "sys.exit(not {'jax', 'numpy', 'rich', 'tensorboardX'}.isdisjoint(sys.modules))"
@@ -83,7 +83,7 @@ def test_help_waits_for_no_library():
 
 
 def test_training_waits_for_no_library_of_other_commands():
-    """Each of these takes a fifth of a second and more, in every start."""
+    """Each of these libraries would add at least a fifth of a second to every start."""
     program = (
         "import sys; from fedjax_ssl import train;"
         "sys.exit(not {'scipy.stats', 'sklearn', 'matplotlib', 'PIL', 'tensorboardX'}.isdisjoint(sys.modules))"

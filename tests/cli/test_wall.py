@@ -1,4 +1,4 @@
-"""What the operating system or a file says is one line and a status; the line names a file with the traceback."""
+"""Errors of the operating system or of files end in a line and a status; the line names a file with the traceback."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ FULL = OSError(28, "No space left on device", "runs/a/metrics.jsonl")
 
 
 def outcome(capfd, *words):
-    """The exit status of a command, and its one line."""
+    """The exit status of a command and its line on stderr."""
     status = launch.main(list(map(str, words)))
     lines = capfd.readouterr().err.strip().splitlines()
     assert len(lines) == 1, lines
@@ -69,7 +69,7 @@ def test_an_error_of_the_librarys_own_stays_a_traceback(monkeypatch):
     def fail(*_):
         try:
             raise FULL
-        except OSError:  # handled, and not the cause
+        except OSError:  # handled, so not the cause
             raise TypeError("a slip of ours")  # noqa: B904
 
     monkeypatch.setattr(commands, "run", fail)
@@ -80,7 +80,7 @@ def test_an_error_of_the_librarys_own_stays_a_traceback(monkeypatch):
 
 @pytest.mark.parametrize("listener", [WriteRecords, SaveCheckpoints])
 def test_a_full_disk_stops_a_run_which_is_resumed_to_the_bit(finished_run, tmp_path, monkeypatch, capfd, listener):
-    """After two rounds, while the records or a checkpoint are written."""
+    """The disk fills after two rounds, while records or a checkpoint are written."""
     reference, run = finished_run[0], tmp_path / "run"
     real, config = listener.take, make_tiny_config(checkpoint_every=1)
 
@@ -114,7 +114,7 @@ def test_a_log_goes_where_there_is_room(tmp_path):
 
 @pytest.mark.parametrize("command", ["train", "sweep", "predict", "profile", "report"])
 def test_an_empty_flag_is_refused(command, capfd, tmp_path, monkeypatch):
-    """An empty shell variable is no wish for the current folder."""
+    """An empty shell variable must not mean the current folder."""
     monkeypatch.chdir(tmp_path)
     name = next(name for name in ("workdir", "out") if name in launch.COMMANDS[command].flags)
     assert outcome(capfd, command, f"--{name}=")[0] == 2
@@ -143,7 +143,7 @@ def test_a_workdir_without_permission_is_noticed_before_anything_is_compiled(tmp
     monkeypatch.setattr("fedjax_ssl.run.train.compile_program", None)
     if os.getuid():
         (tmp_path / "mine").chmod(0o500)
-    else:  # whom permissions do not stop, but a folder of the system does
+    else:  # root passes all permissions, but cannot write to a system folder
         tmp_path = pathlib.Path("/proc")
     with pytest.raises(UserError, match="cannot write to the workdir"):
         train(make_tiny_config(), tmp_path / "mine" / "run")
@@ -164,7 +164,7 @@ def test_a_config_json_that_is_none(text, finished_run, tmp_path, capfd):
 
 
 def npz_of(path, **members):
-    """An npz file whose members are these bytes."""
+    """Writes an npz file with the given bytes as members."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in members.items():
             archive.writestr(name, data)
@@ -178,7 +178,7 @@ def header(shape):
 @pytest.mark.parametrize("second", ["x_train.npy", "x_train", "x_train.npy.npy"])
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_an_npz_with_two_arrays_of_one_name(second, tmp_path, capfd):
-    """NumPy could read another one than that whose header was checked."""
+    """NumPy might read another array than the one whose header was checked."""
     path, good = tmp_path / "images.npz", header((2, 8, 8)) + bytes(128)
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("x_train.npy", "y_train.npy", "x_test.npy", "y_test.npy", second):
@@ -204,7 +204,7 @@ def test_an_npz_that_cannot_be_read(kind, tmp_path, capfd):
     names = ["x_train.npy", "y_train.npy", "x_test.npy", "y_test.npy"]
     names = [name.removesuffix(".npy") for name in names] if kind == "not_even_by_name" else names
     npz_of(path, **{name: member.get(kind, b"hello" if kind == "not_even_by_name" else good) for name in names})
-    if kind in ("encrypted", "compression"):  # a flag, or a method that does not exist, in both headers of each member
+    if kind in ("encrypted", "compression"):  # in both headers of each member
         data = bytearray(path.read_bytes())
         for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
             for found in re.finditer(re.escape(mark), bytes(data)):
@@ -255,7 +255,7 @@ def test_whoever_closes_the_output_sees_no_traceback():
 
 
 def test_late_callbacks_of_a_failed_checkpoint_print_nothing(capsys, monkeypatch):
-    """Called from C, as ctypes does it, an error has no caller in Python that could catch it."""
+    """Python cannot catch errors in a function that C calls, here through ctypes."""
     loop = asyncio.new_event_loop()
     loop.close()
     monkeypatch.setattr(sys, "unraisablehook", leave_out_callbacks)
@@ -270,7 +270,7 @@ def test_late_callbacks_of_a_failed_checkpoint_print_nothing(capsys, monkeypatch
 
 @pytest.mark.parametrize("error", [FULL, UserError("images.npy has changed; put the old file back")])
 def test_the_error_names_its_folder(error, tmp_path):
-    """Also one that is the user's to mend, for a run has begun."""
+    """Also for users' mistakes, once a run has begun."""
     words = f"; the last .* --workdir={tmp_path} resumes"
     with pytest.raises(StoppedError, match=words) as caught, under_way.under_way(tmp_path):
         raise error
@@ -284,7 +284,7 @@ def test_the_error_names_its_folder(error, tmp_path):
 
 
 def test_a_full_disk_is_said_although_the_files_cannot_be_closed(tmp_path):
-    """What did not fit is written again as a file closes."""
+    """Closing a file tries to write the rest again."""
     run, line = tmp_path / "run", {"round": 1, **{f"figure_{number}": 0.5 for number in range(100)}}
     words = f"File too large; the last checkpoint is kept, and .* --workdir={run} resumes"
     closing = contextlib.closing(Workdir(run, make_tiny_config().to_dict()))

@@ -1,4 +1,4 @@
-"""Fields of earlier versions: the message of an override, and the configurations of old runs."""
+"""Fields of earlier versions: messages for their overrides, and configurations of old runs."""
 
 import json
 
@@ -10,7 +10,7 @@ from fedjax_ssl.config.renamed import GONE, RENAMED, REPLICAS, SORTED
 from fedjax_ssl.fields import shared_fields
 from fedjax_ssl.learning import draws
 
-# The two sections as the version before wrote them, with their defaults.
+# The two sections with the defaults of the previous version.
 THRESHOLD = {"kind": "fixed", "share": 0.5, "momentum": 0.9, "debias": "none"}
 TRAINER = {
     "name": "flexmatch", "threshold": 0.95, "counters": "per_round", "labels_from": "received",
@@ -21,7 +21,7 @@ TRAINER = {
 
 
 def old_config(method, threshold=None, trainer=None):
-    """The configuration of a run of the version before."""
+    """The configuration of a run of the previous version."""
     config = json.loads(json.dumps(apply_arguments(base_config(), method).to_dict()))
     del config["confidence"]
     return {**config, "threshold": {**THRESHOLD, **(threshold or {})}, "trainer": {**TRAINER, **(trainer or {})}}
@@ -33,7 +33,7 @@ def old_config(method, threshold=None, trainer=None):
         ("semifl", {}, {}, {}),
         ("fedanchor", {"kind": "share", "share": 0.3}, {}, {"kind": "share", "share": 0.3}),
         ("fixmatch", {"kind": "freematch"}, {}, {"kind": "freematch", "memory": "run", "momentum": 0.9}),
-        ("sage", {"debias": "app_u"}, {"name": "softmatch"}, {"debias": "app_u"}),  # which sage does not read
+        ("sage", {"debias": "app_u"}, {"name": "softmatch"}, {"debias": "app_u"}),  # debias is not read by sage
         ("semianagg", {}, {}, {"kind": "flexmatch"}),
         ("fedavg_semi", {"debias": "app_u"}, {"name": "softmatch", "counters": "persistent", "n_sigma": 3.0},
          {"kind": "softmatch", "memory": "run", "n_sigma": 3.0, "debias": "app_u"}),
@@ -57,7 +57,7 @@ def test_a_run_of_many_clients_keeps_the_cohorts_that_it_began_with():
         del old["cohorts"]
         return complete({**old, **fields})["cohorts"]
 
-    assert SORTED == draws.SORTED  # of fewer clients both ways draw the same
+    assert SORTED == draws.SORTED  # the same cohorts both ways for fewer clients
     assert completed(num_clients=2**14) == completed(num_clients=100) == "keyed"
     assert completed(num_clients=2**14 + 1) == "permuted"
     assert completed(num_clients=2**14 + 1, cohorts="keyed") == "keyed"

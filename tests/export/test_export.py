@@ -1,4 +1,4 @@
-"""A model that leaves: each format says what the predictor says, and meets bad input with one line."""
+"""Exported models: each format gives the predictor's output, and bad input gives one line."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ def predict(finished_fedanchor_run):
 
 @pytest.fixture(scope="module")
 def images():
-    """The test images of the digits, and further ones to fill up."""
+    """The test images of the digits, filled up with further images."""
     dataset = load_dataset(make_fedanchor_config().data)
     return np.concatenate([dataset.x_test, dataset.x_train])[:NUMBER]
 
@@ -72,7 +72,7 @@ def test_safetensors_hold_every_number_and_what_they_mean(export, predict):
 
 
 def test_the_example_of_the_documentation_reads_them_without_jax(export, predict, images):
-    """It computes the classifier of the tiny backbone by hand as well, so preprocessing and names are enough."""
+    """The test computes the tiny backbone's classifier by hand: preprocessing and names suffice."""
     file = export("safetensors", "--allow_code")
     page = (ROOT / "docs" / "how_to" / "export.md").read_text(encoding="utf-8")
     (example,) = [text for text in page.split("```python\n")[1:] if "safe_open" in text]
@@ -116,7 +116,7 @@ def test_onnx_runtime_gives_the_same_labels(export, predict, images):
 
 @pytest.fixture(scope="module")
 def random_cnn(images):
-    """The network of model.name=cnn, a model with random numbers, and its probabilities of 100 images."""
+    """The network of model.name=cnn, a random model, and its probabilities for 100 images."""
     config = make_fedanchor_config()
     network = build_network(config, {"image_shape": [8, 8, 1], "num_classes": 10, "mean": [0.3], "std": [0.4]})
     model = jax.jit(network.init)(jax.random.key(0))
@@ -130,7 +130,7 @@ def random_cnn(images):
 
 
 def test_the_layers_of_the_documentation_are_those_of_the_cnn(random_cnn, images):
-    """The page's NumPy gives the network's probabilities."""
+    """The page's NumPy code gives the network's probabilities."""
     _, model, expected = random_cnn
     page = (ROOT / "docs" / "reference" / "safetensors.md").read_text(encoding="utf-8")
     (example,) = [text for text in page.split("```python\n")[1:] if "normalised_relu" in text]
@@ -142,7 +142,7 @@ def test_the_layers_of_the_documentation_are_those_of_the_cnn(random_cnn, images
 
 
 def test_onnx_takes_convolutions_and_pooling(random_cnn, images):
-    """Its outputs are those of the network's own program."""
+    """Compares with the network's outputs."""
     onnxruntime = import_onnx()
     network, model, expected = random_cnn
     predictor = Predictor((8, 8, 1), tuple("0123456789"), 0, network, model, None, "crop")
@@ -176,12 +176,12 @@ def test_a_folder_for_the_hub_has_a_header_that_machines_read(export, predict, i
         exec(compile(program, "README.md", "exec"), names := {})
     np.testing.assert_allclose(names["probabilities"].sum(), 1, atol=1e-6)
     assert json.loads((folder / "config.json").read_text())["class_names"] == list("0123456789")
-    export("hub", "--allow_code")  # again, over its own files
+    export("hub", "--allow_code")  # a second export may overwrite its own files
     assert 'license: "unknown"' in (folder / "README.md").read_text()
 
 
 def test_names_of_clients_do_not_leave_with_a_model(finished_fedanchor_run):
-    """Folders of earlier versions have them among the facts of the data."""
+    """Folders of earlier versions hold these names in the data set's facts."""
     folder = finished_fedanchor_run[0]
     facts = {**formats.read_dataset(folder), "client_names": ["Mercy Hospital", "St. Anne"]}
     with mock.patch.object(formats, "read_dataset", lambda folder: facts):
@@ -193,7 +193,7 @@ def test_the_names_of_the_hub_are_for_sources_of_ours():
 
 
 def test_a_hostile_name_stays_inside_its_field(finished_fedanchor_run, tmp_path):
-    """Nothing that a run's files say can add a field to the header."""
+    """No text in a run's files can add a field to the header."""
     from fedjax_ssl.records.runs import read_run
 
     run = read_run(finished_fedanchor_run[0])

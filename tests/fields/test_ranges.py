@@ -1,4 +1,4 @@
-"""The range of every field: declared beside its default, and held against what does not belong into it."""
+"""The range of every field, declared beside its default, checked with values inside and outside."""
 
 import functools
 import math
@@ -28,11 +28,11 @@ from fedjax_ssl.server.aggregation import MEANS, OPTIMIZERS, WEIGHTS
 from fedjax_ssl.server.statistics import SOURCES
 from fedjax_ssl.server.statistics import WEIGHTS as BATCH_WEIGHTS
 
-# --- The whole table. Lists of fields are written out, so that a range that is missing or wrong is seen. ------------
+# --- The whole table. Fields are listed explicitly, so that a missing or wrong range is noticed. ----------------------
 
 
 def named(*lines):
-    """Dotted names, from lines such as 'client: epochs batch_size'; of no section, from ': seed'."""
+    """Dotted names from lines such as 'client: epochs batch_size'; ': seed' is a field without a section."""
     names = set()
     for line in lines:
         section, _, fields = line.partition(":")
@@ -52,7 +52,7 @@ FREE_TEXTS = named(
 )
 NEGATIVE = named(
     "data: imbalance labelled_imbalance",  # reversed
-    "fedanchor: threshold",  # a cosine, as is
+    "fedanchor: threshold",  # a cosine, like the next
     "proxyfl: least_similarity",
     "cbafed: base",
 )
@@ -93,7 +93,7 @@ NOT_ZERO = named(
     "twin_sight: projector_dim projector_hidden temperature",
     "uda: temperature",
 )
-# A run with one of these at 1e30 trains, or ends with the line of a state that is not finite.
+# With one of these at 1e30 a run trains, or stops because its state is not finite.
 LARGE = named(
     "stop: bytes seconds",
     "data: alpha imbalance labelled_imbalance",
@@ -135,12 +135,12 @@ LARGE = named(
 
 @functools.cache
 def config_of(section):
-    """A configuration that has the section: a method's, or one that all methods share."""
+    """A configuration with this section, a method's or a shared one."""
     return apply_arguments(base_config(), section if section in METHODS else "fedanchor")
 
 
 def answer(field, value):
-    """The line that `validate` answers to a value of whatever type; None if it accepts it."""
+    """The error of `validate` for a value of any type, or None."""
     section, _, name = field.rpartition(".")
     config = config_of(section).copy_and_resolve_references()
     part = config[section] if section else config
@@ -174,10 +174,10 @@ def test_every_field_refuses_in_one_line_what_means_nothing(value, meaningful):
 
 @pytest.mark.parametrize("text", ["nan", "1e30", "word", ""])
 def test_every_field_refuses_the_same_on_a_command_line(text):
-    """A text becomes a value that the field's range takes, or is answered in one line that names the field."""
+    """A text becomes a value within the field's range, or is refused in one line that names the field."""
     declared, accepted = ranges(), set()
     for field in FIELDS:
-        part = base_config().unlock()  # without the other sections: parsing takes the longer, the more there are
+        part = base_config().unlock()  # without the other sections: parsing time grows with their number
         for name in set(part) - {"method", field.partition(".")[0]}:
             del part[name]
         try:
@@ -190,7 +190,7 @@ def test_every_field_refuses_the_same_on_a_command_line(text):
 
 
 def test_every_number_has_a_declared_range_or_none_on_purpose():
-    """All but those of which any finite number makes sense have an end."""
+    """Every number has a limit, except where any finite number makes sense."""
     open_ended = {
         field
         for field, its_range in ranges().items()
@@ -200,7 +200,7 @@ def test_every_number_has_a_declared_range_or_none_on_purpose():
 
 
 def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
-    """fields/ names them, for it may import no module; here they are compared."""
+    """fields/ may import no other module, so it repeats these names."""
     declared = {field: set(its_range.choices) for field, its_range in ranges().items() if its_range.choices}
     for field, known in {
         "data.normalisation": NORMALISATIONS,
@@ -333,7 +333,7 @@ def test_a_section_gives_its_defaults_and_types():
 
 
 def test_a_plain_configuration_has_its_defaults_kinds():
-    """As an own method's `defaults()` may return."""
+    """An own method's `defaults()` may return such a configuration."""
     plain = ConfigDict({"level": 0.5, "views": 2, "mix": True, "name": "a", "many": (1,), "inner": {"count": 1}})
     plain.lanes = placeholder(int)
     section = Section.of(plain)

@@ -1,4 +1,4 @@
-"""The bridge to Flower: answers of nodes that cannot be, as a broken or a malicious node would send them."""
+"""The bridge to Flower: impossible answers, as a broken or malicious node would send them."""
 
 from types import SimpleNamespace
 
@@ -44,7 +44,7 @@ def test_hellos_that_cannot_be():
 
 @needs_flower
 def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
-    """A line says why, the other node is taken, and so is the next one that comes for the same clients."""
+    """A line says why. The other node is taken, and later a new node for the same clients."""
     from flwr.app import ConfigRecord
 
     from fedjax_ssl.flower.roster import Roster
@@ -82,7 +82,7 @@ def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
 
 
 def arrays(**named):
-    """An ArrayRecord as `to_record` names its arrays."""
+    """An ArrayRecord with arrays named as in `to_record`."""
     from flwr.app import Array, ArrayRecord
 
     return ArrayRecord({f"['{name}']": Array(np.asarray(value)) for name, value in named.items()})
@@ -115,9 +115,9 @@ def test_uploads_and_figures_that_cannot_be():
     odd_uploads = [
         arrays(w=good["w"]),
         arrays(**good, more=1),
-        arrays(**{**good, "w": np.zeros(3, "V3")}),  # is no bfloat16
+        arrays(**{**good, "w": np.zeros(3, "V3")}),  # not bfloat16
         arrays(**{**good, "w": np.array([[1, 2]], jnp.bfloat16)}),
-        arrays(**{**good, "n": np.zeros(1, np.int32)}),  # NumPy would stretch it
+        arrays(**{**good, "n": np.zeros(1, np.int32)}),  # NumPy would broadcast it
         arrays(**{**good, "n": 3.0}),
         garbled,
         pickled,
@@ -126,7 +126,7 @@ def test_uploads_and_figures_that_cannot_be():
     odd_figures = [
         {name: value for name, value in told.items() if name != "num-steps"},
         *({**told, "num-examples": odd} for odd in (float("nan"), 5.0, [5], -1, 2**31, None)),
-        *({**told, "num-examples": odd} for odd in (2**31 - 1, 6, 4)),  # the first answer told 5
+        *({**told, "num-examples": odd} for odd in (2**31 - 1, 6, 4)),  # the first answer said 5
         {**told, "num-qualified": 6},
         *({**told, "metric-0-loss": odd} for odd in ([0.5], None)),
         *({**told, "turn": odd} for odd in (5, 6.5, None)),
@@ -155,7 +155,7 @@ def test_statistics_that_cannot_be():
         *((good, odd) for odd in odd_counts),
         *(({**good, **odd}, {"count": 2.0}) for odd in odd_sums),
         ({**good, "var": np.float32([-1, 1])}, {"count": 2.0}),
-        ({**good, "var": np.float32([1, 3e38])}, {"count": 2.0}),  # two of these are infinite
+        ({**good, "var": np.float32([1, 3e38])}, {"count": 2.0}),  # the sum of two would be infinite
         ({**good, "mean": np.float32([1, -3e38])}, {"count": 2.0}),
         ({**good, "mean": np.float32([1, np.nan])}, {"count": 2.0}),
         (good, {}),
@@ -164,7 +164,7 @@ def test_statistics_that_cannot_be():
             read_statistics({"sums": arrays(**sums), "count": counted}, like, 2)
     nothing = jax.tree.map(np.zeros_like, good)
     assert read_statistics({"sums": arrays(**nothing), "count": {"count": 0.0}}, like, 0)[1] == 0
-    with pytest.raises(UserError):  # of no images
+    with pytest.raises(UserError):  # from no images
         read_statistics({"sums": arrays(**good), "count": {"count": 0.0}}, like, 0)
     most = {"mean": np.float32([2e12, -2e12]), "var": np.float32([0, 2e24])}
     total, _ = read_statistics({"sums": arrays(**most), "count": {"count": 2.0}}, like, 2)

@@ -1,6 +1,6 @@
-"""The bridge to Flower: what a federation of nodes trains is what the simulation trains.
+"""The bridge to Flower: a federation of nodes trains the same model as the simulation.
 
-By a grid of this process, which hands messages over as bytes. Flower's own processes: test_flower_processes.py.
+A grid in this process passes messages on as bytes. tests/flower/test_processes.py uses Flower's own processes.
 """
 
 import functools
@@ -28,7 +28,7 @@ from tests.helpers.tiny_methods import compiled
 
 
 class ByHand:
-    """A run whose nodes are in this process, and the simulation of the same run, for those who look at it."""
+    """A run with nodes in this process, and the simulation of the same run."""
 
     def __init__(self, run, nodes):
         from fedjax_ssl.data import dataset_facts
@@ -51,7 +51,7 @@ class ByHand:
 
     @functools.cached_property
     def simulated(self):
-        """The simulation's state, of as many rounds as `both_rounds` has made."""
+        """The simulation's state after the rounds of `both_rounds`."""
         experiment, data = self.experiment, self.experiment.data
         return compiled(lambda data: initialise(experiment, data), data)(data)
 
@@ -61,45 +61,45 @@ class ByHand:
         return compiled(make_round(self.experiment.problem, self.experiment.method, 1), *arguments)
 
     def round(self):
-        """A round of the nodes: its line of metrics.jsonl."""
+        """Runs a round of the nodes; returns its line of metrics.jsonl."""
         from fedjax_ssl.flower.records import COUNTED
 
         self.state, metrics, self.healthy = self.server.round(self.state)
         return to_record(metrics, COUNTED)
 
     def both_rounds(self):
-        """A round of the nodes and of the simulation: both lines."""
+        """Runs a round of the nodes and of the simulation; returns both lines."""
         line, experiment = self.round(), self.experiment
         self.simulated, result = self._simulated_round(self.simulated, experiment.data, experiment.hidden_labels)
         assert self.healthy == bool(result.healthy)
         return line, to_record(jax.device_get(result.metrics), self.traffic)
 
     def assert_equal(self):
-        assert self.state.clients == {}  # the server has none of it
+        assert self.state.clients == {}  # the server holds no clients' memory
         mine = self.simulated._replace(clients={})
         chex.assert_trees_all_close(self.state, mine, atol=1e-4)
 
 
 @needs_flower
 def test_turns_memory_and_the_exchange_of_statistics():
-    """RSCFed: a client may be in two of a round's turns, and the second begins with the memory that the first left."""
+    """RSCFed: a client may be in two turns of a round; its second turn begins with the memory that the first left."""
     run = settings(
         "rscfed", **{"rscfed.groups": 2, "rscfed.group_size": 2, "num_clients": 3, "data.labels": "some_clients",
                      "data.labelled_clients": 1, "model.statistics": "cohort", "data.server_labels": 0},
     )  # fmt: skip
     both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
-    both.assert_equal()  # the statistics of the first model are of all clients
+    both.assert_equal()  # the first model's statistics come from all clients
     for _ in range(2):
         line, simulated = both.both_rounds()
         both.assert_equal()
         for name in ("uploads", "local_steps", "dropped_uploads", "test_accuracy", "clients_without_labels"):
             assert line[name] == simulated[name], name
-    assert both.experiment.state_shape.clients  # there is memory
+    assert both.experiment.state_shape.clients  # the method has clients' memory
 
 
 @needs_flower
 def test_a_memory_waits_for_the_word_of_the_server():
-    """IsoFed: some clients hear nothing for a round; what they learned in the one before counts when they are asked."""
+    """IsoFed: some clients hear nothing for a round. What they learned the round before counts once they are asked."""
     run = settings("isofed", **{"num_clients": 4, "clients_per_round": 4, "data.labels": "some_clients",
                    "data.labelled_clients": 2, "trainer.threshold": 0.2, "data.server_labels": 0,
                    "model.statistics": "cohort"})  # fmt: skip
@@ -112,7 +112,7 @@ def test_a_memory_waits_for_the_word_of_the_server():
 
 @needs_flower
 def test_clients_tell_how_many_labels_they_have():
-    """CBAFed's server begins with the number of labels in each class."""
+    """CBAFed's server starts with the number of labels in each class."""
     run = settings("cbafed", **{"data.labels": "some_clients", "data.labelled_clients": 2, "num_clients": 3,
                    "data.server_labels": 0, "model.statistics": "all"})  # fmt: skip
     both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
@@ -124,17 +124,17 @@ def test_clients_tell_how_many_labels_they_have():
 
 @needs_flower
 def test_moments_are_exchanged_in_passes(capsys):
-    """As in the simulation, in results and in bytes; a node that is lost in one pass is not asked in the next."""
+    """Results and bytes equal the simulation's. A node lost in one pass is not asked in the next."""
     model = "tests/helpers/tiny_backbone.py:TwoLayers"
     run = settings("semifl", **{"model.name": model, "model.statistics": "moments"})
     both = ByHand(run, [{"partition-id": 0}, {"partition-id": 1}])
-    both.assert_equal()  # before the first round there are as many passes as layers
+    both.assert_equal()  # before the first round there is a pass for each layer
     line, simulated = both.both_rounds()
     both.assert_equal()
     model, more = both.state.model, both.traffic
     params, statistics = tree_bytes(model.params), tree_bytes(model.batch_stats)
     assert statistics == 2 * 2 * 16 * 4
-    # Of two clients: parameters once, statistics in each of two passes.
+    # Two clients: parameters are sent once, statistics in both passes.
     assert (more.statistics_down, more.statistics_up) == (2 * (params + 2 * statistics), 2 * 2 * statistics)
     assert (line["bytes_down"], line["bytes_up"]) == (simulated["bytes_down"], simulated["bytes_up"])
 
@@ -162,8 +162,9 @@ def test_the_exchange_leaves_a_second_networks_statistics_alone():
 
 @needs_flower
 def test_clients_of_several_widths(tmp_path, monkeypatch):
-    """Rounds without the largest client have narrow rows, as in the simulation; each client remembers the labels of its
-    images from a round of one width to the next."""
+    """Rounds without the largest client have narrower rows, as in the simulation; clients remember labels between
+    widths.
+    """
     for module in (views, experiment, residence):
         monkeypatch.setattr(module, "MOST_ENTRIES", 1)  # as if the table of all clients were large
     sizes = np.array([9, 150, 10, 12, 8, 11, 10, 12])
@@ -206,8 +207,9 @@ def test_nodes_that_compile_are_named_the_slowest_first():
 
 @needs_flower
 def test_an_answer_that_does_not_come(capsys):
-    """The round is of the other client, and what the lost one learned does not count. So is it where a node sends
-    again what it sent before, or has not the images that its first answer told."""
+    """Only the other client's upload is used, and the lost client's learning does not count. The same holds if a node
+    repeats an answer or trains on more images than its first answer said.
+    """
     from tests.helpers.flower_by_hand import GridByHand
 
     both = ByHand(settings(), [{"partition-id": 0}, {"partition-id": 1}])
@@ -223,7 +225,7 @@ def test_an_answer_that_does_not_come(capsys):
         np.testing.assert_array_equal(array.numpy(), before[name])
 
     def change(node, kind, content):
-        """Node 100 says that it took part, and sends no upload; node 101 sends numbers that are none."""
+        """Node 100 claims to have taken part but sends no upload; nodes in `bad` send NaN."""
         if node == 100:
             content["figures-0"]["took-part"] = 1
             content.pop("upload-0", None)
@@ -249,7 +251,7 @@ def test_an_answer_that_does_not_come(capsys):
         both.round()
     assert "what client 1 at node 101 sent is not used: num-examples has nan" in capsys.readouterr().err
 
-    # Another node comes in the place of the second, and its first answer tells too many images.
+    # A new node replaces node 101 but claims too many images in its first answer.
     both.grid.contexts[102] = GridByHand(settings(), 2 * [{}] + [{"partition-id": 1}]).contexts[102]
     del both.grid.contexts[101]
 
@@ -264,9 +266,10 @@ def test_an_answer_that_does_not_come(capsys):
 
 @needs_flower
 def test_nodes_that_do_not_fit(capsys):
-    """Nobody else hears of a node that does not fit, and it is asked once; started anew, it is another node.
+    """A node that does not fit is asked once and gets no clients; restarted, it is another node.
 
-    A node that says that it is a client of another one, which is connected, waits until that is not."""
+    A node for clients of a connected node waits until that node disconnects.
+    """
     from fedjax_ssl.flower.roster import Roster
     from tests.helpers.flower_by_hand import GridByHand
 
@@ -279,7 +282,7 @@ def test_nodes_that_do_not_fit(capsys):
     said = capsys.readouterr().err
     assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz is not a file" in said
 
-    # Two come that fit; the answer of the first does not come before the next round.
+    # Two fitting nodes come; the first one's answer arrives only in the next round.
     fitting = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}]).contexts
     grid.contexts |= {103: fitting[100], 104: fitting[101]}
     grid.lost = {103}

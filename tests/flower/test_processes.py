@@ -26,7 +26,7 @@ SECONDS = 400  # for the whole run on a busy machine
 
 
 class Processes:
-    """Processes that are stopped in any case, with all that they started."""
+    """Processes that are finally stopped with their children."""
 
     def __init__(self, folder, environment):
         self._folder, self._environment, self._started = folder, environment, []
@@ -88,7 +88,7 @@ def processes(tmp_path):
     environment = {
         **os.environ,
         "FLWR_HOME": str(home),
-        # Nothing reaches outside, nothing is installed.
+        # No traffic to the outside, no installations.
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -104,7 +104,7 @@ def processes(tmp_path):
 
 @needs_flower
 def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, monkeypatch):
-    # The project as a user copies it, with a config of its own, which Flower hands to the nodes.
+    # The project as a user copies it, with its own config, which Flower sends to the nodes.
     project = tmp_path / "project"
     shutil.copytree(ROOT / "configs" / "flower", project)
     shutil.copy(ROOT / "configs" / "quickstart.py", project / "mine.py")
@@ -117,7 +117,7 @@ def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, 
     until(lambda: answers(port), 60, processes)
     workdir = tmp_path / "run"
     run = {**settings(), "config": "mine.py:fedanchor", "workdir": str(workdir)}
-    # One has its images in a file: those of the partition, so that the simulation of all is known.
+    # One node has its images in a file: the partition's images, so that the simulation has the same data.
     built, file = build_experiment(run_config(run)), tmp_path / "mine.npz"
     np.savez(file, images=built.dataset.x_train[built.partition.client_rows[1]])
     for client, (of_node, more) in enumerate(zip(of_nodes, ("", f' data="{file}"'))):
@@ -132,7 +132,7 @@ def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, 
 
     config = run_config(run)
     simulated = train(config, tmp_path / "simulated")
-    assert simulated.clients  # each client remembers its optimiser
+    assert simulated.clients  # each client remembers its optimizer
     state = simulated._replace(clients={})
     found = Checkpoints(workdir / "checkpoints").restore(state).state
     chex.assert_trees_all_close(found, state, atol=1e-4)

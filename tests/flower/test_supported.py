@@ -1,4 +1,4 @@
-"""The bridge to Flower before anything is sent: which runs it takes, the words of runs and nodes, nodes' own files."""
+"""The bridge to Flower before anything is sent: supported runs, settings of runs and nodes, nodes' own files."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from tests.helpers.flower_run import settings
 from tests.helpers.runs import ROOT
 from tests.helpers.tiny_methods import make_config
 
-# Which methods can be run: test_methods.py.
+# test_methods.py checks which methods can be run.
 
 
 def test_what_the_documentation_says_to_change():
@@ -36,7 +36,7 @@ def test_what_is_refused_whatever_the_method():
         ({"eval_measures": ("shots",)}, "eval_measures has 'shots'"),
         ({"model.statistics": "all_mixed"}, "model.statistics='all_mixed'"),
         ({"availability.never": 0.1}, "availability.never=0.1 is of simulated clients"),
-        # A client would compute the noise and take it off: it has the seed, and so the round's keys.
+        # A client could subtract the noise: it has the seed and therefore the round's keys.
         ({"privacy.noise": 1.0}, "privacy.noise=1.0 draws its noise from the seed, which every node knows"),
     ):
         changed = problem.config.copy_and_resolve_references()
@@ -64,7 +64,7 @@ def test_a_client_that_reads_the_servers_images_is_refused():
 
 
 def test_a_stage_that_reads_a_whole_table_is_refused():
-    """The server's view has its own rows alone, so that it would go on with another mean, and nobody would know."""
+    """The server's view has only its own rows, so a mean over the table would be wrong."""
     experiment = build_experiment(make_config("fixmatch", "clients", tiny=False))
     method, phase = experiment.method, experiment.method.phases[0]
 
@@ -128,7 +128,7 @@ def test_the_words_of_a_run(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text((ROOT / "configs" / "quickstart.py").read_text())
     monkeypatch.syspath_prepend(tmp_path)
     assert run_config({"config": "mine.py:semifl"}).method == "semifl"
-    # Two machines compare what changes a result; where files lie and how many devices there are does not.
+    # The digest covers what changes a result, not paths or the number of devices.
     same, other = run_config(settings("semifl", seed=3, devices=1)), run_config(settings("semifl", seed=4))
     assert digest(config) == digest(same) != digest(other)
     for given, words in (

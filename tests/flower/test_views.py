@@ -1,4 +1,4 @@
-"""The bridge to Flower with many clients, one of them very large: neither side holds a table of all clients' rows."""
+"""The bridge to Flower with many clients, one very large: neither side holds a table of all clients' rows."""
 
 import json
 import subprocess
@@ -13,12 +13,12 @@ from fedjax_ssl.flower.views import node_holdings, outline, server_view
 from tests.helpers.flower_run import needs_flower, settings
 from tests.helpers.runs import ROOT
 
-CLIENTS, LARGEST, LABELS = 20_000, 20_000, 20  # as int32 a table of all clients would take 1.6 GB
+CLIENTS, LARGEST, LABELS = 20_000, 20_000, 20  # as int32, a table of all clients would take 1.6 GB
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The run's config. Clients have an image each, but number 7 has many; image i has i in its first two bytes."""
+    """The run's config: one image per client, but many for client 7; image i has i in its first two bytes."""
     folder = tmp_path_factory.mktemp("data")
     number = LABELS + CLIENTS - 1 + LARGEST
     images = np.zeros((number, 2, 2, 1), np.uint8)
@@ -35,7 +35,7 @@ def run(tmp_path_factory):
 
 
 def number_of(images):
-    """i of each image."""
+    """The number i in each image."""
     flat = np.asarray(images).reshape(len(images), 4).astype(int)
     return flat[:, 0] + 256 * flat[:, 1]
 
@@ -52,7 +52,7 @@ def test_each_side_holds_its_own_rows_alone(run):
     assert view.client_index.size == 1 and len(view.test_inputs) == 50 and CLIENTS not in view.client_index.shape
 
     held, _ = node_holdings(config, (19_000, 7, 3))
-    assert len(held.inputs) == 1 + 2 + LARGEST  # row 0 is nobody's
+    assert len(held.inputs) == 1 + 2 + LARGEST  # row 0 is unused
     assert held.sizes.sum() == held.sizes[[3, 7, 19_000]].sum() == 2 + LARGEST
     for client in (3, 7, 19_000):
         np.testing.assert_array_equal(number_of(held.inputs[held.rows_of(client)]), rows[client])
@@ -93,7 +93,7 @@ def test_a_round_of_many_clients_needs_little_memory(run):
     assert done.returncode == 0, done.stderr[-2000:]
     uploads, healthy, mebibytes = json.loads(done.stdout.splitlines()[-1])
     assert uploads == 2 and healthy
-    assert mebibytes < 800  # half of the table
+    assert mebibytes < 800  # half of the table's size
 
 
 def test_a_partition_that_does_not_fit_is_one_line(run):

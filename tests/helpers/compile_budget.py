@@ -1,8 +1,8 @@
-"""The compile budget of a session, as a pytest plugin: what each test file compiled, and a failure when it is too much.
+"""A pytest plugin that lists what each test file compiled, and fails a session that compiled too much.
 
-Nearly all the time of the tests is compiling, so the number of large programs is the number to keep small. Events of
-`jax.monitoring` tell which programs were compiled and which came from the persistent cache; the size of a new entry of
-that cache tells large ones from the hundreds that a single operation makes. Sizes and counts depend on no clock.
+Compiling takes nearly all the time of the tests, so the number of large programs must stay small. Events of
+`jax.monitoring` tell compiled programs from those in the persistent cache. The size of a new cache entry tells large
+programs from the hundreds of single operations. Sizes and counts depend on no clock.
 """
 
 import collections
@@ -15,39 +15,39 @@ from typing import NamedTuple
 import pytest
 
 LARGE = 32 * 1024  # bytes of a compiled program in the cache; a round has 200 to 1,000 kB, `jnp.add` 4
-SOON = 0.02  # seconds; a program that compiles sooner is small: to look for each one's size took half a minute
+SOON = 0.02  # seconds; faster compiled programs count as small: looking up every size took half a minute
 HIT = "/jax/compilation_cache/cache_hits"
-COMPILED = "/jax/core/compile/backend_compile_duration"  # also of a program that the cache had
+COMPILED = "/jax/core/compile/backend_compile_duration"  # also of programs in the cache
 OUTSIDE = "processes of tests"
 
 
 class Budget(NamedTuple):
-    """The most programs that a session may compile, with whatever its tests start."""
+    """The most programs that a session, including processes of its tests, may compile."""
 
     large: int
     small: int
 
 
 class Compiled(NamedTuple):
-    """One program that was not in the cache."""
+    """A program that was not in the cache."""
 
     name: str
     seconds: float
-    size: int  # bytes of its entry in the cache; 0 if it has none or was compiled too soon to be large
+    size: int  # bytes of its cache entry; 0 without one, or if compiled too fast to be large
 
 
 class CompileBudget:
-    """Counts what a session compiles, in this process, in its workers and in the processes that tests start.
+    """Counts the programs compiled in this process, its workers and the processes that tests start.
 
     Args:
         cache: folder of the persistent cache.
-        base: a session that compiles more fails;
-        for_each_method: that much more is allowed for each method of the registry.
+        base: programs allowed in a session;
+        for_each_method: programs allowed in addition for each method of the registry.
     """
 
     def __init__(self, cache: pathlib.Path, base: Budget, for_each_method: Budget):
         self.cache, self.base, self.for_each_method = cache, base, for_each_method
-        self.num_methods = 0  # known when the tests have run
+        self.num_methods = 0  # known after the tests
         self.before = self.entries()
         self.seen = set(self.before)
         self.compiled: dict[str, list[Compiled]] = collections.defaultdict(list)  # by test file
@@ -57,7 +57,7 @@ class CompileBudget:
         self.lock = threading.Lock()
 
     def entries(self) -> dict[str, int]:
-        """Name -> bytes of what the cache has."""
+        """Name -> bytes of the cache's entries."""
         with os.scandir(self.cache) as entries:
             return {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith("-cache")}
 
@@ -83,7 +83,7 @@ class CompileBudget:
                 self.compiled[self.file].append(Compiled(fun_name, seconds, size))
 
     def size_of_new(self, fun_name: str) -> int:
-        """Bytes of the entry that a program of this name has just made: 'jit(f)' makes jit_f-HASH-cache."""
+        """Bytes of the newest cache entry for a program's name: 'jit(f)' makes jit_f-HASH-cache."""
         prefix = "".join(c if c.isalnum() else "_" for c in fun_name).strip("_") + "-"
         names = [name for name in os.listdir(self.cache) if name.startswith(prefix) and name not in self.seen]
         self.seen.update(names)
@@ -94,7 +94,7 @@ class CompileBudget:
         self.file = nodeid.partition("::")[0]
 
     def pytest_testnodedown(self, node) -> None:
-        """A worker ended: what it compiled."""
+        """Takes over what a worker compiled, when it ends."""
         compiled, hits, methods = getattr(node, "workeroutput", {}).get("compiled", ({}, {}, 0))
         self.num_methods = max(self.num_methods, methods)
         for file, programs in compiled.items():
@@ -103,7 +103,7 @@ class CompileBudget:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session) -> None:
-        registry = sys.modules.get("fedjax_ssl.methods")  # which the process that only hands tests out does not need
+        registry = sys.modules.get("fedjax_ssl.methods")  # the process that only hands out tests does not import it
         if registry is not None:
             self.num_methods = len(registry.METHODS)
         output = getattr(session.config, "workeroutput", None)
@@ -120,11 +120,11 @@ class CompileBudget:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def new(self) -> dict[str, int]:
-        """Name -> bytes of what the session has added to the cache, whichever process it was."""
+        """Name -> bytes of the cache entries that the session's processes added."""
         return {name: size for name, size in self.entries().items() if name not in self.before}
 
     def counts(self) -> tuple[int, int]:
-        """(large, small) programs that were compiled; one that two processes compiled at once counts once."""
+        """(large, small) programs compiled; one compiled by two processes at once counts once."""
         sizes = self.new().values()
         large = sum(size > LARGE for size in sizes)
         return large, len(sizes) - large

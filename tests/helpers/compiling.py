@@ -1,4 +1,4 @@
-"""How the tests compile: XLA's flags, and one cache of compiled programs."""
+"""How the tests compile: XLA's flags, and a cache of compiled programs."""
 
 import hashlib
 import importlib.metadata
@@ -9,10 +9,10 @@ import sys
 
 from tests.helpers.runs import ROOT
 
-# Most of the tests' time is compiling. Without LLVM's optimisation, and with XLA's plain code for fused operations in
-# place of its MLIR emitters, a round of FedAnchor compiles in 2.9 s of CPU time instead of 13, and gives the same
-# numbers but for rounding. Level 0 alone takes 5.8 s.
-# The third is the command line's own (`PLAIN_LOOPS`): its processes find the same programs in the cache.
+# Most of the tests' time is compiling. Without LLVM's optimisation, and with XLA's plain code instead of its MLIR
+# emitters for fused operations, a round of FedAnchor compiles in 2.9 s of CPU time instead of 13, with the same numbers
+# up to rounding. Level 0 alone takes 5.8 s. The third flag is the command line's own (`PLAIN_LOOPS`), so its processes
+# find the same programs in the cache.
 FAST_COMPILING = (
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
     "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"
@@ -21,12 +21,11 @@ CACHE = ROOT / ".pytest_cache"
 
 
 def use_fast_compiling_and_cache() -> pathlib.Path:
-    """Sets XLA's flags and JAX's cache for this process and all that it starts; returns the cache's folder.
+    """Sets XLA's flags and JAX's cache for this process and its children; returns the cache's folder.
 
-    The cache outlives the session. Small programs are cached too: a process meets hundreds of them. The user's own
-    cache stays untouched.
+    The cache outlives the session and includes small programs, of which a process uses hundreds. It is not the user's.
     """
-    given = os.environ.get("FEDJAX_SSL_TESTS_CACHE")  # by the process that started this one
+    given = os.environ.get("FEDJAX_SSL_TESTS_CACHE")  # set by the parent process
     if given is None:
         flags = f"{FAST_COMPILING} {os.environ.get('XLA_FLAGS', '')}".strip()
         given = _folder(flags)
@@ -38,7 +37,7 @@ def use_fast_compiling_and_cache() -> pathlib.Path:
         os.environ["FEDJAX_SSL_TESTS_CACHE"] = str(given)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(given)
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        # The command line would give a run every core, and on each machine another program.
+        # By default the command line gives a run every core, and so a different program on each machine.
         os.environ["JAX_NUM_CPU_DEVICES"] = "1"
     return pathlib.Path(given)
 
@@ -49,6 +48,6 @@ def _folder(flags: str) -> pathlib.Path:
 
 
 def _are_known(flags: str) -> bool:
-    """Whether this XLA takes the flags: with one that it does not know it ends the process."""
+    """Whether this XLA knows the flags; an unknown flag ends the process."""
     command = [sys.executable, "-c", "import jax; jax.devices()"]
     return subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True).returncode == 0

@@ -1,4 +1,4 @@
-"""A client's local training on weak and strong views, in NumPy: a loop over unpadded batches."""
+"""A client's local training on weak and strong views in NumPy, as a loop over unpadded batches."""
 
 import itertools
 
@@ -19,28 +19,28 @@ from tests.helpers.small_problem import (
 
 
 def hard_labels(threshold):
-    """FixMatch's rule: [n, C] probabilities to targets, and which of them count."""
+    """FixMatch's rule: probabilities [n, C] -> targets, and which of them count."""
     return lambda p: (np.eye(CLASSES)[p.argmax(axis=1)], p.max(axis=1) >= threshold)
 
 
 def batches(order, size, batch_size):
-    """The positions of each batch of all epochs, a short one at the end of an epoch."""
+    """The positions in each batch of all epochs; an epoch's last batch may be short."""
     return [epoch[first : min(first + batch_size, size)] for epoch in order for first in range(0, size, batch_size)]
 
 
 def train_by_hand(problem, data, received, work, rule, label_mode="train", only_confident=False, together=False,
                   both=False):  # fmt: skip
-    """What `consistency_phase` is to do with the views `mirrored` and `negative`.
+    """The expected result of `consistency_phase` with the views `mirrored` and `negative`.
 
     Args:
         problem, data, received: those of the phase.
         work: the client's; only its orders are read.
         rule: p [n, C] -> targets [n, C], and which of the images count, bool [n].
-        label_mode, only_confident, together: as the phase's; together is what 'auto' comes to.
-        both: whether the rule takes p of the model in training and p of the received one.
+        label_mode, only_confident, together: the phase's, with the value that 'auto' means for together.
+        both: whether the rule also takes p of the received model.
 
     Returns:
-        The parameters and the statistics; each metric's mean over the steps; and how many images counted in each step.
+        The parameters and the statistics; each metric's mean over steps; each step's number of images that counted.
     """
     config, options = problem.config.client, problem.config.consistency
     first = in_numpy(received.model.params)
@@ -96,7 +96,7 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
 
 
 def assert_as_by_hand(finished, by_hand):
-    """Model, statistics and metrics of a phase are those of NumPy."""
+    """Compares a phase's model, statistics and metrics with NumPy's."""
     model, statistics, metrics, _ = by_hand
     assert_model(finished.upload.model, model, statistics)
     for name, value in finished.metrics.items():

@@ -1,4 +1,4 @@
-"""A process of its own, for the number of devices is fixed when JAX starts: prints as JSON what several devices did.
+"""Prints as JSON what several devices did; a separate process, because JAX fixes the number of devices when it starts.
 
 python -m tests.helpers.devices_process DEVICES
 """
@@ -25,14 +25,14 @@ from tests.helpers.runs import SMALL, make_fedanchor_config  # noqa: E402
 
 
 def results_of(program: str, operation: str) -> list[list[int]]:
-    """The shapes of what a program's collective operations of a kind give."""
+    """The result shapes of a program's collective operations of one kind."""
     found = re.findall(rf"= (.*?) {operation}(?:-start)?\(", program)
     shapes = [dimensions for shapes in found for dimensions in re.findall(r"\w+\[([\d,]*)\]", shapes)]
     return [[int(n) for n in dimensions.split(",") if n] for dimensions in shapes]
 
 
 def rows_of_seeds(num_rows: int) -> dict[str, list]:
-    """Rows of two seeds' tables at once, three at a time on each device, and how many come to one device."""
+    """Maps over rows of two seeds' tables at once, three at a time per device; also returns the rows per device."""
     tables = jnp.arange(2.0 * 50 * 3).reshape(2, 50, 3)
     rows, seen = jnp.arange(num_rows)[::-1], []
 
@@ -53,7 +53,7 @@ def rows_of_seeds(num_rows: int) -> dict[str, list]:
 
 
 def kinds_of_collectives(num_rows: int) -> list[str]:
-    """What devices exchange for rows that do not divide evenly: nothing but the results, which all gather."""
+    """The collectives for rows that do not divide evenly: devices may only gather the results."""
     on_all = jax.sharding.PartitionSpec()
     with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()), (AXIS,))):
         doubled = jax.jit(lambda images: map_batches(lambda some: 2 * some, images, 3), in_shardings=on_all)
@@ -63,14 +63,14 @@ def kinds_of_collectives(num_rows: int) -> list[str]:
 
 
 def main() -> None:
-    # 16 clients of 33 examples, all of which qualify: jobs of equal length.
+    # 16 clients with 33 examples each, all of which qualify: jobs of equal length.
     overrides = {
         **SMALL,
         "num_clients": 20,
         "clients_per_round": 16,
         "client.epochs": 1,
         "fedanchor.threshold": -2.0,
-        # Lanes are what is looked at: everything else is left out, for it only takes time to compile.
+        # This is about lanes; everything else would only take time to compile.
         "fedanchor.contrastive": False,
         "fedanchor.client_mixup": False,
         "server.epochs": 0,

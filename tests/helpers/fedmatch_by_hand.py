@@ -1,4 +1,4 @@
-"""FedMatch's small problem, and a client's training by NumPy."""
+"""FedMatch's small problem, and a client's training in NumPy."""
 
 import jax
 import numpy as np
@@ -36,7 +36,7 @@ def random_params(problem, seed):
 
 
 def numbers(tree):
-    """A pytree as one vector; rows of leaves [R, ...] as a table by `jax.vmap`'s order of axes."""
+    """A pytree as one vector; `jax.vmap` gives rows of leaves [R, ...] as a table."""
     return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)])
 
 
@@ -45,7 +45,8 @@ def cut(x, smallest):
 
 
 def train_by_hand(problem, data, received, work, rate, helpers):
-    """The client's epochs on unpadded batches: in each step sigma by L_s, if it has labels, then psi by L_u.
+    """The client's epochs on unpadded batches: each step trains sigma on L_s, if the client has labels, then psi on
+    L_u.
 
     Args:
         problem, data, received: those of the phase.
@@ -54,8 +55,8 @@ def train_by_hand(problem, data, received, work, rate, helpers):
         helpers: their psi.
 
     Returns:
-        sigma, psi, the statistics, and of each step (L_u, helper loss, pseudo loss, CE of the labelled images), sizes
-        of its batches, and how many images were confident.
+        sigma, psi, the statistics; each step's (L_u, helper loss, pseudo loss, CE of labelled images), batch sizes, and
+        number of confident images.
     """
     config, options = problem.config.client, problem.config.fedmatch
     sigma, psi = (in_numpy(received.model.params[name]) for name in (SIGMA, PSI))

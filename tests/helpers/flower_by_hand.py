@@ -1,4 +1,4 @@
-"""Flower's nodes in one process: a grid that hands each message to the ClientApp itself, through its bytes."""
+"""Flower's nodes in one process: a grid that passes each message, as bytes, to the ClientApp."""
 
 from unittest import mock
 
@@ -15,7 +15,7 @@ SERVER, FIRST_NODE = 1, 100
 class GridByHand:
     """A node for each node configuration; the nodes' ids count from 100.
 
-    A node is built and compiled once, and not for each message as by Flower's processes.
+    A node is built and compiled once; Flower's processes do so for each message.
     """
 
     def __init__(self, run_config, node_configs):
@@ -24,18 +24,18 @@ class GridByHand:
             number: Context(1, number, dict(node), RecordDict(), dict(run_config))
             for number, node in enumerate(node_configs, start=FIRST_NODE)
         }
-        self.lost = set()  # nodes whose answers do not arrive, though they work
-        self.change = lambda node, kind, content: None  # what a node does to its answer, in place
+        self.lost = set()  # nodes that work, but whose answers do not arrive
+        self.change = lambda node, kind, content: None  # changes a node's answer in place
         self._nodes = {}
-        self.asked = []  # the nodes, a time for each message
-        self._answers = {}  # those that nobody has fetched, by the message's id
+        self.asked = []  # the node of each message
+        self._answers = {}  # answers not yet fetched, by message id
 
     def get_node_ids(self):
         return list(self.contexts)
 
     def push_messages(self, messages):
         for number, message in enumerate(messages, start=len(self.asked)):
-            message.metadata.__dict__["_message_id"] = str(number)  # as Flower's grid does it
+            message.metadata.__dict__["_message_id"] = str(number)  # as Flower's grid does
             self._answers[str(number)] = self._answer(message)
             self.asked.append(message.metadata.dst_node_id)
         return [message.metadata.message_id for message in messages]
@@ -67,7 +67,7 @@ class GridByHand:
 
 
 def through_bytes(content):
-    """Records as they arrive: arrays are made anew of the bytes that travelled."""
+    """Records as they arrive: arrays are made from the sent bytes."""
     arrived = RecordDict()
     for name, record in content.items():
         if isinstance(record, ArrayRecord):

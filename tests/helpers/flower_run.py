@@ -1,4 +1,4 @@
-"""A small run for the tests of the bridge to Flower; Flower itself is not needed for it."""
+"""A small run for the tests of the bridge to Flower; it does not need Flower."""
 
 import pytest
 
@@ -15,7 +15,7 @@ FIELDS = {
     "num_clients": 2,
     "clients_per_round": 2,
     "client.epochs": 1,
-    "client.persistent": True,  # each client remembers its optimiser
+    "client.persistent": True,  # each client remembers its optimizer
     "server.epochs": 1,
     "server.pretrain_epochs": 1,
     "data.server_labels": 20,
@@ -28,6 +28,6 @@ FIELDS = {
 
 
 def settings(method="fedanchor", **fields):
-    """The run's config of the quickstart with a method and fields, small."""
+    """The quickstart's run config with a method and fields, made small."""
     words = [f"--config.{name}={value}" for name, value in {**FIELDS, **fields}.items()]
     return {"config": f"configs/quickstart.py:{method}", "overrides": " ".join(f"'{word}'" for word in words)}

@@ -1,8 +1,8 @@
-"""One of several processes that train together, or one alone: the command line, with something that happens to it.
+"""Runs the command line, alone or as one of several processes that train together, with a planned event.
 
-python hosts_process.py WHAT ARGUMENTS: WHAT is ROUND:SIGNAL, which the process sends itself when it has done so many
-rounds, and the hosts have just agreed that nobody has one; `no_data`, with which reading the data fails;
-`other_program`, with which a program differs from other hosts'; or `nothing`.
+python hosts_process.py WHAT ARGUMENTS: WHAT is ROUND:SIGNAL, a signal that the process sends itself after so many
+rounds, just after the hosts agreed that none has one; `no_data`: reading the data fails; `other_program`: a program
+differs from other hosts'; or `nothing`.
 """
 
 import os
@@ -16,7 +16,7 @@ from fedjax_ssl.run.observe import listeners
 
 
 def main(what: str) -> int:
-    link.BEAT_SECONDS, link.SILENCE_SECONDS = 0.5, 4.0  # so that nobody waits long for a process that is killed
+    link.BEAT_SECONDS, link.SILENCE_SECONDS = 0.5, 4.0  # so that killed processes are noticed soon
     if what == "no_data":
 
         def load_dataset(config, tell):

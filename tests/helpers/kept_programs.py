@@ -1,8 +1,8 @@
-"""Compiled programs of runs, kept for later runs of the same process that would trace and compile the very same.
+"""Keeps compiled programs for later runs of the same process with the same programs.
 
-Most runs of tests are about files, signals or what is shown, and train the tiny run of `tests.helpers.runs` again; to
-trace and lower it takes most of their time. Runs of several processes, of own methods and rules, and tests that replace
-a part of what is traced compile as ever: a file asks for `quick_runs` of conftest.py.
+Most runs in tests are about files, signals or output, and repeat the tiny run of `tests.helpers.runs`; tracing and
+lowering take most of their time. Runs of several processes, own methods and rules, and tests that replace a traced
+part, compile as usual. A test file asks for `quick_runs` of conftest.py.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from fedjax_ssl.run.programs import compile_program
 from tests.helpers.runs import TINY_BACKBONE
 
 BUILT_IN = dict(METHODS)
-# No program depends on them; of the seed its data has what depends on it.
+# No program depends on these fields; what depends on the seed is in its data.
 NOT_IN_PROGRAMS = ("checkpoint_every", "checkpoint_every_persistent", "seed", "seeds")
-READ_THE_LAST_ROUND = ("fedcon", "fedrgd")  # in schedules of their own
+READ_THE_LAST_ROUND = ("fedcon", "fedrgd")  # in their own schedules
 
 _kept = {}
 
 
 @contextlib.contextmanager
 def keep_programs():
-    """While it is open, `train` in this process takes programs of earlier runs."""
+    """Inside this context, `train` in this process reuses programs of earlier runs."""
     with mock.patch("fedjax_ssl.run.train.compile_program", _compile_or_take):
         yield
 
@@ -47,7 +47,7 @@ def _compile_or_take(machine, experiments, with_init, given):
 
 
 def _key(machine, experiments, given):
-    """What programs depend on; None where it may be more than this knows of."""
+    """What programs depend on; None if they may depend on more than this function knows."""
     first = experiments[0]
     config = first.problem.config
     own = is_own(config.model.name) and config.model.name != TINY_BACKBONE

@@ -1,4 +1,4 @@
-"""A linear backbone with linear heads, for self-supervised methods by hand: gradients are differences of losses."""
+"""A linear backbone with linear heads, for self-supervised methods by hand; gradients are differences of losses."""
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,12 @@ FEATURES, DIM = 3, 2
 
 
 class LinearHeads:
-    """Features (x - c) @ kernel, and heads without bias on them or on the projector's outputs.
+    """Features (x - c) @ kernel, and heads without bias on the features or the projector's outputs.
 
-    c is a batch's mean in training and a running mean in evaluation, as in `SmallNetwork`.
+    c is the batch mean in training and a running mean in evaluation, as in `SmallNetwork`.
 
     Args:
-        heads: name -> (what it reads, '' for the features; width).
+        heads: name -> (its input, '' for the features; width).
         classes: of a classifier with a bias; 0: none.
         companions: other such networks, by name.
     """
@@ -74,7 +74,7 @@ class LinearHeads:
         return tuple(outputs), {**model.batch_stats, "mean": running}
 
 
-# --- By NumPy, in float64. -------------------------------------------------------------------------------------------
+# --- In NumPy, float64. ----------------------------------------------------------------------------------------------
 
 
 def kernels(params, *names):
@@ -83,18 +83,18 @@ def kernels(params, *names):
 
 
 def unit(rows):
-    """A row of zeros, as a batch of one image has, stays."""
+    """Rows scaled to length 1; zero rows, as of a batch of one image, stay zero."""
     lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
     return rows / np.where(lengths > 0, lengths, 1)
 
 
 def projected(model, x):
-    """Of a batch, which is centred."""
+    """The projections of a batch, which is centred."""
     return (x - x.mean(axis=0)) @ model["backbone"] @ model["projector"]
 
 
 def gradient_of(loss, model):
-    """Central differences."""
+    """Computes the gradient by central differences."""
     gradient = {}
     for name, leaf in model.items():
         gradient[name] = np.zeros_like(leaf)
@@ -109,7 +109,7 @@ def gradient_of(loss, model):
 
 
 def descend(model, losses, config, after_step=lambda model: None):
-    """SGD on one loss after the other, each a function of the model; and what each was."""
+    """SGD on the losses in turn, each a function of the model; returns the model and the losses."""
     velocity, values = at_rest(model), []
     for loss in losses:
         values.append(loss(model))

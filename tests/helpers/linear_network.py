@@ -1,4 +1,4 @@
-"""A linear classifier whose whole steps and rounds can be recomputed in NumPy: its gradients have a closed form."""
+"""A linear classifier with closed-form gradients, so that NumPy can recompute whole steps and rounds."""
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,10 @@ from fedjax_ssl.models import Outputs
 class LinearNetwork:
     """Logits (x - c) @ kernel + bias of the pixels x in 0..1, in place of a `Network`.
 
-    As with batch normalisation, c is the mean of each view's batch in training, and the statistics in evaluation.
+    As in batch normalisation, c is the mean of each view's batch in training, and the statistics in evaluation.
     """
 
-    normalisation = "group"  # statistics neither travel up nor are refreshed
+    normalisation = "group"  # statistics are neither uploaded nor refreshed
 
     def __init__(self, pixels, classes):
         self.shapes = {"backbone": {"bias": (classes,)}, "classifier": {"kernel": (pixels, classes)}}
@@ -40,11 +40,11 @@ class LinearNetwork:
         return tuple(outputs), model.batch_stats
 
 
-# The same by NumPy, in float64. A batch is [B, pixels] in 0..1, a model {"bias": [C], "kernel": [pixels, C]}.
+# The same in NumPy, float64. A batch is [B, pixels] in 0..1, a model {"bias": [C], "kernel": [pixels, C]}.
 
 
 def in_numpy(params):
-    """The parameters of a `LinearNetwork` (or their gradients' momentum)."""
+    """The parameters of a `LinearNetwork` (or its gradients' momentum)."""
     named = {"bias": params["backbone"]["bias"], "kernel": params["classifier"]["kernel"]}
     return {name: np.asarray(leaf, np.float64) for name, leaf in named.items()}
 
@@ -55,7 +55,7 @@ def softmax(logits):
 
 
 def divided(p, prior):
-    """p / P, its sum 1 again."""
+    """p / P, normalised to sum 1."""
     ratio = p / np.maximum(prior, 1e-6)
     return ratio / ratio.sum(axis=1, keepdims=True)
 
@@ -65,7 +65,7 @@ def probabilities(model, x, centre):
 
 
 def loss_and_gradient(model, x, targets):
-    """Mean over a training batch of sum_c -targets_c log p_c; a row of targets may sum to less than 1, as to 0."""
+    """The batch mean of sum_c -targets_c log p_c in training, and its gradient; target rows may sum to less than 1."""
     p, centred = probabilities(model, x, x.mean(axis=0)), x - x.mean(axis=0)
     wrong = (p * targets.sum(axis=1, keepdims=True) - targets) / len(x)
     loss = -np.sum(targets * np.log(p)) / len(x)
@@ -73,7 +73,7 @@ def loss_and_gradient(model, x, targets):
 
 
 def sgd_step(model, gradient, velocity, config, learning_rate):
-    """PyTorch's SGD: the whole gradient clipped, weight decay, momentum, perhaps Nesterov's.
+    """A step of PyTorch's SGD: clips the whole gradient, then weight decay, momentum, perhaps Nesterov's.
 
     Returns:
         The model, and the velocity for the next step.

@@ -1,4 +1,4 @@
-"""What tests of partitions share: labels of CIFAR's size, the configuration, and counts by hand."""
+"""For tests of partitions: labels of CIFAR's size, the configuration, and counts by hand."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def sizes_of(partition):
 
 
 def class_counts(partition, labels, num_classes):
-    """[K, C], examples of each class that each client holds."""
+    """[K, C], the number of examples of each class at each client."""
     return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in partition.client_rows])
 
 
@@ -58,7 +58,7 @@ def assert_no_row_twice(partition, num_examples):
 
 
 def expect_line(parts, labels, num_classes, config, num_clients):
-    """The partition is refused in one line, which has these parts."""
+    """Checks that the partition is refused in one line with these parts."""
     with pytest.raises(UserError) as error:
         make_partition(labels, num_classes, config, num_clients, 0)
     message = str(error.value)

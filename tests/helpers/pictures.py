@@ -26,6 +26,6 @@ def make_images(channels, side):
 
 
 def agreement(ours, pillows):
-    """The share of the pixels of each image within one grey level: [B]."""
+    """The share of each image's pixels within one grey level: [B]."""
     close = np.abs(ours.astype(int) - pillows.astype(int)) <= 1
     return close.reshape(len(close), -1).mean(axis=1)

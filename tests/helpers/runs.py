@@ -1,4 +1,4 @@
-"""Tiny runs and where the repository is."""
+"""Tiny runs, and the repository's folder."""
 
 import contextlib
 import pathlib
@@ -9,7 +9,7 @@ TINY_BACKBONE = f"{ROOT / 'tests' / 'helpers' / 'tiny_backbone.py'}:TinyBackbone
 
 
 def make_fedanchor_config(**overrides):
-    """FedAnchor on 8x8 digits with a few clients: a round takes well under a second."""
+    """FedAnchor on 8x8 digits with a few clients; a round takes well under a second."""
     from fedjax_ssl import base_config
 
     config = base_config()
@@ -33,18 +33,17 @@ def make_fedanchor_config(**overrides):
     return config
 
 
-# What makes a program small without changing what it is about: no RandAugment, one hidden layer. The crop stays, for
-# without it the random keys of single steps would change nothing.
+# Makes programs small: no RandAugment, one hidden layer. Without the crop, the steps' random keys would change nothing.
 SMALL = {"augment.flavour": "none", "model.name": TINY_BACKBONE}
 
 
 def make_tiny_config(**overrides):
-    """The cheapest run in which clients and server train, for tests that care for no method: FedAvg, all labels."""
+    """The cheapest run in which clients and server train, for tests about no particular method."""
     return make_fedanchor_config(**{**SMALL, "method": "supervised", "data.reveal_labels": True, **overrides})
 
 
 def forget_manifests(run):
-    """Makes of a run one of an earlier version, whose checkpoints do not say what they were trained with."""
+    """Makes a run look like an earlier version's, whose checkpoints have no manifest."""
     from fedjax_ssl.records.manifest import MANIFEST
 
     for sums in (run / "checkpoints").glob("*/SHA256SUMS"):
@@ -55,7 +54,7 @@ def forget_manifests(run):
 
 @contextlib.contextmanager
 def files_of_at_most(length):
-    """A disk that is full: this process writes no file beyond `length` bytes. Python ignores SIGXFSZ."""
+    """Imitates a full disk: this process cannot write a file beyond `length` bytes. Python ignores SIGXFSZ."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (length, limits[1]))
     try:

@@ -1,8 +1,8 @@
-"""A problem small enough for NumPy: images of 2x2 pixels, three classes, a linear network; nothing is loaded.
+"""A problem small enough for NumPy: images of 2x2 pixels, three classes, a linear network, no files.
 
-The network's gradients have a closed form, so that whole local trainings are recomputed by hand, client by client.
-Phases run without `jit`: their operations compile once for all tests, where each variant of a jitted step would be a
-program of its own, which takes twice the time in all.
+The gradients have a closed form, so that local trainings are recomputed by hand. Phases run without `jit`: their
+operations compile once for all tests. Jitted, each variant of a step would be another program, which takes twice the
+time.
 """
 
 import types
@@ -20,18 +20,18 @@ from fedjax_ssl.models import Outputs
 from tests.helpers.linear_network import in_numpy, softmax
 
 SIDE, PIXELS, CLASSES, HEAD_DIM = 2, 4, 3, 5
-NUM_CLIENTS, MAX_SIZE, NUM_IMAGES = 4, 10, 24  # the same shapes in every federation: all share the compiled operations
-KEPT = 0.75  # of the running mean in a training pass
+NUM_CLIENTS, MAX_SIZE, NUM_IMAGES = 4, 10, 24  # equal shapes: all federations share the compiled operations
+KEPT = 0.75  # share of the running mean that a training pass keeps
 
 
 class SmallNetwork:
     """Logits (x - c) @ kernel + bias of the pixels x in 0..1, in place of a `Network`; a head likewise.
 
-    As with batch normalisation, c is the mean of each view's present images in training, and the statistics in
+    As in batch normalisation, c is the mean of each view's present images in training, and the statistics in
     evaluation: a running mean, view after view.
     """
 
-    given = None  # every model is a fresh one
+    given = None  # every model is newly initialised
     inputs = types.SimpleNamespace()  # of the usual mixup
 
     def __init__(self, head="", pixels=PIXELS, classes=CLASSES, normalisation="running", head_dim=HEAD_DIM):
@@ -52,7 +52,7 @@ class SmallNetwork:
 
     def _outputs(self, params, x):
         bias, heads = params["backbone"]["bias"], {}
-        if self.head:  # the backbone's bias is a part of it, so that its loss trains the backbone
+        if self.head:  # the head includes the backbone's bias, so that its loss trains the backbone
             heads[self.head] = _matmul(x, params[self.head]["kernel"]) + 0.1 * jnp.sum(bias)
         return Outputs(_matmul(x, params["classifier"]["kernel"]) + bias, heads, x)
 
@@ -82,31 +82,31 @@ def _matmul(a, b):
 
 
 def itself(key, images):
-    """A view that draws nothing."""
+    """A view without random draws."""
     del key
     return images
 
 
 def negative(key, images):
-    """Another one."""
+    """A second such view."""
     del key
     return 255 - images
 
 
 def mirrored(key, images):
-    """And another."""
+    """A third such view."""
     del key
     return images[:, :, ::-1]
 
 
 def federation(clients, at_server=(), seed=0):
-    """Random images with these labels.
+    """Random images with the given labels.
 
     Args:
-        clients: for each client the labels of its images, -1 where a label is hidden.
-        at_server: labels of the server's images. They are the table's first rows, of which row 0 is also the padding of
-            the clients' rows; without them row 0 is nobody's, and has a label all the same. What is missing to
-            `NUM_CLIENTS` and `NUM_IMAGES` is clients without images, and images that are nobody's.
+        clients: for each client the labels of its images, -1 for a hidden label.
+        at_server: labels of the server's images, the table's first rows. Row 0 also pads the clients' rows; without
+            server images it belongs to nobody, but has a label. Clients without images and images of nobody fill up to
+            `NUM_CLIENTS` and `NUM_IMAGES`.
     """
     clients = [*clients, *[[]] * (NUM_CLIENTS - len(clients))]
     labels = [*(at_server or [1]), *(label for client in clients for label in client)]
@@ -132,7 +132,7 @@ def federation(clients, at_server=(), seed=0):
 
 
 def small_problem(arguments, network=None, weak=mirrored, strong=negative, **fields):
-    """A problem of a method: two local epochs, batches of 3, plain SGD with all that it has."""
+    """A problem of a method: two local epochs, batches of 3, plain SGD with all its options."""
     config = apply_arguments(base_config(), arguments)
     config.update_from_flattened_dict({
         "num_clients": NUM_CLIENTS, "clients_per_round": 2, "eval_batch_size": 8,
@@ -156,10 +156,9 @@ def prepare(phase, received, data, client, own=None, previous=None, personal=())
 
 
 def train(phase, received, data, client, own=None, previous=None, personal=(), jit=False):
-    """One client's phase, step by step: its job, and what it leaves behind.
+    """Runs one client's phase step by step; returns its job and its results.
 
-    With `jit` the beginning, a step and the end are programs of their own: for phases of many operations that no other
-    test has.
+    `jit` compiles the beginning, a step and the end: for phases with many operations that no other test has.
     """
     job = prepare(phase, received, data, client, own, previous, personal)
     start, step, finish = map(jax.jit, (phase.start, phase.step, phase.finish)) if jit else phase[1:]
@@ -170,12 +169,12 @@ def train(phase, received, data, client, own=None, previous=None, personal=(), j
 
 
 def handed_on(job, finished):
-    """What one client's phase leaves to the next."""
+    """What one client's phase passes on to the next."""
     took_part = jnp.array([bool(job.num_steps > 0 if job.takes_part is None else job.takes_part)])
     return Previous(jax.tree.map(lambda leaf: leaf[None] * took_part[0], finished.upload), took_part)
 
 
-# The same by NumPy, in float64. A model is {"bias": [C], "kernel": [pixels, C]}, its statistics are apart.
+# The same in NumPy, float64. A model is {"bias": [C], "kernel": [pixels, C]}; its statistics are separate.
 
 
 def statistics_of(model):
@@ -194,7 +193,7 @@ def probabilities(model, x, centre):
 
 
 def loss_and_gradient(model, x, centre, targets):
-    """sum_i sum_c -t_ic log p_ic, whatever the rows of the targets sum to, and its gradient."""
+    """sum_i sum_c -t_ic log p_ic for any target rows, and its gradient."""
     p = probabilities(model, x, centre)
     wrong = p * targets.sum(axis=1, keepdims=True) - targets
     gradient = {"bias": wrong.sum(axis=0), "kernel": (x - centre).T @ wrong}
@@ -202,14 +201,14 @@ def loss_and_gradient(model, x, centre, targets):
 
 
 def running_mean(running, *views):
-    """The network's statistics after training passes over some views, one after the other."""
+    """The network's statistics after training passes over some views in turn."""
     for x in views:
         running = KEPT * running + (1 - KEPT) * x.mean(axis=0) if len(x) else running
     return running
 
 
 def assert_model(found, params, statistics=None):
-    """A `Model` is that of NumPy."""
+    """Compares a `Model` with NumPy's."""
     for name, leaf in in_numpy(found.params).items():
         np.testing.assert_allclose(leaf, params[name], atol=1e-5, err_msg=name)
     if statistics is not None:
@@ -217,7 +216,7 @@ def assert_model(found, params, statistics=None):
 
 
 def memory_of(problem, data, client):
-    """What a client remembers before its first round."""
+    """A client's memory before its first round."""
     model = problem.network.init(jax.random.key(0))
     memory = {**own_trainer(problem, data), **own_optimizers(problem, data, model, CLASSIFIER)}
     return jax.tree.map(lambda leaf: leaf[client], memory)

@@ -1,4 +1,4 @@
-"""A backbone that compiles in less time than the small CNN, for tests that are not about convolutions."""
+"""Backbones that compile faster than the small CNN, for tests that are not about convolutions."""
 
 import flax.linen as nn
 import jax.numpy as jnp

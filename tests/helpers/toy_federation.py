@@ -1,7 +1,7 @@
-"""A federation of numbers, for the engine's own tests: the model is one number, an image one pixel.
+"""A federation of numbers for the engine's own tests: the model is one number, an image one pixel.
 
-As a process of its own, for the number of devices is fixed when JAX starts, it prints what several devices do to the
-same round: `python -m tests.helpers.toy_federation DEVICES`.
+`python -m tests.helpers.toy_federation DEVICES` prints the results of the same rounds on several devices; JAX fixes
+their number when it starts.
 """
 
 import json
@@ -37,7 +37,7 @@ TRUTH = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 1])
 
 
 def federation(clients=CLIENTS, visible=None, num_images=10, seed=5):
-    """Images of one pixel, 10 times their row; labels are hidden but for those of the dict `visible`."""
+    """One-pixel images with the value 10 times their row; labels are hidden, except those in the dict `visible`."""
     index = np.zeros((len(clients), max(map(len, clients))), np.int32)
     for client, rows in enumerate(clients):
         index[client, : len(rows)] = rows
@@ -60,7 +60,7 @@ def federation(clients=CLIENTS, visible=None, num_images=10, seed=5):
 
 
 class OneNumber:
-    """Every image is of class 1 where the model's number is above 0."""
+    """Predicts class 1 for every image if the model's number is above 0."""
 
     normalisation = "group"
 
@@ -70,7 +70,7 @@ class OneNumber:
 
 
 def problem(clients_per_round=3, **fields):
-    """Its problem; `fields` of the sections of messages on their way, by dotted names."""
+    """The toy problem; `fields` set the sections for messages by dotted names."""
     sections = shared_fields().config()
     sections.update_from_flattened_dict(fields)
     config = types.SimpleNamespace(
@@ -87,16 +87,16 @@ def problem(clients_per_round=3, **fields):
 
 
 def toy_state(**server):
-    """Everybody remembers 100 times its number (for what steps change, and for what labelling changes)."""
+    """Each client remembers 100 times its number, for changes by steps and for changes by labelling."""
     memory = 100 * jnp.arange(len(CLIENTS))
     clients = {"trained": memory.astype(jnp.float32), "labelled": memory}
     return State(jnp.int32(0), Model({"classifier": jnp.float32(1)}, {}), server, clients)
 
 
 def toy_phase(report=False, in_turns=False):
-    """Adds 1 + client in each step; a client whose entry of `extra` is true sends no number, who has none no upload.
+    """Adds 1 + client in each step. A client with a true entry in `extra` sends NaN, one without examples nothing.
 
-    Besides, it remembers the number of its row in the draw, or in its turn.
+    It also remembers its row's number in the draw, or in its turn.
     """
 
     def prepare(received, data, cohort, previous):
@@ -125,9 +125,9 @@ def toy_phase(report=False, in_turns=False):
 
 
 def toy_method(turns=1, **others):
-    """The draw and who fails are data, in `State.server`: all tests of a method share its program.
+    """The draw and the failures are data in `State.server`, so all tests of a method share its program.
 
-    What the server received it remembers, in `State.server`, too.
+    `State.server` also stores what the server received.
     """
 
     def aggregate(state, data, received: Received, key):
@@ -146,14 +146,14 @@ def toy_method(turns=1, **others):
 
 
 def run(round_fn, clients, fails=None, data=None, **server):
-    """A round of the toy method with this draw; gives (state, RoundResult)."""
+    """A round of the toy method with this draw; returns (state, RoundResult)."""
     fails = jnp.array(fails or [False] * len(clients))
     state = toy_state(draw=jnp.array(clients, jnp.int32), fails=fails, **server)
     return round_fn(state, federation() if data is None else data, jnp.array(TRUTH))
 
 
-# A client three times, whose last upload or whose last two are dropped. Four devices have their rows in another order
-# than the draw: its fifth job is the first device's second one, before its second job on the second device.
+# Client 4 three times; the last upload or the last two are dropped. Four devices order the rows differently: the draw's
+# fifth job is the second of the first device, and comes before the second device's second job.
 DRAWS = [
     ([4, 2, 4, 4, 2, 2], [False] * 6),
     ([4, 2, 4, 4, 2, 2], [False, False, False, False, False, True]),
@@ -161,7 +161,7 @@ DRAWS = [
 ]
 
 
-# Of the jobs of a draw, those that are not done differ from the ones that send no number.
+# The jobs of a draw that are not done are others than those that send NaN.
 FAILING = {"availability.never": 0.6, "attack.kind": "sign_flip"}
 
 # The same rows as three turns of two and as two turns of three.
@@ -169,13 +169,13 @@ TURNS = (3, 2)
 
 
 def memories(round_fn):
-    """What the clients remember after a round of each of the draws."""
+    """The clients' memories after a round of each draw."""
     states = [run(round_fn, *draw)[0] for draw in DRAWS]
     return [{name: np.asarray(leaf).tolist() for name, leaf in state.clients.items()} for state in states]
 
 
 def arrivals(round_fn):
-    """What arrives in each of the draws where client 4 attacks: (client, number) of the accepted rows, sorted."""
+    """The accepted rows of each draw if client 4 attacks: (client, number), sorted."""
     data, found = federation()._replace(byzantine=jnp.arange(5) == 4), []
     for draw in DRAWS:
         received = run(round_fn, *draw, data=data)[0].server["received"]

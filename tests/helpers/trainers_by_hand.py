@@ -1,7 +1,7 @@
-"""The local trainers in NumPy, image by image: how much each pseudo-label of a batch counts.
+"""The local trainers in NumPy, image by image: the weight of each pseudo-label in a batch.
 
-Each is a generator-like object: `weigh(p, positions)` takes the probabilities of a batch's images, [n, C], and their
-places among the client's images, and returns their weights.
+`weigh(p, positions)` takes the probabilities of a batch's images, [n, C], and their positions among the client's
+images, and returns their weights.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ class FixMatch:
 
 
 class FlexMatch:
-    """A dict of stored labels; `warm_up` counts the images that have none."""
+    """A dict of stored labels; `warm_up` also counts the images without one."""
 
     def __init__(self, tau, size, num_classes, warm_up=True):
         self.tau, self.size, self.num_classes, self.warm_up, self.stored = tau, size, num_classes, warm_up, {}
@@ -37,7 +37,7 @@ class FlexMatch:
 
 
 class FreeMatch:
-    """Of the largest probabilities their mean, or a quantile of them; with bounds of the level and of thresholds."""
+    """The mean or a quantile of the largest probabilities; with bounds of the level and of the thresholds."""
 
     def __init__(self, num_classes, momentum, quantile=None, cap=1.0, clamp=(0.0, 1.0)):
         self.m, self.level = momentum, 1 / num_classes
@@ -84,7 +84,7 @@ class SoftMatch:
 
 
 def fairness_by_hand(by_class, histogram, logits):
-    """sum a log b of the accepted images' logits."""
+    """sum a log b over the accepted images' logits."""
     p = softmax(logits)
     shares = np.bincount(p.argmax(axis=1), minlength=p.shape[1]) / len(p)
     a = np.array([q / h if h else 0.0 for q, h in zip(by_class, histogram)])

@@ -1,4 +1,4 @@
-"""Features, tables and texts: every method takes them or says why not, and what their views do to an example."""
+"""Features, tables and texts: every method takes them or says why not; what their views change in an example."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ ROWS = "age,colour,hospital,label,note\n"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A kind's name -> the fields of a data set of 240 examples of 3 classes; a fifth of the table has labels."""
+    """A kind's name -> the fields of a data set of 240 examples in 3 classes; a fifth of the table has labels."""
     folder, rng = tmp_path_factory.mktemp("kinds"), np.random.default_rng(0)
     y = np.arange(240) % CLASSES
     x = (np.eye(CLASSES, FEATURES)[y] * 4 + rng.normal(size=(240, FEATURES))).astype(np.float32)
@@ -87,7 +87,7 @@ def config_of(method, fields, kind):
 
 @functools.cache
 def federation(data_section, num_clients):
-    """A data set and its federation, of a configuration's data as JSON: the same for all methods."""
+    """A data set and its federation for a data section as JSON, cached."""
     data = base_config().data
     data.update(json.loads(data_section))
     dataset = load_dataset(data)
@@ -96,7 +96,7 @@ def federation(data_section, num_clients):
 
 
 def shapes_of_a_round(config):
-    """Traces the first state and a round; nothing is compiled."""
+    """The metrics' shapes of a round, traced but not compiled."""
     dataset, data, hidden = federation(json.dumps(config.data.to_dict()), config.num_clients)
     problem = make_problem(config, dataset_facts(dataset))
     method = make_method(problem)
@@ -145,7 +145,7 @@ def test_transformers_refuse_statistics_of_a_batch(files, policy):
 
 
 def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path):
-    """Labels stay where they are, nobody is asked for a number of them, and `predict` writes a csv."""
+    """Labels stay in their rows, their number need not be given, and `predict` writes a csv."""
     config = config_of("fixmatch", {**files["labels where they are"], "num_rounds": 1, "clients_per_round": 4}, "table")
     config.log.tensorboard = config.log.report = False
     train(config, tmp_path / "run")
@@ -160,11 +160,11 @@ def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines[0] == "row,class,probability,true class" and len(lines) == 241 and found.labelled == 48
     assert lines[1].endswith(",low") and lines[2].endswith(",")
-    # 16 rows of each class have a label, of which 4 are for testing.
+    # 16 rows of each class have a label; 4 of them are test rows.
     held = read_run(tmp_path / "run").who_has_labels()
     assert held == "the data have labels for 36 of the clients' 228 rows"
     assert "\n| rows | 2 columns, 3 classes |\n" in model_card(read_run(tmp_path / "run"))
-    # The report numbers rows as `predict` does, not by their places in the test set.
+    # The report numbers rows as `predict` does, not by their place in the test set.
     shown = "".join(_mistakes(read_run(tmp_path / "run")))
     mistaken = re.findall(r"<tr><td>(\d+)</td><td>(low|mid|high)</td><td>(\w+)", shown)
     predicted = [line.split(",") for line in lines[1:]]
@@ -198,7 +198,7 @@ def test_views_of_tables_corrupt_by_other_rows_and_hide(files):
         kept = seen[:, column][~np.isnan(seen[:, column])]
         assert np.isin(kept, x[:, column]).all() and (seen[:, column] != x[:, column]).any()
     assert 0.1 < np.isnan(seen[:, 1]).mean() < 0.35
-    # A number, three categories, two bits for what is missing; no NaN goes on.
+    # A number, three categories and two bits for missing values; no NaN is left.
     taken = np.asarray(inputs.to_network(seen))
     assert taken.shape == (40, 6) and np.isfinite(taken).all()
     np.testing.assert_array_equal(taken[:, 4:], np.isnan(seen))
@@ -223,14 +223,14 @@ def test_padding_changes_no_output_of_a_transformer(files):
     other = text.at[0, 5].set(7)
     logits, changed = (predict(model, tokens).logits for tokens in (text, other))
     assert np.isfinite(logits).all() and not np.allclose(logits[0], changed[0])
-    positions = model.params["backbone"]["positions"].at[3:].set(9.0)  # of what is padding
+    positions = model.params["backbone"]["positions"].at[3:].set(9.0)  # those of padding
     moved = model._replace(params={**model.params, "backbone": {**model.params["backbone"], "positions": positions}})
     np.testing.assert_allclose(predict(moved, text).logits, logits, atol=1e-6)
 
 
 @pytest.mark.parametrize("order", MIX_ORDERS)
 def test_mixup_of_texts_averages_embeddings_place_by_place(files, order, monkeypatch):
-    """As if ids that no text has were embedded at the averages; padding is 0, and the texts beside keep theirs."""
+    """Compares with new token ids embedded at the averages; padding is 0, and unmixed texts keep their embeddings."""
     monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.25))
     config = config_of("fixmatch", {**files["text"], "augment.deleted": 0.0}, "text")
     facts = dataset_facts(load_dataset(config.data))

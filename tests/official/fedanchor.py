@@ -1,9 +1,10 @@
-"""FedAnchor by the algorithm of its paper (arXiv 2402.10191); no code of it is public.
+"""FedAnchor by the algorithm of its paper (arXiv 2402.10191); its code is not public.
 
 Algorithm 1, eq. 1 and 2 (the label contrastive loss), 3 to 5 (labels by cosines to the anchors), 6 to 10 (fix and mix
-sets), section 4.4 and appendix C (the server's epochs, on one head after the other, and so before the first round).
-Statistics run on in all trainings, views in turn; those of clients are averaged as the parameters are. A client trains
-backbone and classifier alone. In place of the paper's unaugmented anchors the contrastive epochs take weak views.
+sets), section 4.4 and appendix C (the server's epochs on one head, then the other, also before the first round).
+Running statistics are updated in all trainings, view by view; clients' statistics are averaged like parameters. A
+client trains only backbone and classifier. The contrastive epochs use weak views instead of the paper's unaugmented
+anchors.
 """
 
 import autograd.numpy as np
@@ -29,13 +30,13 @@ def unit(x):
 
 
 def embed(params, statistics, images, train):
-    """The anchor head's outputs, and the backbone's statistics behind the pass."""
+    """The anchor head's outputs, and the backbone's statistics after the pass."""
     features, new = backbone(params["backbone"], statistics["backbone"], images, train)
     return linear(params["anchor_head"], features), {**statistics, "backbone": new}
 
 
 def label_contrastive(z, labels, negatives, self_pairs):
-    """Eq. 1 and 2 as sums over pairs; a class without a pair is left out."""
+    """Eq. 1 and 2 as sums over pairs; classes without a pair are left out."""
     weights = np.exp(unit(z) @ unit(z).T / TEMPERATURE)
     pairs = [(i, j) for i in range(len(z)) for j in range(len(z))]
     value = 0.0
@@ -61,7 +62,7 @@ def test_rounds_of_fedanchor(pairs, monkeypatch):
     params, statistics, shares = fresh["params"], fresh["batch_stats"], []
 
     def trained(rate, view, seen, size, epochs, parts, loss_of):
-        """The model behind epochs of the server; `seen` are the rows of its steps, padded."""
+        """The model after epochs of the server; `seen` are the rows of its steps, padded."""
         nonlocal params, statistics
         sgd, steps = SGD.of(config.server, rate), -(-len(ANCHORS) // size)
         assert len(seen) == steps * epochs

@@ -1,9 +1,9 @@
 """FedAvg-Semi with each of the local trainers.
 
-The mean is that of xmed-lab/SemiAnAgg@7b972a8 (train.py, FedAvg.py), in which a client without labels has the number of
-pseudo-labels that it trained on for a weight (the paper's eq. 2; the released code has SemiAnAgg's weights). How much a
-pseudo-label counts is from the trainers' own codes. None of these is federated: labelled and unlabelled images pass
-together there, but a client here has one kind. FlexMatch is SemiAnAgg's; ACR's epoch is a client's round.
+The mean is that of xmed-lab/SemiAnAgg@7b972a8 (train.py, FedAvg.py), in which a client without labels is weighted by
+the number of pseudo-labels that it trained on (the paper's eq. 2; the released code uses SemiAnAgg's weights). Each
+trainer's own code defines a pseudo-label's weight. None of these codes is federated: labelled and unlabelled images
+pass together there, but a client here has one kind. FlexMatch is SemiAnAgg's; an epoch of ACR is a client's round.
 """
 
 import autograd.numpy as np
@@ -28,7 +28,7 @@ USB = "microsoft/Semi-supervised-learning@1ef4cbe: semilearn/algorithms/"
 
 
 class FixMatch:
-    """A trainer of the classifier alone: `accept` gives the weights of a batch by its weak views' probabilities."""
+    """A trainer of the classifier alone: `accept` gives a batch's weights from its weak views' probabilities."""
 
     strong_views, heads = 1, ("classifier",)
 
@@ -36,7 +36,7 @@ class FixMatch:
         self.options = options
 
     def begin(self, first):
-        """A round begins."""
+        """Called at the start of a round."""
 
     def on_labels(self, logits, labels):
         return np.mean(cross_entropy(logits["classifier"], labels))
@@ -49,7 +49,7 @@ class FixMatch:
         return (p.max(axis=1) >= self.options.threshold) * 1.0
 
     def further(self, logits, predicted, weights):
-        """A loss on the strong views' logits besides; `predicted` are their largest classes."""
+        """A further loss on the strong views' logits; `predicted` are their largest classes."""
         return 0.0
 
 
@@ -102,7 +102,7 @@ class SoftMatch(FixMatch):
 
 
 class ACR(FixMatch):
-    """Two classifiers. Its histogram counts labels, where the code's index keeps one image of each class."""
+    """Two classifiers. Its histogram counts labels; the code's index keeps only one image of each class."""
 
     strong_views, heads = 2, ("classifier", "standard")
 
@@ -191,7 +191,7 @@ def test_rounds_of_fedavg_semi(case):
     model, weights = in_float64(run.states[0].model), []
 
     def seen(params, statistics, rows, views):
-        """The logits of each head for views that pass one after the other, [{head: logits}]; the statistics."""
+        """[{head: logits}] for views that pass in turn, and the statistics."""
         outputs, own = [], statistics["backbone"]
         for view in views:
             features, own = backbone(params["backbone"], own, view(images[rows]), train=True)

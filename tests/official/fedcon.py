@@ -1,11 +1,11 @@
-"""FedCon: BYOL at clients with a projector and a target of their own, two views and a ramp at the server.
+"""FedCon: BYOL at clients with their own projector and target, two views and a ramp at the server.
 
-zewei-long/fedcon-pytorch@54732ec: fedcon-main.py:268-365 (order of a round, which parts travel, the server's loss),
+zewei-long/fedcon-pytorch@54732ec: fedcon-main.py:268-365 (order of a round, transmitted parts, the server's loss),
 models/byol.py:115-181 (both networks, which one is read, the moving averages), optimizers/lars_simclr.py:46-75 (a
-velocity that is read and never stored). From the clients of its first round on: the server's training before them is
-the library's pre-training. As in docs/methods/fedcon.md, a client keeps what is its own under its own number, its rate
-is that of the round, and the server's network sees each view once, where the code passes it twice and so moves the
-running statistics twice. All batches are whole, for the code leaves out short ones.
+velocity that is read but never stored). The comparison starts at the first round's clients: the server's training
+before them is the library's pre-training. As in docs/methods/fedcon.md, a client keeps its parts under its own number
+and uses the round's rate, and the server's network sees each view once; the code passes it twice, and so updates
+running statistics twice. All batches are full, because the code leaves out short ones.
 """
 
 import itertools
@@ -78,7 +78,7 @@ def cosine_loss(p, z):
 
 
 def divergence(of, logits):
-    """KL(of, softmax of logits), the mean over the batch; `of` are logits without gradient."""
+    """KL(of, softmax of logits), averaged over the batch; `of` are logits without gradient."""
     return np.mean(np.sum(softmax(of) * (log_softmax(of) - log_softmax(logits)), axis=1))
 
 
@@ -88,7 +88,7 @@ def averaged(old, new, share):
 
 @pytest.mark.parametrize("variant", ["code", pytest.param("repaired", marks=pytest.mark.slow)])
 def test_rounds_of_fedcon(variant):
-    as_code, views = variant == "code", itertools.cycle((mirrored, rolled))  # each step of this method asks for two
+    as_code, views = variant == "code", itertools.cycle((mirrored, rolled))  # each step of this method calls two views
     momentum = VARIANTS["code"]["client.momentum"] if as_code else 0.9
     fields = {**FIELDS, "client.momentum": momentum}
     problem = make_problem("fedcon,code" if as_code else "fedcon", weak=lambda images: next(views)(images), **fields)

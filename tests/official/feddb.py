@@ -1,6 +1,6 @@
 """FedDB (GuogangZhu/FedDB@9f9248e: src/main.py, src/modules/modules.py), without normalisation.
 
-The code normalises by the batch at inference too; the library has no such policy, so that here nothing is normalised.
+The code normalises by the batch also at inference. The library has no such policy, so nothing is normalised here.
 """
 
 import autograd.numpy as np
@@ -19,7 +19,7 @@ FIELDS = {
 
 
 def server_weights(priors):
-    """The weights of the models, [M], for which the mean of the priors [M, C] is to be uniform."""
+    """Weights of the models, [M], that make the weighted mean of the priors [M, C] uniform."""
     uniform = np.full(priors.shape[1], 1 / priors.shape[1])
     weights = np.full(len(priors), 1 / len(priors))
     for _ in range(100):

@@ -1,7 +1,7 @@
 """FedDure (White1973/FedDure@50ecb77: groups/client_ssl/base_ssl.py:696-806, 891-983), and its F-reg by hand.
 
-The released class has no F-reg. In the second case its gradient is not that of a step ahead as the library takes it,
-but the chain rule written out: a slope for each image, then the weights' own.
+The released class has no F-reg. In the second case the reference writes its gradient by the chain rule, first a slope
+for each image and then through the weights; the library differentiates a look-ahead step.
 """
 
 import autograd.numpy as np
@@ -38,7 +38,7 @@ CASES = {
 
 
 class Adam:
-    """PyTorch's, with a factor of the rate for each step."""
+    """PyTorch's Adam, with a learning-rate factor for each step."""
 
     def __init__(self, rate, factor=lambda step: 1.0):
         self.rate, self.factor, self.count, self.moments = rate, factor, 0, None
@@ -68,7 +68,7 @@ def test_rounds_of_feddure(case):
     options, config = problem.config.feddure, problem.config.client
     images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     model, confident = in_float64(run.states[0].model), []
-    nothing = model["batch_stats"]  # a pass in training reads no statistics
+    nothing = model["batch_stats"]  # a forward pass in training reads no statistics
 
     def optimiser(wait):
         rise = options.warm_up_steps + wait
@@ -142,7 +142,7 @@ def test_rounds_of_feddure(case):
                 local = of_local.step(local, slope_of(taught, local))
                 effect = mean_loss(local, x, y) - before
             elif not bs:
-                continue  # ours: the code has no client without labels
+                continue  # the library's rule: the code has no client without labels
 
             def loss(
                 q,

@@ -1,4 +1,4 @@
-"""FedEMA: clients train by BYOL and begin with an average of their own last networks and the global ones.
+"""FedEMA: clients train by BYOL from an average of their own last networks and the global networks.
 
 EasyFL-AI/EasyFL@8a9554e: applications/fedssl/client.py (`update_model` with --update_encoder=dynamic_ema_online
 --update_predictor=dynamic_dapu, and with selective_ema for both; `_calculate_weight_scaler`).
@@ -14,7 +14,9 @@ SLOW = pytest.param("fedema,code", False, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("variant, selective", [("fedema", False), SLOW, ("fedema", True)])
 def test_rounds_of_fedema(variant, selective):
-    """With `selective` two clients train in a round; those of the round before alone go on from their own networks."""
+    """With `selective`, two clients train in a round; only clients of the round before continue with their own
+    networks.
+    """
     fields = {"fedema.selective": selective, "clients_per_round": 2 if selective else 3}
     problem = problem_of(variant, **fields, **{"fedema.tau": TAU, "fedema.decay": 0.9})
     shares = []

@@ -1,9 +1,8 @@
-"""FedIL by the algorithms of its paper (arXiv 2302.11823); no code of it is public.
+"""FedIL by the algorithms of its paper (arXiv 2302.11823); its code is not public.
 
 Algorithms 1 and 2: eq. 22 (the server trains first), 7 to 12 (labels, divergence), 14 to 21 (which labels join the set,
-and its loss), 24 to 26 (which updates are in the mean). docs/methods/fedil.md says what the
-paper leaves open.
-Statistics are static: of the server's model those of its images, of the global one those of all images.
+and its loss), 24 to 26 (which updates are in the mean). docs/methods/fedil.md says what the paper leaves open.
+Statistics are static: the server's images give those of the server's model, all images those of the global model.
 """
 
 import autograd.numpy as np
@@ -38,11 +37,11 @@ def flat(params, start):
 
 
 def steps_seen(of_round, anchors):
-    """Of each client's steps the batch and what was drawn of its set, which is the batch again while there is none.
+    """For each step of a client: the batch, and the images drawn from its set (the batch again while the set is empty).
 
-    Jobs run one after the other, the longest first, and a step asks for a strong view of its batch and two weak ones.
+    Jobs run one after the other, the longest first. A step calls one strong view of its batch and two weak views.
     """
-    at_clients = [call for call in of_round.seen if call[1][0] >= anchors]  # rows of padding come behind
+    at_clients = [call for call in of_round.seen if call[1][0] >= anchors]  # padding follows the rows
     jobs = sorted(of_round.jobs[0], key=lambda job: -job.num_steps)
     assert len(at_clients) == 3 * sum(job.num_steps for job in jobs)
     steps = iter([at_clients[first : first + 3] for first in range(0, len(at_clients), 3)])

@@ -1,9 +1,9 @@
-"""FedLabel as its code, whole (microsoft/msrflute@8bfe085).
+"""FedLabel by its whole code (microsoft/msrflute@8bfe085).
 
-core/trainer.py:503-619 (a client's two trainings), utils/utils.py:620-676 (the surer expert) and
-core/strategies/fedlabels.py:120-240 (the server). The code never clears the gradients of the second training
-(core/trainer.py:616-617); `fedlabel.replica` does so, and is off by default. Its experts see one weak view
-of each image, the library's the image; here both see the image.
+core/trainer.py:503-619 (a client's two trainings), utils/utils.py:620-676 (the more confident expert) and
+core/strategies/fedlabels.py:120-240 (the server). The code never clears the second training's gradients
+(core/trainer.py:616-617); `fedlabel.replica` does the same and is off by default. The code's experts see one weak view
+of each image, the library's see the image; here both see the image.
 """
 
 import autograd.numpy as np
@@ -65,7 +65,7 @@ def test_rounds_of_fedlabel(cleared):
 
 
 def on_labels(model, batches, moved):
-    """The supervised model: a step of plain SGD on each batch."""
+    """The supervised model after a step of plain SGD on each batch."""
     for x, y in batches:
 
         def loss(params, statistics=model["batch_stats"], x=x, y=y):
@@ -82,7 +82,7 @@ def experts(received, local, x):
     logits = [classify(model["params"], model["batch_stats"], x, train=False)[0] for model in (received, local)]
     p = np.stack([softmax(of_one) for of_one in logits])
     h = np.var(p, axis=2, ddof=1)
-    surer = np.where(h[0] >= h[1], 0, 1)  # of equal ones the received model
+    surer = np.where(h[0] >= h[1], 0, 1)  # ties go to the received model
     rows = np.arange(len(x))
     kept = np.max(p[surer, rows], axis=1) > THRESHOLD
     targets = np.argmax(p[surer, rows], axis=1)[kept]
@@ -91,7 +91,7 @@ def experts(received, local, x):
 
 
 def loss_on_kept(net, received, x, targets, weights, same, by_local):
-    """The second training's loss: strong views first, which the running statistics take first, too."""
+    """The second training's loss: strong views come first, also for the running statistics."""
 
     def loss(params):
         of_strong, statistics = classify(params, net["batch_stats"], rolled(x), train=True)

@@ -1,10 +1,10 @@
 """FedMatch with labels at clients and at the server (wyjeong/FedMatch@4947aa2).
 
-models/fedmatch/client.py:56-119 (both losses), modules/train.py:113-178 (a round's batches: as many unlabelled ones as
+models/fedmatch/client.py:56-119 (both losses), modules/train.py:113-178 (a round's batches: as many unlabelled as
 labelled ones), :387-478 (what counts as changed in an upload), models/fedmatch/server.py:96-159 (helpers: the nearest
-by what the models say of one image of noise) and modules/federated.py:133-176 (order of a round, the server's loss).
-Its network has no normalisation. Its learning rate falls by the loss of validation images that every client has, which
-the library has not: here rates stay. Keras cuts probabilities at 1e-7, which no loss here comes near.
+by the models' outputs for an image of noise) and modules/federated.py:133-176 (order of a round, the server's loss).
+Its network has no normalisation. Its learning rate falls by the loss on validation images at every client, which the
+library lacks, so rates are constant here. Keras clips probabilities at 1e-7, which no loss here approaches.
 """
 
 import autograd.numpy as np
@@ -49,7 +49,7 @@ def without_small(psi):
 
 
 def uploaded(new, old, compared):
-    """Entries that changed by more than the bound, as `compared` counts it, are the client's, others the server's."""
+    """Entries that `compared` shows as changed by more than the bound are the client's, others the server's."""
     return jax.tree.map(lambda n, o, c: np.where(np.abs(c - o) > LEAST_CHANGE, n, o), new, old, compared)
 
 
@@ -59,7 +59,7 @@ def supervised_step(sigma, psi, x, y):
 
 
 def unlabelled_step(sigma, psi, images, helpers, seen):
-    """psi after a step of `loss_fn_u`; `seen` gets how many images are confident."""
+    """psi after a step of `loss_fn_u`; `seen` receives which images are confident."""
     weak = mirrored(images)
     p = softmax(logits(added(sigma, psi), weak))
     chosen = np.max(p, axis=1) >= THRESHOLD

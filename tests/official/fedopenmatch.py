@@ -1,5 +1,6 @@
-"""FedOpenMatch: no code is public. By its abstract, with the one-vs-all losses of VisionLearningGroup/OP_Match@3366d79
-(trainer.py:131-170, utils/misc.py: ova_loss, ova_ent), whose two logits of a class are 0 and z here.
+"""FedOpenMatch by its abstract, as no code is public. The one-vs-all losses are those of
+VisionLearningGroup/OP_Match@3366d79 (trainer.py:131-170, utils/misc.py: ova_loss, ova_ent), whose two logits of a class
+are 0 and z here.
 """
 
 import autograd.numpy as np

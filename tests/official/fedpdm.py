@@ -1,7 +1,7 @@
 """FedPDM (ldpbuaa/FedPDM@0b835db: fed/sessions/pdmprocess.py, fedpdm.py, fed/pretty/pdm.py).
 
-In the code labels are made batch by batch; here all images of a client make one batch of the first epoch, and a view
-draws nothing, so that later epochs have the same labels.
+The code makes labels batch by batch. Here all images of a client are one batch of the first epoch, and views draw
+nothing, so later epochs have the same labels.
 """
 
 import autograd.numpy as np

@@ -1,9 +1,9 @@
-"""FedRGD: users and server side by side, averaged in groups, users dealt to the places anew at every averaging.
+"""FedRGD: users and server train side by side and are averaged in groups; each averaging deals users to places again.
 
 jhcknzzm/SSFL-Benchmarking-Semi-supervised-Federated-Learning@9a18e89: train_LocalSGD.py:389-660 (the steps of a rank,
-and which user's images it has), utils_v2.py:838-855 (who is dealt where), 1581-1603 (means of the groups, then of the
-replicas), comm_helpers.py:263-283 (parameters alone, momentum stays). Its networks have group normalisation. A user's
-images come in whole batches, and so do the server's here, whose number is a multiple of a batch. The code changes the
+and whose images it has), utils_v2.py:838-855 (who gets which place), 1581-1603 (means of the groups, then of the
+replicas), comm_helpers.py:263-283 (only parameters; momentum stays). Its networks have group normalisation. Users'
+images come in full batches; so do the server's here, whose number is a multiple of the batch size. The code changes the
 rate in each step, the library in each round; here rises and falls are by rounds.
 """
 
@@ -34,7 +34,7 @@ CODE = (
 
 
 def in_groups(layer, x):
-    """Each image's channels [B, H, W, C] normalised in groups of two."""
+    """Normalises each image's channels [B, H, W, C] in groups of two."""
     groups = x.reshape(len(x), -1, x.shape[-1] // 2, 2)
     mean = np.mean(groups, axis=(1, 3), keepdims=True)
     var = np.mean((groups - mean) ** 2, axis=(1, 3), keepdims=True)
@@ -53,7 +53,7 @@ def logits(params, images):
 
 
 def rate_of(number):
-    """A rise by equal steps over two rounds, then seven sixteenths of a cosine's period over four more."""
+    """Rises in equal steps over two rounds, then follows seven sixteenths of a cosine's period over four rounds."""
     return RATE * ((number + 1) / 2 if number < 2 else np.cos(7 / 16 * np.pi * (number - 2) / 4))
 
 

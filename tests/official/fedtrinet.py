@@ -1,9 +1,9 @@
-"""FedTriNet as its code, but for what no client can have (Michelingweo/FedTriNet@e70525b).
+"""FedTriNet by its code, except for what no client can have (Michelingweo/FedTriNet@e70525b).
 
 main_fed.py:555-816 (threshold, spliced network, vote, mean), models/Update.py:243-309, 366-406 (the three trainings).
-The code tunes on the true labels of accepted images, too (main_fed.py:544, 678; models/Update.py:121), leaves its
-players' normalisation to single images, and ends an epoch with the shorter of two lists; the library does none of that,
-see docs/methods/fedtrinet.md, and here the reference does not either.
+The code also tunes on the true labels of accepted images (main_fed.py:544, 678; models/Update.py:121), normalises its
+players by single images, and ends an epoch with the shorter of two lists. The library and this reference do none of
+this, see docs/methods/fedtrinet.md.
 """
 
 import autograd.numpy as np
@@ -28,7 +28,7 @@ def probabilities(model, x):
 
 
 def spliced(head, rest):
-    """The first layer and its normalisation of one model, all else of another."""
+    """A model with the first layer and its normalisation from `head`, and all else from `rest`."""
     parts = {kind: {**rest[kind], "backbone": dict(rest[kind]["backbone"])} for kind in rest}
     for kind, part in parts.items():
         part["backbone"] |= {name: head[kind]["backbone"][name] for name in ("first", "first_norm")
@@ -37,7 +37,7 @@ def spliced(head, rest):
 
 
 def trained(model, steps, config, frozen=False):
-    """A model after steps of SGD; each step is (images, labels) and perhaps a second batch with its weight."""
+    """A model after steps of SGD; each step is (images, labels), perhaps with a second batch and its weight."""
     sgd, first = SGD.of(config), model
     for (x, y), *second in steps:
 
@@ -64,7 +64,7 @@ def test_rounds_of_fedtrinet(freezes):
     images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config.client
     model = in_float64(run.states[0].model)
     local, known, counts, both = {}, np.array(labels), dict.fromkeys(range(3), 0), 0
-    brought = []  # of each client and round, whether it brought a label, and all that were missing
+    brought = []  # for each client and round: whether it brought a label, and all missing ones
 
     for number, of_round in enumerate(run.rounds):
         r, uploads = number - WARM_UP, []

@@ -1,8 +1,8 @@
-"""FedU: clients train by BYOL; the predictor is the global one or the client's own, by its last divergence.
+"""FedU: clients train by BYOL; their last divergence decides between the global predictor and the client's own.
 
 EasyFL-AI/EasyFL@8a9554e: applications/fedssl/client.py (`update_model` with --update_predictor=dapu,
-`_DAPU_predictor_usage`), server.py (`aggregation`). The divergence is that of the client's last training, and the
-client's own predictor is taken where it is not below the threshold.
+`_DAPU_predictor_usage`), server.py (`aggregation`). The divergence is that of the client's last training. The client's
+own predictor is used unless the divergence is below the threshold.
 """
 
 import pytest
@@ -15,7 +15,7 @@ SLOW = pytest.param("fedu,both", marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("variant", ["fedu", "fedu,code", SLOW])
 def test_rounds_of_fedu(variant):
-    """The first target: a copy of the received encoder, or, as in the code, the online encoder itself."""
+    """The first target is a copy of the received encoder or, as in the code, the online encoder itself."""
     problem = problem_of(variant, **{"fedu.threshold": THRESHOLD, "fedu.decay": 0.9})
     used = []
 

@@ -1,13 +1,13 @@
 """FixMatch at clients with a few labels, and beside a server with labels.
 
-With labels at clients a step is that of kekmodel/FixMatch-pytorch@040be3b: train.py:324-348 and of
-google-research/fixmatch@d4985a1: fixmatch.py:86-110: hard labels of weak views, made in the step; counted from the
-threshold on; the mean over all unlabelled images of the batch. Neither is federated: the mean is FedAvg's. Both leave
-biases and normalisation out of weight decay, where the library has `client.weight_decay` on all.
+With labels at clients a step is that of kekmodel/FixMatch-pytorch@040be3b: train.py:324-348 and
+google-research/fixmatch@d4985a1: fixmatch.py:86-110: hard labels from weak views, made in the step; a label counts from
+the threshold on; the mean is over all unlabelled images of the batch. Neither is federated: the mean is FedAvg's. Both
+exclude biases and normalisation from weight decay; the library applies `client.weight_decay` to all.
 
 With labels at the server it is SemiFL's `fix-batch` with `ft=0` (src/modules/modules.py:151-174, 363-409 of its code at
-4ec3663): statistics of batches even for labels, images below the threshold left out of the batch, a batch without any
-skipped, optimisers that live for the whole run, the server beside the clients with half the weight, and a momentum.
+4ec3663): batch statistics also for labels; images below the threshold are left out of the batch, and empty batches
+skipped; optimizers live for the whole run; the server trains beside the clients with half the weight; and a momentum.
 """
 
 import autograd.numpy as np
@@ -68,7 +68,7 @@ def test_rounds_beside_a_server():
 
     for of_round in run.rounds:
         server, (jobs,), uploads = params, of_round.jobs, []
-        for step in range(4):  # two epochs of a whole and a short batch
+        for step in range(4):  # two epochs of a full and a short batch
             rows = of_round.seen[step][1][: 3 if step % 2 else 4]
             server = stepped(of_server, server, mirrored(images[rows]), labels[rows])
         for job in jobs:

@@ -1,9 +1,9 @@
-"""(FL)^2: adaptive thresholds, consistency under the worst perturbation, uploads weighed by doubt.
+"""(FL)^2: adaptive thresholds, consistency under the worst perturbation, uploads weighted by doubt.
 
 seungjoo-ai/FLFL-NeurIPS24@decdf7d: src/algorithm/flfl.py:41-84, 124-165 (a step, and labels once a round),
 algorithm/sam.py:16-62 (ASAM), algorithm/criterion.py, modules/client.py:24-75 (images that do not count are left out),
-modules/server.py:50-101 (the mean and its momentum), 122-152 (one optimiser from the pre-training on), data.py:190-213
-(statistics), train_classifier_flfl.py:88-134 (order). Its schedule is made and never stepped.
+modules/server.py:50-101 (the mean and its momentum), 122-152 (one optimizer from pre-training on), data.py:190-213
+(statistics), train_classifier_flfl.py:88-134 (order). Its schedule is made but never stepped.
 """
 
 import autograd.numpy as np
@@ -24,7 +24,7 @@ FIELDS = {
 
 
 def perturbed(params, slope, adaptive):
-    """w + eps: along the gradient, each weight in proportion to its size and biases as they are; or plain SAM."""
+    """w + eps along the gradient: adaptive scales each weight by its size except biases; otherwise plain SAM."""
 
     def size(path, leaf):
         return np.abs(leaf) + 0.01 if adaptive and path[-1].key != "bias" else np.ones_like(leaf)

@@ -1,4 +1,4 @@
-"""Runs a method's real rounds on a toy federation, and compares them with a reference in float64.
+"""Runs a method's real rounds on a toy federation and compares them with a float64 reference.
 
 How a comparison is written:
 
@@ -6,11 +6,11 @@ How a comparison is written:
     data = federation(clients=[[0, 1, -1, ...], ...], at_server=[])    # three clients of unequal size; -1: hidden label
     run = train(problem, data, rounds=3)                             # init and rounds, compiled, by `make_round`
     model = reference.in_float64(run.states[0].model)                # both begin with the same numbers
-    for job in run.rounds[0].jobs[0]: ...                            # what a phase laid out: which rows, in which order
+    for job in run.rounds[0].jobs[0]: ...                            # what a phase prepared: which rows, in which order
     agree("fixmatch", "three rounds", run, model, code="kekmodel/FixMatch-pytorch@10db592 train.py")
 
-Random draws are no part of a comparison. The views draw nothing, and the reference takes the order of a client's
-examples from the run (`Job.batches`), and that of the server's from the images that its views saw (`Round.seen`).
+Random draws are not compared. The views draw nothing. The reference takes the order of a client's examples from the run
+(`Job.batches`), and the order of the server's examples from the images that its views saw (`Round.seen`).
 """
 
 import json
@@ -34,35 +34,36 @@ from fedjax_ssl.run import experiment
 from tests.official import reference
 
 SIDE, CLASSES = 4, 3
-MOST = 1e-5  # the largest difference of a parameter: ten times what float32 rounds in these rounds
-RESULTS = "FEDJAX_SSL_OFFICIAL_RESULTS"  # environment variable: the folder for what `agree` found
+MOST = 1e-5  # the largest allowed difference of a parameter: ten times float32's rounding in these rounds
+RESULTS = "FEDJAX_SSL_OFFICIAL_RESULTS"  # environment variable: the folder for results of `agree`
 FACTS = {"num_classes": CLASSES, "image_shape": (SIDE, SIDE, 1), "mean": (0.5,), "std": (0.25,), "flip": False}
-# Small programs: what XLA would gain by optimising them it takes ten times over to compile them.
+# Small programs: compiling them optimised would take ten times longer than it saves.
 UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
 def itself(images: Any) -> Any:
-    """Images [B, H, W, C] as they are."""
+    """Returns images [B, H, W, C] unchanged."""
     return images
 
 
 def mirrored(images: Any) -> Any:
-    """The weak view: left is right. Takes arrays of NumPy and of JAX, as all views here."""
+    """The weak view: mirrors images. Takes NumPy's and JAX's arrays, like all views here."""
     return images[:, :, ::-1]
 
 
 def rolled(images: Any) -> Any:
-    """The strong view: the last row of pixels comes first."""
+    """The strong view: moves the last row of pixels to the top."""
     return images[:, np.array([SIDE - 1, *range(SIDE - 1)])]
 
 
 def make_problem(arguments: str, weak: Callable = mirrored, strong: Callable = rolled, **fields: Any) -> Problem:
-    """The problem of a method's run: three clients, all in each round, two local epochs, plain SGD with all it has.
+    """The problem of a method's run: three clients, all in each round, two local epochs, plain SGD with all its
+    options.
 
     Args:
-        arguments: a method and its variants, as a config file takes them.
-        weak, strong: views, images [B, H, W, C] -> images; the first and the second of `problem.views`, too.
-        fields: any field of the configuration, by its full name with dots.
+        arguments: a method and its variants, as for a config file.
+        weak, strong: views, images [B, H, W, C] -> images; also the first and the second of `problem.views`.
+        fields: any configuration fields by dotted names.
     """
     entry = METHODS[arguments.split(",")[0]]
     config = base_config()
@@ -84,10 +85,10 @@ def make_problem(arguments: str, weak: Callable = mirrored, strong: Callable = r
 
 
 def federation(clients: list[list[int]], at_server: Sequence[int] = (), seed: int = 0) -> FederatedData:
-    """Random images with these labels.
+    """Random images with the given labels.
 
     Args:
-        clients: for each of three clients the labels of its images, -1 where a label is hidden.
+        clients: for each of three clients the labels of its images, -1 for a hidden label.
         at_server: labels of the server's images, which are the table's first rows.
         seed: of the images.
     """
@@ -113,7 +114,7 @@ def federation(clients: list[list[int]], at_server: Sequence[int] = (), seed: in
 
 
 class Job(NamedTuple):
-    """What a phase laid out for one client, in NumPy.
+    """What a phase prepared for one client, in NumPy.
 
     Attributes:
         client: its number.
@@ -128,7 +129,7 @@ class Job(NamedTuple):
     report: Any
 
     def batches(self, batch_size: int, deck: Any = None) -> list[np.ndarray]:
-        """The rows of the image table of each local step, short last batches included, by `work.deck` or another."""
+        """The rows of the image table in each local step, with short last batches, by `work.deck` or another deck."""
         deck = self.work.deck if deck is None else deck
         batches = []
         for order in deck.order:
@@ -138,12 +139,12 @@ class Job(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What was seen of a round (or of the initialisation, which has no jobs).
+    """What was observed of a round (or of the initialisation, which has no jobs).
 
     Attributes:
         jobs: for each phase, a list of `Job`s in the order of the draw, turn after turn.
-        seen: (view, rows) of every call of a view, in the order of the calls: 'weak' or 'strong', and int [B], rows of
-            the image table; -1 for an image that is not in it, such as a mixture. Padded rows are among them.
+        seen: (view, rows) of every call of a view, in order: 'weak' or 'strong', and int [B], rows of the image table;
+            -1 for an image outside it, such as a mixture. Includes padded rows.
     """
 
     jobs: list[list[Job]]
@@ -158,8 +159,8 @@ class Run(NamedTuple):
         fresh: the model before the server's pre-training.
         states: before the first round, and after each.
         metrics: of each round.
-        init: what was seen of the initialisation.
-        rounds: what was seen of each round.
+        init: what was observed of the initialisation.
+        rounds: what was observed of each round.
     """
 
     problem: Problem
@@ -172,7 +173,7 @@ class Run(NamedTuple):
 
 
 def train(problem: Problem, data: FederatedData, rounds: int, method: Method | None = None) -> Run:
-    """Initialises and trains with the real, compiled `make_round`, one lane, and notes what was laid out and seen."""
+    """Initialises and trains with the real, compiled `make_round` in one lane; records jobs and views."""
     rows_of = {image.tobytes(): row for row, image in enumerate(np.asarray(data.inputs))}
     calls, jobs, fresh = [], {}, []
 
@@ -242,17 +243,17 @@ def _without_key(leaf: jax.Array) -> jax.Array:
 
 
 def agree(method: str, what: str, run: Run, expected: Any, *, code: str, found: Any = None, most: float = MOST) -> None:
-    """The last model of a run is the reference's; notes the largest difference for the docs' table.
+    """Checks a run's last model against the reference; records the largest difference for the docs' table.
 
     Args:
         method: its name in the registry.
-        what: was compared, in a few words.
+        what: what was compared, in a few words.
         run: of the library.
-        expected: the reference's model, a dict with 'params' and 'batch_stats' (or 'params' alone, where only those are
-            to be compared) of NumPy arrays.
+        expected: the reference's model: a dict of NumPy arrays with 'params' and 'batch_stats', or with 'params' alone
+            to compare only these.
         code: of the official code, 'OWNER/REPOSITORY@COMMIT: files'; or why there is none, after 'no code: '.
-        found: the model to be compared in place of the global one.
-        most: the largest difference that is accepted; if it is above 1e-5 the test must show why.
+        found: a model to compare instead of the global one.
+        most: the largest accepted difference; a test with more than 1e-5 must show why.
     """
     found = run.states[-1].model if found is None else found
     found, first = reference.in_float64(found), reference.in_float64(run.states[0].model)
@@ -278,6 +279,6 @@ def _largest(tree: Any, other: Any) -> float:
 
 
 def rule_options(problem: Any) -> types.SimpleNamespace:
-    """The fields of a rule for pseudo-labels: of `config.confidence` and of `config.trainer`."""
+    """The fields of a rule for pseudo-labels, from `config.confidence` and `config.trainer`."""
     config = problem.config
     return types.SimpleNamespace(**{**config.confidence.to_dict(), **config.trainer.to_dict()})

@@ -1,7 +1,7 @@
-"""Orchestra: clusters of projections at clients and server, a target network, turned images.
+"""Orchestra: clusters of projections at clients and server, a target network, rotated images.
 
-akhilmathurs/orchestra@b6ae718: models.py (`orchestra`, `sknopp`), client.py (`ssl_train`), myfedavg.py. The code's
-first pass of the online network, whose result it drops, moves running statistics alone: parameters are compared.
+akhilmathurs/orchestra@b6ae718: models.py (`orchestra`, `sknopp`), client.py (`ssl_train`), myfedavg.py. The code drops
+the result of the online network's first pass, which changes only running statistics; so only parameters are compared.
 """
 
 import autograd.numpy as np
@@ -22,18 +22,18 @@ from tests.official.reference import (
 )
 
 CODE = "akhilmathurs/orchestra@b6ae718: models.py, client.py, myfedavg.py"
-SIZES = (13, 8, 9)  # 3, 2 and 2 whole batches; in two epochs each client's memory of 8 is gone through several times
+SIZES = (13, 8, 9)  # 3, 2 and 2 full batches; in two epochs each client fills its memory of 8 several times
 BATCH, MEMORY, GLOBAL, LOCAL, STEPS, DECAY, TEMPERATURE = 4, 8, 5, 3, 30, 0.9, 0.3
 ENCODER = ("backbone", "projector")
 
 
 def unit(x):
-    """Rows of length 1."""
+    """Rows scaled to length 1."""
     return x / np.sqrt(np.sum(x**2, axis=1, keepdims=True))
 
 
 def project(params, images):
-    """Outputs of backbone and projector in training mode; the last layer of the projector is normalised, too."""
+    """Outputs of backbone and projector in training mode; the projector's last layer is normalised, too."""
     nothing = {"mean": 0.0, "var": 1.0}
     features, _ = backbone(params["backbone"], {"first_norm": nothing, "second_norm": nothing}, images, True)
     layers = params["projector"]
@@ -42,7 +42,7 @@ def project(params, images):
 
 
 def sinkhorn(scores, most):
-    """Balanced soft assignments, [N, G]; the change is looked at in every tenth iteration."""
+    """Balanced soft assignments, [N, G]; the change is checked in every tenth iteration."""
     p = softmax(25 * scores).T
     clusters, samples = p.shape
     c, error = np.full(samples, 1 / samples), 1e3
@@ -58,7 +58,7 @@ def sinkhorn(scores, most):
 
 
 def local_clusters(memory):
-    """Five rounds of balanced clustering; the first rows begin, and stand in for clusters without any."""
+    """Five rounds of balanced clustering, started from the first rows; an empty cluster takes the first row."""
     centroids = memory[:LOCAL]
     for _ in range(5):
         of_row = np.argmax(sinkhorn(memory @ centroids.T, 10), axis=1)
@@ -68,7 +68,7 @@ def local_clusters(memory):
 
 
 def global_clusters(centroids, vectors):
-    """SGD on minus the cosine of balanced and predicted assignments; centroids have length 1 after each step."""
+    """SGD on minus the cosine of balanced and predicted assignments; scales centroids to length 1 after each step."""
     sgd = SGD(0.01, 0.9, 1e-4)
     for _ in range(STEPS):
         balanced = unit(sinkhorn(vectors @ centroids.T, 100))
@@ -82,7 +82,7 @@ def global_clusters(centroids, vectors):
 
 
 def test_rounds_of_orchestra(monkeypatch):
-    """The first round clusters alone, two more train. Draws of rows and of turns are fixed."""
+    """The first round only clusters, two more train. Draws of rows and rotations are fixed."""
     monkeypatch.setattr(jax.random, "choice", lambda key, number, shape, replace: jnp.arange(shape[0]))
     draw = lambda key, shape, least, most: jnp.arange(shape[0]) % 4 if most == 4 else jnp.zeros(shape, int)  # noqa: E731
     monkeypatch.setattr(jax.random, "randint", draw)

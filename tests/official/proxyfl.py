@@ -1,8 +1,8 @@
-"""ProxyFL as its code (DuowenC/FSSLlib@f732a27: ProxyFL/proxyfl.py:60-150, 170-190, 262-425).
+"""ProxyFL by its code (DuowenC/FSSLlib@f732a27: ProxyFL/proxyfl.py:60-150, 170-190, 262-425).
 
-GPT at the server on the clients' rows of the classifier in the run's order, ICPL at clients with the code's candidates
-and negatives, and the prior, a moving average of pooled counts. Its optimiser's momentum passes from client to client,
-the library's starts afresh.
+GPT at the server on the clients' classifier rows in the run's order, ICPL at clients with the code's candidates and
+negatives, and the prior, a moving average of pooled counts. The code's optimizer passes its momentum from client to
+client; the library starts without momentum.
 """
 
 import autograd.numpy as np
@@ -69,7 +69,7 @@ def tuned(average, rows, orders):
 
 
 def loss_of_client(prior, steps_of_epoch):
-    """What a client adds to the labelled images' cross-entropy; and the counts of its last epoch, which fill up."""
+    """The loss that a client adds to the labelled images' cross-entropy, and counts that its last epoch fills."""
     told = np.zeros(len(prior))
 
     def loss(step):

@@ -1,7 +1,7 @@
 """The building blocks of the references, in float64: NumPy, with gradients by the package `autograd`.
 
 A model is {'params': tree, 'batch_stats': tree} with the library's names. Conventions are PyTorch's, as in the official
-codes: statistics in training are a batch's own, with the biased variance; the running ones take a tenth of the new
+codes: training uses the batch's statistics with the biased variance; the running statistics take a tenth of the new
 mean and unbiased variance.
 """
 
@@ -22,14 +22,14 @@ def in_float64(model: Any) -> dict[str, Tree]:
 
 
 def pixels(images: Any) -> Any:
-    """uint8 [B, H, W, 1] as the network takes them: [B, H W], mean 0.5 and deviation 0.25 of 0..1."""
+    """uint8 [B, H, W, 1] as network inputs [B, H W], normalised with mean 0.5 and deviation 0.25 of 0..1."""
     return (np.array(images, np.float64).reshape(len(images), -1) / 255 - 0.5) / 0.25
 
 
 def normalise(layer: Tree, statistics: Tree, x: Any, train: bool) -> tuple[Any, Tree]:
-    """Batch normalisation [B, D], with `layer` {'scale', 'bias'} or {} for none; returns the running statistics, too.
+    """Batch normalisation [B, D], with `layer` {'scale', 'bias'} or {} for none; also returns the running statistics.
 
-    A batch of one example has no unbiased variance: the library then takes its biased one, which is 0.
+    A batch of one example has no unbiased variance: the library then uses the biased variance, 0.
     """
     mean, var = statistics["mean"], statistics["var"]
     if train:
@@ -60,12 +60,12 @@ def projector(params: Tree, statistics: Tree, x: Any, train: bool) -> tuple[Any,
 
 
 def relu(x: Any) -> Any:
-    """max(x, 0), of slope 0 at 0 as PyTorch's; that of `np.maximum` is a half there."""
+    """max(x, 0) with slope 0 at 0, as in PyTorch; `np.maximum` has slope a half there."""
     return np.where(x > 0, x, 0)
 
 
 def linear(layer: Tree, x: Any) -> Any:
-    """x @ kernel + bias, the bias if there is one."""
+    """x @ kernel, plus the bias if there is one."""
     y = x @ layer["kernel"]
     return y + layer["bias"] if "bias" in layer else y
 
@@ -88,16 +88,16 @@ def softmax(logits: Any) -> Any:
 
 
 def cross_entropy(logits: Any, labels: Any) -> Any:
-    """Of each example, [B], for integer labels."""
+    """The cross-entropy of each example, [B], for integer labels."""
     return -log_softmax(logits)[np.arange(len(labels)), labels]
 
 
 def gradient(loss: Callable[[Tree], Any], params: Tree) -> tuple[Tree, Any]:
-    """The gradient of a loss, and what else it gives.
+    """The gradient of a loss, and its aux.
 
     Args:
         loss: params -> (loss, aux), aux a pytree of arrays or None.
-        params: where.
+        params: where to differentiate.
 
     Returns:
         The gradient, and aux.
@@ -122,7 +122,7 @@ def detached(leaf: Any) -> Any:
 
 
 class SGD:
-    """PyTorch's SGD, with gradients clipped beforehand to a length in all, as `clip_grad_norm_` does."""
+    """PyTorch's SGD; gradients are first clipped to a total length, as in `clip_grad_norm_`."""
 
     def __init__(self, rate, momentum=0.0, weight_decay=0.0, nesterov=False, clip_norm=0.0):
         self.rate, self.momentum, self.weight_decay = rate, momentum, weight_decay
@@ -130,12 +130,12 @@ class SGD:
 
     @classmethod
     def of(cls, section: Any, rate: float | None = None) -> "SGD":
-        """As `config.client` or `config.server` has it."""
+        """The optimizer of `config.client` or `config.server`."""
         rate = section.learning_rate if rate is None else rate
         return cls(rate, section.momentum, section.weight_decay, section.nesterov, section.clip_norm)
 
     def step(self, params: Tree, gradient: Tree) -> Tree:
-        """The parameters after a step; `gradient` may lack parts, which stay as they are."""
+        """The parameters after a step; parts without a gradient stay unchanged."""
         trained = {name: params[name] for name in gradient}
         if self.clip_norm:
             length = np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))

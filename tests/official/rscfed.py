@@ -1,8 +1,8 @@
-"""RSCFed: groups that train in turns, mean teachers, means by the distance to a group's mean.
+"""RSCFed: groups that train in turns, mean teachers, means weighted by the distance to a group's mean.
 
-xmed-lab/RSCFed@ae35f03: train_main.py:215-345 with `--un_dist=avg`, as the README of 4872944 has it (a labelled
-client's factor is then not in the mean from which distances are taken), local_unsupervised.py, local_supervised.py,
-FedAvg.py. PyTorch's counters of batches are no part of the distances here.
+xmed-lab/RSCFed@ae35f03: train_main.py:215-345 with `--un_dist=avg`, as in the README of 4872944 (the mean from which
+distances are taken then lacks the labelled client's factor), local_unsupervised.py, local_supervised.py, FedAvg.py.
+Distances here exclude PyTorch's batch counters.
 """
 
 import autograd.numpy as np
@@ -17,7 +17,7 @@ FACTOR, BETA, BETA_LABELLED, DECAY = 6.0, 6.0, 3.0, 0.7
 
 
 def test_rounds_of_rscfed():
-    """Two groups of two clients: somebody is in both, whose optimiser and teacher advance twice in a round."""
+    """Two groups of two clients: one client is in both, so its optimizer and teacher advance twice in a round."""
     problem = make_problem("rscfed,code", **{
         "rscfed.groups": 2, "rscfed.group_size": 2, "rscfed.labelled_factor": FACTOR, "rscfed.beta": BETA,
         "rscfed.beta_labelled": BETA_LABELLED, "rscfed.consistency_weight": 0.8, "rscfed.ema_decay": DECAY,

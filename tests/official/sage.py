@@ -1,7 +1,7 @@
-"""SAGE (Jay-Codeman/SAGE@e90fa96: SAGE.py:113-189): labels mixed of the local and the received model's.
+"""SAGE (Jay-Codeman/SAGE@e90fa96: SAGE.py:113-189): labels mixed from the local and the received model's.
 
-The library averages by the clients' images and starts each client without momentum, see docs/methods/sage.md; the
-code's order of batches is the run's.
+The library averages by the clients' numbers of images and starts each client without momentum, see
+docs/methods/sage.md. The order of batches in the reference is the run's.
 """
 
 import autograd.numpy as np

@@ -1,9 +1,9 @@
 """SemiAnAgg with its own local training: balanced softmax on both views, FlexMatch, a spare classifier, the anchor.
 
 xmed-lab/SemiAnAgg@7b972a8: local_ssl.py (clients with labels), local_flex.py (clients without), train.py and FedAvg.py
-(the mean), loss/loss.py. There a client with labels passes over a last batch of one image, which no client has here.
-Nor has one a batch of two, whose statistics multiply what float32 rounds: with such batches the third round differs by
-4e-4, and the first by 2e-7.
+(the mean), loss/loss.py. The code skips a labelled client's last batch of one image, which no client has here. No
+client has a batch of two either: its statistics amplify float32's rounding, and the models then differ by 4e-4 after
+the third round, compared with 2e-7 after the first.
 """
 
 import autograd.numpy as np
@@ -44,7 +44,7 @@ CODE = "xmed-lab/SemiAnAgg@7b972a8: train.py, local_ssl.py, local_flex.py, FedAv
 
 
 class SpareSGD:
-    """One optimiser of the backbone's group and of the classifier's, which neither decays nor is clipped."""
+    """One optimizer for the groups of backbone and classifier; the classifier has neither weight decay nor clipping."""
 
     def __init__(self, rate, section, clip_norm=0.0):
         self.backbone = SGD(rate, section.momentum, section.weight_decay, section.nesterov, clip_norm)
@@ -56,7 +56,7 @@ class SpareSGD:
 
 
 def in_turn(params, statistics, *views):
-    """The logits of views that pass one after the other, each with its own batch statistics."""
+    """The logits of views that pass in turn, each with its own batch statistics."""
     outputs = []
     for view in views:
         logits, statistics = classify(params, statistics, view, train=True)
@@ -65,7 +65,7 @@ def in_turn(params, statistics, *views):
 
 
 class FlexMatch:
-    """Counters that begin anew; `selected` are the images whose labels have been stored, in the order of the steps."""
+    """Counters that start again each time; `selected` are the images with stored labels, in the order of the steps."""
 
     def __init__(self, options, size):
         self.threshold, self.size, self.warm_up, self.stored = options.threshold, size, options.warm_up, {}
@@ -82,7 +82,7 @@ class FlexMatch:
 
 @pytest.mark.parametrize("warm_up", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_rounds_of_semianagg(warm_up):
-    """With the warm-up, as its command has it, passes over few images accept all of them."""
+    """With the warm-up, as in the code's command, passes over few images accept all of them."""
     problem = make_problem("semianagg,paper,code", **FIELDS, **{"confidence.warm_up": warm_up})
     run = train(problem, federation(CLIENTS, seed=2), rounds=3)
     images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)

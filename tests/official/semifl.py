@@ -1,8 +1,8 @@
-"""SemiFL: labels once a round, fix and mix sets, static statistics of everybody's images, alternate training.
+"""SemiFL: labels once a round, fix and mix sets, static statistics of all images, alternate training.
 
 diaoenmao/SemiFL...@4ec3663: src/modules/modules.py:43-66 (the mean and its momentum), 146-172 (the server), 205-251
 (labels, fix and mix set), 322-360 (a client's epochs), src/models/wresnet.py:93-116 (the loss), src/data.py:238-250
-(statistics), 290-305 (partners, drawn anew in each epoch), src/train_classifier_ssfl.py:96-135 (order).
+(statistics), 290-305 (partners, drawn again in each epoch), src/train_classifier_ssfl.py:96-135 (order).
 """
 
 import autograd.numpy as np

@@ -1,7 +1,7 @@
-"""FedAvg and FedProx on a few labels at every client: cross-entropy on weakly augmented labelled images.
+"""FedAvg and FedProx with a few labels at every client: cross-entropy on weakly augmented labelled images.
 
-FedAvg has no one official code. FedProx's (litian96/FedProx@d2a4501, flearn/optimizer/pgd.py) adds
-mu (w - w_t) to the gradient; here the term is in the loss, whose gradient is the same.
+FedAvg has no single official code. FedProx's (litian96/FedProx@d2a4501, flearn/optimizer/pgd.py) adds mu (w - w_t) to
+the gradient; here the loss has a term with the same gradient.
 """
 
 import autograd.numpy as np

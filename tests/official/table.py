@@ -1,8 +1,8 @@
-"""Writes docs/official_code.md from what the comparisons found: `make test-official` runs them, and then this.
+"""Writes docs/official_code.md from the results of the comparisons; `make test-official` runs both.
 
     python tests/official/table.py RESULTS > docs/official_code.md
 
-RESULTS is the folder that FEDJAX_SSL_OFFICIAL_RESULTS named when the tests ran.
+RESULTS is the folder in FEDJAX_SSL_OFFICIAL_RESULTS when the tests ran.
 """
 
 import json
@@ -31,7 +31,7 @@ it with NumPy by the paper's abstract.
 
 
 def table(folder: pathlib.Path) -> str:
-    """The page."""
+    """The page's text."""
     lines = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
     rows, before = [], {}
     for line in lines:

@@ -1,8 +1,8 @@
-"""Twin-sight, by its code's two loops: of clients with labels and of clients without.
+"""Twin-sight by its code's two loops, for clients with labels and clients without.
 
 tmlr-group/Twin-sight@974798a: model/SemiFed.py, trainers/normal_trainer.py:241-437 and 560-606, ssl_model/ssl_utils.py,
-algorithms_standalone/basePS/strategies.py. Each client has one optimiser for the whole run; both networks see the weak
-and the strong views of a batch as one batch; FreeMatch's averages begin anew in each round.
+algorithms_standalone/basePS/strategies.py. Each client has one optimizer for the whole run. Both networks see the weak
+and the strong views of a batch as one batch. FreeMatch's averages start again in each round.
 """
 
 import autograd.numpy as np
@@ -42,13 +42,13 @@ SLOW = ("paper, FixMatch", "code")
 
 
 def unit(x):
-    """Rows of length 1. Of a row of zeros, which so small a network may give, the code would make NaN."""
+    """Rows scaled to length 1. The code would make NaN of a row of zeros, which such a small network may give."""
     squares = np.sum(x**2, axis=1, keepdims=True)
     return x / np.sqrt(np.where(squares > 0, squares, 1.0))
 
 
 def instance_loss(z, temperature):
-    """Cross-entropy of each view's other one among all but itself."""
+    """Cross-entropy of each view's other view among all views but itself."""
     z, size = unit(z), len(z) // 2
     similar = z @ z.T / temperature - 1e9 * np.eye(len(z))
     return -np.mean(log_softmax(similar)[np.arange(len(z)), np.roll(np.arange(len(z)), size)])
@@ -67,7 +67,7 @@ class FixMatch:
 
 
 class FreeMatch:
-    """Thresholds of classes, within the bounds that the code has on SVHN; without the fairness term."""
+    """Thresholds of classes within the code's bounds for SVHN; without the fairness term."""
 
     def __init__(self, options):
         self.momentum, self.bounds = options.momentum, (options.clamp_least, options.clamp_most)
@@ -127,7 +127,7 @@ def test_rounds_of_twin_sight(case):
 
             slope, statistics = gradient(loss, params)
             if job.client != LABELLED and not options.pseudo_labels:
-                del slope["classifier"]  # which no loss reaches
+                del slope["classifier"]  # no loss reaches it
             params = sgd.step(params, slope)
         return {"params": params, "batch_stats": statistics}
 

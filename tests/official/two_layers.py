@@ -1,4 +1,4 @@
-"""The backbone of the comparisons: small, and deep enough that one layer's batch statistics reach the next."""
+"""The backbone of the comparisons: small, but deep enough that one layer's batch statistics reach the next layer."""
 
 import flax.linen as nn
 import jax.numpy as jnp

@@ -1,8 +1,8 @@
 """UDA at clients with a few labels (google-research/uda@960684e: image/main.py:305-386), averaged by size.
 
-KL of the sharpened prediction of the weak view and the strong view's, over the images whose unsharpened prediction is
-surer than the threshold, as a mean over all. The code counts from above the threshold, the library from it on; the code
-is not federated, and its original view is the image itself. Its flag of training-signal annealing is off.
+KL between the sharpened prediction of the weak view and the strong view's, over the images whose unsharpened prediction
+is above the threshold, divided by the number of all images. The library also counts predictions equal to the threshold.
+The code is not federated, its original view is the image itself, and its flag of training-signal annealing is off.
 """
 
 import autograd.numpy as np

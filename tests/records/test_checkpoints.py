@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved is restored, damage is noticed, an earlier version's names are known, a misfit is said."""
+"""Checkpoints: saved states are restored, damage is noticed, earlier names are understood, misfits are reported."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 
 
 def state_of(number=0):
-    """Small, with an entry of every kind; `number` is added to each."""
+    """A small state with entries of every kind; `number` is added to each."""
     model = Model({"backbone": {"kernel": jnp.arange(6.0).reshape(2, 3)}, "classifier": jnp.array([1.0, 2.0])},
                   {"norm": {"mean": jnp.array([0.5])}})  # fmt: skip
     server = {"aggregation": (), "model": jax.tree.map(lambda leaf: leaf + 10, model)}
@@ -53,14 +53,14 @@ def test_the_newest_is_restored_and_old_ones_go(folder):
 
 
 def earlier_name(path):
-    """A leaf's name as earlier versions had it: of the global model only, its two parts were entries of the state."""
+    """A leaf's name in earlier versions, whose state had the global model's two parts as entries."""
     name = jax.tree_util.keystr(path)
     return name.replace(".model.", ".", 1) if path[0].name == "model" else name
 
 
 @pytest.fixture
 def earlier(folder):
-    """A checkpoint of an earlier version, made with Orbax alone, and the state that is in it."""
+    """A checkpoint of an earlier version, made with Orbax alone, and its state."""
     state = state_of(7)
     leaves, _ = jax.tree.flatten_with_path(state)
     item = {f"{number:05d}{earlier_name(path)}": leaf for number, (path, leaf) in enumerate(leaves)}
@@ -71,7 +71,7 @@ def earlier(folder):
 
 
 def test_an_earlier_versions_names_are_known(earlier):
-    """To a run that is resumed, and to whoever loads the model alone."""
+    """For a resumed run, and for loading only the model."""
     folder, state = earlier
     checkpoints = Checkpoints(folder)
     assert checkpoints.rounds() == [5]
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_said(earlier):
 
 @pytest.fixture
 def two(folder):
-    """A folder with the checkpoints of rounds 2 and 4."""
+    """A folder with checkpoints of rounds 2 and 4."""
     checkpoints = Checkpoints(folder)
     for number in (2, 4):
         checkpoints.save(number, state_of(number))
@@ -119,7 +119,7 @@ def everything_in(folder):
 
 
 def assert_passed_over(folder, words):
-    """The newest checkpoint, 4, gives way to 2, whoever reads, and nothing is changed by reading."""
+    """Readers skip checkpoint 4, the newest, and take 2; reading changes nothing."""
     before, like = everything_in(folder), shapes(state_of())
     found = Checkpoints(folder).restore(like)
     assert_equal(found.state, state_of(2))
@@ -132,7 +132,7 @@ def assert_passed_over(folder, words):
 
 
 def test_the_checksums_are_those_of_the_files(two):
-    """By hashlib, line by line; no file is left out."""
+    """Compares them with hashlib's; no file may be left out."""
     listed = dict(reversed(line.split("  ")) for line in (two / "4" / "SHA256SUMS").read_text().splitlines())
     files = {path.relative_to(two / "4").as_posix(): path for path in files_of(two / "4")}
     assert listed.keys() | {"SHA256SUMS"} == files.keys() and len(listed) >= 8
@@ -146,7 +146,7 @@ def test_a_single_bit_in_any_file_is_noticed(two):
         whole = file.read_bytes()
         place, bit = rng.integers(len(whole)), rng.integers(8)
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
-        # A bit of SHA256SUMS itself makes another sum or another name of it.
+        # Here a flipped bit changes a sum or a name.
         assert_passed_over(two, "" if file.name == "SHA256SUMS" else file.name)
         file.write_bytes(whole)
     assert Checkpoints(two).restore(shapes(state_of())).round == 4
@@ -183,7 +183,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(two):
 
 
 def test_a_damaged_one_of_an_earlier_version_is_passed_over_too_if_it_cannot_be_read(earlier):
-    """It has no checksums, so not every damage can be seen; what cannot be read can."""
+    """Without checksums only unreadable files are noticed."""
     folder, state = earlier
     shutil.copytree(folder / "5", folder / "7")
     for file in (folder / "7" / "default").rglob("*"):
@@ -227,7 +227,7 @@ def test_what_was_passed_over_is_set_aside_and_its_round_saved_again(two):
 
 
 def test_a_checkpoint_that_cannot_be_written_harms_none(two, monkeypatch):
-    """Whatever fails: Orbax, the checksums, or the last renaming. The next one removes what is left of it."""
+    """Orbax, the checksums or the final renaming fails; the next checkpoint removes the remains."""
     before = everything_in(two)
 
     def full(*arguments, **named):
@@ -246,7 +246,7 @@ def test_a_checkpoint_that_cannot_be_written_harms_none(two, monkeypatch):
 
 
 def test_all_is_on_the_disk_before_the_name_says_so(folder, monkeypatch):
-    """Every file, and every folder's names, are synced before the renaming, and the parent's names after it."""
+    """All files and folders are synced before the renaming, the parent folder after it."""
     done, rename, fsync = [], os.rename, os.fsync
 
     def synced(number):

@@ -1,4 +1,4 @@
-"""The file of the clients' memory: its rounds, its size, and what is wrong with it."""
+"""The file of the clients' memory: its rounds, its size and its errors."""
 
 import hashlib
 import os
@@ -34,7 +34,7 @@ def test_a_run_goes_on_from_any_checkpoint_that_is_kept(tmp_path):
         states[number] = rows_of(rows)
         kept = [*kept, number][-2:]
     rows.write(3, 6, b"lost")
-    rows.close()  # as if it had been killed
+    rows.close()  # as if killed
     for number in (5, 4):
         rows = ClientRows(path, RUN, number)
         assert rows_of(rows) == states[number]
@@ -52,13 +52,13 @@ def test_room_on_the_disk_is_used_again(tmp_path):
         for client in range(number_of_clients):
             rows.write(client, number, os.urandom(length))
         rows.commit(number, [number - 2, number - 1])
-    # Of each client the rows of the checkpoints that are kept, and of the round that is written.
+    # Per client: rows of the kept checkpoints and of the present round.
     assert path.stat().st_size < 4.5 * length * number_of_clients
     rows.close()
 
 
 def test_between_checkpoints_a_client_has_one_row(tmp_path):
-    """However often its memory leaves the cache, and rows that a checkpoint sees stay."""
+    """However often its memory leaves the cache; rows that a checkpoint needs stay."""
     path, kept = tmp_path / "clients.sqlite", []
     rows = ClientRows(path, RUN, None)
     for number in range(1, 41):
@@ -143,13 +143,13 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
             look(copy("other"), Owner("another", {}), 1)
         with pytest.raises(UserError, match=r"^\S+changed is another run's"):
             look(copy("changed"), Owner("run", {"client": {"learning_rate": 9.0}}), 1)
-        look(copy("same"), Owner("run", {"log": {"report": False}}), 1)  # a field that changes no result
+        look(copy("same"), Owner("run", {"log": {"report": False}}), 1)  # this field changes no result
         with pytest.raises(UserError, match=r"^\S+older has the rounds 0 to 1, but the checkpoint is of round 2"):
             look(copy("older"), RUN, 2)
         with pytest.raises(UserError, match="missing is missing"):
             look(tmp_path / "missing", RUN, 1)
     exchanged = copy("exchanged")
-    with sqlite3.connect(exchanged) as file:  # rows with their checksums, but of each other
+    with sqlite3.connect(exchanged) as file:  # rows with valid checksums, but for each other's clients
         file.execute("UPDATE rows SET client = 3 - client WHERE client < 2")
         file.execute("UPDATE rows SET client = client - 2")
     opened = ClientRows(exchanged, RUN, 1)
@@ -199,7 +199,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_to_is_one_line_and_loses_nothing():
-    """Also of root, whom permissions do not stop: it is somebody else meanwhile."""
+    """Permissions do not stop root, so root becomes another user."""
     user = os.geteuid()
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
         path = pathlib.Path(folder) / "clients.sqlite"
@@ -240,7 +240,7 @@ while True:
 
 
 def test_kills_while_rows_are_written_lose_and_mix_nothing(tmp_path):
-    """Each time at another moment of a round: all rows are those of the last round that was said to be written."""
+    """Kills at different moments of a round: all rows must be those of the last reported round."""
     for attempt in range(5):
         path = tmp_path / f"{attempt}.sqlite"
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)

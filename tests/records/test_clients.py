@@ -1,4 +1,4 @@
-"""Accuracy per client: against a loop over a client's images, and of the last and the best model of a run."""
+"""Accuracy per client, for a run's last and best model, compared with a loop over a client's images."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ NAMES = [f"client_accuracy_{figure}" for figure in ("mean", "worst_tenth", "spre
 
 
 def by_hand(labels, predictions, held):
-    """For each of a client's images the accuracy of its class on the test set, and their mean."""
+    """Averages the test accuracies of the classes of each client's images."""
     found = []
     for of_client in held:
         each = []
@@ -35,13 +35,13 @@ def by_hand(labels, predictions, held):
 
 def test_accuracy_of_clients():
     rng = np.random.default_rng(0)
-    labels, held = rng.integers(0, 4, 200), rng.integers(0, 9, (25, 6))  # nothing is known of classes 4 and 5
+    labels, held = rng.integers(0, 4, 200), rng.integers(0, 9, (25, 6))  # classes 4 and 5 have no test images
     predictions = np.where(rng.random(200) < 0.2 * labels, labels, rng.integers(0, 6, 200))
     held[3], held[4] = 0, (0, 0, 0, 0, 5, 0)
     found = accuracy_of_clients(labels, predictions, held)
     np.testing.assert_allclose(found, by_hand(labels, predictions, held))
     assert np.isnan(found[3:5]).all() and np.isfinite(np.delete(found, [3, 4])).all()
-    present = np.sort(np.delete(found, [3, 4]))  # 23: a tenth of them, rounded up, is 3
+    present = np.sort(np.delete(found, [3, 4]))  # 23 clients: a tenth, rounded up, is 3
     expected = {"mean": np.mean(present), "worst_tenth": np.mean(present[:3]), "spread": np.std(present)}
     assert over_clients(found) == pytest.approx(expected)
     assert over_clients(np.full(3, np.nan)) == {"mean": None, "worst_tenth": None, "spread": None}
@@ -53,12 +53,12 @@ def expected_figures(folder, predictions):
         clients = np.split(partition["client_index"], np.cumsum(partition["client_size"])[:-1])
     held = np.array([np.bincount(digits.y_train[rows], minlength=10) for rows in clients])
     of_clients = np.sort(by_hand(digits.y_test, predictions, held))
-    return [of_clients.mean(), of_clients[0], of_clients.std()]  # of 8 clients a tenth is one
+    return [of_clients.mean(), of_clients[0], of_clients.std()]  # a tenth of 8 clients is one
 
 
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory):
-    """Runs whose best round is not their last: the first rate after round 2 ruins the model."""
+    """A run of three rounds with validation images."""
     folder = tmp_path_factory.mktemp("held_out")
     config = make_tiny_config(**{"data.validation": 50, "num_rounds": 3})
     train(config, folder / "run")
@@ -70,11 +70,11 @@ def test_the_last_model_of_a_run(finished_run):
     digits, summary = load_dataset(make_tiny_config().data), json.loads((folder / "summary.json").read_text())
     predictions = fedjax_ssl.load(folder, allow_code=True)(digits.x_test).labels
     assert [summary[name] for name in NAMES] == pytest.approx(expected_figures(folder, predictions))
-    assert f"best_{NAMES[0]}" not in summary  # there are no images to choose a best one by
+    assert f"best_{NAMES[0]}" not in summary  # without validation images no best round can be chosen
 
 
 def test_the_best_model_of_a_run(held_out, tmp_path):
-    """The best round's predictions are those of a run that ends there; a run that goes on finds a better one."""
+    """The best round's predictions equal those of a run that ends there; continued, it has the same figures."""
     digits, summary = load_dataset(make_tiny_config().data), json.loads((held_out / "summary.json").read_text())
     best = summary["best_round"]
     train(make_tiny_config(**{"data.validation": 50, "num_rounds": best}), tmp_path / "run")
@@ -90,7 +90,7 @@ def test_the_best_model_of_a_run(held_out, tmp_path):
     resumed = json.loads((tmp_path / "run" / "summary.json").read_text())
     for name in NAMES:
         assert (resumed[name], resumed[f"best_{name}"]) == (summary[name], summary[f"best_{name}"])
-    # Predictions of another round than the best are not taken for it.
+    # Predictions of another round are not taken for the best round's.
     with np.load(tmp_path / "run" / "snapshots" / "best.npz") as taken:
         other = {**taken, "round": taken["round"] + 1}
     replace_arrays(tmp_path / "run" / "snapshots" / "best.npz", **other)

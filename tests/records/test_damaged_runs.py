@@ -1,6 +1,6 @@
-"""A run's folder after damage: training, loading and reports take the last good state, or say in a line what is wrong.
+"""A run's folder after damage: training, loading and reports use the last good state, or say in a line what is wrong.
 
-Each fault is one that went unnoticed once, or ended in a traceback.
+Each fault once went unnoticed or ended in a traceback.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
 
 @pytest.fixture
 def run(finished_run, tmp_path):
-    """A copy of the finished run, which has checkpoints of rounds 2 and 4."""
+    """A copy of the finished run with checkpoints of rounds 2 and 4."""
     shutil.copytree(finished_run[0], tmp_path / "run")
     return tmp_path / "run"
 
 
 def flip(path, place=-1):
-    """Changes one bit of a file."""
+    """Flips one bit of a file."""
     whole = bytearray(path.read_bytes())
     whole[place] ^= 4
     path.write_bytes(whole)
@@ -46,7 +46,7 @@ def a_large_file_of(checkpoint):
 
 
 def everything_in(folder):
-    """All but the lock, which stays behind."""
+    """All files except the lock."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
@@ -78,7 +78,7 @@ def flip_a_bit(run):
 
 @pytest.mark.parametrize("damage", [flip_a_bit, truncate, empty])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(run, finished_run, damage, capfd):
-    """And the run ends as if nothing had happened, to the bit; the damaged one is renamed and not deleted."""
+    """The run ends bit for bit as without damage; the checkpoint is renamed, not deleted."""
     damage(run)
     damaged = everything_in(run / "checkpoints" / "4")
     state = train(make_tiny_config(), run)
@@ -93,7 +93,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(run, finished_run, dam
 
 
 def test_an_extended_run_does_not_go_on_from_a_damaged_checkpoint(run, tmp_path, capfd):
-    """A finished run of more rounds ended with another model, and no word was said."""
+    """A continued run once gave another model without a warning."""
     flip(a_large_file_of(run / "checkpoints" / "4"))
     longer = make_tiny_config(num_rounds=5)
     chex.assert_trees_all_equal(train(longer, run), train(longer, tmp_path / "whole"))
@@ -138,7 +138,7 @@ def test_a_hole_in_the_records_sends_the_run_back_to_where_they_reach(run, finis
     assert "4 is later than the records, which reach round" in said and "goes on from round 2" in said
     assert_as_if_nothing_had_happened(run, finished_run, state)
     assert (run / "checkpoints" / "4.set_aside").is_dir()
-    if damage is not cut_last_line:  # which is what a kill leaves
+    if damage is not cut_last_line:  # a kill leaves this behind
         assert f"{run / METRICS}" in said and (run / f"{METRICS}.set_aside").read_bytes() == damaged
 
 
@@ -150,7 +150,7 @@ def change_a_figure(path, number):
 
 
 def test_a_figure_that_has_changed_sends_the_run_back_too(run, finished_run, capfd):
-    """It is a line like any other: a checkpoint has the checksum of the lines that it stands on."""
+    """A checkpoint holds a checksum of the record lines before it."""
     change_a_figure(run / METRICS, 3)
     changed = (run / METRICS).read_bytes()
     state = train(make_tiny_config(), run)
@@ -162,13 +162,13 @@ def test_a_figure_that_has_changed_sends_the_run_back_too(run, finished_run, cap
 def test_a_damaged_checksum_of_the_records_is_no_changed_figure(run, tmp_path):
     (run / "checkpoints" / "4" / "records.sha256").write_text("0" * 64)
     checkpoints = Checkpoints(run / "checkpoints")
-    assert checkpoints.fits(4, "1" * 64)  # for the checkpoint is damaged
+    assert checkpoints.fits(4, "1" * 64)  # because the checkpoint is damaged
     assert checkpoints.fits(2, Workdir(run, make_tiny_config().to_dict()).checksum(2))
     assert not checkpoints.fits(2, "1" * 64)
 
 
 def test_a_figure_that_no_checkpoint_is_before_is_said(run, finished_run, capfd):
-    """The state is what it was, so the run goes on; what is lost is lost."""
+    """The state is intact, so the run continues; the lost line is reported."""
     change_a_figure(run / METRICS, 1)
     chex.assert_trees_all_equal(train(make_tiny_config(), run), finished_run[1])
     assert f"{run / METRICS} is not what was written; the run goes on from round 4" in capfd.readouterr().err
@@ -189,7 +189,7 @@ def test_records_that_no_checkpoint_fits_are_said_and_nothing_is_changed(run, wo
 
 
 def test_seconds_that_are_lost_are_said(run, finished_run, capfd):
-    """They are no part of the state, so the run does not go back for them."""
+    """Seconds are not part of the state, so the run does not go back."""
     (run / TIMINGS).write_text('no line\n{"round": 1, "seconds": 1.0}\n')
     (run / "summary.json").unlink()
     chex.assert_trees_all_equal(train(make_tiny_config(), run), finished_run[1])
@@ -206,7 +206,7 @@ def test_a_damaged_summary_is_written_anew(run, finished_run, text):
 
 
 def test_lines_are_on_the_disk_before_the_checkpoint_that_stands_on_them(tmp_path, monkeypatch):
-    """Of both files, after their last write: by the order of the calls to the operating system."""
+    """Both files are synced after their last write, by the order of system calls."""
     done, rename, fsync, append = [], os.rename, os.fsync, Workdir.append
     monkeypatch.setattr(Workdir, "append", lambda self, name, lines: (done.append(name), append(self, name, lines)))
 
@@ -260,7 +260,7 @@ def load(folder):
 
 
 def test_reads_that_end_late_say_nothing(run, monkeypatch):
-    """Of many reads at once the first that fails ends the wait; each of the others was a traceback when it ended."""
+    """The first failing read ends the wait; the others once printed tracebacks."""
 
     def restore(self, *args, **kwargs):
         loop = asyncio.new_event_loop()
@@ -276,7 +276,7 @@ def test_reads_that_end_late_say_nothing(run, monkeypatch):
 
 
 def test_a_damaged_checkpoint_is_not_loaded(run, images, capfd):
-    """The one before is, with a warning; nothing is written into a folder that is only read."""
+    """The checkpoint before it is loaded, with a warning; loading writes nothing."""
     flip(a_large_file_of(run / "checkpoints" / "4"))
     before = everything_in(run)
     predictor = load(run)
@@ -301,7 +301,7 @@ def test_a_stored_network_that_cannot_be_is_one_line(run, field, value):
 
 
 def test_a_stored_anchor_head_without_width_is_one_line(finished_fedanchor_run, tmp_path):
-    """It was a division by zero."""
+    """This once was a division by zero."""
     shutil.copytree(finished_fedanchor_run[0], tmp_path / "run")
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     saved["model"]["anchor_dim"] = 0
@@ -368,7 +368,7 @@ def test_a_foreign_configuration_is_one_line_for_everybody(run, text, words):
 @pytest.mark.parametrize("field", ["method", "model.name"])
 @pytest.mark.parametrize("form", ["{0}/evil.py:Evil", "evil_{1}:Evil"])
 def test_no_code_that_a_folder_names_is_run(run, field, form, tmp_path, monkeypatch, capfd):
-    """By a file or a module of the current folder, for the method or the backbone: not by load, predict or report."""
+    """Code in a file or module of the current folder, as method or backbone: load, predict and report do not run it."""
     trace, file = tmp_path / "it_ran", "evil.py" if "/" in form else f"evil_{field[-4:]}.py"
     (tmp_path / file).write_text(f"open({str(trace)!r}, 'w')\n")
     monkeypatch.chdir(tmp_path)
@@ -386,7 +386,7 @@ def test_no_code_that_a_folder_names_is_run(run, field, form, tmp_path, monkeypa
     assert "trained with" in model_card(read_run(run))
     write_comparison([run], tmp_path / "page.html")
     assert not trace.exists()
-    with pytest.raises(UserError):  # it runs, and gives nothing that can be used
+    with pytest.raises(UserError):  # it is run, but gives nothing usable
         load(run)
     assert trace.exists()
 
@@ -434,7 +434,7 @@ def test_where_nothing_can_be_read_the_report_says_why(run):
 
 
 def test_a_report_of_fewer_rounds_goes_when_the_run_goes_on(run):
-    """After an interrupted extension the page said that all rounds were done."""
+    """After an interrupted extension the page once said that all rounds were done."""
     for name in ("report.html", "MODEL_CARD.md"):
         (run / name).write_text("40 of 40")
     longer = Workdir(run, make_tiny_config(num_rounds=9).to_dict())
@@ -446,7 +446,7 @@ def test_a_report_of_fewer_rounds_goes_when_the_run_goes_on(run):
 
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_any_class_name_can_be_shown(run):
-    """Dollar signs, which matplotlib takes for mathematics; bytes that are no UTF-8; control characters; markup."""
+    """Dollar signs, which matplotlib reads as mathematics; bytes that are not UTF-8; control characters; markup."""
     names = ["$x_1$", "$", "\udcff\udcfe", "a\x00b\x1b[31m", "<script>alert(1)</script>", "a\nb", "\u202eabc", "&amp;",
              "100 %_^~{}\\", "猫"]  # fmt: skip
     facts = json.loads((run / "dataset.json").read_text())
@@ -507,7 +507,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("arrays", OTHERS.values(), ids=OTHERS)
 def test_whole_files_with_other_arrays_are_named_in_the_report(arrays, run):
-    """Of a run of ten classes. The summary that training writes anew leaves their figures out."""
+    """The run has ten classes. The summary, written again, leaves out the figures of these arrays."""
     (snapshot,) = (run / "snapshots").glob("*.npz")
     names = ["client_tests.npz"] if "round" in arrays else ["class_counts.npz", f"snapshots/{snapshot.name}"]
     for name in names:

@@ -1,4 +1,4 @@
-"""A run's folder of an earlier version, with that version's names in all files, resumes, loads and is reported."""
+"""A run's folder of an earlier version, with its names in all files, can be resumed, loaded and reported."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from tests.helpers.runs import SMALL, make_fedanchor_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
-# Of each kind of translation one that changes what is trained.
+# One field for each kind of translation that changes what is trained.
 FIELDS = {
     **SMALL,
     "method": "fixmatch",
@@ -27,7 +27,7 @@ MOVED = ("warm_up", "fairness_weight", "quantile", "level_cap", "clamp_least", "
 
 
 def earlier_config(config):
-    """A configuration of today as versions until November 24th, 2026, wrote it."""
+    """Today's configuration as versions until November 24th, 2026, wrote it."""
     old = json.loads(json.dumps(config))
     confidence = old.pop("confidence")
     old["threshold"] = {name: confidence[name] for name in ("kind", "share", "debias")} | {"momentum": 0.9}
@@ -49,7 +49,7 @@ def earlier_config(config):
 
 
 def with_earlier_names(path, today, then):
-    """Renames an array of an npz file; what the file holds."""
+    """Renames an array of an npz file; returns the file's arrays."""
     with np.load(path) as file:
         arrays = {then if name == today else name: file[name] for name in file}
     np.savez(path, **arrays)
@@ -58,7 +58,7 @@ def with_earlier_names(path, today, then):
 
 
 def earlier_checksum(arrays):
-    """Of a partition, as that version's checkpoints have it."""
+    """The checksum of a partition in that version's checkpoints."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         if arrays[name].size:
@@ -67,7 +67,7 @@ def earlier_checksum(arrays):
 
 
 def make_earlier(run):
-    """Gives the files of a run's folder the names of that version."""
+    """Gives the files of a run's folder that version's names."""
     config = earlier_config(json.loads((run / "config.json").read_text()))
     (run / "config.json").write_text(json.dumps(config))
     partition = earlier_checksum(with_earlier_names(run / "partition.npz", "server_index", "anchor_index"))
@@ -83,7 +83,7 @@ def make_earlier(run):
 
 @pytest.fixture
 def earlier(tmp_path):
-    """The folder of a run of two rounds, and its model's outputs for some images before it was made an earlier one."""
+    """The folder of a run of two rounds with earlier names, and its model's outputs before the renaming."""
     run = tmp_path / "earlier"
     train(make_fedanchor_config(**FIELDS, num_rounds=2), run)
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)

@@ -1,4 +1,4 @@
-"""Files of one run in the folder of another, or edited: nobody goes on from them, or shows them, without a word."""
+"""Another run's files in a run's folder, and edited files: never used or shown without a warning."""
 
 import json
 import re
@@ -30,7 +30,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two runs that differ in their seed, in one program: RUNS/seed_0 and RUNS/seed_1."""
+    """Two runs with different seeds, trained in one program: RUNS/seed_0 and RUNS/seed_1."""
     folder = tmp_path_factory.mktemp("runs")
     train(make_tiny_config(seeds=(0, 1), **FIELDS), folder)
     return folder
@@ -51,7 +51,7 @@ def everything_in(folder):
 
 
 def uses(run, config=None):
-    """What is made of a run: it is resumed with more rounds, loaded, begun with."""
+    """The uses of a run: resumed with more rounds, loaded, taken as initial model."""
     config = own(num_rounds=5) if config is None else config
     return {
         "resumed": lambda: train(config, run),
@@ -61,7 +61,7 @@ def uses(run, config=None):
 
 
 def assert_refused(run, words, config=None):
-    """In one line, with nothing changed; a report says so."""
+    """Each use gives one line and changes nothing; a report names the damage."""
     before = everything_in(run)
     for use in uses(run, config).values():
         with pytest.raises(UserError, match=words) as caught:
@@ -72,7 +72,7 @@ def assert_refused(run, words, config=None):
 
 
 def partition_edited(run, edit):
-    """Replaces partition.npz by one that is valid and has something changed."""
+    """Replaces partition.npz by an edited, valid one."""
     file = run / "partition.npz"
     with np.load(file) as archive:
         arrays = dict(archive)
@@ -99,7 +99,7 @@ def show_a_label(arrays):
     arrays["labelled_index"] = np.append(arrays["labelled_index"], hidden[:1])
 
 
-# A run that begins with this one's model looks for labels that it must not know, before it reads a checkpoint.
+# A run that starts from this run's model looks for labels that it must not know, before it reads a checkpoint.
 ANOTHER_PARTITION = "partition.npz is not what the checkpoint .*/4 was trained with|labels that are hidden in this one"
 
 
@@ -115,7 +115,7 @@ def test_a_partition_of_another_run(run, runs):
 
 
 def test_a_partition_that_is_gone_is_drawn_again(run, tmp_path):
-    """It is the same; so the run goes on."""
+    """It is drawn the same, so the run continues."""
     before = dict(np.load(run / "partition.npz"))
     (run / "partition.npz").unlink()
     train(own(num_rounds=5), run)
@@ -123,7 +123,7 @@ def test_a_partition_that_is_gone_is_drawn_again(run, tmp_path):
 
 
 def test_a_partition_that_would_be_drawn_otherwise_is_noticed(run, monkeypatch):
-    """As by another version of the library."""
+    """Another version of the library might draw it differently."""
     drawn = experiment.make_partition
     monkeypatch.setattr(experiment, "make_partition", lambda *given: drawn(*given[:4], 7, *given[5:]))
     (run / "partition.npz").unlink()
@@ -135,14 +135,14 @@ def test_a_partition_that_would_be_drawn_otherwise_is_noticed(run, monkeypatch):
     "field, value", [("seed", 1), ("client.learning_rate", 0.5), ("data.labelled_share", 0.25), ("num_clients", 7)]
 )
 def test_an_edited_configuration(run, field, value):
-    """Also for who resumes with that very configuration, as `--workdir=RUN` alone does."""
+    """Also if the run is resumed with that configuration, as by `--workdir=RUN` alone."""
     saved = json.loads((run / "config.json").read_text())
     *section, name = field.split(".")
     (saved[section[0]] if section else saved)[name] = value
     (run / "config.json").write_text(json.dumps(saved))
     words = rf"config.json is not what the checkpoint .*/4 was trained with \({field}: .* there, {value} here\)"
     config = own(num_rounds=5, **{field: value})
-    if field == "num_clients":  # the partition says so, before a checkpoint is looked at
+    if field == "num_clients":  # the partition is checked before a checkpoint
         words = f"{words}|8 clients, but num_clients=7"
     assert_refused(run, words, config)
 
@@ -154,7 +154,7 @@ def test_a_configuration_of_another_run(run, runs):
 
 @pytest.mark.parametrize("fields", [{"num_rounds": 5}, {"checkpoint_every": 1}, {"snapshot_rounds": (1,)}])
 def test_what_may_change_may_change(run, fields, tmp_path):
-    """By hand, too; and a run that was resumed so is one that can be resumed and loaded."""
+    """Also if config.json is edited; such a run can be resumed and loaded again."""
     saved = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**saved, **fields}))
     fedjax_ssl.load(run, allow_code=True)
@@ -179,7 +179,7 @@ def exchange_two(labels):
 
 @pytest.mark.parametrize("which", ["y_train", "y_test"])
 def test_labels_that_were_exchanged_in_the_data(run, which, monkeypatch):
-    """Counts, means and the partition file are what they were."""
+    """Counts, means and the partition file stay the same."""
     read = experiment.read_data
 
     def read_data(*given):
@@ -194,7 +194,7 @@ def test_labels_that_were_exchanged_in_the_data(run, which, monkeypatch):
 
 
 def test_a_partition_with_the_old_and_the_new_name_of_the_server_s_rows():
-    """The file's reader takes the new name's, so the checksum must not be that of the old one's."""
+    """The reader takes the rows under the new name, so the checksum must cover those."""
     rows = {"server_index": np.array([1, 2]), "client_index": np.array([3])}
     earlier = {"anchor_index": np.array([1, 2]), "client_index": np.array([3])}
     both = {**rows, "server_index": np.array([4, 5]), "anchor_index": np.array([1, 2])}
@@ -203,7 +203,7 @@ def test_a_partition_with_the_old_and_the_new_name_of_the_server_s_rows():
 
 
 def test_statistics_of_images_may_be_rounded_otherwise(run):
-    """As on another machine."""
+    """Another machine may round differently."""
     facts = json.loads((run / "dataset.json").read_text())
     del facts["sha256"]
     write_dataset(run, {**facts, "mean": [facts["mean"][0] * (1 + 1e-9)]})
@@ -211,7 +211,7 @@ def test_statistics_of_images_may_be_rounded_otherwise(run):
 
 
 def test_a_checkpoint_under_another_number(run, capfd):
-    """The one before is taken; without one, nothing is."""
+    """The checkpoint before it is used; without one, every use is refused."""
     checkpoints, held_back = run / "checkpoints", run / "2"
     shutil.move(checkpoints / "2", held_back)
     shutil.copytree(held_back, checkpoints / "2")
@@ -228,7 +228,7 @@ def test_a_checkpoint_under_another_number(run, capfd):
 
 
 def test_a_checkpoint_of_another_run(run, runs, capfd):
-    """It is not loaded; training goes back to the one before, for the records are not those that it stands on."""
+    """It is not loaded. Training goes back a checkpoint, because the records do not fit this one."""
     shutil.rmtree(run / "checkpoints" / "4")
     shutil.copytree(runs / "seed_1" / "checkpoints" / "4", run / "checkpoints" / "4")
     words = r"config.json is not what .*/4 was trained with \(seed: 1 there, 0 here\)"
@@ -245,7 +245,7 @@ def test_a_checkpoint_of_another_run(run, runs, capfd):
 
 
 def test_records_of_another_run(run, runs, capfd):
-    """Training says so already, and goes back where it can; a report said nothing."""
+    """Training said so before and goes back if it can; a report once did not."""
     shutil.copy(runs / "seed_1" / "metrics.jsonl", run)
     assert f"{run / 'metrics.jsonl'} is not what was written" in read_run(run).damages
     train(own(), run)
@@ -265,7 +265,7 @@ def test_a_summary_of_another_run_is_written_anew(run, runs):
 
 
 def test_a_run_of_an_earlier_version_is_used_as_before(run, tmp_path):
-    """Its checkpoints have no manifest; those that come have one."""
+    """Its checkpoints have no manifest; new ones do."""
     forget_manifests(run)
     whole = train(own(num_rounds=5), tmp_path / "whole")
     assert fedjax_ssl.load(run, allow_code=True).round == 4 and not read_run(run).damages
@@ -279,7 +279,7 @@ def test_a_run_of_an_earlier_version_is_used_as_before(run, tmp_path):
     "text", ["{", "[]", '{"round": "4"}', '{"round": 4, "config": 3}', '{"round": 4, "config": []}']
 )
 def test_a_manifest_that_is_none(run, text):
-    """Its checksum holds, as of whoever can write it; it is damage all the same."""
+    """Anyone can write a matching checksum; the checkpoint counts as damaged."""
     for number in (2, 4):
         checkpoint = run / "checkpoints" / str(number)
         (checkpoint / MANIFEST).write_text(text)
@@ -299,7 +299,7 @@ def _write_sums(checkpoint):
 
 
 def test_a_partition_in_a_new_folder_is_not_taken(runs, tmp_path):
-    """A run draws its own, and writes that."""
+    """A run draws and writes its own partition."""
     (tmp_path / "new").mkdir()
     shutil.copy(runs / "seed_1" / "partition.npz", tmp_path / "new")
     train(own(num_rounds=1), tmp_path / "new")

@@ -1,4 +1,4 @@
-"""Nothing is written through a link that lies in a run's folder, or in a cache: such a folder may come from anybody."""
+"""Nothing is written through links in a run's folder or a cache: anybody may have made the folder."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def run(finished_run, tmp_path):
 
 @pytest.fixture
 def mine(tmp_path):
-    """A folder of the user's, with a file."""
+    """A user's folder with a file."""
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "letter").write_text("dear")
@@ -74,7 +74,7 @@ def test_a_hard_link_and_a_pipe_for_a_lock(run, mine):
 
 
 def test_files_take_the_place_of_links(run, mine):
-    """Also the copy of damaged records, and what replaces them."""
+    """Also for the copy of damaged records and its replacement."""
     (run / f"{METRICS}.set_aside").symlink_to(mine / "new")
     lines = (run / METRICS).read_bytes()
     (mine.parent / "elsewhere").write_bytes(lines.splitlines(keepends=True)[0] + b"{}\n")
@@ -129,7 +129,7 @@ def test_a_folder_that_the_user_names_may_be_a_link(run, tmp_path):
 
 
 def test_nothing_is_made_where_a_run_was(run, tmp_path):
-    """A run whose folder is moved away ends at its next file; snapshots made a folder in the old place."""
+    """A run whose folder is moved ends at its next file; snapshots once made a folder in the old place."""
     os.rename(run, tmp_path / "elsewhere")
     for write in (
         lambda: save_snapshot(run / SNAPSHOTS, 1, "test", {}),

@@ -1,4 +1,4 @@
-"""Where a run comes from: the code, the command and the machine are written down, and other code is named."""
+"""A run's origin: its code, command and machine are written down, and changed code is named."""
 
 import hashlib
 import importlib.metadata
@@ -79,7 +79,7 @@ def test_a_diff_is_kept_beside_the_run_and_a_clean_checkout_has_none(repository,
         origin.note_start(tmp_path)
         (start,) = origin.read_starts(tmp_path)
     digest = hashlib.sha256(changed.diff).hexdigest()
-    assert not [name for name in start.files if "fedjax_ssl/" in name]  # of another repository than this one
+    assert not [name for name in start.files if "fedjax_ssl/" in name]  # they are in another repository
     assert start.dirty and start.diff == digest
     copy = tmp_path / "origin" / f"{digest[:12]}-changes.diff"
     assert copy.read_bytes() == changed.diff and copy.name in start.code()
@@ -106,7 +106,7 @@ def test_a_current_folder_that_is_gone_is_no_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     made = types.ModuleType("made_at_run_time")
-    made.__file__ = "_ops.py"  # as PyTorch's torch.ops has it
+    made.__file__ = "_ops.py"  # as PyTorch's torch.ops does
     monkeypatch.setitem(sys.modules, "made_at_run_time", made)
     origin.note_start(tmp_path / "run")
     assert len(origin.read_starts(tmp_path / "run")) == 1

@@ -1,4 +1,4 @@
-"""A workdir alone resumes what it holds: one run, or several seeds'; code that it names is imported on demand only."""
+"""A workdir alone resumes the run or the seeds in it; code that it names is imported only on demand."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_saved_configuration_is_the_one_that_was_saved(method, tmp_path):
-    """In every field, with its type, so that the run counts as the same and fields can still be overridden."""
+    """Fields keep their types, so that the run counts as the same and fields can be overridden."""
     config = base_config()
     config.method, config.snapshot_rounds, config.lanes = method, (1, 50), 3
     add_section(config)
@@ -37,7 +37,7 @@ def test_a_run_is_resumed_by_its_folder_alone(finished_run, tmp_path, capfd):
     words = [f"--workdir={run}", "--config.num_rounds=4"]
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     capfd.readouterr()
-    assert launch.main(words) == 2  # the model is a file's, and a folder may be anybody's
+    assert launch.main(words) == 2  # the model is from a file, and the folder may be anybody's
     line = capfd.readouterr().err
     assert f"names code, model.name={TINY_BACKBONE}, which would be run" in line and "--allow_code" in line
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
@@ -46,7 +46,7 @@ def test_a_run_is_resumed_by_its_folder_alone(finished_run, tmp_path, capfd):
 
 
 def test_several_seeds_are_resumed_by_their_folder_alone(finished_run, tmp_path):
-    """Also those that had not begun."""
+    """Also seeds that had not begun."""
     train(make_tiny_config(num_rounds=1, seeds=(0, 3)), tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "seed_3")
     words = ["--allow_code", "--config.num_rounds=4"]
@@ -60,7 +60,7 @@ def test_several_seeds_are_resumed_by_their_folder_alone(finished_run, tmp_path)
 def test_a_list_of_seeds_that_is_none(text, tmp_path):
     save_seeds(tmp_path, (1, 2))
     assert json.loads((tmp_path / "seeds.json").read_text()) == [1, 2]
-    assert saved_config(str(tmp_path), allow_code=False) is None  # no run of them has begun
+    assert saved_config(str(tmp_path), allow_code=False) is None  # no run has begun
     (tmp_path / "seeds.json").write_text(text)
     with pytest.raises(UserError, match="cannot read the workdir"):
         saved_config(str(tmp_path), allow_code=False)
@@ -74,7 +74,7 @@ def test_a_later_start_with_other_seeds_forgets_none(tmp_path):
 
 @pytest.mark.parametrize("held", ["config.json", "seeds.json", "rows.json"])
 def test_a_folder_holds_a_run_or_seeds_or_a_sweep(held, tmp_path):
-    """Of two of them in one folder, reports would show one."""
+    """A report of a folder with two of them would show only one."""
     (tmp_path / held).write_text("{}")
     starts = {
         "config.json": lambda: train(make_tiny_config(), tmp_path),

@@ -1,4 +1,4 @@
-"""What is read from a run's records."""
+"""Reading a run's records."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Which words, values and rows are mislabelled most."""
+"""Words, values and rows with the most mistakes."""
 
 import numpy as np
 

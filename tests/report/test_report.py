@@ -1,4 +1,4 @@
-"""Reports: figures against other libraries, what is missing or unfinished, and the page in a real browser."""
+"""Reports: figures compared with other libraries, missing or unfinished data, and the page in a real browser."""
 
 import csv
 import html
@@ -40,7 +40,7 @@ PICTURES = {
 
 @pytest.fixture(scope="module")
 def reported_run(finished_fedanchor_run, tmp_path_factory):
-    """A copy of the finished run, with its report, with t-SNE."""
+    """A copy of the finished run with its report, drawn with t-SNE."""
     workdir = tmp_path_factory.mktemp("reported") / "run"
     shutil.copytree(finished_fedanchor_run[0], workdir)
     with mock.patch("fedjax_ssl.report.run_report.to_plane", to_plane):
@@ -50,7 +50,7 @@ def reported_run(finished_fedanchor_run, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def three_runs(finished_fedanchor_run, tmp_path_factory):
-    """Two seeds of one configuration and one of another, made up from a finished run's records."""
+    """Two seeds of one configuration and one seed of another, made from a finished run's records."""
     folder = tmp_path_factory.mktemp("three")
     for name, changed, better in (("a/seed_0", {"seed": 0}, 0.0), ("a/seed_1", {"seed": 1}, 0.1),
                                   ("b/seed_0", {"seed": 0, "method": "semifl"}, -0.1)):  # fmt: skip
@@ -100,7 +100,7 @@ def test_every_picture_is_a_file_of_its_own(reported_run):
 
 
 def test_pictures_have_the_sizes_of_a_paper(three_runs, tmp_path, capsys):
-    """In points, 72 an inch."""
+    """In points, 72 to the inch."""
     run = shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run")
     assert launch.main(["report", str(run), "--figures=column"]) == 0
     files = {path.stem: path.read_bytes() for path in (run / "figures").glob("*.pdf")}
@@ -164,7 +164,7 @@ SETTINGS = {  # fields of data -> who holds labels
 
 
 def relabelled(folder, fields, counts):
-    """Makes a run's folder one of other fields of its data, and of who holds what."""
+    """Changes the data fields and the class counts of a run's folder."""
     config = json.loads((folder / "config.json").read_text())
     config["data"].update(fields)
     (folder / "config.json").write_text(json.dumps(config))
@@ -182,7 +182,7 @@ def test_who_holds_labels_is_said_in_words(three_runs, tmp_path):
         assert f"Labels: {words}.\n" in model_card(run) and f"| labels | {words}" in model_card(run)
         assert ("(balanced)" in model_card(run)) == ("at the server" in words or words.startswith("the server"))
         assert f"clients a round, {words}; {folder}" in lead_of(run)
-        (folder / "class_counts.npz").unlink()  # how many they are is not written down
+        (folder / "class_counts.npz").unlink()  # the number of labels is unknown
         assert f"clients a round, {words.removesuffix(': 4 in all')}; {folder}" in lead_of(read_run(folder))
 
 
@@ -211,7 +211,7 @@ def test_the_picture_of_clients_shows_which_images_have_labels():
     assert list(heats) == ["Images at each client", "Those of them that have labels"]
     for title, name in zip(heats, ("clients", "labelled")):
         np.testing.assert_array_equal(heats[title].filled(0), COUNTS[name].T)
-        np.testing.assert_array_equal(heats[title].mask, COUNTS[name].T == 0)  # grey: one image can be told from none
+        np.testing.assert_array_equal(heats[title].mask, COUNTS[name].T == 0)  # grey, unlike one image
     assert bars == {
         "the training set": [(0, 9), (0, 8)],
         "at clients, with labels": [(0, 1), (0, 3)],
@@ -246,10 +246,10 @@ def test_the_picture_of_many_clients_counts_those_that_have_so_many_images():
     for own, row in zip(clients.T, shown):
         for low, high, number in zip(edges, edges[1:], row):
             assert number == sum(low < have < high for have in own)
-        assert row.sum() == sum(own > 0)  # every client with an image of the class, in one of the columns
+        assert row.sum() == sum(own > 0)  # every client with an image of the class is in a column
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"] and axes.get_xscale() == "log"
     figure = who_holds_what({**counts, "clients": clients[1:], "labelled": counts["labelled"][1:]}, ["cat", "dog"])
-    assert next(axes.images for axes in figure.axes if axes.get_title() == "Images at each client")  # still one by one
+    assert next(axes.images for axes in figure.axes if axes.get_title() == "Images at each client")  # one by one
 
 
 def test_the_picture_of_a_profile_has_each_client_s_share_in_their_order():
@@ -282,7 +282,7 @@ def test_a_report_of_labels_at_clients(three_runs, tmp_path, labels):
     picture = np.asarray(Image.open(run.folder / "figures" / "who_holds_what.png").convert("RGB")).astype(int)
     is_orange = np.abs(picture - [0xE6, 0x9F, 0x00]).max(axis=-1) < 12
     right = is_orange[:, picture.shape[1] * 6 // 10 :]  # the bars' half
-    assert right.any(axis=0).sum() > 20 and right.any(axis=1).sum() > 100  # wide and high enough to be seen
+    assert right.any(axis=0).sum() > 20 and right.any(axis=1).sum() > 100
 
 
 def test_a_comparison_says_who_holds_labels(three_runs, tmp_path):
@@ -300,7 +300,7 @@ def test_an_unfinished_fedanchor_run_is_reported_as_far_as_it_goes(finished_feda
     run = tmp_path / "run"
     shutil.copytree(finished_fedanchor_run[0], run)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:30])  # killed while it wrote
+    (run / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:30])  # killed while writing
     for name in ("summary.json", "dataset.json", "class_counts.npz"):
         (run / name).unlink()
     shutil.rmtree(run / "snapshots")
@@ -362,7 +362,7 @@ def test_a_comparison_names_the_data_and_what_differs(three_runs, tmp_path):
     assert re.findall(r"<th>(.*?)</th>", differs) == ["method", "method"]
     assert re.findall(r"<td>(.*?)</td>", differs) == ["a", "fedanchor", "b", "semifl"]
     alone = write_comparison([three_runs / "a"], tmp_path / "alone.html").read_text()
-    assert "What differs" not in alone  # but the seed
+    assert "What differs" not in alone  # except the seed
     shutil.copytree(three_runs, tmp_path / "runs")
     shutil.copytree(three_runs / "a", tmp_path / "runs" / "c")
     for path in (tmp_path / "runs" / "c").rglob("config.json"):
@@ -380,7 +380,7 @@ def test_data_sets_are_drawn_apart(three_runs, tmp_path):
     runs = tmp_path / "runs"
     shutil.copytree(three_runs, runs)
     shutil.copytree(runs / "b", runs / "c")
-    for name, path in (("b", "/one/cells.npz"), ("c", "/two/cells.npz")):  # of one name, and not the same
+    for name, path in (("b", "/one/cells.npz"), ("c", "/two/cells.npz")):  # the same name, different data
         config = json.loads((runs / name / "seed_0" / "config.json").read_text())
         config["data"].update(source="npz", path=path)
         (runs / name / "seed_0" / "config.json").write_text(json.dumps(config))
@@ -428,7 +428,7 @@ def test_differences_are_paired_by_seed(three_runs, tmp_path, monkeypatch):
 
 
 def test_the_same_run_twice_is_no_further_seed(three_runs, tmp_path):
-    """Before and after a change, say: two curves, and no spread."""
+    """For example, the run before and after a change: two curves without a spread."""
     for name in ("before", "after"):
         shutil.copytree(three_runs / "a" / "seed_0", tmp_path / name)
     groups, _ = read_groups([tmp_path / "before", tmp_path / "after", tmp_path / "before", three_runs / "a"])
@@ -488,7 +488,7 @@ def test_tables_in_three_languages(three_runs):
     (row,) = csv.DictReader(io.StringIO(to_csv(table)))
     assert (row["seeds"], row["seeds planned"], row["rounds to 99 %"], row["MB to 99 %"]) == ("1", "3", "", "")
     (line,) = csv.DictReader(io.StringIO(to_csv(make_runs_table(rows, 0.99))))
-    for cells in (row, line):  # a number in every cell but the name's, or nothing
+    for cells in (row, line):  # all cells but the name are numbers or empty
         assert all(name == "method" or text == "" or np.isfinite(float(text)) for name, text in cells.items())
     assert to_markdown(table).splitlines()[1] == "| --- " * len(table[0]) + "|"
     latex = to_latex(table)
@@ -500,7 +500,7 @@ def over_seeds(*values, seeds=(0, 1, 2)):
 
 
 def test_the_best_and_what_chance_may_tell_from_it_is_bold():
-    """Against SciPy's paired t-test: a row is as good as the best if p is above 0.05."""
+    """Compares with SciPy's paired t-test: p above 0.05 counts as equally good."""
     best, close, far, one = [90.0, 92.0, 95.0], [89.0, 92.5, 94.0], [80.0, 83.0, 84.5], [90.0]
     assert scipy.stats.ttest_rel(best, close).pvalue > 0.05 > scipy.stats.ttest_rel(best, far).pvalue
     rows = {"best": over_seeds(*best), "close": over_seeds(*close), "far": over_seeds(*far),
@@ -514,7 +514,7 @@ def test_the_best_and_what_chance_may_tell_from_it_is_bold():
         for name, cell in rows.items()
     ]  # fmt: skip
     assert best_cells(table) == {(0, "test accuracy"), (1, "test accuracy"), (0, "spread over clients")}
-    assert best_cells(table[:1]) == set()  # of one row none is the best
+    assert best_cells(table[:1]) == set()  # a single row has no best
     lines = to_markdown(table, best_cells(table)).splitlines()[2:]
     assert lines[0].startswith("| best | **92.33 ± 2.52** | **1.10 ± 0.10** | 1 |") and "**" not in lines[2]
     latex = to_latex(table, {(0, "test accuracy")}, "50 % of all", "tab:one")
@@ -577,7 +577,7 @@ def test_confusion_matrix():
 def test_the_plane_keeps_neighbours_together():
     rng = np.random.default_rng(0)
     directions = np.eye(3, 8)[rng.integers(0, 3, 60)]
-    embeddings = rng.uniform(1, 9, (60, 1)) * (directions + 0.05 * rng.normal(size=(60, 8)))  # lengths say nothing
+    embeddings = rng.uniform(1, 9, (60, 1)) * (directions + 0.05 * rng.normal(size=(60, 8)))  # lengths mean nothing
     plane, group = to_plane(embeddings), directions.argmax(axis=1)
     distances = np.linalg.norm(plane[:, None] - plane[None], axis=-1) + 1e9 * np.eye(60)
     assert np.all(group[distances.argmin(axis=1)] == group)
@@ -619,7 +619,7 @@ def test_bad_input_is_one_line_and_loses_nothing(reported_run, three_runs, tmp_p
         "begun", "broken", "empty"
     ]  # fmt: skip
 
-    # A folder that cannot be written to: root may write anywhere, so the refusal is made here.
+    # Root may write anywhere, so the test itself refuses.
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
@@ -630,7 +630,7 @@ def test_bad_input_is_one_line_and_loses_nothing(reported_run, three_runs, tmp_p
     assert (reported_run / "report.html").read_text() == page
 
 
-# In the page: what is drawn, and whether something reaches beyond the window.
+# Run in the page: what is drawn, and whether something is wider than the window.
 LOOK = """() => ({
   overflow: document.documentElement.scrollWidth - window.innerWidth,
   pictures: [...document.querySelectorAll('figure svg')].map(svg => {
@@ -660,11 +660,11 @@ def test_pages_in_a_browser(browser, reported_run, three_runs, tmp_path, width, 
             drawn = Image.open(io.BytesIO(tab.locator("figure svg").nth(number).screenshot())).convert("L")
             shades = np.asarray(drawn)
             ground = int(np.median(shades))
-            assert np.mean(np.abs(shades.astype(int) - ground) > 60) > 0.005, picture  # ink that stands off the ground
+            assert np.mean(np.abs(shades.astype(int) - ground) > 60) > 0.005, picture  # visible ink
             assert (ground > 200) == (scheme == "light") or picture["name"].startswith(("Confusion", "Who")), picture
         if path != comparison:
             fields = tab.get_by_text("client.momentum")
-            assert not fields.is_visible()  # folded, as all fields at their defaults
+            assert not fields.is_visible()  # folded, like all fields with default values
             tab.get_by_text("fields at their defaults").click()
             assert fields.is_visible()
         tab.close()

@@ -1,4 +1,4 @@
-"""The page that shows runs while they train, in a real browser and from outside."""
+"""The page that shows runs during training, in a real browser and from outside."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ from fedjax_ssl.report import watch
 
 @pytest.fixture
 def running(finished_fedanchor_run, tmp_path):
-    """A folder of one run that has done its first round, and the lines of all its rounds."""
+    """A folder of a run after its first round, and the lines of all its rounds."""
     run = tmp_path / "runs" / "mine"
     shutil.copytree(finished_fedanchor_run[0], run, ignore=shutil.ignore_patterns("checkpoints", SUMMARY))
     lines = (run / METRICS).read_text().splitlines(keepends=True)
@@ -61,7 +61,7 @@ def test_the_page_grows_with_the_run(browser, server, running, width):
     server.shutdown()
     server.server_close()
     tab.get_by_text("The server has ended").wait_for()
-    assert tab.locator("figure svg").count() == 3  # what it showed last
+    assert tab.locator("figure svg").count() == 3  # the last content stays
     tab.close()
 
 
@@ -85,7 +85,7 @@ def test_it_answers_this_machine_alone(server):
     assert server.server_address[0] == "127.0.0.1"
     assert get(server, "/")[0] == get(server, "/content")[0] == 200
     assert get(server, "/", Host="[::1]")[0] == get(server, "/", Host="[::1]:80")[0] == 200
-    assert get(server, "/", Host="elsewhere.example")[0] == 403  # whose name someone gave this machine's address
+    assert get(server, "/", Host="elsewhere.example")[0] == 403  # a foreign name that resolves to this machine
     assert get(server, "/../config.json")[0] == get(server, "/content?x")[0] == 404
 
 
@@ -94,7 +94,7 @@ def test_a_folder_that_is_deleted_while_it_is_read(server, running, monkeypatch)
         gone = mock.Mock(side_effect=FileNotFoundError(2, "No such file or directory", "runs/mine/config.json"))
         patched.setattr(watch, "read_groups", gone)
         assert "runs/mine/config.json cannot be read: No such file" in get(server, "/content")[1]
-    assert "<td>mine</td>" in get(server, "/content")[1]  # the next look shows what is there
+    assert "<td>mine</td>" in get(server, "/content")[1]  # the next request shows the present state
 
 
 def test_names_of_folders_are_no_html(running):

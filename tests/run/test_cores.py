@@ -1,4 +1,4 @@
-"""Cores as devices: how many, who decides, and how many of them a run takes. Devices are fixed when JAX starts."""
+"""Cores as devices: how many, who decides, and how many a run uses. The number is fixed when JAX starts."""
 
 import json
 import os
@@ -25,7 +25,7 @@ found = jax.device_count()
 use_every_core(config)  # nor does it when JAX has started
 print(json.dumps([found, "multi_thread_eigen=false" in os.environ.get("XLA_FLAGS", "")]))
 """
-# In the process that has four devices: what runs take of them, and who comes too late.
+# How many devices a run uses in a process with four.
 TAKEN = """
 import collections
 import numpy as np
@@ -54,7 +54,7 @@ except UserError as error:
 
 
 def run_alone(script: str, **environment: str) -> list[str]:
-    """What a Python process prints, started without what the tests' own environment says of devices."""
+    """What a Python process prints without the tests' own device settings."""
     kept = {name: value for name, value in os.environ.items() if name not in SET_BY_USER}
     kept |= {"PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=kept, check=False)
@@ -79,7 +79,7 @@ def test_a_container_may_have_less_time_than_cores(tmp_path, monkeypatch, limit,
         ({"memory.max": "max"}, None),
         ({"memory.max": "4096000"}, 4096000),
         ({"memory.limit_in_bytes": "4096000"}, 4096000),
-        ({"memory.limit_in_bytes": "9223372036854771712"}, None),  # no limit, in the older version
+        ({"memory.limit_in_bytes": "9223372036854771712"}, None),  # cgroup v1's value for no limit
         ({"memory.max": "?"}, None),
         ({}, None),
     ],
@@ -96,7 +96,7 @@ def test_a_container_may_have_less_memory_than_the_machine(tmp_path, limits, exp
     [
         ("0::/\n", [""]),  # a container
         ("0::/system.slice/job_7\n", ["system.slice/job_7", "system.slice", ""]),  # a batch system
-        ("9:memory:/docker/c\n0::/\n", ["memory/docker/c", "memory/docker", "memory", ""]),  # the older version
+        ("9:memory:/docker/c\n0::/\n", ["memory/docker/c", "memory/docker", "memory", ""]),  # cgroup v1
         (None, [""]),
     ],
 )
@@ -137,7 +137,7 @@ def test_every_core_is_a_device_unless_somebody_has_decided(clients, devices, en
 def test_a_run_takes_no_more_devices_than_it_has_clients_and_room_for_copies():
     found, taken = run_alone(START.replace("CLIENTS", "10").replace("DEVICES", "None") + TAKEN)
     assert json.loads(found) == [4, True]
-    # A quarter of 4,000 bytes holds two copies of 400, and none of 1,100: a single device then has the only one.
+    # A quarter of 4,000 bytes holds two copies of 400 bytes, but no copy of 1,100: then one device is used.
     assert json.loads(taken) == [4, 3, 1, 2, 2, 1]
 
 
@@ -146,7 +146,7 @@ def test_a_run_takes_no_more_devices_than_it_has_clients_and_room_for_copies():
     [
         ("", f"{PLAIN_LOOPS} --xla_cpu_multi_thread_eigen=false"),
         ("--xla_dump_to=x", f"--xla_dump_to=x {PLAIN_LOOPS} --xla_cpu_multi_thread_eigen=false"),
-        # Who has options of this kind, or has decided on devices, keeps them.
+        # Options of this kind and decisions about devices that the user has made are kept.
         ("--xla_backend_extra_options=", "--xla_backend_extra_options= --xla_cpu_multi_thread_eigen=false"),
         ("--xla_cpu_multi_thread_eigen=true", f"--xla_cpu_multi_thread_eigen=true {PLAIN_LOOPS}"),
     ],

@@ -1,4 +1,4 @@
-"""A run and its folder: what is written, and that whatever stops a run loses nothing."""
+"""A run and its folder: what is written, and that no stop loses anything."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_what_a_run_leaves_behind(finished_run):
 
 
 def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
-    """Images of a set that may be flipped, or the digits, which may not; without flip and crop they stay the same."""
+    """Data sets may allow flips; the digits do not. Without flip and crop, images stay the same."""
     key, images = jax.random.key(0), jnp.asarray(np.random.default_rng(0).integers(1, 256, (40, 8, 8, 1)), jnp.uint8)
     none = {"augment.flavour": "none", "augment.padding": 0}
     rng, labels = np.random.default_rng(1), np.arange(400) % 10
@@ -80,7 +80,7 @@ def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
     problem = build_experiment(make_tiny_config(**bordered)).problem
     assert problem.network.inputs[1:] == ((0.0,), (1.0,))
     for view in (problem.weak, problem.strong):
-        assert (np.asarray(view(key, images)) == 0).any()  # black, which no image is
+        assert (np.asarray(view(key, images)) == 0).any()  # black, unlike any image
 
 
 def test_saved_partition_is_the_one_that_trained(finished_run):
@@ -99,7 +99,7 @@ def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):
     before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
     again = train(make_tiny_config(), workdir)
     chex.assert_trees_all_equal(again, state)
-    (workdir / "summary.json").unlink()  # as if it had been killed after its last checkpoint
+    (workdir / "summary.json").unlink()  # as if killed after its last checkpoint
     meanwhile = []
     train(make_tiny_config(), workdir, lambda: meanwhile.append(resume_command()))
     assert meanwhile == [f"python launch.py --workdir={workdir} --allow_code"]  # the last line after a signal
@@ -112,7 +112,7 @@ def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts launch.py on the tiny configuration in a process of its own."""
+    """Starts launch.py with the tiny configuration in its own process."""
     config = tmp_path / "tiny.py"
     config.write_text("from tests.helpers.runs import make_tiny_config\ndef get_config(): return make_tiny_config()\n")
     started = []
@@ -144,10 +144,10 @@ def has_rounds(workdir, count):
 
 
 def test_killed_at_any_moment_and_started_again_equals_uninterrupted(finished_run, start, tmp_path):
-    """SIGKILL in the middle of things: after a round's line, inside a checkpoint, and before the first one."""
+    """SIGKILL after a round's line, inside a checkpoint, and before the first checkpoint."""
     reference, state = finished_run
     workdir = tmp_path / "run"
-    every_round = ("--config.checkpoint_every=1",)  # which ends each dispatch after a round
+    every_round = ("--config.checkpoint_every=1",)  # each dispatch then ends after a round
     folder = workdir / "checkpoints"
 
     def writing_a_checkpoint():
@@ -186,7 +186,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(start, tmp_path, number, st
 def test_more_rounds_go_on_where_the_run_ended(tmp_path):
     short, whole = tmp_path / "short", tmp_path / "whole"
     train(make_tiny_config(num_rounds=1), short)
-    # Fields that change no result may differ. One lane is what a CPU has anyway, so nothing is compiled for this alone.
+    # Fields that change no result may differ. A CPU uses one lane anyway, which saves compiling.
     others = {"checkpoint_every": 3, "lanes": 1, "snapshot_rounds": (2, 50), "log.tensorboard": False}
     state = train(make_tiny_config(num_rounds=3, **others), short)
     expected = train(make_tiny_config(num_rounds=3), whole)
@@ -194,7 +194,7 @@ def test_more_rounds_go_on_where_the_run_ended(tmp_path):
     assert (short / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     assert json.loads((short / "config.json").read_text())["num_rounds"] == 3
     kept = read_run(short).snapshots()
-    assert list(kept) == [1, 2, 3]  # 1 was the last round once
+    assert list(kept) == [1, 2, 3]  # 1 was once the last round
     accuracies = [np.mean(snapshot["predictions"] == snapshot["labels"]) for snapshot in kept.values()]
     np.testing.assert_allclose(accuracies, [line["test_accuracy"] for line in lines_of(short / "metrics.jsonl")])
 
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished_fedanchor_run, tmp_pa
     copy = tmp_path / "copy"
     shutil.copytree(workdir, copy)
     config = make_fedanchor_config(**SMALL, **{"model.anchor_dim": 16})
-    (copy / "config.json").write_text(json.dumps(config.to_dict()))  # as if somebody had edited it
+    (copy / "config.json").write_text(json.dumps(config.to_dict()))  # as if edited
     forget_manifests(copy)
     with pytest.raises(UserError, match=r"anchor_head.*shape") as caught:
         train(config, copy)
@@ -239,7 +239,7 @@ def test_too_little_memory_is_met_before_anything_is_written(finished_run, tmp_p
 
     def check(self, program, name="a round"):
         names.append(name)
-        if name == "the first state":  # may need more than a round, where every client keeps a model
+        if name == "the first state":  # may need more than a round if clients keep models
             raise UserError("too little")
 
     monkeypatch.setattr(machine.Machine, "check_memory", check)
@@ -259,7 +259,7 @@ def test_a_state_that_is_not_finite_stops_the_run(tmp_path):
 
 def test_a_round_in_which_every_upload_was_dropped_stops_the_run(finished_run, tmp_path):
     workdir, state = finished_run
-    # The labels are given; no step on infinite logits is finite.
+    # The labels are given; no step from infinite logits is finite.
     too_large = jax.tree.map(lambda leaf: np.full(leaf.shape, 3e38, leaf.dtype), state.model.params["classifier"])
     copy = tmp_path / "copy"
     shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns("checkpoints"))
@@ -317,13 +317,13 @@ def test_a_report_that_was_interrupted_is_written_by_the_next_start(finished_run
         train(config, run)
         assert len(made) == reports
     later = (run / "report.html").stat().st_mtime + 1
-    os.utime(run / "summary.json", (later, later))  # of rounds that the report does not have
+    os.utime(run / "summary.json", (later, later))  # with rounds that the report lacks
     train(config, run)
     assert made == [run, run]
 
 
 def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
-    """Not for the last, shorter dispatch, nor after going on at a round that is no multiple of anything."""
+    """Neither for the shorter last dispatch, nor after resuming at any round."""
     from jax._src import test_util
 
     config = make_tiny_config(num_rounds=3, rounds_per_dispatch=2)
@@ -343,7 +343,7 @@ def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
         patch.setattr(module, "run_rounds", counting)
         train(make_tiny_config(num_rounds=8, rounds_per_dispatch=2), tmp_path / "run")
     assert compiled == [0]
-    # How many rounds are one dispatch changes no figure.
+    # The number of rounds per dispatch changes no figure.
     lines = (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines()
     assert lines[:4] == (finished_run[0] / "metrics.jsonl").read_bytes().splitlines()
 
@@ -355,7 +355,7 @@ def test_large_backbones_are_compiled_with_options_of_their_own_on_narrow_vector
     monkeypatch.setattr(machine, "has_wide_vectors", lambda: False)
     assert find_machine(small).compiler_options == {}
     function = jax.jit(lambda x: x @ x, compiler_options=find_machine(large).compiler_options)
-    np.testing.assert_allclose(function(jnp.eye(64)), np.eye(64))  # this XLA takes them, or they are left out
+    np.testing.assert_allclose(function(jnp.eye(64)), np.eye(64))  # this XLA knows the options, or they are left out
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def value_of(state):
 
 @pytest.fixture
 def counting(tmp_path, monkeypatch):
-    """Makes (machine, feed, group, states) of runs whose model is the number of rounds, plus 100 for each seed."""
+    """Makes (machine, feed, group, states) of runs whose model is the number of rounds plus 100 times the seed."""
     traffic = Traffic(jobs=4, down=3, up=3, statistics_down=1, statistics_up=0)
     monkeypatch.setattr(loop, "bytes_per_client", lambda *_: traffic)
     with contextlib.ExitStack() as stack:
@@ -107,13 +107,13 @@ def test_a_dispatch_ends_where_the_first_listener_is_due(counting):
     log = []
     fours, sixes, never = Every(4, log, "fours"), Every(6, log, "sixes"), Every(None, log, "never")
     (state,) = run_rounds(*arguments, [never, fours, sixes])
-    # One round to learn how long it takes, then five at a time, cut at 4, 6, 8, 12, 16, 18 and at the end.
+    # One round to measure its time, then five at a time, cut at 4, 6, 8, 12, 16, 18 and the end.
     assert sizes == [1, 3, 2, 2, 4, 4, 2, 2]
     done = [0, 1, 4, 6, 8, 12, 16, 18, 20]
     assert log == [(number, name) for number in done for name in ("never", "fours", "sixes")]
     assert int(state.round) == 20 and float(value_of(state)) == 20
     assert [turn.is_last for turn in never.turns] == [False] * 8 + [True]
-    # Every round's line reaches every listener once, in order.
+    # Every listener receives each round's line once, in order.
     for kind in ("lines", "timings"):
         rounds = [line["round"] for turn in sixes.turns for line in getattr(turn, kind)[0]]
         assert rounds == list(range(1, 21))
@@ -152,7 +152,7 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
     assert [listener.next_due(2) for listener in listeners] == [None, 5, 3]
     assert [listener.next_due(99) for listener in listeners] == [None, None, 102]
     states = run_rounds(*arguments, listeners)
-    assert sizes == [1, 1, 1, 2, 1, 1]  # to 1, 2, 3, 5, 6, 7
+    assert sizes == [1, 1, 1, 2, 1, 1]  # up to 1, 2, 3, 5, 6, 7
     for run, store, seed in zip(group.runs, stores, (1, 2)):
         lines = run.folder.read(METRICS)
         assert [line["a_loss"] for line in lines] == [100 * seed + number for number in range(1, 8)]
@@ -165,7 +165,7 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
         assert {number: float(each["w"]) for number, each in snapshots.items()} == {
             number: 100 * seed + number for number in (0, 2, 5, 7)
         }
-        assert store.rounds() == [6, 7]  # and no longer 3
+        assert store.rounds() == [6, 7]  # 3 was removed
         assert float(value_of(store.restore(state_at(0, 0)).state)) == 100 * seed + 7
     assert [float(value_of(state)) for state in states] == [107, 207]
 
@@ -184,7 +184,7 @@ def test_a_signal_saves_whatever_round_it_is(counting):
 
     with pytest.raises(SystemExit):
         run_rounds(*arguments, [listener, Stop()])
-    assert store.rounds()[-1] == 5  # and not 4, which the run started from
+    assert store.rounds()[-1] == 5  # not 4, from which the run started
     assert [line["round"] for line in group.runs[0].folder.read(TIMINGS)] == [5]
 
 
@@ -214,7 +214,7 @@ ACCURACIES = [0.3, 0.5, 0.4, 0.5, 0.45, 0.6, 0.6, 0.5]  # of rounds 1, 2, ...
 
 
 def measured(arguments):
-    """The same arguments, but each round has a validation accuracy of `ACCURACIES`, and one more upload than before."""
+    """The same arguments, but each round has a validation accuracy from `ACCURACIES` and one upload more."""
     machine, feed, group, states = arguments
 
     class Measured(WholeFeed):
@@ -235,15 +235,15 @@ def measured(arguments):
     "stop, ends",
     [
         ({"stop.patience": 3}, 5),  # 0.5 of round 2 is not reached again before
-        ({"stop.patience": 4, "stop.bytes": 1e6}, 8),  # 0.6 of round 6 is not exceeded, but then all rounds are done
-        # Bytes of the rounds: 13 for what goes down to the four clients and statistics, 3 for each upload.
-        ({"stop.bytes": 16 + 19 + 22 + 22}, 4),  # a fourth round could use 22 bytes, as the third one did
+        ({"stop.patience": 4, "stop.bytes": 1e6}, 8),  # 0.6 of round 6 is never exceeded, but then all rounds are done
+        # Bytes per round: 13 for the message to four clients and the statistics, 3 for each upload.
+        ({"stop.bytes": 16 + 19 + 22 + 22}, 4),  # a fourth round could use 22 bytes, like the third
         ({"stop.bytes": 16 + 19 + 22 + 22 - 1}, 3),
         ({"stop.bytes": 1}, 1),
     ],
 )
 def test_patience_and_bytes_end_a_run_in_the_same_round_however_it_is_cut(counting, stop, ends):
-    """In dispatches of several rounds, and of a run that is resumed after the second round."""
+    """Compares dispatches of several rounds, and a run resumed after its second round."""
     for begun in (0, 2):
         if begun >= ends:
             continue

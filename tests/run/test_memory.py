@@ -22,12 +22,12 @@ def test_what_was_freed_is_given_back():
     c.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
     memory.give_back_memory()
     before, size = resident_mb(), 64 * 1024
-    blocks = [c.malloc(size) for _ in range(3200)]  # 200 MB in blocks too small for a mapping of their own
+    blocks = [c.malloc(size) for _ in range(3200)]  # 200 MB in blocks too small for their own mapping
     for block in blocks:
         c.memset(block, 1, size)
     for block in blocks[:-1]:
         c.free(block)
-    held = resident_mb()  # the last block keeps the heap's end where it is
+    held = resident_mb()  # the last block keeps the heap from shrinking
     memory.give_back_memory()
     assert held - before > 150 > 50 > resident_mb() - before
     c.free(blocks[-1])

@@ -1,4 +1,4 @@
-"""Clients' own test images and own parts of the model, against a plain loop over clients without lanes."""
+"""Clients' own test images and own parts of the model, compared with a plain loop over clients without lanes."""
 
 import json
 
@@ -52,7 +52,7 @@ def finished(tmp_path_factory):
 
 
 def train_alone(method, state, data, client, head, key):
-    """The parts that one client has trained, from the global model with its own head."""
+    """Trains one client from the global model with its own head; returns the trained parts."""
     sent = method.broadcast(state, data, key)
     sent = sent._replace(model=sent.model.with_parts(classifier=head))
     cohort = Cohort(jnp.array([client]), {}, key)
@@ -61,7 +61,7 @@ def train_alone(method, state, data, client, head, key):
 
 @pytest.fixture(scope="module")
 def by_hand():
-    """The same run by the method itself, which knows no own parts, one client after the other: (state, heads)."""
+    """The same run with the plain method, one client after the other: (experiment, method, state, heads)."""
     config = make_config()
     experiment = build_experiment(config)
     method, data = find_method(config.method).factory(experiment.problem), experiment.data
@@ -91,7 +91,7 @@ def test_own_classifiers_are_those_of_a_loop_over_clients(finished, by_hand):
     assert_close(state.clients[OWN_PARTS]["classifier"], jax.tree.map(lambda *rows: np.stack(rows), *heads))
     kernels = [np.asarray(head["kernel"]) for head in heads]
     assert any(not np.array_equal(kernels[0], kernel) for kernel in kernels[1:])
-    # No aggregation has changed the server's own, to the bit.
+    # Aggregation leaves the server's own parts unchanged to the bit.
     first = expected.model.params["classifier"]
     jax.tree.map(np.testing.assert_array_equal, state.model.params["classifier"], first)
 
@@ -133,7 +133,7 @@ def test_figures_over_clients_are_in_the_summary_the_lines_and_a_picture(finishe
 
 
 def test_own_parts_train_first_and_then_the_others():
-    """The method itself, after each of whose steps what must stay is put back; plain SGD."""
+    """Compares with the plain method, which restores the fixed parts after each step of plain SGD."""
     fields = {"client.momentum": 0.0, "client.nesterov": False, "client.epochs": 2}
     experiment = build_experiment(make_config(personal_first=0.3, **fields))
     plain, data, key = find_method("fixmatch").factory(experiment.problem), experiment.data, jax.random.key(1)
@@ -218,7 +218,7 @@ def test_own_parts_lie_where_the_clients_memory_lies(finished, tmp_path, monkeyp
 
 
 def test_a_rule_that_follows_the_rounds_is_told_their_number():
-    """FedPDM's warm-up, with own parts and in tests of clients; no program is compiled."""
+    """FedPDM's warm-up, with own parts and in clients' tests; nothing is compiled."""
     experiment = build_experiment(make_config(method="fedpdm"))
     problem, method, data = experiment.problem, experiment.method, experiment.data
     trace_exchange(problem, method, experiment.state_shape, data)

@@ -1,4 +1,4 @@
-"""What is remembered of compiling: its seconds, which the next start of such a run says, and whole programs alone."""
+"""Compilation: its time is remembered and shown at the next start of a similar run; only whole programs are kept."""
 
 import os
 from unittest import mock
@@ -16,7 +16,7 @@ from tests.helpers.runs import make_tiny_config
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A user's cache of its own."""
+    """An empty user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert not choices.is_cached_here()
     monkeypatch.setattr(programs, "is_cached_here", lambda: True)
@@ -83,7 +83,7 @@ def test_compilers_know_what_the_cache_had(jax_cache):
 
 
 def test_programs_that_a_kill_has_cut_short_are_compiled_and_kept_again(jax_cache):
-    """JAX reads such a file in vain, and writes none in its place."""
+    """JAX cannot read such a file and does not replace it."""
 
     def compiled():
         jax.jit(lambda x: x * 3 + 1).lower(np.zeros(7)).compile()
@@ -103,6 +103,6 @@ def test_programs_that_a_kill_has_cut_short_are_compiled_and_kept_again(jax_cach
     remove_torn(jax_cache)
     assert entry.exists()
     entry.write_bytes(b"")
-    os.utime(entry, (0, 0))  # looked at before
+    os.utime(entry, (0, 0))  # older than the last check
     remove_torn(jax_cache)
     assert entry.exists()

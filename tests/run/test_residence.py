@@ -1,4 +1,6 @@
-"""Where a federation lies changes no bit of a run, which may go on elsewhere; what does not fit is said first."""
+"""Where a federation's arrays lie changes no result, also of a run resumed elsewhere; too large arrays are reported
+first.
+"""
 
 import json
 import os
@@ -40,9 +42,9 @@ def config_of(num_rounds=4, **fields):
 
 
 def assert_same(one, other):
-    """To rounding: with the flags of these tests XLA fuses programs of other shapes in other ways.
+    """Compares up to rounding: with the tests' flags XLA fuses programs of different shapes in different ways.
 
-    With its own flags they are equal to the bit: `benchmarks/residences.py`.
+    With the program's own flags they are equal to the bit: `benchmarks/residences.py`.
     """
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # noqa: E731
     jax.tree.map(close, one, other)
@@ -54,7 +56,7 @@ def lines_of(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """(the last state, the records) of a run that is on the device as a whole."""
+    """(last state, records) of a run that is on the device as a whole."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     state = train(config_of(), folder)
     assert not (folder / "clients.sqlite").exists()
@@ -67,13 +69,13 @@ def test_a_run_goes_on_elsewhere_as_if_it_had_always_been_there(whole, tmp_path,
     for num_rounds, place in zip((2, 4), places):
         images = "device" if place == "device" else "host"
         state = train(config_of(num_rounds, **{"residence.clients": place, "residence.data": images}), tmp_path / "run")
-    kept = {} if places[-1] != "device" else whole[0].clients  # their memory comes back into the state
+    kept = {} if places[-1] != "device" else whole[0].clients  # their memory returns into the state
     assert_same(state, whole[0]._replace(clients=kept))
     assert_same(lines_of(tmp_path / "run"), whole[1])
 
 
 def test_a_run_that_has_moved_goes_back_past_records_that_have_changed(whole, tmp_path):
-    """From a checkpoint with the clients' memory to the one before, whose memory is in the file: it stays, too."""
+    """Goes from a checkpoint that holds the clients' memory back to one whose memory is in the file, which is kept."""
     run, on_disk = tmp_path / "run", {"residence.data": "host", "residence.clients": "disk"}
     train(config_of(2, **on_disk), run)
     train(config_of(3), run)
@@ -129,7 +131,7 @@ def test_a_disk_that_is_full_of_clients_rows_is_one_line_and_loses_nothing(whole
     write = ClientRows.write
 
     def fill(rows, client, number, data):
-        if number == 3:  # the file may not grow by what this row takes
+        if number == 3:  # the file may not grow by the size of this row
             rows._file.execute("PRAGMA max_page_count = 1")
             data = bytes(10**6)
         write(rows, client, number, data)
@@ -147,7 +149,7 @@ def test_a_disk_that_is_full_of_clients_rows_is_one_line_and_loses_nothing(whole
 
 @pytest.mark.parametrize("closed", [".", "clients.sqlite"])
 def test_what_cannot_be_written_to_is_one_line_and_loses_nothing(whole, closed, monkeypatch):
-    """The folder or the file alone; also of root, whom permissions do not stop: it is somebody else meanwhile."""
+    """The folder or only the file. Permissions do not stop root, so root becomes another user."""
     fields, user = {"residence.data": "host", "residence.clients": "disk"}, os.geteuid()
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
         run = pathlib.Path(folder) / "run"
@@ -212,7 +214,7 @@ def test_late_uploads_of_clients_whose_records_are_elsewhere_are_refused(monkeyp
 
 
 def test_clients_of_several_widths(tmp_path, monkeypatch):
-    """Images on the device and on the host; a run that is resumed; and rows as long as their client has images."""
+    """Images on the device and on the host, a resumed run, and rows as wide as the client's number of images."""
     for module in (views, experiment, residence):
         monkeypatch.setattr(module, "MOST_ENTRIES", 1)
     sizes = np.array([9, 150, 10, 12, 8, 11, 10, 12])
@@ -234,7 +236,7 @@ def test_clients_of_several_widths(tmp_path, monkeypatch):
     assert_same(*records)
 
 
-# The server remembers each client's last upload, and a client gets those of the clients most like it.
+# The server remembers each client's last upload; a client receives the uploads of the clients most like it.
 RECALLING = {
     "method": "fedmatch",
     "model.normalisation": "running",
@@ -246,7 +248,7 @@ RECALLING = {
 
 @pytest.fixture(scope="module")
 def fedmatch(tmp_path_factory):
-    """Fields, the last state and the records of a run of FedMatch that is on the device as a whole."""
+    """Fields, last state and records of a FedMatch run that is on the device as a whole."""
     fields, folder = {**RECALLING, "data.labels": "clients"}, tmp_path_factory.mktemp("fedmatch") / "run"
     state = train(config_of(**fields), folder)
     assert not (folder / "clients.sqlite").exists()
@@ -268,7 +270,7 @@ def test_a_server_that_remembers_uploads_goes_on_elsewhere(fedmatch, tmp_path, p
 
 
 def test_a_round_reads_records_of_clients_that_are_not_in_it(fedmatch, tmp_path, monkeypatch):
-    """In every second round; with zeros in their place it ends with other numbers."""
+    """Every second round reads them: with zeros instead, its figures change."""
     fields, _, expected = fedmatch
     join, numbers = ClientMemory.join, []
 
@@ -289,7 +291,7 @@ def test_a_round_reads_records_of_clients_that_are_not_in_it(fedmatch, tmp_path,
 
 
 def test_a_device_holds_the_records_of_a_round_alone():
-    """Of 2 clients and 2 helpers for each: no argument of the round's program has a model for each of 8 clients."""
+    """2 clients with 2 helpers each: no argument of the round's program has a model for all 8 clients."""
     at = {"data.labels": "clients", "residence.clients": "host", "residence.data": "host"}
     config = config_of(**{**RECALLING, **at})
     with use_machine(config) as machine:
@@ -298,11 +300,11 @@ def test_a_device_holds_the_records_of_a_round_alone():
     assert {leaf.shape[0] for leaf in jax.tree.leaves(state.records)} == {2 + 2 * 2}
     assert {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)} == {2}
     of_all = [leaf.shape for leaf in jax.tree.leaves(lowered.args_info) if leaf.shape[:1] == (8,)]
-    assert of_all and max(np.prod(shape) for shape in of_all) == 8 * 10  # what uploads say of an image of noise
+    assert of_all and max(np.prod(shape) for shape in of_all) == 8 * 10  # the uploads' outputs for an image of noise
 
 
 def test_uploads_that_do_not_fit_are_said_before_anything_is_compiled(monkeypatch):
-    """They count as the clients' memory does: the server remembers one model of each client, or two."""
+    """They count like the clients' memory: the server remembers one or two models for each client."""
     needed = []
 
     def chosen(config, held, memory_bytes, *more):
@@ -314,7 +316,7 @@ def test_uploads_that_do_not_fit_are_said_before_anything_is_compiled(monkeypatc
     build_experiment(config_of(**fields))
     one = build_experiment(config_of(**fields, **{"fedmatch.sparse_down": False}))
     assert needed[0] - needed[1] == one.problem.config.num_clients * tree_bytes(one.state_shape.model.params)
-    monkeypatch.setattr(experiment, "memory_limit", lambda: needed[1])  # beside it there are images
+    monkeypatch.setattr(experiment, "memory_limit", lambda: needed[1])  # the images need more than this
     with pytest.raises(UserError, match=r"^residence\.data='device' and residence.clients='device' need ") as caught:
         build_experiment(config_of(**fields))
     assert "\n" not in str(caught.value)
@@ -336,9 +338,9 @@ def config_with(**fields):
     "gigabytes, memory, width, expected",
     [
         (1, 1, 50, ("device", "device", True)),
-        (8, 1, 50, ("host", "host", False)),  # images take more than a quarter of the device
+        (8, 1, 50, ("host", "host", False)),  # the images take more than a quarter of the device's memory
         (1, 8, 50, ("device", "host", False)),  # the clients' memory does
-        (1, 100, 50, ("device", "disk", False)),  # and of a hundred clients in ten rounds still
+        (1, 100, 50, ("device", "disk", False)),  # so does that of the hundred clients in ten rounds
         (1, 1, 10**6, ("device", "host", False)),  # a table of all clients does not fit
     ],
 )
@@ -369,7 +371,7 @@ def test_what_fits_only_without_the_other_is_said_by_arithmetic():
         assert choose(config_with(**asked), images, 7 * 2**30, 16 * 2**30, 50).whole
     with pytest.raises(UserError, match=r"need 18.0 .*; set residence.data='host' and residence.clients='host'$"):
         choose(config_with(**asked), held(17), 2**30, 16 * 2**30, 50)
-    # Where one of the two may be elsewhere, it goes there.
+    # An array that may be elsewhere goes there.
     del asked["residence.clients"]
     assert choose(config_with(**asked), held(14), 3 * 2**30, 16 * 2**30, 50).clients == "host"
     assert choose(config_with(), held(3, unknown=2), 1, 16 * 2**30, 50).images == "host"
@@ -377,7 +379,7 @@ def test_what_fits_only_without_the_other_is_said_by_arithmetic():
 
 def test_a_row_that_sqlite_does_not_take_is_said_by_arithmetic():
     with sqlite3.connect(":memory:") as file:
-        most = file.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)  # of the bytes of a whole row
+        most = file.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)  # bytes of a whole row
     of_ten, room = {"num_clients": 10, "clients_per_round": 2}, 2**40
     for place in ("host", "disk"):
         config = config_with(**of_ten, **{"residence.clients": place})

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP while Python itself does not look at signals: a process ends at once, or it saves."""
+"""SIGINT, SIGTERM and SIGHUP while Python cannot run its handlers: a process ends at once or saves first."""
 
 import fcntl
 import os
@@ -15,12 +15,12 @@ from fedjax_ssl.run.signals import Signals
 from tests.helpers.runs import ROOT
 
 ALL = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "SIGTERM"), (signal.SIGHUP, 129, "SIGHUP")]
-# Minutes in C, without Python's lock, as the compiler and a computation do it: no handler of Python runs meanwhile.
+# Minutes of C code without Python's lock, like compiling: Python's handlers cannot run.
 BUSY = "import hashlib; print('busy', flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"
 
 
 def hear_hangups():
-    """In a process that begins: under nohup, or where a test run has no terminal, SIGHUP may be ignored."""
+    """Restores SIGHUP in a new process: nohup or a test run without a terminal may ignore it."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -50,7 +50,7 @@ def wait_for_line(stream, part):
 
 @pytest.mark.parametrize("number, status, word", ALL)
 def test_a_process_goes_while_python_waits_for_native_code(start, tmp_path, number, status, word):
-    """And removes what it was writing."""
+    """It removes the file that it was writing."""
     path = tmp_path / "half.json"
     process = start(
         "-c",
@@ -71,7 +71,7 @@ def test_a_process_goes_while_python_waits_for_native_code(start, tmp_path, numb
 
 @pytest.mark.parametrize("number, status, word", ALL)
 def test_rounds_hold_the_first_signal_back_and_not_the_second(start, number, status, word):
-    """Of a closed terminal there may be two; then another signal ends the process."""
+    """A closed terminal may send SIGHUP twice; then only another signal ends the process."""
     process = start(
         "-c",
         "from fedjax_ssl.run.signals import Signals, watch_signals\n"
@@ -115,7 +115,7 @@ def test_nohup_keeps_a_closed_terminal_away(start):
 
 
 def test_rounds_are_saved_when_their_terminal_is_closed(tmp_path):
-    """What is shown then goes nowhere, and is no error."""
+    """Output to the closed terminal is lost without an error."""
     saved, (master, slave) = tmp_path / "saved", pty.openpty()
     process = subprocess.Popen(
         [
@@ -174,7 +174,7 @@ def test_a_caller_of_the_library_keeps_its_handlers():
 
 @pytest.mark.parametrize("number, status, word", ALL)
 def test_a_command_goes_while_it_compiles_and_leaves_no_folder(start, tmp_path, number, status, word):
-    """The compiler is replaced by something that takes minutes of native code and cannot be interrupted."""
+    """The compiler is replaced by minutes of native code that cannot be interrupted."""
     config = tmp_path / "slow.py"
     config.write_text(
         "import hashlib, jax\n"
@@ -195,7 +195,7 @@ def test_a_command_goes_while_it_compiles_and_leaves_no_folder(start, tmp_path, 
 
 
 def test_a_command_that_is_imported_goes_with_a_line(start):
-    """The program watches signals before it imports anything that takes long."""
+    """The program watches signals before any slow import."""
     process = start(
         "-c",
         "import sys, builtins\n"

@@ -1,4 +1,4 @@
-"""`tune`: which choices are measured, which is taken, and who gets it."""
+"""`tune`: the choices that are measured, the one taken, and the runs that use it."""
 
 import contextlib
 from unittest import mock
@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def on(name, devices):
-    """A machine that is not here."""
+    """Pretends that the machine has these devices."""
     stack = contextlib.ExitStack()
     stack.enter_context(use_platform(name))
     stack.enter_context(mock.patch.object(jax, "device_count", lambda: devices))
@@ -52,7 +52,7 @@ def test_elsewhere_more_and_more_lanes_on_all_devices(devices, jobs, on_gpu, on_
 
 
 def table_of(seconds):
-    """A measurement that looks its seconds up, and notes what it was asked for."""
+    """A measurement that looks up its seconds, and the list of choices that it was asked for."""
     asked = []
 
     def measure(choice):
@@ -73,7 +73,7 @@ def test_other_forms_are_tried_around_the_fastest():
         measure, asked = table_of({(1, "packed"): 3.0, (3, "packed"): 2.0, (3, "loop"): 4.0})
         search(first, 10, measure)
     assert asked == [*first, Choice(1, 3, "grouped"), Choice(1, 3, "loop")]
-    # Of one lane there are no forms: those of two, where there are two jobs for a device.
+    # One lane has no forms; those of two lanes are tried if a device has two jobs.
     for jobs, more in ((2, [Choice(1, 2, "loop"), Choice(1, 2, "im2col")]), (1, [])):
         measure, asked = table_of({(1, ""): 1.0})
         assert fastest(search([Choice(1, 1)], jobs, measure)).choice == Choice(1, 1)
@@ -93,7 +93,7 @@ def test_a_choice_is_remembered_for_runs_like_this_one(cache):
     assert (
         recall(config, (16, 16, 1)) is None and recall(make_tiny_config(**{"model.dtype": "bfloat16"}), SHAPE) is None
     )
-    remember(config, SHAPE, Choice(jax.device_count() + 1, 1))  # as of a machine with more devices
+    remember(config, SHAPE, Choice(jax.device_count() + 1, 1))  # as from a machine with more devices
     assert recall(config, SHAPE) is None
     remember(config, SHAPE, choice)
     whole = cache.read_text()
@@ -120,7 +120,7 @@ def test_a_run_takes_it_unless_it_says_otherwise():
 
 
 def test_every_job_makes_as_many_steps():
-    config = make_tiny_config(num_clients=8, clients_per_round=3)  # of 33 images: four batches an epoch, of two epochs
+    config = make_tiny_config(num_clients=8, clients_per_round=3)  # 33 images: four batches an epoch, two epochs
     experiment = build_experiment(config)
     state = jax.jit(lambda data: initialise(experiment, data))(experiment.data)
     upload, num_steps = jax.jit(lambda state, data: cohort_steps(experiment, 3, 1, state, data))(state, experiment.data)

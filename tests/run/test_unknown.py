@@ -1,4 +1,4 @@
-"""A run whose clients hold images of unknown classes: its records, and that nothing tells it which they are."""
+"""A run whose clients hold images of unknown classes: its records, and that it does not know these images."""
 
 import json
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
 
 
 def unknown_digits(path, turned):
-    """The digits without 8 and 9, which are unknown; `turned`: each of these is labelled as the other one."""
+    """The digits with 8 and 9 as unknown classes; `turned`: their labels are exchanged."""
     digits = read_data(make_fedanchor_config())
     arrays = {name: getattr(digits, name) for name in ("x_train", "y_train", "x_test", "y_test")}
     if turned:
@@ -29,7 +29,7 @@ def unknown_digits(path, turned):
 
 @pytest.fixture(scope="module")
 def both_runs(tmp_path_factory):
-    """Two runs, which differ in the labels of unknown images: (folder, state), and the configuration of the first."""
+    """Two runs that differ in unknown images' labels, as (folder, state), and the first one's configuration."""
     folder = tmp_path_factory.mktemp("unknown")
     configs = [unknown_digits(folder / f"{turned}.npz", turned) for turned in (False, True)]
     found = [(folder / str(number), train(config, folder / str(number))) for number, config in enumerate(configs)]
@@ -43,7 +43,7 @@ def test_labels_of_unknown_images_change_no_bit(both_runs):
 
 
 def test_every_line_says_what_the_model_makes_of_unknown_images(both_runs):
-    """By scikit-learn and NumPy, from the predictions of the trained model."""
+    """Compares with scikit-learn and NumPy on the trained model's predictions."""
     ((workdir, _), _), config = both_runs
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     names = ("test_auroc", "test_open_accuracy", "qualified_unknown_share")

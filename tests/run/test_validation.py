@@ -1,4 +1,4 @@
-"""Runs with validation images: what is measured on them, when the test set is opened, and what the records say."""
+"""Runs with validation images: what is measured on them, when the test set is used, and what the records say."""
 
 import json
 import shutil
@@ -25,13 +25,13 @@ VALIDATION = 50
 
 
 def make_config(**overrides):
-    """The tiny run, which sees all labels but those of the validation images."""
+    """The tiny run with all labels visible except those of validation images."""
     return make_tiny_config(**{"data.validation": VALIDATION, "snapshot_rounds": (0, 2), **overrides})
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """(workdir, state) of a run that nobody interrupted."""
+    """(workdir, state) of an uninterrupted run."""
     workdir = tmp_path_factory.mktemp("validated") / "run"
     return workdir, train(make_config(), workdir)
 
@@ -58,7 +58,7 @@ def by_the_predictor(workdir, images, labels):
 
 
 def assert_measured(workdir, digits):
-    """A finished run's last figures are those of its last model on the validation rows and on the test set."""
+    """Checks a finished run's last figures against its last model's on validation rows and test set."""
     rows, summary, last = rows_of(workdir), summary_of(workdir), read_run(workdir).metrics[-1]
     accuracy, loss = by_the_predictor(workdir, digits.x_train[rows], digits.y_train[rows])
     assert len(rows) == VALIDATION and last["validation_accuracy"] == summary["validation_accuracy"]
@@ -111,7 +111,7 @@ def test_seeds_in_one_program_have_their_own_validation_images(finished, digits,
 
 
 def test_a_run_that_goes_on_opens_the_test_set_again_at_its_new_end(finished, digits, tmp_path):
-    """And ends as one that was never short; one that lost its summary gets the same again."""
+    """It ends like an uninterrupted run; a run without its summary writes the same one again."""
     whole, state = finished
     train(make_config(num_rounds=2), tmp_path)
     assert_measured(tmp_path, digits)
@@ -124,7 +124,7 @@ def test_a_run_that_goes_on_opens_the_test_set_again_at_its_new_end(finished, di
     figures = ("test_accuracy", "test_loss", "validation_accuracy", "best_validation_accuracy", "best_round")
     expected = {name: summary_of(whole)[name] for name in figures}
     assert {name: summary_of(tmp_path)[name] for name in figures} == expected
-    (tmp_path / "summary.json").unlink()  # as if it had been killed after its last checkpoint
+    (tmp_path / "summary.json").unlink()  # as if killed after its last checkpoint
     train(make_config(), tmp_path)
     assert {name: summary_of(tmp_path)[name] for name in figures} == expected
 
@@ -168,7 +168,7 @@ def test_a_report_says_which_figure_is_which(finished, tmp_path):
     assert (run / "figures" / "validation_accuracy.png").exists()
     assert not (run / "figures" / "test_accuracy.png").exists()
 
-    # One that is not finished has no test accuracy, and its last snapshot shows validation images.
+    # An unfinished run has no test accuracy, and its last snapshot shows validation images.
     (run / "summary.json").unlink()
     (run / "metrics.jsonl").write_text("".join((run / "metrics.jsonl").read_text().splitlines(keepends=True)[:3]))
     text, card = write_report(run).read_text(), (run / "MODEL_CARD.md").read_text()
@@ -178,7 +178,7 @@ def test_a_report_says_which_figure_is_which(finished, tmp_path):
 
 
 def made_up(validation, *accuracies, tested=None):
-    """The records of a run whose rounds had these accuracies, on validation images or else on the test set."""
+    """Records of a run with these accuracies per round, on validation images or, without them, on the test set."""
     config = {**make_tiny_config().to_dict(), "num_rounds": len(accuracies)}
     config["data"] = {**config["data"], "validation": validation}
     name = "validation_accuracy" if validation else "test_accuracy"

@@ -1,4 +1,4 @@
-"""Runs that begin with another run's model: what is taken, what is refused, and that resuming needs it no more."""
+"""Runs that start from another run's model: what is taken or refused; resuming does not need the other run."""
 
 import json
 import shutil
@@ -28,12 +28,12 @@ FRESH = {"server.pretrain_epochs": 0}  # nothing is trained before the first rou
 
 
 def begun(**fields):
-    """The parts of a run that sees all labels, as the finished run did."""
+    """The experiment of a run that sees all labels, like the finished run."""
     return build_experiment(make_tiny_config(**{"model.statistics": "all", **FRESH, **fields}))
 
 
 def copied(folder, to, **changes):
-    """A copy of a run's folder, with other fields in its configuration."""
+    """A copy of a run's folder with some configuration fields changed."""
     shutil.copytree(folder, to)
     config = json.loads((to / "config.json").read_text())
     for name, value in changes.items():
@@ -56,14 +56,14 @@ def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_
     trained = finished_run[1].model
     first = saved_model(run, jax.eval_shape(lambda: trained), 0)
     chex.assert_trees_all_equal(first.params, jax.device_get(trained.params))
-    chex.assert_trees_all_close(first.batch_stats, jax.device_get(trained.batch_stats), atol=1e-5)  # taken anew
+    chex.assert_trees_all_close(first.batch_stats, jax.device_get(trained.batch_stats), atol=1e-5)  # computed again
     assert json.loads((run / "config.json").read_text())["init_from"] == str(other)
     facts = {"run": str(other.resolve()), "method": "supervised", "round": 4, "parts": ["backbone", "classifier"]}
     summary = json.loads((run / "summary.json").read_text())
     assert summary["init_from"] == facts
     assert "the model of another run, other (init_from.json)" in model_card(read_run(run))
 
-    shutil.rmtree(run / "checkpoints" / "2")  # as if it had been killed in its first rounds
+    shutil.rmtree(run / "checkpoints" / "2")  # as if killed in its first rounds
     (run / "summary.json").unlink()
     shutil.rmtree(other)
     chex.assert_trees_all_equal(train(config, run), state)
@@ -72,7 +72,7 @@ def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_
 
 @pytest.mark.parametrize("has_head", [False, True])
 def test_a_second_classifier_that_the_given_model_lacks_is_a_copy_of_the_first(has_head):
-    """ACR labels images by it from the first round on."""
+    """ACR labels images with it from the first round on."""
     fields = {"method": "fedavg_semi", "trainer.name": "acr", "data.labels": "some_clients"}
     fields |= {"data.server_labels": 0, "model.normalisation": "running"}
     experiment = build_experiment(make_tiny_config(**{"data.reveal_labels": False, **FRESH, **fields}))
@@ -110,14 +110,14 @@ def test_each_seed_has_its_own_and_a_relative_path_is_looked_for_below_the_root(
 
 @pytest.mark.parametrize("method", ["fedanchor", "fedil", "fedmatch"])
 def test_what_a_method_makes_of_its_first_model_it_makes_of_this_one(method, finished_run):
-    """Parts that the other run has not stay fresh; copies in the server's memory are copies of the given model."""
+    """Parts that the other run lacks stay newly initialised; copies in the server's memory equal the given model."""
     fields = {"method": method, "init_from": str(finished_run[0]), "data.reveal_labels": True, **SMALL, **FRESH}
     experiment = build_experiment(make_fedanchor_config(**fields))
     given = find_warm_start(experiment).model
     init = jax.jit(lambda data, given: initialise(experiment, data, given))
     state = init(experiment.data, given)
     params = {name: part for name, part in state.model.params.items() if name != "anchor_head"}
-    # FedMatch splits the model in two, and leaves out the smallest entries of one of them.
+    # FedMatch splits the model in two and removes the smallest entries of one part.
     chex.assert_trees_all_close(params, given.params, atol=2e-6 if method == "fedmatch" else 0)
     assert ("anchor_head" in state.model.params) == (method == "fedanchor")
     assert "anchor_head" not in given.params
@@ -135,7 +135,7 @@ def self_supervised_run(request, tmp_path_factory):
 
 
 def test_what_was_learned_without_labels_warms_another_method_up(self_supervised_run):
-    """The encoder and the probe begin the other run; the heads of the first stay behind."""
+    """The other run starts with the encoder and the probe; the first run's heads are left out."""
     folder, state = self_supervised_run
     fields = {"data.reveal_labels": False, "model.normalisation": "running", **SMALL, **FRESH}
     experiment = build_experiment(make_fedanchor_config(method="semifl", init_from=str(folder), **fields))
@@ -153,13 +153,13 @@ def test_such_a_run_has_accuracies_and_can_be_asked_for_classes(self_supervised_
     predict, digits = load(folder, allow_code=True), load_dataset(make_tiny_config().data)
     right = np.mean(predict(digits.x_test).labels == digits.y_test)
     assert summary["test_accuracy"] == pytest.approx(right, abs=1e-6)
-    assert min(summary["test_accuracy"], summary["test_knn_accuracy"]) > 0.3  # of ten classes, by 40 labels
+    assert min(summary["test_accuracy"], summary["test_knn_accuracy"]) > 0.3  # with ten classes and 40 labels
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all(line["byol_loss"] > 0 and line["divergence"] > 0 and line["uploads"] == 4 for line in lines)
 
 
 class Refused:
-    """What is wrong with another run, and the line that says it."""
+    """A fault of another run, and the line that reports it."""
 
     def of_pixels(folder):
         write_dataset(folder, {**read_dataset(folder), "image_shape": [9, 8, 1]})

@@ -1,4 +1,4 @@
-"""Random search: the same tries for every row, the best one by validation accuracy alone, the table with its fields."""
+"""Random search: equally many tries for every row, the best by validation accuracy alone, the table with its fields."""
 
 import csv
 import io
@@ -46,7 +46,7 @@ def write(folder):
 def test_draws_are_of_the_row_and_the_try_and_fill_the_range():
     rates = np.array([SEARCH.draw("FedAvg", number)["client.learning_rate"] for number in range(1, 2001)])
     assert rates.min() >= 0.001 and rates.max() <= 0.1
-    # A third of the draws in each third of the logarithm's range, to four standard deviations.
+    # A third of the draws is in each third of the log range, up to four standard deviations.
     shares = np.histogram(np.log10(rates), bins=[-3, -7 / 3, -5 / 3, -1])[0] / 2000
     assert np.abs(shares - 1 / 3).max() < 4 * np.sqrt(2 / 9 / 2000)
     assert SEARCH.draw("FedAvg", 7) == SEARCH.draw("FedAvg", 7) != SEARCH.draw("FixMatch", 7)
@@ -60,7 +60,7 @@ def test_every_row_has_the_same_number_of_tries():
     tries = tries_of(methods, SEARCH, 3)
     assert list(tries) == [f"{name}, try {number}" for name in methods for number in range(3)]
     assert tries["FixMatch, try 0"] == ("fixmatch", {"num_rounds": 3, "data.validation": 10})
-    assert list(tries_of({"A": ""}, Search({"B": {"seed": (1, 2)}}, {}), 3)) == ["A, try 0"]  # all would be the same
+    assert list(tries_of({"A": ""}, Search({"B": {"seed": (1, 2)}}, {}), 3)) == ["A, try 0"]  # all would be equal
     assert tries["FedAvg, try 2"] == ("supervised", {"data.validation": 10, **SEARCH.draw("FedAvg", 2)})
 
 
@@ -98,7 +98,7 @@ def test_a_sweep_with_tries_runs_them_first_and_its_rows_with_the_best_fields(tm
         assert f"{cell.name}: try {best} of 2" in err
     table = (tmp_path / "out" / "table.md").read_text()
     assert ", try " not in table and "| FedAvg (labels revealed) | 1 of 1 |" in table
-    # Again: nothing is left to do, and a row alone is chosen as before.
+    # A repetition leaves nothing to do, and a single row gets the same choice.
     run_sweep(file, tmp_path / "out", dry_run=True, tries=2)
     assert {line.split("  ")[1] for line in capsys.readouterr().out.splitlines() if "seed_" in line} == {"finished"}
 

@@ -1,4 +1,4 @@
-"""Sweeps: the same table after an interruption, failures that take nothing down, every committed file."""
+"""Sweeps: the same table after an interruption, failures that stop no other run, and every committed file."""
 
 import csv
 import json
@@ -50,7 +50,7 @@ def get_config(arguments=""):
     return apply_arguments(make_fedanchor_config(num_rounds=2, **SMALL), arguments)
 """
 
-# Each file with the arguments that it takes: data sets, or the names of some rows.
+# Each file with its arguments: data sets, or names of some rows.
 SWEEPS = [
     (path, argument, kind == "DATASETS")
     for path in sorted((ROOT / "configs" / "sweeps").glob("*.py"))
@@ -70,7 +70,7 @@ def sweep_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tables():
-    """How many seeds each row of `finished_sweep` had whenever its table was written."""
+    """The seeds that each row of `finished_sweep` had whenever its table was written."""
     return []
 
 
@@ -128,7 +128,7 @@ def test_a_report_of_a_sweep_has_its_names_and_its_order(finished_sweep, tmp_pat
     assert names(finished_sweep) == rows
     copy = shutil.copytree(finished_sweep, tmp_path / "copy")
     shutil.copytree(copy / "FedAnchor", copy / "tries" / "FedAnchor_try_0")
-    assert len(read_groups([copy])[0]) == 3  # which a page of the sweep leaves out
+    assert len(read_groups([copy])[0]) == 3  # a page of the sweep leaves this out
     assert [group.name for group in read_groups([copy], rows_alone=True)[0]] == rows
     shutil.rmtree(copy / "tries")
     renamed = dict(zip(json.loads((copy / "rows.json").read_text()), ["Ours, with \x1b", "Centralised"]))
@@ -154,7 +154,7 @@ def test_the_seeds_that_are_left_of_a_row_are_trained_together(sweep_file, tmp_p
 
 
 def test_a_seed_that_another_process_took_meanwhile_keeps_nobody_from_the_rest(sweep_file, tmp_path, monkeypatch):
-    """Of three seeds the first is done here, the second is another's by then; the third is done here, too."""
+    """Of three seeds another process takes the second; the first and the third are done here."""
     (cell, *_), asked, done = plan(load_sweep(sweep_file), tmp_path), [], set()
 
     def train(config, *_):
@@ -170,13 +170,14 @@ def test_a_seed_that_another_process_took_meanwhile_keeps_nobody_from_the_rest(s
     assert asked == [(0, 1, 2), (1,), (2,)] and done == {0, 2}
     asked.clear()
     assert work._run_cell(cell, (1, 3), tmp_path, lambda: None) == {}
-    assert asked == [(1, 3)]  # whoever is at the first of them does the others
+    assert asked == [(1, 3)]  # the process that has the first seed does the others, too
 
 
 def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_file, tmp_path, capsys):
-    """Both are started at once, so both want the first run. The one that comes too late takes the second row, or, if
-    the other has done a run before it is stopped, the next run of its row; it gets SIGKILL in the middle of that. The
-    other one ends the sweep, in which every run was done once, and whose table is that of a sweep with one process."""
+    """Both start with the first run. The later process takes the second row, or the next run of the first row if one is
+    done, and is killed (SIGKILL) in the middle. The other ends the sweep: every run is done once, and the table is that
+    of a single process.
+    """
     shared = tmp_path / "shared"
     command = [sys.executable, str(ROOT / "launch.py"), "sweep", sweep_file, f"--workdir={shared}"]
     quiet = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
@@ -199,15 +200,15 @@ def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_fil
         for listener in listeners:
             listener.start()
         first = begun.get(timeout=240)
-        processes[first].send_signal(signal.SIGSTOP)  # however slow the other one is
+        processes[first].send_signal(signal.SIGSTOP)  # however slow the other process is
         other = 1 - first
-        while begun.get(timeout=240) == first:  # what it had said before it stopped
+        while begun.get(timeout=240) == first:  # its output before the stop
             pass
         processes[other].kill()
         (killed,) = [line.removeprefix(word) for line in said[other] if line.startswith(word)]
         assert not (pathlib.Path(killed) / "summary.json").exists()
         left = dry_run()
-        assert set(left) <= {"finished", "do"} and left.count("do") >= 4  # those that were begun, too
+        assert set(left) <= {"finished", "do"} and left.count("do") >= 4  # including the begun runs
         processes[first].send_signal(signal.SIGCONT)
         assert processes[first].wait(timeout=240) == 0, said[first]
     finally:
@@ -216,12 +217,12 @@ def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_fil
         for listener in listeners:
             listener.join()
     left = [line for line in said[other] if "left to another process" in line]
-    # Once at the most: a process that comes too late for a whole row goes on to the next one.
+    # At most once: a process that is too late for a whole row goes on to the next row.
     assert left in ([], ["FedAnchor, data.server_labels 40: left to another process"])
     assert left or "Centralised" not in killed
     done = [line.removeprefix(word).partition(",")[0] for line in said[first] if line.startswith(word)]
     runs = sorted(path.parent for path in shared.rglob("config.json"))
-    # Also the one that was killed, from its start on.
+    # Including the killed run, from its start.
     assert sorted(map(pathlib.Path, done)) == runs and len(runs) == 6, said
     for run in runs:
         same = finished_sweep / run.relative_to(shared)
@@ -276,7 +277,7 @@ def test_a_full_disk_ends_the_sweep_and_too_little_memory_does_not(
     if status == 4:
         assert tried == [("fedanchor", 0, 1, 2)]
         assert "stopped: No space left on device; the same command resumes the sweep (details: " in errors
-    else:  # a seed by itself needs less, another method too
+    else:  # a single seed or another method may need less
         assert len(tried) == 8 and "6 of 6 runs" in errors
 
 
@@ -301,7 +302,7 @@ def test_a_failure_is_not_forgotten_when_another_process_takes_a_later_seed(swee
 
     monkeypatch.setattr(work, "train", train)
     (tmp_path / "FedAnchor" / "server_labels=40" / "seed_0").mkdir(parents=True)
-    (tmp_path / "FedAnchor" / "server_labels=40" / "seed_0" / "summary.json").write_text("{}")  # and nothing else
+    (tmp_path / "FedAnchor" / "server_labels=40" / "seed_0" / "summary.json").write_text("{}")  # an incomplete run
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 3
     errors = capsys.readouterr().err
     assert "5 of 6 runs" in errors and errors.count("left to another process") == 1
@@ -362,7 +363,7 @@ def test_entries_of_the_wrong_kind_are_refused(entry, value, message, monkeypatc
 
 
 def test_a_config_may_take_no_arguments(tmp_path):
-    """As with --config; rows of names that have no Latin letter have folders, too."""
+    """Like --config; row names without Latin letters have folders, too."""
     (tmp_path / "plain.py").write_text("from fedjax_ssl import base_config as get_config")
     methods = {"基线": "", "方法": ("", {"num_rounds": 3})}
     cells = plan(Sweep(str(tmp_path / "plain.py"), methods), tmp_path)
@@ -372,9 +373,9 @@ def test_a_config_may_take_no_arguments(tmp_path):
 @pytest.mark.parametrize(
     "field",
     [
-        "data.server_labels",  # of the grid, though it has one value
-        "server.epochs",  # a method's own
-        "data.centralised",  # by a method's arguments
+        "data.server_labels",  # in the grid, although with a single value
+        "server.epochs",  # a method's own field
+        "data.centralised",  # set by a method's arguments
         "seeds",
     ],
 )
@@ -412,7 +413,7 @@ def test_all_rows_have_the_arguments_behind_the_config(tmp_path):
 
 
 def test_the_sweeps_of_the_page_are_what_it_says(tmp_path, monkeypatch, capsys):
-    """Its files are written and its commands carried out, without training."""
+    """Writes the page's files and runs its commands without training."""
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "how_to" / "sweeps.md").read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
@@ -451,11 +452,11 @@ def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, argument, is_dat
     name, text = str(path.relative_to(ROOT)), path.read_text()
     command = "python launch.py sweep {} --workdir="
     is_named = any(command.format(word) in text for word in (words.removeprefix(f"{ROOT}/"), f"{name}:BOARD"))
-    assert is_named or sweep == load_sweep(str(path))  # the default's name needs not be said
+    assert is_named or sweep == load_sweep(str(path))  # the default's name need not be given
 
 
 def test_what_a_round_costs_is_measured_with_helpers_and_at_named_rates(tmp_path):
-    """FedLabel's Table 5: whoever takes part has uploaded in the round before; SAGE's: no method's rate is silent."""
+    """FedLabel's Table 5: participants have uploaded in the round before. SAGE: each method names its rate."""
     cells = plan(load_sweep(f"{ROOT}/configs/sweeps/fedlabel_table5.py"), tmp_path)
     (fedmatch,) = [cell.config for cell in cells if cell.config.method == "fedmatch"]
     assert fedmatch.fedmatch.helper_interval == 1 and fedmatch.num_rounds > 1
@@ -477,7 +478,7 @@ def test_what_a_round_costs_is_measured_with_helpers_and_at_named_rates(tmp_path
     ],
 )
 def test_tables_have_the_papers_labels_and_classes(table, dataset, anchors, tmp_path):
-    """FedIL's non-IID clients have a fifth of the classes; the numbers of labels are those of the tables' headers."""
+    """FedIL's non-IID clients have a fifth of the classes; numbers of labels are those in the tables' headers."""
     cells = plan(load_sweep(f"{ROOT}/configs/sweeps/{table}.py:{dataset}"), tmp_path)
     assert {cell.config.data.server_labels for cell in cells} == anchors
     shards = {cell.config.data.classes_per_client for cell in cells if cell.config.data.partition == "shards"}
@@ -493,11 +494,11 @@ def test_tables_have_the_papers_labels_and_classes(table, dataset, anchors, tmp_
     ],
 )
 def test_semifls_table_has_the_papers_rows(dataset, backbone, batch_sizes, tmp_path):
-    """As its code runs them: the server trains in batches of 250, or of 10 where it has 1,000 labels or fewer."""
+    """As in SemiFL's code, the server trains in batches of 250, or of 10 with 1,000 labels or fewer."""
     configs = {cell.name: cell.config for cell in plan(load_sweep(f"{SEMIFL_TABLE1}:{dataset}"), tmp_path)}
     assert {config.model.name for config in configs.values()} == {backbone}
     assert {config.model.normalisation for config in configs.values()} == {"static"}
-    columns = {  # partition, alpha, classes for each client
+    columns = {  # partition, alpha, classes per client
         "IID": ("iid", None, None),
         "Dir 0.3": ("dirichlet_clients", 0.3, None),
         "Dir 0.1": ("dirichlet_clients", 0.1, None),

@@ -1,4 +1,4 @@
-"""A sweep whose rows begin with one trained model: it is trained once for each seed and value, before them."""
+"""A sweep whose rows start from one trained model: it is trained once for each seed and value, before the rows."""
 
 import csv
 import json
@@ -68,7 +68,7 @@ def test_every_row_begins_with_the_model_of_its_seed(sweep_file, tmp_path, capsy
         assert load(row, allow_code=True).round == 2
     assert [row["method"] for row in csv.DictReader((root / "table.csv").open())] == ["Warm", "Cold"]
 
-    # The folder may be moved: rows know the warm-up by its place in it.
+    # The folder may be moved: rows find the warm-up by its relative path.
     shutil.move(root, tmp_path / "elsewhere")
     monkeypatch.setattr(work, "train", lambda *arguments: pytest.fail("everything is finished"))
     capsys.readouterr()
@@ -102,7 +102,7 @@ def test_a_warm_up_for_each_value_that_it_depends_on(sweep_file, tmp_path):
 
 
 def pretended(folder, config, seed):
-    """A finished run's records."""
+    """Writes a finished run's records."""
     run = folder / f"seed_{seed}"
     run.mkdir(parents=True)
     (run / "config.json").write_text(json.dumps(for_seed(config, seed).to_dict()))
@@ -130,7 +130,7 @@ def test_rows_whose_warm_up_failed_are_not_run(sweep_file, tmp_path, monkeypatch
 
 
 def test_a_warm_up_that_another_process_is_at_is_waited_for(sweep_file, tmp_path, monkeypatch):
-    """It ends one seed and gives up the other, which is then taken over."""
+    """The other process ends one seed and gives up the other, which is then taken over."""
     trained, at_work = [], iter([True, True])
 
     def train(config, folder, on_finish, root):

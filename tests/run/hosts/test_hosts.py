@@ -1,4 +1,4 @@
-"""Several hosts train one run: real processes on this machine against one process; where a process finds its place."""
+"""Several hosts train one run: real processes on this machine compared with one process; a process finds its place."""
 
 import contextlib
 import io
@@ -29,7 +29,7 @@ from fedjax_ssl.run.observe.listeners import HearSignals, StopOnSignal
 from fedjax_ssl.run.signals import Signals
 from tests.helpers.runs import ROOT
 
-# Clients on labels, for what happens to processes; FedMatch's, of which the server remembers the last uploads.
+# Clients with labels, to test what happens to processes; FedMatch, whose server remembers the last uploads.
 CONFIGS = {
     "tiny": """
 from tests.helpers.runs import make_tiny_config
@@ -51,7 +51,7 @@ def get_config():
 
 @pytest.fixture
 def train(tmp_path):
-    """Starts a process for each of `happens` and waits for all: (statuses, what they said)."""
+    """Starts a process for each of `happens` and waits for all: (statuses, their output on stderr)."""
     for name, text in CONFIGS.items():
         (tmp_path / f"{name}.py").write_text(text)
     started = []
@@ -65,7 +65,7 @@ def train(tmp_path):
         for index, what in enumerate(happens):
             words = [what, f"--config={tmp_path / config}.py", f"--workdir={folder}", *more]
             if len(happens) > 1:
-                # Only the first may need the folder.
+                # Only host 0 may need the folder.
                 words[2] = words[2] if index == 0 else f"--workdir={tmp_path / 'no_such_folder'}"
                 words += [f"--coordinator=localhost:{port}", f"--num_processes={len(happens)}", f"--process_id={index}"]
             command = [sys.executable, str(ROOT / "tests" / "helpers" / "hosts_process.py"), *words]
@@ -100,8 +100,9 @@ def checkpoints_of(folder):
 
 
 def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
-    """A run of two processes, of which one is killed and then the other, is stopped, and ended by one process; and a
-    run that was never interrupted."""
+    """Compares with an uninterrupted run: of two processes one is killed, then the other; both are stopped; one process
+    ends the run.
+    """
     moved, whole = tmp_path / "moved", tmp_path / "whole"
     assert train(whole, "nothing", devices=2)[0] == [0]
 
@@ -113,7 +114,7 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
         "stopped: host 1 has gone: no word of it for 4 seconds; the last checkpoint is kept, and "
         f"python launch.py --workdir={moved} --allow_code resumes from it"
     ]
-    assert "Traceback" not in first and "@" not in first  # nor the stack trace of a library
+    assert "Traceback" not in first and "@" not in first  # nor a library's stack trace
     assert checkpoints_of(moved) == [0, 2]
 
     statuses, (first, second) = train(moved, f"4:{int(signal.SIGKILL)}", "nothing")
@@ -121,11 +122,11 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     assert second.splitlines()[-1] == "stopped: host 0 has gone: no word of it for 4 seconds"
     assert "Traceback" not in second and "@" not in second
 
-    statuses, (first, second) = train(moved, "nothing", f"3:{int(signal.SIGTERM)}")  # host 0 hears of it a turn later
+    statuses, (first, second) = train(moved, "nothing", f"3:{int(signal.SIGTERM)}")  # host 0 learns of it a turn later
     assert statuses == [143, 143], (first, second)
     assert "from round 2" in first
     assert first.splitlines()[-1].endswith(f"--workdir={moved} --allow_code resumes the run")
-    # A process that writes nothing says only what happens to it.
+    # A process that writes no files reports only its own end.
     assert [line.partition(":")[0] for line in second.splitlines() if "loading" not in line][-2:] == [
         "SIGTERM",
         "stopped; host 0 says what is left",
@@ -138,14 +139,14 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     assert (moved / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     states = last_state(moved), last_state(whole)
     for name, value in states[1].items():
-        np.testing.assert_array_equal(states[0][name], value)  # two addends have but one sum
+        np.testing.assert_array_equal(states[0][name], value)  # a sum of two addends does not depend on their order
     assert np.load(moved / "partition.npz")["server_index"].tolist() == (
         np.load(whole / "partition.npz")["server_index"].tolist()
     )
 
 
 def test_hosts_with_images_and_memory_of_clients_on_host_0(train, tmp_path):
-    """Each client keeps its optimizer and the server its upload, in host 0's file; the run of two hosts is resumed."""
+    """Each client keeps its optimizer and the server its upload, in host 0's file; the run on two hosts is resumed."""
     runs, rounds = (tmp_path / "two", tmp_path / "one"), "--config.num_rounds="
     more = ("--config.residence.data=host", "--config.residence.clients=disk", "--config.client.persistent=true")
     for number in (3, 4):
@@ -159,10 +160,10 @@ def test_hosts_with_images_and_memory_of_clients_on_host_0(train, tmp_path):
         with contextlib.closing(sqlite3.connect(run / "clients.sqlite")) as file:
             newest = "SELECT client, max(round), data FROM rows GROUP BY client ORDER BY client"
             rows.append(file.execute(newest).fetchall())
-    assert rows[0] == rows[1] and len(rows[0]) > 5  # of more clients than a round has, and how all begin
+    assert rows[0] == rows[1] and len(rows[0]) > 5  # more clients than in a round, and the rows that all start with
 
 
-# A script in place of the command line: it ends by a signal of host 1, or goes on after an error that all have come to.
+# A script instead of the command line: it ends by host 1's signal, or goes on after an error that all hosts share.
 SCRIPT = """
 import sys, time
 from fedjax_ssl import TrainingError
@@ -198,7 +199,7 @@ def test_a_script_ends_as_it_would_alone(what, status, out):
 
 
 class Others:
-    """A link whose other process says what it is told to."""
+    """A link to a scripted other process."""
 
     def __init__(self, index, *says):
         self.place, self.stopping, self.done = Place("here:1", 2, index), False, []
@@ -218,7 +219,7 @@ class Others:
 
 @pytest.fixture
 def meet_others(monkeypatch):
-    """Makes this the process with a number, of two; the other one says these texts."""
+    """Makes this process number `index` of two; the other one says the given texts."""
 
     def meet_others(index, *says):
         others = Others(index, *says)
@@ -235,7 +236,7 @@ def meet_others(monkeypatch):
         (TrainingError("diverged"), "", ["meet", "close"]),
         (SystemExit(143), "15", ["meet", "close"]),
         (KeyboardInterrupt(), "2", ["meet", "close"]),
-        (SystemExit(143), "", ["fail SystemExit"]),  # nobody else knows of it
+        (SystemExit(143), "", ["fail SystemExit"]),  # the other host does not know of it
         (KeyboardInterrupt(), "", ["fail KeyboardInterrupt"]),
         (UserError("no data"), "15", ["fail UserError"]),
     ],
@@ -262,7 +263,7 @@ def test_a_signal_counts_when_all_know_of_it(meet_others):
     hear, stop = HearSignals(signals), StopOnSignal(signals)
     turn = Turn(3, False, None, [[]], [[]], [True])
     hear.take(turn)
-    signals.received = signal.SIGTERM  # after they have met: the other one begins the next dispatch
+    signals.received = signal.SIGTERM  # after the meeting: the other host begins the next dispatch
     assert signals.waiting is None
     stop.take(turn)
     hear.take(turn)
@@ -273,7 +274,7 @@ def test_a_signal_counts_when_all_know_of_it(meet_others):
     signals = Signals(several_hosts=True)
     stop = StopOnSignal(signals)
     signals.received = signal.SIGTERM
-    with pytest.raises(SystemExit, match="143"):  # after the last turn there is no other
+    with pytest.raises(SystemExit, match="143"):  # no turn follows the last
         stop.take(turn._replace(is_last=True))
     alone = Signals()
     alone.received = signal.SIGTERM
@@ -286,7 +287,7 @@ def test_programs_that_differ_are_one_line(meet_others):
     def lowered(factor):
         return jax.jit(lambda x: factor * x).lower(1.0)
 
-    said = meet_others(0)  # the other one says the same
+    said = meet_others(0)  # the other host says the same
     programs.check_same_program(machine, "the rounds", lowered(2))
     assert said.done == ["meet"]
     texts = []
@@ -334,7 +335,7 @@ def test_host_0_names_no_code_that_a_process_does_not_name(meet_others, tmp_path
 
 
 def test_another_configuration_is_one_line(meet_others):
-    """But for fields that change no result, and for a process that was given none."""
+    """Fields that change no result may differ; a process without a configuration takes host 0's."""
     told, other, same = base_config(), base_config(), base_config()
     other.client.learning_rate, same.checkpoint_every = 7.0, 99
     text = json.dumps(told.to_dict())
@@ -349,7 +350,7 @@ def test_another_configuration_is_one_line(meet_others):
 
 @pytest.fixture
 def roll():
-    """Starts the service for so many processes; lets processes come, who hear what it says."""
+    """Starts the service for a number of processes, and processes that hear its answer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     started, heard = [], queue.SimpleQueue()
@@ -381,7 +382,7 @@ def test_all_processes_are_told_of_equal_ids_and_of_another_count(roll):
     assert said == "two processes have --process_id=1\n"
     for _ in range(2):
         assert heard.get(timeout=20) == (1, f"fedjax_ssl: {said}")
-    come(2, 2)  # one that comes later hears what was wrong
+    come(2, 2)  # a later process hears what was wrong
     assert heard.get(timeout=20) == (2, f"fedjax_ssl: {said}")
 
 
@@ -437,7 +438,7 @@ def test_a_failed_start_leaves_no_timer_that_ends_the_caller(monkeypatch):
 def test_the_service_is_open_to_as_few_as_can_be():
     assert coordinator.where_to_listen("localhost") == (socket.AF_INET, "127.0.0.1")
     assert coordinator.where_to_listen("127.0.0.1") == (socket.AF_INET, "127.0.0.1")
-    for elsewhere in ("192.0.2.7", "2001:db8::7", "a-name"):  # the first two are nobody's, by RFC 5737 and 3849
+    for elsewhere in ("192.0.2.7", "2001:db8::7", "a-name"):  # RFC 5737 and 3849 reserve the first two
         assert coordinator.where_to_listen(elsewhere)[1] in ("::", "0.0.0.0")
     assert Place("[::1]:70", 2, 0).address == ("::1", 70)
 
@@ -509,14 +510,14 @@ def test_slurm_gives_a_process_its_place(monkeypatch):
     in_slurm(monkeypatch)
     address = f"node07:{2**16 - 2**12}"
     assert find_place(None, None, None) == Place(address, 6, 3)
-    assert find_place("here:1", 2, 0) == Place("here:1", 2, 0)  # what is said counts
+    assert find_place("here:1", 2, 0) == Place("here:1", 2, 0)  # given values win
     assert find_place(None, "1", None) is None
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")  # of a host, for its two tasks
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")  # one host's devices, for its two tasks
     assert find_place(None, None, None) == Place(address, 6, 3, [2, 3])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # SLURM has shared them out itself
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # SLURM has divided them itself
     assert find_place(None, None, None) == Place(address, 6, 3)
     in_slurm(monkeypatch, SLURM_STEP_TASKS_PER_NODE="2,1(x4)", SLURM_LOCALID="0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert find_place(None, None, None) == Place(address, 6, 3)  # the only task of its host sees all
+    assert find_place(None, None, None) == Place(address, 6, 3)  # the only task of its host sees all devices
     in_slurm(monkeypatch, SLURM_NTASKS="1", SLURM_PROCID="0")
     assert find_place(None, None, None) is None

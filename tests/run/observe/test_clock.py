@@ -1,4 +1,4 @@
-"""What is shown while nothing else moves, and what a run says of itself in time."""
+"""What is shown while nothing else moves, and warnings that a run gives early."""
 
 import io
 import os
@@ -68,7 +68,7 @@ def test_elsewhere_lines_come_ever_more_rarely(screen):
 
 
 def test_a_terminal_sees_at_once_what_a_command_does(tmp_path):
-    """In a terminal of its own: the first line comes before JAX, and nothing of XLA's log."""
+    """In a real terminal the first line appears before JAX is imported; XLA's log stays hidden."""
     script = tmp_path / "slow.py"
     script.write_text(
         "import sys, time\n"
@@ -98,14 +98,14 @@ def test_a_terminal_sees_at_once_what_a_command_does(tmp_path):
 
 
 def turn(done, qualified, seconds, healthy=True):
-    """The listeners' turn after a round of as many runs as `qualified` has entries."""
+    """The listeners' turn after a round; `qualified` has an entry for each run."""
     lines = [[{"round": done, "qualified_per_client": count}] for count in qualified]
     timings = [[{"round": done, "seconds": seconds / len(qualified)}] for _ in qualified]
     return Turn(done, False, None, lines, timings, [healthy] * len(qualified))
 
 
 def advice(rounds, runs=1, **fields):
-    """What is said over rounds of (qualified of each run, seconds)."""
+    """The warnings over rounds, each given as (qualified of each run, seconds)."""
     said = []
     listener = Advise(make_tiny_config(**fields), types.SimpleNamespace(runs=[None] * runs), said.append)
     listener.take(Turn(0, False, None, [[]] * runs, [[]] * runs, [True] * runs))
@@ -124,7 +124,7 @@ def test_five_rounds_without_a_label_are_told_once():
 
 
 def test_a_run_of_days_is_told_once_by_the_later_rounds():
-    rounds = [([1.0], 5000.0)] + [([1.0], 100.0)] * 9  # the first one warms up
+    rounds = [([1.0], 5000.0)] + [([1.0], 100.0)] * 9  # the first round includes a warm-up
     (line,) = advice(rounds, num_rounds=2000)
     assert re.search(r"at 100 s a round the other 1996 take 2.3 days.*num_rounds, clients_per_round", line)
     assert advice(rounds, num_rounds=800) == []
@@ -136,7 +136,7 @@ def test_a_run_of_days_is_told_once_by_the_later_rounds():
     ({}, True),  # 0.03 with a momentum of 0.9
     ({"fedlabel.upload": "two_models"}, False),
     ({"client.learning_rate": 0.003, "client.momentum": 0.0}, False),  # the paper's
-    ({"client.learning_rate": 0.0031}, True),  # 0.031 in effect
+    ({"client.learning_rate": 0.0031}, True),  # an effective rate of 0.031
     ({"client.learning_rate": 0.0029}, False),
     ({"aggregation.optimizer": "fedavgm", "aggregation.learning_rate": 0.5, "aggregation.momentum": 0.0}, False),
     ({"aggregation.optimizer": "fedavgm", "aggregation.learning_rate": 0.5, "aggregation.momentum": 0.5}, True),

@@ -1,4 +1,4 @@
-"""What a run says: on stderr as much as is asked for, in run.log everything."""
+"""A run's messages: stderr has as much as asked for, run.log everything."""
 
 import re
 

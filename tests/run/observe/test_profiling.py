@@ -1,4 +1,4 @@
-"""The profile of a round: stages found in a real program, shares that add up."""
+"""The profile of a round: stages found in a real program, and shares that add up."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def test_instructions_are_found_by_their_scope():
     text = jax.jit(function).lower(jnp.eye(8)).compile().as_text()
     stage_of = stages_of_instructions(text)
     assert {"train", "evaluate"} <= set(stage_of.values()) <= {*STAGES, "other"}
-    # A loop lasts as long as its body, whose instructions count by themselves.
+    # A loop lasts as long as its body, whose instructions are counted separately.
     loops = re.findall(r"%(\S+) = .* while\(", text)
     assert loops and not set(loops) & set(stage_of)
 
@@ -37,7 +37,8 @@ def test_a_profile_says_where_the_time_goes(tmp_path, finished_run, capsys):
     assert spent["train"] > 0 and spent["evaluate"] > 0 and spent["server"] > 0
     assert figures["useful_lane_steps"] == 1.0 and figures["local_steps_per_round"] > 0
     assert figures["peak_memory_bytes"] > 2**20
-    # For 10 images: the hidden layer's two products (images need no gradient), the classifier's three, and little else.
+    # For 10 images: two products in the hidden layer (images need no gradient), three in the classifier, and little
+    # else.
     products = 10 * (2 * 64 * 32 + 3 * 32 * 10)
     assert 2 * products < figures["flops_per_local_step"] < 3 * products
     text = capsys.readouterr().out
@@ -59,7 +60,7 @@ def test_a_profile_of_a_run_without_clients(tmp_path):
 
 
 def test_bad_profiles_say_so(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("fedjax_ssl.run.observe.profiling.build_whole", None)  # both are refused before
+    monkeypatch.setattr("fedjax_ssl.run.observe.profiling.build_whole", None)  # both must be refused before
     (tmp_path / "held").mkdir()
     (tmp_path / "held" / "config.json").write_text("{}")
     assert launch.main(["profile", f"--workdir={tmp_path / 'held'}"]) == 2

@@ -1,4 +1,4 @@
-"""What is shown of a run: whole numbers in narrow terminals, the time left, and which run it is."""
+"""What is shown of a run: whole numbers in narrow terminals, the time left, and the run's name."""
 
 import io
 import re
@@ -21,7 +21,7 @@ FIGURES = "test 93.21 %  labels: anchor 97.1 %, classification 95.0 %  qualified
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still unless it is set; a round takes two minutes, longer than any estimate of Rich."""
+    """A clock that moves only when set; a round takes two minutes, longer than any estimate of Rich."""
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     return now
@@ -50,7 +50,7 @@ def test_plain_lines_say_the_same(clock):
             progress.update({**METRICS, "round": number})
     assert console.file.getvalue().splitlines() == [
         f"seed 1 (2 of 3)  round 1/4  0:01:30 left  {FIGURES}",
-        f"seed 1 (2 of 3)  round 3/4  0:00:21 left  {FIGURES}",  # the one between came too soon
+        f"seed 1 (2 of 3)  round 3/4  0:00:21 left  {FIGURES}",  # the line between came too soon
         f"seed 1 (2 of 3)  round 4/4  {FIGURES}",
     ]
 

@@ -1,4 +1,4 @@
-"""A run while it goes on: TensorBoard shows what the records say, once; W&B one run per seed; neither stops a run."""
+"""Trackers of a run: TensorBoard shows the records once, W&B has a run for each seed; neither can stop a run."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def expected_points(lines, timings):
 
 @pytest.fixture
 def copied(finished_fedanchor_run, tmp_path):
-    """The folder of a run of four rounds, without what a writer left there."""
+    """A run's folder after four rounds, without the tracker's files."""
     copy = tmp_path / "run"
     shutil.copytree(finished_fedanchor_run[0], copy, ignore=shutil.ignore_patterns("tensorboard"))
     return copy
@@ -46,7 +46,7 @@ def copied(finished_fedanchor_run, tmp_path):
 
 @pytest.fixture
 def reopen(copied):
-    """Begins the run again, cut back to a round, as one that was stopped; returns its folder and its writers."""
+    """Resumes the run from a round, as after a stop; returns its folder and its trackers."""
     open_folders = []
 
     def reopen(round_number, **fields):
@@ -74,7 +74,7 @@ def test_tensorboard_shows_what_the_records_say(finished_fedanchor_run):
         "pseudo_labels/anchor_head", "pseudo_labels/classification_head", "clients/qualified", "server/loss",
         "wire/bytes_up", "time/seconds_per_round",
     } < set(shown)  # fmt: skip
-    assert not [tag for tag in shown if tag.startswith("method/")]  # FedAnchor's are all known
+    assert not [tag for tag in shown if tag.startswith("method/")]  # FedAnchor's tags are all known
     text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
     assert json.loads(text) == json.loads((workdir / "config.json").read_text())
     assert "_hparams_/session_start_info" in events.summary_metadata
@@ -86,10 +86,10 @@ def test_a_run_that_goes_on_shows_each_round_once(copied, reopen):
     folder, trackers = reopen(4)
     with trackers:
         pass
-    watching = events_of(copied)  # as a TensorBoard that stays open
+    watching = events_of(copied)  # as an open TensorBoard
     assert points(watching) == expected_points(lines, timings)
     path = next((copied / "tensorboard").iterdir())
-    path.rename(path.with_name("events.out.tfevents.1000000000.before"))  # names have seconds, and this is too quick
+    path.rename(path.with_name("events.out.tfevents.1000000000.before"))  # file names have seconds; this is quicker
 
     folder, trackers = reopen(2)  # killed after a checkpoint at round 2
     assert points(events_of(copied)) == expected_points(lines[:2], timings)
@@ -156,7 +156,7 @@ def test_a_writer_that_fails_does_not_take_the_run_with_it(copied, reopen, capsy
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """A small W&B that keeps what it is given; `kept` is its server, id -> rows by step."""
+    """A fake W&B that keeps what it is given; `kept` is its server, id -> rows by step."""
     fake = types.ModuleType("wandb")
     fake.kept, fake.inits, fake.ends = {}, [], []
 
@@ -190,13 +190,13 @@ def test_wandb_has_one_run_that_goes_on(copied, reopen, wandb):
     folder, trackers = reopen(3, **on)
     with pytest.raises(KeyboardInterrupt), trackers:
         raise KeyboardInterrupt
-    folder, trackers = reopen(2, **on)  # its checkpoint is older than what W&B knows
+    folder, trackers = reopen(2, **on)  # its checkpoint is older than W&B's last step
     with trackers:
         trackers.write(lines[2:], [])
     first, second = wandb.inits
     assert first["id"] == second["id"] == (copied / "wandb_id").read_text().strip()
     assert (first["project"], first["resume"], first["reinit"]) == ("digits", "allow", "create_new")
-    assert first["config"] == folder.config and "mode" not in first  # which W&B's own variables say
+    assert first["config"] == folder.config and "mode" not in first  # W&B's own variables decide this
     (rows,) = wandb.kept.values()
     assert list(rows) == [1, 2, 3, 4]
     assert [row["test/accuracy"] for row in rows.values()] == [line["test_accuracy"] for line in lines]
@@ -211,7 +211,7 @@ def test_wandb_writes_through_no_link(name, copied, reopen, wandb, tmp_path, cap
 
 
 def test_wandb_from_the_configuration_on(finished_run, tmp_path, wandb):
-    """Seeds have runs of their own, in one group; the rounds that were there before are sent, too."""
+    """Seeds have their own runs in one group; earlier rounds are sent, too."""
     shutil.copytree(finished_run[0], tmp_path / "both" / "seed_0")
     config = make_tiny_config(num_rounds=5, seeds=(0,), **{"log.wandb_project": "digits"})
     train(config, tmp_path / "both")
