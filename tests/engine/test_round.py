@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.engine.cohort import cohort_of
 from fedjax_ssl.engine.interface import Finished, Jobs, Report, Selection, Upload, WireBytes, no_op
 from fedjax_ssl.engine.round import RoundKeys, _means, init_key, make_round, uniform
 from fedjax_ssl.engine.tracing import num_jobs
@@ -54,6 +55,13 @@ def test_received_says_whose_row_is_whose(round_fn):
     # Without a report nothing is said of pseudo-labels.
     assert not [name for name in metrics if "pseudo_label" in name or "qualified" in name]
     assert metrics["test_accuracy"] == 0.75  # everything is taken for class 1
+
+
+def test_a_cohort_knows_the_round_and_what_its_clients_remember():
+    state = toy_state()._replace(round=jnp.int32(7))
+    cohort = cohort_of(state, federation(), jnp.array([4, 2]), None, (), jax.random.key(0))
+    np.testing.assert_array_equal(cohort.round, [7, 7])
+    np.testing.assert_array_equal(cohort.own["labelled"], [400, 200])
 
 
 def test_where_every_upload_is_dropped_the_round_is_not_healthy(round_fn):

@@ -104,6 +104,10 @@ def test_every_picture_is_a_file_of_its_own(reported_run):
     card = (reported_run / "MODEL_CARD.md").read_text()
     accuracy = json.loads((reported_run / "summary.json").read_text())["test_accuracy"]
     assert f"{100 * accuracy:.2f} %" in card and str(reported_run) in card and "2402.10191" in card
+    lines = read_run(reported_run).metrics
+    sent = {way: f"{sum(line[f'bytes_{way}'] for line in lines) / 1e6:,.1f} MB" for way in ("down", "up")}
+    assert sent["down"] != sent["up"] and f"| {sent['down']} down, {sent['up']} up |" in card
+    assert all(f"<dt>{way}</dt><dd>{number}</dd>" in page for way, number in sent.items())
 
 
 def test_pictures_have_the_sizes_of_a_paper(three_runs, tmp_path, capsys):

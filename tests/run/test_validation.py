@@ -156,10 +156,6 @@ def test_a_report_says_which_figure_is_which(finished, tmp_path):
     assert f"| test accuracy | {tested} of the last model |" in card
     assert f"| validation accuracy | {last} (best {best}, round {summary['best_round']}) |" in card
     assert "50 of them held out for validation" in card and "no round was picked by it" not in card
-    lines = read_run(finished[0]).metrics
-    for way in ("down", "up"):
-        assert f" {sum(line[f'bytes_{way}'] for line in lines) / 1e6:,.1f} MB {way}" in card
-        assert f"<dt>{way}</dt><dd>{sum(line[f'bytes_{way}'] for line in lines) / 1e6:,.1f} MB</dd>" in text
     for words in (
         "Each round is measured on 50 validation images",
         "on the validation set after each round",
