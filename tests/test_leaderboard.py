@@ -49,6 +49,7 @@ def test_a_record_has_the_figures_of_the_run_and_is_replaced_by_a_later_one(boar
     monkeypatch.setattr(board, "load_sweep", lambda name: sweep)
     monkeypatch.setattr(board, "plan", lambda *_: [Cell("FedAvg", {}, planned, folder.parent, (0, 1))])
     monkeypatch.setattr(board, "RECORDS", tmp_path / "records")
+    monkeypatch.setattr(board, "LAST", 3)  # of the four rounds
     (tmp_path / "records").mkdir()
     old = dict.fromkeys(board.COLUMNS, "1")
     text = "\n".join(",".join(f'"{line[name]}"' for name in board.COLUMNS) for line in (
@@ -61,7 +62,7 @@ def test_a_record_has_the_figures_of_the_run_and_is_replaced_by_a_later_one(boar
     assert kept == {**old, "method": "FedAvg", "seed": "7"}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert replaced["rounds"] == str(len(lines)) and replaced["seed"] == "0"
-    accuracies = [100 * line["test_accuracy"] for line in lines][-5:]
+    accuracies = [100 * line["test_accuracy"] for line in lines][-3:]
     assert [float(value) for value in replaced["accuracies"].split()] == pytest.approx(accuracies, abs=6e-4)
     assert replaced["tries"] == "2" and replaced["records"] in (folder / "summary.json").read_text()
     sent = sum(line["bytes_down"] + line["bytes_up"] for line in lines) / 1e6

@@ -76,6 +76,21 @@ def test_local_training_is_that_of_the_equations(data, labels, client, fields, t
     assert np.max(moved) > 0.05
 
 
+def test_flexmatch_s_thresholds_are_of_all_the_client_s_images(data):
+    """Once a round from the received model's labels; most images are unsure, and no step's batch is as large."""
+    threshold = 0.59
+    problem, phase = fixmatch("server", **{"confidence.kind": "flexmatch", "fixmatch.threshold": threshold})
+    received, rows = sent_down(problem), np.asarray(data.client_index[NO_LABELS])[:7]
+    p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
+    counts = np.bincount(p.argmax(axis=1)[p.max(axis=1) >= threshold], minlength=3)
+    assert 7 - counts.sum() > counts.max() > 0
+    beta = counts / (7 - counts.sum())
+    needed = threshold * beta / (2 - beta)
+    job, finished = train(phase, received, data, NO_LABELS)
+    rule = lambda p: (np.eye(3)[p.argmax(axis=1)], p.max(axis=1) >= needed[p.argmax(axis=1)])  # noqa: E731
+    assert_as_by_hand(finished, train_by_hand(problem, data, received, job.work, rule))
+
+
 @pytest.mark.parametrize("ratio, steps", [(1, [2, 3, 2, 0]), (2, [2, 2, 2, 0])])
 def test_an_epoch_goes_through_both_decks_and_round_the_shorter_one_again(data, ratio, steps):
     """Unlabelled images in batches of 3 or 6; labelled ones, 4 and 5, always in batches of 3."""

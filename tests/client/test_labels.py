@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import base_config
-from fedjax_ssl.client import Examples, label_cohort, make_confidence, qualify, score_by_own_models, score_cohort
+from fedjax_ssl.client import (
+    Examples,
+    label_cohort,
+    label_for_report,
+    make_confidence,
+    qualify,
+    score_by_own_models,
+    score_cohort,
+)
 from fedjax_ssl.engine.interface import Cohort, Problem
 from fedjax_ssl.methods.fedanchor.client import AnchorEmbeddings, all_pairs_scores, class_anchors, class_mean_scores
 from tests.helpers.toy_federation import federation
@@ -94,11 +102,13 @@ def by_table(images):
     return jnp.array(TABLE)[images[:, 0, 0, 0].astype(jnp.int32) // 10]
 
 
-def labelled(examples, scores=by_table, threshold=0.5, strictly=False):
-    """The labels of a cohort, in one program."""
-    problem = problem_with()._replace(network=types.SimpleNamespace(probabilities=lambda model, x: scores(x)))
+def labelled(examples, threshold, strictly):
+    """The labels of a cohort, and the report of a method with a fixed threshold, in one program."""
+    problem = problem_with()._replace(network=types.SimpleNamespace(probabilities=lambda model, x: by_table(x)))
     rule = make_confidence(problem, threshold, strictly)
-    return jax.jit(lambda examples: label_cohort(problem, None, DATA, examples, rule))(examples)
+    return jax.jit(lambda examples: (
+        label_cohort(problem, None, DATA, examples, rule), label_for_report(problem, None, DATA, examples, threshold)
+    ))(examples)  # fmt: skip
 
 
 def test_scores_of_a_cohort():
@@ -130,13 +140,15 @@ def test_labels_of_a_cohort():
     """The largest score's class, and whether it counts: at the threshold where that is asked for, padding never."""
     threshold = float(TABLE[9].max())
     for strictly in (False, True):
-        made = labelled(examples_of([2, 3, 0]), threshold=threshold, strictly=strictly)
+        made, report = labelled(examples_of([2, 3, 0]), threshold, strictly)
         for job, client in enumerate((2, 3, 0)):
             rows = CLIENTS[client]
             best = TABLE[rows].max(axis=1)
             expected = best > threshold if strictly else best >= threshold
             np.testing.assert_array_equal(made.report.labels[job, : len(rows)], TABLE[rows].argmax(axis=1))
             np.testing.assert_array_equal(made.report.qualified[job], [*expected] + [False] * (3 - len(rows)))
+            np.testing.assert_array_equal(report.labels[job, : len(rows)], TABLE[rows].argmax(axis=1))
+            np.testing.assert_array_equal(report.qualified[job], [*(best >= threshold)] + [False] * (3 - len(rows)))
             top = np.sort(TABLE[rows], axis=1)
             np.testing.assert_allclose(made.report.facts["score_gap"][job, : len(rows)], top[:, -1] - top[:, -2])
         np.testing.assert_array_equal(made.weights, np.float32(made.report.qualified))

@@ -70,8 +70,11 @@ def run(problem, phase, clients=(0, 1, 2), own=None):
     return result, received, phase.prepare(received, DATA, cohort._replace(key=jax.random.fold_in(cohort.key, 0)), None)
 
 
-def steps_by_hand(config, model, deck, velocity=None, counts=False):
-    """The model after all steps, the velocity, the mean loss; and of each step its rows and the model after it."""
+def steps_by_hand(config, model, deck, velocity=None, counts=False, kept=()):
+    """The model after all steps, the velocity, the mean loss; and of each step its rows and the model after it.
+
+    FedProx's term is not of the parameters that are `kept`.
+    """
     start, velocity, losses, seen, after_each = dict(model), velocity or at_rest(model), [], [], []
     size, order = int(deck.size), np.asarray(deck.order)
     for epoch in order:
@@ -79,7 +82,8 @@ def steps_by_hand(config, model, deck, velocity=None, counts=False):
             rows = np.asarray(deck.rows)[epoch[first : min(first + config.batch_size, size)]]
             x = IMAGES[rows].reshape(len(rows), -1) / 255.0
             loss, gradient = loss_and_gradient(model, x, np.eye(CLASSES)[LABELS[rows]])
-            gradient = {name: leaf + config.proximal * (model[name] - start[name]) for name, leaf in gradient.items()}
+            for name in gradient.keys() - set(kept):
+                gradient[name] = gradient[name] + config.proximal * (model[name] - start[name])
             if not counts or len(seen) % 2 == 1:
                 model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
             losses.append(loss)
@@ -138,6 +142,17 @@ def test_parts_that_clients_keep_are_not_clipped():
         assert np.linalg.norm(change) > length
         expected = start + length * change / np.linalg.norm(change)
         np.testing.assert_allclose(clipped["backbone"]["bias"][job], expected, atol=1e-6)
+
+
+def test_parts_that_are_not_sent_may_go_far_from_the_received_ones():
+    """FedProx's term is of what is sent."""
+    problem = problem_with(**FIELDS["proximal"])
+    result, received, jobs = run(problem, phase_of(problem, sent=("classifier",)))
+    assert result.upload.model.params.keys() == {"classifier"}
+    for job in (0, 2):
+        deck, start = row(jobs.work.deck, job), in_numpy(received.model.params)
+        model, *_ = steps_by_hand(problem.config.client, start, deck, kept=["bias"])
+        np.testing.assert_allclose(result.upload.model.params["classifier"]["kernel"][job], model["kernel"], atol=2e-5)
 
 
 def test_a_step_that_does_not_count_leaves_model_and_optimiser():

@@ -23,6 +23,7 @@ from fedjax_ssl.engine.attacks import attacked, told_counts
 from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.evaluation import measure_model
 from fedjax_ssl.engine.interface import Broadcast, Problem, Upload
+from fedjax_ssl.engine.round import received_rows
 from fedjax_ssl.engine.updates import changed_by, moved_by
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
@@ -124,6 +125,15 @@ def test_counts_are_exaggerated_by_the_kind_of_lies_about_labels():
     ]:
         options = types.SimpleNamespace(kind=kind, strength=strength)
         np.testing.assert_array_equal(told_counts(options, counts, lies), expected)
+    # In a round those of all examples and those of the examples trained on.
+    data = types.SimpleNamespace(client_size=jnp.array([5, 7]), byzantine=lies[:2])
+    report = types.SimpleNamespace(qualified=jnp.arange(7) < jnp.array([[3], [4]]))
+    result = types.SimpleNamespace(
+        upload=None, clients=jnp.array([1, 0]), group=None, present=jnp.ones(2, bool), report=report
+    )
+    options = types.SimpleNamespace(attack=types.SimpleNamespace(kind="labels", strength=2.0))
+    received = received_rows(options, data, result, result.present)
+    assert (received.sizes.tolist(), received.num_qualified.tolist()) == ([14, 5], [6, 4])
 
 
 def federated(kind, attackers=0.5, seed=0):

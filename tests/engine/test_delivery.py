@@ -65,12 +65,14 @@ def test_who_does_not_answer_does_nothing():
 
 
 def test_who_is_late_has_nothing_to_do_with_who_answers():
-    fields = {"availability.never": 0.5, "availability.late": 0.5, "availability.late_weight": 0.0}
-    options, key, clients = problem(4, **fields).config, jax.random.key(0), jnp.arange(64)
+    """Seven in ten answer, and of those one in five is late, whoever they are: within four standard deviations."""
+    fields = {"availability.never": 0.3, "availability.late": 0.2, "availability.late_weight": 0.0}
+    options, key, clients = problem(4, **fields).config, jax.random.key(0), jnp.arange(2000)
     answers = present_jobs(options, Selection(clients), key)
     received = Received((), answers, clients, None, clients, clients)
-    metrics = delivered(options, received, clients, 64, None, {}, key)[2]
-    assert 0 < metrics["late_uploads"] < answers.sum()
+    metrics = delivered(options, received, clients, 2000, None, {}, key)[2]
+    shares = np.mean(answers), metrics["late_uploads"] / np.sum(answers)
+    np.testing.assert_allclose(shares, [0.7, 0.2], atol=4 * np.sqrt(0.7 * 0.3 / 2000))
 
 
 def test_late_uploads_are_dropped_and_their_clients_remember():

@@ -2,10 +2,13 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_ssl.data.unknown import UNKNOWN
-from fedjax_ssl.engine.evaluation import score_pseudo_labels
+from fedjax_ssl.engine import evaluation
+from fedjax_ssl.engine.evaluation import make_snapshot, score_pseudo_labels
 from fedjax_ssl.engine.interface import Report
+from fedjax_ssl.models import Outputs
 
 
 def test_images_without_a_label_of_any_kind_are_not_scored():
@@ -49,3 +52,27 @@ def test_labels_of_unknown_images_are_wrong():
     assert (found["pseudo_label_accuracy"], found["qualified_share"]) == (1 / 4, 4 / 5)
     np.testing.assert_allclose([found["qualified_accuracy"], found["qualified_unknown_share"]], [1 / 3, 2 / 3])
     assert "qualified_unknown_share" not in score_pseudo_labels(report, truth, truth < 2, 1)
+
+
+class OnePixel:
+    """Logits -x and x of a pixel, whose embedding is the pixel."""
+
+    def predict(self, model, images):
+        x = images[:, 0, 0, 0]
+        return Outputs(jnp.stack([-x, x], axis=1), {}, x[:, None])
+
+    def embeddings(self, outputs):
+        return outputs.features
+
+
+def test_a_snapshot_shows_images_from_the_whole_set(monkeypatch):
+    """Three of seven; its loss and its predictions are of all."""
+    monkeypatch.setattr(evaluation, "NUM_EMBEDDINGS", 3)
+    x, labels = np.array([0.5, 2, -1, 3, 0.1, -4, 1]), np.array([0, 1, 1, 0, 1, 0, 1])
+    found = make_snapshot(OnePixel(), 4)(None, jnp.float32(x).reshape(7, 1, 1, 1), jnp.array(labels))
+    np.testing.assert_array_equal(found["predictions"], x > 0)
+    np.testing.assert_array_equal(found["labels"], labels)
+    np.testing.assert_allclose(found["embeddings"][:, 0], x[[0, 3, 6]])
+    np.testing.assert_array_equal(found["embedding_labels"], labels[[0, 3, 6]])
+    right = np.exp(np.where(labels, x, -x)) / (np.exp(x) + np.exp(-x))
+    assert found["loss"] == pytest.approx(-np.mean(np.log(right)), rel=1e-5)

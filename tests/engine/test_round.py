@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.engine.cohort import cohort_of
 from fedjax_ssl.engine.interface import Finished, Jobs, Report, Selection, Upload, WireBytes, no_op
-from fedjax_ssl.engine.round import RoundKeys, _means, make_round, uniform
+from fedjax_ssl.engine.round import RoundKeys, _means, init_key, make_round, uniform
 from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.toy_federation import (
     CLIENTS,
@@ -53,6 +55,13 @@ def test_received_says_whose_row_is_whose(round_fn):
     # Without a report nothing is said of pseudo-labels.
     assert not [name for name in metrics if "pseudo_label" in name or "qualified" in name]
     assert metrics["test_accuracy"] == 0.75  # everything is taken for class 1
+
+
+def test_a_cohort_knows_the_round_and_what_its_clients_remember():
+    state = toy_state()._replace(round=jnp.int32(7))
+    cohort = cohort_of(state, federation(), jnp.array([4, 2]), None, (), jax.random.key(0))
+    np.testing.assert_array_equal(cohort.round, [7, 7])
+    np.testing.assert_array_equal(cohort.own["labelled"], [400, 200])
 
 
 def test_where_every_upload_is_dropped_the_round_is_not_healthy(round_fn):
@@ -163,6 +172,32 @@ def test_every_stage_has_a_key_of_its_own():
     found = [keys_of(number, seed) for number, seed in ((0, 5), (1, 5), (0, 6))]
     assert all(set(keys) == set(RoundKeys._fields) for keys in found)
     assert len({tuple(key.tolist()) for keys in found for key in keys.values()}) == 3 * 8
+    before = jax.random.split(init_key(5))  # as the first training splits it
+    assert not np.isin(jax.random.key_data(before), found[0]["select"]).all(axis=1).any()
+
+
+def test_stages_follow_one_another():
+    """Each changes the model's number, by a hundred more if the round were counted by then; the last one is tested."""
+
+    def stage(change):
+        def changed(state, *_):
+            number = change(state.model.params["classifier"]) + 100 * state.round
+            return state._replace(model=Model({"classifier": number}, {}))
+
+        return changed
+
+    def aggregate(state, data, received, key):
+        return stage(lambda number: received.uploads.model.params["classifier"][0])(state), {}
+
+    method = toy_method(
+        server_before=lambda *given: (stage(lambda number: number + 6)(*given), {}),
+        aggregate=aggregate,
+        server_after=lambda *given: (stage(lambda number: 3 * number)(*given), {}),
+        statistics=stage(lambda number: 5 - number),
+    )
+    state, result = run(jax.jit(make_round(problem(), method, lanes=1)), [4])
+    assert state.model.params["classifier"] == 5 - 3 * (1 + 6 + 3 * 5)  # client 4 adds 5 in each of 3 steps
+    assert result.metrics["test_accuracy"] == 0.25  # everything is taken for class 0
 
 
 def test_metrics_of_all_phases_arrive():
@@ -197,23 +232,28 @@ def test_clients_without_a_label_are_counted_in_each_round():
 
 
 def test_the_rule_in_use_is_scored_whatever_its_name():
-    """JAX sorts the keys of a dict on their way through the engine; labelled examples and padding are not scored."""
+    """JAX sorts the keys of a dict on their way through the engine. Neither labelled examples nor padding are scored,
+    nor is a client that is absent: 0.
+    """
     given = {0: 0, 6: 0}  # visible: one of client 2's, one of client 4's
 
     def prepare(received, data, cohort, previous):
-        right = jnp.array(TRUTH)[data.client_index[cohort.clients]]
+        right = jnp.array(TRUTH)[data.client_index[cohort.clients]] ^ (cohort.clients == 0)[:, None]  # of 0 wrong
         report = Report(right, jnp.ones(right.shape, bool), {"global": 1 - right, "local": right})
         return toy_phase().prepare(received, data, cohort, previous)._replace(report=report)
 
-    method = toy_method(phases=(toy_phase()._replace(prepare=prepare),))
+    def select(state, data, key):
+        return Selection(state.server["draw"], present=state.server["draw"] != 0)
+
+    method = toy_method(phases=(toy_phase()._replace(prepare=prepare),), select=select)
     data = federation(visible=given)
-    state, result = run(jax.jit(make_round(problem(), method, lanes=2)), [2, 4, 3], data=data)
+    state, result = run(jax.jit(make_round(problem(), method, lanes=2)), [2, 4, 0, 3], data=data)
     metrics = result.metrics
     assert metrics["pseudo_label_accuracy"] == metrics["pseudo_label_accuracy_local"] == 1
     assert metrics["pseudo_label_accuracy_global"] == 0
     assert metrics["qualified_accuracy"] == 1 and metrics["qualified_share"] == 1
     np.testing.assert_allclose(metrics["qualified_per_client"], 4 / 3)  # 3 + 3 images, a label each, three clients
-    np.testing.assert_array_equal(state.server["received"]["num_qualified"], [3, 3, 3])  # as the report says
+    np.testing.assert_array_equal(state.server["received"]["num_qualified"], [3] * 4)  # as the report says
 
 
 def test_two_phases_may_not_report_one_metric_under_the_same_name():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.engine.screening import too_long
+from fedjax_ssl.engine.screening import longest_update, too_long
 from fedjax_ssl.learning.sgd import Model
 from tests.helpers.toy_federation import problem, run, toy_method, toy_phase
 
@@ -89,3 +89,5 @@ def test_one_that_is_too_long_is_dropped_counted_and_not_remembered():
         assert (result.metrics["uploads"], result.metrics["dropped_uploads"]) == (3, dropped)
         assert result.healthy and state.server["received"]["accepted"].tolist() == [True, True, not dropped]
         assert (state.clients["trained"][4] == 400) == bool(dropped)
+    private = problem(**{"privacy.noise": 1.0}).config
+    assert longest_update(private) == 0 < private.aggregation.longest_update  # no upload may decide about another one

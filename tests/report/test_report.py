@@ -23,7 +23,14 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
 from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
-from fedjax_ssl.report.figures import MOST_COLUMNS, confusion_matrix, label_profile, who_holds_what
+from fedjax_ssl.report.figures import (
+    MOST_COLUMNS,
+    class_accuracy,
+    confusion,
+    confusion_matrix,
+    label_profile,
+    who_holds_what,
+)
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.look import Look, as_text, best_cells, to_csv, to_latex, to_markdown
 from fedjax_ssl.report.model_card import model_card
@@ -97,6 +104,10 @@ def test_every_picture_is_a_file_of_its_own(reported_run):
     card = (reported_run / "MODEL_CARD.md").read_text()
     accuracy = json.loads((reported_run / "summary.json").read_text())["test_accuracy"]
     assert f"{100 * accuracy:.2f} %" in card and str(reported_run) in card and "2402.10191" in card
+    lines = read_run(reported_run).metrics
+    sent = {way: f"{sum(line[f'bytes_{way}'] for line in lines) / 1e6:,.1f} MB" for way in ("down", "up")}
+    assert sent["down"] != sent["up"] and f"| {sent['down']} down, {sent['up']} up |" in card
+    assert all(f"<dt>{way}</dt><dd>{number}</dd>" in page for way, number in sent.items())
 
 
 def test_pictures_have_the_sizes_of_a_paper(three_runs, tmp_path, capsys):
@@ -572,6 +583,19 @@ def test_confusion_matrix():
     np.testing.assert_array_equal(
         confusion_matrix(labels, predictions, 5), sklearn_confusion_matrix(labels, predictions, labels=range(5))
     )
+
+
+def test_the_pictures_of_classes_show_percent_of_each_class():
+    """Of four cats three are right, of two dogs one; the eel is taken for a cat."""
+    shown = np.array([0, 0, 0, 0, 1, 1, 2]), np.array([0, 0, 0, 1, 1, 0, 0]), ["cat", "dog", "eel"]
+    with style.styled():
+        matrix, bars = confusion(*shown).axes[0], class_accuracy(*shown).axes[0]
+    np.testing.assert_allclose(matrix.images[0].get_array(), [[75, 25, 0], [50, 50, 0], [100, 0, 0]])
+    assert (matrix.get_xlabel(), matrix.get_ylabel()) == ("classified as", "class")
+    cells = {(0, 0): "75", (1, 0): "25", (0, 1): "50", (1, 1): "50", (0, 2): "100"}  # (column, row)
+    assert {text.get_position(): text.get_text() for text in matrix.texts} == cells
+    assert [bar.get_width() for bar in bars.patches] == [75, 50, 0]
+    np.testing.assert_allclose(bars.lines[0].get_xdata(), 100 * 4 / 7)
 
 
 def test_the_plane_keeps_neighbours_together():

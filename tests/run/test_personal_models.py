@@ -1,6 +1,7 @@
 """Clients' own test images and own parts of the model, compared with a plain loop over clients without lanes."""
 
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +15,17 @@ from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort
 from fedjax_ssl.engine.round import round_keys, select_of
 from fedjax_ssl.engine.tracing import trace_exchange
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row, tree_bytes
 from fedjax_ssl.methods import find_method
+from fedjax_ssl.models import Outputs
 from fedjax_ssl.records.clients import CLIENT_TESTS
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import figures, style
 from fedjax_ssl.run.client_tests import make_client_tests
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.runs import SMALL, make_fedanchor_config
+from tests.helpers.toy_federation import CLIENTS, OneNumber, federation, problem, toy_method, toy_state
 
 PERSONAL = {
     "method": "fixmatch",
@@ -228,6 +232,41 @@ def test_a_rule_that_follows_the_rounds_is_told_their_number():
         np.arange(2), np.ones(2, bool), images, np.zeros((2, 3), np.int32),
     )  # fmt: skip
     assert {of.shape for of in found.values()} == {(2,)}
+
+
+class Centred(OneNumber):
+    """An image is of class 1 where the model's number times (pixel - mean) is above 0; the mean is its statistic."""
+
+    normalisation = "static"
+
+    def predict(self, model, images):
+        score = model.params["classifier"] * (images[:, 0, 0, 0].astype(jnp.float32) - model.batch_stats["mean"])
+        return Outputs(jnp.stack([-score, score], axis=1), {}, score[:, None])
+
+    def batch_statistics(self, model, images, mask):
+        return {"mean": jnp.mean(images.astype(jnp.float32), where=mask[:, None, None, None])}
+
+
+def test_a_fine_tuned_model_trains_at_a_constant_rate_and_has_its_client_s_statistics():
+    """Whatever the round's rate. A client without training images, 3, tests the received model."""
+    toy, (phase,) = problem(5)._replace(network=Centred()), toy_method().phases
+    toy.config.personal_parts, toy.config.client = (), types.SimpleNamespace(learning_rate=0.4)
+    toy.config.model = types.SimpleNamespace(statistics_weights="batches")
+
+    def step(received, data, work, carry, index, key):
+        return {**carry, "x": carry["x"] - received.learning_rate * (1 + work["client"])}
+
+    state = toy_state(draw=jnp.arange(5), fails=jnp.zeros(5, bool))
+    state = state._replace(model=Model({"classifier": jnp.float32(1)}, {"mean": jnp.float32(35)}))
+    test = make_client_tests(toy, toy_method(phases=(phase._replace(step=step),)), lanes=2)
+    images = np.random.default_rng(0).integers(0, 100, (5, 40, 1, 1, 1)).astype(np.uint8)
+    labels = np.random.default_rng(1).integers(0, 2, (5, 40))
+    found = jax.jit(test)(state, federation(), jnp.arange(5), jnp.ones(5, bool), images, labels)
+    for client, rows in enumerate(CLIENTS):
+        tuned = 1 - 0.4 * len(rows) * (1 + client), np.mean(rows) * 10 if rows else 35
+        for name, (number, mean) in {"global": (1, 35), "tuned": tuned}.items():
+            predictions = number * (images[client].ravel() - float(mean)) > 0
+            assert found[name][client] == np.sum(predictions == labels[client]), (name, client)
 
 
 @pytest.mark.parametrize(

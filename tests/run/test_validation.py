@@ -13,6 +13,7 @@ from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.report import figures, style, write_comparison, write_report
+from fedjax_ssl.report.differences import last_rounds
 from fedjax_ssl.report.look import as_text
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.table import Row, make_table
@@ -182,7 +183,7 @@ def made_up(validation, *accuracies, tested=None):
     config = {**make_tiny_config().to_dict(), "num_rounds": len(accuracies)}
     config["data"] = {**config["data"], "validation": validation}
     name = "validation_accuracy" if validation else "test_accuracy"
-    lines = [{"round": n, name: a, "bytes_down": 1e6, "bytes_up": 0} for n, a in enumerate(accuracies, start=1)]
+    lines = [{"round": n, name: a, "bytes_down": 1e6, "bytes_up": 5e5} for n, a in enumerate(accuracies, start=1)]
     summary = None if validation and tested is None else {"rounds": len(accuracies), "test_accuracy": tested}
     return RunRecords(None, config, lines, [{"round": 1, "seconds": 1.0}], summary)
 
@@ -192,15 +193,18 @@ def table_of(rows, target):
 
 
 def test_tables_never_mix_the_two():
-    held_out = Row("with", {}, [made_up(50, 0.5, 0.9, 0.7, tested=0.6), made_up(50, 0.5, 0.7, 0.6)], 2, False)
+    runs = [made_up(50, 0.0, 0.5, 0.8, 0.9, 0.7, 0.6, tested=0.6), made_up(50, 0.5, 0.7, 0.6)]
+    held_out = Row("with", {}, runs, 2, False)
     plain = Row("without", {}, [made_up(0, 0.2, 0.4, 0.3)], 1, False)
     (row,) = table_of([held_out], 0.8)
     by_round = {
-        "last 5 rounds": "65.00 ± 7.07", "best": "80.00 ± 14.14", "rounds to 80 %": "2 (1 of 2)",
-        "MB to 80 %": "2 (1 of 2)",
+        "last 5 rounds": "65.00 ± 7.07", "best": "80.00 ± 14.14", "rounds to 80 %": "3 (1 of 2)",
+        "MB to 80 %": "4.5 (1 of 2)",
     }  # fmt: skip
     assert row["test accuracy"] == "60.00 (1 of 2)" and row["seeds"] == "2 of 2 (1 unfinished)"
     assert {name: row[f"{name} (validation)"] for name in by_round} == by_round and "best" not in row
+    assert (row["MB down"], row["MB up"], row["seconds"]) == ("4.5", "2.25", "1")
+    assert last_rounds(runs[0]) == pytest.approx(0.7)
     (row,) = table_of([plain], 0.8)
     alone = {"last 5 rounds": "30.00", "best": "40.00", "rounds to 80 %": "-", "MB to 80 %": "-"}
     assert row["test accuracy"] == "30.00" and {name: row[name] for name in alone} == alone
@@ -214,15 +218,22 @@ def test_tables_never_mix_the_two():
 
 
 def test_curves_of_the_two_are_pictures_of_their_own():
-    groups = [Group("with", [made_up(50, 0.5, 0.9)]), Group("without", [made_up(0, 0.2, 0.4)])]
+    """A curve is the mean over seeds, its band their range; bytes are those of both ways since the beginning."""
+    groups = [Group("with", [made_up(50, 0.5, 0.9), made_up(50, 0.3, 0.8)]), Group("without", [made_up(0, 0.2, 0.4)])]
     with style.styled():
-        for draw in (figures.accuracy, figures.accuracy_over_bytes):
-            for measured, heights in (("validation", [50, 90]), ("test", [20, 40])):
+        for draw, places in ((figures.accuracy, [1, 2]), (figures.accuracy_over_bytes, [1.5, 3])):
+            for measured, heights in (("validation", [40, 85]), ("test", [20, 40])):
                 (axes,) = draw(groups, measured).axes
                 (line,) = axes.lines
-                np.testing.assert_allclose(line.get_ydata(), heights)
+                np.testing.assert_allclose(line.get_xydata(), np.transpose([places, heights]))
                 assert axes.get_ylabel() == f"{measured} accuracy (%)"
+                if measured == "validation":
+                    ((band,),) = (one.get_paths() for one in axes.collections)
+                    assert {(x, y) for x, y in band.vertices} == {*zip(places * 2, [30, 80, 50, 90])}
             assert draw(groups[:1], "test") is None
+        lines = [[line.get_ydata().tolist() for line in axes.lines] for axes in
+                 figures.bytes_over_rounds(groups[1].runs[0]).axes]  # fmt: skip
+    assert lines == [[[1, 1], [0.5, 0.5]], [[1, 2], [0.5, 1]]]  # in each round, and in all; down, and up
 
 
 def test_a_comparison_shows_each_set_by_itself(finished, finished_run, tmp_path):

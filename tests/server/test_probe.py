@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
+from fedjax_ssl.engine.interface import Method, State
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.server.probe import FEDERATED, ridge
+from fedjax_ssl.server.probe import FEDERATED, ridge, with_probe
 from tests.helpers.linear_heads import DIM, LinearHeads, assert_kernels, descend, kernels
 from tests.helpers.linear_network import softmax
 from tests.helpers.small_problem import CLASSES, federation, itself, pixels_of, small_problem, statistics_of
@@ -118,3 +119,20 @@ def test_what_is_tested_is_fine_tuned_and_what_travels_is_not(data):
     begun, metrics = method.server_before(tuned, data, jax.random.key(2))
     assert metrics == {}
     jax.tree.map(np.testing.assert_array_equal, method.broadcast(begun, data, jax.random.key(3)).model, plain.model)
+
+
+def test_each_model_has_the_statistics_of_its_own_weights(data):
+    """Here they are the sum of the backbone's kernel."""
+
+    def statistics(state, data, clients, key):
+        sums = jax.tree.map(lambda leaf: 0 * leaf + state.model.params["backbone"]["kernel"].sum(), before.batch_stats)
+        return state._replace(model=state.model._replace(batch_stats=sums))
+
+    problem, key = small_problem("fedu", LinearHeads({}), **{"probe.epochs": 1}), jax.random.key(0)
+    before = problem.network.init(key)
+    stage = with_probe(problem, Method(None, None, (), None, statistics)).statistics
+    after = jax.jit(stage)(State(jnp.int32(0), before), data, jnp.zeros(2, jnp.int32), key)
+    models = after.server[FEDERATED], after.model
+    sums = [np.sum(model.params["backbone"]["kernel"]) for model in models]
+    np.testing.assert_allclose([statistics_of(model)[0] for model in models], sums, rtol=1e-5)
+    assert abs(sums[0] - sums[1]) > 1e-3

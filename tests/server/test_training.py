@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.engine.interface import CLASSIFIER, State
-from fedjax_ssl.server.training import pretrained_classifier, train_classifier, train_on_server_labels
-from tests.helpers.linear_network import in_numpy
+from fedjax_ssl.server.training import (
+    SERVER_MODEL,
+    pretrained_classifier,
+    train_classifier,
+    train_on_server_labels,
+    train_server_model,
+)
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (
+    SmallNetwork,
     assert_model,
     federation,
     itself,
@@ -16,6 +23,7 @@ from tests.helpers.small_problem import (
     pixels_of,
     sent_down,
     small_problem,
+    statistics_of,
 )
 
 LABELS = [0, 1, 2, 2, 0, 1, 1]
@@ -32,12 +40,12 @@ def test_each_epoch_has_an_order_and_each_step_a_key_of_its_own(data):
     def loss(model, rows, labels, mask, key):
         batches.append(np.asarray(rows)[np.asarray(mask)].tolist())
         keys.add(tuple(np.asarray(jax.random.key_data(key)).tolist()))
-        return jnp.sum(model.params["classifier"]["kernel"]), (model.batch_stats, {})
+        return jnp.sum(model.params["classifier"]["kernel"]), (model.batch_stats, {"step": jnp.float32(len(batches))})
 
     state, how = State(jnp.int32(0), sent_down(problem).model), {"parts": CLASSIFIER, "epochs": 4, "batch_size": 3}
     with jax.disable_jit():  # a loop in Python, whose rows and keys are numbers
-        train_on_server_labels(state, data, loss, problem.config.server, 0.1, jax.random.key(0), **how)
-    assert len(keys) == len(batches) == 12
+        _, metrics = train_on_server_labels(state, data, loss, problem.config.server, 0.1, jax.random.key(0), **how)
+    assert len(keys) == len(batches) == 12 and metrics["step"] == (10 + 11 + 12) / 3  # the mean of the last epoch
     orders = [tuple(np.concatenate(batches[first : first + 3]).tolist()) for first in range(0, 12, 3)]
     assert all(sorted(order) == [*range(7)] for order in orders) and len(set(orders)) == 4
 
@@ -48,17 +56,41 @@ def test_a_server_without_labels_trains_nothing():
     assert train_classifier(problem, state, federation([[0, 1]]), jax.random.key(0)) == (state, {})
 
 
-def test_pretraining_and_rounds_have_a_rate_each(data):
-    """An epoch of one plain step."""
-    plain = {"momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0, "epochs": 1, "pretrain_epochs": 1}
-    rates = {"pretrain_learning_rate": 0.25, "learning_rate": 0.5}
-    fields = {f"server.{name}": value for name, value in {**plain, **rates}.items()}
+@pytest.mark.parametrize("lasts", [False, True])
+def test_rates_and_momentum_of_pretraining_and_rounds(data, lasts):
+    """Epochs of one step. Pre-training has a rate of its own, rounds follow the schedule; momentum may go on."""
+    fields = {"momentum": 0.5, "weight_decay": 0.0, "clip_norm": 0.0, "epochs": 2, "pretrain_epochs": 1,
+              "pretrain_learning_rate": 0.25, "learning_rate": 0.5, "persistent": lasts,
+              "pretrain_persistent": lasts}  # fmt: skip
+    fields = {f"server.{name}": value for name, value in fields.items()} | {"schedule": "cosine", "num_rounds": 8}
     problem, key = small_problem("supervised", weak=itself, strong=itself, **fields), jax.random.key(0)
-    first = problem.network.init(jax.random.split(key)[0])
-    pretrained = pretrained_classifier(problem, data, key)
-    trained, _ = train_classifier(problem, pretrained, data, key)
-    x = pixels_of(data, range(7))
-    for before, after, rate in (first, pretrained.model, 0.25), (pretrained.model, trained.model, 0.5):
-        model = in_numpy(before.params)
-        gradient = loss_and_gradient(model, x, x.mean(axis=0), np.eye(3)[LABELS] / 7)[1]
-        assert_model(after, {name: leaf - rate * gradient[name] for name, leaf in model.items()})
+    model, x = in_numpy(problem.network.init(jax.random.split(key)[0]).params), pixels_of(data, range(7))
+    velocity, state, metrics = at_rest(model), pretrained_classifier(problem, data, key), {}
+    trainings = [(0.25, 1), *((0.25 * (1 + np.cos(np.pi * number / 8)), 2) for number in (0, 1, 2))]
+    for number, (rate, steps) in enumerate(trainings):
+        if number:
+            state, metrics = train_classifier(problem, state, data, key)
+            state = state._replace(round=state.round + 1)
+        velocity = velocity if lasts else at_rest(model)
+        for _ in range(steps):
+            loss, gradient = loss_and_gradient(model, x, x.mean(axis=0), np.eye(3)[LABELS] / 7)
+            model, velocity = sgd_step(model, gradient, velocity, problem.config.server, rate)
+        assert_model(state.model, model)
+        assert not number or metrics["server_loss"] == pytest.approx(loss, rel=1e-4)  # of the last epoch
+
+
+def test_a_model_of_the_server_s_own_has_the_statistics_of_its_images(data):
+    """Under 'static', after its training; the global model stays."""
+    network = SmallNetwork(normalisation="static")
+    network.gathered = None
+    network.batch_statistics = lambda model, images, mask: {
+        "mean": model.params["backbone"]["bias"][0]
+        + jnp.mean(images.reshape(len(images), -1) / 255, axis=0, where=mask[:, None])
+    }
+    problem = small_problem("fedil", network, **{"model.statistics": "all", "server.epochs": 1})
+    state = State(jnp.int32(0), sent_down(problem).model)
+    after, _ = train_server_model(problem, state, data, jax.random.key(0))
+    found = after.server[SERVER_MODEL]
+    bias, before = (model.params["backbone"]["bias"][0] for model in (found, state.model))
+    np.testing.assert_allclose(statistics_of(found), bias + pixels_of(data, range(7)).mean(axis=0), atol=1e-5)
+    assert after.model is state.model and abs(bias - before) > 1e-3
