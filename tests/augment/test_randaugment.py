@@ -64,17 +64,20 @@ def test_semifl_is_always_at_its_maximum():
 
 ENHANCE = (Operation.BRIGHTNESS, Operation.COLOR, Operation.CONTRAST, Operation.SHARPNESS)
 SHEAR, TRANSLATE = (Operation.SHEAR_X, Operation.SHEAR_Y), (Operation.TRANSLATE_X, Operation.TRANSLATE_Y)
-# By the public codes, at the largest magnitude: the smallest and the largest strength for images of 32 pixels.
+# By the public codes: the largest magnitude, the probability of an operation, the fill of a cutout, whether the weak
+# geometry comes first; and the smallest and the largest strength at this magnitude, for images of 32 pixels.
 UDA = {ENHANCE: (1.9, 1.9), SHEAR: (-0.3, 0.3), TRANSLATE: (-100, 100), (Operation.ROTATE,): (-30, 30),
        (Operation.POSTERIZE,): (4, 4), (Operation.CUTOUT,): (40, 40)}  # fmt: skip
 EXTREMES = {
-    "semifl": (10, (127, 127, 127), UDA | {(Operation.SOLARIZE,): (0, 0)}),
-    "fedlabel": (30, (125, 123, 114), UDA | {(Operation.SOLARIZE,): (256, 256), (Operation.SOLARIZE_ADD,): (110, 110)}),
-    "fixmatch": (10, (127, 127, 127), {
+    "semifl": (10, 0.5, (127, 127, 127), True, UDA | {(Operation.SOLARIZE,): (0, 0)}),
+    "fedlabel": (30, 1.0, (125, 123, 114), False, UDA | {
+        (Operation.SOLARIZE,): (256, 256), (Operation.SOLARIZE_ADD,): (110, 110),
+    }),
+    "fixmatch": (10, 0.5, (127, 127, 127), True, {
         ENHANCE: (0.14, 0.95), SHEAR: (-0.3, 0.3), TRANSLATE: (-9, 9), (Operation.ROTATE,): (-30, 30),
         (Operation.POSTERIZE,): (4, 8), (Operation.SOLARIZE,): (0, 230.4),
     }),
-    "usb": (10, (125, 123, 114), {
+    "usb": (10, 1.0, (125, 123, 114), False, {
         ENHANCE: (0.05, 0.95), SHEAR: (-0.3, 0.3), TRANSLATE: (-9.6, 9.6), (Operation.ROTATE,): (-30, 30),
         (Operation.POSTERIZE,): (4, 7), (Operation.SOLARIZE,): (0, 256),
     }),
@@ -82,10 +85,11 @@ EXTREMES = {
 
 
 @pytest.mark.parametrize("flavour", EXTREMES)
-def test_strengths_have_the_range_of_the_public_code(flavour):
-    magnitude, fill, ranges = EXTREMES[flavour]
-    assert FLAVOURS[flavour].fill == fill
-    with_strength = {entry.operation for entry in FLAVOURS[flavour].pool if (entry.low, entry.high) != (0, 0)}
+def test_a_flavour_is_that_of_the_public_code(flavour):
+    magnitude, *facts, ranges = EXTREMES[flavour]
+    chosen = FLAVOURS[flavour]
+    assert [chosen.probability, chosen.fill, chosen.geometry_first] == facts
+    with_strength = {entry.operation for entry in chosen.pool if (entry.low, entry.high) != (0, 0)}
     assert with_strength == {operation for operations in ranges for operation in operations}
     for operations, (low, high) in ranges.items():
         for operation in operations:
