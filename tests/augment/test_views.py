@@ -239,6 +239,13 @@ def test_each_change_has_its_probability_in_each_view():
             assert abs(changed - probability) <= 5 * spread + 0.02  # some blurs are not to be seen
 
 
+def test_a_view_s_blur_reaches_as_far_as_configured():
+    points = np.zeros((40, 9, 9, 1), np.uint8)
+    points[:, 4, 4] = 255
+    (view,) = views_of(points, which=(0,), blur=1.0, blur_radius=2)
+    assert np.abs(np.argwhere(view.max(axis=(0, 3))) - 4).max() == 2
+
+
 def test_a_view_has_the_configured_crop_and_strengths():
     """Of images that are not square: by Pillow with the draws of the view's keys."""
     images, strengths = many_images(3, 20, 28), {"brightness": 0.4, "contrast": 0.3, "saturation": 0.2, "hue": 0.1}

@@ -337,7 +337,7 @@ def test_without_pseudo_labels_the_classifier_stays(data):
         first, second, centre = centred_views(data, rows)
 
         def loss(model, first=first, second=second):
-            return 0.5 * contrastive(model, first, second, options.temperature) + neighbourhood(model, first, True)
+            return 0.8 * contrastive(model, first, second, options.temperature) + neighbourhood(model, first, True)
 
         model, velocity = sgd_step(model, gradient_of(loss, model), velocity, config, config.learning_rate)
         model["w"] = still["w"]
