@@ -62,6 +62,42 @@ def test_semifl_is_always_at_its_maximum():
     assert (draw("semifl", 10).cutout_size < 0).all()
 
 
+ENHANCE = (Operation.BRIGHTNESS, Operation.COLOR, Operation.CONTRAST, Operation.SHARPNESS)
+SHEAR, TRANSLATE = (Operation.SHEAR_X, Operation.SHEAR_Y), (Operation.TRANSLATE_X, Operation.TRANSLATE_Y)
+# By the public codes: the largest magnitude, the probability of an operation, the fill of a cutout, whether the weak
+# geometry comes first; and the smallest and the largest strength at this magnitude, for images of 32 pixels.
+UDA = {ENHANCE: (1.9, 1.9), SHEAR: (-0.3, 0.3), TRANSLATE: (-100, 100), (Operation.ROTATE,): (-30, 30),
+       (Operation.POSTERIZE,): (4, 4), (Operation.CUTOUT,): (40, 40)}  # fmt: skip
+EXTREMES = {
+    "semifl": (10, 0.5, (127, 127, 127), True, UDA | {(Operation.SOLARIZE,): (0, 0)}),
+    "fedlabel": (30, 1.0, (125, 123, 114), False, UDA | {
+        (Operation.SOLARIZE,): (256, 256), (Operation.SOLARIZE_ADD,): (110, 110),
+    }),
+    "fixmatch": (10, 0.5, (127, 127, 127), True, {
+        ENHANCE: (0.14, 0.95), SHEAR: (-0.3, 0.3), TRANSLATE: (-9, 9), (Operation.ROTATE,): (-30, 30),
+        (Operation.POSTERIZE,): (4, 8), (Operation.SOLARIZE,): (0, 230.4),
+    }),
+    "usb": (10, 1.0, (125, 123, 114), False, {
+        ENHANCE: (0.05, 0.95), SHEAR: (-0.3, 0.3), TRANSLATE: (-9.6, 9.6), (Operation.ROTATE,): (-30, 30),
+        (Operation.POSTERIZE,): (4, 7), (Operation.SOLARIZE,): (0, 256),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flavour", EXTREMES)
+def test_a_flavour_is_that_of_the_public_code(flavour):
+    magnitude, *facts, ranges = EXTREMES[flavour]
+    chosen = FLAVOURS[flavour]
+    assert [chosen.probability, chosen.fill, chosen.geometry_first] == facts
+    with_strength = {entry.operation for entry in chosen.pool if (entry.low, entry.high) != (0, 0)}
+    assert with_strength == {operation for operations in ranges for operation in operations}
+    for operations, (low, high) in ranges.items():
+        for operation in operations:
+            strengths = strengths_of(flavour, magnitude, operation)
+            reach = [strengths.min(), strengths.max()]
+            np.testing.assert_allclose(reach, [low, high], rtol=1e-6, atol=0.01 * (high - low), err_msg=operation.name)
+
+
 def test_fixmatch_draws_a_magnitude_up_to_m():
     levels = (strengths_of("fixmatch", 10, Operation.BRIGHTNESS) - 0.05) / 0.09
     np.testing.assert_allclose(np.unique(np.round(levels, 3)), np.arange(1, 11))

@@ -239,6 +239,37 @@ def test_each_change_has_its_probability_in_each_view():
             assert abs(changed - probability) <= 5 * spread + 0.02  # some blurs are not to be seen
 
 
+def test_a_view_s_blur_reaches_as_far_as_configured():
+    points = np.zeros((40, 9, 9, 1), np.uint8)
+    points[:, 4, 4] = 255
+    (view,) = views_of(points, which=(0,), blur=1.0, blur_radius=2)
+    assert np.abs(np.argwhere(view.max(axis=(0, 3))) - 4).max() == 2
+
+
+def test_a_view_has_the_configured_crop_and_strengths():
+    """Of images that are not square: by Pillow with the draws of the view's keys."""
+    images, strengths = many_images(3, 20, 28), {"brightness": 0.4, "contrast": 0.3, "saturation": 0.2, "hue": 0.1}
+
+    @jax.jit
+    def draws(key):
+        box_key, _, jitter_key, order_key, *_ = jax.random.split(key, 6)
+        factors = colour.draw_factors(jitter_key, len(images), tuple(strengths.values()))
+        return draw_boxes(box_key, len(images), 20, 28, 0.3), factors, colour.draw_order(order_key, len(images))
+
+    boxes, factors, order = map(np.asarray, draws(jax.random.key(0)))
+
+    def change(image, number):
+        top, left, rows, columns = boxes[number].tolist()
+        image = image.crop((left, top, left + columns, top + rows)).resize((28, 20), FILTERS["bilinear"])
+        for place in order[:, number]:
+            image = CHANGES[place](image, float(factors[place, number]))
+        return image
+
+    fields = {"jitter": 1.0, "smallest_crop": 0.3, "interpolation": "bilinear", **strengths}
+    (view,) = views_of(images, which=(0,), **fields)
+    assert agreement(view, by_pillow(images, change)).min() > 0.97
+
+
 def test_grey_comes_before_solarising():
     """So that an image of one colour is inverted where its luma is light."""
     images = many_images(3)

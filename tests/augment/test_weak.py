@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.augment import weak
+from fedjax_ssl import base_config
+from fedjax_ssl.augment import image_views, weak
 from fedjax_ssl.learning.devices import use_platform
 
 # Jitted: each operation of its own would be a program of its own.
@@ -105,3 +106,17 @@ def test_lanes_equal_single_calls_and_a_key_decides():
     np.testing.assert_array_equal(lanes, single)
     other = np.asarray(weak_augment(keys[1], images[0], True))
     assert (other != single[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("flip", "mirrored", "expected"),
+    [("dataset", True, True), ("dataset", False, False), ("always", False, True), ("never", True, False)],
+)
+def test_views_of_images_are_made_as_configured(flip, mirrored, expected):
+    config, fields = base_config(), {"padding": 2, "border": "zeros", "resized": 0}
+    colours = {"flavour": "usb", "num_ops": 3, "magnitude": 7, "order": "geometry_first"}
+    config.augment.update({"flip": flip, **fields, **colours})
+    views = image_views(config, (8, 8, 3), mirrored)
+    assert views.weak.keywords == {"flip": expected, **fields}
+    assert views.strong.keywords == {"flip": expected, **fields, **colours}
+    assert {view.keywords["flip"] for view in views.pair} == {expected}

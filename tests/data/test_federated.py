@@ -40,6 +40,8 @@ def test_arrays():
     np.testing.assert_array_equal(data.labelled_size, [0, 0, 0, 0])
     np.testing.assert_array_equal(data.server_index, [5, 1, 3])
     np.testing.assert_array_equal(hidden, dataset.y_train)
+    without = data._replace(client_size=jnp.array([3, 0, 1, 0]))  # row 0 is padding alone
+    np.testing.assert_array_equal(np.flatnonzero(without.at_clients("", "")), [2, 4, 7, 9])
     assert data.inputs.dtype == data.test_inputs.dtype == jnp.uint8
     integers = data._replace(inputs=hidden, test_inputs=hidden, seed=hidden)
     assert {leaf.dtype for leaf in jax.tree.leaves(integers)} == {jnp.dtype("int32")}
@@ -73,11 +75,13 @@ def labelled_federation(labelled_rows, **arguments):
 @pytest.mark.parametrize("labelled, sizes", [([9, 0], [1, 0, 0, 1]), ([7, 2, 9], [3, 0, 0, 0])])
 def test_labels_at_clients(labelled, sizes):
     """A part of some clients' examples, and all of one client's."""
-    dataset, _, data = labelled_federation(labelled)
+    dataset, partition, data = labelled_federation(labelled)
     expected = np.full(12, -1)
     expected[labelled] = dataset.y_train[labelled]
     np.testing.assert_array_equal(data.visible_labels, expected)
     np.testing.assert_array_equal(data.labelled_size, sizes)
+    given = np.bincount(dataset.y_train[labelled], minlength=3)
+    np.testing.assert_array_equal(hold(dataset, partition, 0).given_labels, given)
     assert data.server_index.shape == (0,) and data.server_index.dtype == data.labelled_size.dtype == jnp.int32
 
 

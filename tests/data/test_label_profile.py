@@ -112,11 +112,11 @@ def test_each_client_has_its_share_and_the_server_its_own():
 
 
 def test_a_word_draws_the_shares_by_the_seed():
-    partition = profile(("beta(0.3,0.3)",))
-    shares = np.random.default_rng([3, 5]).beta(0.3, 0.3, CLIENTS)
+    partition = profile(("beta(0.3,0.4)",))
+    shares = np.random.default_rng([3, 5]).beta(0.3, 0.4, CLIENTS)
     np.testing.assert_array_equal(num_labelled(partition), np.floor(shares * sizes_of(partition) + 0.5))
     assert_same(partition, profile(tuple(shares.tolist())))
-    others = num_labelled(profile((" beta( 0.3 , 0.3 ) ",), seed=4)) / sizes_of(drawn(seed=4, server_labels=0))
+    others = num_labelled(profile((" beta( 0.3 , 0.4 ) ",), seed=4)) / sizes_of(drawn(seed=4, server_labels=0))
     assert not np.allclose(np.sort(shares), np.sort(others), atol=0.01)
     assert np.sum((shares < 0.2) | (shares > 0.8)) > CLIENTS // 2  # some have next to none, some next to all
 

@@ -7,7 +7,7 @@ from fedjax_ssl import base_config
 from fedjax_ssl.config import validate
 from fedjax_ssl.data import PARTITIONS, make_partition
 from fedjax_ssl.data.labels import draw_server_labels
-from fedjax_ssl.data.partition_schemes import dirichlet_classes
+from fedjax_ssl.data.partition_schemes import dirichlet_classes, dirichlet_clients
 from fedjax_ssl.errors import UserError
 from tests.helpers.partitions import (
     LABELS,
@@ -152,6 +152,12 @@ def test_dirichlet_clients_follow_alpha():
         partition = make_partition(LABELS, 10, data_config(partition="dirichlet_clients", alpha=alpha), 100, 0)
         spread[alpha] = sizes_of(partition).std()
     assert spread[0.3] > 100 and spread[1000.0] < 20
+    # Of the first class, before anybody is full: E[sum_k p_k^2] = (alpha + 1) / (K alpha + 1), p ~ Dir(alpha).
+    labels, squares = np.repeat(np.arange(10), 500), []
+    for seed in range(200):
+        shares = dirichlet_clients(labels, 10, data_config(alpha=0.5), np.random.default_rng(seed))
+        squares.append(sum((np.sum(labels[rows] == 0) / 500) ** 2 for rows in shares))
+    assert abs(np.mean(squares) - 1.5 / 6) < 4 * np.std(squares) / np.sqrt(200)
 
 
 def test_dirichlet_classes_normalises_columns():
@@ -164,6 +170,7 @@ def test_dirichlet_classes_normalises_columns():
             self.rng = np.random.default_rng(0)
 
         def dirichlet(self, alpha, size):
+            np.testing.assert_array_equal(alpha, [0.1] * 5)
             self.proportions = self.rng.dirichlet(alpha, size)
             return self.proportions
 

@@ -144,7 +144,7 @@ def test_a_run_on_features(weights, tmp_path):
 
 
 def test_adapters_begin_at_the_frozen_encoder(weights):
-    """B = 0 at first, so features equal the encoder's for any A; another B changes them."""
+    """B = 0 at first, so features equal the encoder's for any A; later they are those of W + A B."""
     config = make_config(weights, **{"encoder.adapters.rank": 2, "encoder.adapters.blocks": 2})
     network, encoder = build_experiment(config).problem.network, table.ENCODERS[NAME]
     images = load_dataset(config.data).x_test[:3]
@@ -154,7 +154,12 @@ def test_adapters_begin_at_the_frozen_encoder(weights):
     np.testing.assert_allclose(predict(model, images).features, frozen, atol=1e-5)
     backbone = {name: leaf if name.endswith("A") else leaf + 1 for name, leaf in model.params["backbone"].items()}
     moved = model._replace(params={**model.params, "backbone": backbone})
-    assert np.abs(predict(moved, images).features - frozen).max() > 0.1
+    variables = load_weights(weights, encoder, SIDE)
+    for block in ("block0", "block1"):
+        variables["params"][block]["qkv"]["kernel"] += np.matmul(backbone[f"{block}_A"], backbone[f"{block}_B"])
+    expected = of_pixels(variables, images / np.float32(255))
+    np.testing.assert_allclose(predict(moved, images).features, expected, atol=1e-4)
+    assert np.abs(expected - frozen).max() > 0.1
 
 
 def test_adapters_alone_are_trained_and_sent(weights, tmp_path):

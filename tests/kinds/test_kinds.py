@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from fedjax_ssl.config import validate
 from fedjax_ssl.data import federate, load_dataset, make_partition
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.kinds import KINDS, kind_of, wrong_facts
+from fedjax_ssl.kinds import KINDS, features, kind_of, wrong_facts
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.predictor import load, predict_file
@@ -187,7 +188,15 @@ def test_views_of_features_are_drawn_from_the_weak_and_the_strong_ones(files):
         drawn = np.asarray(view(jax.random.key(0), x))
         numbers = [next(v for v in range(4) if np.array_equal(x[row, v], drawn[row])) for row in range(len(x))]
         assert set(numbers) == set(allowed)
-    np.testing.assert_array_equal(inputs.to_network(x), inputs.to_network(x[:, 0]))
+    standard = (x[:, 0] - inputs.mean) / inputs.std
+    for taken in (inputs.to_network(x), inputs.to_network(x[:, 0])):
+        np.testing.assert_allclose(taken, standard, atol=1e-5)
+    # With a single view the weak one is noisy, and the strong one has some features at their mean, too.
+    options = SimpleNamespace(noise=0.5, masked=0.3)
+    weak = features.weak_view(jax.random.key(0), x[:, :1], options, 1, inputs.std)
+    np.testing.assert_allclose(np.std((weak - x[:, 0]) / inputs.std, axis=0), 0.5, rtol=0.4)
+    strong = np.asarray(features.strong_view(jax.random.key(0), x[:, 0], options, 1, inputs.mean, inputs.std))
+    assert 0.2 < np.mean(strong == inputs.mean) < 0.4
 
 
 def test_views_of_tables_corrupt_by_other_rows_and_hide(files):
@@ -202,6 +211,12 @@ def test_views_of_tables_corrupt_by_other_rows_and_hide(files):
     taken = np.asarray(inputs.to_network(seen))
     assert taken.shape == (40, 6) and np.isfinite(taken).all()
     np.testing.assert_array_equal(taken[:, 4:], np.isnan(seen))
+    ages = np.where(np.isnan(seen[:, 0]), 0, (seen[:, 0] - inputs.mean[0]) / inputs.std[0])
+    np.testing.assert_allclose(taken[:, 0], ages, atol=1e-5)
+    np.testing.assert_array_equal(taken[:, 1:4], seen[:, 1:] == np.arange(CLASSES))
+    noisy = np.asarray(views_of(files, "table", noise=0.5)[1].weak(jax.random.key(0), x))
+    np.testing.assert_array_equal(noisy[:, 1], x[:, 1])
+    assert 0.3 < np.nanstd(noisy[:, 0] - x[:, 0]) / inputs.std[0] < 0.7
     a, b = np.array([[1.0, 0], [np.nan, 1]], np.float32), np.array([[5.0, 2], [3, 2]], np.float32)
     np.testing.assert_allclose(inputs.mix(a, b, jnp.float32(0.25)), [[4.0, 2], [np.nan, 2]])
 

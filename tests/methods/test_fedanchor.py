@@ -419,6 +419,23 @@ def test_the_server_s_lambdas_are_drawn_before_its_steps_but_on_a_cpu(data, monk
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *results)
 
 
+def test_lambda_s_distribution_is_the_configured_one(data, monkeypatch):
+    """At the server and at clients."""
+    alphas = []
+    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, a: alphas.append(a) or jnp.float32(0.3))
+    _, method, state = build("fedanchor,mix", **{**SERVER, "fedanchor.mixup_alpha": 0.4})
+    jax.eval_shape(method.server_after, state, data, jax.random.key(0))
+    at_server, received, (phase,) = len(alphas), method.broadcast(state, data, None), method.phases
+
+    def step():
+        job = prepare(phase, received, data, 0)
+        carry = phase.start(received, data, job.work, {})
+        return phase.step(received, data, job.work, carry, jnp.int32(0), jax.random.key(0))
+
+    jax.eval_shape(step)
+    assert 0 < at_server < len(alphas) and set(alphas) == {0.4}
+
+
 # --- Variants and choices. -------------------------------------------------------------------------------------------
 
 

@@ -194,9 +194,8 @@ def server_by_hand(problem, data, state, key, number, student):
 @pytest.mark.parametrize("fields", [{}, {"fedcon.replica": True}])
 def test_the_server_trains_a_network_and_its_average(data, fields):
     server = {"server.batch_size": 2, "server.learning_rate": 0.5, "server.clip_norm": 1.5, "server.momentum": 0.5}
-    problem, method = build(
-        **server, **{"fedcon.student_speed": 0.5, "fedcon.ramp_rounds": 9, "server.pretrain_epochs": 0}, **fields
-    )
+    options = {"fedcon.student_speed": 0.5, "fedcon.ramp_rounds": 9, "fedcon.consistency_weight": 0.7}
+    problem, method = build(**server, **options, **{"server.pretrain_epochs": 0}, **fields)
     state, key = jax.jit(method.init)(data, jax.random.key(0)), jax.random.key(3)
     student = in_numpy(state.model.params)
     if "student" in state.server:  # it has fallen behind

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.feddure.pair import fresh_regulator
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_heads import gradient_of
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
@@ -47,6 +48,16 @@ def test_the_first_step_of_a_round_moves_nothing(persistent):
         params.append(np.asarray(carry.learner.model.params["classifier"]["kernel"]))
     np.testing.assert_array_equal(params[0], received.model.params["classifier"]["kernel"])
     assert np.abs(params[1] - params[0]).max() > 0
+
+
+def test_the_fine_regulator_begins_as_torch_draws_its_linear_layers():
+    """Uniform within 1 / sqrt(fan-in)."""
+    regulator = fresh_regulator(jax.random.key(0), 16, 400)
+    assert [regulator[name].shape for name in ("w1", "b1", "w2", "b2")] == [(16, 400), (400,), (400,), ()]
+    for name, fan_in in (("w1", 16), ("b1", 16), ("w2", 400)):
+        for end in (regulator[name].min(), regulator[name].max()):
+            assert 0.97 < np.abs(end) * np.sqrt(fan_in) <= 1
+    assert np.abs(regulator["b2"]) * 20 <= 1
 
 
 def test_steps_are_those_of_the_equations():

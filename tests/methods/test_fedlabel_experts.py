@@ -54,6 +54,12 @@ def test_two_equal_experts_are_one(logits):
     assert choice.ratio == 1 and choice.labels == np.argmax(logits)
 
 
+def test_of_two_experts_that_are_equally_sure_the_global_one_labels():
+    certain = np.float32([[200, 0, 0], [0, 200, 0]])
+    choice = jax.device_get(jax.jit(choose, static_argnums=2)(certain, certain[::-1], "variance"))
+    assert choice.labels.tolist() == [0, 1] and not choice.agrees.any()
+
+
 def test_drawn_batches_are_subsets_without_repetition_each_drawn_anew():
     """Each step has its own batch of so many; a deck with fewer examples gives all of them in each step."""
     steps, size = 40, 3

@@ -1,12 +1,13 @@
-"""FedOpenMatch against NumPy: its report counts the labels that its one-vs-all head accepts; a client's steps."""
+"""FedOpenMatch against NumPy: labels that its one-vs-all head accepts; a client's steps and the server's loss."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.client import Examples
 from fedjax_ssl.engine import Jobs, Phase, Report
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL, with_inliers
+from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL, server_loss, with_inliers
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_heads import gradient_of
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
@@ -100,3 +101,18 @@ def test_steps_are_those_of_the_equations():
     np.testing.assert_allclose(finished.upload.model.params[ONE_VS_ALL]["kernel"], model["head"], atol=1e-5)
     assert_model(finished.upload.model, model, statistics)
     np.testing.assert_allclose(finished.metrics["one_vs_all_loss"], np.mean(values), rtol=1e-5)
+
+
+def test_the_server_s_loss_is_of_both_classifiers():
+    data = federation([[-1]], at_server=[0, 2, 1, 1])
+    problem = small_problem("fedopenmatch", SmallNetwork(ONE_VS_ALL, head_dim=CLASSES))
+    model, rows = sent_down(problem).model, data.server_index
+    mask = jnp.array([True, True, True, False])
+    loss_fn = server_loss(problem, data, "strong")
+    loss, (_, metrics) = loss_fn(model, rows, data.visible_labels[rows], mask, jax.random.key(0))
+    x, y = pixels_of(data, rows[:3], negative), np.eye(CLASSES)[[0, 2, 1]]
+    expected = loss_and_gradient(in_numpy(model.params), x, x.mean(axis=0), y / 3)[0]
+    z = (x - x.mean(axis=0)) @ np.asarray(model.params[ONE_VS_ALL]["kernel"], np.float64)
+    of_head = np.mean(np.log1p(np.exp(-z[y == 1])) + np.max((1 - y) * np.log1p(np.exp(z)), axis=1))
+    found = [metrics["server_loss"], metrics["server_one_vs_all_loss"], loss]
+    np.testing.assert_allclose(found, [expected, of_head, expected + of_head], rtol=1e-5)

@@ -58,18 +58,18 @@ def test_matching_is_optimal_transport(sharpness):
 
 
 def test_steps_are_those_of_the_equations():
-    """In the second of four rounds: labels by matching, shares of before and then of now in both losses, an average."""
+    """In the first of four rounds: labels by matching, shares of before and then of now in both losses, an average."""
     data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1, 1]])
-    options = {"threshold": 0.75, "shares_decay": 0.3, "adjustment": 0.8, "ema_decay": 0.6}
+    options = {"threshold": 0.75, "shares_decay": 0.3, "adjustment": 0.8, "ema_decay": 0.6, "warm_up_rounds": 0}
     problem = small_problem("fedpdm", num_rounds=4, **{f"fedpdm.{name}": value for name, value in options.items()})
     received, config, before = sent_down(problem), problem.config.client, SHARES
     (phase,) = METHODS["fedpdm"].factory(problem).phases
 
-    def second_round(received, data, cohort, previous):
-        return phase.prepare(received, data, cohort._replace(round=jnp.array([1])), previous)
+    def first_round(received, data, cohort, previous):
+        return phase.prepare(received, data, cohort._replace(round=jnp.array([0])), previous)
 
     own = {"unlabelled_shares": jnp.asarray(before, jnp.float32)}
-    job, finished = train(phase._replace(prepare=second_round), received, data, 0, own)
+    job, finished = train(phase._replace(prepare=first_round), received, data, 0, own)
 
     rows = np.asarray(data.client_index)[0, :10]
     labels = np.asarray(data.visible_labels)[rows]
@@ -87,7 +87,7 @@ def test_steps_are_those_of_the_equations():
     for step, of_step in enumerate(batches(np.asarray(job.work.deck.order), 6, config.batch_size)):
         places = labelled[step]
         shares = (given + 6 * (before, now)[step // 2]) / 10  # an epoch has two steps
-        adjusted = {**model, "bias": model["bias"] + 0.8 * 2 / 4 * np.log(shares)}
+        adjusted = {**model, "bias": model["bias"] + 0.8 * 1 / 4 * np.log(shares)}
         known, strong = pixels_of(data, rows[places], mirrored), pixels_of(data, rows[of_step], negative)
         views = np.concatenate([known, strong])
         targets = np.eye(CLASSES)[np.concatenate([labels[places], pseudo[of_step]])]

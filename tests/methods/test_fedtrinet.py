@@ -124,6 +124,13 @@ def test_the_head_part_is_the_first_block(name, blocks, expected):
     assert head_part(build_network(config, facts), blocks) == expected
 
 
+def test_the_head_part_has_the_configured_number_of_blocks(monkeypatch):
+    found = []
+    monkeypatch.setattr("fedjax_ssl.methods.fedtrinet.head_part", lambda network, blocks: found.append(blocks) or "b")
+    build(**{"fedtrinet.head_blocks": 2})
+    assert found == [2]
+
+
 def test_splicing_takes_parameters_and_statistics():
     def model(value, statistics):
         params = {"backbone": {"conv": {"kernel": value}, "norm": {"scale": value}}, "classifier": {"kernel": value}}

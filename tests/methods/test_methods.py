@@ -3,6 +3,7 @@
 The methods, their settings and the fields for a tiny run come from the registry: a new method changes nothing here.
 """
 
+import ast
 import contextlib
 import shutil
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from fedjax_ssl.engine.updates import leaves_by_path, moved_by
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.supported import check_supported
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods import METHODS, NAMES
 from fedjax_ssl.methods.entry import LABELS_AT, check_entry
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.observe.wire import bytes_per_client
@@ -269,6 +270,20 @@ def test_an_entry_names_what_there_is(name):
         varied = apply_arguments(base_config(), f"{name},{variant}")
         assert fields.items() <= flatten(varied).items(), variant
         validate(varied)
+
+
+def test_each_method_s_files_read_every_field_of_its_section(root):
+    """A constant in the place of a field would show in no run with the field's default."""
+    for name in (name for name in NAMES if METHODS[name].defaults):
+        place = root / "fedjax_ssl" / "methods" / name
+        files = place.glob("*.py") if place.is_dir() else [place.with_suffix(".py")]
+        nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+        read = {
+            node.attr
+            for node in nodes
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] in ("options", name)
+        }
+        assert set(METHODS[name].section().config()) <= read, name
 
 
 @pytest.mark.parametrize(("name", "labels"), OTHER_SETTINGS)

@@ -205,8 +205,8 @@ def assert_mean(model, stacked, weights):
     assert_model(model, mean, statistics)
 
 
-def in_halves(labels, scores):
-    return 0.5 * labels / labels.sum() + 0.5 * scores / scores.sum()
+def in_shares(labels, scores, share):
+    return share * labels / labels.sum() + (1 - share) * scores / scores.sum()
 
 
 OTHERS = (SIZES - LABELS).astype(float)
@@ -217,8 +217,9 @@ OTHERS = (SIZES - LABELS).astype(float)
 )
 def test_fedavg_semi_s_mean(variant, scores):
     told = {"accepted": jnp.float32(ACCEPTED)}
-    model, stacked = aggregated("fedavg_semi", np.ones(5, bool), told, **{"fedavg_semi.unlabelled_weights": variant})
-    assert_mean(model, stacked, in_halves(LABELS, scores))
+    fields = {"fedavg_semi.unlabelled_weights": variant, "fedavg_semi.labelled_share": 0.6}
+    model, stacked = aggregated("fedavg_semi", np.ones(5, bool), told, **fields)
+    assert_mean(model, stacked, in_shares(LABELS, scores, 0.6))
 
 
 def test_one_mean_of_all_is_fedavg_s():
@@ -229,13 +230,13 @@ def test_one_mean_of_all_is_fedavg_s():
 
 
 def test_semianagg_s_mean_and_a_dropped_upload():
-    """Statistics take the weights as well; client 2 has images of both kinds, and is in both halves."""
+    """Statistics take the weights as well; client 2 has images of both kinds, and is in both means."""
     told = {"accepted": jnp.float32(ACCEPTED), COSINES: jnp.asarray(W)}
     for accepted in (np.ones(5, bool), np.array([1, 1, 1, 0, 1], bool)):
-        model, stacked = aggregated("semianagg", accepted, told)
+        model, stacked = aggregated("semianagg", accepted, told, **{"semianagg.labelled_share": 0.6})
         chosen, scores = accepted & (OTHERS > 0), np.zeros(5)
         scores[chosen] = diversity_by_hand(W[chosen].astype(np.float64))
-        assert_mean(model, stacked, in_halves(LABELS * accepted, scores))
+        assert_mean(model, stacked, in_shares(LABELS * accepted, scores, 0.6))
         assert np.ptp(scores[chosen]) > 0.01  # not the uniform mean
 
 
@@ -246,7 +247,7 @@ def test_a_round_in_which_nobody_has_a_pseudo_label(without, told):
     words = {"accepted": jnp.float32(labels), COSINES: jnp.ones((5, CLASSES))}
     model, stacked = aggregated("semianagg", accepted, words, **{"semianagg.without_labels": without})
     of_labelled = LABELS * accepted / LABELS[accepted].sum()
-    uniform = in_halves(LABELS * accepted, 1.0 * (accepted & (OTHERS > 0)))
+    uniform = in_shares(LABELS * accepted, 1.0 * (accepted & (OTHERS > 0)), 0.5)
     assert_mean(model, stacked, uniform if without == "uniform" or told else of_labelled)
 
 

@@ -18,6 +18,7 @@ from tests.helpers.small_problem import (
     mirrored,
     negative,
     pixels_of,
+    prepare,
     probabilities,
     sent_down,
     small_problem,
@@ -92,3 +93,18 @@ def test_a_probability_at_the_threshold_counts(label):
     _, qualified, scores = label(received, (2, 0))
     assert np.all(scores[..., :2] == 0.5)
     np.testing.assert_array_equal(qualified.sum(axis=1), [SIZES[2], SIZES[0]])
+
+
+def test_lambda_s_distribution_is_the_configured_one(data, monkeypatch):
+    alphas = []
+    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, a: alphas.append(a) or jnp.float32(0.3))
+    problem = small_problem("semifl", **{"semifl.mixup_alpha": 0.4})
+    received, (phase,) = sent_down(problem), METHODS["semifl"].factory(problem).phases
+
+    def step():
+        job = prepare(phase, received, data, 0)
+        carry = phase.start(received, data, job.work, {})
+        return phase.step(received, data, job.work, carry, jnp.int32(0), jax.random.key(0))
+
+    jax.eval_shape(step)
+    assert alphas and set(alphas) == {0.4}

@@ -179,7 +179,8 @@ def assert_same(upload, model, means):
 
 def problem_of(arguments="", **fields):
     # The temperature of the paper makes losses too steep for differences.
-    fields = {"client.clip_norm": 0.3, "trainer.threshold": 0.5, "twin_sight.temperature": 0.5, **fields}
+    options = {"twin_sight.temperature": 0.5, "twin_sight.contrastive_weight": 0.8}
+    fields = {"client.clip_norm": 0.3, "trainer.threshold": 0.5, **options, **fields}
     return small_problem(f"twin_sight{arguments}", LinearFeatures(), **fields)
 
 
@@ -336,7 +337,7 @@ def test_without_pseudo_labels_the_classifier_stays(data):
         first, second, centre = centred_views(data, rows)
 
         def loss(model, first=first, second=second):
-            return 0.5 * contrastive(model, first, second, options.temperature) + neighbourhood(model, first, True)
+            return 0.8 * contrastive(model, first, second, options.temperature) + neighbourhood(model, first, True)
 
         model, velocity = sgd_step(model, gradient_of(loss, model), velocity, config, config.learning_rate)
         model["w"] = still["w"]

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 
 import flax.linen as nn
 import jax
@@ -14,11 +15,14 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.kinds import Images
 from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.models import BACKBONES, POLICIES, Heads, Linear, build_model, heads_drawn
+from fedjax_ssl.models.cnn import SmallCNN
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
-from fedjax_ssl.models.vit import heads_of
+from fedjax_ssl.models.transformer import Transformer
+from fedjax_ssl.models.vectors import Mlp
+from fedjax_ssl.models.vit import ViT, heads_of
 from fedjax_ssl.models.wide_resnet import WideResNet
 
 
@@ -161,11 +165,15 @@ def in_numpy(forward, module, shape):
     variables["batch_stats"] = jax.tree.map(lambda leaf: np.abs(leaf) + 0.1, variables["batch_stats"])
 
     def layer(scope, conv, norm, x, stride=1):
-        """Convolution and normalisation of the block at `scope`, which is () for the module itself."""
-        params, stats = variables["params"], variables["batch_stats"]
+        """Convolution (or linear map) and normalisation of the block at `scope`, () for the module itself; "": none."""
+        params, stats, y = variables["params"], variables["batch_stats"], x.astype(np.float64)
         for name in scope:
             params, stats = params[name], stats[name]
-        y = convolved(x.astype(np.float64), params[conv]["kernel"], stride)
+        if conv:
+            kernel = params[conv]["kernel"]
+            y = convolved(y, kernel, stride) if kernel.ndim == 4 else y.reshape(len(y), -1) @ kernel
+        if not norm:
+            return y
         y = (y - stats[norm]["mean"]) / np.sqrt(stats[norm]["var"] + 1e-5)
         return y * params[norm]["scale"] + params[norm]["bias"]
 
@@ -200,7 +208,7 @@ def test_bottlenecks_against_numpy():
 
 
 def test_imagenet_stem_against_numpy():
-    """A 7x7 convolution of stride 2, then the largest of 3x3 positions, two apart."""
+    """A 7x7 convolution of stride 2, then the largest of 3x3 positions, two apart; a block, and one that widens."""
 
     def forward(layer, x):
         x = relu(layer((), "stem_conv", "stem_norm", x, 2))
@@ -209,13 +217,117 @@ def test_imagenet_stem_against_numpy():
         x = windows[:, ::2, ::2].max(axis=(-2, -1))
         y = relu(layer(["stage0_block0"], "conv0", "norm0", x))
         x = relu(x + layer(["stage0_block0"], "conv1", "norm1", y))
+        y = relu(layer(["stage1_block0"], "conv0", "norm0", x, 2))
+        y = layer(["stage1_block0"], "conv1", "norm1", y)
+        x = relu(y + layer(["stage1_block0"], "shortcut_conv", "shortcut_norm", x, 2))
         return x.mean(axis=(1, 2))
 
-    module = ResNet(blocks=(1,), width=3, imagenet_stem=True, normalisation="running")
+    module = ResNet(blocks=(1, 1), width=3, imagenet_stem=True, normalisation="running")
     for shape in ((16, 16, 3), (15, 18, 1)):
         actual, expected = in_numpy(forward, module, shape)
-        assert actual.shape == (3, 3)
+        assert actual.shape == (3, 6)
         np.testing.assert_allclose(actual, expected, rtol=2e-4)
+
+
+def test_wide_resnet_against_numpy():
+    """Blocks of another width have a 1x1 convolution of the activated input in the shortcut."""
+
+    def forward(layer, x):
+        x = layer((), "stem_conv", "", x)
+        for stage, block in itertools.product(range(3), range(2)):
+            scope, stride = [f"stage{stage}_block{block}"], 2 if stage and not block else 1
+            active = relu(layer(scope, "", "norm0", x))
+            y = relu(layer(scope, "", "norm1", layer(scope, "conv0", "", active, stride)))
+            widens = stage > 0 and block == 0
+            x = layer(scope, "conv1", "", y) + (layer(scope, "shortcut_conv", "", active, stride) if widens else x)
+        return relu(layer((), "", "final_norm", x)).mean(axis=(1, 2))
+
+    actual, expected = in_numpy(forward, WideResNet(depth=16, width=1, normalisation="running"), (7, 6, 1))
+    assert actual.shape == (3, 64)
+    np.testing.assert_allclose(actual, expected, rtol=2e-4)
+
+
+def test_small_networks_against_numpy():
+    def cnn(layer, x):
+        for number in range(2):
+            x = pooled(relu(layer((), f"conv{number}", f"norm{number}", x)))
+        return relu(layer((), "hidden", "norm2", x))
+
+    def mlp(layer, x):
+        return relu(layer((), "hidden1", "norm1", relu(layer((), "hidden0", "norm0", x))))
+
+    for forward, module in ((cnn, SmallCNN(normalisation="running")), (mlp, Mlp(normalisation="running"))):
+        actual, expected = in_numpy(forward, module, (8, 9, 2))
+        assert actual.shape == (3, 128)
+        np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_convolutions_begin_as_kaiming_normal():
+    """Normal with variance 2 / fan-out, not truncated; a linear layer LeCun's."""
+    params = small()[1]["params"]["backbone"]
+    kernel = np.asarray(params["conv1"]["kernel"])
+    assert kernel.shape == (3, 3, 16, 32)
+    assert kernel.std() == pytest.approx(np.sqrt(2 / (9 * 32)), rel=0.05)
+    assert np.abs(kernel).max() > 2.5 * kernel.std()
+    assert np.std(params["hidden"]["kernel"]) == pytest.approx(128**-0.5, rel=0.05)
+
+
+def block_by_numpy(params, heads, x, seen):
+    """A pre-norm block on tokens x [B, T, D], of which `seen`, bool [B, T], are attended to."""
+
+    def linear(name, x):
+        return x @ params[name]["kernel"] + params[name]["bias"]
+
+    query, key, value = np.split(linear("qkv", layer_normalised(params["norm1"], x)), 3, axis=-1)
+    attended = np.zeros_like(x)
+    for own in np.split(np.arange(x.shape[-1]), heads):
+        scores = np.einsum("btd,bsd->bts", query[..., own], key[..., own]) / np.sqrt(len(own))
+        weights = np.exp(scores) * seen[:, None]
+        attended[..., own] = np.einsum("bts,bsd->btd", weights / weights.sum(axis=2, keepdims=True), value[..., own])
+    x = x + linear("proj", attended)
+    hidden = linear("fc1", layer_normalised(params["norm2"], x))
+    gelu = hidden * np.vectorize(lambda z: (1 + math.erf(z / math.sqrt(2))) / 2)(hidden)
+    return x + linear("fc2", gelu)
+
+
+def layer_normalised(params, x):
+    x = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-6)
+    return x * params["scale"] + params["bias"]
+
+
+def random_params(module, *inputs):
+    """Parameters of a module, none of which is a default, in float32 and in float64."""
+    shapes, rng = jax.eval_shape(module.init, jax.random.key(0), *inputs)["params"], np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
+    return params, jax.tree.map(np.float64, params)
+
+
+def test_transformer_against_numpy():
+    """Padding, token 0, is neither attended to nor in the mean."""
+    tokens = np.array([[3, 1, 4, 0, 0], [2, 0, 5, 1, 3]])
+    module = Transformer(num_tokens=6, depth=2, width=64)
+    given, params = random_params(module, tokens)
+    x, seen = params["embed"]["embedding"][tokens] + params["positions"], tokens != 0
+    for number in range(2):
+        x = block_by_numpy(params[f"block{number}"], 2, x, seen)
+    x = layer_normalised(params["norm"], x)
+    expected = [row[present].mean(axis=0) for row, present in zip(x, seen)]
+    np.testing.assert_allclose(jax.jit(module.apply)({"params": given}, tokens), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+def test_vit_against_numpy(class_token):
+    images = np.random.default_rng(1).normal(size=(2, 4, 6, 3)).astype(np.float32)
+    module = ViT(patch=2, depth=1, width=64, class_token=class_token)
+    given, params = random_params(module, images)
+    patches = images.reshape(2, 2, 2, 3, 2, 3).swapaxes(2, 3).reshape(2, 6, 12)  # row by row
+    x = patches @ params["patches"]["kernel"].reshape(12, 64) + params["patches"]["bias"]
+    if class_token:
+        x = np.concatenate([np.tile(params["class_token"], (2, 1, 1)), x], axis=1)
+    x = block_by_numpy(params["block0"], 2, x + params["positions"], np.ones(x.shape[:2], bool))
+    x = layer_normalised(params["norm"], x)
+    expected = x[:, 0] if class_token else x.mean(axis=1)
+    np.testing.assert_allclose(jax.jit(module.apply)({"params": given}, images), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_positions_behind_the_imagenet_stem():

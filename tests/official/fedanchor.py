@@ -20,6 +20,7 @@ THRESHOLD, TEMPERATURE, PRETRAINED, ROUNDS, CONTRASTIVE_RATE = 0.5, 0.5, 2, 3, 0
 FIELDS = {
     "fedanchor.threshold": THRESHOLD, "fedanchor.temperature": TEMPERATURE, "fedanchor.contrastive_batch_size": 5,
     "fedanchor.contrastive_augmentation": "weak", "fedanchor.contrastive_learning_rate": CONTRASTIVE_RATE,
+    "fedanchor.contrastive_epochs": 2,
     "model.anchor_dim": 5, "server.batch_size": 4, "server.epochs": 1, "server.pretrain_epochs": PRETRAINED,
     "server.pretrain_learning_rate": 0.03, "client.clip_norm": 0.5,
 }  # fmt: skip
@@ -87,10 +88,10 @@ def test_rounds_of_fedanchor(pairs, monkeypatch):
     def server_trains(of_round, epochs, rates):
         at_server = [(name, rows) for name, rows in of_round.seen if 0 <= rows[0] < len(ANCHORS)]
         seen = {name: [rows for of, rows in at_server if of == name] for name in ("strong", "weak")}
-        trained(rates[0], rolled, seen["strong"], 4, epochs, ("backbone", "classifier"), classification)
-        trained(rates[1], dimmed, seen["weak"], 5, epochs, ("backbone", "anchor_head"), contrastive)
+        trained(rates[0], rolled, seen["strong"], 4, epochs[0], ("backbone", "classifier"), classification)
+        trained(rates[1], dimmed, seen["weak"], 5, epochs[1], ("backbone", "anchor_head"), contrastive)
 
-    server_trains(run.init, PRETRAINED, (0.03, 0.03))
+    server_trains(run.init, (PRETRAINED, PRETRAINED), (0.03, 0.03))
     for of_round in run.rounds:
         uploads, sizes = [], []
         anchors = unit(embed(params, statistics, images[: len(ANCHORS)], train=False)[0])
@@ -119,7 +120,7 @@ def test_rounds_of_fedanchor(pairs, monkeypatch):
                 sizes.append(len(rows))
         found, statistics = weighted_mean(uploads, sizes)
         params = {**params, **found}
-        server_trains(of_round, 1, (0.05, CONTRASTIVE_RATE))
+        server_trains(of_round, (1, 2), (0.05, CONTRASTIVE_RATE))
     assert 0.1 < np.mean(shares) < 0.9
     what = "algorithm 1" if as_printed else "pairs of the class and of itself, all anchors travel"
     code = "no code: by the paper's algorithm 1"
