@@ -142,7 +142,7 @@ def machine_for(target: str, chips: int, lanes: int, form: str = ""):
     import jax
     import numpy as np
     from jax.experimental import topologies
-    from jax.sharding import Mesh, SingleDeviceSharding
+    from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
     from fedjax_ssl.learning.devices import AXIS
     from fedjax_ssl.run.machine import Machine
@@ -157,7 +157,7 @@ def machine_for(target: str, chips: int, lanes: int, form: str = ""):
         devices = topologies.get_topology_desc(platform="cuda", target_config=text, topology=name).devices
     if len(devices) != chips:
         raise SystemExit(f"{target} with {chips} chips has {len(devices)} devices")
-    mesh = Mesh(np.array(devices), (AXIS,)) if chips > 1 else None
+    mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,)) if chips > 1 else None
     place = SingleDeviceSharding(devices[0]) if mesh is None else None
 
     def shapes(tree):

@@ -53,7 +53,7 @@ images of CIFAR-10.
 
 ```
 export JAX_NUM_CPU_DEVICES=1   # these two: to compile sooner, where runs are as short as on digits
-export XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+export XLA_FLAGS=--xla_backend_optimization_level=0   # JAX 0.10 also has --xla_cpu_use_fusion_emitters=false
 python launch.py sweep configs/sweeps/leaderboard.py:BOARD --workdir=runs/BOARD --tries=6
 python docs/leaderboard.py add runs/BOARD BOARD
 python docs/leaderboard.py > docs/leaderboard.md

@@ -1,5 +1,7 @@
 """The tests compile as fast as possible, which must give the same numbers as users get."""
 
+import os
+
 import jax
 import numpy as np
 
@@ -7,8 +9,9 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from tests.helpers.runs import make_fedanchor_config
 
-# XLA's defaults, which `FAST_COMPILING` of tests/helpers/compiling.py overrides.
-AS_USERS = {"xla_backend_optimization_level": "3", "xla_cpu_use_fusion_emitters": "True"}
+# XLA's defaults of the flags with which the tests compile, see `FAST_COMPILING` of tests/helpers/compiling.py.
+DEFAULTS = {"xla_backend_optimization_level": "3", "xla_cpu_use_fusion_emitters": "True"}
+AS_USERS = {name: value for name, value in DEFAULTS.items() if name in os.environ["XLA_FLAGS"]}
 
 
 def test_a_round_compiled_as_users_do_has_the_same_numbers():

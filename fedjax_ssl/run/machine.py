@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import host_local_array_to_global_array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from fedjax_ssl.data.federated import FederatedData
@@ -190,7 +190,7 @@ def with_products(precision: str, function: Any) -> Any:
 def machine_of(choice: Choice, config: ConfigDict) -> Machine:
     """The machine that lays a run's clients out by this choice."""
     devices = _devices_of_each_host(choice.devices // hosts.count())
-    mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
+    mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,)) if len(devices) > 1 else None
     found = Machine(platform(), mesh, choice.lanes, choice.lane_form, dict(choice.options), memory_limit())
     return found._replace(float32_products=config.model.float32_products)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.learning.devices import AXIS, use_platform
@@ -78,7 +78,7 @@ def lower_round(npz, platform, dtype, devices=1):
         arguments = experiment.state_shape, experiment.data, experiment.hidden_labels
         if devices == 1:
             return export.export(jax.jit(round_fn), platforms=[platform])(*arguments), experiment
-        mesh = AbstractMesh((devices,), (AXIS,))
+        mesh = AbstractMesh((devices,), (AXIS,), axis_types=(AxisType.Auto,))
         everywhere = NamedSharding(mesh, PartitionSpec())
         with jax.sharding.use_abstract_mesh(mesh):
             jitted = jax.jit(round_fn, in_shardings=everywhere, out_shardings=everywhere)

@@ -37,8 +37,6 @@ SIDE, CLASSES = 4, 3
 MOST = 1e-5  # the largest allowed difference of a parameter: ten times float32's rounding in these rounds
 RESULTS = "FEDJAX_SSL_OFFICIAL_RESULTS"  # environment variable: the folder for results of `agree`
 FACTS = {"num_classes": CLASSES, "image_shape": (SIDE, SIDE, 1), "mean": (0.5,), "std": (0.25,), "flip": False}
-# Small programs: compiling them optimised would take ten times longer than it saves.
-UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
 def itself(images: Any) -> Any:
@@ -228,7 +226,7 @@ def train(problem: Problem, data: FederatedData, rounds: int, method: Method | N
     states, metrics, noted = [init(data)], [], [seen()]
     hidden_labels = jnp.maximum(data.visible_labels, 0)
     arguments = states[0], data, hidden_labels
-    round_fn = jax.jit(make_round(spied, method, lanes=1)).lower(*arguments).compile(compiler_options=UNOPTIMISED)
+    round_fn = jax.jit(make_round(spied, method, lanes=1)).lower(*arguments).compile()
     for _ in range(rounds):
         state, result = round_fn(states[-1], data, hidden_labels)
         states.append(state)
