@@ -23,7 +23,7 @@ from fedjax_ssl.engine.updates import leaves_by_path, moved_by
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.supported import check_supported
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.methods import METHODS, NAMES
+from fedjax_ssl.methods import METHODS, NAMES, frames
 from fedjax_ssl.methods.entry import LABELS_AT, check_entry
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.observe.wire import bytes_per_client
@@ -389,6 +389,14 @@ def test_centralised_data_are_the_server_s():
     np.testing.assert_array_equal(np.sort(data.server_index), np.sort(owned))
     np.testing.assert_array_equal(np.asarray(data.visible_labels)[owned], np.asarray(experiment.hidden_labels)[owned])
     assert len(owned) == 40 + NUM_CLIENTS * 33
+
+
+def test_without_clients_normalisation_statistics_are_the_server_s(monkeypatch):
+    sources = []
+    monkeypatch.setattr(frames, "make_statistics", lambda network, section, source=None: sources.append(source))
+    for name in ("server_only", "supervised"):
+        METHODS[name].factory(small_problem(name))
+    assert sources == ["server", None]
 
 
 @pytest.mark.parametrize(
