@@ -9,7 +9,7 @@ from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.fedmatch import PARTS, UPLOADS, VECTORS
-from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau, divided
+from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau
 from fedjax_ssl.methods.fedmatch.server import Vectors, noise_image
 from fedjax_ssl.server import CLASSIFICATION
 from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, numbers, random_params
@@ -37,7 +37,7 @@ def coin(key, images):
 
 
 def test_at_first_psi_is_a_fifth_of_sigma():
-    _, method = build("clients", smallest=0.3)
+    problem, method = build("clients", smallest=0.3)
     state = method.init(federation([[0]]), KEY)
     sigma, psi = (in_numpy(state.server[PARTS][name]) for name in (SIGMA, PSI))
     for name in sigma:
@@ -46,8 +46,11 @@ def test_at_first_psi_is_a_fifth_of_sigma():
     assert 0 < sum(np.sum(np.abs(leaf) <= 0.3) for leaf in psi.values()) < ENTRIES // 2
     for name, leaf in in_numpy(state.model.params).items():
         np.testing.assert_allclose(leaf, tested[name], rtol=1e-6)
-    of_given = divided({"kernel": np.float32([6, -12])}, is_sum=True)  # which is the sum of both
-    np.testing.assert_allclose([of_given[name]["kernel"] for name in (SIGMA, PSI)], [[5, -10], [1, -2]], rtol=1e-6)
+    problem.network.given = "a model"  # which is the sum of both
+    parts = method.init(federation([[0]]), KEY).server[PARTS]
+    for name, leaf in sigma.items():
+        np.testing.assert_allclose(in_numpy(parts[SIGMA])[name], leaf / 1.2, rtol=1e-6)
+        np.testing.assert_allclose(in_numpy(parts[PSI])[name], leaf / 6, rtol=1e-6)
 
 
 def stepped(parts, data, anchors, config, rate):
