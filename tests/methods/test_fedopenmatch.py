@@ -133,7 +133,7 @@ def test_the_server_trains_the_head_before_the_first_round_and_in_each():
         z = (x - x.mean(axis=0)) @ model["head"]
         return np.mean(np.log1p(np.exp(-z[y == 1])) + np.max((1 - y) * np.log1p(np.exp(z)), axis=1))
 
-    models = [problem.network.init(jax.random.split(key)[0]), first.model, method.server_after(first, data, key)[0].model]
-    heads = [np.asarray(model.params[ONE_VS_ALL]["kernel"], np.float64) for model in models]
-    for before, after in zip(heads, heads[1:]):
-        np.testing.assert_allclose(after, before - 0.3 * gradient_of(of_head, {"head": before})["head"], atol=1e-5)
+    after, _ = method.server_after(first, data, key)
+    for pair in ((problem.network.init(jax.random.split(key)[0]), first.model), (first.model, after.model)):
+        old, new = (np.asarray(model.params[ONE_VS_ALL]["kernel"], np.float64) for model in pair)
+        np.testing.assert_allclose(new, old - 0.3 * gradient_of(of_head, {"head": old})["head"], atol=1e-5)
