@@ -119,6 +119,10 @@ def test_labels_are_the_equations(data, fields, view):
     np.testing.assert_array_equal(job.report.others[HEAD], job.report.labels)
     np.testing.assert_array_equal(job.report.others["classification_head"], by_classifier)
     assert np.any(by_classifier != np.asarray(job.report.labels))
+    liar = prepare(method.phases[0], received, data._replace(mislabelled=jnp.ones(len(data.inputs), bool)), 1)
+    for name, labels in job.report.others.items():  # those of an attacker with false labels
+        np.testing.assert_array_equal(liar.report.others[name], (labels + 1) % CLASSES)
+    np.testing.assert_array_equal(liar.report.labels, (job.report.labels + 1) % CLASSES)
 
 
 # --- Departures from the paper: centred scores, a threshold that follows them, a penalty. ---------------------------

@@ -18,6 +18,7 @@ from tests.helpers.small_problem import (
     mirrored,
     negative,
     pixels_of,
+    prepare,
     probabilities,
     running_mean,
     sent_down,
@@ -107,7 +108,9 @@ def test_steps_are_those_of_the_equations():
         jobs = phase.prepare(*arguments)
         return jobs._replace(work=jobs.work._replace(weights=jobs.work.weights * factors))
 
-    _, finished = train(phase._replace(prepare=weighted), received, data, 0)
+    job, finished = train(phase._replace(prepare=weighted), received, data, 0)
+    liar = prepare(phase, received, data._replace(mislabelled=jnp.ones(len(data.inputs), bool)), 0)
+    np.testing.assert_array_equal(liar.report.labels, (job.report.labels + 1) % CLASSES)  # an attacker's false labels
 
     rows = np.asarray(data.client_index)[0, :9]
     labels = np.asarray(data.visible_labels)[rows]

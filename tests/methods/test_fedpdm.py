@@ -119,10 +119,14 @@ def test_a_rule_for_the_labels_counts_unlabelled_images_alone():
     def third_round(received, data, cohort, previous):  # the first one behind the warm-up
         return phase.prepare(received, data, cohort._replace(round=jnp.array([2])), previous)
 
-    report = prepare(phase._replace(prepare=third_round), received, data, 0, own).report
     rows = np.asarray(data.client_index)[0, :10]
     unlabelled = np.asarray(data.visible_labels)[rows] < 0
     p = probabilities(in_numpy(received.model.params), pixels_of(data, rows, mirrored), statistics_of(received.model))
-    largest = scaled(p[unlabelled], SHARES, 10.0).max(axis=1)
-    np.testing.assert_array_equal(report.qualified[unlabelled], largest >= np.sort(largest)[3])
-    assert np.all(report.qualified[~unlabelled])
+    liar = data._replace(mislabelled=jnp.ones(len(data.inputs), bool))  # takes each image for one of the next class
+    for shift, of_client in enumerate((data, liar)):
+        report = prepare(phase._replace(prepare=third_round), received, of_client, 0, own).report
+        matched = scaled(np.roll(p[unlabelled], shift, axis=1), SHARES, 10.0)
+        largest = matched.max(axis=1)
+        np.testing.assert_array_equal(report.labels[unlabelled], matched.argmax(axis=1))
+        np.testing.assert_array_equal(report.qualified[unlabelled], largest >= np.sort(largest)[3])
+        assert np.all(report.qualified[~unlabelled])
