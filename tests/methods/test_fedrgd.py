@@ -239,10 +239,9 @@ def test_batches_of_a_round_are_disjoint_while_images_last(data):
     np.testing.assert_array_equal(batches[2], deck.order[1, :2])
 
 
-def test_the_rates_of_users_and_server_follow_fixmatch_s_cosine(data):
-    problem, method = build(**{
-        "fedrgd.schedule": "warm_up", "fedrgd.warm_up_rounds": 4, "fedrgd.decay_rounds": 12,
-    })  # fmt: skip
+@pytest.mark.parametrize("fields", [{"fedrgd.decay_rounds": 12}, {"num_rounds": 12}])
+def test_the_rates_of_users_and_server_follow_fixmatch_s_cosine(data, fields):
+    problem, method = build(**{"fedrgd.schedule": "warm_up", "fedrgd.warm_up_rounds": 4, **fields})
     model = problem.network.init(jax.random.key(0))
     for number, factor in ((0, 0.25), (3, 1.0), (8, np.cos(7 * np.pi / 32)), (100, 1e-5)):
         rate = method.broadcast(State(jnp.int32(number), model), data, None).learning_rate
