@@ -89,13 +89,13 @@ def epochs_by_hand(problem, data, received, work, epochs, weight, every):
 
 @pytest.mark.parametrize("second_stage, weight, every", [(True, 4.0, 3), (True, 0.5, 2), (False, 4.0, 3)])
 def test_a_labelled_client_is_drawn_back_to_its_record(data, second_stage, weight, every):
-    """Seven epochs of two steps; in the first stage one epoch, behind which there is nothing to be drawn to."""
+    """Seven epochs of two steps; in the first stage the clients' own number of epochs, even if there are more."""
     fields = {"cbafed.labelled_epochs": 7, "cbafed.local_record": weight, "cbafed.residual_every": every}
-    problem, method = build(**fields)
+    problem, method = build(**fields, **{"client.epochs": 1 if second_stage else 8})
     received = sent_down(problem, extra(second_stage=second_stage))
     job, finished = train(method.phases[0], received, data, LABELLED)
-    assert job.num_steps == (14 if second_stage else 2)
-    epochs = 7 if second_stage else 1
+    epochs = 7 if second_stage else 8
+    assert job.num_steps == 2 * epochs
     expected = epochs_by_hand(problem, data, received, job.work, epochs, weight, every)
     assert_model(finished.upload.model, *expected)
     second, sent = train(method.phases[1], received, data, LABELLED, previous=handed_on(job, finished))
@@ -121,14 +121,15 @@ def labelled_by_hand(problem, data, received, job, thresholds, rare):
         x = pixels_of(data, row, lambda _, images, key=key: coin(key, images))
         p.append(probabilities(first, x, centre)[0])
         pixels.append(x[0])
+    known = np.asarray(data.visible_labels)[np.asarray(data.client_index)[SEVEN, :7]] >= 0
     if problem.config.confidence.debias == "app_u":
-        p = divided(p, np.mean(p, axis=0))
+        p = divided(p, np.mean(np.array(p)[~known], axis=0))
     ranked = np.argsort(-np.array(p), axis=1)
     labels = [
         best if row[best] > thresholds[best] else second if rare[second] else -1
         for row, (best, second, _) in zip(p, ranked)
     ]
-    return np.array(labels), np.array(pixels)
+    return np.where(known, -1, labels), np.array(pixels)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +167,9 @@ def test_the_views_that_were_labelled_are_trained_on(data, thresholds, rare, siz
     assert_model(finished.upload.model, model, statistics)
 
 
-def test_labels_without_the_client_s_prior(data):
-    labels = {}
+def test_labels_without_the_client_s_prior():
+    """Which is that of its images without a label."""
+    data, labels = federation([GIVEN_LABELS, [-1, -1, 1, -1, -1, 1, -1]]), {}
     for debias in ("none", "app_u"):
         problem, method = build(coin, **{"confidence.debias": debias})
         received = sent_down(problem, extra(), seed=1)
@@ -232,10 +234,12 @@ def test_the_server_weighs_by_labels_and_is_drawn_back_to_its_record(data):
             accepted[2] = False  # client 1's upload is lost
         if number == 10:
             accepted[:] = False  # all are, in a round in which the model would be drawn back
+        sizes = np.int32([{0: 5, 1: 7, 2: 3, 3: 8}[client] for client in clients])
+        if number == 9:
+            accepted[0], sizes[0] = False, 0  # client 2 is absent: its labels of the last round still count
         tensors = [rng.normal(size=(3, *leaf.shape)).astype(np.float32) for leaf in model]
         told = {"labelled": np.where(clients == 0, 5.0, 0.0), COUNTS: counts}
         uploads = Upload(jax.tree.unflatten(jax.tree.structure(state.model), tensors), told)
-        sizes = np.int32([{0: 5, 1: 7, 2: 3, 3: 8}[client] for client in clients])
         received = jax.tree.map(jnp.asarray, Received(uploads, accepted, clients, None, sizes, sizes))
         state, _ = aggregate(state, data, jax.tree.map(jnp.float32, received)._replace(
             accepted=received.accepted, clients=received.clients, sizes=received.sizes), jax.random.key(0))  # fmt: skip
@@ -255,7 +259,8 @@ def test_the_server_weighs_by_labels_and_is_drawn_back_to_its_record(data):
             np.testing.assert_allclose(found, expected, atol=1e-5)
         for found, expected in zip(jax.tree.leaves(state.server[RECORD]), record):
             np.testing.assert_allclose(found, expected, atol=1e-5)
-        remembered[clients] = np.where(accepted[:, None], counts, 0)
+        here = sizes > 0
+        remembered[clients[here]] = np.where(accepted[:, None], counts, 0)[here]
         np.testing.assert_array_equal(state.server[COUNTS], remembered)
     assert remembered[2].sum() > 0 and state.round == 15
 

@@ -119,6 +119,10 @@ def test_labels_are_the_equations(data, fields, view):
     np.testing.assert_array_equal(job.report.others[HEAD], job.report.labels)
     np.testing.assert_array_equal(job.report.others["classification_head"], by_classifier)
     assert np.any(by_classifier != np.asarray(job.report.labels))
+    liar = prepare(method.phases[0], received, data._replace(mislabelled=jnp.ones(len(data.inputs), bool)), 1)
+    for name, labels in job.report.others.items():  # those of an attacker with false labels
+        np.testing.assert_array_equal(liar.report.others[name], (labels + 1) % CLASSES)
+    np.testing.assert_array_equal(liar.report.labels, (job.report.labels + 1) % CLASSES)
 
 
 # --- Departures from the paper: centred scores, a threshold that follows them, a penalty. ---------------------------
@@ -180,11 +184,17 @@ def test_labels_by_centred_scores_and_a_following_threshold(data, travels, centr
     assert counted == bytes_per_client(problem, plain, state, data).down + 4 * more
 
 
-def test_without_two_anchors_of_a_class_the_threshold_is_the_configured_one(data):
-    one_of_each = jnp.array([ANCHORS.index(number) for number in range(CLASSES)])
+@pytest.mark.parametrize("chosen", [(0, 1, 2), (0, 1, 3, 4)])
+def test_without_two_anchors_of_a_class_the_threshold_is_the_configured_one(data, chosen):
+    """A lone anchor has no score; those of the other classes, if they have several, still make the threshold."""
     _, method, state = build(**{"fedanchor.threshold_quantile": 0.9, "fedanchor.threshold": 0.3})
-    received = method.broadcast(state, data._replace(server_index=data.server_index[one_of_each]), None)
-    assert float(received.extra.threshold) == np.float32(0.3)
+    rows = data.server_index[jnp.array(chosen)]
+    received = method.broadcast(state, data._replace(server_index=rows), None)
+    scores = leave_one_out_by_hand(embeddings_of(state.model, pixels_of(data, rows)), np.array(ANCHORS)[list(chosen)])
+    scores = scores[np.isfinite(scores)]
+    assert len(scores) == (3 if len(chosen) == 4 else 0)
+    expected = np.quantile(scores, 0.9) if len(scores) else np.float32(0.3)
+    np.testing.assert_allclose(received.extra.threshold, expected, rtol=1e-5)
 
 
 def test_the_penalty_joins_the_contrastive_loss(data):
@@ -363,9 +373,25 @@ def test_cross_entropy_comes_first_and_then_the_contrastive_loss(data):
     assert np.max(np.abs(leaves(other_order.model) - leaves(after.model))) > 1e-3
 
 
+@pytest.mark.parametrize("fields", [{"server.epochs": 0}, {"server.epochs": 1, "fedanchor.contrastive": False}])
+def test_both_rates_follow_the_schedule(data, fields):
+    """In round 4 of 8 the cosine has half the rate, and a single step has half the length."""
+    whole = {"server.batch_size": len(ANCHORS), "fedanchor.contrastive_batch_size": len(ANCHORS)}
+    _, method, state = build(schedule="cosine", num_rounds=8, **whole, **fields)
+    first, fourth = (
+        leaves(method.server_after(state._replace(round=jnp.int32(number)), data, jax.random.key(0))[0].model.params)
+        - leaves(state.model.params)
+        for number in (0, 4)
+    )
+    assert np.abs(first).max() > 1e-3
+    np.testing.assert_allclose(fourth, first / 2, atol=1e-6)
+
+
 @pytest.mark.parametrize("contrastive", [True, False])
 def test_pre_training_has_both_losses_or_one(data, contrastive):
-    problem, method, _ = build(**{**SERVER, "fedanchor.pretrain_contrastive": contrastive, "server.pretrain_epochs": 1})
+    """For epochs of its own, whatever those of a round."""
+    fields = {"fedanchor.contrastive_epochs": 0, "fedanchor.pretrain_contrastive": contrastive}
+    problem, method, _ = build(**{**SERVER, **fields, "server.epochs": 0, "server.pretrain_epochs": 1})
     key = jax.random.key(3)
     state, fresh = method.init(data, key), problem.network.init(jax.random.split(key)[0])
     assert moved(state.model, fresh) == {"backbone", "classifier", *([HEAD] if contrastive else [])}

@@ -169,7 +169,7 @@ def server_by_hand(problem, data, state, key, number, student):
         np.full(PIXELS, 0.25),
     )
     ramp = np.exp(-5 * (1 - min(number / options.ramp_rounds, 1)) ** 2) * options.consistency_weight
-    losses = []
+    rate, losses = config.learning_rate * (1 + np.cos(np.pi * (number - 1) / 8)) / 2, []  # of round number - 1 of 8
     for index in range(3):
         rows = order[2 * index : 2 * index + 2]
         views = views_of(data, rows, jax.random.fold_in(steps_key, index))
@@ -186,7 +186,7 @@ def server_by_hand(problem, data, state, key, number, student):
         losses.append(values)
         share = options.student_speed * (np.cos(np.pi * (1000 * number + index) / 20000) + 1) / 2
         student = {name: (1 - share) * v + share * model[name] for name, v in student.items()}
-        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+        model, velocity = sgd_step(model, gradient, velocity, config, rate)
         running = running_mean(running, *views)
     return model, student, np.mean(losses, axis=0), running
 
@@ -195,7 +195,8 @@ def server_by_hand(problem, data, state, key, number, student):
 def test_the_server_trains_a_network_and_its_average(data, fields):
     server = {"server.batch_size": 2, "server.learning_rate": 0.5, "server.clip_norm": 1.5, "server.momentum": 0.5}
     options = {"fedcon.student_speed": 0.5, "fedcon.ramp_rounds": 9, "fedcon.consistency_weight": 0.7}
-    problem, method = build(**server, **options, **{"server.pretrain_epochs": 0}, **fields)
+    schedule = {"schedule": "cosine", "num_rounds": 8}
+    problem, method = build(**server, **options, **schedule, **{"server.pretrain_epochs": 0}, **fields)
     state, key = jax.jit(method.init)(data, jax.random.key(0)), jax.random.key(3)
     student = in_numpy(state.model.params)
     if "student" in state.server:  # it has fallen behind

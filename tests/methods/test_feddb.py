@@ -1,11 +1,12 @@
 """FedDB: a client's steps, and the server's weights for which the clients' mean prediction is near uniform."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
 
-from fedjax_ssl.engine import Received, Upload
+from fedjax_ssl.engine import Received, State, Upload
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.feddb import APP_U, balancing
 from tests.helpers.linear_network import at_rest, divided, in_numpy, sgd_step
@@ -17,6 +18,7 @@ from tests.helpers.small_problem import (
     mirrored,
     negative,
     pixels_of,
+    prepare,
     probabilities,
     running_mean,
     sent_down,
@@ -75,12 +77,40 @@ def test_without_an_accepted_upload_nobody_has_weight():
         np.testing.assert_array_equal(weights_of(solver, np.zeros(6, bool), broken), 0)
 
 
+@pytest.mark.parametrize(
+    ("solver", "expected", "tolerance"), [("none", 0.75, 1e-6), ("exact", 2 / 3, 1e-3), ("code", 0.5, 0.05)]
+)
+def test_the_mean_has_the_weights_of_the_solver(solver, expected, tolerance):
+    """Without one those of the sizes. A third of the first prior and two of the second are uniform."""
+    problem = small_problem("feddb", **{"feddb.solver": solver})
+    model, priors = sent_down(problem).model, jnp.array([[1, 0, 0], [0, 0.5, 0.5]])
+    uploads = Upload(jax.tree.map(lambda leaf: jnp.stack([0 * leaf, 0 * leaf + 1]), model), {APP_U: priors})
+    sizes = jnp.array([10, 30])
+    received = Received(uploads, jnp.ones(2, bool), jnp.arange(2), None, sizes, sizes)
+    method = METHODS["feddb"].factory(problem)
+    after, _ = method.aggregate(State(jnp.int32(0), model, {}), None, received, jax.random.key(0))
+    for leaf in jax.tree.leaves(after.model):
+        np.testing.assert_allclose(leaf, expected, atol=tolerance)
+
+
 def test_steps_are_those_of_the_equations():
-    """An epoch is a step on all labelled and all confident images, before which P_k moves."""
+    """An epoch is a step on all labelled and all confident images, before which P_k moves.
+
+    A confident label has the weight that its rule gives it.
+    """
     data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1]])
     problem = small_problem("feddb", **{"feddb.threshold": 0.48, "feddb.momentum": 0.3})
     received, config = sent_down(problem), problem.config.client
-    _, finished = train(METHODS["feddb"].factory(problem).phases[0], received, data, 0)
+    (phase,) = METHODS["feddb"].factory(problem).phases
+    factors = 1 / (1 + np.arange(10))
+
+    def weighted(*arguments):
+        jobs = phase.prepare(*arguments)
+        return jobs._replace(work=jobs.work._replace(weights=jobs.work.weights * factors))
+
+    job, finished = train(phase._replace(prepare=weighted), received, data, 0)
+    liar = prepare(phase, received, data._replace(mislabelled=jnp.ones(len(data.inputs), bool)), 0)
+    np.testing.assert_array_equal(liar.report.labels, (job.report.labels + 1) % CLASSES)  # an attacker's false labels
 
     rows = np.asarray(data.client_index)[0, :9]
     labels = np.asarray(data.visible_labels)[rows]
@@ -93,8 +123,8 @@ def test_steps_are_those_of_the_equations():
     strong = pixels_of(data, rows[sure], negative)
     for _ in range(config.epochs):
         prior = 0.3 * prior + 0.7 * probabilities(model, weak, weak.mean(axis=0)).mean(axis=0)
-        parts = (given, labels[known]), (strong, p.argmax(axis=1)[sure])
-        slopes = [loss_and_gradient(model, x, x.mean(axis=0), np.eye(CLASSES)[y] / len(x))[1] for x, y in parts]
+        parts = (given, labels[known], np.ones((3, 1))), (strong, p.argmax(axis=1)[sure], factors[:9][sure][:, None])
+        slopes = [loss_and_gradient(model, x, x.mean(axis=0), w * np.eye(CLASSES)[y] / len(x))[1] for x, y, w in parts]
         gradient = {name: slopes[0][name] + slopes[1][name] for name in model}
         model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
         statistics = running_mean(statistics, given, weak, strong)

@@ -60,7 +60,8 @@ def test_the_fine_regulator_begins_as_torch_draws_its_linear_layers():
     assert np.abs(regulator["b2"]) * 20 <= 1
 
 
-def test_steps_are_those_of_the_equations():
+@pytest.mark.parametrize("more", [{}, {"feddure.effect": "before_less_after", "feddure.coarse": False}])
+def test_steps_are_those_of_the_equations(more):
     """One of tuning and two of all three models. F-reg's slope is the difference of losses a step ahead."""
     data = federation([[0, 1, -1, -1, 2, -1, -1, 1, -1]])
     options = {
@@ -68,7 +69,7 @@ def test_steps_are_those_of_the_equations():
         "unlabelled_rise": 4, "fine_hidden": 4, "fine_learning_rate": 0.5,
     }  # fmt: skip
     fields = {"client.batch_size": 2, **{f"feddure.{name}": value for name, value in options.items()}}
-    problem = small_problem("feddure", **fields)
+    problem = small_problem("feddure", **fields, **more)
     received, config = sent_down(problem), problem.config.client
     job, finished = train(METHODS["feddure"].factory(problem).phases[0], received, data, 0, jit=True)
 
@@ -108,10 +109,10 @@ def test_steps_are_those_of_the_equations():
                 regulator[name] = regulator[name] - 0.5 * mean / (np.sqrt(square) + 1e-8)
             before = on_labels(local)
             local, of_local = sgd_step(local, taught(regulator), of_local, config, rate)
-            effects.append(on_labels(local) - before)
+            effects.append((before - on_labels(local)) if more else (on_labels(local) - before))
             confident += (p.max(axis=1) >= 0.6).tolist()
             towards = np.eye(CLASSES)[probabilities(model, strong, centre).argmax(axis=1)]
-            targets = 5 * step / 4 * (p.max(axis=1) >= 0.6)[:, None] * p + effects[-1] * towards
+            targets = 5 * step / 4 * (p.max(axis=1) >= 0.6)[:, None] * p + (not more) * effects[-1] * towards
             slope = loss_and_gradient(model, strong, centre, targets / n)[1]
             gradient = {name: gradient[name] + slope[name] for name in gradient}
         model, velocity = sgd_step(model, gradient, velocity, config, rate)

@@ -235,6 +235,9 @@ def test_a_run_ends_when_the_increment_stays_small():
     for increments, over in ([0.4, 0.3, 9.0], True), ([0.4, 0.6, 0.1], False), ([0.4, np.nan, np.nan], False):
         held = state._replace(server={INCREMENTS: jnp.array(increments)})
         assert bool(method.converged(held)) is over
+    waiting = METHODS["fedil"].factory(small_problem("fedil", **{"fedil.average_rounds": 3, "fedil.stop_rounds": 30}))
+    state = jax.eval_shape(waiting.init, federation([[-1]], at_server=[0, 1]), KEY)
+    assert state.server[INCREMENTS].shape == (30,)  # room for all rounds that are compared
     assert METHODS["fedil"].factory(small_problem("fedil")).converged is None
 
 

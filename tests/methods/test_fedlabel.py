@@ -14,7 +14,7 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS, fedlabel
 from tests.helpers.experts_by_hand import choose_by_hand
-from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.linear_network import at_rest, divided, in_numpy, sgd_step
 from tests.helpers.small_problem import (
     CLASSES,
     assert_model,
@@ -32,7 +32,7 @@ from tests.helpers.small_problem import (
     train,
 )
 
-SOME, NO_LABELS, ALL = range(3)
+SOME, NO_LABELS, ALL, TWO = range(4)
 LABELLED_STEPS, UNLABELLED_STEPS, BETA = 4, 5, 0.6
 ROUND = jnp.int32(7)
 BOTH = {"fedlabel.upload": "two_models"}
@@ -40,7 +40,7 @@ BOTH = {"fedlabel.upload": "two_models"}
 
 @pytest.fixture(scope="module")
 def data():
-    return federation([[0, -1, -1, 2, 1, -1, 0, -1, -1], [-1] * 5, [1, 2, 0]])
+    return federation([[0, -1, -1, 2, 1, -1, 0, -1, -1], [-1] * 5, [1, 2, 0], [2, -1, -1, 0]])
 
 
 def build(**fields):
@@ -212,18 +212,23 @@ def test_the_divergence_is_of_images_with_the_same_label_from_both_experts(data,
         np.testing.assert_allclose(finished.metrics[name], value, atol=1e-5, err_msg=name)
 
 
-def test_the_report_has_both_experts_labels(data):
-    result = run(data, SOME)
+@pytest.mark.parametrize("debias", ["none", "app_u"])
+def test_the_report_has_both_experts_labels(data, debias):
+    """Debiased, each is divided by its own mean over the unlabelled images, although all images are looked at."""
+    result = run(data, SOME, **{"confidence.debias": debias})
     report, size = result.second.report, 9
     x = pixels_of(data, np.asarray(data.client_index[SOME])[:size])
     local, local_statistics, _ = supervised_by_hand(result, data)
     p_local = probabilities(local, x, local_statistics)
     p_global = probabilities(in_numpy(result.received.model.params), x, statistics_of(result.received.model))
+    known = np.asarray(data.visible_labels)[np.asarray(data.client_index[SOME])[:size]] >= 0
+    if debias == "app_u":
+        p_global, p_local = (divided(p, p[~known].mean(axis=0)) for p in (p_global, p_local))
     labels, probability, *_ = choose_by_hand(p_global, p_local, "variance", "both")
+    np.testing.assert_allclose(result.second.work.choice.probability[:size], probability, rtol=1e-4)
     np.testing.assert_array_equal(report.labels[:size], labels)
     np.testing.assert_array_equal(report.others["global"][:size], p_global.argmax(axis=1))
     np.testing.assert_array_equal(report.others["local"][:size], p_local.argmax(axis=1))
-    known = np.asarray(data.visible_labels)[np.asarray(data.client_index[SOME])[:size]] >= 0
     np.testing.assert_array_equal(report.qualified, [*((probability > BETA) | known), False])
 
 
@@ -256,14 +261,14 @@ def test_images_without_a_step_are_not_looked_at(data, fields):
 @pytest.mark.parametrize("normalisation", ["running", "static"])
 def test_without_a_label_that_counts_a_client_sends_its_supervised_model(data, normalisation):
     """beta = 1 is FedAvg on labels, to the statistics, with weight decay and all; and so is no unlabelled image."""
-    for client, fields in ((SOME, {"fedlabel.threshold": 1.0}), (ALL, {})):
+    for client, fields in ((SOME, {"fedlabel.threshold": 1.0}), (ALL, {}), (TWO, {"fedlabel.threshold": 1.0})):
         result = run(data, client, **fields)
         assert result.second.takes_part and np.any(result.finished.metrics["kept"] == 0)
         for sent, supervised in zip(
             *map(jax.tree.leaves, (result.finished.upload.model, result.supervised.upload.model))
         ):
             np.testing.assert_allclose(sent, supervised, atol=1e-7)
-        assert result.finished.upload.metadata["used"] == LABELLED_STEPS * 3
+        assert result.finished.upload.metadata["used"] == LABELLED_STEPS * (2 if client == TWO else 3)
 
 
 def test_unlabelled_images_wait_for_their_round(data):

@@ -48,25 +48,32 @@ def test_at_first_psi_is_a_fifth_of_sigma():
         np.testing.assert_allclose(leaf, tested[name], rtol=1e-6)
 
 
+def stepped(parts, data, anchors, config, rate):
+    """The loss of a first step on all anchors, times 1.3, and sigma after it."""
+    sigma, psi = (in_numpy(parts[name]) for name in (SIGMA, PSI))
+    theta, x = {name: sigma[name] + psi[name] for name in psi}, pixels_of(data, range(len(anchors)))
+    loss, gradient = loss_and_gradient(theta, x, x.mean(axis=0), np.eye(CLASSES)[anchors] / len(anchors))
+    gradient = {name: 1.3 * leaf for name, leaf in gradient.items()}
+    return loss, sgd_step(sigma, gradient, at_rest(sigma), config, rate)[0]
+
+
 def test_a_server_with_labels_trains_sigma_alone():
-    """One step on all anchors; then a lower rate, for no loss is below the lowest."""
+    """One step on all anchors in round 4 of 8; then a lower rate, for no loss is below the lowest."""
     problem, method = build("server", weak=itself, patience=1)
+    problem.config.update({"schedule": "cosine", "num_rounds": 8})
     config = problem.config.server
     config.update({"epochs": 1, "batch_size": 4, "augmentation": "weak", "learning_rate": 0.2, "clip_norm": 0.0})
     anchors = [0, 1, 2, 2]
     data = federation([[-1] * 3], anchors)
     state = method.init(data, KEY)
     lowest = Plateau(jnp.float32(0.5), jnp.float32(0.0), jnp.int32(0))
-    state = state._replace(server={**state.server, PLATEAU: lowest})
+    state = state._replace(round=jnp.int32(4), server={**state.server, PLATEAU: lowest})
     after, metrics = method.server_before(state, data, KEY)
-    sigma, psi = (in_numpy(state.server[PARTS][name]) for name in (SIGMA, PSI))
-    theta, x = {name: sigma[name] + psi[name] for name in psi}, pixels_of(data, range(4))
-    loss, gradient = loss_and_gradient(theta, x, x.mean(axis=0), np.eye(CLASSES)[anchors] / 4)
-    gradient = {name: 1.3 * leaf for name, leaf in gradient.items()}
-    expected, _ = sgd_step(sigma, gradient, at_rest(sigma), config, 0.1)
+    psi = in_numpy(state.server[PARTS][PSI])
+    loss, expected = stepped(state.server[PARTS], data, anchors, config, 0.05)  # half of half the rate
     np.testing.assert_allclose(metrics["server_loss"], loss, rtol=1e-5)
     found = in_numpy(after.server[PARTS][SIGMA])
-    for name in sigma:
+    for name in psi:
         np.testing.assert_allclose(found[name], expected[name], atol=1e-5)
         np.testing.assert_array_equal(in_numpy(after.server[PARTS][PSI])[name], psi[name])
         np.testing.assert_allclose(in_numpy(after.model.params)[name], expected[name] + psi[name], atol=1e-4)
@@ -87,11 +94,18 @@ def test_the_server_s_batches_may_be_the_same_in_every_round(shuffle, weak):
 
 @pytest.mark.parametrize("lasts", [True, False])
 def test_the_optimizer_of_pre_training_may_last(lasts):
+    """It trains sigma at a rate of its own."""
     problem, method = build("server", weak=itself)
-    fields = {"batch_size": 4, "momentum": 0.5, "persistent": True, "pretrain_epochs": 1, "pretrain_persistent": lasts}
-    problem.config.server.update(fields)
-    state = method.init(federation([[-1] * 3], at_server=[0, 1, 2, 2]), KEY)
+    fields = {"batch_size": 4, "momentum": 0.5, "persistent": True, "pretrain_persistent": lasts}
+    config, data = problem.config.server, federation([[-1] * 3], at_server=[0, 1, 2, 2])
+    config.update({**fields, "pretrain_learning_rate": 0.2, "learning_rate": 0.3})
+    fresh = method.init(data, KEY)
+    config.pretrain_epochs = 1
+    state = method.init(data, KEY)
     assert np.any(numbers(state.server[CLASSIFICATION])) == lasts
+    _, expected = stepped(fresh.server[PARTS], data, [0, 1, 2, 2], config, 0.2)
+    for name, leaf in in_numpy(state.server[PARTS][SIGMA]).items():
+        np.testing.assert_allclose(leaf, expected[name], atol=1e-5)
 
 
 def test_a_server_without_labels_does_not_train():

@@ -116,3 +116,24 @@ def test_the_server_s_loss_is_of_both_classifiers():
     of_head = np.mean(np.log1p(np.exp(-z[y == 1])) + np.max((1 - y) * np.log1p(np.exp(z)), axis=1))
     found = [metrics["server_loss"], metrics["server_one_vs_all_loss"], loss]
     np.testing.assert_allclose(found, [expected, of_head, expected + of_head], rtol=1e-5)
+
+
+def test_the_server_trains_the_head_before_the_first_round_and_in_each():
+    """A step of plain SGD on all of its images."""
+    data, y = federation([[-1]], at_server=[0, 2, 1, 1]), np.eye(CLASSES)[[0, 2, 1, 1]]
+    fields = {"learning_rate": 0.3, "pretrain_learning_rate": 0.3, "pretrain_epochs": 1, "epochs": 1, "batch_size": 4}
+    fields |= {"weight_decay": 0.0, "momentum": 0.0, "nesterov": False, "clip_norm": 0.0, "augmentation": "strong"}
+    problem = small_problem("fedopenmatch", SmallNetwork(ONE_VS_ALL, head_dim=CLASSES),
+                            **{f"server.{name}": value for name, value in fields.items()})  # fmt: skip
+    method, key = METHODS["fedopenmatch"].factory(problem), jax.random.key(0)
+    first = method.init(data, key)
+    x = pixels_of(data, data.server_index, negative)
+
+    def of_head(model):
+        z = (x - x.mean(axis=0)) @ model["head"]
+        return np.mean(np.log1p(np.exp(-z[y == 1])) + np.max((1 - y) * np.log1p(np.exp(z)), axis=1))
+
+    after, _ = method.server_after(first, data, key)
+    for pair in ((problem.network.init(jax.random.split(key)[0]), first.model), (first.model, after.model)):
+        old, new = (np.asarray(model.params[ONE_VS_ALL]["kernel"], np.float64) for model in pair)
+        np.testing.assert_allclose(new, old - 0.3 * gradient_of(of_head, {"head": old})["head"], atol=1e-5)

@@ -16,6 +16,7 @@ from tests.helpers.small_problem import (
     mirrored,
     negative,
     pixels_of,
+    prepare,
     probabilities,
     running_mean,
     sent_down,
@@ -65,8 +66,11 @@ def test_steps_are_those_of_the_equations():
     received, config, before = sent_down(problem), problem.config.client, SHARES
     (phase,) = METHODS["fedpdm"].factory(problem).phases
 
+    factors = 1 / (1 + np.arange(10))  # weights of confident labels
+
     def first_round(received, data, cohort, previous):
-        return phase.prepare(received, data, cohort._replace(round=jnp.array([0])), previous)
+        jobs = phase.prepare(received, data, cohort._replace(round=jnp.array([0])), previous)
+        return jobs._replace(work=jobs.work._replace(weights=jobs.work.weights * factors))
 
     own = {"unlabelled_shares": jnp.asarray(before, jnp.float32)}
     job, finished = train(phase._replace(prepare=first_round), received, data, 0, own)
@@ -91,7 +95,7 @@ def test_steps_are_those_of_the_equations():
         known, strong = pixels_of(data, rows[places], mirrored), pixels_of(data, rows[of_step], negative)
         views = np.concatenate([known, strong])
         targets = np.eye(CLASSES)[np.concatenate([labels[places], pseudo[of_step]])]
-        weights = np.concatenate([np.ones(len(known)) / len(known), sure[of_step] / len(strong)])
+        weights = np.concatenate([np.ones(len(known)) / len(known), (sure * factors)[of_step] / len(strong)])
         gradient = loss_and_gradient(adjusted, views, views.mean(axis=0), weights[:, None] * targets)[1]
         model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
         statistics, number = running_mean(statistics, views), number + len(known) + sure[of_step].sum()
@@ -102,3 +106,27 @@ def test_steps_are_those_of_the_equations():
     assert_model(finished.upload.model, *average)
     np.testing.assert_allclose(job.own["unlabelled_shares"], now, atol=1e-6)
     assert finished.upload.metadata["labels_trained_on"] == number
+
+
+def test_a_rule_for_the_labels_counts_unlabelled_images_alone():
+    """The half of them with the largest matched probabilities; labelled ones are qualified anyway."""
+    data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1, 1]])
+    fields = {"confidence.kind": "share", "confidence.share": 0.5, "fedpdm.warm_up_rounds": 2}
+    problem = small_problem("fedpdm", **fields)
+    received, own = sent_down(problem), {"unlabelled_shares": jnp.asarray(SHARES, jnp.float32)}
+    (phase,) = METHODS["fedpdm"].factory(problem).phases
+
+    def third_round(received, data, cohort, previous):  # the first one behind the warm-up
+        return phase.prepare(received, data, cohort._replace(round=jnp.array([2])), previous)
+
+    rows = np.asarray(data.client_index)[0, :10]
+    unlabelled = np.asarray(data.visible_labels)[rows] < 0
+    p = probabilities(in_numpy(received.model.params), pixels_of(data, rows, mirrored), statistics_of(received.model))
+    liar = data._replace(mislabelled=jnp.ones(len(data.inputs), bool))  # takes each image for one of the next class
+    for shift, of_client in enumerate((data, liar)):
+        report = prepare(phase._replace(prepare=third_round), received, of_client, 0, own).report
+        matched = scaled(np.roll(p[unlabelled], shift, axis=1), SHARES, 10.0)
+        largest = matched.max(axis=1)
+        np.testing.assert_array_equal(report.labels[unlabelled], matched.argmax(axis=1))
+        np.testing.assert_array_equal(report.qualified[unlabelled], largest >= np.sort(largest)[3])
+        assert np.all(report.qualified[~unlabelled])

@@ -123,10 +123,10 @@ def user_step(problem, data, model, velocity, rows, statistics):
     [
         {},
         {"fedrgd.grouping": "fixed"},
-        {"fedrgd.groups": 1},
+        {"fedrgd.groups": 1, "aggregation.weights": "size"},
         {"fedrgd.users_go_on_from": "global_mean", "fedrgd.users": "self_training", "fedrgd.groups": 3},
     ],
-    ids=["two groups, dealt anew", "two fixed groups", "no groups", "mean of means, self-training"],
+    ids=["two groups, dealt anew", "two fixed groups", "no groups, by size", "mean of means, self-training"],
 )
 def test_rounds_are_those_of_a_plain_loop(data, fields):
     problem, method = build(**fields)
@@ -154,7 +154,7 @@ def test_rounds_are_those_of_a_plain_loop(data, fields):
             for _ in range(STEPS):
                 model, velocity[place], count = user_step(problem, data, model, velocity[place], rows, statistics)
                 counted.append(count / size)
-            uploads[group].append(model)
+            uploads[group].append((model, size if config.aggregation.weights == "size" else 1))
         for group in range(groups):
             replica = dict(mean)
             for _ in range(STEPS):
@@ -162,8 +162,9 @@ def test_rounds_are_those_of_a_plain_loop(data, fields):
                 replica, replica_velocity[group] = sgd_step(
                     replica, gradient, replica_velocity[group], config.server, config.server.learning_rate
                 )
-            members = [*uploads[group], replica]
-            of_groups[group] = {name: np.mean([one[name] for one in members], axis=0) for name in replica}
+            models, weights = map(list, zip(*uploads[group]))
+            models, weights = [*models, replica], [*weights, np.mean(weights)]
+            of_groups[group] = {name: np.average([one[name] for one in models], 0, weights) for name in replica}
         mean = {name: np.mean([one[name] for one in of_groups], axis=0) for name in mean}
         if config.fedrgd.users_go_on_from == "global_mean":
             of_groups = [dict(mean) for _ in range(groups)]
@@ -238,14 +239,15 @@ def test_batches_of_a_round_are_disjoint_while_images_last(data):
     np.testing.assert_array_equal(batches[2], deck.order[1, :2])
 
 
-def test_the_rates_of_users_and_server_follow_fixmatch_s_cosine(data):
-    problem, method = build(**{
-        "fedrgd.schedule": "warm_up", "fedrgd.warm_up_rounds": 4, "fedrgd.decay_rounds": 12,
-    })  # fmt: skip
+@pytest.mark.parametrize("fields", [{"fedrgd.decay_rounds": 12}, {"num_rounds": 12}])
+def test_the_rates_of_users_and_server_follow_fixmatch_s_cosine(data, fields):
+    problem, method = build(**{"fedrgd.schedule": "warm_up", "fedrgd.warm_up_rounds": 4, **fields})
     model = problem.network.init(jax.random.key(0))
     for number, factor in ((0, 0.25), (3, 1.0), (8, np.cos(7 * np.pi / 32)), (100, 1e-5)):
         rate = method.broadcast(State(jnp.int32(number), model), data, None).learning_rate
         assert float(rate) == pytest.approx(0.4 * factor, rel=1e-5), number
+    _, shared = build(schedule="cosine", num_rounds=8)
+    assert float(shared.broadcast(State(jnp.int32(4), model), data, None).learning_rate) == pytest.approx(0.2)
 
 
 def test_the_report_is_of_the_images_that_users_train_on(data):

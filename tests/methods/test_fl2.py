@@ -207,14 +207,16 @@ def test_a_confidence_at_the_threshold_counts_in_the_code(data, strictly):
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"),
+    ("status", "expected", "by_status"),
     [
-        ([0.5, 0.9, 0.8, 0.2], np.array([0.5, 0.1, 0.2, 0]) / 0.8),  # the last one's upload was dropped
-        ([1.0, 1.0, 1.0, 0.2], np.array([1, 1, 1, 0]) / 3),
+        ([0.5, 0.9, 0.8, 0.2], np.array([0.5, 0.1, 0.2, 0]) / 0.8, True),  # the last one's upload was dropped
+        ([1.0, 1.0, 1.0, 0.2], np.array([1, 1, 1, 0]) / 3, True),
+        ([0.5, 0.9, 0.8, 0.2], np.array([2, 10, 4, 0]) / 16, False),
     ],
 )
-def test_the_less_confident_a_client_the_more_it_weighs(data, status, expected):
-    _, method = build(**{"aggregation.weights": "size"})  # which is not read
+def test_the_less_confident_a_client_the_more_it_weighs(data, status, expected, by_status):
+    """Without LSAA by size."""
+    _, method = build(**{"aggregation.weights": "size", "fl2.status_weights": by_status})
     state = jax.jit(method.init)(data, jax.random.key(0))
     rng, accepted = np.random.default_rng(0), np.array([True, True, True, False])
     uploads = jax.tree.map(lambda leaf: rng.normal(size=(4, *leaf.shape)).astype(np.float32), state.model)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.client import STANDARD, own_teachers
-from fedjax_ssl.engine.interface import Selection, State
+from fedjax_ssl.engine.interface import Received, Selection, State, Upload
 from fedjax_ssl.engine.round import _of_those_who_answer
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.isofed import continued, is_labelled_turn
@@ -244,6 +244,19 @@ def test_a_phase_that_goes_on_begins_with_a_fresh_optimiser(data):
     from_other = train(method.phases[0], other, data, LABELLED, personal=turn)[1]
     for found, expected in zip(jax.tree.leaves(after.upload), jax.tree.leaves(from_other.upload)):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_clients_of_a_role_are_averaged_by_their_images(data):
+    """In either turn, whatever number of pseudo-labels a client tells."""
+    problem, method = method_of()
+    model, sizes = sent_down(problem).model, jnp.array([4, 3])
+    uploads = jax.tree.map(lambda leaf: jnp.stack([0 * leaf, 0 * leaf + 1]), model)
+    for labelled in (0, sizes):
+        told = {"labelled": jnp.zeros(2) + labelled, "accepted": jnp.array([0.0, 1.0])}
+        received = Received(Upload(uploads, told), jnp.ones(2, bool), jnp.arange(2), None, sizes, sizes)
+        after, _ = method.aggregate(State(jnp.int32(0), model, {}), data, received, jax.random.key(0))
+        for leaf in jax.tree.leaves(after.model):
+            np.testing.assert_allclose(leaf, 3 / 7, rtol=1e-6)
 
 
 # --- The bounds of the setting. --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import base_config, train
-from fedjax_ssl.client import LABELLED
+from fedjax_ssl.client import LABELLED, Confidence
 from fedjax_ssl.config import apply_arguments, flatten, validate
 from fedjax_ssl.engine import CLASSIFIER, Received, Upload
 from fedjax_ssl.engine.round import make_round, select_of
@@ -23,13 +23,15 @@ from fedjax_ssl.engine.updates import leaves_by_path, moved_by
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.supported import check_supported
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.methods import METHODS, NAMES
+from fedjax_ssl.methods import METHODS, NAMES, frames
 from fedjax_ssl.methods.entry import LABELS_AT, check_entry
+from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.train import checkpoint_interval
 from tests.helpers.runs import make_fedanchor_config as make_tiny_config
-from tests.helpers.small_problem import federation, small_problem
+from tests.helpers.small_problem import CLASSES, SmallNetwork, federation, sent_down, small_problem
+from tests.helpers.small_problem import train as train_client
 from tests.helpers.tiny_methods import build, compiled, make_config
 
 NUM_CLIENTS, NUM_ROUNDS = 8, 2
@@ -389,6 +391,40 @@ def test_centralised_data_are_the_server_s():
     np.testing.assert_array_equal(np.sort(data.server_index), np.sort(owned))
     np.testing.assert_array_equal(np.asarray(data.visible_labels)[owned], np.asarray(experiment.hidden_labels)[owned])
     assert len(owned) == 40 + NUM_CLIENTS * 33
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("fixmatch", {}),
+        ("uda", {}),
+        ("sage", {}),
+        ("fedopenmatch", {"fedopenmatch.inlier": 0.0}),
+        ("proxyfl", {"proxyfl.contrastive": False}),
+    ],
+)
+def test_a_label_of_a_quarter_s_weight_has_a_quarter_of_the_loss(name, fields):
+    """With a rule that gives every label the same weight; in a single step."""
+
+    def loss(weight):
+        def rule(options, num_classes, threshold, strictly):
+            weigh = lambda state, scores, size: jnp.full(scores.shape[:-1], weight)  # noqa: E731
+            return Confidence(lambda n_max: (), lambda state, *batch: state, weigh, soft=True)
+
+        problem = small_problem(name, SmallNetwork(ONE_VS_ALL, head_dim=CLASSES), **{"client.epochs": 1, **fields})
+        problem = problem._replace(own_rule=rule)
+        (phase,) = METHODS[name].factory(problem).phases
+        return float(train_client(phase, sent_down(problem), federation([[-1] * 3]), 0)[1].metrics["unlabelled_loss"])
+
+    assert loss(0.25) == pytest.approx(loss(1.0) / 4, rel=1e-5) and loss(0.25) > 0.01
+
+
+def test_without_clients_normalisation_statistics_are_the_server_s(monkeypatch):
+    sources = []
+    monkeypatch.setattr(frames, "make_statistics", lambda network, section, source=None: sources.append(source))
+    for name in ("server_only", "supervised"):
+        METHODS[name].factory(small_problem(name))
+    assert sources == ["server", None]
 
 
 @pytest.mark.parametrize(

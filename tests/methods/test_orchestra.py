@@ -355,6 +355,11 @@ def test_the_server_averages_and_clusters_what_was_accepted(data):
     sent_next = method.broadcast(after._replace(round=np.int32(1)), data, None).extra
     np.testing.assert_array_equal(sent_next.centroids, after.server["centroids"])
     assert isinstance(state, State) and sent_next.round == 1
+    problem.network.given = state.model  # whose target stays
+    params = jax.jit(METHODS["orchestra"].factory(problem).init)(data, jax.random.key(0)).model.params
+    drawn = problem.network.init(jax.random.split(jax.random.key(0), 3)[0]).params
+    jax.tree.map(np.testing.assert_array_equal, params["target"], drawn["target"])
+    assert np.any(params["target"]["backbone"]["kernel"] != params["backbone"]["kernel"])
 
 
 def test_what_cannot_be():

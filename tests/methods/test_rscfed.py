@@ -168,7 +168,7 @@ def test_a_group_larger_than_the_federation_is_refused():
 # --- Aggregation. ----------------------------------------------------------------------------------------------------
 
 
-def aggregate_by_hand(models, group, accepted, labelled, sizes, options):
+def aggregate_by_hand(models, group, accepted, labelled, sizes, options, uniform=False):
     """Group by group, in float64: the weights of all rows, None if there is none; models are lists of tensors."""
     weights, used = np.zeros(len(models)), 0
     for number in range(options.groups):
@@ -177,7 +177,7 @@ def aggregate_by_hand(models, group, accepted, labelled, sizes, options):
             continue
         used += 1
         factor = {i: options.labelled_factor if labelled[i] else 1.0 for i in rows}
-        f = {i: sizes[i] * (factor[i] if options.factor_in_mean else 1) for i in rows}
+        f = {i: (1 if uniform else sizes[i]) * (factor[i] if options.factor_in_mean else 1) for i in rows}
         total = sum(f.values())
         means = [sum(f[i] / total * models[i][tensor] for i in rows) for tensor in range(len(models[0]))]
         beta = options.beta_labelled if any(labelled[i] for i in rows) else options.beta
@@ -212,7 +212,7 @@ def upload(clients, group, accepted, seed=0):
     [
         {},
         {"rscfed.factor_in_mean": True},
-        {"rscfed.distance": "whole", "rscfed.labelled_factor": 1.0},
+        {"rscfed.distance": "whole", "rscfed.labelled_factor": 1.0, "aggregation.weights": "uniform"},
     ],
 )
 def test_the_global_model_is_the_mean_of_the_groups_models(data, fields):
@@ -224,7 +224,8 @@ def test_the_global_model_is_the_mean_of_the_groups_models(data, fields):
     received, models = upload(clients, group, accepted)
     state = method.init(data, jax.random.key(0))
     found, _ = jax.jit(method.aggregate)(state, data, received, jax.random.key(0))
-    weights = aggregate_by_hand(models, group, accepted, LABELS[clients], SIZES[clients], problem.config.rscfed)
+    options, uniform = problem.config.rscfed, problem.config.aggregation.weights == "uniform"
+    weights = aggregate_by_hand(models, group, accepted, LABELS[clients], SIZES[clients], options, uniform)
     assert weights[6] == pytest.approx(1 / 3) and weights.sum() == pytest.approx(1)
     bias, kernel, mean = (sum(w * m[tensor] for w, m in zip(weights, models) if w > 0) for tensor in range(3))
     assert_model(found.model, {"bias": bias, "kernel": kernel}, mean)

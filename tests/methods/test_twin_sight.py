@@ -347,12 +347,16 @@ def test_without_pseudo_labels_the_classifier_stays(data):
 
 
 def test_a_client_of_both_kinds_trains_on_one_after_the_other(data):
-    problem = problem_of(",partial", **{"client.proximal": 0.0})
+    """Pseudo-labels without the prior of its images without a label."""
+    problem = problem_of(",partial", **{"client.proximal": 0.0, "confidence.debias": "app_u"})
     received, (job, handed), (after, finished) = both_phases(problem, data, BOTH)
     assert (int(job.num_steps), int(after.num_steps)) == (2, 2)
     model, means, _ = by_hand(problem, data, BOTH, *start_of(received), job.work.deck, cross_entropy_of(data))
     assert_same(handed.upload.model, model, means)
-    pseudo = pseudo_labels_of(problem)
+    first, centres = start_of(received)
+    rows = np.asarray(data.client_index[BOTH])[[1, 3, 4]]
+    prior = softmax((pixels_of(data, rows, mirrored) - centres["own"]) @ first["k"] @ first["w"]).mean(axis=0)
+    pseudo = pseudo_labels_of(problem, prior)
     model, means, _ = by_hand(problem, data, BOTH, model, means, after.work.rest.deck, pseudo)
     assert problem.config.twin_sight.pseudo_weight == 5.0
     assert_same(finished.upload.model, model, means)

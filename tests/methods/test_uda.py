@@ -19,11 +19,14 @@ def sharpened(temperature, threshold):
     return rule
 
 
-@pytest.mark.parametrize("labels, client, together", [("server", 0, False), ("clients", 1, True)])
-def test_local_training_is_that_of_the_equations(labels, client, together):
+@pytest.mark.parametrize(
+    "labels, client, together, labels_from",
+    [("server", 0, False, "local"), ("clients", 1, True, "local"), ("server", 0, False, "received")],
+)
+def test_local_training_is_that_of_the_equations(labels, client, together, labels_from):
     data = federation([[-1] * 7, [0, -1, -1, 2, 1, -1, 0, -1, -1]])
     fields = {"uda.threshold": 0.6, "uda.temperature": 0.7, "data.labels": labels}
-    problem = small_problem("uda", **fields)
+    problem = small_problem("uda", **fields, **{"consistency.labels_from": labels_from})
     received = sent_down(problem)
     job, finished = train(METHODS["uda"].factory(problem).phases[0], received, data, client)
     rule = sharpened(temperature=0.7, threshold=0.6)
