@@ -139,7 +139,9 @@ def snapshot(model, images, labels):
     return {"w": model.params["w"]}
 
 
-def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(counting):
+def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(counting, monkeypatch):
+    clock = itertools.count(step=6.0)  # a dispatch takes six seconds
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     arguments, sizes = counting(seeds=(1, 2), num_rounds=7, rounds_per_dispatch=50)
     group = arguments[2]
     signals = Signals()
@@ -159,6 +161,8 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
         assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (4 * 3 + 1, 4 * 3)
         timings = run.folder.read(TIMINGS)
         assert [line["lane_steps"] for line in timings if "seconds" in line] == list(range(11, 18))
+        # Of each round, and of one of two seeds.
+        assert [line["seconds"] for line in timings if "seconds" in line] == [3, 3, 3, 1.5, 1.5, 3, 3]
         assert [line["round"] for line in timings if "checkpoint_seconds" in line] == [3, 6, 7]
         files = snapshot_files(run.folder.path / "snapshots")
         snapshots = {number: read_arrays(str(file), ("w",)) for number, file in files.items()}
