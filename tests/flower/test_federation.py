@@ -134,7 +134,7 @@ def test_clients_tell_how_many_labels_they_have():
 def test_moments_are_exchanged_in_passes(capsys):
     """Results and bytes equal the simulation's. A node lost in one pass is not asked in the next."""
     model = "tests/helpers/tiny_backbone.py:TwoLayers"
-    run = settings("semifl", **{"model.name": model, "model.statistics": "moments", "semifl.threshold": 0.2,
+    run = settings("semifl", **{"model.name": model, "model.statistics": "moments", "semifl.threshold": 0.4,
                    "aggregation.weights": "qualified"})  # fmt: skip
     both = ByHand(run, [{"partition-id": 0}, {"partition-id": 1}])
     both.assert_equal()  # before the first round there is a pass for each layer
