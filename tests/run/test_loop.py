@@ -215,10 +215,11 @@ def test_a_group_s_trees_are_its_runs_trees_stacked():
 
 
 ACCURACIES = [0.3, 0.5, 0.4, 0.5, 0.45, 0.6, 0.6, 0.5]  # of rounds 1, 2, ...
+UPLOADS = [1, 2, 3, 4, 4, 1, 1, 1]
 
 
 def measured(arguments):
-    """The same arguments, but each round has a validation accuracy from `ACCURACIES` and one upload more."""
+    """The same arguments, but each round has a validation accuracy from `ACCURACIES` and uploads from `UPLOADS`."""
     machine, feed, group, states = arguments
 
     class Measured(WholeFeed):
@@ -228,7 +229,7 @@ def measured(arguments):
             metrics = {
                 **result.results.metrics,
                 "validation_accuracy": np.array(ACCURACIES)[of_rounds],
-                "uploads": np.minimum(of_rounds + 1, 4),
+                "uploads": np.array(UPLOADS)[of_rounds],
             }
             return result._replace(results=result.results._replace(metrics=metrics))
 
@@ -243,6 +244,7 @@ def measured(arguments):
         # Bytes per round: 13 for the message to four clients and the statistics, 3 for each upload.
         ({"stop.bytes": 16 + 19 + 22 + 22}, 4),  # a fourth round could use 22 bytes, like the third
         ({"stop.bytes": 16 + 19 + 22 + 22 - 1}, 3),
+        ({"stop.bytes": 16 + 19 + 22 + 25 + 25 + 16 + 25 - 1}, 6),  # and a seventh 25, like the fourth
         ({"stop.bytes": 1}, 1),
     ],
 )
