@@ -14,9 +14,9 @@ import fedjax_ssl
 import launch
 from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset
-from fedjax_ssl.predictor import BATCH_SIZE
+from fedjax_ssl.predictor import BATCH_SIZE, predict_file
 from fedjax_ssl.run.experiment import build_experiment
-from tests.helpers.runs import SMALL, make_fedanchor_config
+from tests.helpers.runs import SMALL, forget_manifests, make_fedanchor_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -140,6 +140,23 @@ def test_a_folder_of_images(predict, digits, finished_fedanchor_run, tmp_path, c
         assert launch.main([*words, f"--images={tmp_path / folder}", f"--out={tmp_path / 'no.csv'}"]) == 2
         error = capfd.readouterr().err.strip()
         assert line in error and "\n" not in error and not (tmp_path / "no.csv").exists()
+
+
+def test_images_of_a_folder_are_fitted_as_those_of_training(predict, digits, finished_fedanchor_run, tmp_path):
+    """Images of half the height: 'stretch' resizes the whole image, as Pillow does; 'crop' would cut off its sides."""
+    run = tmp_path / "run"
+    shutil.copytree(finished_fedanchor_run[0], run)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "data": {**config["data"], "fit": "stretch"}}))
+    forget_manifests(run)
+    (tmp_path / "wide").mkdir()
+    wide = [Image.fromarray(image) for image in digits.x_test[:5, ::2, :, 0]]
+    for number, picture in enumerate(wide):
+        picture.save(tmp_path / "wide" / f"{number}.png")
+    found = predict_file(run, tmp_path / "out.npz", images=str(tmp_path / "wide"), allow_code=True)
+    stretched = [np.asarray(picture.resize((8, 8), Image.Resampling.BILINEAR)) for picture in wide]
+    expected = predict(np.stack(stretched)).probabilities
+    np.testing.assert_allclose(found.prediction.probabilities, expected, atol=1e-6)
 
 
 def test_images_of_another_kind_are_refused(predict):

@@ -120,7 +120,7 @@ class Server:
     def first_state(self) -> State:
         """The state before the first round, without the clients' memory, which clients make themselves."""
         state, nobody = self._init(self._data), np.zeros(0, np.int32)
-        state, gathered = self._gather(state, nobody, 0)
+        state, gathered = self._gather(state, nobody, nobody, 0)
         self._down = self._up = 0  # as in the simulation, bytes before the first round belong to no round
         return self._statistics(state, self._data, jnp.asarray(nobody), init_key(self._data.seed), gathered)
 
@@ -138,8 +138,9 @@ class Server:
         state, sent, before = self._before(state, self._data)
         result, received = self._clients(jax.device_get(sent), number)
         state, from_clients, usable = self._after(state, self._data, sent, result, received)
-        clients = sent.selection.clients
-        state, gathered = self._gather(state, np.asarray(clients)[_present(sent)], number)
+        clients, present = np.asarray(sent.selection.clients), _present(sent)
+        absent = np.setdiff1d(clients[~present], clients[present])
+        state, gathered = self._gather(state, clients[present], absent, number)
         state, measured, finite = self._finish(state, self._data, clients, key, gathered, self._hidden_labels)
         metrics = {"round": state.round, **measured, **before, **from_clients}
         traffic = {"bytes_down": np.int64(self._down), "bytes_up": np.int64(self._up)}
@@ -241,23 +242,30 @@ class Server:
         down = jax.vmap(lambda one: self._wire_bytes.down(sent.broadcast, one), axis_size=len(rows))(personal)
         return present & (np.asarray(down) > 0)
 
-    def _gather(self, state: State, cohort: Any, number: int) -> tuple[State, Sums | None]:
+    def _gather(self, state: State, cohort: Any, absent: Any, number: int) -> tuple[State, Sums | None]:
         """Exchanges normalisation statistics: returns the clients' sums, None if the policy asks no clients.
 
         With several passes, the sums are those of the last pass, and the state has the statistics of earlier passes.
+
+        Args:
+            state: of the server.
+            cohort: the clients of this round, int [n]; none before the first round.
+            absent: clients that only fill up the selection, int [n]. They are not asked, as in the simulation.
+            number: rounds done.
         """
         section, network = self._problem.config.model, self._problem.network
         asked = asked_clients(section.statistics, len(self._data.server_index), cohort, len(self._roster.sizes))
         if network.normalisation != "static" or asked is None:
             return state, None
-        gathered, passes, width = None, 1, self._width(np.asarray(asked))
+        gathered, passes, width = None, 1, self._width(np.append(asked, absent))
+        asked = np.asarray(asked)[~np.isin(asked, absent)]
         if section.statistics == "moments":
             passes = num_passes(network, section.statistics_passes, state.model, before=len(cohort) == 0)
         for number_of_pass in range(passes):
             if number_of_pass:
                 state = self._one_pass(state, self._data, gathered)
             # Clients that did not answer lack the parameters, and are not asked again.
-            gathered, asked = self._told(state, np.asarray(asked), width, number, first=number_of_pass == 0)
+            gathered, asked = self._told(state, asked, width, number, first=number_of_pass == 0)
         return state, gathered
 
     def _told(self, state: State, asked: np.ndarray, width: int, number: int, first: bool) -> tuple[Sums, np.ndarray]:

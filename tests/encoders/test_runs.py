@@ -1,6 +1,7 @@
 """Runs on a frozen encoder's features, and with adapters: a tiny Vision Transformer on the digits."""
 
 import hashlib
+import types
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from fedjax_ssl import load, train
+from fedjax_ssl.augment import image_views
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.encoders import Adapted, encode, load_weights, save_weights
 from fedjax_ssl.encoders import encoder as table
@@ -111,6 +113,21 @@ def test_features_are_the_encoder_s_and_come_out_of_the_cache(weights, monkeypat
     encoded.clear()
     config.encoder.seed = 1  # other views
     assert not np.array_equal(features.through_encoder(config, images).x_train[:, 1], first.x_train[:, 1])
+
+
+def test_features_of_other_views_are_not_taken_from_the_cache():
+    """Every field that views of images read is in the names of its files."""
+    config, read = make_fedanchor_config(), set()
+
+    class Noting:
+        def __getitem__(self, name):
+            read.add(name)
+            return config.augment[name]
+
+        __getattr__ = __getitem__
+
+    image_views(types.SimpleNamespace(augment=Noting(), views=config.views), (8, 8, 1), True)
+    assert read == set(features._AUGMENTATION)
 
 
 def test_a_run_on_features(weights, tmp_path):

@@ -14,7 +14,7 @@ from fedjax_ssl.engine.privacy import one_private_upload, poisson
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run.experiment import build_experiment
-from fedjax_ssl.run.privacy import Accountant, make_accountant
+from fedjax_ssl.run.privacy import Accountant, check_private, make_accountant
 from tests.helpers.runs import make_tiny_config
 
 ROWS, M, S = 6, 5, 2.0
@@ -201,3 +201,18 @@ def test_what_would_break_the_promise_is_refused(fields, words):
 
 def test_late_uploads_that_are_dropped_break_nothing():
     build_experiment(make_tiny_config(**PRIVATE, **{"availability.late": 0.5, "availability.late_weight": 0.0}))
+
+
+@pytest.mark.parametrize("field", ["client_index", "client_size", "labelled_size", "given_labels"])
+def test_a_stage_of_the_server_that_reads_anything_of_clients_is_refused(field):
+    experiment = build_experiment(make_tiny_config(**PRIVATE))
+    data = experiment.data._replace(given_labels=np.ones(10, np.float32))
+
+    def broadcast(state, data, key):
+        sent = experiment.method.broadcast(state, data, key)
+        return sent._replace(learning_rate=sent.learning_rate * getattr(data, field).max())
+
+    check_private(experiment.problem, experiment.method, experiment.state_shape, data)
+    method = experiment.method._replace(broadcast=broadcast)
+    with pytest.raises(UserError, match="its stage broadcast reads clients' data at the server, without noise"):
+        check_private(experiment.problem, method, experiment.state_shape, data)

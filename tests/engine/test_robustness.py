@@ -85,7 +85,7 @@ def test_clients_whose_sum_has_noise():
     accountant = make_accountant(config)
     lines = [to_record(result.metrics, traffic, accountant) for result in history]
     num_sent = traffic.up // 4
-    assert 0 < lines[0]["epsilon"] < lines[1]["epsilon"]
+    assert [line["epsilon"] for line in lines] == [accountant.epsilon(1), accountant.epsilon(2)]
     for line in lines:
         assert line["uploads"] <= line["answers"] <= line["cohort_size"] <= config.num_clients
         assert line["bytes_down"] == traffic.down * line["cohort_size"]

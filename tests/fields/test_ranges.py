@@ -20,7 +20,7 @@ from fedjax_ssl.engine.attacks import LABELS as FALSE_LABELS
 from fedjax_ssl.engine.compression import COMPRESSIONS
 from fedjax_ssl.engine.measures import MEASURES
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import shared_fields
+from fedjax_ssl.fields import CHANGES_NO_RESULT, shared_fields
 from fedjax_ssl.methods import METHODS, Section, real, several, share, whole, word
 from fedjax_ssl.models import CLASSIFIER_INITS
 from fedjax_ssl.models.normalisation import POLICIES
@@ -187,6 +187,17 @@ def test_every_field_refuses_the_same_on_a_command_line(text):
         except UserError as error:
             assert "\n" not in str(error) and field in str(error), f"{field}={text!r}: {error}"
     assert accepted & NUMBERS == (LARGE if text == "1e30" else set())
+
+
+def test_runs_that_differ_in_anything_else_are_neither_resumed_nor_seeds_of_one_another():
+    """The fields that change results by rounding only, and what is kept and shown."""
+    assert set(CHANGES_NO_RESULT) == named(
+        ": checkpoint_every checkpoint_every_persistent devices eval_batch_size lanes rounds_per_dispatch",
+        ": snapshot_rounds",
+        "encoder: batch_size",
+        "log: report tensorboard wandb_project",
+        "residence: clients data",
+    )
 
 
 def test_every_number_has_a_declared_range_or_none_on_purpose():

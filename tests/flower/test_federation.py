@@ -72,7 +72,12 @@ class ByHand:
         line, experiment = self.round(), self.experiment
         self.simulated, result = self._simulated_round(self.simulated, experiment.data, experiment.hidden_labels)
         assert self.healthy == bool(result.healthy)
-        return line, to_record(jax.device_get(result.metrics), self.traffic)
+        simulated = to_record(jax.device_get(result.metrics), self.traffic)
+        for name, value in simulated.items():
+            # No node tells which of its labels are right; a node of several clients is sent less.
+            if not name.startswith(("pseudo_label", "qualified", "score_gap", "bytes")):
+                np.testing.assert_allclose(line[name], value, rtol=1e-4, atol=1e-4, err_msg=name)
+        return line, simulated
 
     def assert_equal(self):
         assert self.state.clients == {}  # the server holds no clients' memory
@@ -90,24 +95,27 @@ def test_turns_memory_and_the_exchange_of_statistics():
     both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
     both.assert_equal()  # the first model's statistics come from all clients
     for _ in range(2):
-        line, simulated = both.both_rounds()
+        both.both_rounds()
         both.assert_equal()
-        for name in ("uploads", "local_steps", "dropped_uploads", "test_accuracy", "clients_without_labels"):
-            assert line[name] == simulated[name], name
     assert both.experiment.state_shape.clients  # the method has clients' memory
 
 
 @needs_flower
 def test_a_memory_waits_for_the_word_of_the_server():
-    """IsoFed: some clients hear nothing for a round. What they learned the round before counts once they are asked."""
+    """IsoFed: some clients hear nothing for a round. What they learned the round before counts once they are asked.
+
+    Each node has one client that takes part, so that bytes equal the simulation's, too.
+    """
     run = settings("isofed", **{"num_clients": 4, "clients_per_round": 4, "data.labels": "some_clients",
                    "data.labelled_clients": 2, "trainer.threshold": 0.2, "data.server_labels": 0,
-                   "model.statistics": "cohort"})  # fmt: skip
+                   "model.statistics": "all"})  # fmt: skip
     both = ByHand(run, [{"clients": "0,1"}, {"clients": "2,3"}])
     for _ in range(3):
         line, simulated = both.both_rounds()
         both.assert_equal()
-        assert line["uploads"] == simulated["uploads"] < 4
+        assert line["uploads"] < 4
+        for name in ("bytes_down", "bytes_up"):
+            assert line[name] == simulated[name], name
 
 
 @needs_flower
@@ -126,7 +134,8 @@ def test_clients_tell_how_many_labels_they_have():
 def test_moments_are_exchanged_in_passes(capsys):
     """Results and bytes equal the simulation's. A node lost in one pass is not asked in the next."""
     model = "tests/helpers/tiny_backbone.py:TwoLayers"
-    run = settings("semifl", **{"model.name": model, "model.statistics": "moments"})
+    run = settings("semifl", **{"model.name": model, "model.statistics": "moments", "semifl.threshold": 0.4,
+                   "aggregation.weights": "qualified"})  # fmt: skip
     both = ByHand(run, [{"partition-id": 0}, {"partition-id": 1}])
     both.assert_equal()  # before the first round there is a pass for each layer
     line, simulated = both.both_rounds()

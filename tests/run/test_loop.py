@@ -139,7 +139,9 @@ def snapshot(model, images, labels):
     return {"w": model.params["w"]}
 
 
-def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(counting):
+def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(counting, monkeypatch):
+    clock = itertools.count(step=6.0)  # a dispatch takes six seconds
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     arguments, sizes = counting(seeds=(1, 2), num_rounds=7, rounds_per_dispatch=50)
     group = arguments[2]
     signals = Signals()
@@ -159,6 +161,8 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
         assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (4 * 3 + 1, 4 * 3)
         timings = run.folder.read(TIMINGS)
         assert [line["lane_steps"] for line in timings if "seconds" in line] == list(range(11, 18))
+        # Of each round, and of one of two seeds.
+        assert [line["seconds"] for line in timings if "seconds" in line] == [3, 3, 3, 1.5, 1.5, 3, 3]
         assert [line["round"] for line in timings if "checkpoint_seconds" in line] == [3, 6, 7]
         files = snapshot_files(run.folder.path / "snapshots")
         snapshots = {number: read_arrays(str(file), ("w",)) for number, file in files.items()}
@@ -211,10 +215,11 @@ def test_a_group_s_trees_are_its_runs_trees_stacked():
 
 
 ACCURACIES = [0.3, 0.5, 0.4, 0.5, 0.45, 0.6, 0.6, 0.5]  # of rounds 1, 2, ...
+UPLOADS = [1, 2, 3, 4, 4, 1, 1, 1]
 
 
 def measured(arguments):
-    """The same arguments, but each round has a validation accuracy from `ACCURACIES` and one upload more."""
+    """The same arguments, but each round has a validation accuracy from `ACCURACIES` and uploads from `UPLOADS`."""
     machine, feed, group, states = arguments
 
     class Measured(WholeFeed):
@@ -224,7 +229,7 @@ def measured(arguments):
             metrics = {
                 **result.results.metrics,
                 "validation_accuracy": np.array(ACCURACIES)[of_rounds],
-                "uploads": np.minimum(of_rounds + 1, 4),
+                "uploads": np.array(UPLOADS)[of_rounds],
             }
             return result._replace(results=result.results._replace(metrics=metrics))
 
@@ -239,6 +244,7 @@ def measured(arguments):
         # Bytes per round: 13 for the message to four clients and the statistics, 3 for each upload.
         ({"stop.bytes": 16 + 19 + 22 + 22}, 4),  # a fourth round could use 22 bytes, like the third
         ({"stop.bytes": 16 + 19 + 22 + 22 - 1}, 3),
+        ({"stop.bytes": 16 + 19 + 22 + 25 + 25 + 16 + 25 - 1}, 6),  # and a seventh 25, like the fourth
         ({"stop.bytes": 1}, 1),
     ],
 )

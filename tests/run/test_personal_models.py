@@ -24,6 +24,7 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import figures, style
 from fedjax_ssl.run.client_tests import make_client_tests
 from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.runs import SMALL, make_fedanchor_config
 from tests.helpers.toy_federation import CLIENTS, OneNumber, federation, problem, toy_method, toy_state
 
@@ -182,6 +183,10 @@ def test_own_parts_are_in_no_message_and_not_in_the_bytes(finished):
     line = read_run(finished[0]).metrics[-1]
     of_model = 3 * tree_bytes(shape.model.params["backbone"])
     assert (line["bytes_down"], line["bytes_up"]) == (of_model + 3 * 4, of_model)
+    # Nor in those of statistics, which seven clients send.
+    static = build_experiment(make_config(**{"model.normalisation": "static", "model.statistics": "all"}))
+    traffic = bytes_per_client(static.problem, static.method, static.state_shape, static.data)
+    assert traffic.statistics_down == 7 * tree_bytes(static.state_shape.model.params["backbone"])
 
 
 def test_nobody_trains_on_test_images_and_they_have_no_label():

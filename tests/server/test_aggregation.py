@@ -48,7 +48,7 @@ PARTS = ("classifier",)
 
 def problem_with(normalisation="static", **options):
     section = ConfigDict({"weights": "size", "clip_norm": 0.0, "optimizer": "fedavg", "learning_rate": 1.0,
-                          "momentum": 0.5, "adaptivity": 1e-3, "mean": "mean", "byzantine_share": 0.2,
+                          "momentum": 0.6, "adaptivity": 2e-3, "mean": "mean", "byzantine_share": 0.2,
                           "norm_bound": 0.0, **options})  # fmt: skip
     config = types.SimpleNamespace(aggregation=section, availability=types.SimpleNamespace(late=0.0), method="fedavg")
     return types.SimpleNamespace(config=config, network=types.SimpleNamespace(normalisation=normalisation))
@@ -86,11 +86,11 @@ def test_fedavg_takes_the_mean():
 
 
 def test_server_momentum_is_semifl_s():
-    """m <- 0.5 m + g with m = g at first, w <- w - m; a round without uploads leaves both as they are."""
+    """m <- 0.6 m + g with m = g at first, w <- w - m; a round without uploads leaves both as they are."""
     trace, mean = rounds_of("fedavgm")
     np.testing.assert_allclose(trace[1] - trace[0], mean, rtol=1e-5)
     np.testing.assert_array_equal(trace[2], trace[1])
-    np.testing.assert_allclose(trace[3] - trace[2], 1.5 * mean, rtol=1e-5)
+    np.testing.assert_allclose(trace[3] - trace[2], 1.6 * mean, rtol=1e-5)
 
 
 def test_fedadam():
@@ -98,9 +98,9 @@ def test_fedadam():
     first, second = np.zeros(2), np.zeros(2)
     expected = trace[0].astype(np.float64)
     for count in (1, 2):  # the round without uploads does not count
-        first, second = 0.5 * first + 0.5 * -mean, 0.99 * second + 0.01 * mean**2
-        corrected = first / (1 - 0.5**count), second / (1 - 0.99**count)
-        expected = expected - 0.1 * corrected[0] / (np.sqrt(corrected[1]) + 1e-3)
+        first, second = 0.6 * first + 0.4 * -mean, 0.99 * second + 0.01 * mean**2
+        corrected = first / (1 - 0.6**count), second / (1 - 0.99**count)
+        expected = expected - 0.1 * corrected[0] / (np.sqrt(corrected[1]) + 2e-3)
     np.testing.assert_allclose(trace[3], expected, rtol=1e-4)
 
 
@@ -129,8 +129,8 @@ def test_fedyogi():
         if scale:
             update, count = scale * mean, count + 1
             sign = np.sign(v - update**2)
-            m, v = 0.5 * m + 0.5 * update, v - 0.01 * update**2 * sign
-            expected = expected + 0.1 * m / (1 - 0.5**count) / (np.sqrt(v / (1 - 0.99**count)) + 1e-3)
+            m, v = 0.6 * m + 0.4 * update, v - 0.01 * update**2 * sign
+            expected = expected + 0.1 * m / (1 - 0.6**count) / (np.sqrt(v / (1 - 0.99**count)) + 2e-3)
             signs |= set(sign)
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert signs == {-1, 1}

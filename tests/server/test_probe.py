@@ -61,7 +61,10 @@ def method_of(data, **fields):
     """A method on a linear network, its first state, and its stage of statistics as a function."""
     network = LinearHeads({"projector": ("", DIM), "predictor": ("projector", DIM)})
     problem = small_problem(
-        "fedu", network, strong=itself, **{"server.learning_rate": 0.1, "probe.strength": 0.5, **fields}
+        "fedu",
+        network,
+        weak=itself,
+        **{"server.augmentation": "weak", "server.learning_rate": 0.1, "probe.strength": 0.5, **fields},
     )
     method = METHODS["fedu"].factory(problem)
     state = jax.jit(method.init)(data, jax.random.key(0))

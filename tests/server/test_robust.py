@@ -152,7 +152,7 @@ def test_long_updates_are_shortened_and_short_ones_stay():
 @pytest.mark.parametrize("rule", [*RULES, "mean"])
 def test_a_lying_client_moves_the_mean_and_no_robust_one(rule):
     """Through the chain of `config.aggregation`: nine clients near one, and one at minus a hundred."""
-    section = make_tiny_config(**{"aggregation.mean": rule}).aggregation
+    section = make_tiny_config(**{"aggregation.mean": rule, "aggregation.byzantine_share": 0.1}).aggregation
     config = types.SimpleNamespace(aggregation=section, method="fedavg")
     problem = types.SimpleNamespace(config=config, network=types.SimpleNamespace(normalisation="none"))
     kernels = np.random.default_rng(0).normal(1.0, 0.1, (10, 2, 3)).astype(np.float32)
@@ -168,6 +168,9 @@ def test_a_lying_client_moves_the_mean_and_no_robust_one(rule):
     after = aggregate(state, received)
     honest = np.all((after.model.params["classifier"] > 0.6) & (after.model.params["classifier"] < 1.4))
     assert honest == (rule != "mean")
+    if rule == "trimmed_mean":  # without the largest and the smallest of ten
+        expected = np.sort(kernels, axis=0)[1:9].mean(axis=0)
+        np.testing.assert_allclose(after.model.params["classifier"], expected, rtol=1e-5)
     if rule == "mean":  # nine near one, one at -5 / sqrt(6) in every number
         section.norm_bound = 5.0
         bounded, _ = fedavg(problem, parts=("classifier",)).aggregate(state, None, received, jax.random.key(0))

@@ -44,9 +44,9 @@ class OneLayer(nn.Module):
 NETWORK = Network(OneLayer(), Images((2, 3, 2), (0.4, 0.5), (0.2, 0.3)), normalisation="static")
 
 
-def section(source, passes=2):
+def section(source, passes=2, weights="batches"):
     chosen = base_config().model
-    chosen.statistics, chosen.statistics_passes = source, passes
+    chosen.statistics, chosen.statistics_passes, chosen.statistics_weights = source, passes, weights
     return chosen
 
 
@@ -107,11 +107,14 @@ def test_mean_of_batches(federation, weights, of_each):
     np.testing.assert_allclose(found["var"], var, rtol=1e-5)
 
 
-@pytest.mark.parametrize("source", ["server", "cohort", "all", "all_mixed"])
-def test_sources(federation, monkeypatch, source):
+@pytest.mark.parametrize(
+    ("source", "weights"),
+    [("server", "batches"), ("cohort", "batches"), ("cohort", "samples"), ("all", "batches"), ("all_mixed", "batches")],
+)
+def test_sources(federation, monkeypatch, source, weights):
     monkeypatch.setattr(statistics, "BATCH_SIZE", B)
     state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
-    refresh = jax.jit(make_statistics(NETWORK, section(source)))
+    refresh = jax.jit(make_statistics(NETWORK, section(source, weights=weights)))
     after = refresh(state, federation, jnp.array([2, 1]), None).model
     chex.assert_trees_all_equal(after.params, state.model.params)
     found = after.batch_stats["norm"]
@@ -121,7 +124,8 @@ def test_sources(federation, monkeypatch, source):
         "all": [chunk for rows in EVERYBODY for chunk in chunks(rows)],
         "all_mixed": chunks(POOL),
     }
-    mean, var = moments(federation.inputs, batches[source])
+    of_each = [len(rows) for rows in batches[source]] if weights == "samples" else None
+    mean, var = moments(federation.inputs, batches[source], of_each)
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
     np.testing.assert_allclose(found["var"], var, rtol=1e-5)
     # What 'all' leaves out is the variance between the owners: here more than half of it.

@@ -29,15 +29,19 @@ SECONDS = ("seconds", "compile_seconds", "init_seconds", "checkpoint_seconds")
 def to_record(metrics: dict[str, np.ndarray], traffic: Traffic, accountant: Accountant | None = None) -> dict[str, Any]:
     """The line of metrics.jsonl for one round. With noise on the uploads it contains `epsilon` so far."""
     record = {name: value.item() for name, value in metrics.items()}
+    present = record.get("cohort_size", traffic.jobs)
     # A method with `wire_bytes` has its bytes among its metrics.
-    down = round(record.pop("bytes_down", traffic.down * record.get("cohort_size", traffic.jobs)))
+    down = round(record.pop("bytes_down", traffic.down * present))
     up = round(record.pop("bytes_up", traffic.up * record["uploads"]))
+    # Clients that only fill up the selection are not asked for statistics, and those that do not answer send none.
+    asked = traffic.asked - (traffic.jobs - present)
+    answering = asked - (present - record.get("answers", present)) * (traffic.turns == 1)  # one job's answer suffices
     return {
         "round": record.pop("round"),
         **record,
         **({} if accountant is None else {"epsilon": accountant.epsilon(metrics["round"].item())}),
-        "bytes_down": down + traffic.statistics_down,
-        "bytes_up": up + traffic.statistics_up,
+        "bytes_down": down + traffic.statistics_down * asked // traffic.asked,
+        "bytes_up": up + traffic.statistics_up * answering // traffic.asked,
     }
 
 

@@ -20,6 +20,8 @@ class Traffic(NamedTuple):
     # statistics_down and statistics_up: bytes of all clients in the exchange of normalisation statistics.
     statistics_down: int
     statistics_up: int
+    asked: int = 1  # clients in that exchange if every job is run
+    turns: int = 1  # with several, a client may have several jobs
 
     @property
     def most(self) -> int:
@@ -52,4 +54,6 @@ def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) 
         up=up,
         statistics_down=exchanging * (tree_bytes(params) + again),
         statistics_up=exchanging * (again or statistics),
+        asked=max(exchanging, 1),
+        turns=exchange.selection.turns,
     )

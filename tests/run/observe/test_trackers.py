@@ -69,7 +69,9 @@ def test_tensorboard_shows_what_the_records_say(finished_fedanchor_run):
     lines = read_records(workdir / METRICS).lines
     shown = points(events)
     assert shown == expected_points(lines, read_records(workdir / TIMINGS).lines)
-    assert [value for _, value in shown["test/accuracy"]] == [np.float32(line["test_accuracy"]) for line in lines]
+    for tag, name in {"test/accuracy": "test_accuracy", "test/loss": "test_loss", "server/loss": "server_loss",
+                      "wire/bytes_down": "bytes_down", "wire/bytes_up": "bytes_up"}.items():  # fmt: skip
+        assert [value for _, value in shown[tag]] == [np.float32(line[name]) for line in lines]
     assert {
         "pseudo_labels/anchor_head", "pseudo_labels/classification_head", "clients/qualified", "server/loss",
         "wire/bytes_up", "time/seconds_per_round",
