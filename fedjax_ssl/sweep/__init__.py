@@ -25,7 +25,7 @@ from fedjax_ssl.report.look import to_csv, to_markdown, write_tables
 from fedjax_ssl.report.table import LAST
 from fedjax_ssl.run.observe.log import QUIET, say
 from fedjax_ssl.sweep.plan import Cell, Sweep, by_argument, is_finished, load_sweep, plan, progress_of, warm_ups_of
-from fedjax_ssl.sweep.search import Search, row_of, tries_of, with_best
+from fedjax_ssl.sweep.search import Search, row_and_number, tries_of, with_best
 from fedjax_ssl.sweep.work import finish, run_name, work_on
 
 __all__ = ["Cell", "Sweep", "by_argument", "load_sweep", "plan", "progress_of", "run_sweep", "warm_ups_of"]
@@ -76,7 +76,7 @@ def run_sweep(
     if tries:
         _refuse_links(plan(sweep, root, overrides), root)  # an error of the rows must come before the tries
         tried = _plan_tries(sweep, root / TRIES, overrides, tries)
-        asked = [cell for cell in tried if row_of(cell.name) in names]
+        asked = [cell for cell in tried if row_and_number(cell.name)[0] in names]
         if dry_run:
             _list(asked)
         else:
@@ -128,15 +128,14 @@ def write_tries(workdir: pathlib.Path, search: Search, cells: list[Cell], accura
 
     A try that is not finished or diverged has no accuracy. Fields that its row does not draw are empty.
     """
-    fields = sorted({field for cell in cells for field in search.of(row_of(cell.name))})
+    fields = sorted({field for cell in cells for field in search.of(row_and_number(cell.name)[0])})
     lines = []
     for cell in cells:
-        row, _, number = cell.name.rpartition(", try ")
+        row, number = row_and_number(cell.name)
         accuracy = 100 * accuracies.get(cell.name, math.nan)
         line = {"row": row, "try": number, "validation accuracy": f"{accuracy:.3f}" if math.isfinite(accuracy) else ""}
-        drawn = search.of(row)
-        values = {field: functools.reduce(getattr, field.split("."), cell.config) for field in fields if field in drawn}
-        lines.append(line | {field: values.get(field, "") for field in fields})
+        drawn = {field: functools.reduce(getattr, field.split("."), cell.config) for field in search.of(row)}
+        lines.append(line | {field: drawn.get(field, "") for field in fields})
     replace_file(workdir / "tries.csv", to_csv(lines))
 
 

@@ -92,9 +92,10 @@ def with_best(
     return chosen
 
 
-def row_of(name: str) -> str:
-    """The row of a try."""
-    return name.rpartition(", try ")[0]
+def row_and_number(name: str) -> tuple[str, str]:
+    """The row and the number of a try, from its name."""
+    row, _, number = name.rpartition(", try ")
+    return row, number
 
 
 def _name(row: str, place: int) -> str:
