@@ -247,11 +247,8 @@ def _load_digits() -> Dataset:
 
     Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Repository, 1998.
     """
-    from sklearn import datasets  # Takes a second; only this source needs it.
-
-    digits = datasets.load_digits()
-    images = np.round(digits.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]  # [1797, 8, 8, 1]
-    labels = digits.target.astype(np.int32)
+    rows, labels = packages.read_digits()
+    images = np.round(rows * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     is_test = packages.every_fifth(labels)
     x_train = images[~is_test]
     mean, std = channel_statistics(x_train)
