@@ -100,7 +100,7 @@ def validate(config: ConfigDict) -> None:
             f"eval_clients_every={config.eval_clients_every} needs test images of clients; set data.client_test_share, "
             "as in 0.2"
         )
-    if config.stop.patience and config.personal_parts and config.data.labels != "server":
+    if config.stop.patience and config.personal_parts and not server_has_labels(config.data):
         raise UserError(
             f"stop.patience={config.stop.patience} looks at the global model, whose {config.personal_parts[0]} nobody "
             "trains with personal_parts; set it to 0"

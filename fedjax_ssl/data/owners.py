@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+UNKNOWN = -2  # the true label of images of no class of the model; -1 is a label that nobody knows
 NO_ROWS = np.zeros(0, np.int32)
 
 
@@ -46,7 +47,8 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
     Returns:
         `train`, int [C], the whole training set; `server`, int [C], the server's part; `clients`, int [K, C];
         `labelled`, int [K, C], the clients' examples with visible labels; `validation`, int [C]; and, if there are
-        any, `unlabelled`, int [K], the clients' examples whose label nobody knows and which no class count includes.
+        any, two kinds of the clients' examples that no class count includes, int [K]: `unlabelled`, whose label nobody
+        knows, and `unknown`, which are of no class.
     """
     is_labelled = np.zeros(len(labels), bool)
     is_labelled[partition.labelled_rows] = True
@@ -65,12 +67,13 @@ def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> 
         of_each = owners[known] * num_classes + labels[rows[known]]
         return np.bincount(of_each, minlength=number * num_classes).reshape(number, num_classes).astype(np.int32)
 
-    unlabelled = np.bincount(owners[labels[rows] == -1], minlength=number)
+    missing = {"unlabelled": -1, "unknown": UNKNOWN}
+    without = {name: np.bincount(owners[labels[rows] == label], minlength=number) for name, label in missing.items()}
     return {
         "train": count(np.arange(len(labels))),
         "validation": count(partition.validation_index),
         "server": count(partition.server_index),
         "clients": count_each(np.ones(len(rows), bool)),
         "labelled": count_each(is_labelled[rows]),
-        **({"unlabelled": unlabelled} if unlabelled.any() else {}),
+        **{name: numbers for name, numbers in without.items() if numbers.any()},
     }

@@ -19,10 +19,10 @@ from fedjax_ssl.data.labels import (
     server_has_labels,
 )
 from fedjax_ssl.data.long_tail import cut_to_tail
-from fedjax_ssl.data.owners import NO_ROWS, Partition, hold_out
-from fedjax_ssl.data.partition_file import load_for
+from fedjax_ssl.data.owners import NO_ROWS, UNKNOWN, Partition, hold_out
+from fedjax_ssl.data.partition_file import check_labelled_clients, load_for
 from fedjax_ssl.data.partition_schemes import PARTITIONS
-from fedjax_ssl.data.unknown import UNKNOWN, deal_unknown
+from fedjax_ssl.data.unknown import deal_unknown
 from fedjax_ssl.errors import UserError, known_are
 
 LABEL_STREAM = 2  # number of the seed's random stream for clients' labels
@@ -167,7 +167,8 @@ def make_partition(
     client_rows, tests = hold_out(divide(rest, num_clients, client_rng), config.client_test_share)
     if len(apart):
         known = divide(apart, num_clients, label_rng)
-        both = [np.concatenate(pair)[:limit] for pair in zip(known, client_rows)]
+        held_out = map(len, tests or [()] * num_clients)
+        both = [np.concatenate(pair)[: limit - out] for *pair, out in zip(known, client_rows, held_out)]
         both = list(map(label_rng.permutation, both))
         return Partition(at_server, both, np.concatenate(known), validation, tests)
     if not clients_may_have_labels(config):
@@ -207,12 +208,8 @@ def _check_unlabelled(config: Any) -> None:
 def _where_they_are(has_label: np.ndarray, client_rows: list[np.ndarray], config: Any) -> np.ndarray:
     """The clients' rows that have a label, int32 [L], for a data set that lacks some labels."""
     rows = np.concatenate([of_client[has_label[of_client]] for of_client in client_rows]).astype(np.int32)
-    if not len(rows):
+    if not len(rows) and not server_has_labels(config):
         raise UserError(f"no client has a label (data.labels={config.labels!r}); set data.labels to 'server'")
     if config.labels == "some_clients":
-        for client, of_client in enumerate(client_rows):
-            if 0 < np.count_nonzero(has_label[of_client]) < len(of_client):
-                raise UserError(
-                    f"client {client} has labels for some of its rows, but data.labels='some_clients'; use 'clients'"
-                )
+        check_labelled_clients("the data", rows, client_rows, config.labelled_clients)
     return rows

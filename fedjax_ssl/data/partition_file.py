@@ -91,9 +91,9 @@ def load_partition(
         raise UserError(f"{path} has {len(sizes)} clients, but num_clients={num_clients}")
     if server_labels is not None and len(at_server) != server_labels:
         raise UserError(f"{path} has {len(at_server)} images of the server, but data.server_labels={server_labels}")
-    if (sizes < 0).any() or sizes.sum() != len(rows):
-        raise UserError(f"{path}: client_size must add up to the {len(rows)} rows of client_index, not {sizes.sum()}")
-    if len(test_sizes) not in (0, num_clients) or (test_sizes < 0).any() or test_sizes.sum() != len(test_rows):
+    if not _add_up(sizes, len(rows)):
+        raise UserError(f"{path}: client_size must add up to the {len(rows)} rows of client_index")
+    if len(test_sizes) not in (0, num_clients) or not _add_up(test_sizes, len(test_rows)):
         raise UserError(f"{path}: client_test_size must be of all clients, and add up to the rows of client_test_index")
     owned = np.concatenate([at_server, rows, validation, test_rows])
     outside = owned[(owned < 0) | (owned >= num_examples)]
@@ -112,6 +112,11 @@ def load_partition(
     client_rows = np.split(rows.astype(np.int32), np.cumsum(sizes)[:-1])
     tests = np.split(test_rows.astype(np.int32), np.cumsum(test_sizes)[:-1]) if len(test_sizes) else ()
     return Partition(at_server, client_rows, labelled, validation, tuple(tests))
+
+
+def _add_up(sizes: np.ndarray, total: int) -> bool:
+    """Whether sizes, none of them negative, add up to a total. A sum of larger ones could overflow."""
+    return bool(((sizes >= 0) & (sizes <= total)).all()) and sizes.sum() == total
 
 
 def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Generator) -> Partition:
@@ -144,6 +149,8 @@ def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Ge
             "'clients' or 'some_clients'"
         )
     if profile:
+        if not labelled and not len(partition.server_index):
+            raise UserError(f"{path} has no labelled examples, neither at clients nor at the server")
         return partition
     if not at_server and not labelled:
         raise UserError(f"{path} has no labelled examples at clients (labelled_index), but data.labels={labels!r}")
@@ -152,18 +159,28 @@ def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Ge
             f"{path} has {len(partition.server_index)} images of the server, which has none with data.labels={labels!r}"
         )
     if labels == "some_clients":
-        counts = [(int(np.isin(rows, partition.labelled_rows).sum()), len(rows)) for rows in partition.client_rows]
-        partly = [client for client, (known, size) in enumerate(counts) if 0 < known < size]
-        if partly:
-            raise UserError(
-                f"{path} labels client {partly[0]} in part, but data.labels='some_clients'; use data.labels='clients'"
-            )
-        wholly = sum(known > 0 for known, _ in counts)
-        if wholly != config.labelled_clients:
-            raise UserError(
-                f"{path} has {wholly} labelled clients, but data.labelled_clients={config.labelled_clients}"
-            )
+        check_labelled_clients(path, partition.labelled_rows, partition.client_rows, config.labelled_clients)
     return partition
+
+
+def check_labelled_clients(
+    source: str, labelled: np.ndarray, client_rows: Sequence[np.ndarray], labelled_clients: int
+) -> None:
+    """Raises a UserError unless so many clients have labels for all their rows, and the others for none.
+
+    Args:
+        source: what says who has labels, for the message.
+        labelled: int [L], the clients' rows with labels.
+        client_rows: each client's rows.
+        labelled_clients: `data.labelled_clients`.
+    """
+    counts = [(int(np.isin(rows, labelled).sum()), len(rows)) for rows in client_rows]
+    partly = [client for client, (known, size) in enumerate(counts) if 0 < known < size]
+    if partly:
+        raise UserError(f"{source}: client {partly[0]} has some labels, but data.labels='some_clients'; use 'clients'")
+    wholly = sum(known > 0 for known, _ in counts)
+    if wholly != labelled_clients:
+        raise UserError(f"{source}: {wholly} clients have labels, but data.labelled_clients={labelled_clients}")
 
 
 def _with_shares(path: str, partition: Partition, labels: str, rng: np.random.Generator) -> Partition:
@@ -176,8 +193,6 @@ def _with_shares(path: str, partition: Partition, labels: str, rng: np.random.Ge
         raise UserError(f"{path}: {_SHARE_KEY} is for data.labels='profile', in place of {_LABELLED_KEY}")
     if shares.shape != (number,) or shares.dtype.kind not in "fiu" or not ((shares >= 0) & (shares <= 1)).all():
         raise UserError(f"{path}: {_SHARE_KEY} must be {number} numbers from 0 to 1, one for each client")
+    shares = shares.astype(np.float64)  # a small integer type would overflow
     drawn = [share_of(own, rng.permutation(own), share) for own, share in zip(partition.client_rows, shares)]
-    labelled = np.concatenate(drawn).astype(np.int32)
-    if not len(labelled) and not len(partition.server_index):
-        raise UserError(f"{path}: {_SHARE_KEY} of a client's images is not one image at any client, nor has the server")
-    return partition._replace(labelled_rows=labelled)
+    return partition._replace(labelled_rows=np.concatenate(drawn).astype(np.int32))

@@ -36,6 +36,11 @@ class Dataset(NamedTuple):
     unknown_test: np.ndarray | None = None  # [U, ...], test inputs of no class, see `unknown.set_apart`
     test_rows: np.ndarray | None = None  # int [T], rows of the test examples in their csv, from 0
 
+    @property
+    def lacks_labels(self) -> bool:
+        """Whether some training examples have no label of a known class."""
+        return bool((self.y_train < 0).any())
+
 
 class _Facts(NamedTuple):
     """The facts about a published data set."""
@@ -60,8 +65,9 @@ _PUBLISHED = {
     ),
 }
 
+FORMATS = ("npz", "npy", "folder", "datasets", "csv")  # of a user's own data
 SOURCES = (
-    "digits", "npz", "npy", "folder", "datasets", "csv", *_PUBLISHED, *packages.TABLES, *packages.CORPORA,
+    "digits", *FORMATS, *_PUBLISHED, *packages.TABLES, *packages.CORPORA,
     *(f"medmnist/{name}" for name in packages.MEDMNIST),
 )  # fmt: skip
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data.owners import Partition
-from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.data.owners import UNKNOWN, Partition
+from fedjax_ssl.data.sources import FORMATS, Dataset
 from fedjax_ssl.errors import UserError
 
-UNKNOWN = -2  # the true label of images of no class of the model; -1 is a label that nobody knows
 # Facts that give a data set's numbers their meaning; two data sets can be joined only if they agree.
 _MEANINGS = ("columns", "categories", "vocabulary")
 CLASS_DRAW, DEAL = 102, 103  # folded into the seed; the partition and the attackers use other numbers
@@ -38,6 +37,14 @@ def check_unknown(config: Any, num_seeds: int) -> None:
         raise UserError(
             f"data.unknown_classes={tuple(config.unknown_classes)} and data.unknown_drawn={config.unknown_drawn} "
             "exclude each other; leave one out"
+        )
+    if config.unknown_source in FORMATS:
+        raise UserError(
+            f"data.unknown_source={config.unknown_source!r} is a format; name a data set, an npz or a folder"
+        )
+    if config.unknown_source and config.unknown_source in (config.source, config.path):
+        raise UserError(
+            f"data.unknown_source={config.unknown_source!r} is the data set itself, whose classes are known"
         )
     if config.unknown_drawn and num_seeds > 1:
         raise UserError(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.data.unknown import UNKNOWN
+from fedjax_ssl.data.owners import UNKNOWN
 from fedjax_ssl.engine.interface import Metrics, Problem, Report
 from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, macro_auc, measure, open_set
 from fedjax_ssl.learning.batches import map_batches

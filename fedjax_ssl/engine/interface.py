@@ -44,6 +44,9 @@ class Problem(NamedTuple):
     told_labels: jax.Array | None = None
     # The user's own rule for confidence, if `confidence.kind` names one; None: a rule of the library.
     own_rule: Callable[..., Any] | None = None
+    # Whether some training examples have no label of a known class. If so, the configuration does not say how many
+    # labels a client has.
+    lacks_labels: bool = False
 
 
 class State(NamedTuple):

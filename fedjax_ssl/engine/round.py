@@ -255,9 +255,7 @@ def _sizes(data: FederatedData, result: CohortResult) -> jax.Array:
     return jnp.where(result.present, data.client_size[result.clients], 0)
 
 
-def _of_those_who_answer(
-    config: Any, data: FederatedData, selection: Selection, result: CohortResult
-) -> FederatedData:
+def _of_those_who_answer(config: Any, data: FederatedData, selection: Selection, result: CohortResult) -> FederatedData:
     """The data without the images of clients that do not answer in this round, for the exchange of statistics.
 
     A client with several jobs answers if at least one of them is run.

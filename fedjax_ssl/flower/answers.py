@@ -53,7 +53,7 @@ def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) ->
     if who.get("digest") != digest:
         raise UserError(
             f"it has another configuration ({_short(who.get('digest'))}, the server's is {digest}): another version of "
-            "the library, or of the config file"
+            "the library, of the config file or of data.partition_file"
         )
     clients, sizes, labelled = (_counts(who, name) for name in ("clients", "sizes", "labelled"))
     if not clients or len(set(clients)) < len(clients) or max(clients) >= num_clients:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import FederatedData, dataset_facts
 from fedjax_ssl.data.federated import Holdings
 from fedjax_ssl.data.views import Views
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
@@ -128,10 +128,11 @@ def open_node(context: Any) -> Node:
     settings = node_settings(context.node_config, config.num_clients)
     if settings.data:
         facts = json.loads(context.state[FACTS]["json"])
-        held = own_holdings(config, settings.clients[0], settings.data, facts)
+        held, lacks_labels = own_holdings(config, settings.clients[0], settings.data, facts), True
     else:
-        held, facts = node_holdings(config, settings.clients)
-    problem = make_problem(config, facts)
+        held, dataset = node_holdings(config, settings.clients)
+        facts, lacks_labels = dataset_facts(dataset), dataset.lacks_labels
+    problem = make_problem(config, facts, lacks_labels)
     width = int(held.sizes.max()) if settings.data else None
     return Node(config, settings.clients, problem, make_method(problem), held, width)
 

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import OVERRIDE, flatten, parse_config, validate
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.fields import CHANGES_NO_RESULT
+from fedjax_ssl.files import expanded
 
 # Flower's run config, `[tool.flwr.app.config]` of the project, with defaults.
 RUN = {"config": "configs/quickstart.py", "overrides": "", "workdir": "", "wait": 600, "timeout": 3600}
@@ -60,8 +61,19 @@ def in_project(config_file: str) -> str:
 
 
 def digest(config: ConfigDict) -> str:
-    """A hash of all fields that change a result, except paths; equal on machines whose runs do the same."""
+    """A hash of all fields that change a result; equal on machines whose runs do the same.
+
+    Paths do not count. A partition file counts by its bytes.
+
+    Raises:
+        UserError: the partition file cannot be read.
+    """
     fields = {name: value for name, value in flatten(config).items() if name not in (*CHANGES_NO_RESULT, *PLACES)}
+    if file := config.data.partition_file:
+        try:
+            fields["data.partition_file"] = hashlib.sha256(expanded(file).read_bytes()).hexdigest()
+        except OSError as error:
+            raise UserError(f"data.partition_file={file}: {error.strerror}") from error
     return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -39,7 +39,7 @@ def outline(config: Any) -> Experiment:
     """
     dataset, partition = _read(config)
     held = _hold(config, dataset, partition)
-    problem = make_problem(config, dataset_facts(dataset))
+    problem = make_problem(config, dataset_facts(dataset), dataset.lacks_labels)
     method = make_method(problem)
     init = initialiser(problem, method)
     rows = jax.ShapeDtypeStruct((config.num_clients, max(1, int(held.sizes.max()))), jnp.int32)
@@ -78,18 +78,18 @@ def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray)
     return view, jnp.asarray(held.hidden_labels[rows])
 
 
-def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, dict[str, Any]]:
+def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, Dataset]:
     """What a node has of the federation that the configuration describes: its clients' images.
 
     Returns:
-        The holdings, see `of_clients`, and the data set's facts, see `dataset_facts`.
+        The holdings, see `of_clients`, and the data set.
     """
     dataset, partition = _read(config)
     held = _hold(config, dataset, partition)
     rows = {client: held.rows_of(client) for client in clients}
     images = {client: held.inputs[own] for client, own in rows.items()}
     labels = {client: held.visible_labels[own] for client, own in rows.items()}
-    return of_clients(config, images, labels, len(held.server_index), dataset.num_classes), dataset_facts(dataset)
+    return of_clients(config, images, labels, len(held.server_index), dataset.num_classes), dataset
 
 
 def of_clients(

@@ -106,3 +106,8 @@ def test_figures(accuracies: Mapping[str, np.ndarray]) -> dict[str, float | None
         for model, of_clients in accuracies.items()
         for figure, value in over_clients(of_clients).items()
     }
+
+
+def client_sizes(counts: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The number of each client's examples, int [K], from `fedjax_ssl.data.class_counts`."""
+    return counts["clients"].sum(axis=1) + counts.get("unlabelled", 0) + counts.get("unknown", 0)

@@ -18,6 +18,7 @@ from fedjax_ssl.records.clients import (
     OVER_CLIENTS,
     TESTED,
     accuracy_of_clients,
+    client_sizes,
     figure_name,
     load_client_tests,
 )
@@ -138,7 +139,8 @@ class RunRecords(NamedTuple):
         """The values of fields that identify the examples: runs in which they differ cannot be compared."""
         data = self.config["data"]
         which = ("source", "path", "image_size", "fit", "balanced_test", "test_path", "label_column", "text_column")
-        return tuple(data[name] for name in which)
+        unknown = tuple(data["unknown_classes"]), data["unknown_drawn"], data["unknown_source"]
+        return (*(data[name] for name in which), *unknown)
 
     def class_counts(self) -> dict[str, np.ndarray]:
         """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read, or in folders of earlier
@@ -150,9 +152,10 @@ class RunRecords(NamedTuple):
         """Who holds labels, in words; `counted`: with the number of labels at all clients, if it is recorded."""
         counts = self.class_counts()
         labelled = int(counts["labelled"].sum()) if counts else None
-        if "unlabelled" in counts and self.config["data"]["labels"] == "clients":
-            number = int(counts["clients"].sum() + counts["unlabelled"].sum())
-            return f"the data have labels for {labelled:,} of the clients' {number:,} {self.noun}"
+        if "unlabelled" in counts and self.config["data"]["labels"] in ("clients", "profile"):
+            number, at_server = client_sizes(counts).sum(), counts["server"].sum()
+            before = f"{at_server:,} label{'s' if at_server != 1 else ''} at the server, and " if at_server else ""
+            return f"{before}the data have labels for {labelled:,} of the clients' {number:,} {self.noun}"
         return who_has_labels(self.config, labelled if counted else None).replace("images", self.noun)
 
     @property
@@ -288,7 +291,7 @@ def _read_class_counts(folder: pathlib.Path, classes: int | None) -> dict[str, n
         counts["server"] = counts.pop("anchors")
     shape = counts["clients"].shape if "clients" in counts else ()
     wanted = {"clients": shape, "train": shape[1:], "server": shape[1:]}
-    optional = {"validation": shape[1:], "labelled": shape, "unlabelled": shape[:1]}
+    optional = {"validation": shape[1:], "labelled": shape, "unlabelled": shape[:1], "unknown": shape[:1]}
     wanted |= {name: of_name for name, of_name in optional.items() if name in counts}
     found = {name: array.shape for name, array in counts.items() if array.dtype.kind in "iu"}
     if len(shape) != 2 or not wanted.items() <= found.items() or classes not in (None, shape[1]):

@@ -11,6 +11,7 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedjax_ssl.records.clients import client_sizes
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, NONE, SMALL, WIDE, curve_style, subplots
@@ -154,7 +155,7 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str], noun: 
     figure, axes = subplots(1 + int(at_clients), 2, figsize=size, squeeze=False, width_ratios=(3, 2))
     _client_heat(figure, axes[0, 0], clients, f"{noun.capitalize()} at each client", class_names, noun)
     bars, before, unlabelled = axes[0, 1], "before: the training set", "after: all clients"
-    held = int(clients.sum() + np.sum(counts.get("unlabelled", 0)))
+    held = client_sizes(counts).sum()
     title = f"{at_server.sum():,} labels at the server,\n{held:,} {noun} at {num_clients:,} clients"
     if at_clients:
         _client_heat(figure, axes[1, 0], labelled, "Those of them that have labels", class_names, noun)
@@ -193,7 +194,7 @@ def label_profile(counts: dict[str, np.ndarray]) -> Figure | None:
     """
     if not counts:
         return None
-    sizes, labelled = counts["clients"].sum(axis=1), counts["labelled"].sum(axis=1)
+    sizes, labelled = client_sizes(counts), counts["labelled"].sum(axis=1)
     shares = labelled / np.maximum(sizes, 1)
     order = np.argsort(shares, kind="stable")
     bars = np.array_split(order, min(len(order), MOST_COLUMNS))

@@ -100,8 +100,9 @@ def _draw(run: RunRecords, pictures: page.Pictures) -> None:
         at_clients, number = True, int(np.sum(counts["labelled"].sum(axis=1) == 0))
         without = f" {number} of {len(counts['labelled'])} clients {'has' if number == 1 else 'have'} no label."
     also = f"and each class before and after the server took its labelled {noun}"
-    unlabelled = int(counts["unlabelled"].sum()) if "unlabelled" in counts else 0
-    beside = f" {unlabelled:,} more have no label in the data, and are in no class here." if unlabelled else ""
+    kinds = {"unlabelled": "have no label in the data", "unknown": "are of classes that the model does not know"}
+    others = (f" {counts[kind].sum():,} more {words}." for kind, words in kinds.items() if kind in counts)
+    beside = "".join(others)
     pictures.add(
         "Data",
         "who_holds_what",

@@ -112,9 +112,13 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     of_all = [0] * config.num_clients
     like = Partition._make((0, of_all, 0, 0, tuple(of_all) if config.data.client_test_share else ()))
     partitions = tree_from_first(find_partitions, [like] * len(configs))
+    if config.data.client_test_share and not all(any(map(len, each.client_test_rows)) for each in partitions):
+        raise UserError(
+            f"data.client_test_share={config.data.client_test_share} gives no client a test image; raise it"
+        )
     told = config.data.reveal_labels, config.data.centralised
     helds = [hold(dataset, partition, c.seed, *told, c.attack) for c, partition in zip(configs, partitions)]
-    shared = make_problem(config, dataset_facts(dataset))
+    shared = make_problem(config, dataset_facts(dataset), dataset.lacks_labels)
     method = make_method(shared)
     init = initialiser(shared, method)
     place = _placed(shared, method, init, helds)
@@ -182,8 +186,13 @@ def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], St
     return _Place(residence, widths, clients, images, recalled)
 
 
-def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
-    """Builds the fixed part of a run from its configuration and the facts about its inputs, see `dataset_facts`.
+def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: bool) -> Problem:
+    """Builds the fixed part of a run.
+
+    Args:
+        config: a valid configuration.
+        facts: of the inputs, see `dataset_facts`.
+        lacks_labels: see `Problem`.
 
     Raises:
         UserError: a name is unknown, or a field or the method does not fit the inputs.
@@ -196,7 +205,10 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any]) -> Problem:
         config, facts, entry.heads_of(config), entry.embedding, entry.companions, backbone_of(config)
     )
     rule = import_rule(config.confidence.kind)
-    return Problem(config, network, views.weak, views.strong, facts["num_classes"], views.pair, own_rule=rule)
+    augmentations = views.weak, views.strong
+    return Problem(
+        config, network, *augmentations, facts["num_classes"], views.pair, own_rule=rule, lacks_labels=lacks_labels
+    )
 
 
 def make_method(problem: Problem, **of_network: Any) -> Method:

@@ -54,7 +54,11 @@ def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None
             second.source, second.path = "npz" if source.endswith(".npz") else "folder", source
         else:
             second.source, second.path = source, ""
-        other = through_encoder(config, load_dataset(second, tell))
+        try:
+            other = through_encoder(config, load_dataset(second, tell))
+        except UserError as error:
+            text = str(error).replace("data.path", "data.unknown_source")
+            raise UserError(f"unknown images: {text}") from error
     return set_apart(dataset, other, config.data, config.seed)
 
 

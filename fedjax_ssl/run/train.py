@@ -165,11 +165,11 @@ def _warn_of_other_code(runs: list[Run]) -> None:
 
 def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
     """Groups the runs that train together: those at the same round, if that is faster on this machine."""
-    # With a stopping rule seeds may end at different rounds, so they do not share a program.
+    # With a stopping rule seeds may end at different rounds, and each has its own seconds.
     if not runs:
         return []
     first, stop = runs[0].experiment, runs[0].experiment.problem.config.stop
-    alone = first.method.converged or first.views is not None or stop.patience or stop.bytes
+    alone = first.method.converged or first.views is not None or stop.patience or stop.bytes or stop.seconds
     together = 1 if alone else machine.seeds_together(len(runs))
     groups: list[list[Run]] = []
     for run in runs:

@@ -127,6 +127,12 @@ def test_labels_that_the_data_lack_stay_where_they_are():
     assert np.all(labels[partition.server_index] >= 0) and len(partition.server_index) == 50
     rows = np.concatenate(partition.client_rows)
     np.testing.assert_array_equal(np.sort(partition.labelled_rows), np.sort(rows[labels[rows] >= 0]))
+    least = np.bincount(labels[labels >= 0]).min()
+    labels[
+        [row for c in range(10) for row in np.flatnonzero(labels == c)[least:]]
+    ] = -1  # the same number of each class
+    partition = profile(("beta(1,1)",), 10 * int(least), truth=labels, partition="iid")
+    assert len(partition.server_index) == 10 * least and not len(partition.labelled_rows)
 
 
 def test_a_partition_file_brings_its_shares(tmp_path):
@@ -162,7 +168,7 @@ def test_a_partition_file_may_bring_shares_alone(tmp_path):
         ({"label_share": shares + 0.1}, "label_share must be 20 numbers from 0 to 1"),
         ({"label_share": np.full(CLIENTS, np.nan)}, "label_share must be 20 numbers from 0 to 1"),
         ({"labelled_index": without.client_rows[0][:1]}, "in place of labelled_index"),
-        ({"label_share": 0 * shares, "server_index": np.zeros(0, int)}, "not one image at any client, nor has the"),
+        ({"label_share": 0 * shares, "server_index": np.zeros(0, int)}, "neither at clients nor at the server"),
     ):
         config = written(**changes)
         if "server_index" in changes:

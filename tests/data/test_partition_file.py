@@ -35,7 +35,8 @@ BAD_FILES = {
     "two axes": ({"client_index": [[2, 3], [4, 5]]}, ["client_index", "(2, 2)"]),
     "number of clients": ({"client_size": [2, 1, 1]}, ["3 clients", "num_clients=2"]),
     "number of anchors": ({"server_index": [0]}, ["1 images of the server", "server_labels=2"]),
-    "sizes do not add up": ({"client_size": [3, 2]}, ["4 rows", "not 5"]),
+    "sizes do not add up": ({"client_size": [3, 2]}, ["must add up to the 4 rows"]),
+    "sizes that overflow": ({"client_size": [2**63 - 1, 2**63 - 1, 6]}, ["must add up to the 4 rows"], 3),
     "negative size": ({"client_size": [5, -1]}, ["client_size"]),
     "row outside": ({"client_index": [2, 3, 4, 6]}, ["row 6", "6 examples"]),
     "negative row": ({"server_index": [0, -1]}, ["row -1"]),
@@ -51,8 +52,8 @@ LABELLED_FILE = {"server_index": [], "client_index": [2, 3, 4, 5], "client_size"
 BAD_LABELLED_FILES = {
     "none at clients": ("clients", {"labelled_index": None}, ["no labelled examples", "data.labels='clients'"]),
     "anchors": ("clients", {"server_index": [0]}, ["1 images of the server", "data.labels='clients'"]),
-    "in part": ("some_clients", {"labelled_index": [3, 2]}, ["client 0 in part", "data.labels='some_clients'"]),
-    "two clients": ("some_clients", {"labelled_index": [2, 3, 4, 5]}, ["2 labelled clients", "labelled_clients=1"]),
+    "in part": ("some_clients", {"labelled_index": [3, 2]}, ["client 0 has some labels", "data.labels='some_clients'"]),
+    "two clients": ("some_clients", {"labelled_index": [2, 3, 4, 5]}, ["2 clients have labels", "labelled_clients=1"]),
 }
 
 
@@ -70,14 +71,14 @@ def test_partition_file_whose_labels_are_elsewhere(tmp_path, case):
 
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_partition_file_that_does_not_fit(tmp_path, case):
-    changes, parts = BAD_FILES[case]
+    changes, parts, *num_clients = BAD_FILES[case]
     path = tmp_path / "partition.npz"
     config = data_config(server_labels=2, examples_per_client=3, partition_file=str(path))
     labels = np.arange(6) % 2
     np.savez(path, **GOOD_FILE)
     make_partition(labels, 2, config, 2, 0)  # Without the change it fits.
     np.savez(path, **{key: value for key, value in (GOOD_FILE | changes).items() if value is not None})
-    expect_line([*parts, str(path)], labels, 2, config, 2)
+    expect_line([*parts, str(path)], labels, 2, config, *(num_clients or [2]))
 
 
 def test_shares_that_are_texts(tmp_path):
@@ -86,6 +87,24 @@ def test_shares_that_are_texts(tmp_path):
     np.savez(path, **rows)
     config = data_config(labels="profile", server_labels=0, partition_file=str(path))
     expect_line(["label_share must be 2 numbers from 0 to 1"], np.arange(2), 2, config, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.float16])
+def test_shares_of_any_type(tmp_path, dtype):
+    path = tmp_path / "partition.npz"
+    rows = {"server_index": [], "client_index": np.arange(600), "client_size": [300, 300]}
+    np.savez(path, **rows, label_share=np.array([0, 1], dtype))
+    config = data_config(labels="profile", server_labels=0, partition_file=str(path))
+    labelled = make_partition(np.arange(600) % 2, 2, config, 2, 0).labelled_rows
+    np.testing.assert_array_equal(np.sort(labelled), np.arange(300, 600))
+
+
+@pytest.mark.parametrize("shares", [{}, {"label_share": [0.0, 0.0]}])
+def test_a_profile_in_which_nobody_has_a_label(tmp_path, shares):
+    path = tmp_path / "partition.npz"
+    np.savez(path, server_index=[], client_index=[0, 1], client_size=[1, 1], **shares)
+    config = data_config(labels="profile", server_labels=0, partition_file=str(path))
+    expect_line([str(path), "neither at clients nor at the server"], np.arange(2), 2, config, 2)
 
 
 def test_partition_file_that_is_missing(tmp_path):

@@ -164,8 +164,13 @@ def test_labels_stay_where_they_are(tmp_path):
         assert (labels[partition.server_index] >= 0).all() and len(partition.server_index) == 4 * (where == "server")
         assert expected == 0 or len(partition.labelled_rows) > 0
     config.data.update({"labels": "some_clients"})
-    with pytest.raises(UserError, match="client 0 has labels for some of its rows"):
+    with pytest.raises(UserError, match="client 0 has some labels"):
         make_partition(labels, 2, config.data, 2, 0)
+    whole = np.array([0, 1, 0, 1, -1, -1])  # of three clients the first two
+    config.data.update({"partition": "natural", "labelled_clients": 1})
+    with pytest.raises(UserError, match=r"2 clients have labels, but data\.labelled_clients=1"):
+        make_partition(whole, 2, config.data, 3, 0, np.arange(6) // 2)
+    config.data.update({"partition": "lda", "labelled_clients": 1})
     config.data.update({"labels": "clients", "num_labelled": 4})
     with pytest.raises(UserError, match=r"data\.num_labelled=4 is not for data with empty labels"):
         make_partition(labels, 2, config.data, 2, 0)

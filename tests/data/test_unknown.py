@@ -7,8 +7,10 @@ from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import unknown_images, validate
 from fedjax_ssl.data import Dataset, make_partition
 from fedjax_ssl.data.federated import hold, put_whole
+from fedjax_ssl.data.owners import class_counts
 from fedjax_ssl.data.unknown import UNKNOWN, set_apart
 from fedjax_ssl.data.views import Views, most_images
+from fedjax_ssl.records.clients import client_sizes
 from fedjax_ssl.run.features import read_data
 from tests.helpers.partitions import data_config
 
@@ -104,6 +106,9 @@ def test_a_run_reads_its_second_data_set(tmp_path):
     assert found.num_classes == 10 and found.name == "digits"
     config.data.unknown_source = ""
     assert read_data(config).unknown_test is None
+    config.data.unknown_source = "nowhere.npz"
+    with pytest.raises(UserError, match=r"unknown images: data\.unknown_source=nowhere\.npz does not exist"):
+        read_data(config)
 
 
 @pytest.mark.parametrize("labels", ["server", "clients", "some_clients"])
@@ -119,6 +124,10 @@ def test_clients_hold_the_same_known_images_whatever_their_share_of_unknown_ones
             np.testing.assert_array_equal(getattr(partition, name), rows[getattr(alone, name)])
         at_clients = np.concatenate(partition.client_rows)
         assert len(np.unique(at_clients)) == len(at_clients) and at_clients.dtype == np.int32
+        counted, sizes = class_counts(dataset.y_train, partition, 3), list(map(len, partition.client_rows))
+        unknown = [np.sum(dataset.y_train[mine] == UNKNOWN) for mine in partition.client_rows]
+        np.testing.assert_array_equal(client_sizes(counted), sizes)
+        np.testing.assert_array_equal(counted.get("unknown", np.zeros(CLIENTS)), unknown)
         for mine, theirs in zip(partition.client_rows, alone.client_rows):
             is_unknown = dataset.y_train[mine] == UNKNOWN
             assert set(mine[~is_unknown]) == set(rows[theirs])
@@ -185,6 +194,9 @@ def test_what_the_data_set_does_not_have(fields, words):
         ({"data.unknown_drawn": 2, "seeds": (0, 1)}, "draws other classes for each of 2 seeds"),
         ({"data.unknown_drawn": 2, "data.partition": "natural"}, "partition='natural' says who holds what"),
         ({"data.unknown_drawn": 2, "data.partition_file": "a.npz"}, "partition_file says who holds what"),
+        ({"data.unknown_source": "npz"}, "data.unknown_source='npz' is a format"),
+        ({"data.unknown_source": "digits", "data.source": "digits"}, "'digits' is the data set itself"),
+        ({"data.unknown_source": "a.npz", "data.source": "npz", "data.path": "a.npz"}, "is the data set itself"),
         ({"data.unknown_classes": (-1,)}, "data.unknown_classes must be different whole numbers"),
         ({"data.unknown_share": 1.0}, "data.unknown_share must be at least 0 and below 1"),
     ],

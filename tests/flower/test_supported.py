@@ -131,6 +131,17 @@ def test_the_words_of_a_run(tmp_path, monkeypatch):
     # The digest covers what changes a result, not paths or the number of devices.
     same, other = run_config(settings("semifl", seed=3, devices=1)), run_config(settings("semifl", seed=4))
     assert digest(config) == digest(same) != digest(other)
+    # A partition file counts by what is in it, wherever it lies.
+    for name, server in (("one", [0]), ("other", [1])):
+        np.savez(tmp_path / f"{name}.npz", server_index=server)
+    (tmp_path / "copy.npz").write_bytes((tmp_path / "one.npz").read_bytes())
+    given = [
+        settings("semifl", **{"data.partition_file": tmp_path / name}) for name in ("one.npz", "copy.npz", "other.npz")
+    ]
+    one, copy, other = map(digest, map(run_config, given))
+    assert one == copy != other
+    with pytest.raises(UserError, match=r"data.partition_file=nowhere.npz: No such file"):
+        digest(run_config(settings("semifl", **{"data.partition_file": "nowhere.npz"})))
     for given, words in (
         ({"overrides": "seed=1"}, "overrides of the run's config are --config.FIELD=VALUE"),
         ({"overrides": "--config.sed=1"}, "nearest is config.seed"),

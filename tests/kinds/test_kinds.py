@@ -99,7 +99,7 @@ def federation(data_section, num_clients):
 def shapes_of_a_round(config):
     """The metrics' shapes of a round, traced but not compiled."""
     dataset, data, hidden = federation(json.dumps(config.data.to_dict()), config.num_clients)
-    problem = make_problem(config, dataset_facts(dataset))
+    problem = make_problem(config, dataset_facts(dataset), dataset.lacks_labels)
     method = make_method(problem)
     state = jax.eval_shape(lambda data: method.init(data, jax.random.key(0)), data)
     return jax.eval_shape(make_round(problem, method, lanes=2), state, data, hidden)[1].metrics

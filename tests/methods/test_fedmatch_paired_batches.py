@@ -66,6 +66,7 @@ def test_the_largest_batch_is_that_of_the_client_with_the_fewest_labels_beside_i
     problem = small_problem("fedmatch", **{"data.labels": "clients", "num_clients": 20, **fields})
     problem = problem._replace(num_classes=10)
     assert largest_batch(problem, 2500) == expected
+    assert largest_batch(problem._replace(lacks_labels=True), 2500) == 2500  # the data say who has labels
 
 
 def test_the_room_of_a_batch_changes_nothing():

@@ -1,6 +1,5 @@
 """RSCFed's groups, mean teacher and distance-reweighted means, against NumPy."""
 
-
 import chex
 import jax
 import jax.numpy as jnp

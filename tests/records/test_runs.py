@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from fedjax_ssl import base_config
 from fedjax_ssl.records.runs import RunRecords
 
 
@@ -30,3 +31,13 @@ def test_what_could_not_be_measured_is_neither_the_best_nor_a_second():
     assert run.best() == (0.6, 3) and run.seconds() == 2.0
     (nothing, first) = run._replace(metrics=lines[1:2]).best()
     assert math.isnan(nothing) and first == 2
+
+
+@pytest.mark.parametrize(
+    "fields", [{"unknown_classes": [7, 8]}, {"unknown_drawn": 2}, {"unknown_source": "mnist"}, {"image_size": 16}]
+)
+def test_runs_on_other_test_images_are_not_compared(fields):
+    known, other = base_config().to_dict(), base_config().to_dict()
+    other["data"].update(fields)
+    one, two = (RunRecords(None, config, [{"round": 1}], [], None).data_fields for config in (known, other))
+    assert len({one, two}) == 2

@@ -180,8 +180,9 @@ def relabelled(folder, fields, counts):
     config["data"].update(fields)
     (folder / "config.json").write_text(json.dumps(config))
     classes = json.loads((folder / "dataset.json").read_text())["num_classes"]
+    of_clients = {name: counts[name] for name in ("unlabelled", "unknown") if name in counts}
     wide = {name: np.pad(of, [(0, 0)] * (of.ndim - 1) + [(0, classes - of.shape[-1])]) for name, of in counts.items()}
-    np.savez(folder / "class_counts.npz", **wide)
+    np.savez(folder / "class_counts.npz", **{**wide, **of_clients})
     return read_run(folder)
 
 
@@ -195,6 +196,9 @@ def test_who_holds_labels_is_said_in_words(three_runs, tmp_path):
         assert f"clients a round, {words}; {folder}" in lead_of(run)
         (folder / "class_counts.npz").unlink()  # the number of labels is unknown
         assert f"clients a round, {words.removesuffix(': 4 in all')}; {folder}" in lead_of(read_run(folder))
+    of_data = COUNTS | {"unlabelled": np.array([1, 2, 3]), "unknown": np.array([1, 0, 0]), "server": np.array([3, 2])}
+    words = "5 labels at the server, and the data have labels for 4 of the clients' 23 images"
+    assert words in lead_of(relabelled(folder, {"labels": "profile"}, of_data))
 
 
 def test_a_folder_of_an_earlier_version_has_its_labels_at_the_server(three_runs, tmp_path):
@@ -231,6 +235,8 @@ def test_the_picture_of_clients_shows_which_images_have_labels():
     figure = who_holds_what(COUNTS | {"unlabelled": np.array([1, 2, 3])}, ["cat", "dog"], "rows")
     assert figure.axes[0].get_title() == "Rows at each client"
     assert any(axes.get_title() == "4 of 22 rows labelled" for axes in figure.axes)
+    figure = who_holds_what(COUNTS | {"unknown": np.array([1, 2, 3])}, ["cat", "dog"], "rows")
+    assert any(axes.get_title() == "4 of 22 rows labelled" for axes in figure.axes)
     heats, bars = drawn(AT_SERVER)
     assert list(heats) == ["Images at each client"]
     assert bars == {
@@ -266,6 +272,9 @@ def test_the_picture_of_many_clients_counts_those_that_have_so_many_images():
 def test_the_picture_of_a_profile_has_each_client_s_share_in_their_order():
     with style.styled():
         shares, numbers = ([bar.get_height() for bar in axes.patches] for axes in label_profile(COUNTS).axes)
+        of_data = COUNTS | {"unlabelled": np.array([1, 20, 0]), "unknown": np.array([0, 0, 3])}
+        others = [bar.get_height() for bar in label_profile(of_data).axes[0].patches]
+    np.testing.assert_allclose(others, [0, 100 * 2 / 24, 100 * 2 / 8])
     sizes, labelled = COUNTS["clients"].sum(axis=1), COUNTS["labelled"].sum(axis=1)
     expected = sorted(zip(100 * labelled / sizes, labelled))
     np.testing.assert_allclose(list(zip(shares, numbers)), expected)

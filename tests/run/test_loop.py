@@ -26,6 +26,7 @@ from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.observe.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
 from fedjax_ssl.run.observe.wire import Traffic
 from fedjax_ssl.run.signals import Signals
+from fedjax_ssl.run.train import group_runs
 from tests.helpers.runs import make_tiny_config
 
 
@@ -270,3 +271,12 @@ def test_seconds_end_a_start_after_a_dispatch_and_the_next_one_goes_on(counting,
         listener = Every()
         run_rounds(*arguments, [listener])
         assert [turn.done for turn in listener.turns if turn.is_last] == [ends]
+
+
+@pytest.mark.parametrize("stop", [{}, {"stop.patience": 2}, {"stop.bytes": 1e6}, {"stop.seconds": 1.0}])
+def test_seeds_train_one_after_the_other_if_each_may_be_stopped(stop):
+    problem = types.SimpleNamespace(config=make_tiny_config(**{"data.validation": 20, **stop}))
+    experiment = types.SimpleNamespace(problem=problem, method=types.SimpleNamespace(converged=None), views=None)
+    runs = [types.SimpleNamespace(experiment=experiment, round=0) for _ in range(3)]
+    machine = types.SimpleNamespace(seeds_together=lambda number: number)
+    assert [len(group) for group in group_runs(machine, runs)] == ([1, 1, 1] if stop else [3])

@@ -282,6 +282,7 @@ def test_a_fine_tuned_model_trains_at_a_constant_rate_and_has_its_client_s_stati
         ({"personal_parts": ("backbone", "classifier")}, "leaves nothing to aggregate"),
         ({"model.normalisation": "running", "personal_parts": ("backbone",)}, "statistics are the server's"),
         ({"data.client_test_share": 0.0}, "eval_clients_every=1 needs test images of clients"),
+        ({"data.client_test_share": 0.001}, "client_test_share=0.001 gives no client a test image"),
         ({"personal_first": 0.5, "personal_parts": ()}, "personal_first=0.5 is of steps for personal_parts"),
         ({"stop.patience": 3, "data.validation": 20}, "looks at the global model, whose classifier nobody trains"),
         ({"method": "fedrgd", "data.labels": "server"}, "is not for fedrgd: its message to each client has a"),
