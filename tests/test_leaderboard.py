@@ -2,15 +2,17 @@
 
 import importlib.util
 import json
+import runpy
 import shutil
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.sweep import Cell, Sweep, load_sweep
-from fedjax_ssl.sweep.search import LogUniform, Search
+from fedjax_ssl.sweep import Sweep, load_sweep
+from fedjax_ssl.sweep.search import Search
 from tests.helpers.runs import make_tiny_config
 
 
@@ -38,55 +40,147 @@ def test_the_page_is_the_one_that_the_committed_records_make(board, root):
     assert page == board.page(), "python docs/leaderboard.py > docs/leaderboard.md"
 
 
-def test_a_record_has_the_figures_of_the_run_and_is_replaced_by_a_later_one(board, finished_run, tmp_path, monkeypatch):
-    folder = tmp_path / "runs" / "FedAvg" / "seed_0"
-    shutil.copytree(finished_run[0], folder)
-    sweep = Sweep("x.py", {"FedAvg": ""}, search=Search({"*": {"client.learning_rate": LogUniform(0.1, 1.0)}}, {}))
-    for name in ("FedAvg_try_0", "FedAvg_try_1", "FedAvg_Semi_try_0"):
-        (tmp_path / "runs" / "tries" / name / "seed_1000").mkdir(parents=True)
-        (tmp_path / "runs" / "tries" / name / "seed_1000" / "config.json").write_text("{}")  # no summary: diverged
-    planned = make_tiny_config(**{"client.learning_rate": 0.5})  # the row's own value, which a try replaced
+RUN = {  # a line of records
+    "method": "FedAvg", "seed": "2", "rounds": "4", "accuracies": "1 2 3", "MB": "1", "seconds": "1", "tries": "3",
+    "chosen": "", "commit": "", "jax": "1", "processor": "-", "records": "1",
+}  # fmt: skip
+
+
+@pytest.fixture
+def tried(board, finished_run, tmp_path, monkeypatch):
+    """A finished row with the rate of its try 1, after try 0 with its own rate was worse and try 2 diverged."""
+    (tmp_path / "tiny.py").write_text("from tests.helpers.runs import make_tiny_config as get_config\n")
+    rate = make_tiny_config().client.learning_rate
+    search = Search({"*": {"client.learning_rate": (rate,)}}, {})
+    sweep = Sweep(f"{tmp_path / 'tiny.py'}", {"FedAvg": ("", {"client.learning_rate": 0.5})}, search=search)
+    shutil.copytree(finished_run[0], tmp_path / "runs" / "FedAvg" / "seed_0")
+    for place, own in enumerate((0.5, rate, rate)):
+        folder = tmp_path / "runs" / "tries" / f"FedAvg_try_{place}" / "seed_1000"
+        shutil.copytree(finished_run[0], folder)
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"seed": 1000, "client": {**config["client"], "learning_rate": own}}
+        (folder / "config.json").write_text(json.dumps(config))
+        with_accuracy(folder, 0.01 * place)
+    (folder / "summary.json").unlink()
+    with (folder / "run.log").open("a") as log:
+        log.write("2000-01-01 00:00:00 ended by TrainingError: round 4: the global state is not finite\n")
     monkeypatch.setattr(board, "load_sweep", lambda name: sweep)
-    monkeypatch.setattr(board, "plan", lambda *_: [Cell("FedAvg", {}, planned, folder.parent, (0, 1))])
     monkeypatch.setattr(board, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(board, "LAST", 3)  # of the four rounds
-    (tmp_path / "records").mkdir()
-    old = dict.fromkeys(board.COLUMNS, "1")
-    text = "\n".join(",".join(f'"{line[name]}"' for name in board.COLUMNS) for line in (
-        {**old, "method": "FedAvg", "seed": "0"}, {**old, "method": "FedAvg", "seed": "7"}
-    ))  # fmt: skip
-    (tmp_path / "records" / "tiny.csv").write_text(",".join(board.COLUMNS) + "\n" + text + "\n")
+    return tmp_path / "runs"
 
-    board.add(tmp_path / "runs", "tiny")
+
+def with_accuracy(folder, accuracy):
+    """Gives the last round of a run another accuracy, and a summary without the checksum of the rounds."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["test_accuracy"] = accuracy
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "summary.json").write_text(json.dumps({"rounds": len(lines)}))
+
+
+def to_csv(board, lines):
+    rows = [",".join(f'"{cell}"' for cell in line.values()) for line in lines]
+    return "\n".join([",".join(board.COLUMNS), *rows])
+
+
+def test_a_record_has_the_figures_of_the_run_and_is_replaced_by_a_later_one(board, tried):
+    folder = tried / "FedAvg" / "seed_0"
+    board.RECORDS.mkdir()
+    (board.RECORDS / "tiny.csv").write_text(to_csv(board, [{**RUN, "seed": "0"}, RUN]))
+    board.add(tried, "tiny")
     replaced, kept = board.read("tiny")
-    assert kept == {**old, "method": "FedAvg", "seed": "7"}
+    assert kept == RUN
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert replaced["rounds"] == str(len(lines)) and replaced["seed"] == "0"
     accuracies = [100 * line["test_accuracy"] for line in lines][-3:]
     assert [float(value) for value in replaced["accuracies"].split()] == pytest.approx(accuracies, abs=6e-4)
-    assert replaced["tries"] == "2" and replaced["records"] in (folder / "summary.json").read_text()
+    assert replaced["tries"] == "3" and replaced["records"] in (folder / "summary.json").read_text()
     sent = sum(line["bytes_down"] + line["bytes_up"] for line in lines) / 1e6
     assert float(replaced["MB"]) == pytest.approx(sent, rel=1e-3)
     rate = json.loads((folder / "config.json").read_text())["client"]["learning_rate"]
     assert replaced["chosen"] == f"client.learning_rate={rate}"
 
-    planned.num_clients += 1
-    with pytest.raises(SystemExit, match="not of this board: it differs in num_clients"):
-        board.add(tmp_path / "runs", "tiny")
-    planned.num_clients -= 1
     lines[-1]["test_accuracy"] += 0.01  # a figure that the run did not have
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    with pytest.raises(SystemExit, match="not of the records"):
-        board.add(tmp_path / "runs", "tiny")
+    with pytest.raises(UserError, match="not of the records"):
+        board.add(tried, "tiny")
     assert board.read("tiny") == [replaced, kept]
+
+
+def test_a_row_is_recorded_with_the_fields_of_its_best_try_alone(board, tried):
+    first, third = (tried / "tries" / f"FedAvg_try_{place}" / "seed_1000" for place in (0, 2))
+    with_accuracy(first, 1.0)
+    with pytest.raises(UserError, match=r"after 3 tries: it differs in client\.learning_rate"):
+        board.record("tiny", tried)
+    with_accuracy(first, 0.0)
+    with (third / "run.log").open("a") as log:
+        log.write("2000-01-01 00:00:01 resumed after round 3\n")
+    with pytest.raises(UserError, match="'FedAvg, try 2' is not over"):
+        board.record("tiny", tried)
+    shutil.rmtree(third.parent)
+    (line,) = board.record("tiny", tried)
+    assert line["tries"] == "2"
+    shutil.rmtree(tried / "tries")
+    with pytest.raises(UserError, match=r"after 0 tries: it differs in client\.learning_rate"):
+        board.record("tiny", tried)  # its fields are of no try
+    config = json.loads((tried / "FedAvg" / "seed_0" / "config.json").read_text())
+    own = board.load_sweep("tiny")._replace(methods={"FedAvg": ("", {"num_clients": config["num_clients"]})})
+    board.load_sweep = lambda name: own
+    (line,) = board.record("tiny", tried)
+    assert line["tries"] == "0" and line["chosen"] == ""
+
+
+def test_words_and_folders_that_are_not_of_the_board_are_refused(board, tried, tmp_path):
+    with pytest.raises(UserError, match="num_clients=5' would make another board"):
+        board.record("tiny", tried, ["--config.num_clients=5"])
+    with pytest.raises(UserError, match=r"data\.path=x' would make another board than digits_server"):
+        board.record("digits_server", tried, ["--config.data.path=x"])
+    with pytest.raises(UserError, match="is not over, or not of this board"):
+        board.record("tiny", tried, ["--config.data.path=x"])  # the runs had other data
+    assert len(board.record("tiny", tried, ["--config.data.path=", "--config.lanes=2"])) == 1
+    with pytest.raises(UserError, match="no finished run of tiny"):
+        board.add(tmp_path / "nowhere", "tiny")
+    assert not board.RECORDS.exists()
+
+
+@pytest.mark.parametrize("words", [["add"], ["add", "x"], ["page"], ["add", "x", "nope"]], ids=" ".join)
+def test_a_wrong_command_is_one_line(root, monkeypatch, words):
+    monkeypatch.setattr("sys.argv", ["leaderboard.py", *words])
+    with pytest.raises(SystemExit, match=r"^error: .*(add WORKDIR BOARD|no argument 'nope')"):
+        runpy.run_path(str(root / "docs" / "leaderboard.py"), run_name="__main__")
+
+
+def test_records_of_others_are_checked(board, monkeypatch):
+    monkeypatch.setattr(board, "load_sweep", lambda name: Sweep("x.py", {"FedAvg": ""}))
+    monkeypatch.setattr(board, "LAST", 3)
+    good = to_csv(board, [RUN])
+    assert board.parse("tiny", good) == [RUN]
+    head, line = good.splitlines()
+    for text in ("", head, good.replace("method,seed", "seed,method"), good.replace(",rounds", "")):
+        with pytest.raises(UserError, match="must have lines with the columns"):
+            board.parse("tiny", text)
+    wrong = {
+        "rounds": ["", "x"], "accuracies": ["", "1 2", "1 2 3 4", "1 2 nan", "1 2 100.5", "1 2 -3"],
+        "MB": ["inf"], "seconds": ["-1"], "tries": ["six"], "chosen": ["<script>", "a=1 | b"], "commit": ["main"],
+        "jax": [""], "processor": ["<img src=x>", "|", "Int\ufffdl", "x\n# y"], "records": ["-", ""],
+    }  # fmt: skip
+    for name, value in [(name, value) for name, values in wrong.items() for value in values]:
+        with pytest.raises(UserError, match=f"'FedAvg' with seed '2': {name} cannot be"):
+            board.parse("tiny", to_csv(board, [{**RUN, name: value}]))
+    with pytest.raises(UserError, match="one more cell"):
+        board.parse("tiny", f'{good},"x"')
+    for text in (good.replace("FedAvg", "Mine"), good.replace('"2"', '"9"'), f"{good}\n{line}"):
+        with pytest.raises(UserError, match="the board has no such run, or the file has it twice"):
+            board.parse("tiny", text)
 
 
 def test_a_figure_that_does_not_follow_from_the_records_is_found(board, tmp_path, monkeypatch):
     """Each figure is in the records or NumPy's result from them; all rows have equally many tries."""
     monkeypatch.setattr(board, "RECORDS", tmp_path)
+    monkeypatch.setattr(board, "LAST", 2)
     lines = [
         {
-            **dict.fromkeys(board.COLUMNS, "1"), "method": name, "seed": str(seed), "tries": "6",
+            **RUN, "method": name, "seed": str(seed), "tries": "6",
             "accuracies": f"{at + seed} {at + seed + 1}", "MB": f"{at / 10 + seed}", "seconds": f"{at / 5 + seed}",
         }
         for name, at in (("Labels alone", 60), ("FixMatch", 70))
@@ -94,22 +188,22 @@ def test_a_figure_that_does_not_follow_from_the_records_is_found(board, tmp_path
     ]  # fmt: skip
 
     def written(lines):
-        rows = [",".join(board.COLUMNS), *(",".join(line[name] for name in board.COLUMNS) for line in lines)]
-        (tmp_path / "digits_server.csv").write_text("\n".join(rows) + "\n")
+        (tmp_path / "digits_server.csv").write_text(to_csv(board, lines))
         return board.page()
 
     page = written(lines)
-    assert "| 1 | **FixMatch** | 71.00 ± 0.71 | +10.00 ± 0.00 | 7.5 | 14.5 | 2 | 1 |" in page
-    assert "| 2 | Labels alone | 61.00 ± 0.71 | - | 6.5 | 12.5 | 2 | 1 |" in page and "6 tries a row." in page
+    assert "| 1 | **FixMatch** | 71.00 ± 0.71 | +10.00 ± 0.00 | 7.5 | 14.5 | 2 | its own values |" in page
+    assert "| 2 | Labels alone | 61.00 ± 0.71 | - | 6.5 | 12.5 | 2 | its own values |" in page
+    assert "6 tries a row." in page
     for name, value in {"accuracies": "70 72", "MB": "7.4", "seconds": "15", "seed": "2"}.items():
         assert written([*lines[:2], {**lines[2], name: value}, lines[3]]) != page
     chosen = [{**line, "chosen": "x=1"} for line in lines[2:]]
     assert written([*lines[:2], *chosen]) != page
-    with pytest.raises(SystemExit, match="rows of 5 and 6 tries"):
+    with pytest.raises(UserError, match="runs of 5 and 6 tries"):
         written([*lines[:3], {**lines[3], "tries": "5"}])
-    with pytest.raises(SystemExit, match="runs of 1 and 2 rounds"):
+    with pytest.raises(UserError, match="runs of 2 and 4 rounds"):
         written([*lines[:3], {**lines[3], "rounds": "2"}])
-    with pytest.raises(SystemExit, match="one method with different chosen fields"):
+    with pytest.raises(UserError, match="one method with different chosen fields"):
         written([*lines[:3], {**lines[3], "chosen": "x=1"}])
 
 

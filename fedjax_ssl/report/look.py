@@ -106,11 +106,6 @@ def write_table(path: pathlib.Path, table: list[dict[str, Any]], look: Look = PL
         replace_file(path.with_name(f"{path.name}.{suffix}"), text)
 
 
-def as_text(table: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """The table with the text of every cell."""
-    return [{name: str(cell) for name, cell in row.items()} for row in table]
-
-
 def to_markdown(table: list[dict[str, Any]], bold: Collection[tuple[int, str]] = ()) -> str:
     """Formats a table as Markdown; `bold` are the cells (row, column) in bold letters."""
     columns = list(table[0])

@@ -14,7 +14,6 @@ from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.report import figures, style, write_comparison, write_report
 from fedjax_ssl.report.differences import last_rounds
-from fedjax_ssl.report.look import as_text
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.table import Row, make_table
 from fedjax_ssl.run import features
@@ -189,7 +188,7 @@ def made_up(validation, *accuracies, tested=None):
 
 
 def table_of(rows, target):
-    return as_text(make_table(rows, target))
+    return [{name: str(cell) for name, cell in row.items()} for row in make_table(rows, target)]
 
 
 def test_tables_never_mix_the_two():
