@@ -329,6 +329,9 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
     sweep = load_sweep(sweep_file)
     with pytest.raises(UserError, match=r"sets data\.nothing"):
         plan(sweep._replace(common={"data.nothing": 1}), tmp_path)
+    for fields in ({3: 1}, {"client": {"epochs": 1}}):
+        with pytest.raises(UserError, match="the sweep sets"):
+            plan(sweep._replace(methods={"A": ("", fields)}), tmp_path)
     with pytest.raises(UserError, match="share a folder"):
         plan(sweep._replace(methods={"A b": "", "A_b": ""}), tmp_path)
 
@@ -353,6 +356,17 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
         ("fields", {"data.alpha": ()}, "the values of data.alpha must be a tuple"),
         ("search", Search({"*": {"data.alpha": 0.3}}, {}), "the values of data.alpha must be a tuple"),
         ("search", Search({"*": {"data.alpha": LogUniform(0, 1)}}, {}), "0 < low <= high"),
+        ("search", Search({"*": {"data.alpha": LogUniform("0.1", "1")}}, {}), "0 < low <= high"),
+        ("search", Search({"*": {"data.alpha": LogUniform(1, float("inf"))}}, {}), "0 < low <= high"),
+        ("search", {"space": {}, "fields": {}}, "search must be a Search"),
+        ("search", Search({"*": LogUniform(1, 2)}, {}), "search.space of '*' must be a dict"),
+        ("search", Search({1: {}}, {}), "search.space must be a dict whose keys are names"),
+        ("search", Search({}, {}, "a"), "search.seed must be a whole number"),
+        ("search", Search({}, {}, -1), "search.seed must be a whole number"),
+        ("search", Search({}, {}, 0), "that no row has as a seed, not 0"),
+        ("methods", {1: ""}, "methods must be a dict whose keys are names"),
+        ("common", {3: 1}, "common must be a dict whose keys are names"),
+        ("config", None, "config must be the path of a config file"),
     ],
 )
 def test_entries_of_the_wrong_kind_are_refused(entry, value, message, monkeypatch):
