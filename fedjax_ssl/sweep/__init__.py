@@ -102,10 +102,10 @@ def run_sweep(
             failures[run_name(cell, seed)] = "its warm-up failed"
         failures.update(work_on(cell, ready, root, update_table, f"{number} of {len(cells)}"))
     print(update_table(), end="")
-    if any(cell.row().runs for cell in table):
+    if shown := [run.folder for cell in table for run in cell.row().runs]:
         from fedjax_ssl.report.comparison import write_comparison
 
-        page = write_comparison([root], root / REPORT, sweep.target_accuracy, table_name="")
+        page = write_comparison([root], root / REPORT, sweep.target_accuracy, table_name="", only=shown)
         say(f"report {page}")
     if failures:
         for name, why in failures.items():
