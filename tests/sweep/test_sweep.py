@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import launch
-from fedjax_ssl.config import for_seed
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.groups import read_groups
@@ -25,7 +24,7 @@ from fedjax_ssl.report.table import mean_and_spread, of_those_that_did
 from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep, work
 from fedjax_ssl.sweep.search import LogUniform, Search
-from tests.helpers.runs import ROOT
+from tests.helpers.runs import ROOT, pretended
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 FILE = """
@@ -253,13 +252,7 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path,
         if 0 in config.seeds and config.method == "fedanchor":
             raise TrainingError("no luck")
         for seed in config.seeds:
-            run = folder / f"seed_{seed}"
-            run.mkdir(parents=True)
-            own = for_seed(config, seed).to_dict()
-            (run / "config.json").write_text(json.dumps(own))
-            (run / "summary.json").write_text('{"rounds": 1}')
-            line = {"round": 1, "test_accuracy": 0.5, "bytes_down": 1, "bytes_up": 1}
-            (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+            pretended(folder, config, seed)
 
     monkeypatch.setattr(work, "train", train)
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 3
