@@ -3,7 +3,7 @@
 import collections
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,13 +66,16 @@ def what_differs(groups: list[Group]) -> dict[str, list[str]]:
     return {name: of_groups for name, of_groups in values.items() if len({*of_groups} - {"-"}) > 1}
 
 
-def read_groups(folders: Iterable[pathlib.Path], rows_alone: bool = False) -> tuple[list[Group], list[str]]:
+def read_groups(
+    folders: Iterable[pathlib.Path], rows_alone: bool = False, only: Collection[pathlib.Path] = ()
+) -> tuple[list[Group], list[str]]:
     """Reads all runs in some folders, in groups that differ only in the seed; a group has each seed once.
 
     Args:
         folders: runs, or folders of runs: of several seeds, or of a whole sweep.
         rows_alone: leave out a sweep's runs that belong to no row, such as warm-ups and tries, unless there are no
             others.
+        only: the folders of the runs that are read; (): all.
 
     Returns:
         The groups, in the order of the folders, and a line for each run that could not be read.
@@ -89,6 +92,7 @@ def read_groups(folders: Iterable[pathlib.Path], rows_alone: bool = False) -> tu
         found = find_runs(folder)
         if rows_alone:
             found = [path for path in found if _row_of(folder, path) in rows] or found
+        found = [path for path in found if not only or path in only]
         for path in sorted(found, key=lambda path: places.get(_row_of(folder, path), len(places))):
             if path.resolve() in seen:
                 continue

@@ -3,7 +3,7 @@
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from matplotlib.figure import Figure
 
@@ -27,6 +27,7 @@ def write_comparison(
     table_name: str | None = None,
     look: Look = PLAIN,
     size: str = style.SCREEN,
+    only: Collection[pathlib.Path] = (),
 ) -> pathlib.Path:
     """Writes a page NAME.html that compares runs, with its table in NAME.csv, NAME.md and NAME.tex.
 
@@ -43,6 +44,7 @@ def write_comparison(
         table_name: name of the tables' files, without a suffix; None: the page's name; '': no files.
         look: of the tables: columns, intervals, caption and label.
         size: of the pictures, one of `style.SIZES`.
+        only: the folders of the runs that are shown; (): all.
 
     Returns:
         The page's path.
@@ -56,7 +58,7 @@ def write_comparison(
         raise UserError(f"the page must be named NAME.html, not {path}")
     if not 0 < target <= 1:
         raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target}")
-    groups, skipped = read_groups(map(pathlib.Path, folders), rows_alone=True)
+    groups, skipped = read_groups(map(pathlib.Path, folders), rows_alone=True, only=only)
     names = name_data_sets(groups)
     sets = list(dict.fromkeys(names))
     rows = [

@@ -9,13 +9,12 @@ With `Sweep.warm_up`, methods that begin with the same trained model share its t
 values and each seed comes first, in WORKDIR/warm_up/VALUES/seed_N, and every row begins with its model.
 """
 
-import fnmatch
 import functools
 import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fedjax_ssl.config import measured_each_round
 from fedjax_ssl.errors import TrainingError, UserError
@@ -24,9 +23,9 @@ from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_links, refuse_others
 from fedjax_ssl.report.look import to_csv, to_markdown, write_tables
 from fedjax_ssl.report.table import LAST
 from fedjax_ssl.run.observe.log import QUIET, say
-from fedjax_ssl.sweep.plan import Cell, Sweep, by_argument, is_finished, load_sweep, plan, progress_of, warm_ups_of
-from fedjax_ssl.sweep.search import Search, row_and_number, tries_of, with_best
-from fedjax_ssl.sweep.work import finish, run_name, work_on
+from fedjax_ssl.sweep.plan import Cell, Sweep, by_argument, load_sweep, plan, progress_of, warm_ups_of
+from fedjax_ssl.sweep.search import Methods, Search, changed, is_named, row_and_number, tries_of, with_best
+from fedjax_ssl.sweep.work import finish, has_diverged, run_name, unfinished, work_on
 
 __all__ = ["Cell", "Sweep", "by_argument", "load_sweep", "plan", "progress_of", "run_sweep", "warm_ups_of"]
 
@@ -68,11 +67,12 @@ def run_sweep(
     root = expanded(workdir)
     refuse_others(root, ROWS)
     sweep = load_sweep(sweep_file)
-    names = [name for name in sweep.methods if any(fnmatch.fnmatchcase(name, row) for row in rows.split(";"))]
+    names = [name for name in sweep.methods if any(is_named(name, row) for row in rows.split(";"))]
     if not names:
         raise UserError(f"the sweep has no row {rows!r}; its rows: {'; '.join(sweep.methods)}")
     failures: dict[str, str] = {}
     tried: list[Cell] = []
+    asked: list[Cell] = []
     if tries:
         _refuse_links(plan(sweep, root, overrides), root)  # an error of the rows must come before the tries
         tried = _plan_tries(sweep, root / TRIES, overrides, tries)
@@ -81,36 +81,56 @@ def run_sweep(
             _list(asked)
         else:
             _refuse_links(warm_ups_of(asked) + asked, root / TRIES)
-            for needed in (warm_ups_of(asked), asked):
+            for needed in (_needed_warm_ups(asked), asked):
                 failures |= finish(needed, root / TRIES, lambda: None, "before the rows")
-        found = {cell.name: float(run.accuracy()[-LAST:].mean()) for cell in tried for run in cell.row().runs}
-        if not dry_run:
-            write_tries(root, sweep.search, tried, found)
-        sweep = sweep._replace(methods=with_best(sweep.methods, sweep.search, tries, found, say))
-    table = plan(sweep, root, overrides)
+            write_tries(root, sweep.search, tried, _accuracies(tried))
+    # A try that failed, but did not diverge, may succeed later and win: runs of its row would have other fields.
+    undecided = {
+        row_and_number(cell.name)[0]
+        for cell in asked
+        for seed in cell.seeds
+        if (why := failures.get(run_name(cell, seed))) and not has_diverged(why)
+    }
+    methods: Methods = {}
+    table: list[Cell] = []
+
+    def plan_table(tell: Callable[[str], object]) -> None:
+        nonlocal methods, table
+        best = with_best(sweep.methods, sweep.search, tries, _accuracies(tried), tell)
+        if best != methods:  # planning reads the config's file, which may have been edited since
+            methods, table = best, plan(sweep._replace(methods=best), root, overrides)
+
+    def update_table() -> str:
+        plan_table(lambda line: None)  # other processes finish tries of other rows
+        return write_table(root, sweep, table)
+
+    plan_table(say)
     cells = [cell for cell in table if cell.name in names]
     warm_ups = warm_ups_of(cells)
     if dry_run:
         _list(warm_ups + cells)
         return cells
     _refuse_links(warm_ups + cells, root)
-    update_table = functools.partial(write_table, root, sweep, table)
-    failures |= finish(warm_ups, root, update_table, "warm-up")
-    for number, cell in enumerate(cells, start=1):
-        ready = tuple(seed for seed in cell.seeds if cell.warm_up is None or is_finished(cell.warm_up, seed))
-        for seed in set(cell.seeds) - set(ready):
-            failures[run_name(cell, seed)] = "its warm-up failed"
-        failures.update(work_on(cell, ready, root, update_table, f"{number} of {len(cells)}"))
+    failures |= {
+        run_name(cell, seed): "a try of its row failed"
+        for cell in cells
+        if cell.name in undecided
+        for seed in unfinished(cell)
+    }
+    decided = [cell for cell in cells if cell.name not in undecided]
+    failures |= finish(_needed_warm_ups(decided), root, update_table, "warm-up")
+    for number, cell in enumerate(decided, start=1):
+        failures |= work_on(cell, cell.seeds, root, update_table, f"{number} of {len(decided)}")
     print(update_table(), end="")
-    if any(cell.row().runs for cell in table):
+    if shown := [run.folder for cell in table for run in cell.row().runs]:
         from fedjax_ssl.report.comparison import write_comparison
 
-        page = write_comparison([root], root / REPORT, sweep.target_accuracy, table_name="")
+        page = write_comparison([root], root / REPORT, sweep.target_accuracy, table_name="", only=shown)
         say(f"report {page}")
     if failures:
         for name, why in failures.items():
             say(f"failed: {name}: {why}", QUIET)
-        number = sum(len(cell.seeds) for cell in [*tried, *warm_ups, *cells])
+        number = sum(len(cell.seeds) for cell in [*warm_ups_of(asked), *asked, *warm_ups, *cells])
         raise TrainingError(f"{len(failures)} of {number} runs of the sweep")
     return cells
 
@@ -128,6 +148,7 @@ def write_tries(workdir: pathlib.Path, search: Search, cells: list[Cell], accura
 
     A try that is not finished or diverged has no accuracy. Fields that its row does not draw are empty.
     """
+    workdir.mkdir(parents=True, exist_ok=True)
     fields = sorted({field for cell in cells for field in search.of(row_and_number(cell.name)[0])})
     lines = []
     for cell in cells:
@@ -143,19 +164,42 @@ def _plan_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str], n
     """The cells of the tries. Fields of the grid have their first value, so all columns of the table share the tries.
 
     Raises:
-        UserError: the sweep has nothing to draw, draws a field of its grid, or has no validation images for tries.
+        UserError: the sweep has nothing to draw, draws a field of its grid or one that all tries share, or has no
+            validation images for tries.
     """
     if sweep.search is None:
         raise UserError("the sweep's file has no `search` from which --tries could draw")
     drawn = {field for name in sweep.methods for field in sweep.search.of(name)}
-    if in_grid := sorted(drawn & set(sweep.fields)):
-        raise UserError(f"the sweep's search draws {in_grid[0]}, which is a column of its table")
-    first = {field: values[:1] for field, values in sweep.fields.items()}
-    methods = tries_of(sweep.methods, sweep.search, number)
-    cells = plan(sweep._replace(methods=methods, fields=first, seeds=(sweep.search.seed,)), workdir, overrides)
+    for fields, what in ((sweep.fields, "a column of its table"), (sweep.search.fields, "set for all tries")):
+        if taken := sorted(drawn & set(fields)):
+            raise UserError(f"the sweep's search draws {taken[0]}, which is {what}")
+    warm_up = sweep.warm_up
+    if warm_up is not None:  # holds out the images of the tries, but has its own rounds
+        warm_up = changed(warm_up, {name: v for name, v in sweep.search.fields.items() if name != "num_rounds"})
+    sweep = sweep._replace(
+        methods=tries_of(sweep.methods, sweep.search, number),
+        fields={field: values[:1] for field, values in sweep.fields.items()},
+        seeds=(sweep.search.seed,),
+        warm_up=warm_up,
+    )
+    cells = plan(sweep, workdir, overrides)
     if any(measured_each_round(cell.config) != "validation" for cell in cells):
         raise UserError("the tries of a sweep need validation images; set data.validation in its search's fields")
     return cells
+
+
+def _accuracies(cells: list[Cell]) -> dict[str, float]:
+    """Name of a finished try -> its mean validation accuracy, a share, in the last rounds."""
+    return {cell.name: float(run.accuracy()[-LAST:].mean()) for cell in cells for run in cell.row().runs}
+
+
+def _needed_warm_ups(cells: list[Cell]) -> list[Cell]:
+    """The warm-ups of runs that are not finished."""
+    needed = {(cell.warm_up.folder, seed) for cell in cells if cell.warm_up for seed in unfinished(cell)}
+    return [
+        warm_up._replace(seeds=tuple(seed for seed in warm_up.seeds if (warm_up.folder, seed) in needed))
+        for warm_up in warm_ups_of(cells)
+    ]
 
 
 def _list(cells: list[Cell]) -> None:

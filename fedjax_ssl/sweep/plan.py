@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -97,11 +98,18 @@ def load_sweep(sweep_file: str) -> Sweep:
 
 def _check(sweep: Sweep) -> None:
     """Raises a UserError for entries of the wrong kind. `plan` checks the fields and their values."""
-    search = sweep.search or Search({}, {})
+    search = Search({}, {}) if sweep.search is None else sweep.search
+    if not isinstance(sweep.config, str):
+        raise UserError(f"config must be the path of a config file, not {sweep.config!r}")
+    if not isinstance(search, Search):
+        raise UserError(f"search must be a Search(space, fields), not {search!r}")
     dicts = {"methods": sweep.methods, "fields": sweep.fields, "common": sweep.common}
-    for name, entry in {**dicts, "search.space": search.space, "search.fields": search.fields}.items():
-        if not isinstance(entry, Mapping):
-            raise UserError(f"{name} must be a dict, not {entry!r}")
+    dicts |= {"search.space": search.space, "search.fields": search.fields}
+    if isinstance(search.space, Mapping):
+        dicts |= {f"search.space of {name!r}": space for name, space in search.space.items()}
+    for name, entry in dicts.items():
+        if not isinstance(entry, Mapping) or not all(isinstance(key, str) for key in entry):
+            raise UserError(f"{name} must be a dict whose keys are names, not {entry!r}")
     rows = {**sweep.methods, WARM_UP: sweep.warm_up or ""}
     for name, row in rows.items():
         match row:
@@ -112,14 +120,17 @@ def _check(sweep: Sweep) -> None:
     for field, values in [("seeds", sweep.seeds), *grids]:
         if not isinstance(values, tuple | list | range) or not values:
             raise UserError(f"the values of {field} must be a tuple, as in (1,) or (1, 2), not {values!r}")
-        if isinstance(values, LogUniform) and not 0 < values.low <= values.high:
-            raise UserError(f"the range of {field} must have 0 < low <= high, not {values}")
+        numbers = all(isinstance(value, int | float) for value in values)
+        if isinstance(values, LogUniform) and not (numbers and 0 < values.low <= values.high < math.inf):
+            raise UserError(f"the range of {field} must be numbers with 0 < low <= high, not {values}")
     own = {field for row in rows.values() for field in _own_fields(row)}
     if {"seed", "seeds"} & {*own, *dict(grids), *sweep.common, *search.fields}:
         raise UserError("seeds are no field of a sweep: all rows have those of its entry `seeds`")
     config = base_config()
     _set(config, "seeds", tuple(sweep.seeds))
     validate(config)
+    if not isinstance(search.seed, int) or search.seed < 0 or (sweep.search and search.seed in sweep.seeds):
+        raise UserError(f"search.seed must be a whole number that no row has as a seed, not {search.seed!r}")
     if not sweep.methods:
         raise UserError("methods has no row")
     target = sweep.target_accuracy
@@ -244,11 +255,13 @@ def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: Sequence[str]) 
 
 def _set(config: ConfigDict, field: str, value: Any) -> None:
     try:
+        if isinstance(value, Mapping):
+            raise TypeError("name the fields of a section one by one")
         config.update_from_flattened_dict({field: value})
         add_section(config)
     except UserError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"the sweep sets {field} to {value!r}: {' '.join(str(error).split())}") from error
 
 

@@ -39,7 +39,7 @@ class Search(NamedTuple):
 
     def of(self, row: str) -> dict[str, Values]:
         """The fields that are drawn for a row."""
-        fitting = [fields for name, fields in self.space.items() if fnmatch.fnmatchcase(row, name)]
+        fitting = [fields for name, fields in self.space.items() if is_named(row, name)]
         return {field: values for fields in fitting for field, values in fields.items()}
 
     def draw(self, row: str, number: int) -> dict[str, Any]:
@@ -56,10 +56,15 @@ class Search(NamedTuple):
 Methods = Mapping[str, str | tuple[str, Mapping[str, Any]]]  # as in `Sweep.methods`
 
 
+def is_named(row: str, pattern: str) -> bool:
+    """Whether a pattern, with * and ? as in file names, fits a row's name; the name itself does, even with brackets."""
+    return row == pattern or fnmatch.fnmatchcase(row, pattern)
+
+
 def tries_of(methods: Methods, search: Search, number: int) -> Methods:
     """The rows of a sweep's tries: `NAME, try 0`, `NAME, try 1`, ... for each; one for a row without drawn fields."""
     return {
-        _name(row, place): _changed(method, {**search.draw(row, place), **search.fields})
+        _name(row, place): changed(method, {**search.draw(row, place), **search.fields})
         for row, method in methods.items()
         for place in range(number if search.of(row) else 1)
     }
@@ -86,7 +91,7 @@ def with_best(
             continue
         best = max(tried, key=lambda place: tried[place])
         drawn = search.draw(row, best)
-        chosen[row] = _changed(method, drawn)
+        chosen[row] = changed(method, drawn)
         values = ", ".join(f"{field}={value}" for field, value in drawn.items()) or "its own values"
         say(f"{row}: try {best} of {len(tried)}, {100 * tried[best]:.2f} % on validation images: {values}")
     return chosen
@@ -98,11 +103,11 @@ def row_and_number(name: str) -> tuple[str, str]:
     return row, number
 
 
-def _name(row: str, place: int) -> str:
-    return f"{row}, try {place}"
-
-
-def _changed(method: str | tuple[str, Mapping[str, Any]], fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def changed(method: str | tuple[str, Mapping[str, Any]], fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """A row with further fields."""
     arguments, own = (method, {}) if isinstance(method, str) else method
     return arguments, {**own, **fields}
+
+
+def _name(row: str, place: int) -> str:
+    return f"{row}, try {place}"

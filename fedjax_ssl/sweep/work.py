@@ -1,41 +1,56 @@
 """Trains the cells of a sweep, one by one. Other processes may do the same; a run that fails does not end others."""
 
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Mapping
 
 import jax
 
-from fedjax_ssl.errors import BusyError, StoppedError
+from fedjax_ssl.errors import BusyError, StoppedError, TrainingError
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.log import say
 from fedjax_ssl.run.train import train
 from fedjax_ssl.sweep.plan import Cell, is_finished
 
-WAIT_SECONDS = 5.0  # between checks of a warm-up that another process trains
+WAIT_SECONDS = 5.0  # between checks of a run that another process trains
+Say = Callable[[str], object]
 
 
 def finish(cells: list[Cell], root: pathlib.Path, on_finish: Callable[[], object], place: str) -> dict[str, str]:
     """Trains cells that others need, and waits for those that another process trains; returns the failures."""
+    tell = functools.cache(say)  # each line once, however often a run of another process is checked
     failures: dict[str, str] = {}
     for cell in cells:
-        failures |= work_on(cell, cell.seeds, root, on_finish, place)
+        failures |= work_on(cell, cell.seeds, root, on_finish, place, tell)
     for cell in cells:
-        failures |= _wait_for(cell, root, on_finish, failures)
+        failures |= _wait_for(cell, root, on_finish, place, tell, failures)
     return failures
 
 
 def work_on(
-    cell: Cell, seeds: tuple[int, ...], root: pathlib.Path, on_finish: Callable[[], object], place: str
+    cell: Cell,
+    seeds: tuple[int, ...],
+    root: pathlib.Path,
+    on_finish: Callable[[], object],
+    place: str,
+    tell: Say = say,
 ) -> dict[str, str]:
-    """Trains the unfinished seeds of a cell; returns the failures."""
-    todo = tuple(seed for seed in seeds if not is_finished(cell, seed))
-    if not todo:
-        return {}
-    say(f"{cell.title()} ({place}): seeds {', '.join(map(str, todo))}")
-    failures = _run_cell(cell, todo, root, on_finish)
+    """Trains the unfinished seeds of a cell whose warm-up is finished; returns the failures."""
+    todo = unfinished(cell._replace(seeds=seeds))
+    ready = tuple(seed for seed in todo if cell.warm_up is None or is_finished(cell.warm_up, seed))
+    failures = {run_name(cell, seed): "its warm-up failed" for seed in todo if seed not in ready}
+    if not ready:
+        return failures
+    tell(f"{cell.title()} ({place}): seeds {', '.join(map(str, ready))}")
+    failures |= _run_cell(cell, ready, root, on_finish, tell)
     jax.clear_caches()  # the next cell has other programs
     return failures
+
+
+def unfinished(cell: Cell) -> tuple[int, ...]:
+    """The seeds of a cell that have yet to be run."""
+    return tuple(seed for seed in cell.seeds if not is_finished(cell, seed))
 
 
 def run_name(cell: Cell, seed: int) -> str:
@@ -43,21 +58,31 @@ def run_name(cell: Cell, seed: int) -> str:
     return f"{cell.title()}, seed {seed}"
 
 
+def has_diverged(failure: str) -> bool:
+    """Whether a failure is that of the training itself, which would fail again."""
+    return failure.startswith(f"{TrainingError.__name__}: ")
+
+
 def _wait_for(
-    cell: Cell, root: pathlib.Path, on_finish: Callable[[], object], failures: Mapping[str, str]
+    cell: Cell,
+    root: pathlib.Path,
+    on_finish: Callable[[], object],
+    place: str,
+    tell: Say,
+    failures: Mapping[str, str],
 ) -> dict[str, str]:
-    """Waits until a warm-up is finished or has failed; takes over runs that another process gives up."""
+    """Waits until a cell is finished or has failed; takes over runs that another process gives up."""
     failed = dict(failures)
     while True:
-        todo = tuple(seed for seed in cell.seeds if not is_finished(cell, seed) and run_name(cell, seed) not in failed)
+        todo = tuple(seed for seed in unfinished(cell) if run_name(cell, seed) not in failed)
         if not todo:
             return {name: why for name, why in failed.items() if name not in failures}
         time.sleep(WAIT_SECONDS)
-        failed |= work_on(cell, todo, root, on_finish, "warm-up")
+        failed |= work_on(cell, todo, root, on_finish, place, tell)
 
 
 def _run_cell(
-    cell: Cell, seeds: tuple[int, ...], root: pathlib.Path, on_finish: Callable[[], object]
+    cell: Cell, seeds: tuple[int, ...], root: pathlib.Path, on_finish: Callable[[], object], tell: Say = say
 ) -> dict[str, str]:
     """Trains a cell's seeds with one compilation; if that fails, one by one, so that a failure ends no other run.
 
@@ -66,6 +91,7 @@ def _run_cell(
         seeds: those to train.
         root: the sweep's folder.
         on_finish: called when a run is over.
+        tell: called with a line about what is left to another process.
 
     Returns:
         The runs that failed, with the reasons. Runs that another process is working on are left to it.
@@ -86,7 +112,7 @@ def _run_cell(
             if error.folder in {cell.folder / f"seed_{seed}" for seed in attempt[1:]}:
                 attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]
             else:
-                say(f"{cell.title()}: left to another process")
+                tell(f"{cell.title()}: left to another process")
         except Exception as error:  # of any kind: the other runs go on
             if isinstance(error, StoppedError) and error.by_disk:
                 raise StoppedError(error.reason, "the same command resumes the sweep", root) from error

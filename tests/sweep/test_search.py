@@ -7,9 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.sweep import run_sweep
+import launch
+from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.sweep import run_sweep, work
 from fedjax_ssl.sweep.search import LogUniform, Search, tries_of, with_best
+from tests.helpers.runs import pretended
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 CONFIG = """
@@ -53,6 +55,7 @@ def test_draws_are_of_the_row_and_the_try_and_fill_the_range():
     assert set(SEARCH.draw("FixMatch", 3)) == {"client.learning_rate", "client.batch_size"}
     assert {SEARCH.draw("FixMatch", number)["client.batch_size"] for number in range(1, 40)} == {5, 10, 20}
     assert SEARCH.draw("FedAvg", 0) == {}
+    assert Search({"A [b]": {"seed": (1,)}}, {}).of("A [b]") == {"seed": (1,)}  # a name, though also a pattern
 
 
 def test_every_row_has_the_same_number_of_tries():
@@ -103,10 +106,67 @@ def test_a_sweep_with_tries_runs_them_first_and_its_rows_with_the_best_fields(tm
     assert {line.split("  ")[1] for line in capsys.readouterr().out.splitlines() if "seed_" in line} == {"finished"}
 
 
+@pytest.fixture
+def three_rows(tmp_path, monkeypatch):
+    """The file of a sweep whose runs are only pretended; try 1 of each row is its best."""
+
+    def train(config, folder, on_finish, root):
+        for seed in config.seeds:
+            pretended(folder, config, seed, 0.6 if "try_1" in folder.name else 0.5)
+
+    monkeypatch.setattr(work, "train", train)
+    file = write(tmp_path)
+    rows = '"FedAvg": "supervised", "UDA": "uda", "FixMatch": "fixmatch"'
+    (tmp_path / "sweep.py").write_text((tmp_path / "sweep.py").read_text().replace('"FedAvg": "supervised"', rows))
+    return file
+
+
+def test_a_row_waits_for_a_try_that_failed_but_not_for_one_that_diverged(three_rows, tmp_path, monkeypatch, capsys):
+    pretend, trained = work.train, []
+
+    def train(config, folder, on_finish, root):
+        trained.append(folder.name)
+        if folder.name == "FedAvg_try_1":
+            raise TrainingError("no luck")
+        if folder.name.startswith("UDA_try"):
+            raise MemoryError("too large")
+        pretend(config, folder, on_finish, root)
+
+    monkeypatch.setattr(work, "train", train)
+    command = ["sweep", three_rows, f"--workdir={tmp_path / 'out'}", "--tries=2"]
+    assert launch.main([*command, "--rows=UDA"]) == 3  # no try has made a folder
+    assert "failed: UDA, try 0, seed 1000: MemoryError: too large" in capsys.readouterr().err
+    assert launch.main([*command, "--rows=UDA;FedAvg"]) == 3
+    assert "FedAvg" in trained and "UDA" not in trained
+    errors = capsys.readouterr().err
+    assert "failed: UDA, seed 0: a try of its row failed" in errors and "4 of 6 runs" in errors
+
+
+def test_the_table_has_the_rows_of_processes_that_tune_other_rows(three_rows, tmp_path, monkeypatch):
+    """While a process trains its row, another one finishes the tries and the run of its own."""
+    pretend = work.train
+
+    def train(config, folder, on_finish, root):
+        if folder.name == "FedAvg":
+            monkeypatch.setattr(work, "train", pretend)
+            run_sweep(three_rows, tmp_path / "out", tries=2, rows="UDA")
+        pretend(config, folder, on_finish, root)
+
+    monkeypatch.setattr(work, "train", train)
+    run_sweep(three_rows, tmp_path / "out", tries=2, rows="FedAvg")
+    rows = csv.DictReader((tmp_path / "out" / "table.csv").open())
+    assert [(row["method"].split()[0], row["seeds"]) for row in rows] == [
+        ("FedAvg", "1"),
+        ("UDA", "1"),
+        ("FixMatch", "0"),
+    ]
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
         (('validation": 10', 'validation": 0'), "need validation images"),
+        (('validation": 10', 'validation": 10, "client.learning_rate": 0.1'), "which is set for all tries"),
         (
             ("seeds=", "fields={'client.learning_rate': (0.1,)}, seeds="),
             r"draws client\.learning_rate, which is a column",

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import launch
-from fedjax_ssl.config import for_seed
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.groups import read_groups
@@ -25,7 +24,7 @@ from fedjax_ssl.report.table import mean_and_spread, of_those_that_did
 from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep, work
 from fedjax_ssl.sweep.search import LogUniform, Search
-from tests.helpers.runs import ROOT
+from tests.helpers.runs import ROOT, pretended
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 FILE = """
@@ -139,6 +138,16 @@ def test_a_report_of_a_sweep_has_its_names_and_its_order(finished_sweep, tmp_pat
         assert names(copy) == rows[::-1]
 
 
+def test_the_report_has_the_runs_of_the_table(sweep_file, finished_sweep, tmp_path, monkeypatch):
+    folder = shutil.copytree(finished_sweep, tmp_path / "copy")
+    sweep = load_sweep(sweep_file)._replace(seeds=(0, 1))
+    monkeypatch.setattr("fedjax_ssl.sweep.load_sweep", lambda file: sweep)
+    run_sweep(sweep_file, folder)
+    assert len((folder / "table_runs.csv").read_text().splitlines()) == 1 + 4
+    page = (folder / "report.html").read_text()
+    assert "2 configurations, 4 runs" in page and "FedAnchor/server labels=40" in page
+
+
 def test_the_seeds_that_are_left_of_a_row_are_trained_together(sweep_file, tmp_path, monkeypatch):
     trained = []
 
@@ -243,13 +252,7 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path,
         if 0 in config.seeds and config.method == "fedanchor":
             raise TrainingError("no luck")
         for seed in config.seeds:
-            run = folder / f"seed_{seed}"
-            run.mkdir(parents=True)
-            own = for_seed(config, seed).to_dict()
-            (run / "config.json").write_text(json.dumps(own))
-            (run / "summary.json").write_text('{"rounds": 1}')
-            line = {"round": 1, "test_accuracy": 0.5, "bytes_down": 1, "bytes_up": 1}
-            (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+            pretended(folder, config, seed)
 
     monkeypatch.setattr(work, "train", train)
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 3
@@ -329,6 +332,9 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
     sweep = load_sweep(sweep_file)
     with pytest.raises(UserError, match=r"sets data\.nothing"):
         plan(sweep._replace(common={"data.nothing": 1}), tmp_path)
+    for fields in ({3: 1}, {"client": {"epochs": 1}}):
+        with pytest.raises(UserError, match="the sweep sets"):
+            plan(sweep._replace(methods={"A": ("", fields)}), tmp_path)
     with pytest.raises(UserError, match="share a folder"):
         plan(sweep._replace(methods={"A b": "", "A_b": ""}), tmp_path)
 
@@ -353,6 +359,17 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
         ("fields", {"data.alpha": ()}, "the values of data.alpha must be a tuple"),
         ("search", Search({"*": {"data.alpha": 0.3}}, {}), "the values of data.alpha must be a tuple"),
         ("search", Search({"*": {"data.alpha": LogUniform(0, 1)}}, {}), "0 < low <= high"),
+        ("search", Search({"*": {"data.alpha": LogUniform("0.1", "1")}}, {}), "0 < low <= high"),
+        ("search", Search({"*": {"data.alpha": LogUniform(1, float("inf"))}}, {}), "0 < low <= high"),
+        ("search", {"space": {}, "fields": {}}, "search must be a Search"),
+        ("search", Search({"*": LogUniform(1, 2)}, {}), "search.space of '*' must be a dict"),
+        ("search", Search({1: {}}, {}), "search.space must be a dict whose keys are names"),
+        ("search", Search({}, {}, "a"), "search.seed must be a whole number"),
+        ("search", Search({}, {}, -1), "search.seed must be a whole number"),
+        ("search", Search({}, {}, 0), "that no row has as a seed, not 0"),
+        ("methods", {1: ""}, "methods must be a dict whose keys are names"),
+        ("common", {3: 1}, "common must be a dict whose keys are names"),
+        ("config", None, "config must be the path of a config file"),
     ],
 )
 def test_entries_of_the_wrong_kind_are_refused(entry, value, message, monkeypatch):

@@ -9,13 +9,14 @@ import jax
 import pytest
 
 import launch
-from fedjax_ssl.config import for_seed
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.predictor import load
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.run.experiment import build_experiment
-from fedjax_ssl.sweep import load_sweep, plan, run_sweep, warm_ups_of, work
+from fedjax_ssl.sweep import _plan_tries, load_sweep, plan, run_sweep, warm_ups_of, work
+from fedjax_ssl.sweep.search import Search
+from tests.helpers.runs import pretended
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 CONFIG = """
@@ -76,6 +77,8 @@ def test_every_row_begins_with_the_model_of_its_seed(sweep_file, tmp_path, capsy
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines] == ["finished"] * 6 and "warm_up/seed_0" in lines[0]
     run_sweep(sweep_file, tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "elsewhere" / "warm_up")  # which no run needs any more
+    run_sweep(sweep_file, tmp_path / "elsewhere")
 
 
 def test_a_warm_up_for_each_value_that_it_depends_on(sweep_file, tmp_path):
@@ -101,14 +104,12 @@ def test_a_warm_up_for_each_value_that_it_depends_on(sweep_file, tmp_path):
         plan(sweep._replace(methods={"warm up": ("supervised", {"client.epochs": 5})}), tmp_path)
 
 
-def pretended(folder, config, seed):
-    """Writes a finished run's records."""
-    run = folder / f"seed_{seed}"
-    run.mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps(for_seed(config, seed).to_dict()))
-    (run / "summary.json").write_text('{"rounds": 1}')
-    line = {"round": 1, "test_accuracy": 0.5, "bytes_down": 1, "bytes_up": 1}
-    (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+def test_tries_have_a_warm_up_with_the_same_images_held_out(sweep_file, tmp_path):
+    search = Search({"*": {"client.learning_rate": (0.1, 0.2)}}, {"data.validation": 10, "num_rounds": 3})
+    cells = _plan_tries(load_sweep(sweep_file)._replace(search=search), tmp_path, (), 2)
+    (warm_up,) = warm_ups_of(cells)
+    assert (warm_up.config.data.validation, warm_up.config.num_rounds, warm_up.seeds) == (10, 1, (search.seed,))
+    assert [(cell.config.data.validation, cell.config.num_rounds) for cell in cells] == [(10, 3)] * 4
 
 
 def test_rows_whose_warm_up_failed_are_not_run(sweep_file, tmp_path, monkeypatch, capsys):
@@ -129,9 +130,9 @@ def test_rows_whose_warm_up_failed_are_not_run(sweep_file, tmp_path, monkeypatch
     assert trained == [("warm_up", (0, 1)), ("warm_up", (0,)), ("warm_up", (1,)), ("Warm", (1,)), ("Cold", (0, 1))]
 
 
-def test_a_warm_up_that_another_process_is_at_is_waited_for(sweep_file, tmp_path, monkeypatch):
+def test_a_warm_up_that_another_process_is_at_is_waited_for(sweep_file, tmp_path, monkeypatch, capsys):
     """The other process ends one seed and gives up the other, which is then taken over."""
-    trained, at_work = [], iter([True, True])
+    trained, at_work = [], iter([True, True, True])
 
     def train(config, folder, on_finish, root):
         trained.append((folder.name, config.seeds))
@@ -148,4 +149,8 @@ def test_a_warm_up_that_another_process_is_at_is_waited_for(sweep_file, tmp_path
     monkeypatch.setattr(work, "train", train)
     monkeypatch.setattr(work.time, "sleep", sleep)
     run_sweep(sweep_file, tmp_path)
-    assert trained == [("warm_up", (0, 1)), ("warm_up", (1,)), ("warm_up", (1,)), ("Warm", (0, 1)), ("Cold", (0, 1))]
+    waited = [("warm_up", (0, 1)), ("warm_up", (1,)), ("warm_up", (1,)), ("warm_up", (1,))]
+    assert trained == [*waited, ("Warm", (0, 1)), ("Cold", (0, 1))]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warm up")]
+    left = "warm up: left to another process"
+    assert lines == ["warm up (warm-up): seeds 0, 1", left, "warm up (warm-up): seeds 1"]  # each once
