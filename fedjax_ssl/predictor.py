@@ -29,6 +29,7 @@ from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.models.network import Network, build_network
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
+from fedjax_ssl.records.origin import changed_files
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET, read_config, refuse_code
 
 BATCH_SIZE = 256  # examples in a batch: one program for any number of examples, with bounded memory
@@ -161,6 +162,8 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
     if config.encoder.adapters.rank and "weights" in facts:
         _check_weights(config.encoder, facts)
     network = build_network(config, facts, entry.heads_of(config), entry.embedding, backbone=backbone_of(config))
+    if any(map(is_own, (config.method, config.model.name))) and (changed := changed_files(folder)):
+        print(f"warning: {folder} was trained with another {', '.join(changed)}", file=sys.stderr, flush=True)
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     restored = Checkpoints(folder / CHECKPOINTS).restore_part(State(None, model))
     for line in restored.passed_over:

@@ -1,6 +1,7 @@
 """The predictor gives the results of the run's evaluation, and answers bad input with one line."""
 
 import csv
+import hashlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.predictor import BATCH_SIZE, predict_file
 from fedjax_ssl.run.experiment import build_experiment
-from tests.helpers.runs import SMALL, forget_manifests, make_fedanchor_config
+from tests.helpers.runs import ROOT, SMALL, forget_manifests, make_fedanchor_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -230,3 +231,15 @@ def test_an_output_that_cannot_be_written(finished_fedanchor_run, tmp_path, capf
     words = ["predict", f"--workdir={finished_fedanchor_run[0]}", f"--npz={tmp_path / 'images.npz'}", "--allow_code"]
     assert launch.main([*words, f"--out={tmp_path / 'images.npz' / 'out.npz'}"]) == 2
     assert "cannot write" in capfd.readouterr().err
+
+
+def test_a_file_of_the_user_that_has_changed_is_told(finished_fedanchor_run, tmp_path, capsys):
+    shutil.copytree(finished_fedanchor_run[0], tmp_path / "run")
+    fedjax_ssl.load(tmp_path / "run", allow_code=True)
+    assert "trained with another" not in capsys.readouterr().err
+    written, file = (tmp_path / "run" / "origin.json").read_text(), ROOT / "tests" / "helpers" / "tiny_backbone.py"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert digest in written
+    (tmp_path / "run" / "origin.json").write_text(written.replace(digest, 64 * "0"))
+    fedjax_ssl.load(tmp_path / "run", allow_code=True)
+    assert "run was trained with another tests/helpers/tiny_backbone.py" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def make_dispatch(
 
         def goes_on(so_far: Dispatch) -> jax.Array:
             over = False if converged is None else converged(so_far.state)
-            return (so_far.rounds_done < num_rounds) & so_far.healthy & ~jnp.bool_(over)
+            return (so_far.rounds_done < jnp.minimum(num_rounds, capacity)) & so_far.healthy & ~jnp.bool_(over)
 
         return jax.lax.while_loop(goes_on, body, Dispatch(state, buffer, jnp.int32(0), jnp.bool_(True)))
 

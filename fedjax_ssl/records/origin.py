@@ -165,14 +165,23 @@ def what_differs(folder: pathlib.Path) -> str:
         commits = [(name or "none")[:12] for name in (then.commit, commit)]
         other = ": commit {} there, {} here".format(*commits) if commits[0] != commits[1] else ", of the same commit"
         differ.append(f"the library{other}")
-    for name, content in _named(_own_files()).items():
-        if then.files.get(name, digest := hashlib.sha256(content).hexdigest()) != digest:
-            differ.append(name)
+    differ += _changed_files(then)
     here = {"python": platform.python_version(), **packages()}
     for name, version in {"python": then.python, **then.packages}.items():
         if name in ("python", *COMPUTING) and version != here.get(name):
             differ.append(f"{name} {version} there, {here.get(name, 'none')} here")
     return printable("; ".join(differ))
+
+
+def changed_files(folder: pathlib.Path) -> list[str]:
+    """The names of the user's loaded files that differ from those of a run's newest start."""
+    starts = read_starts(folder)
+    return _changed_files(starts[-1]) if starts else []
+
+
+def _changed_files(then: Start) -> list[str]:
+    here = {name: hashlib.sha256(content).hexdigest() for name, content in _named(_own_files()).items()}
+    return [name for name, digest in here.items() if then.files.get(name, digest) != digest]
 
 
 @functools.cache

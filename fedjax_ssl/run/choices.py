@@ -90,13 +90,14 @@ def _keep(name: str, key: str, entry: Any) -> pathlib.Path:
 
 def _key(config: ConfigDict, image_shape: tuple[int, ...]) -> str:
     """Everything that the speed of a client's step depends on, as text."""
-    device = jax.devices()[0]
+    device, encoder = jax.devices()[0], config.encoder
     parts = {
         "device": f"{device.device_kind} x {jax.device_count()}",
         "cores": os.cpu_count() if device.platform == "cpu" else None,
         "jax": jax.__version__,
         "method": config.method,
-        "model": "{name} {width} {normalisation} {dtype}".format(**config.model.to_dict()),
+        "model": "{name} {width} {depth} {patch} {normalisation} {dtype}".format(**config.model.to_dict()),
+        "encoder": None if encoder.name == "none" else f"{encoder.name} {encoder.side} {encoder.adapters.to_dict()}",
         "images": "x".join(map(str, image_shape)),
         "clients": config.clients_per_round,
         "batch": config.client.batch_size,

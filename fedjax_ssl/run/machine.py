@@ -172,7 +172,11 @@ def most_lanes(config: ConfigDict) -> int | None:
     """
     if platform() != "tpu":
         return 1 if platform() == "cpu" else None
-    narrow = getattr(build_model(config.model, num_classes=1).backbone, "narrow_channels", None)
+    try:
+        backbone = build_model(config.model, num_classes=1).backbone
+    except UserError:  # it is not for images, so it has no channels
+        return None
+    narrow = getattr(backbone, "narrow_channels", None) if config.encoder.name == "none" else None
     return None if narrow is None else max(1, CHANNELS // narrow)
 
 

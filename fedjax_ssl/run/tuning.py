@@ -1,5 +1,6 @@
 """`tune`: times the ways to lay out a cohort on this machine and stores the fastest for later runs."""
 
+import contextlib
 import functools
 import statistics
 import time
@@ -80,11 +81,11 @@ def tune(config: ConfigDict, repeats: int = 3) -> list[Measured]:
     time_one = functools.partial(time_steps, state=state, jobs=jobs, repeats=repeats)
     measured = search(first_choices(config, experiment, jobs), jobs, functools.partial(time_one, experiment))
     best = fastest(measured)
-    config.model.dtype = OTHER_DTYPE[config.model.dtype]
-    measured.append(time_one(build_experiment(config), best.choice))
-    config.model.dtype = OTHER_DTYPE[config.model.dtype]
-    print(as_table(measured))
     path = remember(config, experiment.data.inputs.shape[1:], best.choice)
+    config.model.dtype = OTHER_DTYPE[config.model.dtype]
+    with contextlib.suppress(UserError):  # a user's backbone may have one dtype
+        measured.append(time_one(build_experiment(config), best.choice))
+    print(as_table(measured, best))
     print(f"fastest: {best.choice}; runs like this one take it from now on ({path})")
     return measured
 
@@ -175,9 +176,8 @@ def _of_equal_jobs(phase: Phase) -> Phase:
     return phase._replace(prepare=prepare)
 
 
-def as_table(measured: list[Measured]) -> str:
-    """The measurements as a Markdown table, in milliseconds per step of a client."""
-    best = fastest(measured[:-1])
+def as_table(measured: list[Measured], best: Measured) -> str:
+    """The measurements as a Markdown table, in milliseconds per step of a client, and as multiples of the best."""
     lines = ["| choice | dtype | ms a step | to the fastest | compiling, s |", "|---|---|---|---|---|"]
     for one in measured:
         step = "too large" if one.seconds is None else f"{1000 * one.seconds:.3g}"

@@ -52,6 +52,10 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
     if not facts:
         raise UserError(f"{where}the run in {folder} has no {DATASET}")
     _check_images(where, facts, dataset_facts(experiment.dataset))
+    for field in ("standardise", "normalisation"):
+        old, new = theirs["data"][field], config.data[field]
+        if old != new:
+            raise UserError(f"{where}its inputs had data.{field}={old!r}, but this run's have {new!r}")
     _check_normalisation(where, theirs["model"]["normalisation"], config.model.normalisation)
     _check_labels(where, folder, theirs, facts, experiment)
     checkpoints = Checkpoints(folder / CHECKPOINTS)
@@ -116,6 +120,8 @@ def _check_images(where: str, theirs: dict[str, Any], ours: dict[str, Any]) -> N
     for name in ("columns", "categories", "vocabulary"):
         if theirs.get(name) != ours.get(name):
             raise UserError(f"{where}its model's data have another {name} than those of this run")
+    if "encoder_side" in theirs and theirs["encoder_side"] != ours.get("encoder_side"):
+        raise UserError(f"{where}its encoder's images had another side (encoder.side) than those of this run")
     # Runs with adapters of earlier versions do not say which weights they had.
     if theirs.get("weights", ours.get("weights") if kind_name(ours) == IMAGE else None) != ours.get("weights"):
         raise UserError(f"{where}its model was trained on an encoder with other weights than this run's")
@@ -133,12 +139,17 @@ def _check_labels(
 ) -> None:
     """Raises UserError if the other run was trained on labels that are hidden in this one."""
     config, ours = experiment.problem.config, dataset_facts(experiment.dataset)
-    same_images = (facts.get("name"), facts.get("num_train")) == (ours["name"], ours["num_train"])
-    if labels_revealed(config) or not same_images:
+    if labels_revealed(config) or facts.get("name") != ours["name"]:
+        return
+    # Images of a second, unknown data set follow the others, and have no label.
+    number, same_unknown = facts.get("num_train"), theirs["data"]["unknown_source"] == config.data.unknown_source
+    if number is None or (number != ours["num_train"] and same_unknown):
+        warn(f"{where}its data of the same name have {number or '?'} training examples, those of this run "
+             f"{ours['num_train']}; whether it saw labels that are hidden in this run is not known")  # fmt: skip
         return
     if labels_revealed(theirs):
         raise UserError(f"{where}that run saw the clients' labels (data.reveal_labels), which are hidden in this one")
-    seen = _labelled(load_partition(folder / PARTITION, ours["num_train"], theirs["num_clients"]))
+    seen = _labelled(load_partition(folder / PARTITION, number, theirs["num_clients"]))
     hidden = np.setdiff1d(seen, _labelled(experiment.partition))
     if len(hidden):
         raise UserError(

@@ -27,6 +27,7 @@ def test_a_dispatch_ends_early():
         (6, 2, 9, 3, False),
         (6, 9, 2, 2, True),
         (0, 9, 9, 0, True),
+        (8, 9, 9, 6, True),  # no more than its results have room for
     ):
         server = {"draw": jnp.array([0, 4]), "fails_in": jnp.int32(fails_in), "over": jnp.int32(over_at)}
         found = dispatch(toy_state(**server), federation(), jnp.array(TRUTH), num_rounds)

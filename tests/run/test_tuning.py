@@ -6,13 +6,14 @@ from unittest import mock
 import jax
 import pytest
 
+from fedjax_ssl.config import load_config_file
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import platform, use_platform
 from fedjax_ssl.run import choices, machine, tuning
 from fedjax_ssl.run.choices import Choice, recall, remember
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.tuning import STEPS, Measured, cohort_steps, fastest, first_choices, search, tune
-from tests.helpers.runs import make_tiny_config
+from tests.helpers.runs import ROOT, make_tiny_config
 
 SHAPE = (8, 8, 1)
 
@@ -93,6 +94,10 @@ def test_a_choice_is_remembered_for_runs_like_this_one(cache):
     assert (
         recall(config, (16, 16, 1)) is None and recall(make_tiny_config(**{"model.dtype": "bfloat16"}), SHAPE) is None
     )
+    for field, value in {"model.depth": 2, "model.patch": 2, "encoder.name": "vit_s16", "encoder.side": 32}.items():
+        others = {"encoder.name": "vit_b16"} if field == "encoder.side" else {}
+        plain, other = make_tiny_config(**others), make_tiny_config(**{**others, field: value})
+        assert choices._key(plain, SHAPE) != choices._key(other, SHAPE)
     remember(config, SHAPE, Choice(jax.device_count() + 1, 1))  # as from a machine with more devices
     assert recall(config, SHAPE) is None
     remember(config, SHAPE, choice)
@@ -141,6 +146,25 @@ def test_what_is_found_is_printed_and_remembered(cache, capsys, monkeypatch):
     assert recall(config, SHAPE) == Choice(1, 1)
     printed = capsys.readouterr().out
     assert "| 1 device, 1 lane on each | float32 |" in printed and f"take it from now on ({cache})" in printed
+
+
+def test_a_backbone_of_one_dtype_is_measured_in_it_alone(cache, capsys, monkeypatch):
+    def refuse(config):
+        raise UserError("takes no keyword dtype")
+
+    monkeypatch.setattr(tuning, "first_choices", lambda *_: [Choice(1, 1)])
+    monkeypatch.setattr(tuning, "search", lambda first, jobs, measure: [measure(first[0])])
+    monkeypatch.setattr(tuning, "time_steps", lambda _, choice, **__: Measured(choice, "float32", 0.1, 1.0))
+    monkeypatch.setattr(tuning, "build_experiment", refuse)
+    config = make_tiny_config()
+    assert len(tune(config, repeats=1)) == 1 and recall(config, SHAPE) == Choice(1, 1)
+    assert "| 1 device, 1 lane on each | float32 | 100 | 1.00 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["configs/quickstart_text.py", "configs/quickstart_table.py"])
+def test_inputs_without_channels_fill_none_on_a_tpu(name):
+    with use_platform("tpu"):
+        assert machine.most_lanes(load_config_file(str(ROOT / name))) is None
 
 
 @pytest.mark.parametrize(

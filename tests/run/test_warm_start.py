@@ -191,6 +191,20 @@ class Refused:
         line = "that run was trained on 3 labels that are hidden in this one: its seed (0, here 0) or its fields"
         return {"data.reveal_labels": False, "init_from": str(folder / "honest")}, line
 
+    def of_a_partition_beside_unknown_images(folder):
+        fields, line = Refused.of_a_partition(folder)
+        images, labels = np.zeros((90, 8, 8), np.uint8), np.arange(90) % 3
+        np.savez(folder / "others.npz", x_train=images, y_train=labels, x_test=images[:9], y_test=labels[:9])
+        return {**fields, "data.unknown_source": str(folder / "others.npz")}, line
+
+    def of_pixels_scale(folder):
+        line = "its inputs had data.standardise=True, but this run's have False"
+        return {"data.standardise": False}, line
+
+    def of_an_encoder_s_side(folder):
+        write_dataset(folder, {**read_dataset(folder), "encoder_side": 64})
+        return {}, "its encoder's images had another side (encoder.side) than those of this run"
+
     def of_a_checkpoint(folder):
         return {"init_from": f"{folder}/checkpoints/17"}, "checkpoints/17"
 
@@ -202,6 +216,13 @@ def test_what_does_not_fit_is_refused_in_one_line(what, finished_run, tmp_path):
     with pytest.raises(UserError) as error:
         find_warm_start(begun(**{"init_from": str(folder), **fields}))
     assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_data_of_the_same_name_may_hold_hidden_labels(finished_run, tmp_path, capsys):
+    folder = copied(finished_run[0], tmp_path / "other")
+    write_dataset(folder, {**read_dataset(folder), "num_train": 1400})
+    find_warm_start(begun(**{"init_from": str(folder), "data.reveal_labels": False}))
+    assert "have 1400 training examples, those of this run 1437; whether it saw labels" in capsys.readouterr().err
 
 
 def test_nothing_is_written_before_a_refusal(tmp_path, capsys):

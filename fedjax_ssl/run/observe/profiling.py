@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import validate
+from fedjax_ssl.config import for_seed, validate
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.tracing import num_jobs, one_job
@@ -60,6 +60,8 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
     check_folder("runs" if workdir is None else workdir)
     if workdir is not None and pathlib.Path(workdir).exists() and any(pathlib.Path(workdir).iterdir()):
         raise UserError(f"the folder {workdir} is not empty; a profile takes a fresh one")
+    config = for_seed(config, config.seeds[0] if config.seeds else config.seed)
+    config.rounds_per_dispatch = rounds  # they are one dispatch
     with doing("reading and dividing the data"):
         experiment = build_whole(config, "profile")
     with use_machine(config, experiment.data) as machine:

@@ -48,10 +48,11 @@ def test_a_profile_says_where_the_time_goes(tmp_path, finished_run, capsys):
     assert list((tmp_path / "profile" / "trace").rglob("*.trace.json.gz"))
 
 
-def test_a_profile_of_a_run_without_clients(tmp_path):
-    figures = profile(
-        make_tiny_config(**{"method": "server_only", "model.name": TINY_BACKBONE}), rounds=1, workdir=tmp_path
-    )
+def test_a_profile_of_a_run_without_clients(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_ssl.run.programs.DISPATCH_CAPACITY", 1)  # the rounds of a profile are one dispatch
+    config = make_tiny_config(**{"method": "server_only", "model.name": TINY_BACKBONE, "seeds": (3, 4)})
+    figures = profile(config, rounds=2, workdir=tmp_path)
+    assert (figures["rounds"], figures["config"]["seed"], figures["config"]["seeds"]) == (2, 3, [])
     assert (
         figures["flops_per_local_step"] is figures["training_flops_per_second"] is figures["useful_lane_steps"] is None
     )
