@@ -81,8 +81,8 @@ def poison(
     if len(targets) < attack.targets or not len(starts) or number < 2 or len(rest) < number * attack.targets:
         raise UserError(
             f"attack.kind='poison' needs {attack.targets} unlabelled images of class {attack.from_class} at the "
-            f"attackers, a labelled one of class {attack.to_class}, and {attack.targets} x {number} other unlabelled "
-            f"images to replace, at least 2 for each; there are {len(targets)}, {len(starts)} and {len(rest)}"
+            f"attackers, one of class {attack.to_class} to begin with, and {attack.targets} x {number} other "
+            f"unlabelled images to replace, at least 2 for each; there are {len(targets)}, {len(starts)} and {len(rest)}"
         )
     images = np.array(dataset.x_train)
     lines = [between(images[starts[line % len(starts)]], images[target], number) for line, target in enumerate(targets)]

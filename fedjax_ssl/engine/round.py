@@ -17,7 +17,8 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.learning.trees import all_finite
 
-RESERVED = ("epsilon", "bytes_down", "bytes_up")  # names that the library adds to a round's record
+# Names that the library adds to a round's record, some of them not in every run.
+RESERVED = ("epsilon", "bytes_down", "bytes_up", "cohort_size", "answers")
 PRIVACY = 2**31 - 1  # folded into the key of aggregation, to get the key of the noise
 
 

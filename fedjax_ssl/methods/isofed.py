@@ -81,7 +81,9 @@ def defaults() -> Section:
 
 def isofed(problem: Problem) -> Method:
     """The alternation as a Method."""
-    options = problem.config.isofed
+    options, availability = problem.config.isofed, problem.config.availability
+    if availability.late and availability.late_weight:
+        raise UserError("availability.late_weight must be 0 for isofed, which never averages both kinds of clients")
     if options.unlabelled_loss == "trainer":
         # With one role in a round, its share of the mean is the whole mean.
         method = trained_by_role(problem, unlabelled_images, share=0.5)

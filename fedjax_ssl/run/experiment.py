@@ -233,11 +233,11 @@ def _check_delivery(config: ConfigDict, method: Method, has_rows: bool) -> None:
         method: the run's.
         has_rows: whether the device has the server's records of a round's clients only.
     """
-    if has_rows and config.availability.late and config.availability.late_weight:
+    late = config.availability.late if config.availability.late_weight else 0.0  # of uploads that count
+    if has_rows and late:
         raise UserError(
-            f"availability.late={config.availability.late:g} with availability.late_weight above 0 needs "
-            f"{config.method}'s records of all clients on the device: set residence.data='device' and "
-            "residence.clients='device'"
+            f"availability.late={late:g} with availability.late_weight above 0 needs {config.method}'s records of all "
+            "clients on the device: set residence.data='device' and residence.clients='device'"
         )
     if config.stop.bytes and not method.phases:
         raise UserError(f"stop.bytes={config.stop.bytes:g} is not for {config.method}, which sends nothing to clients")
@@ -246,7 +246,7 @@ def _check_delivery(config: ConfigDict, method: Method, has_rows: bool) -> None:
             f"compression.kind={config.compression.kind!r} is not for {config.method}, which counts its bytes itself"
         )
     if method.personal is not None:
-        for field, value in {"attack.kind": config.attack.kind, "availability.late": config.availability.late}.items():
+        for field, value in {"attack.kind": config.attack.kind, "availability.late": late}.items():
             if value not in ("none", "labels", "poison", 0.0):
                 raise UserError(
                     f"{field}={value!r} is not for {config.method}: what a client changes is not told from the model "

@@ -147,6 +147,11 @@ def fedavg(
     options = problem.config.aggregation
     if combine is not None:
         check_own_mean(problem)
+        availability = problem.config.availability
+        if availability.late and availability.late_weight not in (0.0, 1.0):
+            raise UserError(
+                f"availability.late_weight must be 0 or 1 for {problem.config.method}, whose mean is its own"
+            )
     rule = OPTIMIZERS[options.optimizer](options)
     links = [weighted_by or weights(options.weights)]
     links += [] if screened_by is None else [screen(screened_by)]
@@ -217,9 +222,6 @@ def check_own_mean(problem: Problem) -> None:
     options, name = problem.config.aggregation, problem.config.method
     if options.mean != "mean" or options.norm_bound:
         raise UserError(f"aggregation.mean and aggregation.norm_bound are not for {name}, whose mean is its own")
-    availability = problem.config.availability
-    if availability.late and availability.late_weight not in (0.0, 1.0):
-        raise UserError(f"availability.late_weight must be 0 or 1 for {name}, whose mean is its own")
 
 
 def half_told(name: str) -> Link:

@@ -5,15 +5,20 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.engine.delivery import LATE, LOST, delivered, first_memory, present_jobs
 from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.interface import Received, Selection, State, Upload
 from fedjax_ssl.engine.round import _of_those_who_answer, make_round
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.server import fedavg
 from fedjax_ssl.server.aggregation import chain, mean, own_weights
+from tests.helpers.runs import make_tiny_config
 from tests.helpers.toy_federation import CLIENTS, TRUTH, federation, problem, run, toy_method, toy_state
 
 DRAW = [4, 2, 0, 1]
@@ -247,3 +252,14 @@ def test_who_answers_in_one_of_its_jobs_is_asked_for_statistics():
     result = types.SimpleNamespace(clients=clients, present=present)
     asked = _of_those_who_answer(options, federation(), Selection(clients), result)
     np.testing.assert_array_equal(asked.client_size, np.where(np.arange(5) == 0, 0, SIZES))
+
+
+@pytest.mark.parametrize("arguments", ["fedmatch", "fedrgd,plain"])
+def test_methods_with_a_message_for_each_client_take_late_uploads_only_to_drop_them(arguments):
+    config = apply_arguments(make_tiny_config(**{"data.reveal_labels": False}), arguments)
+    config.model.normalisation, config.data.labels = "group", "server"
+    config.availability.update({"late": 0.5, "late_weight": 0.0})
+    build_experiment(config)
+    config.availability.late_weight = 0.5
+    with pytest.raises(UserError, match=f"availability.late=0.5 is not for {config.method}"):
+        build_experiment(config)

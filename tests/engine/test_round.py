@@ -83,6 +83,8 @@ def test_what_a_client_remembers(round_fn):
         ("server_after", {"test_accuracy": jnp.float32(1)}, "'test_accuracy' has the name of another one; rename it"),
         ("server_before", {"uploads": jnp.float32(1)}, "'uploads' has the name of another one; rename it"),
         ("server_after", {"bytes_up": jnp.float32(1)}, "'bytes_up' has the name of another one; rename it"),
+        ("server_after", {"cohort_size": jnp.float32(1)}, "'cohort_size' has the name of another one; rename it"),
+        ("aggregate", {"answers": jnp.float32(1)}, "'answers' has the name of another one; rename it"),
         ("server_after", {"mine": jnp.ones(3)}, "'mine' must be a scalar"),
         ("aggregate", {"mine": [1.0, 2.0]}, "'mine' must be a scalar"),
         ("aggregate", {"local_steps": jnp.float32(1)}, "'local_steps' has the name of another one; rename it"),

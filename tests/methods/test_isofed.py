@@ -10,6 +10,7 @@ import pytest
 from fedjax_ssl.client import STANDARD, own_teachers
 from fedjax_ssl.engine.interface import Received, Selection, State, Upload
 from fedjax_ssl.engine.round import _of_those_who_answer
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.isofed import continued, is_labelled_turn
 from tests.helpers.consistency_by_hand import batches
@@ -61,6 +62,12 @@ def method_of(arguments="", **fields):
 def test_turns(fields, turns):
     options = method_of(**fields)[0].config.isofed
     assert "".join("L" if is_labelled_turn(options, number) else "U" for number in range(len(turns))) == turns
+
+
+def test_late_uploads_of_the_other_role_are_refused():
+    method_of(**{"availability.late": 0.5, "availability.late_weight": 0.0})
+    with pytest.raises(UserError, match="late_weight must be 0 for isofed"):
+        method_of(**{"availability.late": 0.5, "availability.late_weight": 0.5})
 
 
 def test_a_round_draws_those_who_have_a_turn_and_nobody_else_is_present(data):

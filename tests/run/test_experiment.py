@@ -265,7 +265,7 @@ def test_a_round_in_which_every_upload_was_dropped_stops_the_run(finished_run, t
     shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns("checkpoints"))
     model = state.model._replace(params={**state.model.params, "classifier": too_large})
     Checkpoints(copy / "checkpoints").save(4, state._replace(model=model))
-    with pytest.raises(TrainingError, match="round 5: none of the 4 uploads is finite"):
+    with pytest.raises(TrainingError, match="round 5: none of the 4 uploads is usable"):
         train(make_tiny_config(num_rounds=5), copy)
     assert Checkpoints(copy / "checkpoints").rounds()[-1] == 4
 

@@ -157,7 +157,8 @@ def cbafed(problem: Problem) -> Method:
         state, metrics = aggregation.aggregate(state, data, received, key)
         told = jnp.where(received.accepted[:, None], received.uploads.metadata[COUNTS], 0.0)
         place = jnp.where(received.sizes > 0, received.clients, config.num_clients)  # out of bounds: dropped
-        counts = state.server[COUNTS].at[place].set(told, mode="drop")
+        counts = state.server[COUNTS].at[place].set(0.0, mode="drop")
+        counts = counts.at[place].add(told, mode="drop")  # a client may have two rows, of which one at most is accepted
         return state._replace(server={**state.server, COUNTS: counts}), metrics
 
     def number_of_labels(received: Received) -> jax.Array:

@@ -54,7 +54,7 @@ def what_went_wrong(line: dict[str, Any]) -> str:
     """Why a run must stop after the round of this line."""
     losses = ", ".join(f"{name} {line[name]}" for name in line if name.endswith("_loss"))
     if line["dropped_uploads"] and line["dropped_uploads"] == line["uploads"]:
-        return f"round {line['round']}: none of the {line['uploads']} uploads is finite ({losses})"
+        return f"round {line['round']}: none of the {line['uploads']} uploads is usable ({losses})"
     return f"round {line['round']}: the global state is not finite ({losses})"
 
 
