@@ -82,7 +82,8 @@ def poison(
         raise UserError(
             f"attack.kind='poison' needs {attack.targets} unlabelled images of class {attack.from_class} at the "
             f"attackers, one of class {attack.to_class} to begin with, and {attack.targets} x {number} other "
-            f"unlabelled images to replace, at least 2 for each; there are {len(targets)}, {len(starts)} and {len(rest)}"
+            f"unlabelled images to replace, at least 2 for each; there are {len(targets)}, {len(starts)} and "
+            f"{len(rest)}"
         )
     images = np.array(dataset.x_train)
     lines = [between(images[starts[line % len(starts)]], images[target], number) for line, target in enumerate(targets)]
