@@ -71,6 +71,7 @@ def run_sweep(
     if not names:
         raise UserError(f"the sweep has no row {rows!r}; its rows: {'; '.join(sweep.methods)}")
     failures: dict[str, str] = {}
+    undecided: set[str] = set()
     tried: list[Cell] = []
     asked: list[Cell] = []
     if tries:
@@ -80,49 +81,24 @@ def run_sweep(
         if dry_run:
             _list(asked)
         else:
-            _refuse_links(warm_ups_of(asked) + asked, root / TRIES)
-            for needed in (_needed_warm_ups(asked), asked):
-                failures |= finish(needed, root / TRIES, lambda: None, "before the rows")
+            failures, undecided = _finish_tries(asked, root / TRIES)
             write_tries(root, sweep.search, tried, _accuracies(tried))
-    # A try that failed, but did not diverge, may succeed later and win: runs of its row would have other fields.
-    undecided = {
-        row_and_number(cell.name)[0]
-        for cell in asked
-        for seed in cell.seeds
-        if (why := failures.get(run_name(cell, seed))) and not has_diverged(why)
-    }
-    methods: Methods = {}
-    table: list[Cell] = []
-
-    def plan_table(tell: Callable[[str], object]) -> None:
-        nonlocal methods, table
-        best = with_best(sweep.methods, sweep.search, tries, _accuracies(tried), tell)
-        if best != methods:  # planning reads the config's file, which may have been edited since
-            methods, table = best, plan(sweep._replace(methods=best), root, overrides)
-
-    def update_table() -> str:
-        plan_table(lambda line: None)  # other processes finish tries of other rows
-        return write_table(root, sweep, table)
-
-    plan_table(say)
-    cells = [cell for cell in table if cell.name in names]
+    table = _Table(sweep, root, overrides, tried, tries)
+    cells = [cell for cell in table.cells(say) if cell.name in names]
     warm_ups = warm_ups_of(cells)
     if dry_run:
         _list(warm_ups + cells)
         return cells
     _refuse_links(warm_ups + cells, root)
-    failures |= {
-        run_name(cell, seed): "a try of its row failed"
-        for cell in cells
-        if cell.name in undecided
-        for seed in unfinished(cell)
-    }
     decided = [cell for cell in cells if cell.name not in undecided]
-    failures |= finish(_needed_warm_ups(decided), root, update_table, "warm-up")
+    for cell in cells:
+        if cell.name in undecided:
+            failures |= {run_name(cell, seed): "a try of its row failed" for seed in unfinished(cell)}
+    failures |= finish(_needed_warm_ups(decided), root, table.update, "warm-up")
     for number, cell in enumerate(decided, start=1):
-        failures |= work_on(cell, cell.seeds, root, update_table, f"{number} of {len(decided)}")
-    print(update_table(), end="")
-    if shown := [run.folder for cell in table for run in cell.row().runs]:
+        failures |= work_on(cell, cell.seeds, root, table.update, f"{number} of {len(decided)}")
+    print(table.update(), end="")
+    if shown := [run.folder for cell in table.cells() for run in cell.row().runs]:
         from fedjax_ssl.report.comparison import write_comparison
 
         page = write_comparison([root], root / REPORT, sweep.target_accuracy, table_name="", only=shown)
@@ -133,6 +109,35 @@ def run_sweep(
         number = sum(len(cell.seeds) for cell in [*warm_ups_of(asked), *asked, *warm_ups, *cells])
         raise TrainingError(f"{len(failures)} of {number} runs of the sweep")
     return cells
+
+
+class _Table:
+    """The rows of a sweep, with the fields of their best tries. Other processes may finish tries and rows meanwhile.
+
+    Args:
+        sweep: the sweep.
+        root: its folder.
+        overrides: words for all runs.
+        tried: the cells of the tries.
+        tries: number of tries for each row.
+    """
+
+    def __init__(self, sweep: Sweep, root: pathlib.Path, overrides: Sequence[str], tried: list[Cell], tries: int):
+        self._sweep, self._root, self._overrides, self._tried, self._tries = sweep, root, overrides, tried, tries
+        self._methods: Methods = {}
+        self._cells: list[Cell] = []
+
+    def cells(self, tell: Callable[[str], object] = lambda line: None) -> list[Cell]:
+        """The cells of the rows; `tell` is called with a line about the best try of each."""
+        best = with_best(self._sweep.methods, self._sweep.search, self._tries, _accuracies(self._tried), tell)
+        if best != self._methods:  # planning reads the config's file, which may have been edited since
+            self._methods = best
+            self._cells = plan(self._sweep._replace(methods=best), self._root, self._overrides)
+        return self._cells
+
+    def update(self) -> str:
+        """Writes the table's files; returns the Markdown."""
+        return write_table(self._root, self._sweep, self.cells())
 
 
 def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
@@ -186,6 +191,21 @@ def _plan_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str], n
     if any(measured_each_round(cell.config) != "validation" for cell in cells):
         raise UserError("the tries of a sweep need validation images; set data.validation in its search's fields")
     return cells
+
+
+def _finish_tries(cells: list[Cell], root: pathlib.Path) -> tuple[dict[str, str], set[str]]:
+    """Trains tries after their warm-ups.
+
+    Returns:
+        The failures, and the rows whose best try is not decided: of a try that failed, but did not diverge. It may
+        succeed later and win, and runs of its row would then have other fields.
+    """
+    _refuse_links(warm_ups_of(cells) + cells, root)
+    failures: dict[str, str] = {}
+    for needed in (_needed_warm_ups(cells), cells):
+        failures |= finish(needed, root, lambda: None, "before the rows")
+    failed = [(cell, failures.get(run_name(cell, seed), "")) for cell in cells for seed in cell.seeds]
+    return failures, {row_and_number(cell.name)[0] for cell, why in failed if why and not has_diverged(why)}
 
 
 def _accuracies(cells: list[Cell]) -> dict[str, float]:
