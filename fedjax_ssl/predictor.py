@@ -95,6 +95,10 @@ class Predictor(NamedTuple):
             UserError: the inputs do not have the model's shape or the form above, or the encoder's weights differ from
                 those in training.
         """
+        try:
+            np.shape(inputs)
+        except ValueError:
+            raise UserError("the inputs are lists of different lengths; examples must have one shape") from None
         if self.encode is not None and self.are_images(inputs):
             inputs = self.encode(inputs)
         examples = self.kind.given(inputs, self.facts)
@@ -170,14 +174,16 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         print(f"warning: {line}; the model is that of round {restored.round}", file=sys.stderr, flush=True)
     trained = restored.state.model
 
-    @jax.jit
     def outputs(images):
         found = network.predict(trained, images)
         return jax.nn.softmax(found.logits), network.embeddings(found)
 
+    if config.model.float32_products != "default":  # as in the run's tests
+        outputs = jax.default_matmul_precision(config.model.float32_products)(outputs)
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
     encode = _encoding(config.encoder, facts) if "encoded_images" in facts else None
-    return Predictor(facts, tuple(class_names), restored.round, network, trained, outputs, config.data.fit, encode)
+    names, compiled = tuple(class_names), jax.jit(outputs)
+    return Predictor(facts, names, restored.round, network, trained, compiled, config.data.fit, encode)
 
 
 def _check_weights(options: ConfigDict, facts: Mapping[str, Any]) -> None:
@@ -242,7 +248,7 @@ def predict_file(
 
     Args:
         workdir: the folder of a run.
-        out: the file to write: NAME.csv with a line for each image, or an npz file with `labels`, `classes`,
+        out: the file to write: NAME.csv with a line for each example, or NAME.npz with `labels`, `classes`,
             `probabilities`, `embeddings` and `class_names`, and `files` and `true_labels` if these are known.
         npz: an npz file; labels are read from `labels`, `y` or `y_test`, depending on the name of the images' array.
         images: a folder, FOLDER/IMAGE, or with labels FOLDER/CLASS/IMAGE.
@@ -254,7 +260,7 @@ def predict_file(
 
     Raises:
         UserError: see `load`, `Predictor`, `read_arrays` and `load_pictures`; or a label is not a class of the model;
-            or the file cannot be written.
+            or `out` has another suffix, is the file that is read, or cannot be written.
     """
     for name, value in {"workdir": workdir, "npz": npz or images or csv, "out": out}.items():
         if not value:
@@ -265,9 +271,15 @@ def predict_file(
     given = [f"--{name}" for name, value in {"npz": npz, "images": images, "csv": csv}.items() if value]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} are {len(given)} places for inputs; give one of them")
+    if key and not npz:
+        raise UserError(f"--key names an array of an npz file, but the inputs are from {given[0]}")
     path = expanded(out)
     if path.is_dir():
         raise UserError(f"--out={path} is a folder; predictions are written into a file")
+    if path.suffix not in (".csv", ".npz"):
+        raise UserError(f"--out={path} must end in .csv or .npz")
+    if path.resolve() == expanded(npz or images or csv).resolve():
+        raise UserError(f"--out={path} is the file that is read; name another")
     predictor = load(workdir, allow_code)
     if images and predictor.image_shape is None:
         raise UserError(f"--images is for images, but the model takes {predictor.kind.noun}")
@@ -327,7 +339,9 @@ def _of_csv(predictor: Predictor, path: str) -> tuple[Any, None, np.ndarray | No
     """The inputs of a csv or parquet file, and their labels if it has the label column of the training data."""
     facts, columns = predictor.facts, read_columns(path, "csv")
     of_text, of_labels = facts.get("text_column"), facts.get("label_column", "")
-    if kind_name(facts) != "table" and not of_text:
+    if kind_name(facts) == "text" and not of_text:
+        raise UserError("the model's texts have no column's name; give them by --npz")
+    if kind_name(facts) not in ("table", "text"):
         raise UserError(f"--csv is for tables and texts, but the model takes {predictor.kind.noun}; use --npz")
     if of_text and of_text not in columns:
         raise UserError(f"{path} has no column {of_text!r}, that of the texts{known_are(of_text, columns)}")

@@ -160,6 +160,17 @@ def test_images_of_a_folder_are_fitted_as_those_of_training(predict, digits, fin
     np.testing.assert_allclose(found.prediction.probabilities, expected, atol=1e-6)
 
 
+def test_products_are_those_of_the_run(finished_fedanchor_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished_fedanchor_run[0], run)
+    config = json.loads((run / "config.json").read_text())
+    config["model"]["float32_products"] = "highest"
+    (run / "config.json").write_text(json.dumps(config))
+    forget_manifests(run)
+    outputs = fedjax_ssl.load(run, allow_code=True).outputs
+    assert "HIGHEST" in outputs.lower(np.zeros((1, 8, 8, 1), np.uint8)).as_text()
+
+
 def test_images_of_another_kind_are_refused(predict):
     for images, line in [
         (np.zeros((2, 8, 8, 3), np.uint8), r"shape \(2, 8, 8, 3\); the model takes .* 8x8x1"),
@@ -169,6 +180,7 @@ def test_images_of_another_kind_are_refused(predict):
         (np.full((1, 8, 8), np.nan), "outside of 0 to 255"),
         (np.linspace(0, 1, 64).reshape(1, 8, 8), "no value above 1"),
         (np.array([[["a"] * 8] * 8]), "numbers from 0 to 255"),
+        ([[1, 2], [3]], "lists of different lengths"),
     ]:
         with pytest.raises(UserError, match=line):
             predict(images)
@@ -199,6 +211,9 @@ def test_bad_input_is_one_line_and_writes_nothing(finished_fedanchor_run, tmp_pa
         ({"workdir": run, "npz": images, "out": tmp_path}, "is a folder; predictions are written into a file"),
         ({"workdir": run, "out": out}, "--npz=FILE, --images=FOLDER or --csv=FILE"),
         ({"workdir": run, "npz": images, "images": tmp_path, "out": out}, "2 places"),
+        ({"workdir": run, "npz": images, "out": images}, "is the file that is read"),
+        ({"workdir": run, "npz": images, "out": tmp_path / "out.CSV"}, "must end in .csv or .npz"),
+        ({"workdir": run, "images": tmp_path, "key": "x", "out": out}, "--key names an array of an npz file"),
         ({"workdir": run, "npz": images, "out": out}, "the model takes"),
         ({"workdir": run, "npz": tmp_path / "nothing.npz", "out": out}, "does not exist"),
         ({"workdir": run, "npz": tmp_path / "text.npz", "out": out}, "not an npz file"),

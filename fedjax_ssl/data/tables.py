@@ -29,6 +29,9 @@ TEST_EVERY = 5  # without a test file, every fifth labelled row of a class is fo
 def read_columns(path: str, field: str) -> Columns:
     """Reads a csv, tsv or parquet file, all fields as text; a missing value is ''.
 
+    A parquet file's floats are whole numbers if all in their column are: a column of these with a missing value is
+    often saved as floats.
+
     Args:
         path: the file. A csv is UTF-8 with a header; fields are separated by commas, semicolons or tabs. A first
             column without a name, in which pandas numbers the rows, is left out.
@@ -49,7 +52,7 @@ def read_columns(path: str, field: str) -> Columns:
 
 def _read_csv(file: pathlib.Path, path: str) -> Columns:
     try:
-        lines = file.read_text(encoding="utf-8-sig").strip("\r\n")
+        lines = file.read_text(encoding="utf-8-sig").lstrip("\r\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a csv file in UTF-8 ({first_line(error)}); save it as such") from error
     head = lines.partition("\n")[0]
@@ -80,7 +83,7 @@ def _read_parquet(file: pathlib.Path, path: str) -> Columns:
     except ImportError:
         raise UserError("parquet files need pandas and pyarrow: pip install 'fedjax_ssl[tables]'") from None
     try:
-        frame = pandas.read_parquet(file)
+        frame = pandas.read_parquet(file).convert_dtypes()
     except Exception as error:  # The errors of pyarrow and pandas have no common base.
         raise UserError(f"{path} cannot be read as parquet ({first_line(error)})") from error
     frame = frame.astype(object).where(frame.notna(), "")

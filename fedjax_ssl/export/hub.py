@@ -25,15 +25,18 @@ _DATASETS = {
 
 
 def check_folder(path: pathlib.Path) -> None:
-    """Raises a UserError if the path is a file, or the folder has a README.md that export did not write."""
+    """Raises a UserError if the path is a file, or the folder has one of the files but no README.md of an export."""
     if path.exists() and not path.is_dir():
         raise UserError(f"--out={path} is a file; hub is written into a folder")
     card = path / CARD
     try:
-        if card.exists() and _MARK not in card.read_text(errors="replace"):
-            raise UserError(f"{card} is not a card that export has written; choose another folder")
+        if card.exists() and _MARK in card.read_text(errors="replace"):
+            return
     except OSError as error:
         raise UserError(f"cannot read {card}: {error.strerror}") from error
+    for name in (CARD, CONFIG, TENSORS, PROGRAM):
+        if (path / name).exists():
+            raise UserError(f"{path / name} is not from an export for the Hub; choose another folder")
 
 
 def check_license(name: str) -> None:

@@ -10,6 +10,7 @@ draws from the column's values in the whole training set.
 
 import functools
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.augment import Views, mix
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.kinds.features import noisy
 from fedjax_ssl.kinds.kind import Facts, Kind, are_numbers
 
@@ -79,6 +80,8 @@ def is_missing(text: str) -> bool:
 def encode(columns: Mapping[str, Any], facts: Facts, where: str = "the table") -> np.ndarray:
     """Encodes columns of texts or numbers as stored rows, float32 [N, F]; categories not seen in training are missing.
 
+    Prints a warning if none of a column's categories was seen in training.
+
     Args:
         columns: name -> values [N].
         facts: facts of the data set.
@@ -97,7 +100,14 @@ def encode(columns: Mapping[str, Any], facts: Facts, where: str = "the table") -
             encoded.append([_number(text, name, number, where) for number, text in enumerate(texts, start=1)])
         else:
             codes = {category: code for code, category in enumerate(categories)}
-            encoded.append([codes.get(text.strip(), math.nan) for text in texts])
+            # true or TRUE in a csv file is True in a parquet file and in a DataFrame.
+            booleans = {name.lower(): code for name, code in codes.items() if name.lower() in ("true", "false")}
+            texts = [text.strip() for text in texts]
+            encoded.append([codes.get(text, booleans.get(text.lower(), math.nan)) for text in texts])
+            unknown = next((text for text in texts if not is_missing(text)), None)
+            if unknown is not None and all(map(math.isnan, encoded[-1])):
+                line = f"no category of column {name!r}, such as {unknown!r:.40}, was in training, so all are missing"
+                print(f"warning: {where}: {line}{known_are(unknown, categories)}", file=sys.stderr, flush=True)
     return np.array(encoded, np.float32).T
 
 
@@ -143,6 +153,9 @@ def _given(rows: Any, facts: Facts) -> np.ndarray:
         rows = rows.astype(np.float32)
     if np.isinf(rows).any():
         raise UserError("the table has values that are not finite in float32; a missing value is nan")
+    for name, categories, codes in zip(facts["columns"], facts["categories"], rows.T):
+        if categories and (wrong := codes[~np.isnan(codes) & ~np.isin(codes, range(len(categories)))]).size:
+            raise UserError(f"column {name!r} has the code {wrong[0]:g}; its categories are 0 to {len(categories) - 1}")
     return rows
 
 

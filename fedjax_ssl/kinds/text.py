@@ -23,6 +23,7 @@ from fedjax_ssl.augment import Views
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.kinds.features import drawn, first
 from fedjax_ssl.kinds.kind import Facts, Kind, are_sizes
+from fedjax_ssl.kinds.table import is_missing
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
@@ -128,12 +129,14 @@ def _wrong(facts: Facts) -> str:
 
 
 def _given(texts: Any, facts: Facts) -> np.ndarray:
-    """Tokenises texts if the data set has a vocabulary, or checks token ids [B, L]."""
+    """Tokenises texts [B] if the data set has a vocabulary, None and NaN as ''; or checks token ids [B, L]."""
     length, found = facts["shape"][-1], np.asarray(texts)
     if not found.size:
         raise UserError("there are no texts")
-    if found.ndim and found.dtype.kind in "UO" and facts.get("vocabulary"):
-        return tokenise(map(str, found), facts["vocabulary"], length)
+    if found.ndim == 1 and found.dtype.kind in "UO" and facts.get("vocabulary"):
+        # `texts`, not `found`, in which a NaN may be the text 'nan'.
+        known = ("" if not isinstance(text, str) and is_missing(str(text)) else str(text) for text in texts)
+        return tokenise(known, facts["vocabulary"], length)
     if found.dtype.kind not in "iu" or found.shape[1:] != (length,):
         wanted = "a list of texts, or token ids" if facts.get("vocabulary") else "token ids"
         raise UserError(f"texts are {found.dtype} {found.shape}; the model takes {wanted} [B, {length}]")

@@ -125,7 +125,8 @@ def _use(run: RunRecords) -> str:
     height, width, channels = facts.get("image_shape", ("?", "?", "?"))
     given, flag = f"images)  # uint8 [B, {height}, {width}, {channels}], 0 to 255; pixels are normalised inside", "npz"
     if kind_name(facts) != IMAGE:
-        given, flag = _GIVEN[kind_name(facts)], "npz" if kind_name(facts) == "features" else "csv"
+        given = _GIVEN[kind_name(facts)]
+        flag = "csv" if kind_name(facts) == "table" or "text_column" in facts else "npz"
     return f"""## Use
 
 ```python

@@ -141,9 +141,19 @@ def test_a_column_that_numbers_the_rows_and_names_with_commas(tmp_path):
 
 def test_a_blank_line_is_a_value_where_there_is_one_column(tmp_path):
     (tmp_path / "one.csv").write_text("\nnote\na\n\nb\n\n")
-    assert read_columns(str(tmp_path / "one.csv"), "csv") == {"note": ["a", "", "b"]}
+    assert read_columns(str(tmp_path / "one.csv"), "csv") == {"note": ["a", "", "b", ""]}
     (tmp_path / "two.csv").write_text("note,n\n\na,1\n")
     assert read_columns(str(tmp_path / "two.csv"), "csv") == {"note": ["a"], "n": ["1"]}
+
+
+def test_whole_numbers_of_a_parquet_file_have_no_decimals(tmp_path):
+    """pandas has whole numbers with a missing value as floats."""
+    pandas = pytest.importorskip("pandas")
+    columns = {"label": [1, None, 10], "x": [1.5, None, 2.0], "note": ["1.0", None, "b"], "is": [True, None, False]}
+    pandas.DataFrame(columns).to_parquet(tmp_path / "t.parquet")
+    assert read_columns(str(tmp_path / "t.parquet"), "csv") == {
+        "label": ["1", "", "10"], "x": ["1.5", "", "2.0"], "note": ["1.0", "", "b"], "is": ["True", "", "False"]
+    }  # fmt: skip
 
 
 def test_labels_that_only_look_like_numbers(tmp_path):

@@ -212,7 +212,8 @@ def test_a_hostile_name_stays_inside_its_field(finished_fedanchor_run, tmp_path)
         (["--format=safetensor", "--out=OUT/new"], "the nearest is safetensors"),
         (["--format=safetensors", "--out=OUT"], "is a folder; safetensors is written into a file"),
         (["--format=hub", "--out=OUT/file"], "is a file; hub is written into a folder"),
-        (["--format=hub", "--out=OUT/theirs"], "README.md is not a card that export has written"),
+        (["--format=hub", "--out=OUT/theirs"], "README.md is not from an export for the Hub"),
+        (["--format=hub", "--out=OUT/run"], "config.json is not from an export for the Hub"),
         (["--format=hub", "--out=OUT/new", "--license=my own\nlicense"], "it must be an identifier such as"),
         (["--format=safetensors", "--out=OUT/new"], "names code, "),
         (["--format=safetensors", "--out=OUT/file/new", "--allow_code"], "cannot write"),
@@ -220,6 +221,8 @@ def test_a_hostile_name_stays_inside_its_field(finished_fedanchor_run, tmp_path)
 )
 def test_bad_input_is_one_line_and_writes_nothing(words, line, finished_fedanchor_run, tmp_path, capfd):
     (tmp_path / "file").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").touch()
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "README.md").write_text("# My thesis\n")
     before = sorted(tmp_path.rglob("*"))

@@ -17,12 +17,12 @@ from fedjax_ssl.config import validate
 from fedjax_ssl.data import federate, load_dataset, make_partition
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.kinds import KINDS, features, kind_of, wrong_facts
+from fedjax_ssl.kinds import KINDS, features, kind_of, table, wrong_facts
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.predictor import load, predict_file
 from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.report.model_card import model_card
+from fedjax_ssl.report.model_card import _use, model_card
 from fedjax_ssl.report.run_report import _mistakes
 from fedjax_ssl.run.experiment import make_method, make_problem
 from tests.helpers.tiny_methods import make_config
@@ -326,8 +326,10 @@ FEATURE_FACTS = {"shape": [2], "weak_views": 1, "mean": [0.0, 0.0], "std": [1.0,
         ("table", TABLE_FACTS, np.array([[np.inf, 0]]), "not finite in float32"),
         ("table", TABLE_FACTS, np.array([[1e300, 0]]), "not finite in float32"),
         ("table", TABLE_FACTS, np.array([[1j, 0]]), "a table of complex128"),
+        ("table", TABLE_FACTS, np.array([[7, 1], [0, 2]]), "column 'c' has the code 2; its categories are 0 to 1"),
         ("features", FEATURE_FACTS, np.array([[1e300, 0]]), "not finite in float32"),
         ("text", TEXT_FACTS, "good film", "the model takes a list of texts, or token ids"),
+        ("text", TEXT_FACTS, [["good"], ["film"]], "the model takes a list of texts, or token ids"),
     ],
 )
 def test_what_a_model_does_not_take_is_one_line(kind, facts, given, line):
@@ -340,3 +342,33 @@ def test_a_missing_number_of_pandas_is_missing():
     pandas = pytest.importorskip("pandas")
     rows = pandas.DataFrame({"a": pandas.array([1, None], dtype="Int64"), "c": ["x", None]})
     np.testing.assert_array_equal(KINDS["table"].given(rows, TABLE_FACTS), np.array([[1, 0], [np.nan, np.nan]]))
+
+
+def test_a_missing_text_is_empty():
+    facts = {**TEXT_FACTS, "vocabulary": ["none", "nan"]}
+    for missing in (None, float("nan")):
+        assert KINDS["text"].given(["None", missing], facts).tolist() == [[2, 0, 0, 0, 0], [0] * 5]
+
+
+@pytest.mark.parametrize("names", [["False", "True"], ["FALSE", "TRUE"], ["false", "true"]])
+def test_booleans_are_those_of_any_file(names):
+    facts = {"columns": ["c"], "categories": [names]}
+    codes = table.encode({"c": [True, False, "true", " FALSE", None]}, facts)[:, 0]
+    np.testing.assert_array_equal(codes, [1, 0, 1, 0, np.nan])
+
+
+def test_a_column_without_a_known_category_is_named(capfd):
+    table.encode({"a": [1, 2], "c": ["X", None]}, TABLE_FACTS, "new.csv")
+    assert capfd.readouterr().err == (
+        "warning: new.csv: no category of column 'c', such as 'X', was in training, so all are missing; known: x, y\n"
+    )
+    for values in (["X", "x"], [None, "?"]):
+        table.encode({"a": [1, 2], "c": values}, TABLE_FACTS)
+    assert not capfd.readouterr().err
+
+
+def test_a_model_card_has_a_command_that_is_not_refused():
+    """Texts without a column's name, such as token ids of an npz file, are not read from a csv file."""
+    for facts, flag in (({}, "--npz=FILE"), ({"text_column": "note"}, "--csv=FILE")):
+        run = SimpleNamespace(folder="run", dataset=lambda facts=facts: {"kind": "text", **TEXT_FACTS, **facts})
+        assert flag in _use(run)
