@@ -17,6 +17,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from fedjax_ssl.config import measured_each_round
+from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.files import expanded, replace_file
 from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_links, refuse_others
@@ -190,6 +191,9 @@ def _plan_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str], n
     cells = plan(sweep, workdir, overrides)
     if any(measured_each_round(cell.config) != "validation" for cell in cells):
         raise UserError("the tries of a sweep need validation images; set data.validation in its search's fields")
+    for config in (cell.config for cell in cells):
+        if config.personal_parts and not server_has_labels(config.data):
+            raise UserError(f"tries look at the global model, whose {config.personal_parts[0]} nobody trains")
     return cells
 
 
