@@ -50,7 +50,8 @@ def make_config(name, dtype, **fields):
 def lower_step(name, platform, dtype):
     """(the exported gradients of `LANES` models and outputs of one in evaluation, the network, a model's shapes)."""
     of_images = {"image_shape": [SIDE, SIDE, 3], "mean": [0.5], "std": [0.25], "flip": True}
-    network = make_problem(make_config(name, dtype), {"name": "npz", "num_classes": 10, **of_images}).network
+    facts = {"name": "npz", "num_classes": 10, **of_images}
+    network = make_problem(make_config(name, dtype), facts, lacks_labels=False).network
 
     def loss(params, statistics, images, labels):
         mask = jnp.ones(len(images), bool)

@@ -417,7 +417,7 @@ def test_in_the_paper_s_setting_classifier_and_projections_begin_as_the_code_s()
     config = apply_arguments(base_config(), "sage,paper,proxyfl,code")
     config.model.name, config.model.width = TINY_BACKBONE, 0
     facts = {"num_classes": 3, "image_shape": (8, 8, 1), "mean": (0.5,), "std": (0.25,), "flip": False}
-    params = make_problem(config, facts).network.init(jax.random.key(0)).params
+    params = make_problem(config, facts, lacks_labels=False).network.init(jax.random.key(0)).params
     leaves = [params[name]["kernel"] for name in ("classifier", FEATURES, PROXIES)]
     for leaf in (*leaves, params["classifier"]["bias"], params[FEATURES]["bias"]):
         assert 0.08 < np.max(np.abs(leaf)) < 32**-0.5 and np.ptp(leaf) > 0.1

@@ -79,7 +79,9 @@ def make_problem(arguments: str, weak: Callable = mirrored, strong: Callable = r
         config.model.statistics = "cohort"  # the server has no images
     validate(config)
     of_key = [lambda key, images, view=view: view(images) for view in (weak, strong)]
-    return experiment.make_problem(config, FACTS)._replace(weak=of_key[0], strong=of_key[1], views=tuple(of_key))
+    return experiment.make_problem(config, FACTS, lacks_labels=False)._replace(
+        weak=of_key[0], strong=of_key[1], views=tuple(of_key)
+    )
 
 
 def federation(clients: list[list[int]], at_server: Sequence[int] = (), seed: int = 0) -> FederatedData:
