@@ -180,7 +180,9 @@ def client_mean(options, num_classes: int, threshold, strictly: bool) -> Confide
     """1[max p >= mean of max p over the images]."""
 
     def update(state, scores, present, positions):
-        return mean_present(jnp.max(scores, axis=-1), present)
+        best = jnp.max(scores, axis=-1)
+        # The rounded mean of equal scores may be above each of them.
+        return jnp.minimum(mean_present(best, present), jnp.max(jnp.where(present, best, -jnp.inf)))
 
     return Confidence(lambda n_max: jnp.zeros(()), update, lambda tau, scores, size: _reached(scores, tau, strictly))
 
@@ -188,7 +190,8 @@ def client_mean(options, num_classes: int, threshold, strictly: bool) -> Confide
 def share(options, num_classes: int, threshold, strictly: bool) -> Confidence:
     """1 for the share `confidence.share` of the images, those with the largest scores; rounded to whole images.
 
-    The threshold lies halfway between the smallest score that counts and the next smaller one.
+    The threshold lies halfway between the smallest score that counts and the next smaller one. If they are equal, all
+    images with this score count, as when a model is sure of many images; so `strictly` has no effect.
     """
 
     def update(state, scores, present, positions):
@@ -197,7 +200,8 @@ def share(options, num_classes: int, threshold, strictly: bool) -> Confidence:
         k = jnp.round(options.share * jnp.sum(present)).astype(jnp.int32)
         return (ranked[k] + ranked[k + 1]) / 2
 
-    return Confidence(lambda n_max: jnp.zeros(()), update, lambda tau, scores, size: _reached(scores, tau, strictly))
+    del strictly
+    return Confidence(lambda n_max: jnp.zeros(()), update, lambda tau, scores, size: _reached(scores, tau, False))
 
 
 def flexmatch(options, num_classes: int, threshold, strictly: bool) -> Confidence:

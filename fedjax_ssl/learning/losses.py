@@ -139,27 +139,30 @@ def label_contrastive_loss(
         float32 [].
     """
     z = unit_vectors(embeddings)
-    # Similarities are at most 1, so subtracting 1 / tau keeps exp within range; it cancels in the quotient.
-    weights = jnp.exp((jnp.matmul(z, z.T, precision="highest") - 1.0) / temperature)
+    exponents = jnp.matmul(z, z.T, precision="highest") / temperature
     both = mask[:, None] & mask[None, :]
     same = labels[:, None] == labels[None, :]
     positive = both & same if self_pairs else both & same & ~jnp.eye(len(labels), dtype=bool)
     negative = both & ~same
     one_hot = jax.nn.one_hot(labels, num_classes)
 
-    def sum_by_class(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """For each class: the sum of the weights of pairs whose first example has it, and whether there are any."""
-        sums = jnp.matmul(jnp.sum(jnp.where(pairs, weights, 0.0), axis=1), one_hot, precision="highest")
-        return sums, jnp.any(pairs, axis=1) @ one_hot > 0
+    def log_sums(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """For each class: log sum exp(s / tau) over pairs whose first example has it (0 without any), and if any."""
+        highest = jnp.max(jnp.where(pairs, exponents, -jnp.inf), axis=1)  # [B]
+        highest = jnp.max(jnp.where(one_hot > 0, highest[:, None], -jnp.inf), axis=0)  # [C]
+        some = highest > -jnp.inf
+        # The largest of a class's exponents is subtracted from all, so that exp neither overflows nor gives only zeros.
+        highest = jax.lax.stop_gradient(jnp.where(some, highest, 0.0))
+        terms = jnp.exp(jnp.where(pairs, exponents - highest[labels][:, None], -jnp.inf))
+        sums = jnp.matmul(jnp.sum(terms, axis=1), one_hot, precision="highest")
+        return jnp.log(jnp.where(some, sums, 1.0)) + highest, some
 
-    numerator, has_positive = sum_by_class(positive)
-    denominator, has_negative = sum_by_class(negative)
+    numerator, has_positive = log_sums(positive)
+    denominator, has_negative = log_sums(negative)
     if negatives == "batch":
-        denominator, has_negative = jnp.sum(denominator), jnp.any(has_negative)
-    counted = has_positive & has_negative
-    # Classes that are left out get log 1, so that no gradient is infinity times zero.
-    losses = jnp.log(jnp.where(counted, denominator, 1.0)) - jnp.log(jnp.where(counted, numerator, 1.0))
-    return jnp.sum(losses) / num_classes
+        denominator = jax.nn.logsumexp(jnp.where(has_negative, denominator, jnp.finfo(jnp.float32).min))
+        has_negative = jnp.any(has_negative)
+    return jnp.sum(jnp.where(has_positive & has_negative, denominator - numerator, 0.0)) / num_classes
 
 
 def common_direction_penalty(embeddings: jax.Array, mask: jax.Array) -> jax.Array:

@@ -187,6 +187,14 @@ def check_optimizer(field: str, config) -> None:
             f"{field}.optimizer={config.optimizer!r} cannot be used: its step may only need a learning rate, gradients "
             f"and parameters ({type(error).__name__}: {first_line(error)})"
         ) from error
+    if config.persistent:  # the model is another one at the next visit
+        optimizer = make_optimizer(config, 0.1)
+        first, other = (jax.tree.leaves(optimizer.init({"kernel": jnp.full((2, 3), value)})) for value in (0.0, 1.0))
+        if not all(bool((a == b).all()) for a, b in zip(first, other)):
+            raise UserError(
+                f"{field}.optimizer={config.optimizer!r} keeps parameters in its state, so it is not for "
+                f"{field}.persistent=True"
+            )
 
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:

@@ -83,6 +83,21 @@ def test_a_share_of_the_examples(client, share, count):
         assert count in (0, NUMBER) or best[counted].min() > best[~counted].max()
 
 
+@pytest.mark.parametrize("strictly", [False, True])
+def test_of_equal_scores_at_the_boundary_all_count(strictly):
+    """A model that is sure of many images gives them the same probability, 1."""
+    scores = np.tile(np.eye(CLASSES, dtype=np.float32)[0], (NUMBER, 1))
+    scores[NUMBER // 2 :] *= 0.6
+    counted = weights_of(problem_of("share", share=0.2), scores, np.ones(NUMBER, bool), strictly=strictly)[0] > 0
+    np.testing.assert_array_equal(counted, np.arange(NUMBER) < NUMBER // 2)
+
+
+@pytest.mark.parametrize("value", np.float32([1 / 3, 0.7, 0.9, 0.987]))
+def test_equal_scores_reach_their_mean(value):
+    scores = np.tile(np.eye(CLASSES, dtype=np.float32)[0] * value, (NUMBER, 1))
+    assert (weights_of(problem_of("client_mean"), scores, np.ones(NUMBER, bool))[0] > 0).all()
+
+
 def test_self_adaptive(client):
     scores, present = client
     level, by_class = scores[:NUMBER].max(axis=1).mean(), scores[:NUMBER].mean(axis=0)

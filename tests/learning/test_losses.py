@@ -108,7 +108,7 @@ def contrastive_by_hand(z, labels, temperature, negatives, self_pairs):
 
 @pytest.mark.parametrize("negatives", ["batch", "class"])
 @pytest.mark.parametrize("self_pairs", [False, True])
-@pytest.mark.parametrize("temperature", [0.05, 0.5])
+@pytest.mark.parametrize("temperature", [0.005, 0.05, 0.5])
 def test_label_contrastive_loss(negatives, self_pairs, temperature):
     rng = np.random.default_rng(1)
     z = rng.normal(size=(9, 5))
@@ -127,6 +127,9 @@ def test_label_contrastive_gradient_is_finite_where_the_loss_has_nothing_to_say(
     assert np.all(np.asarray(one_class_only) == 0)
     with_zero_vector = gradient(np.float32([[0, 0], [1, 0], [0, 1]]), np.array([1, 1, 2]))
     assert np.all(np.isfinite(with_zero_vector))
+    cold = jax.jit(jax.grad(lambda z, labels: label_contrastive_loss(z, labels, np.ones(3, bool), CLASSES, 0.005)))
+    opposite = cold(np.float32([[1, 0.1], [1, 0.2], [-1, 0]]), np.array([1, 1, 2]))  # exp(-1 / 0.005) is 0 in float32
+    assert np.all(np.isfinite(opposite)) and np.any(opposite != 0)
 
 
 def test_label_contrastive_loss_pulls_a_class_together():

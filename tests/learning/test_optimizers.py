@@ -72,6 +72,19 @@ def test_what_cannot_be_used_is_refused(name, words):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("section", ["client", "server"])
+def test_a_state_that_remembers_parameters_is_not_kept_for_another_model(section):
+    config = base_config()
+    config[section].optimizer = "schedule_free_sgd"
+    config[section].persistent = False
+    validate(config)
+    config[section].persistent = True
+    with pytest.raises(UserError, match=rf"keeps parameters in its state, so it is not for {section}\.persistent=True"):
+        validate(config)
+    config[section].optimizer = "adam"
+    validate(config)
+
+
 def test_the_classifier_may_be_spared():
     """Neither decay nor clipping: the length that is clipped is that of the other parts."""
     config = base_config().client

@@ -11,6 +11,7 @@ import pytest
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.interface import Previous, Received, State, Upload
 from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS, fedlabel
 from tests.helpers.experts_by_hand import choose_by_hand
@@ -288,6 +289,11 @@ def test_weights_may_be_those_of_every_method(data):
     uploads = random_like(sent_down(build()[0]).model, 3)
     found, _ = aggregated(uploads, [3, 1, 8], np.ones(3, bool), **{"fedlabel.weights": "shared"})
     np.testing.assert_allclose(found, np.array([30, 99, 10]) / 139 @ rows_of(uploads, 3), atol=1e-5)
+
+
+def test_two_models_are_not_clipped():
+    with pytest.raises(UserError, match=r"clip_norm is not for fedlabel\.upload='two_models'"):
+        build(**BOTH, **{"aggregation.clip_norm": 1.0})
 
 
 def test_two_models_travel_apart(data):

@@ -178,7 +178,8 @@ def fedanchor(problem: Problem) -> Method:
         scored = score_cohort(problem, scores, data.inputs, examples, options.ensemble_views)
         common_direction = scored.pop("common_direction")
         scored = jax.tree.map(lambda leaf: as_told(data, examples.rows, leaf), scored)
-        confidence = make_confidence(problem, options.threshold if threshold is None else threshold, strictly=True)
+        tau = options.threshold if threshold is None else threshold
+        confidence = make_confidence(problem, tau, strictly=True, hard=True)  # weights are for probabilities
         made = label_by_scores(problem, scored[HEAD], examples, confidence)  # eq. 4, eq. 5
         report = made.report._replace(
             others={name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in scored.items()},

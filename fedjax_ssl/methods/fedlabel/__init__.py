@@ -52,6 +52,7 @@ from fedjax_ssl.engine import (
     Problem,
     trained_parts,
 )
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, mean_square_distances
 from fedjax_ssl.learning.sgd import Model, never_cleared
@@ -160,6 +161,8 @@ class FedLabelWork(NamedTuple):
 def fedlabel(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.fedlabel
+    if options.upload == "two_models" and problem.config.aggregation.clip_norm:
+        raise UserError("aggregation.clip_norm is not for fedlabel.upload='two_models', which would clip only one")
     adapt, size = never_cleared if options.replica else None, problem.config.client.batch_size
 
     def prepare_labelled(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
