@@ -19,7 +19,7 @@ from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import add_section, flatten
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.groups import Group, read_groups, what_differs
-from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
 from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
@@ -35,7 +35,7 @@ from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.look import Look, best_cells, to_csv, to_latex, to_markdown
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.run_report import lead_of, profile_of
-from fedjax_ssl.report.table import Interval, MeanOfSeeds, OverSeeds, Row, make_runs_table, make_table
+from fedjax_ssl.report.table import Interval, MeanOfSeeds, OverSeeds, Row, make_runs_table, make_table, rounds_to
 from tests.helpers.runs import ROOT, make_tiny_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -528,15 +528,16 @@ def test_the_best_and_what_chance_may_tell_from_it_is_bold():
             "bound (labels revealed)": over_seeds(99.0, 99.0, 99.0)}  # fmt: skip
     low = {"best": over_seeds(1.0, 1.1, 1.2), "far": over_seeds(5.0, 5.1, 5.2)}
     nothing = over_seeds(None, None, None)
+    spreads = ("spread over clients", "global model, own tests: spread over clients")
     table = [
-        {"method": name, "test accuracy": cell, "spread over clients": low.get(name, nothing),
+        {"method": name, "test accuracy": cell, **dict.fromkeys(spreads, low.get(name, nothing)),
          "seconds": MeanOfSeeds([1.0], (0,))}
         for name, cell in rows.items()
     ]  # fmt: skip
-    assert best_cells(table) == {(0, "test accuracy"), (1, "test accuracy"), (0, "spread over clients")}
+    assert best_cells(table) == {(0, "test accuracy"), (1, "test accuracy"), *((0, name) for name in spreads)}
     assert best_cells(table[:1]) == set()  # a single row has no best
     lines = to_markdown(table, best_cells(table)).splitlines()[2:]
-    assert lines[0].startswith("| best | **92.33 ± 2.52** | **1.10 ± 0.10** | 1 |") and "**" not in lines[2]
+    assert lines[0].startswith("| best | **92.33 ± 2.52** | **1.10 ± 0.10** | **1.10 ± 0.10** | 1 |") and "**" not in lines[2]
     latex = to_latex(table, {(0, "test accuracy")}, "50 % of all", "tab:one")
     assert r"best & \textbf{92.33 $\pm$ 2.52} &" in latex
     head = [r"\begin{table}", r"\centering", r"\caption{50 \% of all}", r"\label{tab:one}"]
@@ -576,6 +577,13 @@ def test_a_table_of_chosen_columns(three_runs, tmp_path):
     assert "half of the 95 % confidence interval over seeds" in out.read_text()
     (line, _) = csv.DictReader((tmp_path / "all.csv").open())
     assert "seconds" in line and line["method"].count("*") == 0
+
+
+def test_an_accuracy_of_float32_reaches_its_decimal_number():
+    for target in (0.1, 0.9):  # float32 rounds one up, the other one down
+        for value in (target, float(np.float32(target))):
+            run = RunRecords(None, {"data": {"validation": 0}}, [{"round": 1, "test_accuracy": value}], [], None)
+            assert rounds_to(run, target) == 1 and rounds_to(run, target + 1e-6) is None
 
 
 def test_many_groups_are_drawn_apart():
