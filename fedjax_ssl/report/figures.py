@@ -110,14 +110,17 @@ def accuracy(groups: list[Group], measured: str) -> Figure | None:
 
 
 def accuracy_over_bytes(groups: list[Group], measured: str) -> Figure | None:
-    """Accuracy as in `accuracy`, over the bytes sent both ways."""
+    """Accuracy as in `accuracy`, over the bytes sent both ways, up to the end of each group's shortest run."""
     if not any(group.measured == measured for group in groups):
         return None
     figure, axes = subplots(figsize=SMALL)
     for number, group in enumerate(groups):
         if group.measured == measured:
             travelled = np.cumsum(group.values("bytes_down") + group.values("bytes_up"), axis=1) / 1e6
-            draw_band(axes, nan_mean(travelled), 100 * group.values(f"{measured}_accuracy"), group.name, number)
+            # A mean over fewer runs could go back.
+            end = min(len(run.metrics) for run in group.runs)
+            shares = group.values(f"{measured}_accuracy")[:, :end]
+            draw_band(axes, travelled[:, :end].mean(axis=0), 100 * shares, group.name, number)
     finish_curves(figure, axes, f"{measured} accuracy (%)", top=100, legend=len(groups) > 1)
     axes.set_xlabel("MB travelled, both ways")
     return figure

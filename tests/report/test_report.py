@@ -19,11 +19,12 @@ from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import add_section, flatten
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.groups import Group, read_groups, what_differs
-from fedjax_ssl.records.runs import RunRecords, read_run
+from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
 from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
 from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
 from fedjax_ssl.report.figures import (
+    accuracy_over_bytes,
     MOST_COLUMNS,
     class_accuracy,
     confusion,
@@ -445,6 +446,37 @@ def test_differences_are_paired_by_seed(three_runs, tmp_path, monkeypatch):
         assert row[f"{column} above 0"] == str(above)
     assert (row["method"], row["minus"], row["seeds"]) == ("b", "a", "2")
     assert "Differences, paired by seed" in text
+
+
+def test_a_comparison_says_which_runs_ended_early(three_runs, tmp_path):
+    """Also those of the reference, and which of its runs could not be read."""
+    runs = tmp_path / "runs"
+    shutil.copytree(three_runs, runs)
+    early = runs / "a" / "seed_1"
+    lines = (early / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]
+    (early / "metrics.jsonl").write_text("".join(lines))
+    summary = json.loads((early / "summary.json").read_text()) | {"rounds": 2, "ended_by": "method"}
+    del summary[METRICS_SUM]
+    (early / "summary.json").write_text(json.dumps(summary))
+    shutil.copytree(early, runs / "a" / "seed_2")
+    (runs / "a" / "seed_2" / "config.json").write_text("{")
+    text = write_comparison([runs / "b"], tmp_path / "page.html", against=runs / "a").read_text()
+    text = html.unescape(text)
+    assert f"Ended before their last round: {early} (round 2 of 4: the method's own rule)" in text
+    assert f"cannot read the run in {runs / 'a' / 'seed_2'}" in text
+    (group,), _ = read_groups([runs / "a"])
+    with style.styled():
+        (curve,) = accuracy_over_bytes([group], "test").axes[0].lines
+    assert len(curve.get_xdata()) == 2  # of both runs
+
+
+def test_what_lies_in_a_run_is_no_further_run(three_runs, tmp_path):
+    """For example, an export for the Hub, which has the run's configuration."""
+    run = shutil.copytree(three_runs / "b" / "seed_0", tmp_path / "run")
+    (run / "hub").mkdir()
+    shutil.copy(run / "config.json", run / "hub")
+    assert find_runs(tmp_path) == [run]
+    assert launch.main(["report", str(run)]) == 0
 
 
 def test_the_same_run_twice_is_no_further_seed(three_runs, tmp_path):
