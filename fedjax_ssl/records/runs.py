@@ -68,6 +68,11 @@ class RunRecords(NamedTuple):
         """The set that is measured each round, 'validation' or 'test'."""
         return measured_each_round(self.config)
 
+    @property
+    def is_of_server_alone(self) -> bool:
+        """Whether no client has sent anything."""
+        return not self.values("bytes_up").any()
+
     def accuracy(self) -> np.ndarray:
         """Accuracy on the set that is measured each round, float [rounds]."""
         return self.values(f"{self.measured}_accuracy")

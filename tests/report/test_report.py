@@ -502,6 +502,15 @@ def test_a_model_card_of_a_run_that_diverged(three_runs):
         assert f"| division | {words}, seed 0 |" in card
 
 
+def test_where_no_client_sends_anything_the_server_trains_alone(three_runs):
+    run = read_run(three_runs / "a" / "seed_0")
+    for bytes_up, alone in ((0, True), (1, False)):
+        sent = run._replace(metrics=[{**line, "bytes_up": bytes_up} for line in run.metrics])
+        card, lead = model_card(sent), lead_of(sent)
+        assert ("trained at the server alone" in card) == ("trained at the server alone" in lead) == alone
+        assert ("clients each |" in card) == ("clients a round" in lead) == (not alone)
+
+
 def test_the_card_of_a_method_from_a_file_says_how_to_train_it_again(three_runs, registry, tmp_path, monkeypatch):
     """Also with fields of its own."""
     folder, config = shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run"), base_config()
