@@ -346,6 +346,8 @@ def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, label: str, number:
     """Draws curve `number` (0, 1, ...): the mean of values [seeds, rounds], and their range as a band."""
     style = curve_style(number)
     alone: dict[str, Any] = {"marker": "o", "markersize": 4} if values.shape[1] == 1 else {}  # one round makes no line
+    if label.startswith("_"):  # matplotlib would leave it out of the legend
+        label = f"\u200b{label}"
     axes.plot(x, nan_mean(values), label=label, **style, **alone)
     if len(values) > 1:
         with warnings.catch_warnings():

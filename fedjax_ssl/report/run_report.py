@@ -220,8 +220,8 @@ def _sections(run: RunRecords, pictures: page.Pictures) -> list[str]:
         notes.append(
             page.note(
                 f"Each round is measured on {run.config['data']['validation']:,} validation {run.noun}, which were "
-                "taken from the training set before it was divided. The test set is for the last round's model, and for "
-                "the accuracy of clients also under the best round's."
+                "taken from the training set before it was divided. The test set is for the last round's model, and "
+                "for the accuracy of clients also under the best round's."
             )
         )
     if not run.is_finished:
@@ -251,7 +251,9 @@ def _sections(run: RunRecords, pictures: page.Pictures) -> list[str]:
 def _mistakes(run: RunRecords) -> list[str]:
     """The most mislabelled words, values and rows of the test set, for inputs other than images."""
     facts, tested = run.dataset(), run.test_inputs()
-    inputs, numbers = tested.get("inputs", ()), tested.get("rows", ())
+    if not tested:
+        return []
+    inputs, numbers = tested["inputs"], tested["rows"]
     taken = {
         number: snapshot
         for number, snapshot in sorted(run.snapshots().items())

@@ -23,9 +23,11 @@ from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
 from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
 from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
+from fedjax_ssl.report.differences import paired_differences
 from fedjax_ssl.report.figures import (
-    accuracy_over_bytes,
     MOST_COLUMNS,
+    accuracy,
+    accuracy_over_bytes,
     class_accuracy,
     confusion,
     confusion_matrix,
@@ -470,6 +472,26 @@ def test_a_comparison_says_which_runs_ended_early(three_runs, tmp_path):
     assert len(curve.get_xdata()) == 2  # of both runs
 
 
+def test_last_rounds_on_other_validation_images_are_not_subtracted(three_runs):
+    run = read_run(three_runs / "a" / "seed_0")
+    lines = [{**line, "validation_accuracy": 0.5} for line in run.metrics]
+    one, other = (
+        run._replace(metrics=lines, config={**run.config, "data": {**run.config["data"], "validation": number}})
+        for number in (500, 1000)
+    )
+    (row,) = paired_differences([Group("a", [one])], Group("b", [other]))
+    assert row["last 5 rounds (validation)"].present == [] and row["test accuracy"].present == [0.0]
+    (row,) = paired_differences([Group("a", [one])], Group("b", [one]))
+    assert row["last 5 rounds (validation)"].present == [0.0]
+
+
+def test_a_name_of_any_letters_is_in_the_legend(three_runs):
+    groups, _ = read_groups([three_runs])
+    with style.styled():
+        (legend,) = accuracy([groups[0], groups[1]._replace(name="_b")], "test").legends
+    assert [text.get_text() for text in legend.texts] == ["a", "\u200b_b"]
+
+
 def test_what_lies_in_a_run_is_no_further_run(three_runs, tmp_path):
     """For example, an export for the Hub, which has the run's configuration."""
     run = shutil.copytree(three_runs / "b" / "seed_0", tmp_path / "run")
@@ -485,6 +507,13 @@ def test_the_same_run_twice_is_no_further_seed(three_runs, tmp_path):
         shutil.copytree(three_runs / "a" / "seed_0", tmp_path / name)
     groups, _ = read_groups([tmp_path / "before", tmp_path / "after", tmp_path / "before", three_runs / "a"])
     assert [(group.name, len(group.runs)) for group in groups] == [("before, a", 2), ("after", 1), ("a", 1)]
+    again = [tmp_path / place / "again" for place in "xyz"]
+    for lanes, path in zip((4, 8, 8), again):
+        config = json.loads(shutil.copytree(tmp_path / "after", path).joinpath("config.json").read_text())
+        config["fedanchor"]["threshold"] = 0.9 if lanes == 8 else 0.5
+        (path / "config.json").write_text(json.dumps({**config, "lanes": lanes}))
+    names = [group.name for group in read_groups(again)[0]]
+    assert names == ["again (fedanchor.threshold=0.5)", *(f"again ({path})" for path in again[1:])]
 
 
 def test_a_model_card_of_a_run_that_diverged(three_runs):
@@ -578,7 +607,7 @@ def test_the_best_and_what_chance_may_tell_from_it_is_bold():
     assert best_cells(table) == {(0, "test accuracy"), (1, "test accuracy"), *((0, name) for name in spreads)}
     assert best_cells(table[:1]) == set()  # a single row has no best
     lines = to_markdown(table, best_cells(table)).splitlines()[2:]
-    assert lines[0].startswith("| best | **92.33 ± 2.52** | **1.10 ± 0.10** | **1.10 ± 0.10** | 1 |") and "**" not in lines[2]
+    assert lines[0].startswith(f"| best | **92.33 ± 2.52** |{2 * ' **1.10 ± 0.10** |'} 1 |") and "**" not in lines[2]
     latex = to_latex(table, {(0, "test accuracy")}, "50 % of all", "tab:one")
     assert r"best & \textbf{92.33 $\pm$ 2.52} &" in latex
     head = [r"\begin{table}", r"\centering", r"\caption{50 \% of all}", r"\label{tab:one}"]
