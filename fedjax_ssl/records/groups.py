@@ -147,13 +147,14 @@ def _name(given: pathlib.Path, run: pathlib.Path) -> str:
 
 
 def _tell_apart(groups: list[Group]) -> list[Group]:
-    """Adds the differences between the configurations to names that several groups share."""
-    told = []
+    """Adds the differences between the configurations, or else the folder, to names that several groups share."""
+    names = []
     for group in groups:
         others = [other for other in groups if other.name == group.name and other is not group]
-        if others:
-            found = differences(others[0].runs[0].config, group.runs[0].config)
-            own = [f"{name}={pair[1]}" for name, pair in found.items() if name not in ("seed", "seeds")]
-            group = group._replace(name=f"{group.name} ({', '.join(own) or group.runs[0].folder})")
-        told.append(group)
-    return told
+        found = differences(others[0].runs[0].config, group.runs[0].config) if others else {}
+        own = [f"{name}={pair[1]}" for name, pair in found.items() if name not in _OF_NO_GROUP]
+        names.append(f"{group.name} ({', '.join(own)})" if own else group.name)
+    return [
+        group._replace(name=name if names.count(name) == 1 else f"{group.name} ({group.runs[0].folder})")
+        for group, name in zip(groups, names)
+    ]

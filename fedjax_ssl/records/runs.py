@@ -68,6 +68,11 @@ class RunRecords(NamedTuple):
         """The set that is measured each round, 'validation' or 'test'."""
         return measured_each_round(self.config)
 
+    @property
+    def is_of_server_alone(self) -> bool:
+        """Whether no client has sent anything."""
+        return not self.values("bytes_up").any()
+
     def accuracy(self) -> np.ndarray:
         """Accuracy on the set that is measured each round, float [rounds]."""
         return self.values(f"{self.measured}_accuracy")
@@ -333,12 +338,14 @@ def read_run(folder: pathlib.Path) -> RunRecords:
 def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
     """The folders of runs in a folder, which may itself be one, in order of their names.
 
+    What lies inside a run's folder, such as an export, is no further run.
+
     Raises:
         UserError: there is none.
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    found = [folder] if (folder / CONFIG).exists() else sorted(path.parent for path in folder.rglob(CONFIG))
+    found = {folder} if (folder / CONFIG).exists() else {path.parent for path in folder.rglob(CONFIG)}
     if not found:
         raise UserError(f"{folder} holds no run: there is no {CONFIG} in it or below")
-    return found
+    return sorted(path for path in found if found.isdisjoint(path.parents))

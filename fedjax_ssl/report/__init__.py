@@ -4,7 +4,7 @@ import pathlib
 
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import expanded
-from fedjax_ssl.records.workdir import CONFIG
+from fedjax_ssl.records.runs import find_runs
 from fedjax_ssl.report import style
 from fedjax_ssl.report.comparison import write_comparison
 from fedjax_ssl.report.look import PLAIN, Look
@@ -46,7 +46,7 @@ def report(
         raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target!r}") from None
     if out is not None:
         return write_comparison(folders, out, share, against, look=look, size=size)
-    several = len(folders) > 1 or list(pathlib.Path(folders[0]).glob(f"*/**/{CONFIG}"))
+    several = len(folders) > 1 or find_runs(pathlib.Path(folders[0])) != [pathlib.Path(folders[0])]
     if several or against is not None or look != PLAIN:
         raise UserError("several runs go into one page: --out=NAME.html")
     return write_report(folders[0], size)

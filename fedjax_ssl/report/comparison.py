@@ -67,9 +67,12 @@ def write_comparison(
     ]
     table = make_table(rows, target)
     shown = look.of(table)
-    apart = [] if against is None else _differences(groups, pathlib.Path(against))
-    skipped += [line for group in groups for run in group.runs for line in run.damages]
-    unfinished = [f"{run.folder} ({run.standing()})" for group in groups for run in group.runs if not run.is_finished]
+    found, missed = ([], []) if against is None else read_groups([pathlib.Path(against)])
+    apart = _differences(groups, found, pathlib.Path(against)) if against is not None else []
+    runs = {run.folder.resolve(): run for group in (*groups, *found) for run in group.runs}.values()
+    skipped = list(dict.fromkeys([*skipped, *missed, *(line for run in runs for line in run.damages)]))
+    unfinished = [f"{run.folder} ({run.standing()})" for run in runs if not run.is_finished]
+    early = [f"{run.folder} ({run.standing()}: {run.why_ended()})" for run in runs if run.why_ended()]
     pictures = page.Pictures(path.with_name(f"{path.stem}_figures"), pdf=True)
     try:
         with style.styled(size):
@@ -81,10 +84,11 @@ def write_comparison(
     page.write_page(
         path,
         f"{_number(len(groups), 'configuration')}, {_number(sum(len(group.runs) for group in groups), 'run')}",
-        f"Data: {', '.join(sets)}. Curves are means over seeds, bands reach from the least to the most. Accuracies in "
-        f"the table are percent, mean ± {_spread(look)}.",
+        f"Data: {', '.join(sets)}. Curves are means over the seeds that have the round, bands reach from the least to "
+        f"the most. Accuracies in the table are percent, mean ± {_spread(look)}.",
         *(page.note(line) for line in skipped),
         page.note(f"Not finished, and shown as far as they are: {', '.join(unfinished)}") if unfinished else "",
+        page.note(f"Ended before their last round: {'; '.join(early)}") if early else "",
         page.note(f"The runs are on {len(sets)} data sets, {_MANY_SETS}") if len(sets) > 1 else "",
         page.section("Table", _as_html(shown)),
         page.section("Differences, paired by seed", _paired(apart)) if apart else "",
@@ -119,9 +123,8 @@ def _paired(apart: list[dict[str, str]]) -> str:
     return page.paragraph("Percent, mean ± standard error over seeds.") + _as_html(apart)
 
 
-def _differences(groups: list[Group], against: pathlib.Path) -> list[dict[str, str]]:
-    """The table of the other groups' differences from the runs in a folder."""
-    found, _ = read_groups([against])
+def _differences(groups: list[Group], found: list[Group], against: pathlib.Path) -> list[dict[str, str]]:
+    """The table of the other groups' differences from those found in the folder `against`, which must be one."""
     if len(found) > 1:
         raise UserError(f"differences need one configuration to compare with; {against} has {len(found)}")
     (reference,) = found

@@ -81,7 +81,8 @@ def last_rounds(run: RunRecords) -> float:
 
 def _difference(figure, run: RunRecords, other: RunRecords) -> float | None:
     """The difference in percent; None if the two runs cannot be compared."""
-    if figure is last_rounds and run.measured != other.measured:
+    held_out = [each.config["data"]["validation"] for each in (run, other)]
+    if figure is last_rounds and held_out[0] != held_out[1]:
         return None
     values = figure(run), figure(other)
     return None if None in values else 100 * (values[0] - values[1])

@@ -110,14 +110,17 @@ def accuracy(groups: list[Group], measured: str) -> Figure | None:
 
 
 def accuracy_over_bytes(groups: list[Group], measured: str) -> Figure | None:
-    """Accuracy as in `accuracy`, over the bytes sent both ways."""
+    """Accuracy as in `accuracy`, over the bytes sent both ways, up to the end of each group's shortest run."""
     if not any(group.measured == measured for group in groups):
         return None
     figure, axes = subplots(figsize=SMALL)
     for number, group in enumerate(groups):
         if group.measured == measured:
             travelled = np.cumsum(group.values("bytes_down") + group.values("bytes_up"), axis=1) / 1e6
-            draw_band(axes, nan_mean(travelled), 100 * group.values(f"{measured}_accuracy"), group.name, number)
+            # A mean over fewer runs could go back.
+            end = min(len(run.metrics) for run in group.runs)
+            shares = group.values(f"{measured}_accuracy")[:, :end]
+            draw_band(axes, travelled[:, :end].mean(axis=0), 100 * shares, group.name, number)
     finish_curves(figure, axes, f"{measured} accuracy (%)", top=100, legend=len(groups) > 1)
     axes.set_xlabel("MB travelled, both ways")
     return figure
@@ -343,6 +346,8 @@ def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, label: str, number:
     """Draws curve `number` (0, 1, ...): the mean of values [seeds, rounds], and their range as a band."""
     style = curve_style(number)
     alone: dict[str, Any] = {"marker": "o", "markersize": 4} if values.shape[1] == 1 else {}  # one round makes no line
+    if label.startswith("_"):  # matplotlib would leave it out of the legend
+        label = f"\u200b{label}"
     axes.plot(x, nan_mean(values), label=label, **style, **alone)
     if len(values) > 1:
         with warnings.catch_warnings():

@@ -12,7 +12,7 @@ from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.report.table import REVEALED, Interval, OverSeeds, Row, half_interval, make_runs_table, make_table
 
-LOW_IS_GOOD = "spread over clients"  # start of the names of columns in which lower is better
+LOW_IS_GOOD = "spread over clients"  # part of the names of columns in which lower is better
 
 
 class Look(NamedTuple):
@@ -62,7 +62,7 @@ def _best_of(table: list[dict[str, Any]], rows: list[int]) -> set[tuple[int, str
     """The part of `best_cells` in some rows, which are compared with each other."""
     found: set[tuple[int, str]] = set()
     for name in table[0]:
-        sign = -1.0 if name.startswith(LOW_IS_GOOD) else 1.0
+        sign = -1.0 if LOW_IS_GOOD in name else 1.0
         cells = {number: table[number][name] for number in rows if type(table[number][name]) is OverSeeds}
         by_seed = {
             number: {seed: sign * value for seed, value in zip(cell.seeds, cell.values) if value is not None}

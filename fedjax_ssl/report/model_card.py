@@ -66,14 +66,18 @@ def describe_run(run: RunRecords) -> str:
         held_out = f", {data['validation']:,} of them held out for validation"
         measured = f"\n| validation accuracy | {100 * run.accuracy()[-1]:.2f} % {best} |"
         best = "of the last model"
-        chosen = "The test set decided nothing in this run: rounds were measured on validation images."
+        chosen = "The test set decided nothing in this run: rounds were measured on validation {noun}."
     measures = "".join(f"\n| test {words} | {share} |" for words, share in run.tested_measures().items())
     measured += "".join(f"\n| {words} | {share:.2f} % |" for words, share in run.client_figures().items())
-    notes = []
+    trained = f"by federated semi-supervised learning over {config['num_clients']} clients"
+    cohort = f", {config['clients_per_round']} clients each"
+    if run.is_of_server_alone:
+        trained, cohort = "at the server alone", ""
+    notes = [f"**Damaged:** {_plain(line.replace(f'{run.folder}/', ''))}.\n" for line in run.damages]
     if not run.is_finished:
         notes.append(f"**Unfinished:** the run stands at {run.standing()}.\n")
     if run.labels_revealed:
-        notes.append("**An upper bound:** the labels of the clients' images were revealed to the method.\n")
+        notes.append("**An upper bound:** the labels of the clients' {noun} were revealed to the method.\n")
     if config["init_from"]:
         began = _plain(_last_part(config["init_from"]))
         notes.append(f"It began with the model of another run, {began} (init_from.json).\n")
@@ -88,8 +92,7 @@ def describe_run(run: RunRecords) -> str:
     origin = "".join(f"\n| {name} | {_plain(each[name])} |" for each in facts for name in ("code", "command"))
     return f"""# {_plain(describe_model(config))} trained with {method} on {name}
 
-{"".join(note + chr(10) for note in notes)}{what} trained by federated semi-supervised learning over \
-{config["num_clients"]} clients. Labels: {labels}.
+{"".join(note + chr(10) for note in notes)}{what} trained {trained}. Labels: {labels}.
 Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 
 ## Data
@@ -107,7 +110,7 @@ Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 
 | | |
 |---|---|
-| rounds | {last["round"]}, {config["clients_per_round"]} clients each |
+| rounds | {last["round"]}{cohort} |
 | test accuracy | {accuracy} {best} |{measures}
 | test loss | {"-" if loss is None else format(loss, ".3f")} |{measured}
 | communication | {run.values("bytes_down").sum() / 1e6:,.1f} MB down, {run.values("bytes_up").sum() / 1e6:,.1f} MB up |

@@ -219,9 +219,9 @@ def _sections(run: RunRecords, pictures: page.Pictures) -> list[str]:
     if held_out:
         notes.append(
             page.note(
-                f"Each round is measured on {run.config['data']['validation']:,} validation images, which were taken "
-                "from the training set before it was divided. The test set is for the last round's model, and for "
-                "the accuracy of clients also under the best round's."
+                f"Each round is measured on {run.config['data']['validation']:,} validation {run.noun}, which were "
+                "taken from the training set before it was divided. The test set is for the last round's model, and "
+                "for the accuracy of clients also under the best round's."
             )
         )
     if not run.is_finished:
@@ -250,18 +250,25 @@ def _sections(run: RunRecords, pictures: page.Pictures) -> list[str]:
 
 def _mistakes(run: RunRecords) -> list[str]:
     """The most mislabelled words, values and rows of the test set, for inputs other than images."""
-    facts, tested, end = run.dataset(), run.test_inputs(), run.metrics[-1]["round"]
-    taken = [snapshot for _, snapshot in sorted(run.snapshots().items()) if str(snapshot["of"]) == "test"]
-    if not tested or not taken or len(taken[-1]["labels"]) != len(tested["inputs"]):
+    facts, tested = run.dataset(), run.test_inputs()
+    if not tested:
         return []
     inputs, numbers = tested["inputs"], tested["rows"]
-    last, names, noun = taken[-1], class_names(run), run.noun
+    taken = {
+        number: snapshot
+        for number, snapshot in sorted(run.snapshots().items())
+        if str(snapshot["of"]) == "test" and len(snapshot["labels"]) == len(inputs)
+    }
+    if not taken:
+        return []
+    end = max(taken)
+    last, names, noun = taken[end], class_names(run), run.noun
     wrong = last["predictions"] != last["labels"]
     groups = mistakes.most_mistaken(facts, inputs, wrong)
     rows = [
         [numbers[row], names[last["labels"][row]], names[last["predictions"][row]], f"{times} of {len(taken)}",
          mistakes.shown(facts, inputs[row])]
-        for row, times in mistakes.rows_mistaken(taken)
+        for row, times in mistakes.rows_mistaken(list(taken.values()))
     ]  # fmt: skip
     said = f"After round {end}, {100 * wrong.mean():.1f} % of {len(wrong):,} {noun} of the test set are mislabelled."
     chance = f"Groups of at least {mistakes.LEAST}, the least likely by chance first; of so many some are by chance."
@@ -312,10 +319,10 @@ def title_of(run: RunRecords) -> str:
 def lead_of(run: RunRecords) -> str:
     """The line below the title."""
     config = run.config
-    return (
-        f"{config['model']['name']}; {config['clients_per_round']} of {config['num_clients']} clients a round, "
-        f"{run.who_has_labels()}; {run.folder}"
-    )
+    where = f"{config['clients_per_round']} of {config['num_clients']} clients a round"
+    if run.is_of_server_alone:
+        where = "trained at the server alone"
+    return f"{config['model']['name']}; {where}, {run.who_has_labels()}; {run.folder}"
 
 
 def class_names(run: RunRecords) -> list[str]:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from scipy.special import stdtrit
 
 from fedjax_ssl.records.runs import RunRecords
@@ -218,7 +219,8 @@ def half_interval(values: list[float]) -> float:
 
 def rounds_to(run: RunRecords, target: float) -> int | None:
     """The first round with the target accuracy on the set that is measured each round; None if no round has it."""
-    return next((line["round"] for line, value in zip(run.metrics, run.accuracy()) if value >= target), None)
+    reached = run.accuracy().astype(np.float32) >= np.float32(target)  # accuracies are computed in float32
+    return next((line["round"] for line, there in zip(run.metrics, reached) if there), None)
 
 
 def megabytes(run: RunRecords, rounds: int) -> float:

@@ -419,7 +419,8 @@ def test_a_report_shows_a_damaged_run_as_far_as_it_can_be_read(run):
     page = write_report(run).read_text()
     for words in ("summary.json is damaged", "class_counts.npz", "dataset.json holds no object", snapshot.name):
         assert words in page, words
-    assert (run / "MODEL_CARD.md").exists() and (run / "figures" / "losses.png").exists()
+    card = (run / "MODEL_CARD.md").read_text()
+    assert "**Damaged:** summary.json is damaged" in card and (run / "figures" / "losses.png").exists()
     spoil_third_line(run / METRICS)
     page = write_report(run).read_text()
     assert "2 of 4" in page and "not finished" in page and "line 3 of" in page

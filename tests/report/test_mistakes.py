@@ -1,8 +1,11 @@
 """Words, values and rows with the most mistakes."""
 
+from unittest import mock
+
 import numpy as np
 
-from fedjax_ssl.report import mistakes
+from fedjax_ssl.records.runs import RunRecords
+from fedjax_ssl.report import mistakes, run_report
 
 TABLE = {"kind": "table", "columns": ["age", "colour"], "categories": [None, ["red", "blue"]]}
 
@@ -35,3 +38,21 @@ def test_rows_that_are_wrong_most_often_come_first():
     labels = np.zeros(4, int)
     taken = [{"labels": labels, "predictions": np.array(p)} for p in ([1, 1, 0, 1], [0, 1, 0, 1], [0, 1, 1, 0])]
     assert mistakes.rows_mistaken(taken) == [(1, 3), (2, 1)]
+
+
+def test_mistakes_are_of_the_last_snapshot_of_the_test_set():
+    """Not of validation rows, nor of a test set of another length."""
+    sizes = {1: ("test", 3), 2: ("test", 4), 3: ("validation", 4)}
+    taken = {
+        number: {"of": np.array(of), "labels": np.zeros(size, int), "predictions": np.ones(size, int)}
+        for number, (of, size) in sizes.items()
+    }
+    files = {
+        "dataset": TABLE | {"class_names": ["no", "yes"], "num_classes": 2},
+        "test_inputs": {"inputs": np.zeros((4, 2), np.float32), "rows": np.arange(4)},
+        "snapshots": taken,
+        "class_counts": {},
+    }
+    with mock.patch.multiple(RunRecords, **{name: mock.Mock(return_value=file) for name, file in files.items()}):
+        said, *_, rows = run_report._mistakes(RunRecords(None, {}, [{"round": 3}], [], None))
+    assert "After round 2, 100.0 % of 4 rows" in said and "1 of 1" in rows

@@ -19,12 +19,15 @@ from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import add_section, flatten
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.groups import Group, read_groups, what_differs
-from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
 from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
 from fedjax_ssl.report import style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
+from fedjax_ssl.report.differences import paired_differences
 from fedjax_ssl.report.figures import (
     MOST_COLUMNS,
+    accuracy,
+    accuracy_over_bytes,
     class_accuracy,
     confusion,
     confusion_matrix,
@@ -35,7 +38,7 @@ from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.look import Look, best_cells, to_csv, to_latex, to_markdown
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.run_report import lead_of, profile_of
-from fedjax_ssl.report.table import Interval, MeanOfSeeds, OverSeeds, Row, make_runs_table, make_table
+from fedjax_ssl.report.table import Interval, MeanOfSeeds, OverSeeds, Row, make_runs_table, make_table, rounds_to
 from tests.helpers.runs import ROOT, make_tiny_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -447,12 +450,70 @@ def test_differences_are_paired_by_seed(three_runs, tmp_path, monkeypatch):
     assert "Differences, paired by seed" in text
 
 
+def test_a_comparison_says_which_runs_ended_early(three_runs, tmp_path):
+    """Also those of the reference, and which of its runs could not be read."""
+    runs = tmp_path / "runs"
+    shutil.copytree(three_runs, runs)
+    early = runs / "a" / "seed_1"
+    lines = (early / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]
+    (early / "metrics.jsonl").write_text("".join(lines))
+    summary = json.loads((early / "summary.json").read_text()) | {"rounds": 2, "ended_by": "method"}
+    del summary[METRICS_SUM]
+    (early / "summary.json").write_text(json.dumps(summary))
+    shutil.copytree(early, runs / "a" / "seed_2")
+    (runs / "a" / "seed_2" / "config.json").write_text("{")
+    text = write_comparison([runs / "b"], tmp_path / "page.html", against=runs / "a").read_text()
+    text = html.unescape(text)
+    assert f"Ended before their last round: {early} (round 2 of 4: the method's own rule)" in text
+    assert f"cannot read the run in {runs / 'a' / 'seed_2'}" in text
+    (group,), _ = read_groups([runs / "a"])
+    with style.styled():
+        (curve,) = accuracy_over_bytes([group], "test").axes[0].lines
+    assert len(curve.get_xdata()) == 2  # of both runs
+
+
+def test_last_rounds_on_other_validation_images_are_not_subtracted(three_runs):
+    run = read_run(three_runs / "a" / "seed_0")
+    lines = [{**line, "validation_accuracy": 0.5} for line in run.metrics]
+    one, other = (
+        run._replace(metrics=lines, config={**run.config, "data": {**run.config["data"], "validation": number}})
+        for number in (500, 1000)
+    )
+    (row,) = paired_differences([Group("a", [one])], Group("b", [other]))
+    assert row["last 5 rounds (validation)"].present == [] and row["test accuracy"].present == [0.0]
+    (row,) = paired_differences([Group("a", [one])], Group("b", [one]))
+    assert row["last 5 rounds (validation)"].present == [0.0]
+
+
+def test_a_name_of_any_letters_is_in_the_legend(three_runs):
+    groups, _ = read_groups([three_runs])
+    with style.styled():
+        (legend,) = accuracy([groups[0], groups[1]._replace(name="_b")], "test").legends
+    assert [text.get_text() for text in legend.texts] == ["a", "\u200b_b"]
+
+
+def test_what_lies_in_a_run_is_no_further_run(three_runs, tmp_path):
+    """For example, an export for the Hub, which has the run's configuration."""
+    run = shutil.copytree(three_runs / "b" / "seed_0", tmp_path / "run")
+    (run / "hub").mkdir()
+    shutil.copy(run / "config.json", run / "hub")
+    assert find_runs(tmp_path) == [run]
+    assert launch.main(["report", str(run)]) == 0
+
+
 def test_the_same_run_twice_is_no_further_seed(three_runs, tmp_path):
     """For example, the run before and after a change: two curves without a spread."""
     for name in ("before", "after"):
         shutil.copytree(three_runs / "a" / "seed_0", tmp_path / name)
     groups, _ = read_groups([tmp_path / "before", tmp_path / "after", tmp_path / "before", three_runs / "a"])
     assert [(group.name, len(group.runs)) for group in groups] == [("before, a", 2), ("after", 1), ("a", 1)]
+    again = [tmp_path / place / "again" for place in "xyz"]
+    for lanes, path in zip((4, 8, 8), again):
+        config = json.loads(shutil.copytree(tmp_path / "after", path).joinpath("config.json").read_text())
+        config["fedanchor"]["threshold"] = 0.9 if lanes == 8 else 0.5
+        (path / "config.json").write_text(json.dumps({**config, "lanes": lanes}))
+    names = [group.name for group in read_groups(again)[0]]
+    assert names == ["again (fedanchor.threshold=0.5)", *(f"again ({path})" for path in again[1:])]
 
 
 def test_a_model_card_of_a_run_that_diverged(three_runs):
@@ -468,6 +529,15 @@ def test_a_model_card_of_a_run_that_diverged(three_runs):
     ]:
         card = model_card(run._replace(config={**run.config, "data": {**data, **changed}}))
         assert f"| division | {words}, seed 0 |" in card
+
+
+def test_where_no_client_sends_anything_the_server_trains_alone(three_runs):
+    run = read_run(three_runs / "a" / "seed_0")
+    for bytes_up, alone in ((0, True), (1, False)):
+        sent = run._replace(metrics=[{**line, "bytes_up": bytes_up} for line in run.metrics])
+        card, lead = model_card(sent), lead_of(sent)
+        assert ("trained at the server alone" in card) == ("trained at the server alone" in lead) == alone
+        assert ("clients each |" in card) == ("clients a round" in lead) == (not alone)
 
 
 def test_the_card_of_a_method_from_a_file_says_how_to_train_it_again(three_runs, registry, tmp_path, monkeypatch):
@@ -528,15 +598,16 @@ def test_the_best_and_what_chance_may_tell_from_it_is_bold():
             "bound (labels revealed)": over_seeds(99.0, 99.0, 99.0)}  # fmt: skip
     low = {"best": over_seeds(1.0, 1.1, 1.2), "far": over_seeds(5.0, 5.1, 5.2)}
     nothing = over_seeds(None, None, None)
+    spreads = ("spread over clients", "global model, own tests: spread over clients")
     table = [
-        {"method": name, "test accuracy": cell, "spread over clients": low.get(name, nothing),
+        {"method": name, "test accuracy": cell, **dict.fromkeys(spreads, low.get(name, nothing)),
          "seconds": MeanOfSeeds([1.0], (0,))}
         for name, cell in rows.items()
     ]  # fmt: skip
-    assert best_cells(table) == {(0, "test accuracy"), (1, "test accuracy"), (0, "spread over clients")}
+    assert best_cells(table) == {(0, "test accuracy"), (1, "test accuracy"), *((0, name) for name in spreads)}
     assert best_cells(table[:1]) == set()  # a single row has no best
     lines = to_markdown(table, best_cells(table)).splitlines()[2:]
-    assert lines[0].startswith("| best | **92.33 ± 2.52** | **1.10 ± 0.10** | 1 |") and "**" not in lines[2]
+    assert lines[0].startswith(f"| best | **92.33 ± 2.52** |{2 * ' **1.10 ± 0.10** |'} 1 |") and "**" not in lines[2]
     latex = to_latex(table, {(0, "test accuracy")}, "50 % of all", "tab:one")
     assert r"best & \textbf{92.33 $\pm$ 2.52} &" in latex
     head = [r"\begin{table}", r"\centering", r"\caption{50 \% of all}", r"\label{tab:one}"]
@@ -576,6 +647,13 @@ def test_a_table_of_chosen_columns(three_runs, tmp_path):
     assert "half of the 95 % confidence interval over seeds" in out.read_text()
     (line, _) = csv.DictReader((tmp_path / "all.csv").open())
     assert "seconds" in line and line["method"].count("*") == 0
+
+
+def test_an_accuracy_of_float32_reaches_its_decimal_number():
+    for target in (0.1, 0.9):  # float32 rounds one up, the other one down
+        for value in (target, float(np.float32(target))):
+            run = RunRecords(None, {"data": {"validation": 0}}, [{"round": 1, "test_accuracy": value}], [], None)
+            assert rounds_to(run, target) == 1 and rounds_to(run, target + 1e-6) is None
 
 
 def test_many_groups_are_drawn_apart():
