@@ -66,7 +66,7 @@ def describe_run(run: RunRecords) -> str:
         held_out = f", {data['validation']:,} of them held out for validation"
         measured = f"\n| validation accuracy | {100 * run.accuracy()[-1]:.2f} % {best} |"
         best = "of the last model"
-        chosen = "The test set decided nothing in this run: rounds were measured on validation {noun}."
+        chosen = f"The test set decided nothing in this run: rounds were measured on validation {noun}."
     measures = "".join(f"\n| test {words} | {share} |" for words, share in run.tested_measures().items())
     measured += "".join(f"\n| {words} | {share:.2f} % |" for words, share in run.client_figures().items())
     trained = f"by federated semi-supervised learning over {config['num_clients']} clients"
@@ -77,7 +77,7 @@ def describe_run(run: RunRecords) -> str:
     if not run.is_finished:
         notes.append(f"**Unfinished:** the run stands at {run.standing()}.\n")
     if run.labels_revealed:
-        notes.append("**An upper bound:** the labels of the clients' {noun} were revealed to the method.\n")
+        notes.append(f"**An upper bound:** the labels of the clients' {noun} were revealed to the method.\n")
     if config["init_from"]:
         began = _plain(_last_part(config["init_from"]))
         notes.append(f"It began with the model of another run, {began} (init_from.json).\n")

@@ -155,6 +155,7 @@ def test_a_report_says_which_figure_is_which(finished, tmp_path):
     assert f"| test accuracy | {tested} of the last model |" in card
     assert f"| validation accuracy | {last} (best {best}, round {summary['best_round']}) |" in card
     assert "50 of them held out for validation" in card and "no round was picked by it" not in card
+    assert "rounds were measured on validation images." in card and "{" not in card.partition("```")[0]
     for words in (
         "Each round is measured on 50 validation images",
         "on the validation set after each round",
@@ -243,6 +244,7 @@ def test_a_comparison_shows_each_set_by_itself(finished, finished_run, tmp_path)
 
 def test_a_model_card_without_validation_images_is_as_it_was(finished_run):
     card = model_card(read_run(finished_run[0]))
+    assert "the labels of the clients' images were revealed" in card
     summary = summary_of(finished_run[0])
     accuracy, best = (f"{100 * summary[name]:.2f} %" for name in ("test_accuracy", "best_test_accuracy"))
     assert f"| test accuracy | {accuracy} (best {best}, round {summary['best_round']}) |\n| test loss | " in card
