@@ -346,7 +346,7 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
     """
 
     def say(text: str) -> None:
-        print(text.replace("python launch.py", program), file=sys.stderr, flush=True)
+        log.show(text.replace("python launch.py", program))
 
     command, words = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
     try:

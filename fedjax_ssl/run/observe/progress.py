@@ -37,7 +37,7 @@ class RoundProgress:
             console: where to print; default: stderr.
             measured: the set that is evaluated each round, see `fedjax_ssl.config.measured_each_round`.
         """
-        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._console = console or _Console(file=sys.stderr, highlight=False)
         self._num_rounds, self._title, self._measured = num_rounds, title, measured
         self._last_line = -math.inf
         self._first_round = contextlib.ExitStack()
@@ -73,7 +73,8 @@ class RoundProgress:
         """Prints a line above the bar and in run.log."""
         note(text)
         if shows(QUIET if text.startswith("warning: ") else NORMAL):
-            self._console.print(text, markup=False, soft_wrap=True)
+            with contextlib.suppress(OSError):  # as in `log.show`
+                self._console.print(text, markup=False, soft_wrap=True)
 
     def update(self, metrics: dict[str, Any]) -> None:
         """Shows a round's figures and the estimated time left."""
@@ -96,6 +97,13 @@ class RoundProgress:
             return ""
         seconds = (now - before) / (done - first) * (self._num_rounds - done)
         return f"{datetime.timedelta(seconds=math.ceil(seconds))} left"
+
+
+class _Console(Console):
+    """A console that says no more when its reader has ended; Rich's own would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 class _Left(ProgressColumn):
