@@ -311,8 +311,9 @@ def run(command: str, words: list[str]) -> None:
         names, see = COMMANDS[command].words, f"see python launch.py {command} --help"
         if len(words) < len(names.split()):
             raise UserError(f"which {command}? python launch.py {command} {names}; {see}")
-        word = words[-1]
+        word = next((word for word in words if word in COMMANDS), words[-1])
         meant = f"; a config is given as --config={word}" if ".py" in word else nearest(word, COMMANDS)
+        meant = "; a command is the first word" if word in COMMANDS else meant
         raise UserError(f"cannot make sense of {word!r}{meant}; {see}")
     COMMANDS[command].run(own, words, overrides)
 

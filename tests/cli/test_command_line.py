@@ -39,6 +39,7 @@ def test_overrides():
         ("--wrokdir=x", "wrokdir"),
         ("swep", "cannot make sense of .swep.; the nearest is sweep; see"),
         ("tran", "cannot make sense of .tran.; the nearest is train; see"),
+        ("sweep", "cannot make sense of .sweep.; a command is the first word; see"),  # it comes after --config
         ("xyz", "cannot make sense of .xyz.; see"),
         ("quickstart.py", "cannot make sense of .quickstart.py.; a config is given as --config=quickstart.py; see"),
         (f"--config={QUICKSTART.replace('start.py', 'strt.py')}", f"the nearest is {QUICKSTART}"),
