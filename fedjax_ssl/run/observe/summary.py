@@ -45,9 +45,16 @@ def to_record(metrics: dict[str, np.ndarray], traffic: Traffic, accountant: Acco
     }
 
 
-def to_timing(result: RoundResult, seconds: float) -> dict[str, Any]:
-    """The line of timings.jsonl for one round. It has the lane steps, which depend on the machine as seconds do."""
-    return {"round": result.metrics["round"].item(), "seconds": seconds, "lane_steps": result.lane_steps.item()}
+def to_timing(result: RoundResult, seconds: float, seeds: int) -> dict[str, Any]:
+    """The line of timings.jsonl for one round. It has the lane steps, which depend on the machine as seconds do.
+
+    Args:
+        result: of one seed.
+        seconds: of the round of all seeds that train in one program; the line has a seed's share.
+        seeds: their number.
+    """
+    number, lane_steps = result.metrics["round"].item(), result.lane_steps.item()
+    return {"round": number, "seconds": seconds / seeds, "seeds": seeds, "lane_steps": lane_steps}
 
 
 def what_went_wrong(line: dict[str, Any]) -> str:
