@@ -51,22 +51,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
             for line in warnings:
                 log.warn(line)
         use_every_core(config)
-        before = _sizes_of_records(own.workdir)
         train(config, own.workdir)
-        if before and before == _sizes_of_records(own.workdir):
-            more = f"--config.num_rounds=N above {config.num_rounds} trains on"
-            if config.stop.patience or config.stop.bytes:
-                more = f"a larger stop.patience or stop.bytes, or {more}"
-            log.say(f"{own.workdir} was finished, and nothing was trained; {more}")
-
-
-def _sizes_of_records(workdir: str | None) -> dict[pathlib.Path, int]:
-    """The files with records of a run or of several seeds' runs -> their sizes in bytes."""
-    if workdir is None:
-        return {}
-    # No other folder is opened: a process that trains there may delete it at any moment.
-    records = [folder / "metrics.jsonl" for folder in (pathlib.Path(workdir), *pathlib.Path(workdir).glob("seed_*"))]
-    return {path: path.stat().st_size for path in records if path.exists()}
 
 
 def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -326,8 +311,9 @@ def run(command: str, words: list[str]) -> None:
         names, see = COMMANDS[command].words, f"see python launch.py {command} --help"
         if len(words) < len(names.split()):
             raise UserError(f"which {command}? python launch.py {command} {names}; {see}")
-        word = words[-1]
+        word = next((word for word in words if word in COMMANDS), words[-1])
         meant = f"; a config is given as --config={word}" if ".py" in word else nearest(word, COMMANDS)
+        meant = "; a command is the first word" if word in COMMANDS else meant
         raise UserError(f"cannot make sense of {word!r}{meant}; {see}")
     COMMANDS[command].run(own, words, overrides)
 
@@ -346,7 +332,7 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
     """
 
     def say(text: str) -> None:
-        print(text.replace("python launch.py", program), file=sys.stderr, flush=True)
+        log.show(text.replace("python launch.py", program))
 
     command, words = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
     try:

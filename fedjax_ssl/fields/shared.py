@@ -105,7 +105,7 @@ def stop_fields() -> Section:
     """What ends a run before `num_rounds`. See docs/how_to/resume.md."""
     section = Section()
     section.patience = whole(0, least=0)  # stop after this many rounds without better validation accuracy; 0: off
-    section.bytes = real(0.0, least=0)  # stop when all rounds together have sent this many bytes, up and down; 0: off
+    section.bytes = real(0.0, least=0)  # stop before all rounds together send more bytes than this, up and down; 0: off
     # Stop after this many seconds of rounds, without compiling. A resumed run has as many again. 0: off.
     section.seconds = real(0.0, least=0)
     return section

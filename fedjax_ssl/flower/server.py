@@ -120,7 +120,7 @@ class Server:
     def first_state(self) -> State:
         """The state before the first round, without the clients' memory, which clients make themselves."""
         state, nobody = self._init(self._data), np.zeros(0, np.int32)
-        state, gathered = self._gather(state, nobody, nobody, 0)
+        state, gathered = self._gather(state, nobody, nobody, -1)
         self._down = self._up = 0  # as in the simulation, bytes before the first round belong to no round
         return self._statistics(state, self._data, jnp.asarray(nobody), init_key(self._data.seed), gathered)
 
@@ -251,7 +251,7 @@ class Server:
             state: of the server.
             cohort: the clients of this round, int [n]; none before the first round.
             absent: clients that only fill up the selection, int [n]. They are not asked, as in the simulation.
-            number: rounds done.
+            number: rounds done; -1: the first state, which messages call round 0.
         """
         section, network = self._problem.config.model, self._problem.network
         asked = asked_clients(section.statistics, len(self._data.server_index), cohort, len(self._roster.sizes))

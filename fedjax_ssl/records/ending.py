@@ -59,3 +59,11 @@ def in_words(ended_by: str, stop: Mapping[str, Any]) -> str:
         BYTES: f"stop.bytes, one more round could use more than {stop['bytes']:,.0f} bytes in all",
         SECONDS: f"stop.seconds, {stop['seconds']:g} s of rounds are over; another start goes on",
     }.get(ended_by, "")
+
+
+def fields_to_raise(reasons: Iterable[str], config: Mapping[str, Any]) -> list[str]:
+    """The fields whose larger values let runs go on that ended for these reasons; see `forbidden_changes`."""
+    fields = {PATIENCE: "stop.patience", BYTES: "stop.bytes"}
+    if config["schedule"] == "constant":
+        fields[ROUNDS] = "num_rounds"
+    return [field for reason, field in fields.items() if reason in set(reasons)]

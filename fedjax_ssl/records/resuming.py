@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.config import add_section, base_config, complete, flatten
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import read_json, replace_file
-from fedjax_ssl.records.workdir import CONFIG, SEEDS, read_config, refuse_code
+from fedjax_ssl.records.workdir import CONFIG, SEEDS, forbidden_changes, read_config, refuse_code
 
 
 def save_seeds(folder: pathlib.Path, seeds: tuple[int, ...]) -> None:
@@ -41,12 +41,17 @@ def saved_config(workdir: str, allow_code: bool) -> ConfigDict | None:
     try:
         seeds = _read_seeds(folder)
         places = [folder, *(folder / f"seed_{seed}" for seed in seeds)]
-        place = next((place for place in places if (place / CONFIG).is_file()), None)
+        places = [place for place in places if (place / CONFIG).is_file()]
     except (OSError, ValueError, TypeError, OverflowError) as error:  # OverflowError: Infinity as a seed
         raise UserError(f"cannot read the workdir {workdir!r}: {' '.join(str(error).split())}") from error
-    if place is None:
+    if not places:
         return None
-    saved = read_config(place)
+    found = {place: read_config(place) for place in places}
+    of_seeds = [{**complete(saved), "seed": 0} for saved in found.values()]
+    # Commands may have begun seeds with different num_rounds: the one that all others can be resumed with.
+    fitting = [not any(forbidden_changes(other, one) for other in of_seeds) for one in of_seeds]
+    place = places[fitting.index(True) if any(fitting) else 0]
+    saved = found[place]
     if not allow_code:
         remedy = "if you trust it, resume it with --allow_code, or by the command that began it"
         refuse_code(place, complete(saved), remedy)

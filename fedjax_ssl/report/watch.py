@@ -156,7 +156,8 @@ def content(folders: list[pathlib.Path]) -> str:
 def _standing(run: RunRecords) -> list[str]:
     """A run's state: round, time left, accuracy, best accuracy, pseudo-label accuracy, seconds per round."""
     last, (best, best_round), rounds = run.metrics[-1], run.best(), run.config["num_rounds"]
-    seconds = [line["seconds"] for line in run.timings if line.get("seconds") is not None][-ROUNDS_FOR_SPEED:]
+    timed = [line for line in run.timings if line.get("seconds") is not None][-ROUNDS_FOR_SPEED:]
+    seconds = [line["seconds"] * (line.get("seeds") or 1) for line in timed]  # seeds in one program wait for each other
     each = float(np.mean(seconds)) if seconds else math.nan
     if run.is_finished:
         left = "finished"

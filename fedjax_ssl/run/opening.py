@@ -161,7 +161,7 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
         reached = max(fitting, default=reached)
     restored = checkpoints.restore(_shape_in(checkpoints, experiment, reached), reached)
     folder.is_changed = bool(changed) and restored.round < len(metrics.lines)
-    timed = {line["round"] for line in folder.read(TIMINGS) if "seconds" in line}
+    timed = {line["round"] for line in folder.read(TIMINGS) if line.get("seconds") is not None}
     untimed = sum(number not in timed for number in range(1, restored.round + 1))
     for line in filter(None, [metrics.damage, *changed, *restored.passed_over]):
         warn(f"{line}; the run goes on from round {restored.round}")

@@ -22,7 +22,7 @@ from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
-from fedjax_ssl.records.ending import SECONDS, in_words
+from fedjax_ssl.records.ending import SECONDS, fields_to_raise, in_words
 from fedjax_ssl.records.origin import look, note_end, note_start, what_differs
 from fedjax_ssl.records.resuming import save_seeds
 from fedjax_ssl.records.workdir import (
@@ -127,6 +127,10 @@ def train(
             with _marked(config, run):
                 _conclude(run, run.ended)  # it may have been killed before it wrote its summary
                 on_finish()
+        if is_first and not groups:
+            raised = fields_to_raise([run.ended for run in runs], config)
+            more = f"; with a larger {' or '.join(raised)} it goes on" if raised else ""
+            say(f"{resumed_by(config, runs[0])} was finished, and nothing was trained{more}")
         for group in groups:
             sharing = sum(len(other) for other in groups if len(other) == len(group))
             trained = train_group(machine, config, group, programs[len(group)], sharing)

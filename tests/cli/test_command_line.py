@@ -1,6 +1,5 @@
 """The command line: overrides, and one clear line for each mistake before anything is written."""
 
-import os
 import re
 import shutil
 
@@ -10,7 +9,6 @@ import pytest
 import fedjax_ssl
 import launch
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.cli import commands
 from fedjax_ssl.config import apply_arguments, differences, load_config_file, parse_config, validate
 from tests.helpers.runs import make_tiny_config
 
@@ -41,6 +39,7 @@ def test_overrides():
         ("--wrokdir=x", "wrokdir"),
         ("swep", "cannot make sense of .swep.; the nearest is sweep; see"),
         ("tran", "cannot make sense of .tran.; the nearest is train; see"),
+        ("sweep", "cannot make sense of .sweep.; a command is the first word; see"),  # it comes after --config
         ("xyz", "cannot make sense of .xyz.; see"),
         ("quickstart.py", "cannot make sense of .quickstart.py.; a config is given as --config=quickstart.py; see"),
         (f"--config={QUICKSTART.replace('start.py', 'strt.py')}", f"the nearest is {QUICKSTART}"),
@@ -203,19 +202,3 @@ def test_the_papers_variants():
     )
     assert (config.model.name, config.data.server_labels, config.data.alpha) == ("wrn28_2", 250, 0.5)
     assert config.fedanchor.server_mixup and config.fedanchor.client_mixup
-
-
-def test_folders_that_a_training_process_deletes_are_not_opened(tmp_path, monkeypatch):
-    for folder in (".", "seed_0", "checkpoints/12.tmp"):
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        (tmp_path / folder / "metrics.jsonl").write_text("12")
-    open_folder = os.scandir
-
-    def deleted(path):
-        if "checkpoints" in str(path):
-            raise FileNotFoundError(path)
-        return open_folder(path)
-
-    monkeypatch.setattr(os, "scandir", deleted)
-    found = commands._sizes_of_records(str(tmp_path))
-    assert found == {tmp_path / "metrics.jsonl": 2, tmp_path / "seed_0" / "metrics.jsonl": 2}

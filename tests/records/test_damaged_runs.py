@@ -190,7 +190,7 @@ def test_records_that_no_checkpoint_fits_are_said_and_nothing_is_changed(run, wo
 
 def test_seconds_that_are_lost_are_said(run, finished_run, capfd):
     """Seconds are not part of the state, so the run does not go back."""
-    (run / TIMINGS).write_text('no line\n{"round": 1, "seconds": 1.0}\n')
+    (run / TIMINGS).write_text('no line\n{"round": 1, "seconds": 1.0}\n{"round": 2, "seconds": null}\n')
     (run / "summary.json").unlink()
     chex.assert_trees_all_equal(train(make_tiny_config(), run), finished_run[1])
     assert "no seconds of 3 of 4 rounds" in capfd.readouterr().err

@@ -56,6 +56,17 @@ def test_several_seeds_are_resumed_by_their_folder_alone(finished_run, tmp_path)
     assert json.loads((runs[1] / "summary.json").read_text())["rounds"] == 4
 
 
+def test_seeds_that_were_begun_with_fewer_rounds_are_no_obstacle(tmp_path):
+    """The command that is printed for resuming took the first seed's configuration, which the second one refused."""
+    for seed, rounds in enumerate((2, 4, 3)):
+        (tmp_path / f"seed_{seed}").mkdir()
+        config = make_tiny_config(num_rounds=rounds, seed=seed)
+        (tmp_path / f"seed_{seed}" / "config.json").write_text(json.dumps(config.to_dict()))
+    save_seeds(tmp_path, (0, 1, 2))
+    config = saved_config(str(tmp_path), allow_code=True)
+    assert (config.num_rounds, config.seeds) == (4, (0, 1, 2))
+
+
 @pytest.mark.parametrize("text", ["{", "3", '["x"]', "null", "[Infinity]", "[" * 100_000])
 def test_a_list_of_seeds_that_is_none(text, tmp_path):
     save_seeds(tmp_path, (1, 2))

@@ -1,5 +1,6 @@
 """The page that shows runs during training, in a real browser and from outside."""
 
+import datetime
 import http.client
 import json
 import shutil
@@ -10,7 +11,7 @@ import pytest
 
 import launch
 from fedjax_ssl import UserError
-from fedjax_ssl.records.workdir import METRICS, SUMMARY
+from fedjax_ssl.records.workdir import METRICS, SUMMARY, TIMINGS
 from fedjax_ssl.report import watch
 
 
@@ -79,6 +80,12 @@ def test_a_silent_run_is_told(running, monkeypatch):
     written = (run / METRICS).stat().st_mtime
     monkeypatch.setattr(watch.time, "time", lambda: written + 3600)
     assert "(no new round for 1:00:00)" in watch.content([run])
+
+
+def test_the_time_left_is_that_of_all_seeds_in_the_program(running):
+    run, lines = running
+    (run / TIMINGS).write_text('{"round": 1, "seconds": 20.0, "seeds": 3}\n')
+    assert f"<td>{datetime.timedelta(minutes=len(lines) - 1)}" in watch.content([run])
 
 
 def test_it_answers_this_machine_alone(server):

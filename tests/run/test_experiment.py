@@ -106,7 +106,7 @@ def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"} == before
     assert launch.main([f"--workdir={workdir}", "--allow_code"]) == 0
     said = capsys.readouterr().err
-    assert f"{workdir} was finished, and nothing was trained; --config.num_rounds=N above" in said
+    assert f"{workdir} was finished, and nothing was trained; with a larger num_rounds it goes on" in said
     assert "compiling" not in said
 
 

@@ -164,6 +164,7 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
         assert [line["lane_steps"] for line in timings if "seconds" in line] == list(range(11, 18))
         # Of each round, and of one of two seeds.
         assert [line["seconds"] for line in timings if "seconds" in line] == [3, 3, 3, 1.5, 1.5, 3, 3]
+        assert {line["seeds"] for line in timings if "seconds" in line} == {2}
         assert [line["round"] for line in timings if "checkpoint_seconds" in line] == [3, 6, 7]
         files = snapshot_files(run.folder.path / "snapshots")
         snapshots = {number: read_arrays(str(file), ("w",)) for number, file in files.items()}

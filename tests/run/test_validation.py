@@ -10,6 +10,7 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl import UserError, train
 from fedjax_ssl.data import load_dataset
+from fedjax_ssl.records.ending import fields_to_raise
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.report import figures, style, write_comparison, write_report
@@ -263,10 +264,17 @@ def test_a_run_that_bytes_have_ended_says_so_and_goes_on_when_they_are_eased(fin
     assert run.why_ended().startswith("stop.bytes") and summary_of(workdir)["ended_by"] == "rounds"
     capfd.readouterr()
     assert int(train(stopped, tmp_path / "run").round) == 2
-    assert "run ended in round 2: stop.bytes" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "run ended in round 2: stop.bytes" in said and "trained; with a larger stop.bytes it goes on" in said
     with pytest.raises(UserError, match=r"stop\.patience: 4 there, 3 here"):
         train(make_config(**{"stop.patience": 3}), tmp_path / "run")
     chex.assert_trees_all_equal(train(make_config(), tmp_path / "run"), state)
     assert read_run(tmp_path / "run").metrics == lines
     with pytest.raises(UserError, match=r"stop\.patience=4 needs validation images"):
         train(make_config(**{"data.validation": 0, "stop.patience": 4}), tmp_path / "other")
+
+
+def test_what_cannot_let_a_run_go_on_is_not_advised():
+    """A cosine schedule depends on all rounds, and no field changes a method's own rule."""
+    assert fields_to_raise(["patience", "rounds"], {"schedule": "constant"}) == ["stop.patience", "num_rounds"]
+    assert fields_to_raise(["rounds", "method"], {"schedule": "cosine"}) == []

@@ -58,7 +58,7 @@ class ShowProgress(Listener):
 
     def take(self, turn: Turn) -> None:
         if turn.lines[0]:
-            self._progress.update(turn.lines[0][-1])
+            self._progress.update(turn.lines[0][-1], turn.is_last)
         else:
             self._progress.begin()
 

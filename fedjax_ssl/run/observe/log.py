@@ -33,6 +33,12 @@ def say(text: str, level: int = NORMAL) -> None:
     """Prints a line on stderr if its level is shown, and writes it to run.log."""
     note(text)
     if shows(level):
+        show(text)
+
+
+def show(text: str) -> None:
+    """Prints a line on stderr. If its reader has ended, nothing happens: a run does not need to be seen."""
+    with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 

@@ -37,7 +37,7 @@ class RoundProgress:
             console: where to print; default: stderr.
             measured: the set that is evaluated each round, see `fedjax_ssl.config.measured_each_round`.
         """
-        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._console = console or _Console(file=sys.stderr, highlight=False)
         self._num_rounds, self._title, self._measured = num_rounds, title, measured
         self._last_line = -math.inf
         self._first_round = contextlib.ExitStack()
@@ -73,18 +73,20 @@ class RoundProgress:
         """Prints a line above the bar and in run.log."""
         note(text)
         if shows(QUIET if text.startswith("warning: ") else NORMAL):
-            self._console.print(text, markup=False, soft_wrap=True)
+            with contextlib.suppress(OSError):  # as in `log.show`
+                self._console.print(text, markup=False, soft_wrap=True)
 
-    def update(self, metrics: dict[str, Any]) -> None:
-        """Shows a round's figures and the estimated time left."""
+    def update(self, metrics: dict[str, Any], is_last: bool = False) -> None:
+        """Shows a round's figures and the estimated time left; a rule may make a round before `num_rounds` the last."""
         self._first_round.close()
         done, figures = metrics["round"], describe(metrics, self._measured)
         self._seen.append((time.monotonic(), done))
-        left = self._time_left()
+        is_last = is_last or done == self._num_rounds
+        left = "" if is_last else self._time_left()
         self._bar.update(self._task, completed=done, left=left, figures=figures)
         due = shows(VERBOSE) or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES
         line = "  ".join(filter(None, [self._title, f"round {done}/{self._num_rounds}", left, figures]))
-        if not self._console.is_interactive and (due or done == self._num_rounds):
+        if not self._console.is_interactive and (due or is_last):
             self._last_line = time.monotonic()
             self.say(line)
         else:
@@ -92,10 +94,17 @@ class RoundProgress:
 
     def _time_left(self) -> str:
         (before, first), (now, done) = self._seen[0], self._seen[-1]
-        if done == self._num_rounds or done == first:
+        if done == first:
             return ""
         seconds = (now - before) / (done - first) * (self._num_rounds - done)
         return f"{datetime.timedelta(seconds=math.ceil(seconds))} left"
+
+
+class _Console(Console):
+    """A console that says no more when its reader has ended; Rich's own would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 class _Left(ProgressColumn):

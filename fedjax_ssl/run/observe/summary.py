@@ -45,9 +45,16 @@ def to_record(metrics: dict[str, np.ndarray], traffic: Traffic, accountant: Acco
     }
 
 
-def to_timing(result: RoundResult, seconds: float) -> dict[str, Any]:
-    """The line of timings.jsonl for one round. It has the lane steps, which depend on the machine as seconds do."""
-    return {"round": result.metrics["round"].item(), "seconds": seconds, "lane_steps": result.lane_steps.item()}
+def to_timing(result: RoundResult, seconds: float, seeds: int) -> dict[str, Any]:
+    """The line of timings.jsonl for one round. It has the lane steps, which depend on the machine as seconds do.
+
+    Args:
+        result: of one seed.
+        seconds: of the round of all seeds that train in one program; the line has a seed's share.
+        seeds: their number.
+    """
+    number, lane_steps = result.metrics["round"].item(), result.lane_steps.item()
+    return {"round": number, "seconds": seconds / seeds, "seeds": seeds, "lane_steps": lane_steps}
 
 
 def what_went_wrong(line: dict[str, Any]) -> str:
@@ -81,12 +88,12 @@ def summarise(config: ConfigDict, folder: Workdir, ended_by: str) -> dict[str, A
         "best_round": best["round"],
         **_over_clients(folder),
         **labels,
-        **{name: sum(line.get(name, 0.0) for line in timings) for name in SECONDS},
+        **{name: sum(line.get(name) or 0.0 for line in timings) for name in SECONDS},
         "bytes_down": sum(line["bytes_down"] for line in lines),
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "dropped_uploads": sum(line["dropped_uploads"] for line in lines),
         **({"epsilon": last["epsilon"], "delta": config.privacy.delta} if "epsilon" in last else {}),
-        "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}",
+        "device": f"{jax.devices()[0].device_kind} x {devices.num_devices()}",
         "backend": devices.platform(),
         "versions": {
             "python": platform.python_version(),

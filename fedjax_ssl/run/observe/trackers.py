@@ -13,16 +13,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.config import flatten, measured_each_round
 from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.engine.measures import MEASURES, OPEN_SET, words_of
 from fedjax_ssl.files import make_folder, refuse_link, replace_file
+from fedjax_ssl.records.clients import TESTED, test_figures
 from fedjax_ssl.records.workdir import METRICS, TENSORBOARD, TIMINGS, Workdir
 from fedjax_ssl.run.observe.log import warn
 
-MEASURED = ("accuracy", "loss", *words_of(MEASURES), *OPEN_SET)  # figures of a set of images
+MEASURED = ("accuracy", "loss", *words_of(MEASURES), *OPEN_SET, "attacked_class")  # figures of a set of images
 WANDB_ID = "wandb_id"  # a file in the workdir
 
 # Name in metrics.jsonl -> group and name of the curve; other names are the method's own metrics.
@@ -45,6 +47,9 @@ TAGS = {
     "late_uploads": "clients/late_uploads",
     "answers": "clients/answers",
     "cohort_size": "clients/cohort_size",
+    "clients_without_labels": "clients/without_labels",
+    **{name: name.replace("client_test_", "client_tests/") for name in test_figures(dict.fromkeys(TESTED, np.ones(1)))},
+    "attack_success": "attack/success",
     "epsilon": "privacy/epsilon",
     "server_loss": "server/loss",
     "contrastive_loss": "server/contrastive_loss",

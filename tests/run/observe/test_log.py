@@ -1,6 +1,8 @@
 """A run's messages: stderr has as much as asked for, run.log everything."""
 
+import os
 import re
+import sys
 
 import pytest
 
@@ -74,6 +76,21 @@ def test_a_quiet_clock_and_quiet_progress_show_nothing(tmp_path, capfd, monkeypa
     assert [line[20:] for line in (tmp_path / "run.log").read_text().splitlines()] == [
         "workdir", "round 4/4  test 50.00 %", "warning: slow"
     ]  # fmt: skip
+
+
+def test_a_reader_that_has_ended_does_not_end_the_run(tmp_path, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as gone, log.logged([tmp_path / "run.log"]):
+        monkeypatch.setattr(sys, "stderr", gone)
+        log.say("workdir")
+        with RoundProgress(4, 0) as progress:
+            progress.say("round 1/4")
+            progress.update({"round": 4, "test_accuracy": 0.5})
+        assert launch.main(["sweep"]) == 2
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writing)  # takes what Python still holds
+    lines = [line[20:] for line in (tmp_path / "run.log").read_text().splitlines()]
+    assert lines == ["workdir", "round 1/4", "round 4/4  test 50.00 %"]
 
 
 def test_a_runs_folder_has_its_log(finished_run):

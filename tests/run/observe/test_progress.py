@@ -55,6 +55,14 @@ def test_plain_lines_say_the_same(clock):
     ]
 
 
+def test_the_last_round_is_shown_when_a_rule_ends_the_run(clock):
+    console = Console(file=io.StringIO(), force_terminal=False, highlight=False)
+    with RoundProgress(4, 0, console=console) as progress:
+        progress.update({"test_accuracy": 0.25, "round": 1})
+        progress.update({"test_accuracy": 0.5, "round": 2}, is_last=True)
+    assert console.file.getvalue().splitlines()[1] == "round 2/4  test 50.00 %"
+
+
 def test_a_run_alone_has_no_title():
     console = Console(file=io.StringIO(), force_terminal=False, highlight=False)
     with RoundProgress(4, 3, console=console) as progress:

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import jax
 import numpy as np
 import pytest
 
@@ -28,7 +29,7 @@ def test_who_is_not_asked_or_does_not_answer_sends_no_statistics(turns, counts, 
     assert (line["bytes_down"], line["bytes_up"]) == (down, up)
 
 
-def test_a_summary_has_sums_of_all_rounds_and_figures_of_the_last_and_the_first_best(tmp_path):
+def test_a_summary_has_sums_of_all_rounds_and_figures_of_the_last_and_the_first_best(tmp_path, monkeypatch):
     config = make_tiny_config(num_rounds=4)
     accuracies, numbers = [0.2, 0.6, 0.6, 0.5], np.array([1, 2, 4, 8])
     sums = {"bytes_down": 100 * numbers, "bytes_up": 10 * numbers, "dropped_uploads": numbers - 1}
@@ -41,7 +42,9 @@ def test_a_summary_has_sums_of_all_rounds_and_figures_of_the_last_and_the_first_
         folder.append(TIMINGS, [{"round": 0, "compile_seconds": 3.0, "init_seconds": 2.0}])
         folder.append(TIMINGS, [{"round": n, "seconds": 0.5 * n} for n in (1, 2, 3, 4)])
         folder.append(TIMINGS, [{"round": n, "checkpoint_seconds": 0.25} for n in (2, 4)])
+        monkeypatch.setattr(jax, "device_count", lambda: 8)  # without a mesh only one of them trains
         summary = summarise(config, folder, "rounds")
+    assert summary["device"].endswith(" x 1")
     expected = {name: values.sum() for name, values in sums.items()} | {name: of[-1] for name, of in last.items()}
     expected |= {"rounds": 4, "test_accuracy": 0.5, "best_test_accuracy": 0.6, "best_round": 2, "seconds": 5.0}
     expected |= {"compile_seconds": 3.0, "init_seconds": 2.0, "checkpoint_seconds": 0.5, "delta": config.privacy.delta}

@@ -119,6 +119,16 @@ def test_validation_has_curves_of_its_own():
     assert curves(row) == {"validation/accuracy": 0.5, "validation/loss": 1.5}
 
 
+@pytest.mark.parametrize("name, tag", [
+    ("client_test_personal_worst_tenth", "client_tests/personal_worst_tenth"),
+    ("attack_success", "attack/success"),
+    ("test_attacked_class", "test/attacked_class"),
+    ("clients_without_labels", "clients/without_labels"),
+])  # fmt: skip
+def test_figures_of_the_library_are_no_metrics_of_the_method(name, tag):
+    assert curves({"round": 3, name: 0.5}) == {tag: 0.5}
+
+
 def test_tensorboard_off(copied, reopen):
     _, trackers = reopen(4, **{"log.tensorboard": False})
     with trackers:
