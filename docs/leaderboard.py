@@ -16,6 +16,7 @@ import io
 import json
 import pathlib
 import re
+import runpy
 import statistics
 import sys
 from collections.abc import Sequence
@@ -255,6 +256,9 @@ def page() -> str:
             f"{lines[0]['tries']} tries a row. Commit {', '.join(made['commit'])}; JAX {', '.join(made['jax'])}; "
             f"{'; '.join(made['processor'])}.\n"
         )
+    left = [board for board in runpy.run_path(str(SWEEP))["ROWS"] if not (RECORDS / f"{board}.csv").exists()]
+    if left:
+        parts.append("\n".join(["## Not run yet\n", *(f"* `{board}`" for board in left), ""]))
     return "\n".join(parts)
 
 
