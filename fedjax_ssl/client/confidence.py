@@ -181,8 +181,9 @@ def client_mean(options, num_classes: int, threshold, strictly: bool) -> Confide
 
     def update(state, scores, present, positions):
         best = jnp.max(scores, axis=-1)
+        highest = jnp.max(jnp.where(present, best, -jnp.inf))
         # The rounded mean of equal scores may be above each of them.
-        return jnp.minimum(mean_present(best, present), jnp.max(jnp.where(present, best, -jnp.inf)))
+        return jnp.where(jnp.any(present), jnp.minimum(mean_present(best, present), highest), 0.0)
 
     return Confidence(lambda n_max: jnp.zeros(()), update, lambda tau, scores, size: _reached(scores, tau, strictly))
 

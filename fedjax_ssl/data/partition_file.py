@@ -174,7 +174,9 @@ def check_labelled_clients(
         client_rows: each client's rows.
         labelled_clients: `data.labelled_clients`.
     """
-    counts = [(int(np.isin(rows, labelled).sum()), len(rows)) for rows in client_rows]
+    is_labelled = np.zeros(max((int(rows.max()) for rows in client_rows if len(rows)), default=-1) + 1, bool)
+    is_labelled[labelled] = True
+    counts = [(int(np.count_nonzero(is_labelled[rows])), len(rows)) for rows in client_rows]
     partly = [client for client, (known, size) in enumerate(counts) if 0 < known < size]
     if partly:
         raise UserError(f"{source}: client {partly[0]} has some labels, but data.labels='some_clients'; use 'clients'")

@@ -74,8 +74,8 @@ def whole_batches(count: jax.Array, size: int) -> jax.Array:
 def largest_batch(problem: Problem, n_max: int) -> int:
     """The most unlabelled images in a batch of any client with labels, if the configuration determines it.
 
-    If it does not say how many labels a client with n images has at least, the result is n_max. It does not if the data
-    lack labels.
+    The result is n_max if the data lack labels, or the configuration does not say how many labels a client with n
+    images has at least.
 
     Args:
         problem: the run.
@@ -83,9 +83,9 @@ def largest_batch(problem: Problem, n_max: int) -> int:
     """
     config, size = problem.config, problem.config.client.batch_size
     data, num_classes, images = config.data, problem.num_classes, np.arange(1, n_max + 1)
-    labelled = np.zeros_like(images)
     if problem.lacks_labels:
         return n_max
+    labelled = np.zeros_like(images)
     if data.reveal_labels:
         labelled = images
     elif data.labels == "clients" and not data.partition_file:
