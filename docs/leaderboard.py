@@ -28,7 +28,7 @@ from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.records.workdir import LOG, SUMMARY
 from fedjax_ssl.report.table import LAST, costs, half_interval
-from fedjax_ssl.sweep import TRIES, Cell, Sweep, load_sweep, plan
+from fedjax_ssl.sweep import TRIES, Cell, Sweep, accuracies_of, load_sweep, plan
 from fedjax_ssl.sweep.search import row_and_number, tries_of, with_best
 
 DOCS = pathlib.Path(__file__).parent
@@ -107,7 +107,7 @@ def after_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str]) -
     number, seed = max((int(place) + 1 for place in places if place.isdecimal()), default=0), sweep.search.seed
     tries = sweep._replace(methods=tries_of(sweep.methods, sweep.search, number), seeds=(seed,))
     cells = plan(tries, workdir / TRIES, overrides)
-    found = {cell.name: float(run.accuracy()[-LAST:].mean()) for cell in cells for run in cell.row().runs}
+    found = accuracies_of(cells)
     left = [cell.name for cell in cells if cell.name not in found and not diverged(cell, seed)]
     best = with_best(sweep.methods, sweep.search, number, found, lambda line: None)
     return sweep._replace(methods=best), number, {row_and_number(name)[0]: name for name in left}

@@ -28,7 +28,9 @@ from fedjax_ssl.sweep.plan import Cell, Sweep, by_argument, load_sweep, plan, pr
 from fedjax_ssl.sweep.search import Methods, Search, changed, is_named, row_and_number, tries_of, with_best
 from fedjax_ssl.sweep.work import finish, has_diverged, run_name, unfinished, work_on
 
-__all__ = ["Cell", "Sweep", "by_argument", "load_sweep", "plan", "progress_of", "run_sweep", "warm_ups_of"]
+__all__ = [
+    "Cell", "Sweep", "accuracies_of", "by_argument", "load_sweep", "plan", "progress_of", "run_sweep", "warm_ups_of",
+]  # fmt: skip
 
 TRIES = "tries"  # the folder of the tries of all rows
 
@@ -83,7 +85,7 @@ def run_sweep(
             _list(asked)
         else:
             failures, undecided = _finish_tries(asked, root / TRIES)
-            write_tries(root, sweep.search, tried, _accuracies(tried))
+            write_tries(root, sweep.search, tried, accuracies_of(tried))
     table = _Table(sweep, root, overrides, tried, tries)
     cells = [cell for cell in table.cells(say) if cell.name in names]
     warm_ups = warm_ups_of(cells)
@@ -130,7 +132,7 @@ class _Table:
 
     def cells(self, tell: Callable[[str], object] = lambda line: None) -> list[Cell]:
         """The cells of the rows; `tell` is called with a line about the best try of each."""
-        best = with_best(self._sweep.methods, self._sweep.search, self._tries, _accuracies(self._tried), tell)
+        best = with_best(self._sweep.methods, self._sweep.search, self._tries, accuracies_of(self._tried), tell)
         if best != self._methods:  # planning reads the config's file, which may have been edited since
             self._methods = best
             self._cells = plan(self._sweep._replace(methods=best), self._root, self._overrides)
@@ -212,7 +214,7 @@ def _finish_tries(cells: list[Cell], root: pathlib.Path) -> tuple[dict[str, str]
     return failures, {row_and_number(cell.name)[0] for cell, why in failed if why and not has_diverged(why)}
 
 
-def _accuracies(cells: list[Cell]) -> dict[str, float]:
+def accuracies_of(cells: list[Cell]) -> dict[str, float]:
     """Name of a finished try -> its mean validation accuracy, a share, in the last rounds."""
     return {cell.name: float(run.accuracy()[-LAST:].mean()) for cell in cells for run in cell.row().runs}
 
