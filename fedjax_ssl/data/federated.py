@@ -245,9 +245,7 @@ def federate(
     return put_whole(hold(dataset, partition, seed, reveal_labels, centralised, attack))
 
 
-def put_whole(
-    held: Holdings, width: int | None = None, same_images: FederatedData | None = None
-) -> tuple[FederatedData, jax.Array]:
+def put_whole(held: Holdings, same_images: FederatedData | None = None) -> tuple[FederatedData, jax.Array]:
     """Puts a whole federation on the device.
 
     Methods never see hidden labels, which are not part of `FederatedData`. Only evaluation outside the method uses
@@ -255,20 +253,14 @@ def put_whole(
 
     Args:
         held: the federation.
-        width: n_max of `client_index`, if several seeds share one shape; None: the size of the largest client.
         same_images: a federation of the same data set whose image arrays are reused. Training images are still copied
             if attackers have crafted some of them.
 
     Returns:
         The federation's data, and the hidden labels: int32 [N], the true label of every training example.
-
-    Raises:
-        ValueError: a client has more examples than `width`.
     """
     sizes = held.sizes
-    width = max(1, int(sizes.max())) if width is None else width
-    if sizes.max() > width:
-        raise ValueError(f"width={width}, but a client has {sizes.max()} examples")
+    width = max(1, int(sizes.max()))
     client_index = np.zeros((len(sizes), width), np.int32)
     client_index[np.arange(width) < sizes[:, np.newaxis]] = held.rows
     shared = same_images is not None

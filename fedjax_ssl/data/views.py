@@ -22,21 +22,20 @@ SERVED = (0.5, 0.95)
 _ALIGNED = 64  # bytes, alignment of XLA's arrays on CPUs
 
 
-def widths_of(sizes: list[np.ndarray], clients: int) -> tuple[int, ...]:
+def widths_of(sizes: np.ndarray, clients: int) -> tuple[int, ...]:
     """The widths n_max of the rounds' tables, in ascending order; every client fits the last width.
 
     There are several widths if a table of all clients would be large and a few clients are much larger than most. The
     result does not depend on residence (where data are kept), so a round always has the same width and equal results.
 
     Args:
-        sizes: for each seed of a run, int [K], the number of examples of each client.
+        sizes: int [K], the number of examples of each client.
         clients: number of clients in a round.
     """
-    every = np.concatenate(sizes)
-    widths = [max(1, int(every.max()))]
-    if len(sizes[0]) * widths[0] > MOST_ENTRIES:
+    widths = [max(1, int(sizes.max()))]
+    if len(sizes) * widths[0] > MOST_ENTRIES:
         for served in sorted(SERVED, reverse=True):
-            width = int(np.quantile(every, served ** (1 / clients), method="higher"))
+            width = int(np.quantile(sizes, served ** (1 / clients), method="higher"))
             if 2 * width <= widths[0]:
                 widths.insert(0, max(1, width))
     return tuple(widths)

@@ -89,7 +89,7 @@ class Server:
         drawn = jax.eval_shape(lambda state, data: one_job(problem, method, state, data)[0].clients, *shapes)
         # From the partition, not from the nodes' answers: a false size would cost all other nodes memory.
         self._sizes = np.array([len(rows) for rows in experiment.partition.client_rows])
-        self._widths = widths_of([self._sizes], len(drawn))
+        self._widths = widths_of(self._sizes, len(drawn))
         self._turns = 0  # in all rounds so far
         self._counted = np.zeros(problem.config.num_clients, int)  # the turn of each client's last accepted upload
         self._down = self._up = 0  # bytes of a round

@@ -111,11 +111,6 @@ def clients_at_once(experiment: Experiment) -> int:
     return num_jobs(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
 
 
-def most_test_images(experiments: list[Experiment]) -> int:
-    """The number of test images of the client that has the most, over all seeds; 0: no client has any."""
-    return max((len(rows) for each in experiments for rows in each.partition.client_test_rows), default=0)
-
-
 def test_set_of(experiment: Experiment, clients: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Test images of some clients [M, width, ...], and their labels int32 [M, width], -1 for padding."""
     dataset, tests = experiment.dataset, experiment.partition.client_test_rows

@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -60,6 +60,18 @@ class Experiment(NamedTuple):
         """The largest data of a round, or their shapes."""
         return self.data if self.views is None else self.views.shapes(self.views.widths[-1])[0]
 
+    @property
+    def most_test_images(self) -> int:
+        """The number of test images of the client that has the most; 0: no client has any."""
+        return max(map(len, self.partition.client_test_rows), default=0)
+
+    @property
+    def shapes(self) -> Hashable:
+        """All shapes that differ between seeds. Seeds of equal shapes share their programs."""
+        rounds = self.data if self.views is None else [self.views.shapes(width) for width in self.views.widths]
+        leaves, structure = jax.tree.flatten(rounds)
+        return self.most_test_images, structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+
 
 def build_experiment(config: ConfigDict) -> Experiment:
     """The parts of one run; see `build_experiments`."""
@@ -86,7 +98,9 @@ def build_whole(config: ConfigDict, reader: str) -> Experiment:
 
 
 def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.Path | None]) -> list[Experiment]:
-    """The parts of the runs of one configuration with several seeds, with arrays of the same shapes.
+    """The parts of the runs of one configuration with several seeds.
+
+    A seed has the shapes that it would have alone: random numbers of several epochs depend on the shape of their array.
 
     Args:
         configs: valid configurations that differ only in the seed.
@@ -121,22 +135,19 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     shared = make_problem(config, dataset_facts(dataset), dataset.lacks_labels)
     method = make_method(shared)
     init = initialiser(shared, method)
-    place = _placed(shared, method, init, helds)
     experiments: list[Experiment] = []
     first: FederatedData | None = None
     for c, partition, held in zip(configs, partitions, helds):
-        problem = shared._replace(config=c)
+        problem, place = shared._replace(config=c), _placed(shared, method, init, held)
         if place.residence.whole:
-            views, (data, hidden_labels) = None, put_whole(held, place.widths[-1], first)
+            views, (data, hidden_labels) = None, put_whole(held, first)
         else:
             on_device = place.residence.images == "device"
             views = Views(held, place.widths, place.clients, place.images, on_device, place.recalled)
             data, hidden_labels = views.first()
         first = first or data
-        if experiments:
-            shape = experiments[0].state_shape
-        else:
-            shape = jax.eval_shape(init, data)
+        shape = jax.eval_shape(init, data)
+        if not experiments:
             _check_delivery(config, method, has_rows=views is not None and bool(jax.tree.leaves(shape.records)))
             check_private(problem, method, shape, data)
         parts = problem, make_method(problem), data, hidden_labels, partition, dataset, init, shape
@@ -145,7 +156,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
 
 
 class _Place(NamedTuple):
-    """Where the federations of all seeds are stored, in arrays of the same shapes."""
+    """Where a seed's federation is stored."""
 
     residence: Residence
     widths: tuple[int, ...]  # of the rounds' tables, see `widths_of`
@@ -154,9 +165,9 @@ class _Place(NamedTuple):
     recalled: int  # the most clients outside of a view whose records a round reads
 
 
-def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], State], helds: list[Holdings]) -> _Place:
+def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], State], held: Holdings) -> _Place:
     """Chooses the place from sizes alone, before anything is put on the device or compiled."""
-    config, held = problem.config, helds[0]
+    config = problem.config
     small = small_arrays(held)
     select = select_of(problem, method)
     begins, by_state = State(jnp.int32(0), Model({}, ())), False
@@ -164,9 +175,8 @@ def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], St
         clients = len(jax.eval_shape(lambda data: select(begins, data, jax.random.key(0)).clients, small))
     except (KeyError, TypeError, AttributeError):
         clients, by_state = config.num_clients, True
-    sizes = [held.sizes for held in helds]
-    widths = widths_of(sizes, clients)
-    images = tuple(max(each) for each in zip(*(most_images(some, widths, clients) for some in sizes)))
+    widths = widths_of(held.sizes, clients)
+    images = most_images(held.sizes, widths, clients)
     room = memory_limit()
     if config.num_clients * widths[-1] > MOST_ENTRIES:  # too large even to trace the tables of all clients
         example = Views(held, widths, clients, images, on_device=False).shapes(widths[-1])[0]

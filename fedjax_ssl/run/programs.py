@@ -19,7 +19,7 @@ from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import is_cached_here, recall_seconds, remember_seconds
-from fedjax_ssl.run.client_tests import clients_at_once, make_client_tests, most_test_images
+from fedjax_ssl.run.client_tests import clients_at_once, make_client_tests
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
@@ -32,7 +32,7 @@ CACHE_HIT = "/jax/compilation_cache/cache_hits"  # JAX's event in a thread whose
 
 
 class Program(NamedTuple):
-    """The compiled functions of a run; all seeds share them."""
+    """The compiled functions of a run; seeds of equal shapes share them."""
 
     init: jax.stages.Compiled | None  # (data, the model to begin with or None) -> state
     # Width of the clients' rows -> (states, data, hidden labels, number of rounds) -> Dispatch.
@@ -48,7 +48,7 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
 
     Args:
         machine: the programs run on it.
-        experiments: one for each seed.
+        experiments: one for each seed, of equal `shapes`.
         with_init: whether a run begins; a resumed run takes its state from a checkpoint.
         given: the parts of a model that a run begins with, see `initialise`; of any run, since only shapes matter.
 
@@ -60,8 +60,8 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
         lower["the first state"] = lambda: machine.jit(functools.partial(initialise, first)).lower(first.data, given)
     snapshots = {name: f"the outputs on {name} images" for name in _snapshot_sets(first)}
     lower |= {title: functools.partial(_lower_snapshot, machine, first, name) for name, title in snapshots.items()}
-    if most_test_images(experiments):
-        lower[CLIENTS_TESTS] = lambda: _lower_client_tests(machine, experiments)
+    if first.most_test_images:
+        lower[CLIENTS_TESTS] = lambda: _lower_client_tests(machine, first)
     rounds = dict.fromkeys(_widths(first)[-1:], "the rounds")
     rounds |= {width: f"the rounds of clients with at most {width} images" for width in _widths(first)[:-1]}
     lower |= {title: functools.partial(lower_dispatch, machine, experiments, width) for width, title in rounds.items()}
@@ -204,14 +204,13 @@ def _lower_snapshot(machine: Machine, experiment: Experiment, name: str) -> jax.
     return snapshot.lower(model, images, jax.ShapeDtypeStruct(rows.shape, jnp.int32))
 
 
-def _lower_client_tests(machine: Machine, experiments: list[Experiment]) -> jax.stages.Lowered:
-    first, number = experiments[0], clients_at_once(experiments[0])
-    inputs, width = first.dataset.x_train, most_test_images(experiments)
+def _lower_client_tests(machine: Machine, experiment: Experiment) -> jax.stages.Lowered:
+    number, inputs, width = clients_at_once(experiment), experiment.dataset.x_train, experiment.most_test_images
     images = jax.ShapeDtypeStruct((number, width, *inputs.shape[1:]), inputs.dtype)
     clients, labels = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((number,), (number, width)))
-    test = machine.jit(make_client_tests(first.problem, first.method, machine.lanes(number)))
+    test = machine.jit(make_client_tests(experiment.problem, experiment.method, machine.lanes(number)))
     present = jax.ShapeDtypeStruct((number,), bool)
-    return test.lower(first.state_shape, first.largest, clients, present, images, labels)
+    return test.lower(experiment.state_shape, experiment.largest, clients, present, images, labels)
 
 
 def compile_dispatch(machine: Machine, experiment: Experiment) -> jax.stages.Compiled:

@@ -1,11 +1,12 @@
 """Trains a run from its configuration: `train(config, workdir)`."""
 
+import collections
 import contextlib
 import json
 import os
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -111,10 +112,16 @@ def train(
             say(f"clients train on {machine}")
         any_begins = any(run.state is None for run in runs)
         given = next((run.warm_start.model for run in runs if run.warm_start), None)
-        programs = {
-            size: compile_program(machine, [run.experiment for run in group], any_begins, given)
-            for size, group in {len(group): group for group in groups}.items()
-        }
+        sharing = collections.Counter(_shapes_of(group) for group in groups for _ in group)
+        programs: dict[Hashable, Program] = {}
+
+        def program_of(group: list[Run]) -> Program:
+            if (shapes := _shapes_of(group)) not in programs:
+                programs[shapes] = compile_program(machine, [run.experiment for run in group], any_begins, given)
+            return programs[shapes]
+
+        if groups:
+            program_of(groups[0])  # the others are compiled when their turn comes
         if workdir is None and config.seeds and is_first:
             parent = fresh_workdir(pathlib.Path("runs"), section_of(config.method))
             for run in runs:
@@ -132,8 +139,9 @@ def train(
             more = f"; with a larger {' or '.join(raised)} it goes on" if raised else ""
             say(f"{resumed_by(config, runs[0])} was finished, and nothing was trained{more}")
         for group in groups:
-            sharing = sum(len(other) for other in groups if len(other) == len(group))
-            trained = train_group(machine, config, group, programs[len(group)], sharing)
+            with _marked(config, group[0]):
+                program = program_of(group)
+            trained = train_group(machine, config, group, program, sharing[_shapes_of(group)])
             states.update(zip([run.seed for run in group], trained))
             ends = why_ended([run.experiment for run in group], [run.folder for run in group], trained)
             with _marked(config, group[0]):
@@ -167,8 +175,13 @@ def _warn_of_other_code(runs: list[Run]) -> None:
         warn(f"other code trained this run before ({differ})")
 
 
+def _shapes_of(group: list[Run]) -> Hashable:
+    """What a group's programs depend on: groups of as many runs of equal shapes share them."""
+    return len(group), group[0].experiment.shapes
+
+
 def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
-    """Groups the runs that train together: those at the same round, if that is faster on this machine."""
+    """Groups the runs that train together: those of equal shapes at the same round, if that is faster here."""
     # With a stopping rule seeds may end at different rounds, and each has its own seconds.
     if not runs:
         return []
@@ -177,7 +190,9 @@ def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
     together = 1 if alone else machine.seeds_together(len(runs))
     groups: list[list[Run]] = []
     for run in runs:
-        if not groups or len(groups[-1]) == together or groups[-1][-1].round != run.round:
+        last = groups[-1][-1] if groups else run
+        is_alike = last.round == run.round and last.experiment.shapes == run.experiment.shapes
+        if not groups or len(groups[-1]) == together or not is_alike:
             groups.append([])
         groups[-1].append(run)
     return groups

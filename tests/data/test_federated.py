@@ -115,13 +115,12 @@ def test_permuting_hidden_labels_changes_nothing_that_a_method_sees():
     assert (hidden != other_hidden).sum() == 9
 
 
-def test_width_can_be_shared_between_seeds():
+def test_rows_of_smaller_clients_are_padded():
     dataset, partition = small_federation()
-    data, _ = put_whole(hold(dataset, partition, seed=0), width=5)
-    assert data.client_index.shape == (4, 5)
-    np.testing.assert_array_equal(data.client_index[0], [7, 2, 9, 0, 0])
-    with pytest.raises(ValueError, match="3 examples"):
-        put_whole(hold(dataset, partition, seed=0), width=2)
+    data, _ = put_whole(hold(dataset, partition, seed=0))
+    assert data.client_index.shape == (4, 3)
+    np.testing.assert_array_equal(data.client_index[0], [7, 2, 9])
+    np.testing.assert_array_equal(data.client_index[1][data.client_size[1] :], 0)
 
 
 @pytest.mark.parametrize(

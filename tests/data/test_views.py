@@ -94,15 +94,15 @@ def test_each_of_several_hosts_reads_a_part_of_the_images(hosts):
 
 
 def test_a_usual_federation_has_one_width():
-    assert widths_of([np.array([3, 90, 5])], 2) == (90,)
-    assert widths_of([np.zeros(3, int)], 2) == (1,)
+    assert widths_of(np.array([3, 90, 5]), 2) == (90,)
+    assert widths_of(np.zeros(3, int), 2) == (1,)
 
 
 def test_a_heavy_tail_has_narrow_widths_that_serve_half_and_most_of_the_rounds():
     generator = np.random.default_rng(0)
     sizes = np.minimum(generator.zipf(2.0, 100_000), 5_000)
     assert len(sizes) * sizes.max() > MOST_ENTRIES
-    narrow, middle, widest = widths_of([sizes], 10)
+    narrow, middle, widest = widths_of(sizes, 10)
     assert widest == sizes.max()
     largest = np.array([sizes[generator.choice(len(sizes), 10, replace=False)].max() for _ in range(2_000)])
     assert 0.45 < (largest <= narrow).mean() < 0.6  # at least a half: sizes are whole numbers

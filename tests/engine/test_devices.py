@@ -17,6 +17,7 @@ from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.lanes import deal
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiments, initialise
+from tests.helpers.kept_programs import keep_programs
 from tests.helpers.runs import ROOT, SMALL, make_fedanchor_config, make_tiny_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -103,6 +104,18 @@ def test_several_seeds_through_train(tmp_path, finished_run):
     for mine, reference in zip(jax.tree.leaves(states[1]), jax.tree.leaves(state)):
         np.testing.assert_array_equal(mine, reference)
     assert json.loads((tmp_path / "seeds" / "seed_2" / "summary.json").read_text())["seed"] == 2
+
+
+def test_a_seed_with_a_larger_client_does_not_change_the_others(tmp_path):
+    fields = {"data.partition": "dirichlet_classes", "data.alpha": 1.0, "data.examples_per_client": 0, "num_rounds": 1}
+    fields |= {"data.client_test_share": 0.2, "clients_per_round": 2}
+    with keep_programs():
+        train(make_tiny_config(seeds=(0, 1), **fields), tmp_path / "both")
+        train(make_tiny_config(seed=0, **fields), tmp_path / "alone")
+    both, alone = (tmp_path / folder / "metrics.jsonl" for folder in ("both/seed_0", "alone"))
+    assert both.read_text() == alone.read_text()
+    largest = [np.load(tmp_path / "both" / f"seed_{seed}" / "partition.npz")["client_size"].max() for seed in (0, 1)]
+    assert largest[0] < largest[1]
 
 
 def test_several_seeds_end_in_a_table_and_a_page(tmp_path, capfd):

@@ -14,7 +14,6 @@ from fedjax_ssl.config import flatten
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.imports import is_own
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.run.client_tests import most_test_images
 from fedjax_ssl.run.programs import compile_program
 from tests.helpers.runs import TINY_BACKBONE
 
@@ -61,5 +60,5 @@ def _key(machine, experiments, given):
     fields = {name: value for name, value in flatten(config).items() if name not in without and name[:4] != "log."}
     leaves, structure = jax.tree.flatten((first.state_shape, first.largest, first.hidden_labels, given))
     shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
-    others = most_test_images(experiments), len(experiments), dataset_facts(first.dataset)
+    others = first.most_test_images, len(experiments), dataset_facts(first.dataset)
     return repr((sorted(fields.items()), machine, shapes, others)), structure

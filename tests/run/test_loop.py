@@ -275,9 +275,14 @@ def test_seconds_end_a_start_after_a_dispatch_and_the_next_one_goes_on(counting,
 
 
 @pytest.mark.parametrize("stop", [{}, {"stop.patience": 2}, {"stop.bytes": 1e6}, {"stop.seconds": 1.0}])
-def test_seeds_train_one_after_the_other_if_each_may_be_stopped(stop):
+def test_seeds_of_other_shapes_and_those_that_may_be_stopped_train_apart(stop):
     problem = types.SimpleNamespace(config=make_tiny_config(**{"data.validation": 20, **stop}))
-    experiment = types.SimpleNamespace(problem=problem, method=types.SimpleNamespace(converged=None), views=None)
-    runs = [types.SimpleNamespace(experiment=experiment, round=0) for _ in range(3)]
+    method = types.SimpleNamespace(converged=None)
+    runs = [
+        types.SimpleNamespace(
+            experiment=types.SimpleNamespace(problem=problem, method=method, views=None, shapes=shapes), round=0
+        )
+        for shapes in (1, 1, 2, 2)
+    ]
     machine = types.SimpleNamespace(seeds_together=lambda number: number)
-    assert [len(group) for group in group_runs(machine, runs)] == ([1, 1, 1] if stop else [3])
+    assert [len(group) for group in group_runs(machine, runs)] == ([1, 1, 1, 1] if stop else [2, 2])

@@ -16,7 +16,7 @@ from fedjax_ssl.records.snapshots import save_best, save_snapshot
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_memory import ClientMemory
-from fedjax_ssl.run.client_tests import clients_at_once, most_test_images, test_set_of
+from fedjax_ssl.run.client_tests import clients_at_once, test_set_of
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, Turn
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.observe.clock import doing
@@ -140,9 +140,9 @@ class TestClients(Listener):
             memories: the clients' memory of each run, if it is outside of its state.
         """
         self._machine, self._group, self._program, self._memories = machine, group, program, memories
-        experiments = [run.experiment for run in group.runs]
-        self._at_once, self._width = clients_at_once(experiments[0]), most_test_images(experiments)
-        self._every = experiments[0].problem.config.eval_clients_every
+        first = group.runs[0].experiment
+        self._at_once, self._width = clients_at_once(first), first.most_test_images
+        self._every = first.problem.config.eval_clients_every
 
     def next_due(self, done: int) -> int | None:
         return done + self._every - done % self._every if self._every else None
