@@ -73,6 +73,7 @@ def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray)
         test_inputs=image_table(held.test_inputs),
         test_labels=jnp.asarray(held.test_labels),
         here=jnp.array([len(sizes)], jnp.int32),  # the id of no client
+        recorded=jnp.arange(len(sizes), dtype=jnp.int32),  # the server's records are of all clients
         unknown_inputs=unknown_table(held),
     )
     return view, jnp.asarray(held.hidden_labels[rows])

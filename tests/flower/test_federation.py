@@ -119,6 +119,17 @@ def test_a_memory_waits_for_the_word_of_the_server():
 
 
 @needs_flower
+def test_records_of_each_client():
+    """FedMatch: the server has a record of each client, and draws each client's helpers from the others' records."""
+    run = settings("fedmatch", **{"num_clients": 3, "clients_per_round": 3, "client.persistent": False,
+                   "fedmatch.helper_interval": 1, "fedmatch.sparse_down": False})  # fmt: skip
+    both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
+    for _ in range(2):
+        both.both_rounds()
+        both.assert_equal()
+
+
+@needs_flower
 def test_clients_tell_how_many_labels_they_have():
     """CBAFed's server starts with the number of labels in each class."""
     run = settings("cbafed", **{"data.labels": "some_clients", "data.labelled_clients": 2, "num_clients": 3,
