@@ -10,13 +10,14 @@ from fedjax_ssl.config import measured_each_round
 from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import expanded, replace_file
 from fedjax_ssl.flower.roster import say
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import METHOD, ROUNDS
 from fedjax_ssl.records.manifest import trained_with
 from fedjax_ssl.records.origin import note_end, note_start
-from fedjax_ssl.records.workdir import CHECKPOINTS, METRICS, TIMINGS, Workdir
+from fedjax_ssl.records.workdir import CHECKPOINTS, FLOWER, METRICS, TIMINGS, Workdir
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.observe.summary import summarise, to_record
 from fedjax_ssl.run.observe.wire import Traffic
@@ -38,7 +39,7 @@ class Records:
             UserError: the folder holds a run, or cannot be written to.
         """
         self._config, self._facts = experiment.problem.config, dataset_facts(experiment.dataset)
-        self._folder = Workdir(path, self._config.to_dict())
+        self._folder = Workdir(None if path is None else expanded(path), self._config.to_dict())
         self._run = trained_with(self._folder.config, experiment.dataset, experiment.partition)
         if self._folder.is_begun:
             self._folder.close()
@@ -53,6 +54,7 @@ class Records:
     def begin(self, state: State) -> None:
         """Writes the configuration, the data set's facts and the first checkpoint."""
         self._folder.begin(0)
+        replace_file(self._folder.path / FLOWER, "{}\n")
         write_dataset(self._folder.path, self._facts)
         note_start(self._folder.path)
         say(f"workdir {self._folder.path}")
