@@ -23,6 +23,7 @@ from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.interface import Cohort, Method, Problem
 from fedjax_ssl.engine.round import init_key, round_keys
 from fedjax_ssl.engine.tracing import one_job
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower import flower
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import from_record, to_record
@@ -122,11 +123,17 @@ def one_device(config: ConfigDict) -> ConfigDict:
 
 
 def open_node(context: Any) -> Node:
-    """Builds a node from its context. This is repeated for each message, since Flower starts a process for each."""
+    """Builds a node from its context. This is repeated for each message, since Flower starts a process for each.
+
+    Raises:
+        UserError: the configuration or the node's data cannot be used, or the node was restarted since `hello`.
+    """
     use_compilation_cache()
     config = run_config(context.run_config)
     settings = node_settings(context.node_config, config.num_clients)
     if settings.data:
+        if FACTS not in context.state:
+            raise UserError("it was restarted, and does not know the server's images; the server tells it again")
         facts = json.loads(context.state[FACTS]["json"])
         held, lacks_labels = own_holdings(config, settings.clients[0], settings.data, facts), True
     else:

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.flower.settings import digest, run_config
+from fedjax_ssl.flower.views import facts_text, outline
 from tests.helpers.flower_run import needs_flower, settings
 
 TWO = {"clients": [0, 2], "sizes": [5, 7], "labelled": [5, 0], "digest": "0123", "classes": [2, 0, 3]}
@@ -79,6 +81,53 @@ def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
     roster.wait_for_all()
     assert roster.nodes_of([0, 1, 2]) == {100: [1], 102: [0, 2]}
     assert capsys.readouterr().err == "clients 0, 2 are at node 102\n"
+
+
+@needs_flower
+def test_a_restarted_node_of_the_same_id_is_asked_again(tmp_path, monkeypatch, capsys):
+    """Flower derives a registered node's id from its key. A client whose node has gone has none."""
+    from fedjax_ssl.flower import client
+    from fedjax_ssl.flower import roster as of_roster
+    from tests.helpers.flower_by_hand import GridByHand
+
+    images = tmp_path / "mine.npz"
+    np.savez(images, images=np.zeros((5, 8, 8, 1), np.uint8))
+    run = settings()
+    good = GridByHand(run, [{"partition-id": 0, "data": str(images)}, {"partition-id": 1}]).contexts
+    wrong = GridByHand(run, [{}, {"partition-id": 0}]).contexts[101]
+    grid = GridByHand(run, [])
+    grid.contexts |= {100: good[100], 101: wrong}
+    parts = outline(run_config(run))
+    facts = facts_text(dataset_facts(parts.dataset), parts.data)
+    roster = of_roster.Roster(grid, 2, digest(run_config(run)), facts, 0.0, 1.0)
+
+    def restarted(node, context):
+        grid.contexts[node] = context
+        grid._nodes.clear()
+        roster.welcome()
+        return roster.nodes_of([0, 1])
+
+    assert restarted(101, wrong) == {100: [0]}  # client 0 has a node
+    assert restarted(101, good[101]) == {100: [0]}  # soon after
+    monkeypatch.setattr(of_roster, "AGAIN_SECONDS", 0.0)
+    del grid.contexts[101]
+    roster.welcome()
+    assert restarted(101, wrong) == {100: [0]}
+    assert restarted(101, good[101]) == {100: [0], 101: [1]}
+    roster.wait_for_all()
+
+    # Restarted during a round, it does not know the server's images.
+    good[100].state.clear()
+    grid._nodes.clear()
+    asked = len(grid.asked)
+    assert roster.send({100: {}}, "train", 1) == {}
+    assert "it was restarted" in capsys.readouterr().err
+    assert restarted(100, good[100]) == {100: [0], 101: [1]} and grid.asked[asked:] == [100, 100]
+    assert client.FACTS in good[100].state
+
+    del grid.contexts[100]
+    with pytest.raises(TrainingError, match="1 of num_clients = 2 clients have no node: 0"):
+        roster.wait_for_all()
 
 
 def arrays(**named):

@@ -286,7 +286,7 @@ def test_an_answer_that_does_not_come(capsys):
 
 @needs_flower
 def test_nodes_that_do_not_fit(capsys):
-    """A node that does not fit is asked once and gets no clients; restarted, it is another node.
+    """A node that does not fit gets no clients and is not asked again soon; restarted, it is another node.
 
     A node for clients of a connected node waits until that node disconnects.
     """
