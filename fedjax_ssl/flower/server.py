@@ -179,6 +179,8 @@ class Server:
             accepted.append(np.asarray(self._screen(result, sent.broadcast, longest)))
             self._counted[selection.clients[of_turn][accepted[-1]]] = self._turns
             replies += told
+        if self._down and not any(reply.figures for reply in replies):
+            raise TrainingError(f"round {number + 1}: no node sent anything of use; the lines above say why")
         result = self._stack(replies, selection.clients, group, present)
         all_accepted = _on_host(np.concatenate(accepted))
         counts = _figures(replies, "num-examples"), _figures(replies, "num-qualified")
@@ -214,8 +216,6 @@ class Server:
         for node, content in found.items():
             for place, job in enumerate(whose[node]):
                 replies[int(job)] = self._read(content, place, int(clients[job]), node)
-        if whose and not any(reply.figures for reply in replies.values()):
-            raise TrainingError(f"round {number + 1}: no node sent anything of use; the lines above say why")
         return list(replies.values())
 
     def _read(self, content: Any, place: int, client: int, node: int) -> Reply:

@@ -87,7 +87,10 @@ class ByHand:
 
 @needs_flower
 def test_turns_memory_and_the_exchange_of_statistics():
-    """RSCFed: a client may be in two turns of a round; its second turn begins with the memory that the first left."""
+    """RSCFed: a client may be in two turns of a round; its second turn begins with the memory that the first left.
+
+    If no answer of one turn comes, the round goes on with those of the other.
+    """
     run = settings(
         "rscfed", **{"rscfed.groups": 2, "rscfed.group_size": 2, "num_clients": 3, "data.labels": "some_clients",
                      "data.labelled_clients": 1, "model.statistics": "cohort", "data.server_labels": 0},
@@ -98,6 +101,8 @@ def test_turns_memory_and_the_exchange_of_statistics():
         both.both_rounds()
         both.assert_equal()
     assert both.experiment.state_shape.clients  # the method has clients' memory
+    both.grid.lost = {101}  # in this round the second turn has clients 1 and 2
+    assert both.round()["uploads"] == 1 and both.healthy
 
 
 @needs_flower
