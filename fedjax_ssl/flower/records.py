@@ -1,4 +1,4 @@
-"""Writes the workdir of a Flower run, at the server: the files of a simulation, except what only it knows."""
+"""Writes the workdir of a Flower run, at the server: records, checkpoints and summary as in a simulation."""
 
 import os
 from typing import Any
@@ -72,7 +72,7 @@ class Records:
             compiling: how many of these seconds the slowest node compiled.
             healthy: whether the state is usable.
         """
-        line = to_record(metrics, COUNTED)
+        line, compiling = to_record(metrics, COUNTED), min(compiling, seconds)  # nodes may tell any number
         self._folder.append(METRICS, [line])
         times = {"seconds": seconds - compiling, "compile_seconds": compiling}
         self._folder.append(TIMINGS, [{"round": line["round"], **times}])
@@ -82,12 +82,18 @@ class Records:
         if healthy and line["round"] % self._config.checkpoint_every == 0:
             self._save(state)
 
-    def conclude(self, state: State) -> None:
-        """Writes the last checkpoint and the summary."""
+    def conclude(self, state: State, tested: dict[str, np.ndarray]) -> None:
+        """Writes the last checkpoint and the summary.
+
+        Args:
+            state: after the last round.
+            tested: its figures on the test set; {} if each round's metrics have them.
+        """
         self._save(state)
         note_end(self._folder.path)
         ended_by = ROUNDS if int(state.round) >= self._config.num_rounds else METHOD
-        self._folder.write_summary(summarise(self._config, self._folder, ended_by))
+        summary = summarise(self._config, self._folder, ended_by)
+        self._folder.write_summary({**summary, **{name: value.item() for name, value in tested.items()}})
 
     def _save(self, state: State) -> None:
         self._folder.sync()

@@ -61,7 +61,7 @@ def main(grid: Any, context: Any) -> None:
                 raise TrainingError(f"round {int(state.round)}: the global state is not finite, or no upload was")
             if experiment.method.converged is not None and bool(experiment.method.converged(state)):
                 break
-        folder.conclude(state)
+        folder.conclude(state, server.tested(state) if config.data.validation else {})
 
 
 class Server:
@@ -111,10 +111,13 @@ class Server:
             measured = measure_model(problem, state.model, data, hidden_labels)
             return state._replace(round=state.round + 1), measured, all_finite(state.model)
 
+        def tested(state, data, hidden_labels):
+            return measure_model(problem, state.model, data._replace(validation_index=jnp.zeros(0, int)), hidden_labels)
+
         self._init = machine.jit(lambda data: method.init(data, init_key(data.seed))._replace(clients={}))
         self._one_pass = machine.jit(self._pass)
         self._statistics = machine.jit(self._with_statistics)
-        self._before, self._after, self._finish = map(machine.jit, (before, after, finish))
+        self._before, self._after, self._finish, self._tested = map(machine.jit, (before, after, finish, tested))
         self._screen = machine.jit(accepted_rows, static_argnums=2)
 
     def first_state(self) -> State:
@@ -145,6 +148,10 @@ class Server:
         metrics = {"round": state.round, **measured, **before, **from_clients}
         traffic = {"bytes_down": np.int64(self._down), "bytes_up": np.int64(self._up)}
         return state, {**jax.device_get(metrics), **traffic}, bool(finite & usable)
+
+    def tested(self, state: State) -> dict[str, np.ndarray]:
+        """The model's figures on the test set, by their names in summary.json."""
+        return jax.device_get(self._tested(state, self._data, self._hidden_labels))
 
     def _with_statistics(self, state, data, clients, key, gathered: Sums | None) -> State:
         method = self._method if gathered is None else make_method(self._problem, gathered=gathered)
