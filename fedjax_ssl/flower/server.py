@@ -89,7 +89,8 @@ class Server:
         drawn = jax.eval_shape(lambda state, data: one_job(problem, method, state, data)[0].clients, *shapes)
         # From the partition, not from the nodes' answers: a false size would cost all other nodes memory.
         self._sizes = np.array([len(rows) for rows in experiment.partition.client_rows])
-        self._widths = widths_of([self._sizes], len(drawn))
+        self._num_jobs = len(drawn)  # of a round
+        self._widths = widths_of([self._sizes], self._num_jobs)
         self._turns = 0  # in all rounds so far
         self._counted = np.zeros(problem.config.num_clients, int)  # the turn of each client's last accepted upload
         self._down = self._up = 0  # bytes of a round
@@ -229,7 +230,7 @@ class Server:
         """Reads a job's reply. If it is not valid, prints a line and returns an empty reply."""
         try:
             size = int(self._roster.sizes[client])
-            reply = read_reply(content, place, size, self._result_like, self._turns)
+            reply = read_reply(content, place, size, self._result_like, self._turns, self._num_jobs)
         except UserError as error:
             say(f"what client {client} at node {node} sent is not used: {error}")
             return Reply()

@@ -154,10 +154,10 @@ def test_uploads_and_figures_that_cannot_be():
         "stepped-0": 1,
         "metric-0-loss": float("nan"),
     }
-    reply = read_reply({"upload-1": arrays(**good), "figures-1": told}, 1, 5, like, 6)
+    reply = read_reply({"upload-1": arrays(**good), "figures-1": told}, 1, 5, like, 6, 2)
     np.testing.assert_array_equal(reply.upload["w"].astype(float), [1, 2])
     assert reply.upload["n"] == 3 and set(reply.figures) == set(told) - {"turn"}
-    assert read_reply({"figures-1": told, "upload-0": arrays(**good)}, 1, 5, like, 6).upload is None
+    assert read_reply({"figures-1": told, "upload-0": arrays(**good)}, 1, 5, like, 6, 2).upload is None
 
     garbled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "numpy.ndarray", b"no array")})
     pickled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "pickle", b"")})
@@ -177,6 +177,7 @@ def test_uploads_and_figures_that_cannot_be():
         *({**told, "num-examples": odd} for odd in (float("nan"), 5.0, [5], -1, 2**31, None)),
         *({**told, "num-examples": odd} for odd in (2**31 - 1, 6, 4)),  # the first answer said 5
         {**told, "num-qualified": 6},
+        {**told, "num-steps": 2**30},  # of two jobs the sum would be negative
         *({**told, "metric-0-loss": odd} for odd in ([0.5], None)),
         *({**told, "turn": odd} for odd in (5, 6.5, None)),
     ]
@@ -186,7 +187,7 @@ def test_uploads_and_figures_that_cannot_be():
         {"upload-0": arrays(**good)},
     ):
         with pytest.raises(UserError):
-            read_reply(odd, 0, 5, like, 6)
+            read_reply(odd, 0, 5, like, 6, 2)
 
 
 @needs_flower
