@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.errors import TrainingError, UserError, printable
 from fedjax_ssl.flower.answers import Hello, read_hello
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.run.observe.clock import doing
@@ -171,5 +171,5 @@ def _listed(clients: list[int]) -> str:
 
 
 def say(line: str) -> None:
-    """Prints a line for the user."""
-    print(line, file=sys.stderr, flush=True)
+    """Prints a line for the user, in which texts of nodes cannot control the terminal."""
+    print(printable(line), file=sys.stderr, flush=True)

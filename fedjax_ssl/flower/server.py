@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.data.views import narrowest, widths_of
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.evaluation import measure_model
@@ -45,10 +44,9 @@ def main(grid: Any, context: Any) -> None:
     experiment = outline(config)
     check_supported(experiment)
     with Records(given["workdir"] or None, experiment) as folder:
-        facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
         limits = float(given["wait"]), float(given["timeout"])
         num_classes = experiment.problem.num_classes if asks_for_labels(experiment) else 0
-        roster = Roster(grid, config.num_clients, digest(config), facts, *limits, num_classes)
+        roster = Roster(grid, config.num_clients, digest(config), facts_text(experiment), *limits, num_classes)
         roster.wait_for_all()
         server = Server(experiment, roster)
         state = server.first_state()
@@ -137,6 +135,8 @@ class Server:
         self._down = self._up = 0
         self.compiling = 0.0
         self._roster.welcome()
+        told = {"client_size": self._roster.sizes, "labelled_size": self._roster.labelled}  # of new nodes, too
+        self._data = self._data._replace(**jax.tree.map(jnp.asarray, told))
         number = int(state.round)
         key = round_keys(self._data.seed, state.round).statistics
         state, sent, before = self._before(state, self._data)

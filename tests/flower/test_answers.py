@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.flower.settings import digest, run_config
 from fedjax_ssl.flower.views import facts_text, outline
@@ -49,7 +48,7 @@ def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
     """A line says why. The other node is taken, and later a new node for the same clients."""
     from flwr.app import ConfigRecord
 
-    from fedjax_ssl.flower.roster import Roster
+    from fedjax_ssl.flower import roster as of_roster
     from tests.helpers.flower_by_hand import GridByHand
 
     run = settings(num_clients=3)
@@ -69,7 +68,7 @@ def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
                 content.update(odd)
 
         grid.change = change
-        roster = Roster(grid, 3, own, "{}", **nobody)
+        roster = of_roster.Roster(grid, 3, own, "{}", **nobody)
         with pytest.raises(TrainingError, match="2 of num_clients = 3 clients have no node: 0, 2; start"):
             roster.wait_for_all()
         taken, left_out = capsys.readouterr().err.splitlines()
@@ -81,6 +80,8 @@ def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
     roster.wait_for_all()
     assert roster.nodes_of([0, 1, 2]) == {100: [1], 102: [0, 2]}
     assert capsys.readouterr().err == "clients 0, 2 are at node 102\n"
+    of_roster.say("\x1b[2J of a node\n")
+    assert capsys.readouterr().err == "\\x1b[2J of a node\\n\n"
 
 
 @needs_flower
@@ -97,8 +98,7 @@ def test_a_restarted_node_of_the_same_id_is_asked_again(tmp_path, monkeypatch, c
     wrong = GridByHand(run, [{}, {"partition-id": 0}]).contexts[101]
     grid = GridByHand(run, [])
     grid.contexts |= {100: good[100], 101: wrong}
-    parts = outline(run_config(run))
-    facts = facts_text(dataset_facts(parts.dataset), parts.data)
+    facts = facts_text(outline(run_config(run)))
     roster = of_roster.Roster(grid, 2, digest(run_config(run)), facts, 0.0, 1.0)
 
     def restarted(node, context):

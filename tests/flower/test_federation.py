@@ -31,7 +31,6 @@ class ByHand:
     """A run with nodes in this process, and the simulation of the same run."""
 
     def __init__(self, run, nodes):
-        from fedjax_ssl.data import dataset_facts
         from fedjax_ssl.flower.roster import Roster
         from fedjax_ssl.flower.server import Server
         from fedjax_ssl.flower.views import facts_text, outline
@@ -41,9 +40,9 @@ class ByHand:
         self.experiment, experiment = build_experiment(config), outline(config)
         check_supported(experiment)
         self.grid = GridByHand(run, nodes)
-        facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
         num_classes = experiment.problem.num_classes if asks_for_labels(experiment) else 0
-        self.roster = Roster(self.grid, config.num_clients, digest(config), facts, 0.0, 60.0, num_classes)
+        known = config.num_clients, digest(config), facts_text(experiment)
+        self.roster = Roster(self.grid, *known, 0.0, 60.0, num_classes)
         self.roster.wait_for_all()
         self.server = Server(experiment, self.roster)
         self.state = self.server.first_state()
@@ -287,6 +286,7 @@ def test_an_answer_that_does_not_come(capsys):
     both.grid.change = boast
     assert both.round()["uploads"] == 1 and both.healthy
     assert "what client 1 at node 102 sent is not used: it tells 33 images" in capsys.readouterr().err
+    assert both.server._data.client_size.tolist() == [33, 2**31 - 1]  # what `select` sees
 
 
 @needs_flower
@@ -306,6 +306,10 @@ def test_nodes_that_do_not_fit(capsys):
         roster.wait_for_all()
     said = capsys.readouterr().err
     assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz is not a file" in said
+
+    other = json.dumps({"labels_sum": "of another copy of the data set"})
+    Roster(GridByHand(run, [{"partition-id": 0}]), 2, digest(run_config(run)), other, 0.0, 1.0).welcome()
+    assert "node 100 is not taken: it cannot say who it is: its data set is not the server's" in capsys.readouterr().err
 
     # Two fitting nodes come; the first one's answer arrives only in the next round.
     fitting = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}]).contexts
