@@ -68,7 +68,7 @@ def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) ->
     return Hello(clients, sizes, labelled, classes)
 
 
-def read_reply(content: Any, place: int, size: int, like: CohortResult, turn: int) -> Reply:
+def read_reply(content: Any, place: int, size: int, like: CohortResult, turn: int, num_jobs: int) -> Reply:
     """Reads a job's part of the answer to `train`. A client without an upload took no part.
 
     Args:
@@ -77,6 +77,7 @@ def read_reply(content: Any, place: int, size: int, like: CohortResult, turn: in
         size: how many images its client has, by the node's first answer.
         like: a cohort's result, leaves [1, ...].
         turn: the expected turn; answers of earlier turns are refused. This proves nothing, since a node may lie.
+        num_jobs: of a round, whose steps are added as int32.
 
     Raises:
         UserError: the upload or the figures do not fit the configuration, or are of another turn.
@@ -98,6 +99,8 @@ def read_reply(content: Any, place: int, size: int, like: CohortResult, turn: in
         if not isinstance(told.get(name), int | float):
             raise UserError(f"{name} is {_short(told.get(name))}, not a number")
         figures[name] = told[name]
+    if figures["num-steps"] > MOST // num_jobs:
+        raise UserError(f"it tells {figures['num-steps']} steps")
     upload = content.get(f"upload-{place}")
     if upload is not None:
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like.upload)

@@ -23,13 +23,15 @@ from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.interface import Cohort, Method, Problem
 from fedjax_ssl.engine.round import init_key, round_keys
 from fedjax_ssl.engine.tracing import one_job
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower import flower
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import from_record, to_record
 from fedjax_ssl.flower.settings import digest, node_settings, run_config
-from fedjax_ssl.flower.views import node_holdings, own_holdings
+from fedjax_ssl.flower.views import LABELS_SUM, node_holdings, own_holdings
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row
+from fedjax_ssl.records.manifest import labels_sum
 from fedjax_ssl.run.experiment import make_method, make_problem
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
 from fedjax_ssl.server.statistics import BATCH_SIZE, sum_statistics
@@ -53,6 +55,7 @@ class Node:
     method: Method
     held: Holdings  # its clients' images
     width: int | None  # of its rows, if it has images of its own; None: the server sends it
+    labels_sum: str | None  # the checksum of the labels of the configured data set; None: it has images of its own
 
     def views(self, told: int) -> Views:
         """Views of one of its clients at a time.
@@ -122,19 +125,25 @@ def one_device(config: ConfigDict) -> ConfigDict:
 
 
 def open_node(context: Any) -> Node:
-    """Builds a node from its context. This is repeated for each message, since Flower starts a process for each."""
+    """Builds a node from its context. This is repeated for each message, since Flower starts a process for each.
+
+    Raises:
+        UserError: the configuration or the node's data cannot be used, or the node was restarted since `hello`.
+    """
     use_compilation_cache()
     config = run_config(context.run_config)
     settings = node_settings(context.node_config, config.num_clients)
     if settings.data:
+        if FACTS not in context.state:
+            raise UserError("it was restarted, and does not know the server's images; the server tells it again")
         facts = json.loads(context.state[FACTS]["json"])
-        held, lacks_labels = own_holdings(config, settings.clients[0], settings.data, facts), True
+        held, lacks_labels, labels = own_holdings(config, settings.clients[0], settings.data, facts), True, None
     else:
         held, dataset = node_holdings(config, settings.clients)
-        facts, lacks_labels = dataset_facts(dataset), dataset.lacks_labels
+        facts, lacks_labels, labels = dataset_facts(dataset), dataset.lacks_labels, labels_sum(dataset)
     problem = make_problem(config, facts, lacks_labels)
     width = int(held.sizes.max()) if settings.data else None
-    return Node(config, settings.clients, problem, make_method(problem), held, width)
+    return Node(config, settings.clients, problem, make_method(problem), held, width, labels)
 
 
 @app.query("hello")
@@ -142,9 +151,14 @@ def hello(message: Any, context: Any) -> Any:
     """Answers who the node is: its clients' ids, how many images each has, and how many of these have labels.
 
     If the method's first state depends on it, also how many labels of each class all its clients have.
+
+    Raises:
+        UserError: the node's copy of the configured data set is not that of the server.
     """
     context.state[FACTS] = message.content[FACTS]
-    node = open_node(context)
+    node, facts = open_node(context), json.loads(message.content[FACTS]["json"])
+    if node.labels_sum not in (None, facts.get(LABELS_SUM, node.labels_sum)):
+        raise UserError("its data set is not the server's: it has other labels, or examples in another order")
     who = {
         "clients": list(node.clients),
         "sizes": node.held.sizes[list(node.clients)].tolist(),

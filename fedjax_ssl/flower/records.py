@@ -1,4 +1,4 @@
-"""Writes the workdir of a Flower run, at the server: the files of a simulation, except what only it knows."""
+"""Writes the workdir of a Flower run, at the server: records, checkpoints and summary as in a simulation."""
 
 import os
 from typing import Any
@@ -10,13 +10,14 @@ from fedjax_ssl.config import measured_each_round
 from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
+from fedjax_ssl.files import expanded, replace_file
 from fedjax_ssl.flower.roster import say
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import METHOD, ROUNDS
 from fedjax_ssl.records.manifest import trained_with
 from fedjax_ssl.records.origin import note_end, note_start
-from fedjax_ssl.records.workdir import CHECKPOINTS, METRICS, TIMINGS, Workdir
+from fedjax_ssl.records.workdir import CHECKPOINTS, FLOWER, METRICS, TIMINGS, Workdir
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.observe.summary import summarise, to_record
 from fedjax_ssl.run.observe.wire import Traffic
@@ -38,7 +39,7 @@ class Records:
             UserError: the folder holds a run, or cannot be written to.
         """
         self._config, self._facts = experiment.problem.config, dataset_facts(experiment.dataset)
-        self._folder = Workdir(path, self._config.to_dict())
+        self._folder = Workdir(None if path is None else expanded(path), self._config.to_dict())
         self._run = trained_with(self._folder.config, experiment.dataset, experiment.partition)
         if self._folder.is_begun:
             self._folder.close()
@@ -53,6 +54,7 @@ class Records:
     def begin(self, state: State) -> None:
         """Writes the configuration, the data set's facts and the first checkpoint."""
         self._folder.begin(0)
+        replace_file(self._folder.path / FLOWER, "{}\n")
         write_dataset(self._folder.path, self._facts)
         note_start(self._folder.path)
         say(f"workdir {self._folder.path}")
@@ -70,7 +72,7 @@ class Records:
             compiling: how many of these seconds the slowest node compiled.
             healthy: whether the state is usable.
         """
-        line = to_record(metrics, COUNTED)
+        line, compiling = to_record(metrics, COUNTED), min(compiling, seconds)  # nodes may tell any number
         self._folder.append(METRICS, [line])
         times = {"seconds": seconds - compiling, "compile_seconds": compiling}
         self._folder.append(TIMINGS, [{"round": line["round"], **times}])
@@ -80,12 +82,18 @@ class Records:
         if healthy and line["round"] % self._config.checkpoint_every == 0:
             self._save(state)
 
-    def conclude(self, state: State) -> None:
-        """Writes the last checkpoint and the summary."""
+    def conclude(self, state: State, tested: dict[str, np.ndarray]) -> None:
+        """Writes the last checkpoint and the summary.
+
+        Args:
+            state: after the last round.
+            tested: its figures on the test set; {} if each round's metrics have them.
+        """
         self._save(state)
         note_end(self._folder.path)
         ended_by = ROUNDS if int(state.round) >= self._config.num_rounds else METHOD
-        self._folder.write_summary(summarise(self._config, self._folder, ended_by))
+        summary = summarise(self._config, self._folder, ended_by)
+        self._folder.write_summary({**summary, **{name: value.item() for name, value in tested.items()}})
 
     def _save(self, state: State) -> None:
         self._folder.sync()

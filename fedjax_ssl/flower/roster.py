@@ -1,6 +1,7 @@
 """The nodes of a run: which client is at which node, and messages to nodes."""
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -8,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.errors import TrainingError, UserError, printable
 from fedjax_ssl.flower.answers import Hello, read_hello
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.run.observe.clock import doing
 
 EVERY_SECONDS = 2.0  # between checks for new nodes
+AGAIN_SECONDS = 60.0  # until a refused node is asked again
 
 
 class Roster:
     """Keeps track of which node has which client.
 
-    To Flower, a node that reconnects is a new node. It takes over its clients once the old node is no longer connected;
-    no node can take the clients of a connected node.
+    To Flower, a node that reconnects is a new node, except if its key is registered. It takes over its clients once the
+    old node is no longer connected; no node can take the clients of a connected node.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Roster:
         self._facts = flower_app.ConfigRecord({"json": facts, "asks-for-labels": int(num_classes > 0)})
         self._wait, self._timeout = wait, timeout
         self._node_of: dict[int, int] = {}
-        self._asked: set[int] = set()
+        self._ask_at: dict[int, float] = {}  # each connected node -> when to ask it who it is; infinity: it was asked
         self._awaited: dict[str, int] = {}  # the node of each message that has no answer yet
         self._waiting: dict[int, Hello] = {}  # nodes with clients that are at other connected nodes
         self._classes_at: dict[int, list[int]] = {}
@@ -63,7 +65,7 @@ class Roster:
         end = time.monotonic() + self._wait
         while True:
             self.welcome()
-            missing = sorted(set(range(len(self.sizes))) - set(self._node_of))
+            missing = [client for client in range(len(self.sizes)) if self._node_of.get(client) not in self._ask_at]
             if not missing:
                 return
             if time.monotonic() > end:
@@ -76,27 +78,30 @@ class Roster:
     def welcome(self) -> None:
         """Asks new nodes for their clients, and adds the nodes that have answered.
 
-        It does not wait: a later call reads later answers. Each node is asked once. A node that fails or does not fit
-        must be restarted, and is then a new node to Flower.
+        It does not wait: a later call reads later answers. A node is asked again if it has gone in between, if it gave
+        no answer in a round, or if it fails or does not fit, since it may have been restarted. With a registered key it
+        then has the same id.
         """
-        connected = set(self._grid.get_node_ids())
-        new = sorted(connected - self._asked)
-        self._asked.update(new)
+        connected, now = set(self._grid.get_node_ids()), time.monotonic()
+        self._ask_at = {node: self._ask_at.get(node, now) for node in connected}
+        self._waiting = {node: hello for node, hello in self._waiting.items() if node in connected}
+        new = sorted(node for node, when in self._ask_at.items() if when <= now)
+        self._ask_at.update(dict.fromkeys(new, math.inf))
         if new:
             hellos = [self._message(node, {"facts": self._facts}, "query.hello", 0) for node in new]
             sent = zip(self._grid.push_messages(hellos), new)
             self._awaited.update({message: node for message, node in sent if message})
         for answer in self._grid.pull_messages(list(self._awaited)) if self._awaited else []:
             node = self._awaited.pop(answer.metadata.reply_to_message_id)
-            if answer.has_error():
-                say(f"node {node} cannot say who it is: {answer.error.reason}")
-            else:
-                try:
-                    hello = read_hello(answer.content, self._digest, len(self.sizes), self._num_classes)
-                    self._take(node, hello, connected)
-                except UserError as error:
-                    say(f"node {node} is not taken: {error}")
-        for node in connected & self._waiting.keys():
+            try:
+                if answer.has_error():
+                    raise UserError(f"it cannot say who it is: {answer.error.reason}")
+                hello = read_hello(answer.content, self._digest, len(self.sizes), self._num_classes)
+                self._take(node, hello, connected)
+            except UserError as error:
+                self._ask_at[node] = now + AGAIN_SECONDS
+                say(f"node {node} is not taken: {error}")
+        for node in list(self._waiting):
             with contextlib.suppress(UserError):
                 self._take(node, self._waiting[node], connected)
 
@@ -108,9 +113,10 @@ class Roster:
         """
         self._waiting[node] = hello
         for client in hello.clients:
-            if self._node_of.get(client) in connected:
+            if self._node_of.get(client) in connected - {node}:
                 raise UserError(f"client {client} is at node {self._node_of[client]}, which is connected")
         del self._waiting[node]
+        self._node_of = {client: other for client, other in self._node_of.items() if other != node}
         for client, size, labelled in zip(hello.clients, hello.sizes, hello.labelled):
             self._node_of[client], self.sizes[client], self.labelled[client] = node, size, labelled
         if hello.classes is not None:
@@ -123,10 +129,11 @@ class Roster:
         return np.sum(told, axis=0).astype(np.float32) if told else None
 
     def nodes_of(self, clients: Iterable[int]) -> dict[int, list[int]]:
-        """Node -> the positions of its clients in `clients`."""
+        """Node -> the positions of its clients in `clients`. A client without a node is left out."""
         found: dict[int, list[int]] = {}
         for place, client in enumerate(clients):
-            found.setdefault(self._node_of[int(client)], []).append(place)
+            if (node := self._node_of.get(int(client))) is not None:
+                found.setdefault(node, []).append(place)
         return found
 
     def send(self, contents: Mapping[int, Mapping[str, Any]], kind: str, number: int) -> dict[int, Any]:
@@ -150,6 +157,7 @@ class Roster:
         for node in contents:
             if node not in found:
                 say(f"node {node} gave no answer in round {number} ({kind})")
+                self._ask_at[node] = 0.0
         return {node: found[node] for node in contents if node in found}
 
     def _message(self, node: int, content: Mapping[str, Any], kind: str, number: int) -> Any:
@@ -163,5 +171,5 @@ def _listed(clients: list[int]) -> str:
 
 
 def say(line: str) -> None:
-    """Prints a line for the user."""
-    print(line, file=sys.stderr, flush=True)
+    """Prints a line for the user, in which texts of nodes cannot control the terminal."""
+    print(printable(line), file=sys.stderr, flush=True)

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.data.views import narrowest, widths_of
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.evaluation import measure_model
@@ -45,10 +44,9 @@ def main(grid: Any, context: Any) -> None:
     experiment = outline(config)
     check_supported(experiment)
     with Records(given["workdir"] or None, experiment) as folder:
-        facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
         limits = float(given["wait"]), float(given["timeout"])
         num_classes = experiment.problem.num_classes if asks_for_labels(experiment) else 0
-        roster = Roster(grid, config.num_clients, digest(config), facts, *limits, num_classes)
+        roster = Roster(grid, config.num_clients, digest(config), facts_text(experiment), *limits, num_classes)
         roster.wait_for_all()
         server = Server(experiment, roster)
         state = server.first_state()
@@ -61,7 +59,7 @@ def main(grid: Any, context: Any) -> None:
                 raise TrainingError(f"round {int(state.round)}: the global state is not finite, or no upload was")
             if experiment.method.converged is not None and bool(experiment.method.converged(state)):
                 break
-        folder.conclude(state)
+        folder.conclude(state, server.tested(state) if config.data.validation else {})
 
 
 class Server:
@@ -89,7 +87,8 @@ class Server:
         drawn = jax.eval_shape(lambda state, data: one_job(problem, method, state, data)[0].clients, *shapes)
         # From the partition, not from the nodes' answers: a false size would cost all other nodes memory.
         self._sizes = np.array([len(rows) for rows in experiment.partition.client_rows])
-        self._widths = widths_of(self._sizes, len(drawn))
+        self._num_jobs = len(drawn)  # of a round
+        self._widths = widths_of(self._sizes, self._num_jobs)
         self._turns = 0  # in all rounds so far
         self._counted = np.zeros(problem.config.num_clients, int)  # the turn of each client's last accepted upload
         self._down = self._up = 0  # bytes of a round
@@ -111,10 +110,13 @@ class Server:
             measured = measure_model(problem, state.model, data, hidden_labels)
             return state._replace(round=state.round + 1), measured, all_finite(state.model)
 
+        def tested(state, data, hidden_labels):
+            return measure_model(problem, state.model, data._replace(validation_index=jnp.zeros(0, int)), hidden_labels)
+
         self._init = machine.jit(lambda data: method.init(data, init_key(data.seed))._replace(clients={}))
         self._one_pass = machine.jit(self._pass)
         self._statistics = machine.jit(self._with_statistics)
-        self._before, self._after, self._finish = map(machine.jit, (before, after, finish))
+        self._before, self._after, self._finish, self._tested = map(machine.jit, (before, after, finish, tested))
         self._screen = machine.jit(accepted_rows, static_argnums=2)
 
     def first_state(self) -> State:
@@ -133,6 +135,8 @@ class Server:
         self._down = self._up = 0
         self.compiling = 0.0
         self._roster.welcome()
+        told = {"client_size": self._roster.sizes, "labelled_size": self._roster.labelled}  # of new nodes, too
+        self._data = self._data._replace(**jax.tree.map(jnp.asarray, told))
         number = int(state.round)
         key = round_keys(self._data.seed, state.round).statistics
         state, sent, before = self._before(state, self._data)
@@ -145,6 +149,10 @@ class Server:
         metrics = {"round": state.round, **measured, **before, **from_clients}
         traffic = {"bytes_down": np.int64(self._down), "bytes_up": np.int64(self._up)}
         return state, {**jax.device_get(metrics), **traffic}, bool(finite & usable)
+
+    def tested(self, state: State) -> dict[str, np.ndarray]:
+        """The model's figures on the test set, by their names in summary.json."""
+        return jax.device_get(self._tested(state, self._data, self._hidden_labels))
 
     def _with_statistics(self, state, data, clients, key, gathered: Sums | None) -> State:
         method = self._method if gathered is None else make_method(self._problem, gathered=gathered)
@@ -179,6 +187,8 @@ class Server:
             accepted.append(np.asarray(self._screen(result, sent.broadcast, longest)))
             self._counted[selection.clients[of_turn][accepted[-1]]] = self._turns
             replies += told
+        if self._down and not any(reply.figures for reply in replies):
+            raise TrainingError(f"round {number + 1}: no node sent anything of use; the lines above say why")
         result = self._stack(replies, selection.clients, group, present)
         all_accepted = _on_host(np.concatenate(accepted))
         counts = _figures(replies, "num-examples"), _figures(replies, "num-qualified")
@@ -214,15 +224,13 @@ class Server:
         for node, content in found.items():
             for place, job in enumerate(whose[node]):
                 replies[int(job)] = self._read(content, place, int(clients[job]), node)
-        if whose and not any(reply.figures for reply in replies.values()):
-            raise TrainingError(f"round {number + 1}: no node sent anything of use; the lines above say why")
         return list(replies.values())
 
     def _read(self, content: Any, place: int, client: int, node: int) -> Reply:
         """Reads a job's reply. If it is not valid, prints a line and returns an empty reply."""
         try:
             size = int(self._roster.sizes[client])
-            reply = read_reply(content, place, size, self._result_like, self._turns)
+            reply = read_reply(content, place, size, self._result_like, self._turns, self._num_jobs)
         except UserError as error:
             say(f"what client {client} at node {node} sent is not used: {error}")
             return Reply()

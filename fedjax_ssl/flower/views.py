@@ -26,9 +26,12 @@ from fedjax_ssl.data.table import image_table
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.files import expanded
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
+from fedjax_ssl.records.manifest import labels_sum
 from fedjax_ssl.run.experiment import Experiment, initialiser, make_method, make_problem
 from fedjax_ssl.run.features import read_data
 from fedjax_ssl.run.observe.clock import doing
+
+LABELS_SUM = "labels_sum"  # among the facts: the checksum of the labels of the server's data set
 
 
 def outline(config: Any) -> Experiment:
@@ -73,6 +76,7 @@ def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray)
         test_inputs=image_table(held.test_inputs),
         test_labels=jnp.asarray(held.test_labels),
         here=jnp.array([len(sizes)], jnp.int32),  # the id of no client
+        recorded=jnp.arange(len(sizes), dtype=jnp.int32),  # the server's records are of all clients
         unknown_inputs=unknown_table(held),
     )
     return view, jnp.asarray(held.hidden_labels[rows])
@@ -167,9 +171,10 @@ def own_holdings(config: Any, client: int, file: str, facts: dict[str, Any]) -> 
     return of_clients(config, {client: images}, {client: own}, facts["server_labels"], classes)
 
 
-def facts_text(facts: dict[str, Any], data: FederatedData) -> str:
-    """What a node with images of its own must know about the server's data, as JSON."""
-    return json.dumps({**facts, "server_labels": len(data.server_index)})
+def facts_text(experiment: Experiment) -> str:
+    """What a node must know about the server's data, as JSON."""
+    dataset, server_labels = experiment.dataset, len(experiment.data.server_index)
+    return json.dumps({**dataset_facts(dataset), "server_labels": server_labels, LABELS_SUM: labels_sum(dataset)})
 
 
 def _read(config: Any) -> tuple[Dataset, Partition]:

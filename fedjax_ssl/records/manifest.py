@@ -51,8 +51,12 @@ class Manifest(NamedTuple):
 def trained_with(config: dict[str, Any], dataset: Dataset, partition: Partition) -> TrainedWith:
     """What a run is trained with, from its parts in memory."""
     facts = json.loads(json.dumps(dataset_facts(dataset)))
-    labels = _checksum({"y_train": dataset.y_train, "y_test": dataset.y_test})
-    return TrainedWith(config, facts, partition_sum(partition), labels)
+    return TrainedWith(config, facts, partition_sum(partition), labels_sum(dataset))
+
+
+def labels_sum(dataset: Dataset) -> str:
+    """The checksum of all labels of a data set, in their order."""
+    return _checksum({"y_train": dataset.y_train, "y_test": dataset.y_test})
 
 
 def partition_sum(partition: Partition) -> str:

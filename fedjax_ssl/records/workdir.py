@@ -38,6 +38,7 @@ METRICS_SUM = "metrics_sha256"  # in the summary: the checksum of its records
 CLIENTS = "clients.sqlite"  # the clients' memory, if it is not in the checkpoints
 ORIGIN, ORIGIN_FILES, LOG = "origin.json", "origin", "run.log"
 LOCK, TENSORBOARD = ".lock", "tensorboard"
+FLOWER = "flower.json"  # marks a Flower run
 ROWS = "rows.json"  # of a sweep: a row's folder -> its name, in the table's order
 SEEDS = "seeds.json"  # of a workdir of several seeds, above their runs
 HOLDS = {CONFIG: "a run", SEEDS: "runs of several seeds", ROWS: "a sweep"}  # file -> what a folder with it holds
@@ -194,6 +195,8 @@ class Workdir:
                 raise UserError(f"the workdir {self.path} holds {ours[0]} but no {CONFIG}; choose another workdir")
 
     def _check_same_run(self) -> None:
+        if (self.path / FLOWER).exists():
+            raise UserError(f"the run in {self.path} is a Flower run, which cannot be resumed; choose another workdir")
         if fields := forbidden_changes(complete(read_config(self.path)), self.config):
             line = f"the workdir {self.path} holds a run of another configuration ({fields}); choose another workdir"
             raise UserError(line)

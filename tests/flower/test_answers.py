@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.flower.settings import digest, run_config
+from fedjax_ssl.flower.views import facts_text, outline
 from tests.helpers.flower_run import needs_flower, settings
 
 TWO = {"clients": [0, 2], "sizes": [5, 7], "labelled": [5, 0], "digest": "0123", "classes": [2, 0, 3]}
@@ -47,7 +48,7 @@ def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
     """A line says why. The other node is taken, and later a new node for the same clients."""
     from flwr.app import ConfigRecord
 
-    from fedjax_ssl.flower.roster import Roster
+    from fedjax_ssl.flower import roster as of_roster
     from tests.helpers.flower_by_hand import GridByHand
 
     run = settings(num_clients=3)
@@ -67,7 +68,7 @@ def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
                 content.update(odd)
 
         grid.change = change
-        roster = Roster(grid, 3, own, "{}", **nobody)
+        roster = of_roster.Roster(grid, 3, own, "{}", **nobody)
         with pytest.raises(TrainingError, match="2 of num_clients = 3 clients have no node: 0, 2; start"):
             roster.wait_for_all()
         taken, left_out = capsys.readouterr().err.splitlines()
@@ -79,6 +80,54 @@ def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
     roster.wait_for_all()
     assert roster.nodes_of([0, 1, 2]) == {100: [1], 102: [0, 2]}
     assert capsys.readouterr().err == "clients 0, 2 are at node 102\n"
+    of_roster.say("\x1b[2J of a node\n")
+    assert capsys.readouterr().err == "\\x1b[2J of a node\\n\n"
+
+
+@needs_flower
+def test_a_restarted_node_of_the_same_id_is_asked_again(tmp_path, monkeypatch, capsys):
+    """Flower derives a registered node's id from its key. A client whose node has gone has none."""
+    from fedjax_ssl.flower import client
+    from fedjax_ssl.flower import roster as of_roster
+    from tests.helpers.flower_by_hand import GridByHand
+
+    images = tmp_path / "mine.npz"
+    np.savez(images, images=np.zeros((5, 8, 8, 1), np.uint8))
+    run = settings()
+    good = GridByHand(run, [{"partition-id": 0, "data": str(images)}, {"partition-id": 1}]).contexts
+    wrong = GridByHand(run, [{}, {"partition-id": 0}]).contexts[101]
+    grid = GridByHand(run, [])
+    grid.contexts |= {100: good[100], 101: wrong}
+    facts = facts_text(outline(run_config(run)))
+    roster = of_roster.Roster(grid, 2, digest(run_config(run)), facts, 0.0, 1.0)
+
+    def restarted(node, context):
+        grid.contexts[node] = context
+        grid._nodes.clear()
+        roster.welcome()
+        return roster.nodes_of([0, 1])
+
+    assert restarted(101, wrong) == {100: [0]}  # client 0 has a node
+    assert restarted(101, good[101]) == {100: [0]}  # soon after
+    monkeypatch.setattr(of_roster, "AGAIN_SECONDS", 0.0)
+    del grid.contexts[101]
+    roster.welcome()
+    assert restarted(101, wrong) == {100: [0]}
+    assert restarted(101, good[101]) == {100: [0], 101: [1]}
+    roster.wait_for_all()
+
+    # Restarted during a round, it does not know the server's images.
+    good[100].state.clear()
+    grid._nodes.clear()
+    asked = len(grid.asked)
+    assert roster.send({100: {}}, "train", 1) == {}
+    assert "it was restarted" in capsys.readouterr().err
+    assert restarted(100, good[100]) == {100: [0], 101: [1]} and grid.asked[asked:] == [100, 100]
+    assert client.FACTS in good[100].state
+
+    del grid.contexts[100]
+    with pytest.raises(TrainingError, match="1 of num_clients = 2 clients have no node: 0"):
+        roster.wait_for_all()
 
 
 def arrays(**named):
@@ -105,10 +154,10 @@ def test_uploads_and_figures_that_cannot_be():
         "stepped-0": 1,
         "metric-0-loss": float("nan"),
     }
-    reply = read_reply({"upload-1": arrays(**good), "figures-1": told}, 1, 5, like, 6)
+    reply = read_reply({"upload-1": arrays(**good), "figures-1": told}, 1, 5, like, 6, 2)
     np.testing.assert_array_equal(reply.upload["w"].astype(float), [1, 2])
     assert reply.upload["n"] == 3 and set(reply.figures) == set(told) - {"turn"}
-    assert read_reply({"figures-1": told, "upload-0": arrays(**good)}, 1, 5, like, 6).upload is None
+    assert read_reply({"figures-1": told, "upload-0": arrays(**good)}, 1, 5, like, 6, 2).upload is None
 
     garbled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "numpy.ndarray", b"no array")})
     pickled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "pickle", b"")})
@@ -128,6 +177,7 @@ def test_uploads_and_figures_that_cannot_be():
         *({**told, "num-examples": odd} for odd in (float("nan"), 5.0, [5], -1, 2**31, None)),
         *({**told, "num-examples": odd} for odd in (2**31 - 1, 6, 4)),  # the first answer said 5
         {**told, "num-qualified": 6},
+        {**told, "num-steps": 2**30},  # of two jobs the sum would be negative
         *({**told, "metric-0-loss": odd} for odd in ([0.5], None)),
         *({**told, "turn": odd} for odd in (5, 6.5, None)),
     ]
@@ -137,7 +187,7 @@ def test_uploads_and_figures_that_cannot_be():
         {"upload-0": arrays(**good)},
     ):
         with pytest.raises(UserError):
-            read_reply(odd, 0, 5, like, 6)
+            read_reply(odd, 0, 5, like, 6, 2)
 
 
 @needs_flower

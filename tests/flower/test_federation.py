@@ -31,7 +31,6 @@ class ByHand:
     """A run with nodes in this process, and the simulation of the same run."""
 
     def __init__(self, run, nodes):
-        from fedjax_ssl.data import dataset_facts
         from fedjax_ssl.flower.roster import Roster
         from fedjax_ssl.flower.server import Server
         from fedjax_ssl.flower.views import facts_text, outline
@@ -41,9 +40,9 @@ class ByHand:
         self.experiment, experiment = build_experiment(config), outline(config)
         check_supported(experiment)
         self.grid = GridByHand(run, nodes)
-        facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
         num_classes = experiment.problem.num_classes if asks_for_labels(experiment) else 0
-        self.roster = Roster(self.grid, config.num_clients, digest(config), facts, 0.0, 60.0, num_classes)
+        known = config.num_clients, digest(config), facts_text(experiment)
+        self.roster = Roster(self.grid, *known, 0.0, 60.0, num_classes)
         self.roster.wait_for_all()
         self.server = Server(experiment, self.roster)
         self.state = self.server.first_state()
@@ -87,7 +86,10 @@ class ByHand:
 
 @needs_flower
 def test_turns_memory_and_the_exchange_of_statistics():
-    """RSCFed: a client may be in two turns of a round; its second turn begins with the memory that the first left."""
+    """RSCFed: a client may be in two turns of a round; its second turn begins with the memory that the first left.
+
+    If no answer of one turn comes, the round goes on with those of the other.
+    """
     run = settings(
         "rscfed", **{"rscfed.groups": 2, "rscfed.group_size": 2, "num_clients": 3, "data.labels": "some_clients",
                      "data.labelled_clients": 1, "model.statistics": "cohort", "data.server_labels": 0},
@@ -98,6 +100,8 @@ def test_turns_memory_and_the_exchange_of_statistics():
         both.both_rounds()
         both.assert_equal()
     assert both.experiment.state_shape.clients  # the method has clients' memory
+    both.grid.lost = {101}  # in this round the second turn has clients 1 and 2
+    assert both.round()["uploads"] == 1 and both.healthy
 
 
 @needs_flower
@@ -116,6 +120,17 @@ def test_a_memory_waits_for_the_word_of_the_server():
         assert line["uploads"] < 4
         for name in ("bytes_down", "bytes_up"):
             assert line[name] == simulated[name], name
+
+
+@needs_flower
+def test_records_of_each_client():
+    """FedMatch: the server has a record of each client, and draws each client's helpers from the others' records."""
+    run = settings("fedmatch", **{"num_clients": 3, "clients_per_round": 3, "client.persistent": False,
+                   "fedmatch.helper_interval": 1, "fedmatch.sparse_down": False})  # fmt: skip
+    both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
+    for _ in range(2):
+        both.both_rounds()
+        both.assert_equal()
 
 
 @needs_flower
@@ -271,11 +286,12 @@ def test_an_answer_that_does_not_come(capsys):
     both.grid.change = boast
     assert both.round()["uploads"] == 1 and both.healthy
     assert "what client 1 at node 102 sent is not used: it tells 33 images" in capsys.readouterr().err
+    assert both.server._data.client_size.tolist() == [33, 2**31 - 1]  # what `select` sees
 
 
 @needs_flower
 def test_nodes_that_do_not_fit(capsys):
-    """A node that does not fit is asked once and gets no clients; restarted, it is another node.
+    """A node that does not fit gets no clients and is not asked again soon; restarted, it is another node.
 
     A node for clients of a connected node waits until that node disconnects.
     """
@@ -290,6 +306,10 @@ def test_nodes_that_do_not_fit(capsys):
         roster.wait_for_all()
     said = capsys.readouterr().err
     assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz is not a file" in said
+
+    other = json.dumps({"labels_sum": "of another copy of the data set"})
+    Roster(GridByHand(run, [{"partition-id": 0}]), 2, digest(run_config(run)), other, 0.0, 1.0).welcome()
+    assert "node 100 is not taken: it cannot say who it is: its data set is not the server's" in capsys.readouterr().err
 
     # Two fitting nodes come; the first one's answer arrives only in the next round.
     fitting = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}]).contexts

@@ -61,7 +61,6 @@ def test_each_side_holds_its_own_rows_alone(run):
 ROUND = """
 import json, resource, sys
 import jax
-from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.flower.server import Server
 from fedjax_ssl.flower.roster import Roster
 from fedjax_ssl.flower.settings import digest, run_config
@@ -77,8 +76,7 @@ experiment = outline(config)
 check_supported(experiment)
 clients = range(config.num_clients)
 grid = GridByHand(run, [{"clients": ",".join(map(str, part))} for part in (clients[:10_000], clients[10_000:])])
-facts = facts_text(dataset_facts(experiment.dataset), experiment.data)
-roster = Roster(grid, config.num_clients, digest(config), facts, 0.0, 600.0)
+roster = Roster(grid, config.num_clients, digest(config), facts_text(experiment), 0.0, 600.0)
 roster.wait_for_all()
 server = Server(experiment, roster)
 state, metrics, healthy = server.round(server.first_state())
