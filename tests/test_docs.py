@@ -119,7 +119,7 @@ def adding_a_method(root, tmp_path, monkeypatch):
         else:
             uses.append(text)
     (tmp_path / "examples").symlink_to(root / "examples")
-    commands = [shlex.split(line)[1:] for line in re.findall(r"^python (launch\.py .*--workdir.*)$", page, re.MULTILINE)]
+    commands = [shlex.split(line)[1:] for line in re.findall(r"^python (launch\.py (?!report).*)$", page, re.MULTILINE)]
     (use,) = uses
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
