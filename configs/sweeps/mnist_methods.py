@@ -1,6 +1,6 @@
 """All methods for labels at the server, on MNIST, with the same partitions, labels, model and seeds.
 
-    python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/mnist_methods
+    python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/methods
 
 The small CNN, 100 clients of 100 images, 10 a round, 100 labelled images (anchors) at the server, 40 rounds, 3 seeds;
 LDA 0.1 and IID. All methods have the recipe `plain`; FedAnchor, SemiFL, (FL)^2 and FixMatch also `strong`; FedAnchor

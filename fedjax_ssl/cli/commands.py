@@ -30,7 +30,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     and report.html. --workdir=RUN without --config resumes RUN from its last
     checkpoint, with its own config.json.
 
-    Several seeds: --config.seeds='(0, 1, 2)'. Watch: tensorboard --logdir=runs
+    Several seeds: --config.seeds='(0, 1, 2)'. Watch: python launch.py watch runs
     """
     with doing("loading JAX"):
         from fedjax_ssl import train

@@ -31,11 +31,10 @@ def augment_fields() -> Section:
 
 def views_fields() -> Section:
     """The two views of self-supervised methods."""
-    # For fedu, fedema and orchestra: two views of each image, changed in this order. The flip of augment.flip follows
-    # the crop.
+    # For fedu, fedema and orchestra: two views of each image, changed in this order, as torchvision does with Pillow.
+    # The flip of augment.flip follows the crop.
     section = Section()
-    # The smallest area of a random crop, as a share of the image; the crop is resized to the image's size.
-    section.smallest_crop = real(0.08, above=0, most=1)
+    section.smallest_crop = real(0.08, above=0, most=1)  # least area of a crop, a share of the image; it is resized
     section.interpolation = word("bilinear", "bicubic")  # interpolation of the crop
     section.jitter = share(0.8)  # probability of colour jitter, in random order
     section.brightness = real(0.8, least=0)  # b: the factor is drawn between max(0, 1 - b) and 1 + b
