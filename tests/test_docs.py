@@ -20,7 +20,7 @@ import pytest
 
 import fedjax_ssl
 import launch
-from fedjax_ssl import base_config, methods
+from fedjax_ssl import base_config, imports, methods
 from fedjax_ssl.cli.source_docs import Field, read_fields
 from fedjax_ssl.config import flatten
 from fedjax_ssl.engine.round import make_round
@@ -185,7 +185,7 @@ def test_the_example_of_a_loss_for_the_server_weights_classes_equally(adding_a_m
     assert "server_loss" in jax.eval_shape(experiment.method.server_after, state, data, jax.random.key(0))[1]
     images, logits = np.asarray(data.server_index), np.random.default_rng(0).normal(size=(37, 10))
     network = types.SimpleNamespace(train=lambda *_: ((types.SimpleNamespace(logits=jnp.asarray(logits)),), {}))
-    loss = sys.modules["fedjax_ssl_own_my_balanced"].balanced_loss(
+    loss = imports._FILES[pathlib.Path("my_balanced.py").resolve()].balanced_loss(
         problem._replace(network=network, weak=lambda key, images: images), data, "weak"
     )
     labels = np.asarray(data.visible_labels)[images]

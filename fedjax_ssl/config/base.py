@@ -13,7 +13,7 @@ from fedjax_ssl.data.unknown import check_unknown, has_unknown
 from fedjax_ssl.engine.measures import OPEN_SET, words_of
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, Section, shared_fields
-from fedjax_ssl.imports import is_own
+from fedjax_ssl.imports import forget_changed, is_own
 from fedjax_ssl.learning.sgd import check_optimizer
 from fedjax_ssl.methods import METHODS, find_method, known_method, registered, section_of
 from fedjax_ssl.models import BACKBONES
@@ -49,9 +49,12 @@ def _all_fields(method: str = "") -> Section:
 def add_section(config: ConfigDict) -> ConfigDict:
     """The configuration with the section of its own method, added if the method comes from a file.
 
+    From here on a file that was imported and has changed since is imported again.
+
     Raises:
         UserError: there is no such method.
     """
+    forget_changed()
     name, section = section_of(config.method), find_method(config.method).section()
     if section is not None and name not in config:
         with config.unlocked():
