@@ -204,15 +204,17 @@ def test_the_example_of_a_rule_for_confidence_trains(adding_a_method, tmp_path):
     assert first["qualified_share"] == 1 > second["qualified_share"] > 0
 
 
-def test_a_round_of_the_example_of_two_models(adding_a_method, monkeypatch):
+@pytest.mark.parametrize("residence", ["device", "host"])
+def test_a_round_of_the_example_of_two_models(residence, adding_a_method, monkeypatch):
     """Traced only: both phases upload, and a client remembers how often its models agreed."""
-    words = [*adding_a_method[1]["co_training"], f"--config.model.name={TINY_BACKBONE}"]
+    at = [f"--config.residence.{name}={residence}" for name in ("data", "clients")]
+    words = [*adding_a_method[1]["co_training"], f"--config.model.name={TINY_BACKBONE}", *at]
     experiment = built(words, monkeypatch)
     round_fn = make_round(experiment.problem, experiment.method, lanes=1)
     state, result = jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
     assert {"labelled_loss", "unlabelled_loss", "uploads"} <= set(result.metrics)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, experiment.state_shape)
-    assert "agreement" in state.clients and "peer" in state.model.params
+    assert state.clients["agreement"].shape == experiment.data.ids.shape and "peer" in state.model.params
 
 
 @pytest.fixture(scope="module")
