@@ -40,7 +40,7 @@ from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_memory import ClientMemory, begin_memory, resume_memory
 from fedjax_ssl.run.feed import make_feed
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, make_group, run_rounds
-from fedjax_ssl.run.machine import Machine, use_compilation_cache, use_machine
+from fedjax_ssl.run.machine import Machine, check_jax_settings, use_compilation_cache, use_machine
 from fedjax_ssl.run.observe.advice import Advise
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.listeners import (
@@ -87,7 +87,7 @@ def train(
         The state after the last round; with `config.seeds` one for each of them.
 
     Raises:
-        UserError: the configuration, the data or the folder cannot be used; nothing has been written.
+        UserError: the configuration, JAX's settings, the data or the folder cannot be used; nothing has been written.
         TrainingError: the global state is no longer finite, or every upload of a round was dropped.
         StoppedError: the disk, a file or the memory ended the run; its last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM or SIGHUP, once a checkpoint is written.
@@ -97,6 +97,7 @@ def train(
     workdir = expanded(workdir) if workdir else workdir
     config = hosts.config_of_first(lambda: config)
     validate(config)
+    check_jax_settings()
     use_compilation_cache()
     hosts.check_same("JAX and devices", lambda: f"JAX {jax.__version__} with {jax.local_device_count()} devices")
     is_first = hosts.is_first()

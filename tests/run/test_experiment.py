@@ -229,6 +229,29 @@ def test_a_checkpoint_of_another_model_is_refused(finished_fedanchor_run, tmp_pa
     assert (copy / "metrics.jsonl").read_bytes() == (workdir / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("jax_debug_nans", True),
+        ("jax_disable_jit", True),
+        ("jax_enable_x64", True),
+        ("jax_numpy_dtype_promotion", "strict"),
+        ("jax_numpy_rank_promotion", "raise"),
+        ("jax_default_prng_impl", "rbg"),
+        ("jax_threefry_partitionable", False),
+    ],
+)
+def test_settings_of_jax_in_which_no_run_trains_are_refused_before_anything_is_written(name, value, tmp_path):
+    before = jax.config.values[name]
+    jax.config.update(name, value)
+    try:
+        with pytest.raises(UserError, match=f"JAX's setting {name} is {value!r}, "):
+            train(make_tiny_config(), tmp_path / "run")
+    finally:
+        jax.config.update(name, before)
+    assert not (tmp_path / "run").exists()
+
+
 def test_too_little_memory_is_met_before_anything_is_written(finished_run, tmp_path, monkeypatch):
     del finished_run  # compiles the same program
     monkeypatch.setattr(machine, "memory_limit", lambda: 2**10)
