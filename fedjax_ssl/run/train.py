@@ -75,7 +75,7 @@ def train(
     """Trains what a configuration describes, or resumes the run in `workdir`.
 
     Args:
-        config: see `fedjax_ssl.config.base_config`.
+        config: see `fedjax_ssl.config.base_config`; is not changed.
         workdir: the run's folder; by default a new one under runs/. It gets config.json, partition.npz,
             metrics.jsonl (one line per round, independent of the clock), timings.jsonl, summary.json and checkpoints/.
             With `config.seeds` each seed's run is in its subfolder seed_N, the same as if it had been trained alone,
@@ -95,7 +95,8 @@ def train(
     look()
     begin()
     workdir = expanded(workdir) if workdir else workdir
-    config = hosts.config_of_first(lambda: config)
+    # A copy: the caller may change the configuration meanwhile, or have frozen it.
+    config = hosts.config_of_first(lambda: ConfigDict(config).copy_and_resolve_references())
     validate(config)
     check_jax_settings()
     use_compilation_cache()

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import FrozenConfigDict
 
 import launch
 from fedjax_ssl import TrainingError, UserError, train
@@ -59,6 +60,12 @@ def test_what_a_run_leaves_behind(finished_run):
     assert summary["bytes_down"] == sum(line["bytes_down"] for line in lines) > summary["bytes_up"] > 0
     assert summary["versions"]["jax"] == jax.__version__ and summary["backend"] == jax.default_backend()
     chex.assert_trees_all_equal(newest_state(workdir, make_tiny_config()), jax.device_get(state))
+
+
+def test_train_reads_the_configuration_once_and_also_a_frozen_one(finished_run, tmp_path):
+    run, config = shutil.copytree(finished_run[0], tmp_path / "run"), make_tiny_config()
+    assert train(FrozenConfigDict(config), run).round == 4
+    assert train(config, run, on_finish=lambda: setattr(config, "seed", 5)).round == 4
 
 
 def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
