@@ -47,7 +47,7 @@ def _all_fields(method: str = "") -> Section:
 
 
 def add_section(config: ConfigDict) -> ConfigDict:
-    """The configuration with the section of its own method, added if the method comes from a file.
+    """The configuration with the section of its own method. What it lacks of it is added, as for a method from a file.
 
     From here on a file that was imported and has changed since is imported again.
 
@@ -56,9 +56,9 @@ def add_section(config: ConfigDict) -> ConfigDict:
     """
     forget_changed()
     name, section = section_of(config.method), find_method(config.method).section()
-    if section is not None and name not in config:
+    if section is not None:
         with config.unlocked():
-            config[name] = section.config()
+            config[name] = section.config(config.get(name))
     return config
 
 
@@ -66,7 +66,7 @@ def validate(config: ConfigDict) -> None:
     """Checks the range of every field, and fields that depend on each other; a run's parts check what needs the data.
 
     Args:
-        config: gets the section of a method from a file, if missing.
+        config: gets what it lacks of its method's section.
 
     Raises:
         UserError: one line that names the field, its value and what it may be.
