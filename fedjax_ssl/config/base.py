@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import check_rand_augment
@@ -66,7 +67,7 @@ def validate(config: ConfigDict) -> None:
     """Checks the range of every field, and fields that depend on each other; a run's parts check what needs the data.
 
     Args:
-        config: gets what it lacks of its method's section.
+        config: gets what it lacks of its method's section, and Python's numbers in place of NumPy's in tuples.
 
     Raises:
         UserError: one line that names the field, its value and what it may be.
@@ -74,6 +75,10 @@ def validate(config: ConfigDict) -> None:
     shared_fields().ranges()["method"].check("method", config.method)
     method = find_method(add_section(config).method)
     section = section_of(config.method)
+    for field, value in flatten(config).items():
+        if isinstance(value, tuple) and any(isinstance(entry, np.generic) for entry in value):
+            plain = tuple(entry.item() if isinstance(entry, np.generic) else entry for entry in value)
+            config.update_from_flattened_dict({field: plain})
     values = flatten(config)
     for field, its_range in ranges(config.method).items():
         if field in values:

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import os
 import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,7 +20,7 @@ from fedjax_ssl.methods import find_method, section_of
 OVERRIDE = "--config."
 
 
-def parse_config(config_file: str, overrides: list[str]) -> ConfigDict:
+def parse_config(config_file: str | os.PathLike[str], overrides: list[str]) -> ConfigDict:
     """The configuration of a file, with overrides.
 
     Args:
@@ -81,12 +82,12 @@ def overridden_fields(overrides: Iterable[str]) -> list[str]:
     return [word.removeprefix(OVERRIDE).partition("=")[0] for word in overrides if word.startswith(OVERRIDE)]
 
 
-def load_config_file(config_file: str) -> ConfigDict:
+def load_config_file(config_file: str | os.PathLike[str]) -> ConfigDict:
     """The result of `get_config` in a Python file; the part after a colon is its argument."""
     return call_in_file(config_file, "get_config")
 
 
-def call_in_file(file: str, name: str) -> Any:
+def call_in_file(file: str | os.PathLike[str], name: str) -> Any:
     """Calls a function in a Python file and returns its result.
 
     Args:
@@ -96,6 +97,7 @@ def call_in_file(file: str, name: str) -> Any:
     Raises:
         UserError: there is no such file or function, or it takes no argument and is given one.
     """
+    file = os.fspath(file)
     path, colon, argument = file.partition(":")
     function = load_python_file(path, name)
     if colon and not inspect.signature(function).parameters:
