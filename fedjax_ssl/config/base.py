@@ -57,8 +57,8 @@ def add_section(config: ConfigDict) -> ConfigDict:
     """
     forget_changed()
     name, section = section_of(config.method), find_method(config.method).section()
-    if section is not None:
-        with config.unlocked():
+    if section is not None and flatten(section.config()).keys() - flatten(config.get(name, {})).keys():
+        with config.unlocked():  # which a frozen one refuses
             config[name] = section.config(config.get(name))
     return config
 

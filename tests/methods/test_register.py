@@ -6,7 +6,7 @@ import re
 
 import jax
 import pytest
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from fedjax_ssl import base_config, methods
 from fedjax_ssl.config import apply_arguments, complete, for_seed, validate
@@ -68,6 +68,7 @@ def test_a_configuration_gets_the_fields_that_its_method_is_given_later():
     register(extra=7)
     validate(config)
     assert config.mine.to_dict() == {"level": 0.1, "extra": 7, "inner": {"extra": 7}} and config.mine.is_locked
+    validate(FrozenConfigDict(config))
 
 
 @pytest.mark.parametrize(
