@@ -74,6 +74,8 @@ def train(
 ) -> State | tuple[State, ...]:
     """Trains what a configuration describes, or resumes the run in `workdir`.
 
+    Use processes for several runs at a time: in threads each run.log has the messages of all of them.
+
     Args:
         config: see `fedjax_ssl.config.base_config`; is not changed.
         workdir: the run's folder; by default a new one under runs/. It gets config.json, partition.npz,
