@@ -76,15 +76,15 @@ def _import_module(field: str, name: str, module: str, kind: str) -> Any:
 def _import_file(field: str, name: str, path: str) -> Any:
     """Imports a file, which may import from its own folder."""
     file = expanded(path).resolve()
-    if file in _FILES:
-        return _FILES[file]
+    if (module := _FILES.get(file)) is not None:
+        return module
     if not file.is_file():
         seen = "" if os.path.isabs(path) else f", as seen from {os.getcwd()}"
         raise UserError(f"{field}={name}: there is no file {path}{seen}")
     _look_for_modules_in(str(file.parent))
     with one_line(field, name, f"importing {path} fails", str(file)):
-        _FILES[file] = run_file(file)
-    return _FILES[file]
+        module = _FILES[file] = run_file(file)
+    return module
 
 
 def forget_changed() -> None:
@@ -125,9 +125,10 @@ def source_of(module: types.ModuleType) -> bytes:
     Raises:
         OSError: the file cannot be read.
     """
-    found = _SOURCES.get(module.__file__)
-    if found is None or found[0] is not module.__spec__:
-        found = _SOURCES[module.__file__] = module.__spec__, read_whole(pathlib.Path(module.__file__))
+    file, spec = module.__file__, getattr(module, "__spec__", None)
+    found = _SOURCES.get(file)
+    if found is None or found[0] is not spec:
+        found = _SOURCES[file] = spec, read_whole(pathlib.Path(file))
     return found[1]
 
 

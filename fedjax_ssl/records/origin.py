@@ -262,7 +262,7 @@ def _own_files() -> dict[str, bytes]:
     is_checkout = str(PACKAGE / "__init__.py") in tracked  # else the library's version identifies its files
     for path, module in _loaded().items():
         is_known = path in tracked or (_in_library(path) and not is_checkout)
-        if module.__name__.startswith(RUN_AS) or not is_known:
+        if getattr(module, "__name__", "").startswith(RUN_AS) or not is_known:
             try:
                 contents[path] = source_of(module)
             except OSError:  # it is gone
