@@ -55,7 +55,7 @@ def build(problem: Problem) -> Method:
         return {"agreement": options.momentum * own["agreement"] + (1 - options.momentum) * agreed}
 
     def own(data, model):  # the clients' memory before the first round, leaves [K, ...]
-        return {"agreement": jnp.zeros(problem.config.num_clients)}
+        return {"agreement": jnp.zeros(len(data.ids))}
 
     rest = unlabelled_phase(problem, jobs_without_labels(problem), on_the_rest, PARTS, Hooks(remember=remember))
     return alternating(problem, (labelled_phase(problem, on_labels, PARTS), rest), own, parts=PARTS)

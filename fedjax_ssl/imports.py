@@ -1,18 +1,25 @@
 """Imports a user's code by import path, MODULE:NAME or FILE.py:NAME, and reports its errors in one line."""
 
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import os
+import pathlib
 import sys
 import traceback
+import types
 from collections.abc import Iterator
 from typing import Any
 
 from fedjax_ssl.errors import UserError, first_line, nearest
-from fedjax_ssl.files import expanded
+from fedjax_ssl.files import expanded, read_whole
 
 CODE_FIELDS = ("method", "model.name", "confidence.kind")  # fields that may name a user's code
+RUN_AS = "fedjax_ssl_own_"  # how the modules' names begin that `run_file` makes
+
+_FILES: dict[pathlib.Path, types.ModuleType] = {}  # imported files; one run uses one version of them
+_SOURCES: dict[str, tuple[Any, bytes]] = {}  # by file: the module's spec, which a reload replaces, and `source_of`
 
 
 def is_own(name: str) -> bool:
@@ -69,17 +76,60 @@ def _import_module(field: str, name: str, module: str, kind: str) -> Any:
 def _import_file(field: str, name: str, path: str) -> Any:
     """Imports a file, which may import from its own folder."""
     file = expanded(path).resolve()
+    if (module := _FILES.get(file)) is not None:
+        return module
     if not file.is_file():
         seen = "" if os.path.isabs(path) else f", as seen from {os.getcwd()}"
         raise UserError(f"{field}={name}: there is no file {path}{seen}")
     _look_for_modules_in(str(file.parent))
-    # A prefix, so that a file called random.py replaces no other module.
-    spec = importlib.util.spec_from_file_location(f"fedjax_ssl_own_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses, and so Flax modules, look up annotations there
     with one_line(field, name, f"importing {path} fails", str(file)):
-        spec.loader.exec_module(module)
+        module = _FILES[file] = run_file(file)
     return module
+
+
+def forget_changed() -> None:
+    """Forgets the imported files that are changed or gone, so that the next import runs them again."""
+    for file, module in list(_FILES.items()):
+        try:
+            is_same = read_whole(file) == source_of(module)
+        except OSError:
+            is_same = False
+        if not is_same:
+            _FILES.pop(file, None)
+
+
+def run_file(file: pathlib.Path) -> types.ModuleType:
+    """Runs a Python file, and returns its module.
+
+    Args:
+        file: an absolute path that ends with .py.
+
+    Raises:
+        Exception: whatever the file raises.
+    """
+    # A prefix and a digest, so that a file called random.py, or two of one name, replace no other module.
+    name = f"{RUN_AS}{file.stem}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(spec)
+    source = read_whole(file)
+    sys.modules[name] = module  # dataclasses, and so Flax modules, look up annotations there
+    _SOURCES[str(file)] = spec, source
+    # These bytes, which the run's origin keeps. Python's own loader may run an older version from its cache instead.
+    exec(compile(source, str(file), "exec", dont_inherit=True), vars(module))
+    return module
+
+
+def source_of(module: types.ModuleType) -> bytes:
+    """The content of a loaded module's file: what ran if `run_file` made the module, else what the first call found.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    file, spec = module.__file__, getattr(module, "__spec__", None)
+    found = _SOURCES.get(file)
+    if found is None or found[0] is not spec:
+        found = _SOURCES[file] = spec, read_whole(pathlib.Path(file))
+    return found[1]
 
 
 def _look_for_modules_in(folder: str) -> None:

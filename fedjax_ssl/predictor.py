@@ -21,7 +21,7 @@ from fedjax_ssl.encoders import backbone_of, checksum, frozen
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import expanded, replace_arrays, replace_file
-from fedjax_ssl.imports import is_own
+from fedjax_ssl.imports import forget_changed, is_own
 from fedjax_ssl.kinds import IMAGE, KINDS, Kind, kind_name, kind_of
 from fedjax_ssl.kinds.table import encode, is_missing
 from fedjax_ssl.learning.sgd import Model
@@ -155,6 +155,7 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
     facts = read_dataset(folder)
     if config.method not in METHODS and not is_own(config.method):
         raise UserError(f"{folder} holds a run of {config.method!r}, which is not registered: see fedjax_ssl.methods")
+    forget_changed()
     try:
         entry = find_method(config.method)
     except UserError as error:  # its file is gone, or its relative path starts at another folder than the run's

@@ -20,7 +20,7 @@ import pytest
 
 import fedjax_ssl
 import launch
-from fedjax_ssl import base_config, methods
+from fedjax_ssl import base_config, imports, methods
 from fedjax_ssl.cli.source_docs import Field, read_fields
 from fedjax_ssl.config import flatten
 from fedjax_ssl.engine.round import make_round
@@ -191,7 +191,7 @@ def test_the_example_of_a_loss_for_the_server_weights_classes_equally(adding_a_m
     assert "server_loss" in jax.eval_shape(experiment.method.server_after, state, data, jax.random.key(0))[1]
     images, logits = np.asarray(data.server_index), np.random.default_rng(0).normal(size=(37, 10))
     network = types.SimpleNamespace(train=lambda *_: ((types.SimpleNamespace(logits=jnp.asarray(logits)),), {}))
-    loss = sys.modules["fedjax_ssl_own_my_balanced"].balanced_loss(
+    loss = imports._FILES[pathlib.Path("my_balanced.py").resolve()].balanced_loss(
         problem._replace(network=network, weak=lambda key, images: images), data, "weak"
     )
     labels = np.asarray(data.visible_labels)[images]
@@ -210,15 +210,17 @@ def test_the_example_of_a_rule_for_confidence_trains(adding_a_method, tmp_path):
     assert first["qualified_share"] == 1 > second["qualified_share"] > 0
 
 
-def test_a_round_of_the_example_of_two_models(adding_a_method, monkeypatch):
+@pytest.mark.parametrize("residence", ["device", "host"])
+def test_a_round_of_the_example_of_two_models(residence, adding_a_method, monkeypatch):
     """Traced only: both phases upload, and a client remembers how often its models agreed."""
-    words = [*adding_a_method[1]["co_training"], f"--config.model.name={TINY_BACKBONE}"]
+    at = [f"--config.residence.{name}={residence}" for name in ("data", "clients")]
+    words = [*adding_a_method[1]["co_training"], f"--config.model.name={TINY_BACKBONE}", *at]
     experiment = built(words, monkeypatch)
     round_fn = make_round(experiment.problem, experiment.method, lanes=1)
     state, result = jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
     assert {"labelled_loss", "unlabelled_loss", "uploads"} <= set(result.metrics)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, experiment.state_shape)
-    assert "agreement" in state.clients and "peer" in state.model.params
+    assert state.clients["agreement"].shape == experiment.data.ids.shape and "peer" in state.model.params
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import check_rand_augment
@@ -13,7 +14,7 @@ from fedjax_ssl.data.unknown import check_unknown, has_unknown
 from fedjax_ssl.engine.measures import OPEN_SET, words_of
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, Section, shared_fields
-from fedjax_ssl.imports import is_own
+from fedjax_ssl.imports import forget_changed, is_own
 from fedjax_ssl.learning.sgd import check_optimizer
 from fedjax_ssl.methods import METHODS, find_method, known_method, registered, section_of
 from fedjax_ssl.models import BACKBONES
@@ -47,15 +48,18 @@ def _all_fields(method: str = "") -> Section:
 
 
 def add_section(config: ConfigDict) -> ConfigDict:
-    """The configuration with the section of its own method, added if the method comes from a file.
+    """The configuration with the section of its own method. What it lacks of it is added, as for a method from a file.
+
+    From here on a file that was imported and has changed since is imported again.
 
     Raises:
         UserError: there is no such method.
     """
+    forget_changed()
     name, section = section_of(config.method), find_method(config.method).section()
-    if section is not None and name not in config:
-        with config.unlocked():
-            config[name] = section.config()
+    if section is not None and flatten(section.config()).keys() - flatten(config.get(name, {})).keys():
+        with config.unlocked():  # which a frozen one refuses
+            config[name] = section.config(config.get(name))
     return config
 
 
@@ -63,7 +67,7 @@ def validate(config: ConfigDict) -> None:
     """Checks the range of every field, and fields that depend on each other; a run's parts check what needs the data.
 
     Args:
-        config: gets the section of a method from a file, if missing.
+        config: gets what it lacks of its method's section, and Python's numbers in place of NumPy's in tuples.
 
     Raises:
         UserError: one line that names the field, its value and what it may be.
@@ -71,6 +75,10 @@ def validate(config: ConfigDict) -> None:
     shared_fields().ranges()["method"].check("method", config.method)
     method = find_method(add_section(config).method)
     section = section_of(config.method)
+    for field, value in flatten(config).items():
+        if isinstance(value, tuple) and any(isinstance(entry, np.generic) for entry in value):
+            plain = tuple(entry.item() if isinstance(entry, np.generic) else entry for entry in value)
+            config.update_from_flattened_dict({field: plain})
     values = flatten(config)
     for field, its_range in ranges(config.method).items():
         if field in values:

@@ -1,10 +1,9 @@
 """Loads a configuration from a config file and the words of a command line; errors have one line."""
 
 import difflib
-import importlib.util
 import inspect
+import os
 import pathlib
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,13 +14,13 @@ from fedjax_ssl.config.base import add_section, flatten, other_sections
 from fedjax_ssl.config.renamed import GONE, RENAMED
 from fedjax_ssl.errors import UserError, first_line
 from fedjax_ssl.files import CONFIGS, expanded
-from fedjax_ssl.imports import one_line
+from fedjax_ssl.imports import one_line, run_file
 from fedjax_ssl.methods import find_method, section_of
 
 OVERRIDE = "--config."
 
 
-def parse_config(config_file: str, overrides: list[str]) -> ConfigDict:
+def parse_config(config_file: str | os.PathLike[str], overrides: list[str]) -> ConfigDict:
     """The configuration of a file, with overrides.
 
     Args:
@@ -83,12 +82,12 @@ def overridden_fields(overrides: Iterable[str]) -> list[str]:
     return [word.removeprefix(OVERRIDE).partition("=")[0] for word in overrides if word.startswith(OVERRIDE)]
 
 
-def load_config_file(config_file: str) -> ConfigDict:
+def load_config_file(config_file: str | os.PathLike[str]) -> ConfigDict:
     """The result of `get_config` in a Python file; the part after a colon is its argument."""
     return call_in_file(config_file, "get_config")
 
 
-def call_in_file(file: str, name: str) -> Any:
+def call_in_file(file: str | os.PathLike[str], name: str) -> Any:
     """Calls a function in a Python file and returns its result.
 
     Args:
@@ -98,6 +97,7 @@ def call_in_file(file: str, name: str) -> Any:
     Raises:
         UserError: there is no such file or function, or it takes no argument and is given one.
     """
+    file = os.fspath(file)
     path, colon, argument = file.partition(":")
     function = load_python_file(path, name)
     if colon and not inspect.signature(function).parameters:
@@ -117,13 +117,11 @@ def load_python_file(path: str, function: str) -> Callable[..., Any]:
         UserError: there is no such file or function, or running the file fails.
     """
     path = find_config_file(path)
-    spec = importlib.util.spec_from_file_location(f"fedjax_ssl_config_{pathlib.Path(path).stem}", path)
-    if spec is None:
+    if not path.endswith(".py"):
         raise UserError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # as an import does: dataclasses look up their module there
-    with one_line("config", path, "running it fails", path):
-        spec.loader.exec_module(module)
+    file = pathlib.Path(path).absolute()
+    with one_line("config", path, "running it fails", str(file)):
+        module = run_file(file)
     if not hasattr(module, function):
         raise UserError(f"{path} has no function {function}")
     return getattr(module, function)

@@ -212,12 +212,14 @@ class Section:
             setattr(section, name, value)
         return section
 
-    def config(self) -> ConfigDict:
-        """The fields with their defaults."""
-        config = ConfigDict()
+    def config(self, given: ConfigDict | None = None) -> ConfigDict:
+        """The fields with their defaults; or `given`, to which those that it lacks are added."""
+        config = ConfigDict() if given is None else given
         for name, field in self._fields.items():
             if isinstance(field, Section):
-                config[name] = field.config()
+                config[name] = field.config(config.get(name))
+            elif name in config:
+                continue
             elif field.default is None:
                 config[name] = config_dict.placeholder(field.range.kind)
             else:

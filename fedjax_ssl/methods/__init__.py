@@ -68,7 +68,7 @@ NAMES = (
     "uda",
 )
 
-_IMPORTED: dict[str, Entry] = {}  # by import path; a process imports a file only once
+_IMPORTED: dict[str, Entry] = {}  # by import path; see `known_method`
 METHODS: dict[str, Entry] = {name: importlib.import_module(f"{__name__}.{name}").ENTRY for name in NAMES}
 
 
@@ -83,9 +83,8 @@ def find_method(name: str) -> Entry:
     Raises:
         UserError: no method has this name.
     """
-    known = known_method(name)
-    if known is not None:
-        return known
+    if name in METHODS:
+        return METHODS[name]
     if is_own(name):
         return _import_method(name)
     raise UserError(

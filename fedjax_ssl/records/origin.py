@@ -18,10 +18,12 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import types
 from typing import Any, NamedTuple
 
 from fedjax_ssl.errors import printable
-from fedjax_ssl.files import PACKAGE, make_folder, read_json, read_whole, replace_file, replaced
+from fedjax_ssl.files import PACKAGE, make_folder, read_json, replace_file, replaced
+from fedjax_ssl.imports import RUN_AS, source_of
 from fedjax_ssl.models.cpu.processor import description
 from fedjax_ssl.records.workdir import ORIGIN, ORIGIN_FILES
 
@@ -29,8 +31,6 @@ MOST_BYTES, MOST_FILES = 20_000_000, 100  # of a copy; number of copies. Beyond 
 GIT_SECONDS = 10  # time limit for git, after which the repository is ignored
 # Packages whose versions can change a result; a resumed run names those that differ.
 COMPUTING = ("jax", "jaxlib", "flax", "optax", "numpy", "scikit_learn")
-# The modules of config files, and of methods and backbones as FILE.py:NAME.
-_OWN_MODULES = ("fedjax_ssl_config_", "fedjax_ssl_own_")
 
 
 class Start(NamedTuple):
@@ -239,17 +239,17 @@ def _git(place: pathlib.Path, *words: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _loaded() -> list[str]:
-    """The real paths of loaded Python files: the library's, and those outside of Python and installed packages."""
+def _loaded() -> dict[str, types.ModuleType]:
+    """Real path -> module of loaded files: the library's, and those outside of Python and installed packages."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed |= {str(entry.parent) for entry in _metadata_folders()}  # such as a user's or a cluster's packages
     folders = tuple(f"{path}{os.sep}" for path in {*installed, *map(os.path.realpath, installed)})
-    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    named = {getattr(module, "__file__", None): module for module in list(sys.modules.values())}
     paths = {path for path in named if path and os.path.isabs(path)}  # modules made at run time have other names
     # Resolving thousands of installed modules would take 0.1 s.
     others = {path for path in paths if path.endswith(".py") and (_in_library(path) or not path.startswith(folders))}
-    found = map(os.path.realpath, others)
-    return sorted(path for path in found if _in_library(path) or not path.startswith(folders))
+    found = {os.path.realpath(path): named[path] for path in sorted(others)}
+    return {path: found[path] for path in sorted(found) if _in_library(path) or not path.startswith(folders)}
 
 
 def _in_library(path: str) -> bool:
@@ -257,20 +257,14 @@ def _in_library(path: str) -> bool:
 
 
 def _own_files() -> dict[str, bytes]:
-    """Real path -> content of the user's loaded files, see `Start.files`, if they can be read."""
-    modules = list(sys.modules.items())
-    named = {
-        os.path.realpath(module.__file__)
-        for name, module in modules
-        if name.startswith(_OWN_MODULES) and getattr(module, "__file__", None)
-    }
+    """Real path -> content, as it ran, of the user's loaded files, see `Start.files`, if they can be read."""
     tracked, contents = look().result().tracked, {}
     is_checkout = str(PACKAGE / "__init__.py") in tracked  # else the library's version identifies its files
-    for path in _loaded():
+    for path, module in _loaded().items():
         is_known = path in tracked or (_in_library(path) and not is_checkout)
-        if path in named or not is_known:
+        if getattr(module, "__name__", "").startswith(RUN_AS) or not is_known:
             try:
-                contents[path] = read_whole(pathlib.Path(path))
+                contents[path] = source_of(module)
             except OSError:  # it is gone
                 continue
     return contents

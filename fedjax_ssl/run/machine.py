@@ -37,6 +37,18 @@ MOST_CACHE_BYTES = 2_000_000_000  # of XLA's cache; the least recently used prog
 LARGE_BACKBONES = ("resnet18", "wrn28_2", "wrn28_8", "resnet9", "resnet34", "resnet50")
 WITHOUT_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
+# JAX's settings -> the values with which runs train, the default first.
+JAX_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "jax_debug_nans": (False,),  # a metric that a round does not have is NaN
+    "jax_disable_jit": (False,),
+    "jax_enable_x64": (False,),
+    "jax_numpy_dtype_promotion": ("standard",),
+    "jax_numpy_rank_promotion": ("allow", "warn"),
+    # Other generators draw other numbers, and no record says which one a run was begun with.
+    "jax_default_prng_impl": ("threefry2x32",),
+    "jax_threefry_partitionable": (True,),
+}
+
 
 class Machine(NamedTuple):
     """The devices of a run, and how its programs are compiled for them."""
@@ -216,6 +228,15 @@ def most_devices(config: ConfigDict, data: FederatedData | None) -> int:
     if memory is None or not each:
         return config.clients_per_round
     return max(1, min(config.clients_per_round, memory // 4 // each))
+
+
+def check_jax_settings() -> None:
+    """Raises a UserError if the user has set JAX in a way in which no run trains, or trains with other results."""
+    for name, values in JAX_SETTINGS.items():
+        found = getattr(jax.config, name)
+        found = getattr(found, "value", found)  # of an Enum
+        if found not in values:
+            raise UserError(f"JAX's setting {name} is {found!r}, with which no run trains; set it to {values[0]!r}")
 
 
 def use_compilation_cache() -> None:

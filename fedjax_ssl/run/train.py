@@ -41,7 +41,7 @@ from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_memory import ClientMemory, begin_memory, resume_memory
 from fedjax_ssl.run.feed import make_feed
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, make_group, run_rounds
-from fedjax_ssl.run.machine import Machine, use_compilation_cache, use_machine
+from fedjax_ssl.run.machine import Machine, check_jax_settings, use_compilation_cache, use_machine
 from fedjax_ssl.run.observe.advice import Advise
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.listeners import (
@@ -75,8 +75,10 @@ def train(
 ) -> State | tuple[State, ...]:
     """Trains what a configuration describes, or resumes the run in `workdir`.
 
+    Use processes for several runs at a time: in threads each run.log has the messages of all of them.
+
     Args:
-        config: see `fedjax_ssl.config.base_config`.
+        config: see `fedjax_ssl.config.base_config`; is not changed.
         workdir: the run's folder; by default a new one under runs/. It gets config.json, partition.npz,
             metrics.jsonl (one line per round, independent of the clock), timings.jsonl, summary.json and checkpoints/.
             With `config.seeds` each seed's run is in its subfolder seed_N, the same as if it had been trained alone,
@@ -88,7 +90,7 @@ def train(
         The state after the last round; with `config.seeds` one for each of them.
 
     Raises:
-        UserError: the configuration, the data or the folder cannot be used; nothing has been written.
+        UserError: the configuration, JAX's settings, the data or the folder cannot be used; nothing has been written.
         TrainingError: the global state is no longer finite, or every upload of a round was dropped.
         StoppedError: the disk, a file or the memory ended the run; its last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM or SIGHUP, once a checkpoint is written.
@@ -96,8 +98,10 @@ def train(
     look()
     begin()
     workdir = expanded(workdir) if workdir else workdir
-    config = hosts.config_of_first(lambda: config)
+    # A copy: the caller may change the configuration meanwhile, or have frozen it.
+    config = hosts.config_of_first(lambda: ConfigDict(config).copy_and_resolve_references())
     validate(config)
+    check_jax_settings()
     use_compilation_cache()
     hosts.check_same("JAX and devices", lambda: f"JAX {jax.__version__} with {jax.local_device_count()} devices")
     is_first = hosts.is_first()

@@ -176,7 +176,7 @@ def test_config_arguments():
 
 @pytest.mark.parametrize("path", sorted(launch.QUICKSTART.parent.glob("*.py")), ids=lambda path: path.stem)
 def test_every_config_is_valid_and_says_how_to_run_it(path):
-    validate(load_config_file(str(path)))
+    validate(load_config_file(path))
     source = path.read_text()
     assert f"python launch.py --config=configs/{path.name}" in source or path == launch.QUICKSTART
 

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -245,6 +246,14 @@ def test_seeds_reach_to_32_bits():
         assert answer(field, value) is None
     assert answer("seed", most + 1) == f"seed must be at least 0 and at most {most}, not {most + 1}"
     assert "each at least 0" in answer("seeds", (0, most + 1))
+
+
+def test_tuples_may_have_numbers_of_numpy():
+    config = base_config()
+    config.seeds, config.data.label_profile = tuple(np.arange(2)), tuple(np.full(10, 0.5, np.float32))
+    validate(config)
+    assert {type(seed) for seed in config.seeds} == {int}
+    assert {type(share) for share in config.data.label_profile} == {float}
 
 
 # --- Declarers, by hand. ---------------------------------------------------------------------------------------------

@@ -1,18 +1,19 @@
 """A method from a file, as a reader tries it from the command line: its fields and words, its runs, its mistakes."""
 
+import hashlib
 import json
 import pathlib
-import sys
 
 import numpy as np
 import pytest
 
 import launch
-from fedjax_ssl import UserError, methods
+from fedjax_ssl import UserError, base_config, imports, methods
 from fedjax_ssl.client import make_confidence
 from fedjax_ssl.config import describe_method, overlooked, parse_config, validate
 from fedjax_ssl.engine import no_op
 from fedjax_ssl.methods import METHODS, find_method
+from fedjax_ssl.records.origin import note_start, read_starts
 from fedjax_ssl.records.workdir import refuse_code
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.sweep import Sweep, plan
@@ -186,12 +187,37 @@ def test_a_changed_method_has_a_section_of_its_own(own):
     assert dict(config.my_fixmatch) == {**config.fixmatch, "threshold": 0.7, "server": "parallel", "gamma": 0.5}
     assert config.fixmatch.threshold == 0.95 and config.fixmatch.server == "alternate"
     assert config.consistency.labels_from == "local" and config.client.proximal == 0.25
-    seen = sys.modules["fedjax_ssl_own_changed"].SEEN
+    seen = imports._FILES[pathlib.Path("changed.py").resolve()].SEEN
     assert seen.threshold == 0.7 and seen.gamma == 0.5  # as the library's code reads it, under its own name
     assert built([*words, "--config.my_fixmatch.threshold=0.6"]).method.server_after is no_op
-    assert sys.modules["fedjax_ssl_own_changed"].SEEN.threshold == 0.6
+    assert imports._FILES[pathlib.Path("changed.py").resolve()].SEEN.threshold == 0.6
     with pytest.raises(UserError, match=r"my_fixmatch\.gamma must be above 0, not -1"):
         built([*words, "--config.my_fixmatch.gamma=-1"])
+
+
+def test_an_edited_file_is_imported_again_for_the_next_run_and_the_origin_has_what_ran(own):
+    for default in (3, 4):  # files of one size, written within a second: Python's own cache does not tell them apart
+        text = FILE.replace("whole(2,", f"whole({default},")
+        (own / "my.py").write_text(text)
+        config = base_config()
+        config.method = "my.py:agreement"
+        validate(config)
+        assert config.agreement.views == default
+    (own / "my.py").write_text("during the run")
+    assert find_method("my.py:agreement").section().views == 4
+    note_start(own)
+    assert hashlib.sha256(text.encode()).hexdigest() in read_starts(own)[0].files.values()
+    with pytest.raises(UserError, match=r"importing my\.py fails \(SyntaxError"):
+        validate(config)
+
+
+def test_own_files_of_one_name_are_all_in_the_origin(own):
+    for folder in ("a", "b"):
+        (own / folder).mkdir()
+        (own / folder / "my.py").write_text(FILE)
+        find_method(f"{folder}/my.py:bare")
+    note_start(own)
+    assert {"a/my.py", "b/my.py"} <= set(read_starts(own)[0].files)
 
 
 def test_what_an_override_leaves_as_it_is_is_said(own):
@@ -285,8 +311,6 @@ def test_mistakes_are_one_line_and_write_nothing(words, line, own, capfd):
 
 def test_validate_alone_adds_its_section(own):
     """For a configuration that is made in Python, where no word of a command line names the method."""
-    from fedjax_ssl import base_config
-
     config = base_config()
     config.method = "my.py:agreement"
     validate(config)

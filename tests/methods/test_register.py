@@ -6,7 +6,7 @@ import re
 
 import jax
 import pytest
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from fedjax_ssl import base_config, methods
 from fedjax_ssl.config import apply_arguments, complete, for_seed, validate
@@ -20,12 +20,14 @@ from tests.helpers.runs import make_fedanchor_config as make_tiny_config
 pytestmark = pytest.mark.usefixtures("registry")
 
 
-def register(level=0.5, **options):
+def register(level=0.5, extra=None, **options):
     """A method that is `server_only`, with a section of its own."""
 
     def defaults():
         section = methods.Section()
         section.level = methods.share(level)
+        if extra is not None:
+            section.extra, section.inner = extra, ConfigDict({"extra": extra})
         return section
 
     methods.register("mine", methods.METHODS["server_only"].factory, defaults=defaults, **options)
@@ -57,6 +59,16 @@ def test_registering_again_replaces():
     entry = Entry(methods.METHODS["server_only"].factory, title="Mine")
     methods.register("mine", entry)
     assert "mine" not in base_config() and methods.METHODS["mine"] is entry
+
+
+def test_a_configuration_gets_the_fields_that_its_method_is_given_later():
+    register()
+    config = base_config()
+    config.method, config.mine.level = "mine", 0.1
+    register(extra=7)
+    validate(config)
+    assert config.mine.to_dict() == {"level": 0.1, "extra": 7, "inner": {"extra": 7}} and config.mine.is_locked
+    validate(FrozenConfigDict(config))
 
 
 @pytest.mark.parametrize(

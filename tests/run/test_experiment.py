@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import FrozenConfigDict
 
 import launch
 from fedjax_ssl import TrainingError, UserError, train
@@ -59,6 +60,12 @@ def test_what_a_run_leaves_behind(finished_run):
     assert summary["bytes_down"] == sum(line["bytes_down"] for line in lines) > summary["bytes_up"] > 0
     assert summary["versions"]["jax"] == jax.__version__ and summary["backend"] == jax.default_backend()
     chex.assert_trees_all_equal(newest_state(workdir, make_tiny_config()), jax.device_get(state))
+
+
+def test_train_reads_the_configuration_once_and_also_a_frozen_one(finished_run, tmp_path):
+    run, config = shutil.copytree(finished_run[0], tmp_path / "run"), make_tiny_config()
+    assert train(FrozenConfigDict(config), run).round == 4
+    assert train(config, run, on_finish=lambda: setattr(config, "seed", 5)).round == 4
 
 
 def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
@@ -227,6 +234,29 @@ def test_a_checkpoint_of_another_model_is_refused(finished_fedanchor_run, tmp_pa
         train(config, copy)
     assert "\n" not in str(caught.value)
     assert (copy / "metrics.jsonl").read_bytes() == (workdir / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("jax_debug_nans", True),
+        ("jax_disable_jit", True),
+        ("jax_enable_x64", True),
+        ("jax_numpy_dtype_promotion", "strict"),
+        ("jax_numpy_rank_promotion", "raise"),
+        ("jax_default_prng_impl", "rbg"),
+        ("jax_threefry_partitionable", False),
+    ],
+)
+def test_settings_of_jax_in_which_no_run_trains_are_refused_before_anything_is_written(name, value, tmp_path):
+    before = jax.config.values[name]
+    jax.config.update(name, value)
+    try:
+        with pytest.raises(UserError, match=f"JAX's setting {name} is {value!r}, "):
+            train(make_tiny_config(), tmp_path / "run")
+    finally:
+        jax.config.update(name, before)
+    assert not (tmp_path / "run").exists()
 
 
 def test_too_little_memory_is_met_before_anything_is_written(finished_run, tmp_path, monkeypatch):
