@@ -233,7 +233,7 @@ def most_devices(config: ConfigDict, data: FederatedData | None) -> int:
 def check_jax_settings() -> None:
     """Raises a UserError if the user has set JAX in a way in which no run trains, or trains with other results."""
     for name, values in JAX_SETTINGS.items():
-        found = getattr(jax.config, name)
+        found = getattr(jax.config, name, values[0])  # other versions of JAX may lack it
         found = getattr(found, "value", found)  # of an Enum
         if found not in values:
             raise UserError(f"JAX's setting {name} is {found!r}, with which no run trains; set it to {values[0]!r}")
