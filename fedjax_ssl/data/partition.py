@@ -166,10 +166,9 @@ def make_partition(
         return Partition(at_server, rows, np.concatenate(rows[: len(known)]), validation, tests)
     client_rows, tests = hold_out(divide(rest, num_clients, client_rng), config.client_test_share)
     if len(apart):
-        known = divide(apart, num_clients, label_rng)
-        held_out = map(len, tests or [()] * num_clients)
-        both = [np.concatenate(pair)[: limit - out] for *pair, out in zip(known, client_rows, held_out)]
-        both = list(map(label_rng.permutation, both))
+        room = [limit - len(held_out) for held_out in tests or [()] * num_clients]
+        known = [own[:most] for own, most in zip(divide(apart, num_clients, label_rng), room)]
+        both = [label_rng.permutation(np.concatenate(pair)[:most]) for *pair, most in zip(known, client_rows, room)]
         return Partition(at_server, both, np.concatenate(known), validation, tests)
     if not clients_may_have_labels(config):
         labelled = NO_ROWS
