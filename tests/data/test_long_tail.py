@@ -134,6 +134,12 @@ def test_impossible_tails(fields, words):
         assert word in str(error.value)
 
 
+def test_each_labelled_client_of_a_tail_may_have_an_image():
+    config = data_config(labels="some_clients", labelled_clients=11, labelled_largest_class=1)
+    with pytest.raises(UserError, match=r"makes 10 labelled images, but data\.labelled_clients=11"):
+        make_partition(LABELS, 10, config, 20, 0)
+
+
 def chosen(labels, num_classes, num_clients, labelled, seed=0, **fields):
     """The partition of RSCFed's family, its counts [K, C], and the labelled clients."""
     fields = {"alpha": 0.8, "partition": "dirichlet_clients", "labelled_rule": "most_classes", **fields}
