@@ -124,6 +124,10 @@ def test_labelled_images_with_a_tail_of_their_own(labels, own, imbalance):
         ({"labelled_largest_class": 50, "num_labelled": 499}, ["makes 500 labelled", "num_labelled=499"]),
         ({"labels": "server", "labelled_largest_class": 50}, ["server_labels=250; set it to 500"]),
         ({"labels": "some_clients", "labelled_clients": 10, "labelled_largest_class": 5}, ["all 10 are labelled"]),
+        (
+            {"labels": "some_clients", "labelled_largest_class": 50, "partition": "natural"},
+            ["labelled_largest_class=50", "'natural' keeps each client's"],
+        ),
     ],
 )
 def test_impossible_tails(fields, words):
