@@ -9,6 +9,7 @@ import io
 import math
 import pathlib
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -261,12 +262,21 @@ def encoded(x_train: np.ndarray, x_test: np.ndarray, facts: dict[str, Any]) -> d
 def _categories(name: str, values: Sequence[str], train: np.ndarray, path: str) -> list[str] | None:
     """The categories that a column has in its training rows, sorted; None if it is numeric.
 
+    Prints a warning if its numbers differ by little more than the distance of neighbouring numbers in float32.
+
     Raises:
         UserError: it is mostly numeric, has decimal commas, or has too many categories.
     """
     present = [values[row].strip() for row in train if not table.is_missing(values[row])]
     others = [value for value in present if not _is_number(value)]
     if not others:
+        numbers = list(map(float, present)) or [0.0]
+        least, most = min(numbers), max(numbers)
+        with np.errstate(over="ignore"):  # `table.encode` refuses numbers that float32 cannot hold
+            apart = float(np.spacing(np.float32(max(-least, most))))
+        if least < most < least + 32 * apart:
+            line = f"numbers from {least:.15g} to {most:.15g}, where those of float32 are {apart:g} apart"
+            print(f"warning: {path}: column {name!r} has {line}; subtract a constant", file=sys.stderr, flush=True)
         return None
     if len(others) < (1 - MOSTLY_NUMBERS) * len(present):
         row = next(row for row, value in enumerate(values, start=1) if value.strip() == others[0])

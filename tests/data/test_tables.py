@@ -31,6 +31,14 @@ def test_numbers_categories_and_what_is_missing(tmp_path):
     assert not wrong_facts(dataset_facts(dataset))
 
 
+def test_numbers_that_float32_cannot_tell_apart_are_named(tmp_path, capsys):
+    rows = "".join(f"{1.6e12 + 1000 * n:.0f},0.1,{n},{n % 2}\n" for n in range(20))
+    load(tmp_path, "time,same,age,label\n" + rows, ignore_columns="")
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "column 'time' has numbers from 1600000002000 to 1600000019000" in line
+    assert "131072 apart; subtract a constant" in line
+
+
 def test_a_test_file_and_semicolons(tmp_path):
     other = tmp_path / "test.csv"
     other.write_text(GOOD.replace(",r,", ",violet,").replace(",", ";"))
