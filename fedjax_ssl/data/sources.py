@@ -133,6 +133,8 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
         if arrays.x_train.dtype != np.uint8:
             return Dataset(name, **_of_arrays(arrays, config), flip=False)
         mean, std = channel_statistics(arrays.x_train)
+        if config.source == "folder":
+            _check_contrast(std, config.path)
         return Dataset(name, **arrays._asdict(), mean=mean, std=std, flip=bool(config.flip))
     if config.source in _PUBLISHED:
         facts = _PUBLISHED[config.source]._asdict()
@@ -142,6 +144,7 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
     if config.source == "datasets":
         fields = hugging_face.load_datasets(config, tell)
         mean, std = channel_statistics(fields["x_train"])
+        _check_contrast(std, config.path)
         return Dataset(expanded(config.path).stem, **fields, mean=mean, std=std, flip=bool(config.flip))
     if config.source == "csv":
         return Dataset(expanded(config.path).stem, **tables.load_table(config), flip=False)
@@ -155,6 +158,15 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
         mean, std = channel_statistics(fields["x_train"])
         return Dataset(name, **fields, mean=mean, std=std, flip=bool(config.flip))
     raise UserError(f"data.source is {config.source!r}{known_are(config.source, SOURCES)}")
+
+
+def _check_contrast(std: tuple[float, ...], path: str) -> None:
+    """Raises a UserError if all channels of decoded training images are constant, such as 16-bit images below 256."""
+    if set(std) == {1.0}:
+        raise UserError(
+            f"{path}: all pixels of the training images are the same; of 16 bits the higher 8 are kept, so scale such "
+            "images to 0 to 65535"
+        )
 
 
 def _of_arrays(arrays: Arrays, config: Any) -> dict[str, Any]:
