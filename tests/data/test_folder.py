@@ -91,10 +91,11 @@ def test_images_without_a_label_are_beside_train_and_test(tmp_path):
         load(tmp_path)
 
 
-def test_images_without_a_label_are_no_class(tmp_path):
-    for name in ("cat", "dog", "unlabelled"):
+@pytest.mark.parametrize("spelling", ["unlabelled", "unlabeled"])
+def test_images_without_a_label_are_no_class(tmp_path, spelling):
+    for name in ("cat", "dog", spelling):
         save(tmp_path / name / "a.png", pixels(0))
-    with pytest.raises(UserError, match="has the folder 'unlabelled' among its classes; move the classes to"):
+    with pytest.raises(UserError, match=f"has the folder '{spelling}' among its classes; move the classes to"):
         load(tmp_path)
 
 
@@ -213,6 +214,9 @@ BROKEN = {
         lambda root: save(root / "test" / "cow" / "1.png", pixels(0)),
         ["test/cow", "train/cow"],
         ["has no training images; add"],
+    ),
+    "another spelling": (
+        lambda root: save(root / "unlabeled" / "1.png", pixels(0)), ["unlabeled"], ["would be ignored; call it 'unla"]
     ),
     "one class": (
         lambda root: [(root / split / "dog").rename(root / f"{split}_dog") for split in ("train", "test")],
