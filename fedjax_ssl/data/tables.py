@@ -237,6 +237,13 @@ def _rows(
     """Encodes rows of numbers and categories; categories, means and deviations come from the training rows."""
     if not columns:
         raise UserError(f"{path} has no column but the label's, the clients' and those left out")
+    for name, values in columns.items():
+        given = [value for row in test if name in tested and not table.is_missing(value := tested[name][row])]
+        if given and all(table.is_missing(values[row]) for row in train):
+            raise UserError(
+                f"{path}: column {name!r} has no value in any training row, but {given[0]!r:.40} in a test row; name it "
+                "in data.ignore_columns"
+            )
     categories = [_categories(name, values, train, path) for name, values in columns.items()]
     facts = {"columns": list(columns), "categories": categories}
     x_train, x_test = table.encode(columns, facts, path)[train], table.encode(tested, facts, where)[test]

@@ -95,6 +95,7 @@ def test_texts_and_their_versions(tmp_path):
         (GOOD.replace("25,b,c1,1", "25,b,c1,NA"), {}, "'NA' in row 6 may be a class or a missing label"),
         ("x,label\n" + "".join(f"t{n},{n % 2}\n" for n in range(300)), {"ignore_columns": ""}, "240 different texts"),
         (GOOD, {"ignore_columns": "who,age,colour"}, "has no column but the label's"),
+        ("x,z,label\n" + "old,1,0\n" + ",2,0\n,3,1\n" * 4, {"ignore_columns": ""}, "'x' has no value in any training row"),
         (GOOD, {"text_column": "age", "weak_views": 2}, "data.weak_views=2, but each example has 1 view"),
         (GOOD, {"test_path": "nowhere.csv"}, "data.test_path=nowhere.csv does not exist"),
         ("who,,label\n1,2,3\n", {}, "column 2 has no name"),
