@@ -24,6 +24,7 @@ MOST_CATEGORIES = 100  # of a column; names and identifiers are not categories
 MOSTLY_NUMBERS = 0.9  # share of numbers above which a column counts as numeric, and other fields as mistakes
 AMBIGUOUS = ("na", "n/a", "null", "none")  # words of `table.MISSING` that may also name a class
 DECIMAL_COMMA = re.compile(r"[-+]?[\d.]*,\d+")
+WHOLE = re.compile(r"-?\d{1,999}")
 TEST_EVERY = 5  # without a test file, every fifth labelled row of a class is for testing
 
 
@@ -161,7 +162,7 @@ def check_column(columns: Columns, name: str, field: str, path: str, optional: b
 
 def sorted_names(names: set[str]) -> list[str]:
     """Sorted as numbers if all are whole numbers, else alphabetically."""
-    is_number = all(re.fullmatch(r"-?\d{1,999}", name) for name in names)
+    is_number = all(map(WHOLE.fullmatch, names))
     return sorted(names, key=(lambda name: (int(name), name)) if is_number else None)
 
 
@@ -182,8 +183,12 @@ def find_class_names(labels: Sequence[str], path: str, column: str) -> list[str]
         raise UserError(f"{path}: all labels are empty (data.label_column={column!r})")
     if len(names) == 1:
         raise UserError(f"{path}: the only label is {names[0]!r}; a classifier needs at least 2 classes")
-    if len(names) > max(MOST_CATEGORIES, len(labels) // 10):
-        raise UserError(f"{path}: column {column!r} has {len(names)} different labels in {len(labels)} rows")
+    fraction = next((name for name in names if _is_number(name) and not WHOLE.fullmatch(name)), None)
+    if fraction and len(names) > max(MOST_CATEGORIES, len(labels) // 10):
+        raise UserError(
+            f"{path}: column {column!r} has {len(names)} different numbers, such as {fraction!r}, in {len(labels)} rows; "
+            "classes are texts or whole numbers: divide the numbers into ranges"
+        )
     return names
 
 
