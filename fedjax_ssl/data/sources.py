@@ -72,6 +72,14 @@ SOURCES = (
 )  # fmt: skip
 
 
+# Fields that other sources would ignore -> the sources that read them.
+_READ_BY = {
+    "image_size": ("folder", "datasets"),
+    "test_path": ("csv",),
+    "label_column": ("csv", "datasets"),
+    "client_column": ("csv", "datasets"),
+}
+
 # `data.normalisation` -> means and deviations of pixels that replace those of the data set.
 NORMALISATIONS: dict[str, dict[str, Any]] = {
     "own": {},
@@ -94,9 +102,10 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
         images of each class, as many as the smallest class has.
 
     Raises:
-        UserError: the source is unknown, the file or folder is missing or malformed, or a published data set is neither
-          on disk nor can be downloaded.
+        UserError: the source is unknown or would ignore a field, the file or folder is missing or malformed, or a
+          published data set is neither on disk nor can be downloaded.
     """
+    _check_fields(config)
     dataset = _load(config, tell)
     if config.balanced_test:
         rows = first_of_each_class(dataset.y_test)
@@ -118,6 +127,16 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
 def _unscaled(dataset: Dataset) -> Dataset:
     """The data set with means of 0 and deviations of 1."""
     return dataset._replace(mean=(0.0,) * len(dataset.mean), std=(1.0,) * len(dataset.std))
+
+
+def _check_fields(config: Any) -> None:
+    """Raises a UserError for a field that the source would ignore."""
+    if config.source not in SOURCES or config.get("unknown_source"):  # whose fields these may be
+        return
+    for field, sources in _READ_BY.items():
+        if config.get(field) and config.source not in sources:
+            known = " or ".join(sources)
+            raise UserError(f"data.{field}={config[field]} is for data.source={known}; {config.source} does not read it")
 
 
 def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:

@@ -23,7 +23,7 @@ def data_fields() -> Section:
     # (Hugging Face). All are listed in docs/data.md.
     section.source = "cifar10"
     section.path = ""  # path of the npz, csv or parquet file, or of the folder
-    section.test_path = ""  # a csv for testing; '': every fifth labelled row of each class
+    section.test_path = ""  # csv: another one for testing; '': every fifth labelled row of each class
     section.label_column = ""  # csv or 'datasets': column of the labels; a row with an empty label is unlabelled
     section.client_column = ""  # csv or 'datasets': column of each row's client, for the partition 'natural'
     section.ignore_columns = ""  # csv: columns to leave out, separated by commas
