@@ -180,12 +180,12 @@ def make_partition(
 
 
 def _check_owners(config: Any, owners: np.ndarray | None, num_clients: int) -> None:
-    """Raises a UserError unless the data set names owners exactly if the partition is 'natural', which may keep them."""
+    """Raises a UserError unless the data set names owners exactly if the partition is 'natural', and may keep them."""
     natural = config.partition == "natural"
     if natural and config.labels == "some_clients" and config.labelled_largest_class:
         raise UserError(
-            f"data.labelled_largest_class={config.labelled_largest_class} with data.labels='some_clients' divides images "
-            "anew, but data.partition='natural' keeps each client's; change one"
+            f"data.labelled_largest_class={config.labelled_largest_class} with data.labels='some_clients' divides "
+            "images anew, but data.partition='natural' keeps each client's; change one"
         )
     if natural and owners is None:
         raise UserError("data.partition='natural' needs data.client_column, the column that names the client")

@@ -136,7 +136,8 @@ def _check_fields(config: Any) -> None:
     for field, sources in _READ_BY.items():
         if config.get(field) and config.source not in sources:
             known = " or ".join(sources)
-            raise UserError(f"data.{field}={config[field]} is for data.source={known}; {config.source} does not read it")
+            line = f"data.{field}={config[field]} is for data.source={known}; {config.source} does not read it"
+            raise UserError(line)
 
 
 def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:

@@ -186,8 +186,8 @@ def find_class_names(labels: Sequence[str], path: str, column: str) -> list[str]
     fraction = next((name for name in names if _is_number(name) and not WHOLE.fullmatch(name)), None)
     if fraction and len(names) > max(MOST_CATEGORIES, len(labels) // 10):
         raise UserError(
-            f"{path}: column {column!r} has {len(names)} different numbers, such as {fraction!r}, in {len(labels)} rows; "
-            "classes are texts or whole numbers: divide the numbers into ranges"
+            f"{path}: column {column!r} has {len(names)} different numbers, such as {fraction!r}, in {len(labels)} "
+            "rows; classes are texts or whole numbers: divide the numbers into ranges"
         )
     return names
 
@@ -243,11 +243,12 @@ def _rows(
     if not columns:
         raise UserError(f"{path} has no column but the label's, the clients' and those left out")
     for name, values in columns.items():
-        given = [value for row in test if name in tested and not table.is_missing(value := tested[name][row])]
+        of_test = [tested[name][row] for row in test] if name in tested else []
+        given = [value for value in of_test if not table.is_missing(value)]
         if given and all(table.is_missing(values[row]) for row in train):
             raise UserError(
-                f"{path}: column {name!r} has no value in any training row, but {given[0]!r:.40} in a test row; name it "
-                "in data.ignore_columns"
+                f"{path}: column {name!r} has no value in any training row, but {given[0]!r:.40} in a test row; name "
+                "it in data.ignore_columns"
             )
     categories = [_categories(name, values, train, path) for name, values in columns.items()]
     facts = {"columns": list(columns), "categories": categories}

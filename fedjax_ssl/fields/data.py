@@ -46,8 +46,8 @@ def data_fields() -> Section:
     section.labelled_share = real(0.1, above=0, most=1)
     # With 'clients', instead of the share: labelled images per class and client.
     section.labels_per_class = whole(0, least=0)
-    # With 'clients', instead: labelled images in total, balanced over classes. The partitions 'lda', 'iid', 'main_class'
-    # and 'profiles' leave out the remainder of their division by clients.
+    # With 'clients', instead: labelled images in total, balanced over classes. The partitions 'lda', 'iid',
+    # 'main_class' and 'profiles' leave out the remainder of their division by clients.
     section.num_labelled = whole(0, least=0)
     section.labelled_clients = whole(1, least=1)  # with 'some_clients': how many clients have all their labels
     section.labelled_rule = word("random", "most_classes")  # which clients those are; see docs/data.md

@@ -100,7 +100,7 @@ def test_texts_and_their_versions(tmp_path):
             {"ignore_columns": ""},
             "column 'label' has 200 different numbers, such as '0.0', in 200 rows; classes are texts or whole numbers",
         ),
-        ("x,z,label\n" + "old,1,0\n" + ",2,0\n,3,1\n" * 4, {"ignore_columns": ""}, "'x' has no value in any training row"),
+        ("x,z,label\nold,1,0\n" + ",2,0\n,3,1\n" * 4, {"ignore_columns": ""}, "'x' has no value in any training row"),
         (GOOD, {"text_column": "age", "weak_views": 2}, "data.weak_views=2, but each example has 1 view"),
         (GOOD, {"test_path": "nowhere.csv"}, "data.test_path=nowhere.csv does not exist"),
         ("who,,label\n1,2,3\n", {}, "column 2 has no name"),
