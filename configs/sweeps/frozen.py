@@ -14,7 +14,8 @@ A linear head on the features of EfficientNet-Lite0; 40 clients of 80 images, 8 
 or at the clients. The parts that end in `choose` try four learning rates, the same for clients and server, for every
 method: 500 validation images, 40 labels, LDA 0.1, seed 7. `CHOSEN` has each method's best; `mnist_server` and
 `mnist_clients` use the best on MNIST. The comparison has 10 (only at the server, because each of 40 clients has one),
-40, 250 and 500 labels, LDA 0.1 and IID, seeds 0, 1 and 2.
+40, 250 and 500 labels (at the clients 240 and 480, because LDA leaves out a remainder), LDA 0.1 and IID, seeds 0, 1
+and 2.
 `scratch` trains the small CNN on the images with the recipe `strong` for 100 rounds, which cost about as much as
 encoding the images once.
 """

@@ -1,6 +1,7 @@
 """RandAugment's image operations, computed as Pillow does, for a whole batch at once.
 
-Only auto-contrast may differ, by one level, if Pillow's double precision falls short of a whole number.
+Auto-contrast may differ, by one level, if Pillow's double precision falls short of a whole number. In images of more
+than 256 pixels a side rotations and shears may take a neighbouring pixel, in 1100 x 64 pixels at 0.1 % of them.
 
 Every image of a batch has its own operation. A `lax.switch` under `vmap` would compute every branch for every image.
 Instead, `apply_operation` is one fused program with four stages. Each image passes through all stages, and a stage is

@@ -20,6 +20,7 @@ from fedjax_ssl.errors import UserError, first_line
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 TEST_EVERY = 5  # used if the folder has no test set
 UNLABELLED = "unlabelled"  # the folder next to train and test
+AMERICAN = "unlabeled"  # a spelling that is refused, so that such a folder is not overlooked
 
 _OF_FILE_MANAGERS = ("Thumbs.db", "desktop.ini")  # written by file managers
 
@@ -126,9 +127,10 @@ def _find_images(
         )
     if not any(exists):
         classes = _classes(root)
-        if UNLABELLED in classes:
+        misplaced = [name for name in (UNLABELLED, AMERICAN) if name in classes]
+        if misplaced:
             raise UserError(
-                f"{root} has the folder {UNLABELLED!r} among its classes; move the classes to {folders[0]}/CLASS and "
+                f"{root} has the folder {misplaced[0]!r} among its classes; move the classes to {folders[0]}/CLASS and "
                 f"{folders[1]}/CLASS, or rename it if it is a class"
             )
         _check_number(root, classes)
@@ -144,6 +146,8 @@ def _find_images(
             for name, images in classes.items()
         }
         return train, [], test
+    if (root / AMERICAN).is_dir():
+        raise UserError(f"the folder {root / AMERICAN} would be ignored; call it {UNLABELLED!r}, or move it elsewhere")
     train, test = map(_classes, folders)
     _check_number(folders[0], train)
     unknown = [name for name in test if name not in train]

@@ -181,7 +181,8 @@ def draw_labelled_tail(labels: np.ndarray, num_classes: int, config: Any, rng: n
     """Draws positions of the labelled images if they have their own long tail, in random order.
 
     Raises:
-        UserError: a class has too few images, or the field with the number of labelled images does not match.
+        UserError: a class has too few images, the field with the number of labelled images does not match, or there are
+          fewer than labelled clients.
     """
     field = f"data.labelled_largest_class={config.labelled_largest_class}"
     counts = tail_counts(config.labelled_largest_class, config.labelled_imbalance, num_classes)
@@ -190,6 +191,11 @@ def draw_labelled_tail(labels: np.ndarray, num_classes: int, config: Any, rng: n
         raise UserError(
             f"{field} with data.labelled_imbalance={config.labelled_imbalance:g} makes {counts.sum()} labelled images, "
             f"but data.{number}={config[number]}; set it to {counts.sum()}"
+        )
+    if config.labels == "some_clients" and config.labelled_clients > counts.sum():
+        raise UserError(
+            f"{field} makes {counts.sum()} labelled images, but data.labelled_clients={config.labelled_clients}; "
+            "lower the latter"
         )
     return rng.permutation(draw_of_each_class(labels, counts, rng, field)).astype(np.int32)
 

@@ -166,10 +166,9 @@ def make_partition(
         return Partition(at_server, rows, np.concatenate(rows[: len(known)]), validation, tests)
     client_rows, tests = hold_out(divide(rest, num_clients, client_rng), config.client_test_share)
     if len(apart):
-        known = divide(apart, num_clients, label_rng)
-        held_out = map(len, tests or [()] * num_clients)
-        both = [np.concatenate(pair)[: limit - out] for *pair, out in zip(known, client_rows, held_out)]
-        both = list(map(label_rng.permutation, both))
+        room = [limit - len(held_out) for held_out in tests or [()] * num_clients]
+        known = [own[:most] for own, most in zip(divide(apart, num_clients, label_rng), room)]
+        both = [label_rng.permutation(np.concatenate(pair)[:most]) for *pair, most in zip(known, client_rows, room)]
         return Partition(at_server, both, np.concatenate(known), validation, tests)
     if not clients_may_have_labels(config):
         labelled = NO_ROWS
@@ -181,8 +180,13 @@ def make_partition(
 
 
 def _check_owners(config: Any, owners: np.ndarray | None, num_clients: int) -> None:
-    """Raises a UserError unless the data set names owners exactly if the partition is 'natural'."""
+    """Raises a UserError unless the data set names owners exactly if the partition is 'natural', and may keep them."""
     natural = config.partition == "natural"
+    if natural and config.labels == "some_clients" and config.labelled_largest_class:
+        raise UserError(
+            f"data.labelled_largest_class={config.labelled_largest_class} with data.labels='some_clients' divides "
+            "images anew, but data.partition='natural' keeps each client's; change one"
+        )
     if natural and owners is None:
         raise UserError("data.partition='natural' needs data.client_column, the column that names the client")
     if owners is None:

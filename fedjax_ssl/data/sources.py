@@ -72,6 +72,14 @@ SOURCES = (
 )  # fmt: skip
 
 
+# Fields that other sources would ignore -> the sources that read them.
+_READ_BY = {
+    "image_size": ("folder", "datasets"),
+    "test_path": ("csv",),
+    "label_column": ("csv", "datasets"),
+    "client_column": ("csv", "datasets"),
+}
+
 # `data.normalisation` -> means and deviations of pixels that replace those of the data set.
 NORMALISATIONS: dict[str, dict[str, Any]] = {
     "own": {},
@@ -94,9 +102,10 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
         images of each class, as many as the smallest class has.
 
     Raises:
-        UserError: the source is unknown, the file or folder is missing or malformed, or a published data set is neither
-          on disk nor can be downloaded.
+        UserError: the source is unknown or would ignore a field, the file or folder is missing or malformed, or a
+          published data set is neither on disk nor can be downloaded.
     """
+    _check_fields(config)
     dataset = _load(config, tell)
     if config.balanced_test:
         rows = first_of_each_class(dataset.y_test)
@@ -120,6 +129,17 @@ def _unscaled(dataset: Dataset) -> Dataset:
     return dataset._replace(mean=(0.0,) * len(dataset.mean), std=(1.0,) * len(dataset.std))
 
 
+def _check_fields(config: Any) -> None:
+    """Raises a UserError for a field that the source would ignore."""
+    if config.source not in SOURCES or config.get("unknown_source"):  # whose fields these may be
+        return
+    for field, sources in _READ_BY.items():
+        if config.get(field) and config.source not in sources:
+            known = " or ".join(sources)
+            line = f"data.{field}={config[field]} is for data.source={known}; {config.source} does not read it"
+            raise UserError(line)
+
+
 def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
     if config.source == "digits":
         return _load_digits()
@@ -133,6 +153,8 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
         if arrays.x_train.dtype != np.uint8:
             return Dataset(name, **_of_arrays(arrays, config), flip=False)
         mean, std = channel_statistics(arrays.x_train)
+        if config.source == "folder":
+            _check_contrast(std, config.path)
         return Dataset(name, **arrays._asdict(), mean=mean, std=std, flip=bool(config.flip))
     if config.source in _PUBLISHED:
         facts = _PUBLISHED[config.source]._asdict()
@@ -142,6 +164,7 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
     if config.source == "datasets":
         fields = hugging_face.load_datasets(config, tell)
         mean, std = channel_statistics(fields["x_train"])
+        _check_contrast(std, config.path)
         return Dataset(expanded(config.path).stem, **fields, mean=mean, std=std, flip=bool(config.flip))
     if config.source == "csv":
         return Dataset(expanded(config.path).stem, **tables.load_table(config), flip=False)
@@ -155,6 +178,15 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
         mean, std = channel_statistics(fields["x_train"])
         return Dataset(name, **fields, mean=mean, std=std, flip=bool(config.flip))
     raise UserError(f"data.source is {config.source!r}{known_are(config.source, SOURCES)}")
+
+
+def _check_contrast(std: tuple[float, ...], path: str) -> None:
+    """Raises a UserError if all channels of decoded training images are constant, such as 16-bit images below 256."""
+    if set(std) == {1.0}:
+        raise UserError(
+            f"{path}: all pixels of the training images are the same; of 16 bits the higher 8 are kept, so scale such "
+            "images to 0 to 65535"
+        )
 
 
 def _of_arrays(arrays: Arrays, config: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import io
 import math
 import pathlib
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ MOST_CATEGORIES = 100  # of a column; names and identifiers are not categories
 MOSTLY_NUMBERS = 0.9  # share of numbers above which a column counts as numeric, and other fields as mistakes
 AMBIGUOUS = ("na", "n/a", "null", "none")  # words of `table.MISSING` that may also name a class
 DECIMAL_COMMA = re.compile(r"[-+]?[\d.]*,\d+")
+WHOLE = re.compile(r"-?\d{1,999}")
 TEST_EVERY = 5  # without a test file, every fifth labelled row of a class is for testing
 
 
@@ -160,7 +162,7 @@ def check_column(columns: Columns, name: str, field: str, path: str, optional: b
 
 def sorted_names(names: set[str]) -> list[str]:
     """Sorted as numbers if all are whole numbers, else alphabetically."""
-    is_number = all(re.fullmatch(r"-?\d{1,999}", name) for name in names)
+    is_number = all(map(WHOLE.fullmatch, names))
     return sorted(names, key=(lambda name: (int(name), name)) if is_number else None)
 
 
@@ -181,8 +183,12 @@ def find_class_names(labels: Sequence[str], path: str, column: str) -> list[str]
         raise UserError(f"{path}: all labels are empty (data.label_column={column!r})")
     if len(names) == 1:
         raise UserError(f"{path}: the only label is {names[0]!r}; a classifier needs at least 2 classes")
-    if len(names) > max(MOST_CATEGORIES, len(labels) // 10):
-        raise UserError(f"{path}: column {column!r} has {len(names)} different labels in {len(labels)} rows")
+    fraction = next((name for name in names if _is_number(name) and not WHOLE.fullmatch(name)), None)
+    if fraction and len(names) > max(MOST_CATEGORIES, len(labels) // 10):
+        raise UserError(
+            f"{path}: column {column!r} has {len(names)} different numbers, such as {fraction!r}, in {len(labels)} "
+            "rows; classes are texts or whole numbers: divide the numbers into ranges"
+        )
     return names
 
 
@@ -236,6 +242,14 @@ def _rows(
     """Encodes rows of numbers and categories; categories, means and deviations come from the training rows."""
     if not columns:
         raise UserError(f"{path} has no column but the label's, the clients' and those left out")
+    for name, values in columns.items():
+        of_test = [tested[name][row] for row in test] if name in tested else []
+        given = [value for value in of_test if not table.is_missing(value)]
+        if given and all(table.is_missing(values[row]) for row in train):
+            raise UserError(
+                f"{path}: column {name!r} has no value in any training row, but {given[0]!r:.40} in a test row; name "
+                "it in data.ignore_columns"
+            )
     categories = [_categories(name, values, train, path) for name, values in columns.items()]
     facts = {"columns": list(columns), "categories": categories}
     x_train, x_test = table.encode(columns, facts, path)[train], table.encode(tested, facts, where)[test]
@@ -261,12 +275,21 @@ def encoded(x_train: np.ndarray, x_test: np.ndarray, facts: dict[str, Any]) -> d
 def _categories(name: str, values: Sequence[str], train: np.ndarray, path: str) -> list[str] | None:
     """The categories that a column has in its training rows, sorted; None if it is numeric.
 
+    Prints a warning if its numbers differ by little more than the distance of neighbouring numbers in float32.
+
     Raises:
         UserError: it is mostly numeric, has decimal commas, or has too many categories.
     """
     present = [values[row].strip() for row in train if not table.is_missing(values[row])]
     others = [value for value in present if not _is_number(value)]
     if not others:
+        numbers = list(map(float, present)) or [0.0]
+        least, most = min(numbers), max(numbers)
+        with np.errstate(over="ignore"):  # `table.encode` refuses numbers that float32 cannot hold
+            apart = float(np.spacing(np.float32(max(-least, most))))
+        if least < most < least + 32 * apart:
+            line = f"numbers from {least:.15g} to {most:.15g}, where those of float32 are {apart:g} apart"
+            print(f"warning: {path}: column {name!r} has {line}; subtract a constant", file=sys.stderr, flush=True)
         return None
     if len(others) < (1 - MOSTLY_NUMBERS) * len(present):
         row = next(row for row, value in enumerate(values, start=1) if value.strip() == others[0])

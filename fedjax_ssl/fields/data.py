@@ -23,7 +23,7 @@ def data_fields() -> Section:
     # (Hugging Face). All are listed in docs/data.md.
     section.source = "cifar10"
     section.path = ""  # path of the npz, csv or parquet file, or of the folder
-    section.test_path = ""  # a csv for testing; '': every fifth labelled row of each class
+    section.test_path = ""  # csv: another one for testing; '': every fifth labelled row of each class
     section.label_column = ""  # csv or 'datasets': column of the labels; a row with an empty label is unlabelled
     section.client_column = ""  # csv or 'datasets': column of each row's client, for the partition 'natural'
     section.ignore_columns = ""  # csv: columns to leave out, separated by commas
@@ -46,7 +46,9 @@ def data_fields() -> Section:
     section.labelled_share = real(0.1, above=0, most=1)
     # With 'clients', instead of the share: labelled images per class and client.
     section.labels_per_class = whole(0, least=0)
-    section.num_labelled = whole(0, least=0)  # with 'clients', instead: labelled images in total, balanced over classes
+    # With 'clients', instead: labelled images in total, balanced over classes. The partitions 'lda', 'iid',
+    # 'main_class' and 'profiles' leave out the remainder of their division by clients.
+    section.num_labelled = whole(0, least=0)
     section.labelled_clients = whole(1, least=1)  # with 'some_clients': how many clients have all their labels
     section.labelled_rule = word("random", "most_classes")  # which clients those are; see docs/data.md
     # With 'profile': the share of labelled images of each client; or the distribution from which shares are drawn,

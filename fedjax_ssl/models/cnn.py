@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.models.layers import Conv, FlatDense, max_pool2d
+from fedjax_ssl.models.layers import Conv, FlatDense, check_sides, max_pool2d
 from fedjax_ssl.models.normalisation import Normalisation
 
 
@@ -17,7 +17,10 @@ class SmallCNN(nn.Module):
     has a bias. Initial kernels are Kaiming normal over the fan-out (convolutions) and LeCun normal (linear). Without
     the last normalisation the network dies within a few steps at the papers' learning rate of 0.03 with momentum 0.9.
 
-    Images must be 8x8 or larger. The size of the linear layer depends on the size of the images.
+    Images must be 4x4 or larger. The size of the linear layer depends on the size of the images.
+
+    Raises:
+        UserError: images are smaller.
     """
 
     normalisation: str = "static"  # policy of `Normalisation`
@@ -28,6 +31,7 @@ class SmallCNN(nn.Module):
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, 128]; arguments as in `Heads`."""
+        check_sides("cnn", images, 4)
         x = images
         for layer, features in enumerate((16, 32)):
             x = Conv(features, dtype=self.dtype, name=f"conv{layer}")(x)
@@ -62,8 +66,7 @@ class LeNet(nn.Module):
         del train, mask, num_views
         if self.normalisation != "none":
             raise UserError(f"model.name=lenet normalises nothing: model.normalisation is {self.normalisation!r}")
-        if min(images.shape[1:3]) < 16:
-            raise UserError(f"model.name=lenet is for images of 16x16 or more, not {images.shape[1]}x{images.shape[2]}")
+        check_sides("lenet", images, 16)
         x = images
         for layer, features in enumerate((6, 16)):
             x = Conv(features, (5, 5), dtype=self.dtype, name=f"conv{layer}")(x)[:, 2:-2, 2:-2]

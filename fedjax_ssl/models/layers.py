@@ -121,6 +121,13 @@ class FlatDense(nn.Dense):
         return y.reshape(len(x), -1)
 
 
+def check_sides(name, images, least):
+    """Raises a UserError that names the backbone if a side of images [N, H, W, C] has fewer than `least` pixels."""
+    if min(images.shape[1:3]) < least:
+        shape = f"{images.shape[1]}x{images.shape[2]}"
+        raise UserError(f"model.name={name} is for images of {least}x{least} or more, not {shape}")
+
+
 def max_pool2d(x):
     """Largest value of each 2x2 window; an odd last row or column is dropped.
 

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fedjax_ssl.models.layers import Conv, max_pool2d
+from fedjax_ssl.models.layers import Conv, check_sides, max_pool2d
 from fedjax_ssl.models.normalisation import Normalisation
 
 
@@ -21,6 +21,9 @@ class ResNet9(nn.Module):
     Images must be 8x8 or larger.
 
     Source: Jeong et al., FedMatch, ICLR 2021, and its public code.
+
+    Raises:
+        UserError: images are smaller.
     """
 
     width: int = 64  # channels of the first convolution
@@ -42,6 +45,7 @@ class ResNet9(nn.Module):
             x = Conv(features, dtype=self.dtype, init=nn.initializers.lecun_normal(), name=f"conv{number}")(x)
             return nn.relu(Normalisation(self.normalisation, name=f"norm{number}")(x, train, mask, num_views))
 
+        check_sides("resnet9", images, 8)
         x = layer(images, self.width, 0)
         x = max_pool2d(layer(x, 2 * self.width, 1))
         x = x + layer(layer(x, 2 * self.width, 2), 2 * self.width, 3)

@@ -91,10 +91,11 @@ def test_images_without_a_label_are_beside_train_and_test(tmp_path):
         load(tmp_path)
 
 
-def test_images_without_a_label_are_no_class(tmp_path):
-    for name in ("cat", "dog", "unlabelled"):
+@pytest.mark.parametrize("spelling", ["unlabelled", "unlabeled"])
+def test_images_without_a_label_are_no_class(tmp_path, spelling):
+    for name in ("cat", "dog", spelling):
         save(tmp_path / name / "a.png", pixels(0))
-    with pytest.raises(UserError, match="has the folder 'unlabelled' among its classes; move the classes to"):
+    with pytest.raises(UserError, match=f"has the folder '{spelling}' among its classes; move the classes to"):
         load(tmp_path)
 
 
@@ -159,6 +160,12 @@ def test_every_kind_of_pixel(tmp_path):
     np.testing.assert_array_equal(data.x_train[7], colours)
 
 
+def test_dark_images_of_16_bits_are_refused_if_nothing_is_left_of_them(tmp_path):
+    for name in ("train/a/1.png", "train/b/1.png", "test/a/1.png"):
+        save(tmp_path / name, pixels(0, channels=()).astype(np.uint16))
+    expect_line(tmp_path, [tmp_path, "all pixels of the training images are the same", "scale such images to"])
+
+
 def test_photographs_are_turned_upright(tmp_path):
     turned = Image.Exif()
     turned[0x0112] = 6  # the camera was held on its side: show it a quarter turn clockwise
@@ -173,8 +180,8 @@ def test_photographs_are_turned_upright(tmp_path):
 
 def test_photographs_of_two_pictures_are_the_first(tmp_path):
     """As telephones write them: MPO in a file called .jpg."""
-    first = Image.fromarray(np.full((6, 6, 3), 200, np.uint8))
-    for place in ("train/a", "train/b", "test/a"):
+    for place, level in (("train/a", 100), ("train/b", 150), ("test/a", 200)):
+        first = Image.fromarray(np.full((6, 6, 3), level, np.uint8))
         (tmp_path / place).mkdir(parents=True)
         first.save(tmp_path / place / "1.jpg", "MPO", save_all=True, append_images=[Image.new("RGB", (6, 6))])
     assert b"MPF" in (tmp_path / "test" / "a" / "1.jpg").read_bytes()
@@ -207,6 +214,9 @@ BROKEN = {
         lambda root: save(root / "test" / "cow" / "1.png", pixels(0)),
         ["test/cow", "train/cow"],
         ["has no training images; add"],
+    ),
+    "another spelling": (
+        lambda root: save(root / "unlabeled" / "1.png", pixels(0)), ["unlabeled"], ["would be ignored; call it 'unla"]
     ),
     "one class": (
         lambda root: [(root / split / "dog").rename(root / f"{split}_dog") for split in ("train", "test")],

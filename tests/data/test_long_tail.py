@@ -124,6 +124,10 @@ def test_labelled_images_with_a_tail_of_their_own(labels, own, imbalance):
         ({"labelled_largest_class": 50, "num_labelled": 499}, ["makes 500 labelled", "num_labelled=499"]),
         ({"labels": "server", "labelled_largest_class": 50}, ["server_labels=250; set it to 500"]),
         ({"labels": "some_clients", "labelled_clients": 10, "labelled_largest_class": 5}, ["all 10 are labelled"]),
+        (
+            {"labels": "some_clients", "labelled_largest_class": 50, "partition": "natural"},
+            ["labelled_largest_class=50", "'natural' keeps each client's"],
+        ),
     ],
 )
 def test_impossible_tails(fields, words):
@@ -132,6 +136,12 @@ def test_impossible_tails(fields, words):
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)
+
+
+def test_each_labelled_client_of_a_tail_may_have_an_image():
+    config = data_config(labels="some_clients", labelled_clients=11, labelled_largest_class=1)
+    with pytest.raises(UserError, match=r"makes 10 labelled images, but data\.labelled_clients=11"):
+        make_partition(LABELS, 10, config, 20, 0)
 
 
 def chosen(labels, num_classes, num_clients, labelled, seed=0, **fields):

@@ -218,8 +218,10 @@ def test_the_number_apart_is_of_labels_at_clients_alone():
     assert all(map(np.array_equal, base.client_rows, same.client_rows)) and len(same.labelled_rows) == 0
 
 
-def test_a_client_s_test_images_count_among_its_limit():
-    fields = {"num_labelled": 200, "examples_per_client": 120, "client_test_share": 0.25, "server_labels": 0}
+@pytest.mark.parametrize(("num_labelled", "of_each"), [(200, 10), (2000, 90)])
+def test_a_client_s_test_images_count_among_its_limit(num_labelled, of_each):
+    fields = {"num_labelled": num_labelled, "examples_per_client": 120, "client_test_share": 0.25, "server_labels": 0}
     partition = make_partition(LABELS, 10, data_config(labels="clients", partition="iid", **fields), 20, 0)
     for rows, tests in zip(partition.client_rows, partition.client_test_rows, strict=True):
-        assert len(rows) == 90 and len(tests) == 30 and np.isin(rows, partition.labelled_rows).sum() == 10
+        assert len(rows) == 90 and len(tests) == 30 and np.isin(rows, partition.labelled_rows).sum() == of_each
+    assert len(partition.labelled_rows) == 20 * of_each

@@ -435,6 +435,22 @@ def test_unknown_source_lists_the_known_ones():
         assert source in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"image_size": 32}, "image_size=32 is for data.source=folder or datasets; npz does not read it"),
+        ({"client_column": "who"}, "client_column=who is for data.source=csv or datasets; npz"),
+    ],
+)
+def test_a_field_that_the_source_would_ignore(tmp_path, fields, line):
+    config = data_config(path=write(tmp_path))
+    config.update(fields)
+    with pytest.raises(UserError, match=line):
+        load_dataset(config)
+    config.unknown_source = "mnist"  # which may read it
+    assert load_dataset(config).num_classes == 3
+
+
 def test_real_mnist():
     folder = os.environ.get("FEDJAX_SSL_DATA")
     if not folder:

@@ -31,6 +31,14 @@ def test_numbers_categories_and_what_is_missing(tmp_path):
     assert not wrong_facts(dataset_facts(dataset))
 
 
+def test_numbers_that_float32_cannot_tell_apart_are_named(tmp_path, capsys):
+    rows = "".join(f"{1.6e12 + 1000 * n:.0f},0.1,{n},{n % 2}\n" for n in range(20))
+    load(tmp_path, "time,same,age,label\n" + rows, ignore_columns="")
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "column 'time' has numbers from 1600000002000 to 1600000019000" in line
+    assert "131072 apart; subtract a constant" in line
+
+
 def test_a_test_file_and_semicolons(tmp_path):
     other = tmp_path / "test.csv"
     other.write_text(GOOD.replace(",r,", ",violet,").replace(",", ";"))
@@ -87,6 +95,12 @@ def test_texts_and_their_versions(tmp_path):
         (GOOD.replace("25,b,c1,1", "25,b,c1,NA"), {}, "'NA' in row 6 may be a class or a missing label"),
         ("x,label\n" + "".join(f"t{n},{n % 2}\n" for n in range(300)), {"ignore_columns": ""}, "240 different texts"),
         (GOOD, {"ignore_columns": "who,age,colour"}, "has no column but the label's"),
+        (
+            "age,label\n" + "".join(f"{n},{n / 4}\n" for n in range(200)),
+            {"ignore_columns": ""},
+            "column 'label' has 200 different numbers, such as '0.0', in 200 rows; classes are texts or whole numbers",
+        ),
+        ("x,z,label\nold,1,0\n" + ",2,0\n,3,1\n" * 4, {"ignore_columns": ""}, "'x' has no value in any training row"),
         (GOOD, {"text_column": "age", "weak_views": 2}, "data.weak_views=2, but each example has 1 view"),
         (GOOD, {"test_path": "nowhere.csv"}, "data.test_path=nowhere.csv does not exist"),
         ("who,,label\n1,2,3\n", {}, "column 2 has no name"),
@@ -154,6 +168,12 @@ def test_whole_numbers_of_a_parquet_file_have_no_decimals(tmp_path):
     assert read_columns(str(tmp_path / "t.parquet"), "csv") == {
         "label": ["1", "", "10"], "x": ["1.5", "", "2.0"], "note": ["1.0", "", "b"], "is": ["True", "", "False"]
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["{}", "class {}"])
+def test_many_classes_of_few_rows(tmp_path, name):
+    rows = "".join(f"{n},{name.format(n % 150)}\n" for n in range(300))
+    assert load(tmp_path, "age,label\n" + rows, ignore_columns="")[0].num_classes == 150
 
 
 def test_labels_that_only_look_like_numbers(tmp_path):

@@ -427,6 +427,14 @@ def test_lenet_against_numpy_and_what_it_refuses():
             jax.eval_shape(model(name="lenet", **options).init, jax.random.key(0), jnp.zeros(shape))
 
 
+@pytest.mark.parametrize(("name", "least"), [("cnn", 4), ("resnet9", 8)])
+def test_the_smallest_images(name, least):
+    start = functools.partial(jax.eval_shape, model(name=name).init, jax.random.key(0))
+    start(jnp.zeros((1, least, least, 1)))
+    with pytest.raises(UserError, match=f"images of {least}x{least} or more, not {least}x{least - 1}"):
+        start(jnp.zeros((1, least, least - 1, 1)))
+
+
 # The others have a policy of their own, no parameter or other inputs: see tests/kinds.
 @pytest.mark.parametrize("name", sorted(BACKBONES.keys() - {"lenet", "linear", "transformer", "vit"}))
 def test_shapes_and_tree_for_any_image(name):
