@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row, select
 from fedjax_ssl.models.network import Network
@@ -26,6 +27,8 @@ Augmentation = Callable[[jax.Array, Images], Images]
 Metrics = dict[str, jax.Array]
 
 CLASSIFIER = ("backbone", "classifier")  # the parts that cross-entropy trains and clients upload
+# Names that the library adds to a round's record, some of them not in every run.
+RESERVED = ("epsilon", "bytes_down", "bytes_up", "cohort_size", "answers")
 
 
 class Problem(NamedTuple):
@@ -242,6 +245,35 @@ def write_records(state: State, data: FederatedData, received: Received, new: Ma
     place = jnp.where(received.accepted, data.record_place(received.clients), jnp.iinfo(jnp.int32).max)
     put = lambda old, rows: old.at[place].set(rows, mode="drop")  # noqa: E731
     return state._replace(records=jax.tree.map(put, state.records, new))
+
+
+def checked_metrics(metrics: Metrics) -> Metrics:
+    """A method's metrics, or their shapes.
+
+    Raises:
+        UserError: a metric is not a scalar, or has one of the names `RESERVED`.
+    """
+    for name, value in metrics.items():
+        if not jax.tree_util.all_leaves([value]) or jnp.shape(value):
+            raise UserError(f"the method's metric {name!r} must be a scalar")
+        if name in RESERVED:
+            raise UserError(f"the method's metric {name!r} has the name of another one; rename it")
+    return metrics
+
+
+def joined(*parts: Metrics) -> Metrics:
+    """The metrics of several sources, the library's first.
+
+    Raises:
+        UserError: two sources have a metric of the same name.
+    """
+    union: Metrics = {}
+    for part in parts:
+        for name in part:
+            if name in union:
+                raise UserError(f"the method's metric {name!r} has the name of another one; rename it")
+        union |= part
+    return union
 
 
 Select = Callable[[State, FederatedData, jax.Array], Selection]

@@ -10,15 +10,23 @@ from fedjax_ssl.engine.attacks import told_counts
 from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.delivery import delivered
 from fedjax_ssl.engine.evaluation import measure_model, score_report
-from fedjax_ssl.engine.interface import Method, Metrics, Problem, Received, Select, Selection, State, WireBytes
+from fedjax_ssl.engine.interface import (
+    Method,
+    Metrics,
+    Problem,
+    Received,
+    Select,
+    Selection,
+    State,
+    WireBytes,
+    checked_metrics,
+    joined,
+)
 from fedjax_ssl.engine.privacy import one_private_upload, poisson
 from fedjax_ssl.engine.turns import Sent, train_clients
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.learning.trees import all_finite
 
-# Names that the library adds to a round's record, some of them not in every run.
-RESERVED = ("epsilon", "bytes_down", "bytes_up", "cohort_size", "answers")
 PRIVACY = 2**31 - 1  # folded into the key of aggregation, to get the key of the noise
 
 
@@ -131,8 +139,8 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
             measured = measure_model(problem, state.model, data, hidden_labels)
             if method.phases and result.report is not None:
                 scored = score_report(result.report, result.clients, result.present, data, hidden_labels)
-        library = {"round": state.round, **measured, **scored, **from_clients}
-        metrics = {**library, **checked_metrics(before, library), **checked_metrics(after, library)}
+        others = joined({"round": state.round}, measured, scored, from_clients)
+        metrics = {**joined(others, checked_metrics(before)), **joined(others, checked_metrics(after))}
         return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
 
     return round_fn
@@ -208,29 +216,14 @@ def aggregate_uploads(
     state, aggregated = method.aggregate(state, data, arrived, keys.aggregate)
     state = state._replace(server={**state.server, **late})
     counts = _counts(config, data, sent, result, received)
-    library = {**counts, **of_delivery}
-    means = checked_metrics(_means(result.metrics, received.accepted), library)
-    metrics = {**library, **means, **checked_metrics(aggregated, library)}
+    means = _means(result.metrics, received.accepted)
+    metrics = joined(counts, of_delivery, checked_metrics(means), checked_metrics(aggregated))
     if method.wire_bytes is not None:
         metrics |= _count_bytes(method.wire_bytes, sent, result)
     # With noise the model always changes, and whether the run continues must not depend on the clients' data.
     uploads, dropped = counts["uploads"], counts["dropped_uploads"]
     usable = (dropped == 0) | (dropped < uploads) | bool(config.privacy.noise)
     return state, metrics, usable
-
-
-def checked_metrics(metrics: Metrics, library: Metrics) -> Metrics:
-    """A method's metrics, which must be scalars and have names of their own.
-
-    Raises:
-        UserError: a metric is not a scalar, or has the name of one in `library` or `RESERVED`.
-    """
-    for name, value in metrics.items():
-        if not jax.tree_util.all_leaves([value]) or jnp.shape(value):
-            raise UserError(f"the method's metric {name!r} must be a scalar")
-        if name in library or name in RESERVED:
-            raise UserError(f"the method's metric {name!r} has the name of another one; rename it")
-    return metrics
 
 
 def _counts(config: Any, data: FederatedData, sent: Sent, result: CohortResult, received: Received) -> Metrics:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.engine.cohort import cohort_of
-from fedjax_ssl.engine.interface import Finished, Jobs, Report, Selection, Upload, WireBytes, no_op
+from fedjax_ssl.engine.interface import Finished, Jobs, Method, Report, Selection, Upload, WireBytes, no_op
 from fedjax_ssl.engine.round import RoundKeys, _means, init_key, make_round, uniform
 from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.errors import UserError
@@ -88,10 +88,29 @@ def test_what_a_client_remembers(round_fn):
         ("server_after", {"mine": jnp.ones(3)}, "'mine' must be a scalar"),
         ("aggregate", {"mine": [1.0, 2.0]}, "'mine' must be a scalar"),
         ("aggregate", {"local_steps": jnp.float32(1)}, "'local_steps' has the name of another one; rename it"),
+        ("aggregate", {"test_accuracy": jnp.float32(1)}, "'test_accuracy' has the name of another one; rename it"),
+        ("aggregate", {"steps": jnp.float32(1)}, "'steps' has the name of another one; rename it"),
+        ("client", {"test_loss": jnp.float32(1)}, "'test_loss' has the name of another one; rename it"),
+        ("client", {"pseudo_label_accuracy": jnp.float32(1)}, "'pseudo_label_accuracy' has the name of another"),
+        ("client", {"fact": jnp.float32(1)}, "'fact' has the name of another one; rename it"),
+        ("report", {"round": jnp.ones((6, 3))}, "'round' has the name of another one; rename it"),
+        ("report", {"qualified_share": jnp.ones((6, 3))}, "'qualified_share' has the name of another one; rename it"),
+        ("report", {"bytes_up": jnp.ones((6, 3))}, "'bytes_up' has the name of another one; rename it"),
     ],
 )
 def test_a_method_s_metrics_are_scalars_with_names_of_their_own(stage, metrics, line):
-    method = toy_method(**{stage: lambda state, *_: (state, metrics)})
+    phase, facts = toy_phase(report=True), metrics if stage == "report" else {"fact": jnp.ones((6, 3))}
+
+    def prepare(*arguments):
+        jobs = phase.prepare(*arguments)
+        return jobs._replace(report=jobs.report._replace(facts=facts))
+
+    def finish(*arguments):
+        finished = phase.finish(*arguments)
+        return finished._replace(metrics={**finished.metrics, **(metrics if stage == "client" else {})})
+
+    stages = {stage: lambda state, *_: (state, metrics)} if stage in Method._fields else {}
+    method = toy_method(phases=(phase._replace(prepare=prepare, finish=finish),), **stages)
     with pytest.raises(UserError, match=f"the method's metric {line}"):
         run(jax.jit(make_round(problem(), method, lanes=2)), [3, 0, 2, 4, 0, 1], [False] * 6, group=jnp.zeros(6, int))
 
