@@ -175,7 +175,9 @@ def test_own_parts_train_first_and_then_the_others():
         assert not np.array_equal(before, after[0])
 
 
-@pytest.mark.parametrize("index, trained", [(0, {"backbone": 0, "classifier": 1}), (1, {"backbone": 1, "classifier": 0})])
+@pytest.mark.parametrize(
+    "index, trained", [(0, {"backbone": 0, "classifier": 1}), (1, {"backbone": 1, "classifier": 0})]
+)
 def test_a_model_in_the_memory_changes_whichever_parts_train(index, trained):
     """A mean teacher is another model than the one in training."""
     zeros = Model({"backbone": 0, "classifier": 0}, ())
