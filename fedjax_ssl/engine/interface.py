@@ -10,6 +10,7 @@ Axes in shapes: K, all clients; M, the jobs of a round; R, rows of stacked resul
 examples of the largest client. A job is one client's local training in a round.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -241,10 +242,40 @@ def write_records(state: State, data: FederatedData, received: Received, new: Ma
         data: the federation's data.
         received: the R uploads, at most one per client.
         new: every entry of `State.records`, leaves [R, *].
+
+    Raises:
+        UserError: see `checked_entries`.
     """
+    new = checked_entries(new, state.records, "the server's record")
     place = jnp.where(received.accepted, data.record_place(received.clients), jnp.iinfo(jnp.int32).max)
     put = lambda old, rows: old.at[place].set(rows, mode="drop")  # noqa: E731
     return state._replace(records=jax.tree.map(put, state.records, new))
+
+
+def checked_entries(new: Mapping[str, Any], old: Mapping[str, Any], noun: str, axes: int = 1) -> Mapping[str, Any]:
+    """New rows of clients' entries, which must be like those of the first state: JAX would convert or broadcast them.
+
+    Args:
+        new: entries by name.
+        old: all entries that there are.
+        noun: what an entry is, for the message.
+        axes: the number of leading axes, which may differ.
+
+    Raises:
+        UserError: an entry is unknown, or differs in its leaves, their shapes or types.
+    """
+
+    def told(entry: Any) -> list[str]:
+        leaves = jax.tree.leaves_with_path(entry)
+        return [f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape[axes:])}".strip() for path, leaf in leaves]
+
+    for name, entry in new.items():
+        if name not in old:
+            raise UserError(f"the method writes {noun} {name!r}, which its first state does not have")
+        for found, wanted in itertools.zip_longest(told(entry), told(old[name]), fillvalue="nothing"):
+            if found != wanted:
+                raise UserError(f"{noun} {name!r} is {wanted} in the method's first state, but it writes {found}")
+    return new
 
 
 def checked_metrics(metrics: Metrics) -> Metrics:

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.engine.cohort import cohort_of
-from fedjax_ssl.engine.interface import Finished, Jobs, Method, Report, Selection, Upload, WireBytes, no_op
+from fedjax_ssl.engine.interface import (
+    Finished,
+    Jobs,
+    Method,
+    Report,
+    Selection,
+    Upload,
+    WireBytes,
+    no_op,
+    write_records,
+)
 from fedjax_ssl.engine.round import RoundKeys, _means, init_key, make_round, uniform
 from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.errors import UserError
@@ -113,6 +123,37 @@ def test_a_method_s_metrics_are_scalars_with_names_of_their_own(stage, metrics, 
     method = toy_method(phases=(phase._replace(prepare=prepare, finish=finish),), **stages)
     with pytest.raises(UserError, match=f"the method's metric {line}"):
         run(jax.jit(make_round(problem(), method, lanes=2)), [3, 0, 2, 4, 0, 1], [False] * 6, group=jnp.zeros(6, int))
+
+
+@pytest.mark.parametrize(
+    "stage, entries, line",
+    [
+        ("labelling", {"zz": jnp.ones(3)}, "writes a client's memory 'zz', which its first state does not have"),
+        ("labelling", {"labelled": jnp.ones(3)}, r"'labelled' is int32\[\] in .*, but it writes float32\[\]"),
+        ("labelling", {"trained": jnp.ones((3, 2))}, r"is float32\[\] in .*, but it writes float32\[2\]"),
+        ("steps", {"trained": {"a": jnp.ones(())}}, r"is float32\[\] in .*, but it writes \['a'\] float32\[\]"),
+        ("steps", {"trained": ()}, r"is float32\[\] in the method's first state, but it writes nothing"),
+        ("server", {"last": jnp.ones((3, 2))}, r"the server's record 'last' is float32\[\] in .*writes float32\[2\]"),
+    ],
+)
+def test_clients_entries_stay_like_those_of_the_first_state(stage, entries, line):
+    phase, state = toy_phase(), toy_state(draw=jnp.arange(3), fails=jnp.zeros(3, bool))
+
+    def prepare(*arguments):
+        jobs = phase.prepare(*arguments)
+        return jobs._replace(own={**jobs.own, **(entries if stage == "labelling" else {})})
+
+    def finish(*arguments):
+        finished = phase.finish(*arguments)
+        return finished._replace(own={**finished.own, **(entries if stage == "steps" else {})})
+
+    def aggregate(state, data, received, key):
+        return write_records(state, data, received, entries if stage == "server" else state.records), {}
+
+    method = toy_method(phases=(phase._replace(prepare=prepare, finish=finish),), aggregate=aggregate)
+    state = state._replace(records={"last": jnp.zeros(5)})
+    with pytest.raises(UserError, match=line):
+        jax.eval_shape(make_round(problem(), method, lanes=2), state, federation(), TRUTH)
 
 
 def personal_method(**others):
