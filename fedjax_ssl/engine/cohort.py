@@ -25,6 +25,7 @@ from fedjax_ssl.engine.interface import (
     job_keys,
 )
 from fedjax_ssl.engine.lanes import JobTable, Source, deal, run_in_a_python_loop, run_in_lanes
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import where_rows
 
@@ -100,8 +101,10 @@ def train_cohort(
         The stacked results.
 
     Raises:
-        UserError: a phase changes the shape or type of a client's memory.
+        UserError: `phases` is not a tuple, or a phase changes the shape or type of a client's memory.
     """
+    if isinstance(phases, Phase):
+        raise UserError("a method's phases must be a tuple, also of a single phase: (phase,)")
     present = jnp.ones(cohort.clients.shape, bool) if present is None else present
 
     def train_one(broadcast, data: FederatedData, cohort: Cohort, present):

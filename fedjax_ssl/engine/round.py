@@ -24,6 +24,7 @@ from fedjax_ssl.engine.interface import (
 )
 from fedjax_ssl.engine.privacy import one_private_upload, poisson
 from fedjax_ssl.engine.turns import Sent, train_clients
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.learning.trees import all_finite
 
@@ -59,12 +60,21 @@ def uniform(clients_per_round: int, keyed: bool = True) -> Select:
 def select_of(problem: Problem, method: Method) -> Select:
     """The `select` of a run: with privacy noise and `privacy.cohorts='poisson'` it samples clients independently.
 
-    Otherwise it is the method's own, or FedAvg's if the method has none.
+    Otherwise it is the method's own, or FedAvg's if the method has none. It raises a UserError if the method's own
+    returns another type than a Selection.
     """
     config = problem.config
     if config.privacy.noise and config.privacy.cohorts == "poisson":
         return poisson(config.num_clients, config.clients_per_round)
-    return method.select or uniform(config.clients_per_round, config.cohorts == "keyed")
+    select = method.select or uniform(config.clients_per_round, config.cohorts == "keyed")
+
+    def checked(state: State, data: FederatedData, key: jax.Array) -> Selection:
+        selection = select(state, data, key)
+        if not isinstance(selection, Selection):
+            raise UserError("a method's select must return a Selection, such as Selection(clients)")
+        return selection
+
+    return checked
 
 
 def round_keys(seed: jax.Array, round_number: jax.Array | int) -> RoundKeys:

@@ -166,6 +166,19 @@ def test_clients_entries_stay_like_those_of_the_first_state(stage, entries, line
         jax.eval_shape(make_round(problem(), method, lanes=2), state, federation(), TRUTH)
 
 
+@pytest.mark.parametrize(
+    "stage, line",
+    [
+        ({"phases": toy_phase()}, r"phases must be a tuple, also of a single phase: \(phase,\)"),
+        ({"select": lambda state, data, key: jnp.arange(3)}, "select must return a Selection"),
+    ],
+)
+def test_a_stage_of_another_type_is_refused(stage, line):
+    state = toy_state(draw=jnp.arange(3), fails=jnp.zeros(3, bool))
+    with pytest.raises(UserError, match=line):
+        jax.eval_shape(make_round(problem(), toy_method(**stage), lanes=2), state, federation(), TRUTH)
+
+
 def personal_method(**others):
     """Each client is told ten times its number, alone."""
     return toy_method(personal=lambda state, data, clients, key: 10.0 * clients, **others)
