@@ -72,11 +72,11 @@ def make_confidence(
     return rule
 
 
-def own_confidence(problem: Problem, data: FederatedData) -> dict[str, Any]:
+def own_confidence(problem: Problem, data: FederatedData, rule: Confidence) -> dict[str, Any]:
     """The rule's entry of `State.clients`, every leaf [K, ...]; {} if the state lasts only for one round."""
     if problem.config.confidence.memory == "round":
         return {}
-    return {MEMORY: repeated(make_confidence(problem, 0.0).init(data.width), len(data.ids))}
+    return {MEMORY: repeated(rule.init(data.width), len(data.ids))}
 
 
 def states_at_start(problem: Problem, rule: Any, examples: Examples) -> Any:

@@ -20,6 +20,7 @@ from fedjax_ssl.engine.interface import (
     Problem,
     State,
     Upload,
+    checked_metrics,
     completed,
     trained_parts,
 )
@@ -54,7 +55,9 @@ class Loss(NamedTuple):
     # bool [], whether the step is taken; None: it is. If it were taken with a zero gradient, weight decay and momentum
     # would still change the model.
     counts: jax.Array | None = None
-    sums: Mapping[str, jax.Array] = {}  # values by name, summed over the client's steps and sent to the server
+    # Values by name, summed over the client's steps in this phase, as `Upload.metadata`: of the last phase for the
+    # server, of another one for the next phase's `prepare`.
+    sums: Mapping[str, jax.Array] = {}
 
 
 # The loss of one step: a pure function, differentiated with respect to the model's trained parts.
@@ -115,7 +118,7 @@ def local_sgd(
         hooks: a method's changes.
 
     Returns:
-        The Phase.
+        The Phase. Its `start` raises a UserError if a metric of the loss is not a scalar.
     """
     network, config = problem.network, problem.config.client
     clip_norm = 0.0 if hooks.handed_on else problem.config.aggregation.clip_norm
@@ -137,7 +140,7 @@ def local_sgd(
             learner = learner._replace(opt_state=own[hooks.memory])
         others = {name: value for name, value in own.items() if name != hooks.memory}
         shapes = jax.eval_shape(first_loss, model, received, data, work, others)
-        totals = dict.fromkeys(shapes.metrics, jnp.zeros(()))
+        totals = dict.fromkeys(checked_metrics(shapes.metrics), jnp.zeros(()))
         return Training(learner, others, totals, {name: jnp.zeros(sum.shape) for name, sum in shapes.sums.items()})
 
     def step(received: Broadcast, data: FederatedData, work, carry: Training, index, key) -> Training:

@@ -42,7 +42,8 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
     Labels that are made once a round are made by each client's own model, one client after the other.
 
     With `config.personal_first` the first steps of each phase train only the client's own parts. The later steps train
-    only the other parts. Parts that are not trained keep their optimizer state and statistics.
+    only the other parts. Parts that are not trained keep their optimizer state and statistics. What a step changes in
+    the client's memory, such as a mean teacher, it computes from the model before these parts are put back.
 
     Raises:
         UserError: the method has no clients. When a stage is traced: there is no such part, or it cannot be kept out of
@@ -120,8 +121,12 @@ def _without(model: Model, parts: tuple[str, ...]) -> Model:
 
 
 def _of_parts(path: Any, names: Any) -> bool:
-    """Whether a leaf of the training state (parameter, optimizer state or statistic) belongs to one of the parts."""
-    return any(getattr(key, "key", None) in names for key in path)
+    """Whether a leaf of the training state (parameter, optimizer state or statistic) belongs to one of the parts.
+
+    The client's memory, `Training.own`, is no part of the model, even if it contains another model.
+    """
+    in_memory = any(getattr(key, "name", None) == "own" for key in path)
+    return not in_memory and any(getattr(key, "key", None) in names for key in path)
 
 
 def _with_own(phase: Phase, first: float) -> Phase:

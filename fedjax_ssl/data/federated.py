@@ -16,9 +16,11 @@ ATTACKERS = 100  # folded into the seed for the draw of attackers
 
 
 class FederatedData(NamedTuple):
-    """Everything that a method may see; it stays on the device for the whole run.
+    """Everything that a method may see.
 
-    A method's state for each example is a flat [N] array, independent of the example's owner.
+    It stays on the device for the whole run, or is a view of a round's clients (`here`), whose rows of `inputs` change
+    from round to round. So what a method remembers of each example belongs into its client's memory, [n_max] by the
+    example's position among the client's.
     """
 
     # [N, ...], every training example once, in its stored form: images are uint8 [N, H, W, C], see `image_table`.

@@ -12,10 +12,24 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Broadcast, Cohort, Jobs, Metrics, Phase, Previous, Report, State, job_keys
+from fedjax_ssl.engine.interface import (
+    Broadcast,
+    Cohort,
+    Jobs,
+    Metrics,
+    Phase,
+    Previous,
+    Report,
+    State,
+    checked_entries,
+    job_keys,
+)
 from fedjax_ssl.engine.lanes import JobTable, Source, deal, run_in_a_python_loop, run_in_lanes
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import where_rows
+
+MEMORY = "a client's memory"  # for messages
 
 
 class CohortResult(NamedTuple):
@@ -85,7 +99,12 @@ def train_cohort(
 
     Returns:
         The stacked results.
+
+    Raises:
+        UserError: `phases` is not a tuple, or a phase changes the shape or type of a client's memory.
     """
+    if isinstance(phases, Phase):
+        raise UserError("a method's phases must be a tuple, also of a single phase: (phase,)")
     present = jnp.ones(cohort.clients.shape, bool) if present is None else present
 
     def train_one(broadcast, data: FederatedData, cohort: Cohort, present):
@@ -135,7 +154,7 @@ def _train(
             job, jobs, cohort, present = _dealt(jobs, cohort, present)
         num_steps = jnp.where(present, jobs.num_steps, 0)
         takes_part = jobs.takes_part & present
-        own = {**cohort.own, **jobs.own}
+        own = {**cohort.own, **checked_entries(jobs.own, cohort.own, MEMORY, axes=2)}
         keys = jax.vmap(job_keys)(step_keys, cohort.clients, cohort.group)
         table = JobTable(keys, num_steps, takes_part, jobs.work, own)
         with jax.named_scope("train"):
@@ -145,7 +164,8 @@ def _train(
                 else run_in_lanes(phase, source, table, lanes)
             )
         # The next phase starts with the memory after this phase.
-        learned = {name: where_rows(takes_part, new, own[name]) for name, new in finished.own.items()}
+        learned = checked_entries(finished.own, own, MEMORY, axes=2)
+        learned = {name: where_rows(takes_part, new, own[name]) for name, new in learned.items()}
         cohort = cohort._replace(own={**own, **learned})
         previous = Previous(finished.upload, takes_part)
         report = report if jobs.report is None else jobs.report

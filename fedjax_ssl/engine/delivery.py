@@ -34,21 +34,24 @@ class Late(NamedTuple):
     waiting: jax.Array  # bool [M], the rows that hold an upload
 
 
-def present_jobs(options: Any, selection: Selection, key: jax.Array) -> jax.Array | None:
-    """The jobs of a selection that are run: bool [M]; None: all.
+def present_jobs(options: Any, selection: Selection, num_clients: int, key: jax.Array) -> jax.Array:
+    """The jobs of a selection that are run: bool [M].
 
     Args:
         options: the configuration.
-        selection: the round's selection; its absent rows stay absent.
+        selection: the round's selection; its absent rows stay absent, as do rows of no client.
+        num_clients: K.
         key: the round's PRNG key for the clients.
     """
-    never = options.availability.never
+    never, present = options.availability.never, (selection.clients >= 0) & (selection.clients < num_clients)
+    if selection.present is not None:
+        present &= selection.present
     if not never:
-        return selection.present
+        return present
     answers = jax.vmap(lambda own: jax.random.bernoulli(own, 1 - never))(
         _keys(selection.clients, selection.group, key, _ABSENT)
     )
-    return answers if selection.present is None else answers & selection.present
+    return answers & present
 
 
 def has_memory(options: Any) -> bool:

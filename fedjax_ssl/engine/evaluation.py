@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.owners import UNKNOWN
-from fedjax_ssl.engine.interface import Metrics, Problem, Report
+from fedjax_ssl.engine.interface import Metrics, Problem, Report, checked_metrics, joined
 from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, macro_auc, measure, open_set
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.losses import cross_entropy
@@ -167,15 +167,15 @@ def score_pseudo_labels(
         counted = unlabelled & jnp.isfinite(fact)
         return jnp.sum(jnp.where(counted, fact, 0.0)) / jnp.sum(counted)
 
-    return {
+    found = {
         "pseudo_label_accuracy": accuracy(report.labels, unlabelled),
         **{f"{RULE}{rule}": accuracy(labels, unlabelled) for rule, labels in report.others.items()},
         "qualified_accuracy": accuracy(report.labels, qualified),
         "qualified_per_client": jnp.sum(qualified) / jnp.maximum(num_jobs, 1),
         "qualified_share": jnp.sum(qualified) / jnp.maximum(jnp.sum(unlabelled), 1),
-        **{name: mean(fact) for name, fact in report.facts.items()},
         **({"qualified_unknown_share": jnp.sum(qualified & unknown) / jnp.sum(unknown)} if with_unknown else {}),
     }
+    return joined(found, checked_metrics({name: mean(fact) for name, fact in report.facts.items()}))
 
 
 NUM_EMBEDDINGS = 1000  # what a picture of the latent space can show

@@ -10,6 +10,7 @@ Axes in shapes: K, all clients; M, the jobs of a round; R, rows of stacked resul
 examples of the largest client. A job is one client's local training in a round.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row, select
 from fedjax_ssl.models.network import Network
@@ -26,6 +28,8 @@ Augmentation = Callable[[jax.Array, Images], Images]
 Metrics = dict[str, jax.Array]
 
 CLASSIFIER = ("backbone", "classifier")  # the parts that cross-entropy trains and clients upload
+# Names that the library adds to a round's record, some of them not in every run.
+RESERVED = ("epsilon", "bytes_down", "bytes_up", "cohort_size", "answers")
 
 
 class Problem(NamedTuple):
@@ -73,7 +77,7 @@ class State(NamedTuple):
 class Selection(NamedTuple):
     """The jobs of a round, one in each row; a client may have several jobs."""
 
-    clients: jax.Array  # int32 [M], client ids
+    clients: jax.Array  # int32 [M], client ids; a row with a number that is no id, such as -1, has no job
     # int32 [M], the group of each row. None: the number of the row's turn if there are several turns, else no groups.
     group: jax.Array | None = None
     # A Python int that divides M: the number of cohorts of equal size, which train one after the other from the same
@@ -238,10 +242,69 @@ def write_records(state: State, data: FederatedData, received: Received, new: Ma
         data: the federation's data.
         received: the R uploads, at most one per client.
         new: every entry of `State.records`, leaves [R, *].
+
+    Raises:
+        UserError: see `checked_entries`.
     """
+    new = checked_entries(new, state.records, "the server's record")
     place = jnp.where(received.accepted, data.record_place(received.clients), jnp.iinfo(jnp.int32).max)
     put = lambda old, rows: old.at[place].set(rows, mode="drop")  # noqa: E731
     return state._replace(records=jax.tree.map(put, state.records, new))
+
+
+def checked_entries(new: Mapping[str, Any], old: Mapping[str, Any], noun: str, axes: int = 1) -> Mapping[str, Any]:
+    """New rows of clients' entries, which must be like those of the first state: JAX would convert or broadcast them.
+
+    Args:
+        new: entries by name.
+        old: all entries that there are.
+        noun: what an entry is, for the message.
+        axes: the number of leading axes, which may differ.
+
+    Raises:
+        UserError: an entry is unknown, or differs in its leaves, their shapes or types.
+    """
+
+    def told(entry: Any) -> list[str]:
+        leaves = jax.tree.leaves_with_path(entry)
+        return [f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape[axes:])}".strip() for path, leaf in leaves]
+
+    for name, entry in new.items():
+        if name not in old:
+            raise UserError(f"the method writes {noun} {name!r}, which its first state does not have")
+        for found, wanted in itertools.zip_longest(told(entry), told(old[name]), fillvalue="nothing"):
+            if found != wanted:
+                raise UserError(f"{noun} {name!r} is {wanted} in the method's first state, but it writes {found}")
+    return new
+
+
+def checked_metrics(metrics: Metrics) -> Metrics:
+    """A method's metrics, or their shapes.
+
+    Raises:
+        UserError: a metric is not a scalar, or has one of the names `RESERVED`.
+    """
+    for name, value in metrics.items():
+        if not jax.tree_util.all_leaves([value]) or jnp.shape(value):
+            raise UserError(f"the method's metric {name!r} must be a scalar")
+        if name in RESERVED:
+            raise UserError(f"the method's metric {name!r} has the name of another one; rename it")
+    return metrics
+
+
+def joined(*parts: Metrics) -> Metrics:
+    """The metrics of several sources, the library's first.
+
+    Raises:
+        UserError: two sources have a metric of the same name.
+    """
+    union: Metrics = {}
+    for part in parts:
+        for name in part:
+            if name in union:
+                raise UserError(f"the method's metric {name!r} has the name of another one; rename it")
+        union |= part
+    return union
 
 
 Select = Callable[[State, FederatedData, jax.Array], Selection]

@@ -10,15 +10,24 @@ from fedjax_ssl.engine.attacks import told_counts
 from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.delivery import delivered
 from fedjax_ssl.engine.evaluation import measure_model, score_report
-from fedjax_ssl.engine.interface import Method, Metrics, Problem, Received, Select, Selection, State, WireBytes
+from fedjax_ssl.engine.interface import (
+    Method,
+    Metrics,
+    Problem,
+    Received,
+    Select,
+    Selection,
+    State,
+    WireBytes,
+    checked_metrics,
+    joined,
+)
 from fedjax_ssl.engine.privacy import one_private_upload, poisson
 from fedjax_ssl.engine.turns import Sent, train_clients
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.learning.trees import all_finite
 
-# Names that the library adds to a round's record, some of them not in every run.
-RESERVED = ("epsilon", "bytes_down", "bytes_up", "cohort_size", "answers")
 PRIVACY = 2**31 - 1  # folded into the key of aggregation, to get the key of the noise
 
 
@@ -51,12 +60,21 @@ def uniform(clients_per_round: int, keyed: bool = True) -> Select:
 def select_of(problem: Problem, method: Method) -> Select:
     """The `select` of a run: with privacy noise and `privacy.cohorts='poisson'` it samples clients independently.
 
-    Otherwise it is the method's own, or FedAvg's if the method has none.
+    Otherwise it is the method's own, or FedAvg's if the method has none. It raises a UserError if the method's own
+    returns another type than a Selection.
     """
     config = problem.config
     if config.privacy.noise and config.privacy.cohorts == "poisson":
         return poisson(config.num_clients, config.clients_per_round)
-    return method.select or uniform(config.clients_per_round, config.cohorts == "keyed")
+    select = method.select or uniform(config.clients_per_round, config.cohorts == "keyed")
+
+    def checked(state: State, data: FederatedData, key: jax.Array) -> Selection:
+        selection = select(state, data, key)
+        if not isinstance(selection, Selection):
+            raise UserError("a method's select must return a Selection, such as Selection(clients)")
+        return selection
+
+    return checked
 
 
 def round_keys(seed: jax.Array, round_number: jax.Array | int) -> RoundKeys:
@@ -123,7 +141,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         with jax.named_scope("server"):
             state, after = method.server_after(state, data, keys.server_after)
         with jax.named_scope("statistics"):
-            asked = data if not method.phases else _of_those_who_answer(config, data, sent.selection, result)
+            asked = data if not method.phases else _of_those_who_answer(data, result)
             state = method.statistics(state, asked, sent.selection.clients, keys.statistics)
         state = state._replace(round=state.round + 1)
 
@@ -131,8 +149,8 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
             measured = measure_model(problem, state.model, data, hidden_labels)
             if method.phases and result.report is not None:
                 scored = score_report(result.report, result.clients, result.present, data, hidden_labels)
-        library = {"round": state.round, **measured, **scored, **from_clients}
-        metrics = {**library, **checked_metrics(before, library), **checked_metrics(after, library)}
+        others = joined({"round": state.round}, measured, scored, from_clients)
+        metrics = {**joined(others, checked_metrics(before)), **joined(others, checked_metrics(after))}
         return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
 
     return round_fn
@@ -208,29 +226,14 @@ def aggregate_uploads(
     state, aggregated = method.aggregate(state, data, arrived, keys.aggregate)
     state = state._replace(server={**state.server, **late})
     counts = _counts(config, data, sent, result, received)
-    library = {**counts, **of_delivery}
-    means = checked_metrics(_means(result.metrics, received.accepted), library)
-    metrics = {**library, **means, **checked_metrics(aggregated, library)}
+    means = _means(result.metrics, received.accepted)
+    metrics = joined(counts, of_delivery, checked_metrics(means), checked_metrics(aggregated))
     if method.wire_bytes is not None:
         metrics |= _count_bytes(method.wire_bytes, sent, result)
     # With noise the model always changes, and whether the run continues must not depend on the clients' data.
     uploads, dropped = counts["uploads"], counts["dropped_uploads"]
     usable = (dropped == 0) | (dropped < uploads) | bool(config.privacy.noise)
     return state, metrics, usable
-
-
-def checked_metrics(metrics: Metrics, library: Metrics) -> Metrics:
-    """A method's metrics, which must be scalars and have names of their own.
-
-    Raises:
-        UserError: a metric is not a scalar, or has the name of one in `library` or `RESERVED`.
-    """
-    for name, value in metrics.items():
-        if not jax.tree_util.all_leaves([value]) or jnp.shape(value):
-            raise UserError(f"the method's metric {name!r} must be a scalar")
-        if name in library or name in RESERVED:
-            raise UserError(f"the method's metric {name!r} has the name of another one; rename it")
-    return metrics
 
 
 def _counts(config: Any, data: FederatedData, sent: Sent, result: CohortResult, received: Received) -> Metrics:
@@ -256,15 +259,15 @@ def _sizes(data: FederatedData, result: CohortResult) -> jax.Array:
     return jnp.where(result.present, data.client_size[result.clients], 0)
 
 
-def _of_those_who_answer(config: Any, data: FederatedData, selection: Selection, result: CohortResult) -> FederatedData:
+def _of_those_who_answer(data: FederatedData, result: CohortResult) -> FederatedData:
     """The data without the images of clients that do not answer in this round, for the exchange of statistics.
 
     A client with several jobs answers if at least one of them is run.
     """
-    if not config.availability.never and selection.present is None:
-        return data
-    answers = jnp.zeros(len(data.client_size), bool).at[result.clients].max(result.present)
-    drawn = jnp.zeros(len(data.client_size), bool).at[result.clients].set(True)
+    nobody = jnp.zeros(len(data.client_size), bool)
+    # A number that is no id is clipped as where sizes are read.
+    answers = nobody.at[result.clients].max(result.present, mode="clip")
+    drawn = nobody.at[result.clients].set(True, mode="clip")
     return data._replace(client_size=jnp.where(drawn & ~answers, 0, data.client_size))
 
 

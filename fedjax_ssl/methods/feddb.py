@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client import (
     At,
     Batch,
+    Confidence,
     Deck,
     Examples,
     Loss,
@@ -92,21 +93,21 @@ class FedDBWork(NamedTuple):
 
 def feddb(problem: Problem) -> Method:
     """FedDB as a Method."""
-    weighted_by = None
-    if problem.config.feddb.solver != "none":
-        weighted_by = own_weights(functools.partial(balancing, problem.config.feddb.solver))
+    options, weighted_by = problem.config.feddb, None
+    confidence = make_confidence(problem, options.threshold)
+    if options.solver != "none":
+        weighted_by = own_weights(functools.partial(balancing, options.solver))
     return alternating(
         problem,
-        (local_training(problem),),
-        own=lambda data, model: own_confidence(problem, data),
+        (local_training(problem, confidence),),
+        own=lambda data, model: own_confidence(problem, data, confidence),
         aggregation=fedavg(problem, weighted_by=weighted_by),
     )
 
 
-def local_training(problem: Problem) -> Phase:
+def local_training(problem: Problem, confidence: Confidence) -> Phase:
     """Labels images once a round; then each epoch is one step on all labelled and all confident images."""
     config, options, network = problem.config.client, problem.config.feddb, problem.network
-    confidence = make_confidence(problem, options.threshold)
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous

@@ -85,7 +85,7 @@ def fedopenmatch(problem: Problem) -> Method:
     return alternating(
         problem,
         (phase,),
-        own=lambda data, model: own_confidence(problem, data),
+        own=lambda data, model: own_confidence(problem, data, confidence),
         parts=PARTS,
         server_loss=server_loss,
     )

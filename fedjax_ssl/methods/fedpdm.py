@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client import (
     At,
     Batch,
+    Confidence,
     Deck,
     Examples,
     Loss,
@@ -78,20 +79,20 @@ class FedPDMWork(NamedTuple):
 
 def fedpdm(problem: Problem) -> Method:
     """FedPDM as a Method."""
+    confidence = make_confidence(problem, problem.config.fedpdm.threshold)
 
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         del model
         uniform = jnp.full((len(data.ids), problem.num_classes), 1 / problem.num_classes)
-        return {SHARES: uniform, **own_confidence(problem, data)}
+        return {SHARES: uniform, **own_confidence(problem, data, confidence)}
 
     aggregation = fedavg(problem, weighted_by=weights_told(LABELS))
-    return alternating(problem, (local_training(problem),), own, aggregation=aggregation)
+    return alternating(problem, (local_training(problem, confidence),), own, aggregation=aggregation)
 
 
-def local_training(problem: Problem) -> Phase:
+def local_training(problem: Problem, confidence: Confidence) -> Phase:
     """Labels once a round; then steps on a labelled and an unlabelled batch. Unlabelled images make the epoch."""
     config, options, network = problem.config.client, problem.config.fedpdm, problem.network
-    confidence = make_confidence(problem, options.threshold)
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         del previous

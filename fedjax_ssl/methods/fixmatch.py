@@ -60,7 +60,7 @@ def fixmatch(problem: Problem) -> Method:
         return cross_entropy(images.strong.logits, labels, images.mask, weights)
 
     phase = consistency_phase(problem, Rule(label, loss), confidence, options.label_mode, options.loss_over)
-    method = alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data))
+    method = alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data, confidence))
     if options.server == "alternate":
         return method
     if not server_has_labels(data):

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client import (
     At,
     Batch,
+    Confidence,
     Deck,
     Examples,
     Hooks,
@@ -110,11 +111,13 @@ class FL2Work(NamedTuple):
 
 def fl2(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
-    by_status = Link(weigh_by_status) if problem.config.fl2.status_weights else None
+    options = problem.config.fl2
+    confidence = make_confidence(problem, options.threshold, options.strictly, hard=True)
+    by_status = Link(weigh_by_status) if options.status_weights else None
     return alternating(
         problem,
-        (local_training(problem),),
-        own=lambda data, model: own_confidence(problem, data),
+        (local_training(problem, confidence),),
+        own=lambda data, model: own_confidence(problem, data, confidence),
         aggregation=fedavg(problem, weighted_by=by_status),
     )
 
@@ -126,10 +129,9 @@ def weigh_by_status(flow: Flow, current: Model, state: State, data: FederatedDat
     return flow._replace(scores=jnp.where(jnp.sum(room) > 0, room, received.accepted))
 
 
-def local_training(problem: Problem) -> Phase:
+def local_training(problem: Problem, confidence: Confidence) -> Phase:
     """A client's labels, and its epochs on the accepted images."""
     network, config, options = problem.network, problem.config.client, problem.config.fl2
-    confidence = make_confidence(problem, options.threshold, options.strictly, hard=True)
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         """CAT: tau_k is the client's mean confidence, tau_k(c) depends on how often c is predicted."""

@@ -74,7 +74,7 @@ def sage(problem: Problem) -> Method:
         return soft_label_loss(images.strong.logits, targets, weights, images.mask)
 
     phase = consistency_phase(problem, Rule(target, loss), confidence)
-    return alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data))
+    return alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data, confidence))
 
 
 def mixed_labels(local: jax.Array, received: jax.Array, local_labels, global_labels, *, half_gap: float):

@@ -73,7 +73,7 @@ def semifl(problem: Problem) -> Method:
         mix_order=options.mix_order,
         partners=options.partners,
     )
-    return alternating(problem, (local_training,), own=lambda data, model: own_confidence(problem, data))
+    return alternating(problem, (local_training,), own=lambda data, model: own_confidence(problem, data, confidence))
 
 
 ENTRY = Entry(

@@ -45,7 +45,7 @@ def uda(problem: Problem) -> Method:
         return soft_label_loss(images.strong.logits, targets, weights, images.mask)
 
     phase = consistency_phase(problem, Rule(target, loss), confidence, options.label_mode)
-    return alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data))
+    return alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data, confidence))
 
 
 ENTRY = Entry(

@@ -183,6 +183,7 @@ def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], St
     else:
         example = shapes_of(held, jax.ShapeDtypeStruct((config.num_clients, widths[-1]), jnp.int32))
     shape = jax.eval_shape(init, example)
+    _check_state(config.method, shape, example)
     needed = memory_bytes(shape, config.num_clients)
     residence = choose(config, held, needed, room, widths[-1])
     if by_state and not residence.whole:
@@ -233,6 +234,29 @@ def make_method(problem: Problem, **of_network: Any) -> Method:
     problem = problem._replace(network=network)
     method = find_method(problem.config.method).factory(problem)
     return with_own_parts(problem, method) if problem.config.personal_parts else method
+
+
+def _check_state(name: str, shape: State, data: FederatedData) -> None:
+    """Raises a UserError if checkpoints cannot hold the first state, or if not every client has a row in it.
+
+    Args:
+        name: of the method.
+        shape: the state's.
+        data: the federation's, or its shapes.
+    """
+    for path, leaf in jax.tree.leaves_with_path(shape):
+        entry = f"method={name}: in its first state {jax.tree_util.keystr(path)[1:]}"
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise UserError(f"{entry} is a PRNG key, which no checkpoint can hold: fold keys from the round instead")
+        if not leaf.size:
+            raise UserError(f"{entry} has the shape {leaf.shape}: no checkpoint can hold an array without numbers")
+    for part, ids in {"clients": data.ids, "records": data.record_ids}.items():
+        for path, leaf in jax.tree.leaves_with_path(getattr(shape, part)):
+            if leaf.shape[:1] != ids.shape:
+                raise UserError(
+                    f"method={name}: in its first state {part}{jax.tree_util.keystr(path)} has the shape {leaf.shape}; "
+                    f"it needs a row for each of the {len(ids)} clients"
+                )
 
 
 def _check_delivery(config: ConfigDict, method: Method, has_rows: bool) -> None:

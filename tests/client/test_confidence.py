@@ -202,13 +202,22 @@ def test_a_rule_gets_the_round(memory):
     assert states_of_round(problem, by_confidence(rule), examples)[MEMORY] == state
 
 
+def test_a_rule_of_one_s_own_begins_with_the_method_s_threshold():
+    def falling(options, num_classes, threshold, strictly):
+        return Confidence(lambda n_max: jnp.float32(threshold), None, None)
+
+    problem = problem_of("fixed", memory="run")._replace(own_rule=falling)
+    memory = own_confidence(problem, federation(), make_confidence(problem, 0.9))
+    np.testing.assert_array_equal(memory[MEMORY], np.full(5, 0.9, np.float32))
+
+
 def test_the_averages_are_the_client_s_memory():
     """Labelling reads each client's row of the memory, and gives its new averages back."""
     problem = problem_of("freematch", memory="run")
     data = federation([[8, 2], [5], [9, 1, 4]])
-    memory = own_confidence(problem, data)
+    memory = own_confidence(problem, data, make_confidence(problem, 0.9))
     assert {leaf.shape[0] for leaf in jax.tree.leaves(memory)} == {3}
-    assert own_confidence(problem_of("freematch"), data) == {}
+    assert own_confidence(problem_of("freematch"), data, make_confidence(problem, 0.9)) == {}
     rng = np.random.default_rng(0)
     table = rng.uniform(size=(10, CLASSES)).astype(np.float32)
     network = types.SimpleNamespace(probabilities=lambda model, images: jnp.array(table)[images[:, 0, 0, 0] // 10])

@@ -8,8 +8,18 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.engine.cohort import cohort_of
-from fedjax_ssl.engine.interface import Finished, Jobs, Report, Selection, Upload, WireBytes, no_op
-from fedjax_ssl.engine.round import RoundKeys, _means, init_key, make_round, uniform
+from fedjax_ssl.engine.interface import (
+    Finished,
+    Jobs,
+    Method,
+    Report,
+    Selection,
+    Upload,
+    WireBytes,
+    no_op,
+    write_records,
+)
+from fedjax_ssl.engine.round import RoundKeys, _means, _of_those_who_answer, init_key, make_round, uniform
 from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
@@ -77,6 +87,16 @@ def test_what_a_client_remembers(round_fn):
     np.testing.assert_array_equal(state.clients["trained"], [0 + 2 * 14, 100 + 15, 200, 300, 400 + 3 * 13])
 
 
+def test_a_number_that_is_no_id_is_a_row_without_a_job(round_fn):
+    """JAX would take the last client for it."""
+    state, result = run(round_fn, [3, 0, 2, -1, 5, 1], group=jnp.zeros(6, int))
+    np.testing.assert_array_equal(state.server["received"]["accepted"], [False, True, True, False, False, True])
+    assert (result.metrics["uploads"], result.metrics["local_steps"]) == (3, SIZES[[0, 2, 1]].sum())
+    assert state.clients["labelled"][4] == state.clients["trained"][4] == 400
+    nobody = types.SimpleNamespace(clients=jnp.array([5, 0]), present=jnp.array([False, True]))
+    np.testing.assert_array_equal(_of_those_who_answer(federation(), nobody).client_size, [*SIZES[:4], 0])
+
+
 @pytest.mark.parametrize(
     "stage, metrics, line",
     [
@@ -88,12 +108,75 @@ def test_what_a_client_remembers(round_fn):
         ("server_after", {"mine": jnp.ones(3)}, "'mine' must be a scalar"),
         ("aggregate", {"mine": [1.0, 2.0]}, "'mine' must be a scalar"),
         ("aggregate", {"local_steps": jnp.float32(1)}, "'local_steps' has the name of another one; rename it"),
+        ("aggregate", {"test_accuracy": jnp.float32(1)}, "'test_accuracy' has the name of another one; rename it"),
+        ("aggregate", {"steps": jnp.float32(1)}, "'steps' has the name of another one; rename it"),
+        ("client", {"test_loss": jnp.float32(1)}, "'test_loss' has the name of another one; rename it"),
+        ("client", {"pseudo_label_accuracy": jnp.float32(1)}, "'pseudo_label_accuracy' has the name of another"),
+        ("client", {"fact": jnp.float32(1)}, "'fact' has the name of another one; rename it"),
+        ("report", {"round": jnp.ones((6, 3))}, "'round' has the name of another one; rename it"),
+        ("report", {"qualified_share": jnp.ones((6, 3))}, "'qualified_share' has the name of another one; rename it"),
+        ("report", {"bytes_up": jnp.ones((6, 3))}, "'bytes_up' has the name of another one; rename it"),
     ],
 )
 def test_a_method_s_metrics_are_scalars_with_names_of_their_own(stage, metrics, line):
-    method = toy_method(**{stage: lambda state, *_: (state, metrics)})
+    phase, facts = toy_phase(report=True), metrics if stage == "report" else {"fact": jnp.ones((6, 3))}
+
+    def prepare(*arguments):
+        jobs = phase.prepare(*arguments)
+        return jobs._replace(report=jobs.report._replace(facts=facts))
+
+    def finish(*arguments):
+        finished = phase.finish(*arguments)
+        return finished._replace(metrics={**finished.metrics, **(metrics if stage == "client" else {})})
+
+    stages = {stage: lambda state, *_: (state, metrics)} if stage in Method._fields else {}
+    method = toy_method(phases=(phase._replace(prepare=prepare, finish=finish),), **stages)
     with pytest.raises(UserError, match=f"the method's metric {line}"):
         run(jax.jit(make_round(problem(), method, lanes=2)), [3, 0, 2, 4, 0, 1], [False] * 6, group=jnp.zeros(6, int))
+
+
+@pytest.mark.parametrize(
+    "stage, entries, line",
+    [
+        ("labelling", {"zz": jnp.ones(3)}, "writes a client's memory 'zz', which its first state does not have"),
+        ("labelling", {"labelled": jnp.ones(3)}, r"'labelled' is int32\[\] in .*, but it writes float32\[\]"),
+        ("labelling", {"trained": jnp.ones((3, 2))}, r"is float32\[\] in .*, but it writes float32\[2\]"),
+        ("steps", {"trained": {"a": jnp.ones(())}}, r"is float32\[\] in .*, but it writes \['a'\] float32\[\]"),
+        ("steps", {"trained": ()}, r"is float32\[\] in the method's first state, but it writes nothing"),
+        ("server", {"last": jnp.ones((3, 2))}, r"the server's record 'last' is float32\[\] in .*writes float32\[2\]"),
+    ],
+)
+def test_clients_entries_stay_like_those_of_the_first_state(stage, entries, line):
+    phase, state = toy_phase(), toy_state(draw=jnp.arange(3), fails=jnp.zeros(3, bool))
+
+    def prepare(*arguments):
+        jobs = phase.prepare(*arguments)
+        return jobs._replace(own={**jobs.own, **(entries if stage == "labelling" else {})})
+
+    def finish(*arguments):
+        finished = phase.finish(*arguments)
+        return finished._replace(own={**finished.own, **(entries if stage == "steps" else {})})
+
+    def aggregate(state, data, received, key):
+        return write_records(state, data, received, entries if stage == "server" else state.records), {}
+
+    method = toy_method(phases=(phase._replace(prepare=prepare, finish=finish),), aggregate=aggregate)
+    state = state._replace(records={"last": jnp.zeros(5)})
+    with pytest.raises(UserError, match=line):
+        jax.eval_shape(make_round(problem(), method, lanes=2), state, federation(), TRUTH)
+
+
+@pytest.mark.parametrize(
+    "stage, line",
+    [
+        ({"phases": toy_phase()}, r"phases must be a tuple, also of a single phase: \(phase,\)"),
+        ({"select": lambda state, data, key: jnp.arange(3)}, "select must return a Selection"),
+    ],
+)
+def test_a_stage_of_another_type_is_refused(stage, line):
+    state = toy_state(draw=jnp.arange(3), fails=jnp.zeros(3, bool))
+    with pytest.raises(UserError, match=line):
+        jax.eval_shape(make_round(problem(), toy_method(**stage), lanes=2), state, federation(), TRUTH)
 
 
 def personal_method(**others):

@@ -5,6 +5,7 @@ import json
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
 from ml_collections import ConfigDict, FrozenConfigDict
 
@@ -52,6 +53,25 @@ def test_it_is_built_like_the_library_s_own():
     images = jax.ShapeDtypeStruct((3, 8, 8, 1), "uint8")
     outputs = jax.eval_shape(experiment.problem.network.predict, experiment.state_shape.model, images)
     assert experiment.problem.network.embeddings(outputs).shape == (3, 128)
+
+
+@pytest.mark.parametrize(
+    ("part", "entry", "line"),
+    [
+        ("server", jax.random.key(0), "server['x'] is a PRNG key, which no checkpoint can hold: fold keys from"),
+        ("clients", jnp.zeros((8, 0)), "clients['x'] has the shape (8, 0): no checkpoint can hold an array without"),
+        ("clients", jnp.zeros(3), "clients['x'] has the shape (3,); it needs a row for each of the 8 clients"),
+        ("records", jnp.zeros(()), "records['x'] has the shape (); it needs a row for each of the 8 clients"),
+    ],
+)
+def test_a_first_state_that_no_run_can_keep_is_refused(part, entry, line):
+    def build(problem):
+        method = methods.METHODS["server_only"].factory(problem)
+        return method._replace(init=lambda data, key: method.init(data, key)._replace(**{part: {"x": entry}}))
+
+    methods.register("mine", build)
+    with pytest.raises(UserError, match=re.escape(f"method=mine: in its first state {line}")):
+        build_experiment(make_tiny_config(method="mine", num_clients=8))
 
 
 def test_registering_again_replaces():

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError, train
-from fedjax_ssl.client.personal import OWN_PARTS
+from fedjax_ssl.client.local_sgd import Training
+from fedjax_ssl.client.personal import OWN_PARTS, _with_own
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Cohort
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Phase
 from fedjax_ssl.engine.round import round_keys, select_of
 from fedjax_ssl.engine.tracing import trace_exchange
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.sgd import Learner, Model
 from fedjax_ssl.learning.trees import row, tree_bytes
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models import Outputs
@@ -172,6 +173,20 @@ def test_own_parts_train_first_and_then_the_others():
     for part in ("backbone", "classifier"):
         before, after = (jax.tree.leaves(params[part])[0] for params in (received.model.params, expected))
         assert not np.array_equal(before, after[0])
+
+
+@pytest.mark.parametrize(
+    "index, trained", [(0, {"backbone": 0, "classifier": 1}), (1, {"backbone": 1, "classifier": 0})]
+)
+def test_a_model_in_the_memory_changes_whichever_parts_train(index, trained):
+    """A mean teacher is another model than the one in training."""
+    zeros = Model({"backbone": 0, "classifier": 0}, ())
+    carry = Training(Learner(zeros, {"trace": zeros.params}), {"teacher": zeros}, {}, {})
+    phase = Phase(None, None, lambda received, data, work, carry, *_: jax.tree.map(lambda leaf: leaf + 1, carry), None)
+    received = Broadcast(Model({"backbone": 0}, ()), 0.1)
+    after = _with_own(phase, 0.5).step(received, None, (None, {"classifier": 0}, 1), carry, jnp.int32(index), None)
+    assert after.learner.model.params == after.learner.opt_state["trace"] == trained
+    assert after.own["teacher"].params == {"backbone": 1, "classifier": 1}
 
 
 def test_own_parts_are_in_no_message_and_not_in_the_bytes(finished):

@@ -148,6 +148,8 @@ def fedanchor(problem: Problem) -> Method:
     config, network, num_classes = problem.config, problem.network, problem.num_classes
     options = config.fedanchor
 
+    rule = functools.partial(make_confidence, problem, strictly=True, hard=True)  # its weights are for probabilities
+
     # --- Server: w_t and the anchors' embeddings are sent (section 4.2). ------------------------------------------
 
     def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
@@ -179,8 +181,7 @@ def fedanchor(problem: Problem) -> Method:
         common_direction = scored.pop("common_direction")
         scored = jax.tree.map(lambda leaf: as_told(data, examples.rows, leaf), scored)
         tau = options.threshold if threshold is None else threshold
-        confidence = make_confidence(problem, tau, strictly=True, hard=True)  # weights are for probabilities
-        made = label_by_scores(problem, scored[HEAD], examples, confidence)  # eq. 4, eq. 5
+        made = label_by_scores(problem, scored[HEAD], examples, rule(tau))  # eq. 4, eq. 5
         report = made.report._replace(
             others={name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in scored.items()},
             facts={**made.report.facts, "common_direction": common_direction},
@@ -244,8 +245,8 @@ def fedanchor(problem: Problem) -> Method:
         state, _ = train_tasks(problem, state, data, train_key, trainings, (rate, rate), epochs)
         model = state.model
         server = {**aggregation.init(model.params), **optimizers, **state.server}
-        clients = {**own_optimizers(problem, data, model, CLASSIFIER), **own_confidence(problem, data)}
-        return state._replace(server=server, clients=clients)
+        own = own_confidence(problem, data, rule(options.threshold))
+        return state._replace(server=server, clients={**own_optimizers(problem, data, model, CLASSIFIER), **own})
 
     return Method(
         init=init,

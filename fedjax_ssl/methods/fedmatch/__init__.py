@@ -181,7 +181,8 @@ def fedmatch(problem: Problem) -> Method:
             **aggregation.init(parts),
             **own_optimizer(config.server, model, (SIGMA,), CLASSIFICATION),
         }
-        own, records = own_memory(problem, data, model, clients_train), repeated(nothing, len(data.record_ids))
+        own = own_memory(problem, data, model, clients_train, confidence)
+        records = repeated(nothing, len(data.record_ids))
         state = State(jnp.int32(0), model, server, own, {UPLOADS: records})
         rate = jnp.float32(config.server.pretrain_learning_rate)
         memory = CLASSIFICATION if config.server.pretrain_persistent else None

@@ -36,12 +36,14 @@ class FedMatchWork(NamedTuple):
     personal: dict[str, Any]  # the message to this client
 
 
-def own_memory(problem: Problem, data: FederatedData, model: Model, parts: tuple[str, ...]) -> dict[str, Any]:
+def own_memory(
+    problem: Problem, data: FederatedData, model: Model, parts: tuple[str, ...], confidence: Confidence
+) -> dict[str, Any]:
     """The entries of the clients' memory, leaves [K, ...]; `parts` are the parts that clients train."""
     sigma = own_optimizers(problem, data, model, (SIGMA,), SIGMA_OPTIMIZER) if SIGMA in parts else {}
     return {
         PLATEAU: fresh_plateau((len(data.ids),)),
-        **own_confidence(problem, data),
+        **own_confidence(problem, data, confidence),
         **own_optimizers(problem, data, model, (PSI,)),
         **sigma,
     }

@@ -122,7 +122,7 @@ def proxyfl(problem: Problem) -> Method:
     method = alternating(
         problem,
         (phase,),
-        own=lambda data, model: own_confidence(problem, data),
+        own=lambda data, model: own_confidence(problem, data, confidence),
         parts=parts,
         aggregation=fedavg(problem, after_mean=tuple(links), parts=parts),
     )
