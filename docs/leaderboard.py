@@ -256,10 +256,20 @@ def page() -> str:
             f"{lines[0]['tries']} tries a row. Commit {', '.join(made['commit'])}; JAX {', '.join(made['jax'])}; "
             f"{'; '.join(made['processor'])}.\n"
         )
-    left = [board for board in runpy.run_path(str(SWEEP))["ROWS"] if not (RECORDS / f"{board}.csv").exists()]
-    if left:
-        parts.append("\n".join(["## Not run yet\n", *(f"* `{board}`" for board in left), ""]))
+    if left := _left():
+        parts.append("\n".join(["## Not run yet\n", *left, ""]))
     return "\n".join(parts)
+
+
+def _left() -> list[str]:
+    """A line for each board of which rows have no record; it names them if others have one."""
+    sweep, left = runpy.run_path(str(SWEEP)), []
+    for board in sweep["ROWS"]:
+        methods = {line["method"] for line in read(board)} if (RECORDS / f"{board}.csv").exists() else set()
+        missing = [name for name in sweep["get_sweep"](board).methods if name not in methods]
+        if missing:
+            left.append(f"* `{board}`" + (f": {', '.join(missing)}" if methods else ""))
+    return left
 
 
 if __name__ == "__main__":
