@@ -9,7 +9,8 @@ FixMatch:
      images to the others;
   3. an upload is weighted by the number of labels, given and accepted, that it was trained on;
   4. with `fedpdm.adjustment` both losses add the log of the class shares to the logits;
-  5. with `fedpdm.ema_decay` a client uploads the moving average of its models over the steps of the round.
+  5. with `fedpdm.ema_decay` a client with unlabelled images uploads the moving average of its models over the steps
+     of the round.
 
 The paper's text was not available: this follows its abstract and its public code (ldpbuaa/FedPDM, commit 0b835db;
 fed/sessions/pdmprocess.py, fed/pretty/pdm.py). Here labels are made once a round, from one weak view of each image, and
@@ -41,6 +42,7 @@ from fedjax_ssl.engine import Broadcast, Cohort, Finished, Jobs, Method, Phase, 
 from fedjax_ssl.fields import Section, real, share, whole
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import where
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import fedavg
@@ -61,7 +63,8 @@ def defaults() -> Section:
     section.shares_decay = share(0.01)  # weight of earlier rounds in the class shares
     section.warm_up_rounds = whole(1, least=0)  # number of first rounds without matching
     section.adjustment = real(0.0, least=0)  # factor of log class shares in both losses; rises to this over all rounds
-    # Decay of the average of the models of a round's steps, which is uploaded (code: 0.999); 0: no averaging.
+    # Decay of the average of the models of a round's steps, which a client with unlabelled images uploads (code: 0.999);
+    # 0: no averaging.
     section.ema_decay = share(0.0)
     return section
 
@@ -199,7 +202,7 @@ class Averaging(NamedTuple):
 def averaged(phase: Phase, decay: float) -> Phase:
     """A phase of `local_sgd` that uploads the moving average of its models, including normalisation statistics.
 
-    The average begins as the received model.
+    The average begins as the received model. A client without unlabelled images uploads its last model, as in the code.
     """
 
     def start(received: Broadcast, data: FederatedData, work, own) -> Averaging:
@@ -212,7 +215,8 @@ def averaged(phase: Phase, decay: float) -> Phase:
         return Averaging(training, moved)
 
     def finish(received: Broadcast, work, carry: Averaging, num_steps) -> Finished:
-        learner = carry.training.learner._replace(model=carry.average)
+        learner = carry.training.learner
+        learner = learner._replace(model=where(work.deck.size > 0, carry.average, learner.model))
         return phase.finish(received, work, carry.training._replace(learner=learner), num_steps)
 
     return phase._replace(start=start, step=step, finish=finish)
