@@ -19,7 +19,8 @@ pseudo-labels are off, and if they are on, the strong view makes the label and t
 The two views are a weak and a strong one; on Fashion-MNIST two weak ones, on SVHN two of `config.views`
 (`second_view`). Pseudo-labels count by `config.confidence`; `trainer.labels_from` is ignored: labels are made in each
 step. SimSiam and BYOL instead of InfoNCE are not implemented. A client with images of both kinds (the variant
-`partial`) trains on the labelled ones first and then on the others; the code mixes both in each step.
+`partial`) trains on the labelled ones first and then on the others. In the code each step on unlabelled images also has
+a labelled batch, so that it trains on labels far more often (train_semiFed_model_PD).
 """
 
 import functools
@@ -81,9 +82,11 @@ VARIANTS: Variants = {
     },
     "code": {"twin_sight.replica": True, "twin_sight.pseudo_labels": False, "twin_sight.labels_from": "strong"},
     "freematch": {"confidence.kind": "freematch", "confidence.fairness_weight": 0.0},  # its code leaves the term out
-    "partial": {  # every client has labels for a twentieth of its images
+    "partial": {  # every client has labels for a twentieth of its images; there the code has pseudo-labels, not swapped
         "data.labels": "clients",
         "data.labelled_share": 0.05,
+        "twin_sight.pseudo_labels": True,
+        "twin_sight.labels_from": "weak",
         "twin_sight.pseudo_weight": 5.0,
         "client.proximal": 1.0,
     },
