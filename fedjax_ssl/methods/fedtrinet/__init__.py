@@ -63,7 +63,7 @@ from fedjax_ssl.fields import Section, real, whole, word
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated, where_rows, zeros_unless
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
 from fedjax_ssl.methods.fedtrinet.client import accept, freezing, head_part, no_labels, splice, vote
 from fedjax_ssl.methods.fedtrinet.server import mean_confidence
 from fedjax_ssl.methods.frames import alternating
@@ -282,6 +282,7 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     confidence=("debias",),
+    advice=lambda config: labels_alone(config, "fedtrinet.warm_up_rounds"),
     tiny={
         "fedtrinet.warm_up_rounds": 0,
         "fedtrinet.factor": 1.5,
