@@ -63,8 +63,8 @@ def defaults() -> Section:
     section.shares_decay = share(0.01)  # weight of earlier rounds in the class shares
     section.warm_up_rounds = whole(1, least=0)  # number of first rounds without matching
     section.adjustment = real(0.0, least=0)  # factor of log class shares in both losses; rises to this over all rounds
-    # Decay of the average of the models of a round's steps, which a client with unlabelled images uploads (code: 0.999);
-    # 0: no averaging.
+    # Decay of the average of the models of a round's steps, which a client with unlabelled images uploads (code:
+    # 0.999); 0: no averaging.
     section.ema_decay = share(0.0)
     return section
 
