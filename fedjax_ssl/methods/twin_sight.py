@@ -127,7 +127,7 @@ class TwinSightWork(NamedTuple):
     prior: jax.Array | None
 
 
-class Seeing(NamedTuple):
+class TwinLosses(NamedTuple):
     """The models' results for a batch."""
 
     value: jax.Array  # float32 [], the weighted sum of L_i and L_n
@@ -147,7 +147,7 @@ def twin_sight(problem: Problem) -> Method:
     return alternating(problem, (on_labels(problem), without_labels(problem)), own, parts=PARTS)
 
 
-def see(problem: Problem, model: Model, first: Images, second: Images, mask: jax.Array) -> Seeing:
+def twin_losses(problem: Problem, model: Model, first: Images, second: Images, mask: jax.Array) -> TwinLosses:
     """L_i of two views by the twin, L_n of the first view by both models; each model passes both views as one batch."""
     network, options = problem.network, problem.config.twin_sight
     batch = [([first, second], mask)]
@@ -159,7 +159,7 @@ def see(problem: Problem, model: Model, first: Images, second: Images, mask: jax
     value = options.contrastive_weight * contrastive + options.neighbourhood_weight * neighbourhood
     metrics = {"contrastive_loss": contrastive, "neighbourhood_loss": neighbourhood}
     batch_stats = with_companion_statistics(after.batch_stats, TWIN, twin.batch_stats)
-    return Seeing(value, tuple(outputs), batch_stats, metrics)
+    return TwinLosses(value, tuple(outputs), batch_stats, metrics)
 
 
 def on_labels(problem: Problem) -> Phase:
@@ -169,7 +169,7 @@ def on_labels(problem: Problem) -> Phase:
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         first, second = views_of(at.key, batch.inputs)
 
-        seen = see(problem, model, first, second, batch.mask)
+        seen = twin_losses(problem, model, first, second, batch.mask)
         trained, labels = seen.outputs[:num_trained], batch.labels
         labelled_loss = adjusted_cross_entropy(trained, labels, batch.mask, at.work.adjustment)
         return Loss(labelled_loss + seen.value, seen.batch_stats, {"labelled_loss": labelled_loss})
@@ -195,7 +195,7 @@ def without_labels(problem: Problem) -> Phase:
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         first, second = views_of(at.key, batch.inputs)
 
-        seen = see(problem, model, first, second, batch.mask)
+        seen = twin_losses(problem, model, first, second, batch.mask)
         value, metrics, state = seen.value, seen.metrics, ()
         if options.pseudo_labels:
             labelling, trained = seen.outputs if options.labels_from == "weak" else seen.outputs[::-1]
