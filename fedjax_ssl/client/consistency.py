@@ -137,18 +137,18 @@ def consistency_phase(
         weak_key, strong_key, labelled_key = jax.random.split(at.key, 3)
         weak, strong = problem.weak(weak_key, batch.inputs), problem.strong(strong_key, batch.inputs)
 
-        def for_labels(logits: jax.Array, rows: jax.Array) -> jax.Array:
+        def labelling_logits(logits: jax.Array, rows: jax.Array) -> jax.Array:
             return debiased(as_told(at.data, rows, jax.lax.stop_gradient(logits)), at.work.prior)
 
-        def seen(images: jax.Array, batch: Batch) -> Views:
+        def views_of(images: jax.Array, batch: Batch) -> Views:
             logits = network.predict(at.received.model, images).logits
-            return Views(batch.mask, batch.labels, for_labels(logits, batch.rows))
+            return Views(batch.mask, batch.labels, labelling_logits(logits, batch.rows))
 
-        unlabelled = seen(weak, batch)
+        unlabelled = views_of(weak, batch)
         if clients_have_labels:
             known = at.work.labelled.batch(at.step, config.batch_size).read(at.data)
             known_weak = problem.weak(labelled_key, known.inputs)
-            labelled, groups = seen(known_weak, known), [([known_weak], known.mask)]
+            labelled, groups = views_of(known_weak, known), [([known_weak], known.mask)]
         else:
             labelled, groups = Views(jnp.zeros(0, bool), jnp.zeros(0, jnp.int32), unlabelled.by_received[:0]), []
 
@@ -157,7 +157,7 @@ def consistency_phase(
         passed, after = train_views(network, model, [*groups, (views, batch.mask)], together)
         of_labelled = passed.pop(0) if clients_have_labels else None
         of_weak = passed.pop(0) if weak_in_training else None
-        by_local = for_labels((of_weak or network.predict(model, weak)).logits, batch.rows)
+        by_local = labelling_logits((of_weak or network.predict(model, weak)).logits, batch.rows)
         logits = unlabelled.by_received if options.labels_from == "received" else by_local
         unlabelled = unlabelled._replace(by_local=by_local, logits=logits, weak=of_weak)
         targets, weights = rule.label(unlabelled, lambda p: confidence.label(at.work.confidence, p, at.work.deck.size))

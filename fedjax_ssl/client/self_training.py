@@ -97,10 +97,10 @@ def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Ph
     """
     options, config, network = problem.config.trainer, problem.config.client, problem.network
     trainer, parts = make_trainer(problem), trained_parts_of(problem)
-    if trainer.heads and (config.logit_adjustment or config.labelled_views != "weak"):
+    if trainer.heads and (config.logit_adjustment or config.share_offset or config.labelled_views != "weak"):
         raise UserError(
-            f"trainer.name={options.name!r} has a loss of its own on labelled images; leave client.logit_adjustment 0 "
-            "and client.labelled_views 'weak'"
+            f"trainer.name={options.name!r} has a loss of its own on labelled images; leave client.logit_adjustment "
+            "and client.share_offset 0, and client.labelled_views 'weak'"
         )
     if trainer.heads and problem.config.confidence.debias != "none":
         raise UserError(f"trainer.name={options.name!r} adjusts its labels itself; leave confidence.debias 'none'")

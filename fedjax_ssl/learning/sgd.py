@@ -121,7 +121,10 @@ def _but_the_classifier(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_parts(optimizer: optax.GradientTransformation, parts: tuple[str, ...]) -> optax.GradientTransformation:
-    """An optimizer that does not change these parts: no weight decay, no momentum from earlier steps."""
+    """An optimizer that does not change these parts: no weight decay, no momentum from earlier steps.
+
+    Its state for them, such as a persistent momentum, changes as in a step with these gradients.
+    """
 
     def update(gradients, state, params):
         updates, state = optimizer.update(gradients, state, params)

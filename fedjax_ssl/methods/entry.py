@@ -126,6 +126,14 @@ def named(name: str, entry: Entry) -> Entry:
     )
 
 
+def labels_alone(config: ConfigDict, field: str) -> str:
+    """Advice if the run ends before the round, `field` of the configuration, from which unlabelled images are used."""
+    section, name = field.split(".")
+    if config[section][name] < config.num_rounds:
+        return ""
+    return f"all {config.num_rounds} rounds train on labels alone, since {field} is {config[section][name]}; lower it"
+
+
 def check_entry(name: str, entry: Entry, where: str = "") -> None:
     """Checks an entry before it is used in a configuration.
 

@@ -9,7 +9,8 @@ FixMatch:
      images to the others;
   3. an upload is weighted by the number of labels, given and accepted, that it was trained on;
   4. with `fedpdm.adjustment` both losses add the log of the class shares to the logits;
-  5. with `fedpdm.ema_decay` a client uploads the moving average of its models over the steps of the round.
+  5. with `fedpdm.ema_decay` a client with unlabelled images uploads the moving average of its models over the steps
+     of the round.
 
 The paper's text was not available: this follows its abstract and its public code (ldpbuaa/FedPDM, commit 0b835db;
 fed/sessions/pdmprocess.py, fed/pretty/pdm.py). Here labels are made once a round, from one weak view of each image, and
@@ -42,6 +43,7 @@ from fedjax_ssl.engine import Broadcast, Cohort, Finished, Jobs, Method, Phase, 
 from fedjax_ssl.fields import Section, real, share, whole
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import where
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import fedavg
@@ -62,7 +64,8 @@ def defaults() -> Section:
     section.shares_decay = share(0.01)  # weight of earlier rounds in the class shares
     section.warm_up_rounds = whole(1, least=0)  # number of first rounds without matching
     section.adjustment = real(0.0, least=0)  # factor of log class shares in both losses; rises to this over all rounds
-    # Decay of the average of the models of a round's steps, which is uploaded (code: 0.999); 0: no averaging.
+    # Decay of the average of the models of a round's steps, which a client with unlabelled images uploads (code:
+    # 0.999); 0: no averaging.
     section.ema_decay = share(0.0)
     return section
 
@@ -101,13 +104,12 @@ def local_training(problem: Problem, confidence: Confidence) -> Phase:
             problem, lambda images: network.probabilities(received.model, images), data.inputs, examples, num_views=1
         )
         found, unlabelled = as_told(data, examples.rows, found), examples.unlabelled
-        before = examples.own[SHARES]
+        r, number = examples.own[SHARES], jnp.sum(unlabelled, axis=1, keepdims=True)
         predicted = class_counts(jnp.where(unlabelled, jnp.argmax(found, axis=-1), -1), problem.num_classes)
-        number = jnp.sum(unlabelled, axis=1, keepdims=True)
-        after = options.shares_decay * before + (1 - options.shares_decay) * predicted / jnp.maximum(number, 1)
-        after = jnp.where(number > 0, after, before)
+        r_next = options.shares_decay * r + (1 - options.shares_decay) * predicted / jnp.maximum(number, 1)
+        r_next = jnp.where(number > 0, r_next, r)
 
-        matched = jax.vmap(lambda p, mask, shares: match(p, mask, shares, options.sharpness))(found, unlabelled, before)
+        matched = jax.vmap(lambda p, mask, shares: match(p, mask, shares, options.sharpness))(found, unlabelled, r)
         is_warm_up = examples.round < options.warm_up_rounds
         matched = jnp.where(is_warm_up[:, None, None], found, matched)
         made = label_by_scores(problem, matched, examples._replace(present=unlabelled), confidence)
@@ -117,13 +119,13 @@ def local_training(problem: Problem, confidence: Confidence) -> Phase:
         labelled = Deck.shuffled(examples, examples.labelled, keys, config.epochs)
         steps = jnp.where(deck.size > 0, deck.num_steps(config.batch_size), labelled.num_steps(config.batch_size))
         given = class_counts(examples.labels, problem.num_classes)
-        shares = jnp.stack([given + number * of_round for of_round in (before, after)], axis=1)
-        shares /= jnp.maximum(jnp.sum(shares, axis=-1, keepdims=True), 1)
-        tau = options.adjustment * (examples.round + 1) / problem.config.num_rounds
-        adjustment = tau[:, None, None] * jnp.log(shares + 1e-12)
+        q = jnp.stack([given + number * shares for shares in (r, r_next)], axis=1)
+        q /= jnp.maximum(jnp.sum(q, axis=-1, keepdims=True), 1)
+        t = options.adjustment * (examples.round + 1) / problem.config.num_rounds
+        adjustment = t[:, None, None] * jnp.log(q + 1e-12)
         work = FedPDMWork(deck, labelled, made.report.labels, made.weights, adjustment)
         report = made.report._replace(qualified=made.report.qualified | examples.labelled)
-        return Jobs(steps, work, report, {SHARES: after, **made.own})
+        return Jobs(steps, work, report, {SHARES: r_next, **made.own})
 
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         """CE(labelled, weak) + CE(confident, strong), both means over their whole batch."""
@@ -171,23 +173,23 @@ def match(probabilities: jax.Array, mask: jax.Array, shares: jax.Array, sharpnes
     rows = jnp.append(jnp.where(mask, 0.0, -jnp.inf), jnp.log(num_classes + 1.0))  # log of their masses
     columns = jnp.log(jnp.append(1 + number * shares, 1.0))
 
-    def scaled_rows(scale: jax.Array) -> jax.Array:
-        return rows - jax.nn.logsumexp(plan + scale, axis=1)
+    def u_of(v: jax.Array) -> jax.Array:
+        return rows - jax.nn.logsumexp(plan + v, axis=1)
 
     def iteration(_, carry):
-        row_scale, _, missed = carry
-        new = columns - jax.nn.logsumexp(plan + row_scale[:, None], axis=0)
-        new -= jnp.mean(new[:-1])
-        new_rows = scaled_rows(new)
-        sums = jnp.sum(jnp.exp(plan + new_rows[:, None] + new), axis=0)
+        u, _, missed = carry
+        v = columns - jax.nn.logsumexp(plan + u[:, None], axis=0)
+        v -= jnp.mean(v[:-1])
+        u = u_of(v)
+        sums = jnp.sum(jnp.exp(plan + u[:, None] + v), axis=0)
         miss = jnp.sum(jnp.abs(sums - jnp.exp(columns))) / jnp.sum(jnp.exp(columns))
         going = missed >= TOLERANCE
-        return jax.tree.map(lambda a, b: jnp.where(going, a, b), (new_rows, new, miss), carry)
+        return jax.tree.map(lambda a, b: jnp.where(going, a, b), (u, v, miss), carry)
 
     nothing = jnp.zeros(num_classes + 1)
-    start = scaled_rows(nothing).at[-1].set(0.0), nothing, jnp.inf
-    _, scale, _ = jax.lax.fori_loop(0, MOST_ITERATIONS, iteration, start)
-    return jax.nn.softmax(plan[:-1] + scale)[:, :-1]
+    start = u_of(nothing).at[-1].set(0.0), nothing, jnp.inf
+    _, v, _ = jax.lax.fori_loop(0, MOST_ITERATIONS, iteration, start)
+    return jax.nn.softmax(plan[:-1] + v)[:, :-1]
 
 
 class Averaging(NamedTuple):
@@ -200,7 +202,7 @@ class Averaging(NamedTuple):
 def averaged(phase: Phase, decay: float) -> Phase:
     """A phase of `local_sgd` that uploads the moving average of its models, including normalisation statistics.
 
-    The average begins as the received model.
+    The average begins as the received model. A client without unlabelled images uploads its last model, as in the code.
     """
 
     def start(received: Broadcast, data: FederatedData, work, own) -> Averaging:
@@ -213,7 +215,8 @@ def averaged(phase: Phase, decay: float) -> Phase:
         return Averaging(training, moved)
 
     def finish(received: Broadcast, work, carry: Averaging, num_steps) -> Finished:
-        learner = carry.training.learner._replace(model=carry.average)
+        learner = carry.training.learner
+        learner = learner._replace(model=where(work.deck.size > 0, carry.average, learner.model))
         return phase.finish(received, work, carry.training._replace(learner=learner), num_steps)
 
     return phase._replace(start=start, step=step, finish=finish)

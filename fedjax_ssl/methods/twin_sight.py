@@ -19,7 +19,8 @@ pseudo-labels are off, and if they are on, the strong view makes the label and t
 The two views are a weak and a strong one; on Fashion-MNIST two weak ones, on SVHN two of `config.views`
 (`second_view`). Pseudo-labels count by `config.confidence`; `trainer.labels_from` is ignored: labels are made in each
 step. SimSiam and BYOL instead of InfoNCE are not implemented. A client with images of both kinds (the variant
-`partial`) trains on the labelled ones first and then on the others; the code mixes both in each step.
+`partial`) trains on the labelled ones first and then on the others. In the code each step on unlabelled images also has
+a labelled batch, so that it trains on labels far more often (train_semiFed_model_PD).
 """
 
 import functools
@@ -81,9 +82,11 @@ VARIANTS: Variants = {
     },
     "code": {"twin_sight.replica": True, "twin_sight.pseudo_labels": False, "twin_sight.labels_from": "strong"},
     "freematch": {"confidence.kind": "freematch", "confidence.fairness_weight": 0.0},  # its code leaves the term out
-    "partial": {  # every client has labels for a twentieth of its images
+    "partial": {  # every client has labels for a twentieth of its images; there the code has pseudo-labels, not swapped
         "data.labels": "clients",
         "data.labelled_share": 0.05,
+        "twin_sight.pseudo_labels": True,
+        "twin_sight.labels_from": "weak",
         "twin_sight.pseudo_weight": 5.0,
         "client.proximal": 1.0,
     },
@@ -124,7 +127,7 @@ class TwinSightWork(NamedTuple):
     prior: jax.Array | None
 
 
-class Seeing(NamedTuple):
+class TwinLosses(NamedTuple):
     """The models' results for a batch."""
 
     value: jax.Array  # float32 [], the weighted sum of L_i and L_n
@@ -144,7 +147,7 @@ def twin_sight(problem: Problem) -> Method:
     return alternating(problem, (on_labels(problem), without_labels(problem)), own, parts=PARTS)
 
 
-def see(problem: Problem, model: Model, first: Images, second: Images, mask: jax.Array) -> Seeing:
+def twin_losses(problem: Problem, model: Model, first: Images, second: Images, mask: jax.Array) -> TwinLosses:
     """L_i of two views by the twin, L_n of the first view by both models; each model passes both views as one batch."""
     network, options = problem.network, problem.config.twin_sight
     batch = [([first, second], mask)]
@@ -156,7 +159,7 @@ def see(problem: Problem, model: Model, first: Images, second: Images, mask: jax
     value = options.contrastive_weight * contrastive + options.neighbourhood_weight * neighbourhood
     metrics = {"contrastive_loss": contrastive, "neighbourhood_loss": neighbourhood}
     batch_stats = with_companion_statistics(after.batch_stats, TWIN, twin.batch_stats)
-    return Seeing(value, tuple(outputs), batch_stats, metrics)
+    return TwinLosses(value, tuple(outputs), batch_stats, metrics)
 
 
 def on_labels(problem: Problem) -> Phase:
@@ -166,7 +169,7 @@ def on_labels(problem: Problem) -> Phase:
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         first, second = views_of(at.key, batch.inputs)
 
-        seen = see(problem, model, first, second, batch.mask)
+        seen = twin_losses(problem, model, first, second, batch.mask)
         trained, labels = seen.outputs[:num_trained], batch.labels
         labelled_loss = adjusted_cross_entropy(trained, labels, batch.mask, at.work.adjustment)
         return Loss(labelled_loss + seen.value, seen.batch_stats, {"labelled_loss": labelled_loss})
@@ -192,7 +195,7 @@ def without_labels(problem: Problem) -> Phase:
     def loss(model: Model, batch: Batch, at: At) -> Loss:
         first, second = views_of(at.key, batch.inputs)
 
-        seen = see(problem, model, first, second, batch.mask)
+        seen = twin_losses(problem, model, first, second, batch.mask)
         value, metrics, state = seen.value, seen.metrics, ()
         if options.pseudo_labels:
             labelling, trained = seen.outputs if options.labels_from == "weak" else seen.outputs[::-1]

@@ -403,6 +403,7 @@ def test_both_classifiers_of_acr_train(data):
     assert finished.upload.metadata["accepted"] == sum(weights) and 0 < sum(weights) < len(weights)
 
 
-def test_acr_has_labelled_losses_of_its_own():
+@pytest.mark.parametrize("field", ["client.logit_adjustment", "client.share_offset"])
+def test_acr_has_labelled_losses_of_its_own(field):
     with pytest.raises(UserError, match=r"trainer\.name='acr' has a loss of its own on labelled images"):
-        build(**{"trainer.name": "acr", "client.logit_adjustment": 1.0})
+        build(**{"trainer.name": "acr", field: 1.0})

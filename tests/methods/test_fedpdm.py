@@ -108,6 +108,20 @@ def test_steps_are_those_of_the_equations():
     assert finished.upload.metadata["labels_trained_on"] == number
 
 
+def test_a_client_with_labels_alone_uploads_its_last_model():
+    problem = small_problem("fedpdm", **{"fedpdm.ema_decay": 1.0, "client.epochs": 1})  # an average that stays
+    (phase,) = METHODS["fedpdm"].factory(problem).phases
+    received, own = sent_down(problem), {"unlabelled_shares": jnp.asarray(SHARES, jnp.float32)}
+
+    def first_round(received, data, cohort, previous):
+        return phase.prepare(received, data, cohort._replace(round=jnp.array([0])), previous)
+
+    for labels, stays in (([0, 1, 2], False), ([0, 1, -1], True)):
+        upload = train(phase._replace(prepare=first_round), received, federation([labels]), 0, own)[1].upload
+        kernels = (np.asarray(model.params["classifier"]["kernel"]) for model in (received.model, upload.model))
+        assert np.array_equal(*kernels) == stays
+
+
 def test_a_rule_for_the_labels_counts_unlabelled_images_alone():
     """The half of them with the largest matched probabilities; labelled ones are qualified anyway."""
     data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1, 1]])

@@ -12,6 +12,7 @@ import pytest
 
 from fedjax_ssl.config import apply_arguments, base_config, validate
 from fedjax_ssl.engine.interface import Received, State, Upload
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.batches import epoch_orders
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
@@ -376,6 +377,13 @@ def test_each_part_is_switched_off_alone(data):
         assert np.allclose(after.model.params["classifier"]["kernel"], mean, atol=1e-5) != tuning
         for name in (FEATURES, PROXIES):  # not trained, and not decayed
             np.testing.assert_array_equal(after.model.params[name]["kernel"], state.model.params[name]["kernel"])
+
+
+def test_a_rule_with_weights_is_for_training_without_the_contrastive_loss():
+    fields = {"confidence.kind": "softmatch", "confidence.memory": "run"}
+    with pytest.raises(UserError, match="'softmatch' gives weights, but proxyfl has none"):
+        build(**fields)
+    build("no_contrastive", **fields)
 
 
 @pytest.mark.parametrize("client", [A_FEW, NO_LABELS])

@@ -348,7 +348,7 @@ def test_without_pseudo_labels_the_classifier_stays(data):
 
 def test_a_client_of_both_kinds_trains_on_one_after_the_other(data):
     """Pseudo-labels without the prior of its images without a label."""
-    problem = problem_of(",partial", **{"client.proximal": 0.0, "confidence.debias": "app_u"})
+    problem = problem_of(",code,partial", **{"client.proximal": 0.0, "confidence.debias": "app_u"})
     received, (job, handed), (after, finished) = both_phases(problem, data, BOTH)
     assert (int(job.num_steps), int(after.num_steps)) == (2, 2)
     model, means, _ = by_hand(problem, data, BOTH, *start_of(received), job.work.deck, cross_entropy_of(data))

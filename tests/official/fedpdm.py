@@ -100,7 +100,7 @@ def test_rounds_of_fedpdm():
             number += len(x) + mask.sum()
             now = {"params": params, "batch_stats": statistics}
             average = _mixed(average, now)
-        return average, number
+        return average if len(unlabelled) else now, number
 
     def _mixed(old, new):
         return weighted_mean([old, new], [DECAY, 1 - DECAY])

@@ -1,9 +1,9 @@
-"""FedTriNet by its code, except for what no client can have (Michelingweo/FedTriNet@e70525b).
+"""FedTriNet with three players in evaluation mode, in the order of its code (Michelingweo/FedTriNet@e70525b).
 
 main_fed.py:555-816 (threshold, spliced network, vote, mean), models/Update.py:243-309, 366-406 (the three trainings).
-The code also tunes on the true labels of accepted images (main_fed.py:544, 678; models/Update.py:121), normalises its
-players by single images, and ends an epoch with the shorter of two lists. The library and this reference do none of
-this, see docs/methods/fedtrinet.md.
+By default the code drops one of the players (main_fed.py:659-663). It also tunes on the true labels of accepted images
+(main_fed.py:544, 678; models/Update.py:121), normalises its players by single images, and ends an epoch with the
+shorter of two lists. The library and this reference do none of this, see docs/methods/fedtrinet.md.
 """
 
 import autograd.numpy as np
@@ -103,5 +103,5 @@ def test_rounds_of_fedtrinet(freezes):
             uploads.append(local[client])
         model = weighted_mean(uploads, [1] * len(uploads))
     assert both and len({r for r, some, _ in brought if some}) > 1 and not all(every for *_, every in brought)
-    what = "head frozen" if freezes else "its code"
+    what = "head frozen" if freezes else "head not frozen"
     agree("fedtrinet", what, run, model, code="Michelingweo/FedTriNet@e70525b: main_fed.py, models/Update.py")

@@ -16,9 +16,10 @@ HEAD = """\
 and once with an independent float64 implementation, which follows the paper's equations in the
 order of the official code (`tests/official/`). There are three clients of unequal size (FedRGD:
 five), and both see the same initial numbers and batches. The network has batch normalisation,
-except where the official code has none (FedMatch, FedDB) or that of groups (FedRGD). The table
-shows the largest difference of any parameter at the end, in float32 against float64, and how far
-the parameters moved. An empty cell is as above.
+except for FedMatch, whose code has none; FedDB, whose kind (statistics of the batch in tests, too)
+the library lacks; and FedRGD, whose code normalises by groups. The table shows the largest
+difference of any parameter at the end, in float32 against float64, and how far the parameters
+moved. An empty cell is as above.
 
 | method | compared | largest difference | moved | official code |
 |---|---|---|---|---|

@@ -60,7 +60,7 @@ from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.cbafed.client import Acceptance, accept, acceptance
 from fedjax_ssl.methods.cbafed.residual import RECORD, residual_over_rounds, with_residual
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
 from fedjax_ssl.methods.frames import alternating, given_labels
 from fedjax_ssl.server import fedavg, own_weights
 
@@ -236,6 +236,7 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     confidence=("debias",),
+    advice=lambda config: labels_alone(config, "cbafed.warm_up_rounds"),
     tiny={
         "cbafed.labelled_epochs": 3,
         "cbafed.base": 0.1,

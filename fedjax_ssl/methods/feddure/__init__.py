@@ -34,7 +34,7 @@ from fedjax_ssl.methods.frames import alternating
 
 FIELDS = {"data.labels": "clients"}
 VARIANTS: Variants = {
-    "paper": {  # its public code's file for CIFAR-10
+    "paper": {  # its public code's file for CIFAR-10, which deals labels IID instead
         "num_rounds": 200,
         "clients_per_round": 5,
         "data.labels_per_class": 5,
@@ -64,8 +64,9 @@ def defaults() -> Section:
     section.tuning_steps = whole(5, least=0)  # first steps of a round: C-reg trains on labelled images alone
     section.steps = whole(5, least=1)  # steps after these, in which all three models train
     section.unlabelled_batch = whole(64, least=1)  # unlabelled images per step, besides client.batch_size labelled ones
-    section.unlabelled_weight = real(8.0, least=0)  # final weight of C-reg's loss on its own labels
-    section.unlabelled_rise = whole(20, least=1)  # steps over which this weight rises from 0
+    # Weight of C-reg's loss on its own labels after `unlabelled_rise` of a round's `steps`.
+    section.unlabelled_weight = real(8.0, least=0)
+    section.unlabelled_rise = whole(20, least=1)  # steps over which this weight rises from 0; a round may end earlier
     section.warm_up_steps = whole(0, least=0)  # steps of a round over which learning rates rise from 0
     section.wait_steps = whole(0, least=0)  # first steps in which the local model's rate is 0
     section.coarse = True  # whether C-reg learns from d

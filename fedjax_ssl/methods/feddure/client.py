@@ -13,7 +13,7 @@ from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previo
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select, where
-from fedjax_ssl.methods.feddure.pair import PAIR, Pair, fresh_regulator, optimizers, risen, taught
+from fedjax_ssl.methods.feddure.pair import PAIR, Pair, fresh_regulator, local_losses, optimizers, risen, step_of_both
 
 
 class FedDureWork(NamedTuple):
@@ -52,23 +52,24 @@ def local_training(problem: Problem) -> Phase:
         labelled_loss = cross_entropy(of_labelled.logits, known.labels, known.mask)
         p = jax.lax.stop_gradient(jax.nn.softmax(of_weak.logits))
         confident = jnp.max(p, axis=-1) >= options.threshold
-        own_labels = -jnp.sum(p * jax.nn.log_softmax(of_strong.logits), axis=-1)
+        each = -jnp.sum(p * jax.nn.log_softmax(of_strong.logits), axis=-1)
         number = jnp.maximum(jnp.sum(batch.mask), 1)
-        own_loss = jnp.sum(jnp.where(batch.mask & confident, own_labels, 0.0)) / number
+        loss_on_own_labels = jnp.sum(jnp.where(batch.mask & confident, each, 0.0)) / number
 
-        pair, effect = taught(problem, model, at, (labelled, known), (weak, batch), p)
-        towards = jnp.argmax(jax.lax.stop_gradient(of_strong.logits), axis=-1)
-        effect_loss = effect * cross_entropy(of_strong.logits, towards, batch.mask)
+        losses = local_losses(problem, model, (labelled, known), (weak, batch), p)
+        pair, effect = step_of_both(problem, at, losses, p, batch.mask)
+        y_tilde = jnp.argmax(jax.lax.stop_gradient(of_strong.logits), axis=-1)
+        effect_loss = effect * cross_entropy(of_strong.logits, y_tilde, batch.mask)
 
         step = at.step - options.tuning_steps  # counted from the first one of all three
-        rise = options.unlabelled_weight * jnp.minimum(1.0, (step + 1) / options.unlabelled_rise)
-        further = rise * own_loss + (effect_loss if options.coarse else 0.0)
-        together = step >= 0
-        value = labelled_loss + jnp.where(together, further, 0.0)
-        metrics = {"labelled_loss": labelled_loss, "unlabelled_loss": jnp.where(together, own_loss, 0.0)}
-        metrics["learning_effect"] = jnp.where(together, effect, 0.0)
-        counts = jnp.any(known.mask) | (together & jnp.any(batch.mask))
-        return Loss(value, after.batch_stats, metrics, aux=where(together, pair, at.own[PAIR]), counts=counts)
+        lambda_ = options.unlabelled_weight * jnp.minimum(1.0, (step + 1) / options.unlabelled_rise)
+        further = lambda_ * loss_on_own_labels + (effect_loss if options.coarse else 0.0)
+        all_three = step >= 0
+        value = labelled_loss + jnp.where(all_three, further, 0.0)
+        metrics = {"labelled_loss": labelled_loss, "unlabelled_loss": jnp.where(all_three, loss_on_own_labels, 0.0)}
+        metrics["learning_effect"] = jnp.where(all_three, effect, 0.0)
+        counts = jnp.any(known.mask) | (all_three & jnp.any(batch.mask))
+        return Loss(value, after.batch_stats, metrics, aux=where(all_three, pair, at.own[PAIR]), counts=counts)
 
     hooks = Hooks(remember=lambda own, model, aux, step: {PAIR: aux}, adapt=rising(problem))
     phase = local_sgd(problem, prepare, loss, batch_size=options.unlabelled_batch, hooks=hooks)

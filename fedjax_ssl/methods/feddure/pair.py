@@ -37,22 +37,52 @@ def risen(steps: int, wait: int = 0):
     return lambda i: jnp.where(i < wait, 0.0, jnp.minimum(1.0, i / steps)) if steps else jnp.float32(1)
 
 
-def taught(
-    problem: Problem,
-    model: Model,
-    at: At,
-    labelled: tuple[Images, Batch],
-    unlabelled: tuple[Images, Batch],
-    p: jax.Array,
+class Losses(NamedTuple):
+    """The local model's losses on a step's images, as functions of its parameters; in training mode."""
+
+    labelled: Callable[[Any], jax.Array]  # L_s, float32 []
+    unlabelled: Callable[[Any], jax.Array]  # l_i towards C-reg's labels, float32 [B]; 0 for padding
+
+
+def local_losses(
+    problem: Problem, model: Model, labelled: tuple[Images, Batch], unlabelled: tuple[Images, Batch], p: jax.Array
+) -> Losses:
+    """The local model's losses.
+
+    Args:
+        problem: the run.
+        model: C-reg; only what the local model lacks is read.
+        labelled, unlabelled: weak views, and their batch.
+        p: float32 [B, C], C-reg's probabilities of the unlabelled images, which give their labels; no gradient.
+    """
+
+    def each(params, views: Images, labels: jax.Array, mask: jax.Array) -> jax.Array:
+        (outputs,), _ = problem.network.train(model.with_parts(**params), (views,), mask)
+        losses = optax.softmax_cross_entropy_with_integer_labels(outputs.logits, jnp.where(mask, labels, 0))
+        return jnp.where(mask, losses, 0.0)
+
+    def of_labelled(params) -> jax.Array:
+        views, known = labelled
+        return jnp.sum(each(params, views, known.labels, known.mask)) / jnp.maximum(jnp.sum(known.mask), 1)
+
+    def of_unlabelled(params) -> jax.Array:
+        views, batch = unlabelled
+        return each(params, views, jnp.argmax(p, axis=-1), batch.mask)
+
+    return Losses(of_labelled, of_unlabelled)
+
+
+def step_of_both(
+    problem: Problem, at: At, losses: Losses, p: jax.Array, mask: jax.Array
 ) -> tuple[Pair, jax.Array]:
     """Takes a step of F-reg, then a step of the local model with F-reg's weights.
 
     Args:
         problem: the run.
-        model: C-reg; only what the local model lacks is read.
-        at: the loss's context.
-        labelled, unlabelled: weak views, and their batch.
-        p: float32 [B, C], C-reg's probabilities of the unlabelled images, which give their labels; no gradient.
+        at: the context of C-reg's loss.
+        losses: the local model's.
+        p: float32 [B, C], C-reg's probabilities of the unlabelled images; no gradient.
+        mask: bool [B], the unlabelled images that are present.
 
     Returns:
         The pair after the step; and d, float32 [], the change of the local model's labelled loss.
@@ -60,44 +90,36 @@ def taught(
     options, pair, rate = problem.config.feddure, at.own[PAIR], at.received.learning_rate
     of_local, of_regulator = optimizers(problem, rate)
 
-    def each(params, views: Images, labels: jax.Array, mask: jax.Array) -> jax.Array:
-        """l_i in training mode, float32 [B]; 0 for padding."""
-        (outputs,), _ = problem.network.train(model.with_parts(**params), (views,), mask)
-        losses = optax.softmax_cross_entropy_with_integer_labels(outputs.logits, jnp.where(mask, labels, 0))
-        return jnp.where(mask, losses, 0.0)
-
-    def labelled_loss(params) -> jax.Array:
-        views, known = labelled
-        return jnp.sum(each(params, views, known.labels, known.mask)) / jnp.maximum(jnp.sum(known.mask), 1)
-
-    views, batch = unlabelled
-
-    def taught_losses(params) -> jax.Array:
-        return each(params, views, jnp.argmax(p, axis=-1), batch.mask)
-
     def shares_of(regulator) -> jax.Array:
         """m_i / sum_j m_j, float32 [B]."""
-        weights = weights_of(regulator, p) if options.fine else jnp.ones(batch.mask.shape)
-        weights = jnp.where(batch.mask, weights, 0.0)
+        weights = weights_of(regulator, p) if options.fine else jnp.ones(mask.shape)
+        weights = jnp.where(mask, weights, 0.0)
         return weights / jnp.maximum(jnp.sum(weights), 1e-12)
 
     def slope(shares: jax.Array):
-        return jax.grad(lambda params: jnp.sum(shares * taught_losses(params)))(pair.params)
+        """The gradient of L_u at the local model."""
+        return jax.grad(lambda params: jnp.sum(shares * losses.unlabelled(params)))(pair.params)
 
-    regulator, regulator_state = pair.regulator, pair.regulator_state
-    if options.fine:
-        ahead = jax.tree.map(lambda leaf, g: leaf - rate * g, pair.params, slope(shares_of(regulator)))
+    def fine_regulator_step():
+        ahead = jax.tree.map(lambda leaf, g: leaf - rate * g, pair.params, slope(shares_of(pair.regulator)))
         # Derivative of the loss at `ahead` by an image's share: -rate <image's gradient, labelled gradient at `ahead`>.
-        gains = -rate * slopes_along(taught_losses, pair.params, jax.grad(labelled_loss)(ahead))
-        of_shares = jax.grad(lambda regulator: jnp.sum(gains * shares_of(regulator)))(regulator)
-        updates, regulator_state = of_regulator.update(of_shares, regulator_state, regulator)
-        regulator = optax.apply_updates(regulator, updates)
-    updates, opt_state = of_local.update(slope(shares_of(regulator)), pair.opt_state, pair.params)
-    params = optax.apply_updates(pair.params, updates)
-    effect = labelled_loss(params) - labelled_loss(pair.params)
-    if options.effect == "before_less_after":
-        effect = -effect
-    return jax.lax.stop_gradient((Pair(params, opt_state, regulator, regulator_state), effect))
+        gains = -rate * slopes_along(losses.unlabelled, pair.params, jax.grad(losses.labelled)(ahead))
+        of_shares = jax.grad(lambda regulator: jnp.sum(gains * shares_of(regulator)))(pair.regulator)
+        updates, state = of_regulator.update(of_shares, pair.regulator_state, pair.regulator)
+        return optax.apply_updates(pair.regulator, updates), state
+
+    def local_step(regulator):
+        updates, state = of_local.update(slope(shares_of(regulator)), pair.opt_state, pair.params)
+        return optax.apply_updates(pair.params, updates), state
+
+    def learning_effect(params) -> jax.Array:
+        effect = losses.labelled(params) - losses.labelled(pair.params)
+        return -effect if options.effect == "before_less_after" else effect
+
+    regulator, regulator_state = fine_regulator_step() if options.fine else (pair.regulator, pair.regulator_state)
+    params, opt_state = local_step(regulator)
+    after = Pair(params, opt_state, regulator, regulator_state)
+    return jax.lax.stop_gradient((after, learning_effect(params)))
 
 
 def slopes_along(function: Callable[[Any], jax.Array], params: Any, direction: Any) -> jax.Array:

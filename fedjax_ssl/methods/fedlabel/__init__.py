@@ -57,7 +57,7 @@ from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, mean_square_distances
 from fedjax_ssl.learning.sgd import Model, never_cleared
 from fedjax_ssl.learning.trees import select
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
 from fedjax_ssl.methods.fedlabel.client import (
     CONFIDENCES,
     EXPERTS,
@@ -299,7 +299,12 @@ def view(problem: Problem, augment: Augmentation, data: FederatedData, rows: jax
 
 
 def advice(config) -> str:
-    """Warns that the sum may overshoot: at ten times the paper's rate or more, if the server's step is not smaller."""
+    """Warns of rounds on labels alone; else that the sum may overshoot.
+
+    That is at ten times the paper's rate or more, if the server's step is not smaller.
+    """
+    if warning := labels_alone(config, "fedlabel.unlabelled_from"):
+        return warning
     rate = config.client.learning_rate / (1 - config.client.momentum)
     server = {"fedavg": 1.0, "fedavgm": config.aggregation.learning_rate / (1 - config.aggregation.momentum)}
     times = server.get(config.aggregation.optimizer, 0.0)  # the steps of other optimizers do not grow with the changes

@@ -51,10 +51,10 @@ from fedjax_ssl.methods.fedmatch.phases import (
 )
 from fedjax_ssl.methods.fedmatch.server import (
     ENTRIES,
-    changed_entries,
     embed_models,
+    entries_of_helpers,
+    entries_sent,
     nearest_clients,
-    new_entries,
     no_vectors,
     sparse_wire_bytes,
     with_uploads,
@@ -186,16 +186,16 @@ def fedmatch(problem: Problem) -> Method:
         state = State(jnp.int32(0), model, server, own, {UPLOADS: records})
         rate = jnp.float32(config.server.pretrain_learning_rate)
         memory = CLASSIFICATION if config.server.pretrain_persistent else None
-        return together(train_sigma(state, data, train_key, rate, config.server.pretrain_epochs, memory)[0])
+        return with_sum(train_sigma(state, data, train_key, rate, config.server.pretrain_epochs, memory)[0])
 
     # --- The model in two parts, and what is tested. -----------------------------------------------------------------
 
-    def apart(state: State) -> State:
-        """The state with sigma and psi as its model."""
+    def with_parts(state: State) -> State:
+        """The state whose model is sigma and psi, apart."""
         return state._replace(model=Model(state.server[PARTS], state.model.batch_stats))
 
-    def together(state: State) -> State:
-        """The state with the model theta = sigma + psi, in which the smallest entries of psi are 0."""
+    def with_sum(state: State) -> State:
+        """The state whose model is theta = sigma + psi, in which the smallest entries of psi are 0."""
         parts = state.model.params
         tested = merged(state.model._replace(params=sparse.cut_parts(parts, smallest)))
         return state._replace(model=tested, server={**state.server, PARTS: parts})
@@ -216,11 +216,11 @@ def fedmatch(problem: Problem) -> Method:
     def server_before(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         plateau, rate = state.server[PLATEAU], learning_rate_at(config, config.server.learning_rate, state.round)
         state, metrics = train_sigma(
-            apart(state), data, key, rate * plateau.factor, config.server.epochs, CLASSIFICATION
+            with_parts(state), data, key, rate * plateau.factor, config.server.epochs, CLASSIFICATION
         )
         if metrics and options.patience:
             plateau = after_epoch(plateau, metrics["server_loss"], options.patience)
-        return together(state._replace(server={**state.server, PLATEAU: plateau})), metrics
+        return with_sum(state._replace(server={**state.server, PLATEAU: plateau})), metrics
 
     # --- Messages to clients: sigma and psi to all; in every tenth round also the helpers' psi to each client. -------
 
@@ -234,24 +234,15 @@ def fedmatch(problem: Problem) -> Method:
 
     def personal(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> dict[str, Any]:
         """The helpers' psi, whether each is present, and the number of parameter entries sent to each client."""
-        parts = state.server[PARTS]
         held = read_records(state, data, clients)[UPLOADS]  # what a client has: its last upload
-        entries = jnp.full(len(clients), sparse.num_entries(parts))
-        if options.sparse_down:
-            changed = changed_entries(parts, held, options.least_change, smallest)
-            entries = jnp.where(state.server[VECTORS].seen[clients], changed, entries)
+        seen = state.server[VECTORS].seen[clients]
+        entries = entries_sent(options, state.server[PARTS], held, seen)
         if not num_helpers:
             return {ENTRIES: entries}
         near = recalls(state, clients)
         present = near >= 0
-
-        def gathered():
-            """The helpers' psi, leaves [M, H, ...], and the number of entries sent for each, [M, H]."""
-            helpers = read_records(state, data, near)[UPLOADS][PSI]
-            return helpers, new_entries(helpers, held[PSI], options.least_change, options.smallest)
-
-        helpers, each = zeros_unless(helpers_travel(state), gathered)
-        entries += jnp.sum(jnp.where(present, each, 0.0), axis=1)
+        helpers = zeros_unless(helpers_travel(state), lambda: read_records(state, data, near)[UPLOADS][PSI])
+        entries += entries_of_helpers(options, helpers, present, held[PSI])
         return {ENTRIES: entries, "helpers": helpers, "present": present}
 
     # --- Clients: in each step sigma by L_s, if they have labels, then psi by L_u; a sparse upload. ------------------
@@ -259,9 +250,9 @@ def fedmatch(problem: Problem) -> Method:
     local_training = disjoint_phase(
         problem,
         clients_train,
+        labelled_loss(problem),
         unlabelled_loss(problem, confidence),
         confidence=confidence,
-        labelled_weight=options.labelled_weight,
         largest=options.unlabelled_batch,
         shuffle=options.shuffle,
         patience=options.patience,
@@ -270,19 +261,19 @@ def fedmatch(problem: Problem) -> Method:
     # --- Uploads: the uniform mean of the parts that clients train; the server keeps each client's psi and vector. ---
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
-        state = apart(state)
+        state = with_parts(state)
         after, metrics = aggregation.aggregate(state, data, received, key)
         models = jax.vmap(lambda model: completed(state.model, model))(received.uploads.model)
         outputs = embed_models(network, merged(models), data.inputs.shape[1:])
         vectors = with_uploads(state.server[VECTORS], received, outputs)
         uploads = select(models.params, tuple(state.records[UPLOADS]))
         after = write_records(after, data, received, {UPLOADS: uploads})
-        return together(after._replace(server={**after.server, VECTORS: vectors})), metrics
+        return with_sum(after._replace(server={**after.server, VECTORS: vectors})), metrics
 
     return Method(
         init=init,
         server_before=server_before,
-        broadcast=lambda state, data, key: global_model(problem, apart(state), extra=helpers_travel(state)),
+        broadcast=lambda state, data, key: global_model(problem, with_parts(state), extra=helpers_travel(state)),
         personal=personal,
         recalls=recalls if num_helpers else None,
         phases=(sparse_upload(local_training, options.least_change, smallest),),
@@ -290,6 +281,21 @@ def fedmatch(problem: Problem) -> Method:
         statistics=make_statistics(network, config.model),
         wire_bytes=sparse_wire_bytes(options.index_bytes),
     )
+
+
+def labelled_loss(problem: Problem) -> LossFunction:
+    """L_s = lambda_s l(f(alpha(x); sigma + psi), y), which trains sigma."""
+
+    def loss(model: Model, batch: Batch, at: At) -> Loss:
+        images = problem.weak(at.key, batch.inputs)
+
+        (outputs,), batch_stats = problem.network.train(merged(model), (images,), batch.mask)
+        value = cross_entropy(outputs.logits, batch.labels, batch.mask)
+        weighted = problem.config.fedmatch.labelled_weight * value
+        # Without labels there is no step: momentum and weight decay would still move sigma.
+        return Loss(weighted, batch_stats, {"labelled_loss": value}, counts=jnp.any(batch.mask))
+
+    return loss
 
 
 def unlabelled_loss(problem: Problem, confidence: Confidence) -> LossFunction:

@@ -13,7 +13,7 @@ from fedjax_ssl.client.labels import states_and_report
 from fedjax_ssl.client.local_sgd import Loss, local_sgd, own_optimizers
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Jobs, Phase, Previous, Problem
-from fedjax_ssl.learning.losses import cross_entropy, kl_divergence
+from fedjax_ssl.learning.losses import kl_divergence
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import zeros_unless
 from fedjax_ssl.methods.fedmatch.paired_batches import cut, labelled_batch, largest_batch, pair_decks
@@ -52,31 +52,31 @@ def own_memory(
 def disjoint_phase(
     problem: Problem,
     parts: tuple[str, ...],
+    labelled_loss: LossFunction,
     unlabelled_loss: LossFunction,
     *,
     confidence: Confidence,
-    labelled_weight: float,
     largest: int,
     shuffle: bool,
     patience: int,
 ) -> Phase:
-    """A phase of `client.epochs`. In each step L_s trains sigma, then `unlabelled_loss` trains psi.
+    """A phase of `client.epochs`. In each step `labelled_loss` trains sigma, then `unlabelled_loss` trains psi.
 
     Args:
         problem: the run's.
         parts: SIGMA and PSI; or only PSI if no client has labels.
-        unlabelled_loss: the loss of a model in two parts on an unlabelled batch; one of its metrics is `client_loss`.
+        labelled_loss: the loss of a model in two parts on a labelled batch; one of its metrics is `labelled_loss`.
+        unlabelled_loss: that on an unlabelled batch; one of its metrics is `client_loss`.
         confidence: which pseudo-labels count.
-        labelled_weight: lambda_s of L_s = lambda_s l(f(alpha(x); sigma + psi), y).
         largest: largest unlabelled batch at clients with labels; 0: as large as any client's can be.
         shuffle: False: batches have the same order in each round.
-        patience: see `with_plateau`, which watches a client's L_s, or the unlabelled loss if it has no labels. 0:
+        patience: see `with_plateau`, which watches a client's labelled loss, or the other one if it has no labels. 0:
             learning rates are constant.
 
     Returns:
         The Phase; its memory is `own_memory`'s.
     """
-    network, config, with_labels = problem.network, problem.config.client, SIGMA in parts
+    config, with_labels = problem.config.client, SIGMA in parts
 
     def room_of(data: FederatedData) -> int:
         """The length of an unlabelled batch's arrays; it depends on shapes only."""
@@ -95,14 +95,12 @@ def disjoint_phase(
             num_steps, FedMatchWork(*paired, made.confidence, made.prior, cohort.personal), made.report, made.own
         )
 
-    def of_sigma(model: Model, batch: Batch, at: At) -> Loss:
-        known = labelled_batch(at.work.labelled, at.step, config.batch_size).read(at.data)
-        (outputs,), batch_stats = network.train(merged(model), (problem.weak(at.key, known.inputs),), known.mask)
-        value = cross_entropy(outputs.logits, known.labels, known.mask)
-        # Without labels there is no step: momentum and weight decay would still move sigma.
-        return Loss(labelled_weight * value, batch_stats, {"labelled_loss": value}, counts=jnp.any(known.mask))
+    # Both read batches of their own, not the phase's.
+    def labelled_step(model: Model, batch: Batch, at: At) -> Loss:
+        labelled = labelled_batch(at.work.labelled, at.step, config.batch_size)
+        return labelled_loss(model, labelled.read(at.data), at)
 
-    def of_psi(model: Model, batch: Batch, at: At) -> Loss:
+    def unlabelled_step(model: Model, batch: Batch, at: At) -> Loss:
         unlabelled = cut(at.work.deck, at.step, at.work.batches, at.work.size, room_of(at.data))
         return unlabelled_loss(model, unlabelled.read(at.data), at)
 
@@ -111,10 +109,10 @@ def disjoint_phase(
             return of_visit["client_loss"]
         return jnp.where(work.labelled.size > 0, of_visit["labelled_loss"], of_visit["client_loss"])
 
-    turns = [local_sgd(problem, prepare, of_psi, (PSI,))]
+    phases = [local_sgd(problem, prepare, unlabelled_step, (PSI,))]
     if with_labels:
-        turns = [local_sgd(problem, prepare, of_sigma, (SIGMA,), hooks=Hooks(memory=SIGMA_OPTIMIZER)), *turns]
-    phase = in_turn(*turns)
+        phases = [local_sgd(problem, prepare, labelled_step, (SIGMA,), hooks=Hooks(memory=SIGMA_OPTIMIZER)), *phases]
+    phase = in_turn(*phases)
     return with_plateau(phase, watched, patience) if patience else phase
 
 

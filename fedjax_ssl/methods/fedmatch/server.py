@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from fedjax_ssl.engine.interface import Received, WireBytes
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.learning.trees import tree_bytes, zeros_unless
 from fedjax_ssl.methods.fedmatch import sparse
+from fedjax_ssl.methods.fedmatch.phases import PSI
 from fedjax_ssl.models.network import Network
 
 MEAN, DEVIATION = 125.0, 125.0  # of the noise, in pixel values from 0 to 255
@@ -70,41 +72,49 @@ ENTRIES = "entries"  # float32 [], in messages to single clients and in metadata
 VALUE_BYTES = 4  # of an entry
 
 
-def changed_entries(new: Any, held: Any, least_change: float, smallest: Mapping[str, float]) -> jax.Array:
-    """The number of entries that are sent to clients with an older version.
+def entries_sent(options: ConfigDict, parts: Mapping[str, Any], held: Any, seen: jax.Array) -> jax.Array:
+    """The number of entries of sigma and psi that are sent to each client: all to one that never uploaded.
 
     Args:
-        new: parameters by part, leaves [...].
+        options: `config.fedmatch`; with `sparse_down` an entry is sent if it differs from the client's last upload.
+        parts: sigma and psi, leaves [...].
         held: what each client has, leaves [M, ...].
-        least_change: entries that differ by no more than this are not sent.
-        smallest: by part, entries up to this magnitude count as 0.
+        seen: bool [M], whether a client has uploaded.
 
     Returns:
         float32 [M].
     """
-    new = sparse.cut_parts(new, smallest)
-    count = lambda old: sparse.count(sparse.differs(new, sparse.cut_parts(old, smallest), least_change))  # noqa: E731
-    return jax.vmap(count)(held)
+    if not options.sparse_down:
+        return jnp.full(len(seen), sparse.num_entries(parts))
+    smallest = {PSI: options.smallest}
+    new = sparse.cut_parts(parts, smallest)
+
+    def changed(old):
+        return sparse.count(sparse.differs(new, sparse.cut_parts(old, smallest), options.least_change))
+
+    return jnp.where(seen, jax.vmap(changed)(held), sparse.num_entries(parts))
 
 
-def new_entries(sent: Any, held: Any, least_change: float, smallest: float) -> jax.Array:
-    """The number of entries of helpers' parameters that are sent: entries that are not 0 and that the client lacks.
+def entries_of_helpers(options: ConfigDict, helpers: Any, present: jax.Array, held: Any) -> jax.Array:
+    """The number of entries of helpers' psi that are sent to each client: those that are not 0 and that it lacks.
 
     Args:
-        sent: the helpers' parameters, leaves [M, H, ...].
-        held: the clients' own, leaves [M, ...].
-        least_change, smallest: as in `changed_entries`.
+        options: `config.fedmatch`.
+        helpers: their psi, leaves [M, H, ...].
+        present: bool [M, H], the helpers that are sent.
+        held: the clients' own psi, leaves [M, ...].
 
     Returns:
-        float32 [M, H].
+        float32 [M].
     """
 
-    def count(of_other, own):
-        of_other, own = sparse.cut(of_other, smallest), sparse.cut(own, smallest)
+    def lacking(of_other, own):
+        of_other, own = sparse.cut(of_other, options.smallest), sparse.cut(own, options.smallest)
         own = jax.tree.map(lambda theirs, mine: jnp.where(theirs != 0, mine, 0.0), of_other, own)
-        return sparse.count(sparse.differs(of_other, own, least_change))
+        return sparse.count(sparse.differs(of_other, own, options.least_change))
 
-    return jax.vmap(jax.vmap(count, (0, None)))(sent, held)
+    each = zeros_unless(jnp.any(present), lambda: jax.vmap(jax.vmap(lacking, (0, None)))(helpers, held))
+    return jnp.sum(jnp.where(present, each, 0.0), axis=1)
 
 
 def sparse_wire_bytes(index_bytes: int) -> WireBytes:

@@ -63,7 +63,7 @@ from fedjax_ssl.fields import Section, real, whole, word
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import repeated, where_rows, zeros_unless
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
 from fedjax_ssl.methods.fedtrinet.client import accept, freezing, head_part, no_labels, splice, vote
 from fedjax_ssl.methods.fedtrinet.server import mean_confidence
 from fedjax_ssl.methods.frames import alternating
@@ -133,7 +133,7 @@ class FedTriNetWork(NamedTuple):
     accepted: Deck  # only the accepted ones
     labels: jax.Array  # int32 [n_max], visible and accepted labels
     apart: jax.Array  # bool [], whether each step also has a batch of accepted images
-    start: Model  # the model to start from
+    start: Model  # the model to start from, w_s
 
 
 def fedtrinet(problem: Problem) -> Method:
@@ -223,18 +223,20 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
     options, config, network = problem.config.fedtrinet, problem.config.client, problem.network
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        examples, old = Examples.of(data, cohort), cohort.own[ACCEPTED]
-        voting, players = received.extra.round >= 0, ()
+        examples, old, w = Examples.of(data, cohort), cohort.own[ACCEPTED], received.model
+        voting = received.extra.round >= 0
         if options.players == "one":
-            start = repeated(received.model, len(old.rounds))
+            w_s, players = repeated(w, len(old.rounds)), ()
         else:
             # A client without labels to tune on takes the spliced network as it is.
-            spliced = jax.vmap(lambda model: splice(head, received.model, model))(cohort.own[LOCAL])
-            start = where_rows(previous.took_part | ~voting, trained_models(received, previous), spliced)
-            players = start, cohort.own[LOCAL]
+            w_m = cohort.own[LOCAL]
+            spliced = jax.vmap(lambda local: splice(head, w, local))(w_m)
+            w_s = where_rows(previous.took_part | ~voting, trained_models(received, previous), spliced)
+            players = w_s, w_m
 
-        votes = zeros_unless(voting, lambda: vote(problem, received.model, players, data.inputs, examples))
+        votes = zeros_unless(voting, lambda: vote(problem, w, players, data.inputs, examples))
         accepted, chosen = accept(old, votes, received.extra.threshold, examples.unlabelled, options.min_new_labels)
+
         has_one = accepted.labels >= 0
         keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
         work = FedTriNetWork(
@@ -242,7 +244,7 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
             accepted=Deck.shuffled(examples, has_one, keys, config.epochs),
             labels=jnp.where(examples.labelled, examples.labels, accepted.labels),
             apart=accepted.rounds > 0,
-            start=start,
+            start=w_s,
         )
         labels = jnp.where(has_one, accepted.labels, jnp.where(voting, chosen, -1))
         report = Report(labels, examples.labelled | has_one)
@@ -282,6 +284,7 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     confidence=("debias",),
+    advice=lambda config: labels_alone(config, "fedtrinet.warm_up_rounds"),
     tiny={
         "fedtrinet.warm_up_rounds": 0,
         "fedtrinet.factor": 1.5,

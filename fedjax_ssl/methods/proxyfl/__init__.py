@@ -87,7 +87,8 @@ def defaults() -> Section:
 def proxyfl(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.proxyfl
-    confidence = make_confidence(problem, options.threshold)
+    # Almost every image has a weight above 0 by a soft rule, so ICPL would treat all as confident.
+    confidence = make_confidence(problem, options.threshold, hard=options.contrastive)
     parts = (*CLASSIFIER, FEATURES, PROXIES) if options.contrastive else CLASSIFIER
 
     check_both_label(problem, "proxyfl")

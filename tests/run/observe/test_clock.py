@@ -132,6 +132,14 @@ def test_a_run_of_days_is_told_once_by_the_later_rounds():
     assert "at 100 s" in line
 
 
+@pytest.mark.parametrize("field", ["fedtrinet.warm_up_rounds", "cbafed.warm_up_rounds", "fedlabel.unlabelled_from"])
+def test_a_run_that_ends_before_the_unlabelled_images_is_told_first(field):
+    run = {"method": field.split(".")[0], "client.learning_rate": 0.003, "client.momentum": 0.0, "num_rounds": 40}
+    assert advice([], **run, **{field: 39}) == []
+    (line,) = advice([], **run, **{field: 40})
+    assert re.match(f"warning: all 40 rounds train on labels alone, since {field} is 40; lower it", line)
+
+
 @pytest.mark.parametrize(("fields", "warns"), [
     ({}, True),  # 0.03 with a momentum of 0.9
     ({"fedlabel.upload": "two_models"}, False),
