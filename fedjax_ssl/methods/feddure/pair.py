@@ -72,9 +72,7 @@ def local_losses(
     return Losses(of_labelled, of_unlabelled)
 
 
-def step_of_both(
-    problem: Problem, at: At, losses: Losses, p: jax.Array, mask: jax.Array
-) -> tuple[Pair, jax.Array]:
+def step_of_both(problem: Problem, at: At, losses: Losses, p: jax.Array, mask: jax.Array) -> tuple[Pair, jax.Array]:
     """Takes a step of F-reg, then a step of the local model with F-reg's weights.
 
     Args:
