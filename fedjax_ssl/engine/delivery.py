@@ -34,24 +34,21 @@ class Late(NamedTuple):
     waiting: jax.Array  # bool [M], the rows that hold an upload
 
 
-def present_jobs(options: Any, selection: Selection, num_clients: int, key: jax.Array) -> jax.Array:
-    """The jobs of a selection that are run: bool [M].
+def present_jobs(options: Any, selection: Selection, key: jax.Array) -> jax.Array | None:
+    """The jobs of a selection that are run: bool [M]; None: all.
 
     Args:
         options: the configuration.
-        selection: the round's selection; its absent rows stay absent, as do rows of no client.
-        num_clients: K.
+        selection: the round's selection; its absent rows stay absent.
         key: the round's PRNG key for the clients.
     """
-    never, present = options.availability.never, (selection.clients >= 0) & (selection.clients < num_clients)
-    if selection.present is not None:
-        present &= selection.present
+    never = options.availability.never
     if not never:
-        return present
+        return selection.present
     answers = jax.vmap(lambda own: jax.random.bernoulli(own, 1 - never))(
         _keys(selection.clients, selection.group, key, _ABSENT)
     )
-    return answers & present
+    return answers if selection.present is None else answers & selection.present
 
 
 def has_memory(options: Any) -> bool:

@@ -77,7 +77,7 @@ class State(NamedTuple):
 class Selection(NamedTuple):
     """The jobs of a round, one in each row; a client may have several jobs."""
 
-    clients: jax.Array  # int32 [M], client ids; a row with a number that is no id, such as -1, has no job
+    clients: jax.Array  # int32 [M], client ids from 0 to K - 1, not checked; `present` marks rows without a job
     # int32 [M], the group of each row. None: the number of the row's turn if there are several turns, else no groups.
     group: jax.Array | None = None
     # A Python int that divides M: the number of cohorts of equal size, which train one after the other from the same

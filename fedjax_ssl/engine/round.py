@@ -141,7 +141,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         with jax.named_scope("server"):
             state, after = method.server_after(state, data, keys.server_after)
         with jax.named_scope("statistics"):
-            asked = data if not method.phases else _of_those_who_answer(data, result)
+            asked = data if not method.phases else _of_those_who_answer(config, data, sent.selection, result)
             state = method.statistics(state, asked, sent.selection.clients, keys.statistics)
         state = state._replace(round=state.round + 1)
 
@@ -259,15 +259,15 @@ def _sizes(data: FederatedData, result: CohortResult) -> jax.Array:
     return jnp.where(result.present, data.client_size[result.clients], 0)
 
 
-def _of_those_who_answer(data: FederatedData, result: CohortResult) -> FederatedData:
+def _of_those_who_answer(config: Any, data: FederatedData, selection: Selection, result: CohortResult) -> FederatedData:
     """The data without the images of clients that do not answer in this round, for the exchange of statistics.
 
     A client with several jobs answers if at least one of them is run.
     """
-    nobody = jnp.zeros(len(data.client_size), bool)
-    # A number that is no id is clipped as where sizes are read.
-    answers = nobody.at[result.clients].max(result.present, mode="clip")
-    drawn = nobody.at[result.clients].set(True, mode="clip")
+    if not config.availability.never and selection.present is None:
+        return data
+    answers = jnp.zeros(len(data.client_size), bool).at[result.clients].max(result.present)
+    drawn = jnp.zeros(len(data.client_size), bool).at[result.clients].set(True)
     return data._replace(client_size=jnp.where(drawn & ~answers, 0, data.client_size))
 
 

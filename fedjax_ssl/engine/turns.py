@@ -63,7 +63,7 @@ def train_clients(
             memory = _write_back(data, memory, result.memory_of_steps, result, accepted)
         return memory, (result._replace(memory_of_labels={}, memory_of_steps={}), accepted)
 
-    present = present_jobs(options, selection, len(data.client_size), key)
+    present = present_jobs(options, selection, key)
     if selection.turns == 1:
         everyone = selection.clients, selection.group, sent.personal, present
         memory, (result, accepted) = take_turn(state.clients, everyone)

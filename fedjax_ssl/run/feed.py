@@ -35,11 +35,7 @@ def cohort_of(problem: Problem, method: Method, data: FederatedData) -> Callable
         keys = round_keys(data.seed, number)
         return select(State(number, Model({}, ()), {}, {}), data, keys.select).clients
 
-    def cohort(number: int) -> np.ndarray:
-        clients = np.unique(np.asarray(drawn(jnp.int32(number), data)))
-        return clients[(clients >= 0) & (clients < len(data.client_size))]
-
-    return cohort
+    return lambda number: np.unique(np.asarray(drawn(jnp.int32(number), data)))
 
 
 class Feed(Protocol):

@@ -73,7 +73,7 @@ def test_who_is_late_has_nothing_to_do_with_who_answers():
     """Seven in ten answer, and of those one in five is late, whoever they are: within four standard deviations."""
     fields = {"availability.never": 0.3, "availability.late": 0.2, "availability.late_weight": 0.0}
     options, key, clients = problem(4, **fields).config, jax.random.key(0), jnp.arange(2000)
-    answers = present_jobs(options, Selection(clients), 2000, key)
+    answers = present_jobs(options, Selection(clients), key)
     received = Received((), answers, clients, None, clients, clients)
     metrics = delivered(options, received, clients, 2000, None, {}, key)[2]
     shares = np.mean(answers), metrics["late_uploads"] / np.sum(answers)
@@ -247,8 +247,10 @@ def test_who_does_not_answer_is_not_asked_for_statistics():
 
 
 def test_who_answers_in_one_of_its_jobs_is_asked_for_statistics():
+    options = problem(4, **{"availability.never": 0.5}).config
     clients, present = jnp.array([4, 4, 2, 2, 0]), jnp.array([True, False, False, True, False])
-    asked = _of_those_who_answer(federation(), types.SimpleNamespace(clients=clients, present=present))
+    result = types.SimpleNamespace(clients=clients, present=present)
+    asked = _of_those_who_answer(options, federation(), Selection(clients), result)
     np.testing.assert_array_equal(asked.client_size, np.where(np.arange(5) == 0, 0, SIZES))
 
 

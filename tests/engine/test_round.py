@@ -19,7 +19,7 @@ from fedjax_ssl.engine.interface import (
     no_op,
     write_records,
 )
-from fedjax_ssl.engine.round import RoundKeys, _means, _of_those_who_answer, init_key, make_round, uniform
+from fedjax_ssl.engine.round import RoundKeys, _means, init_key, make_round, uniform
 from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
@@ -85,16 +85,6 @@ def test_what_a_client_remembers(round_fn):
     # The client that comes twice, 0, is in rows 1 and 4; row r adds 1 + r by labelling, and 10 + r in each step.
     np.testing.assert_array_equal(state.clients["labelled"], [0 + 5, 100 + 6, 200 + 3, 300 + 1, 400 + 4])
     np.testing.assert_array_equal(state.clients["trained"], [0 + 2 * 14, 100 + 15, 200, 300, 400 + 3 * 13])
-
-
-def test_a_number_that_is_no_id_is_a_row_without_a_job(round_fn):
-    """JAX would take the last client for it."""
-    state, result = run(round_fn, [3, 0, 2, -1, 5, 1], group=jnp.zeros(6, int))
-    np.testing.assert_array_equal(state.server["received"]["accepted"], [False, True, True, False, False, True])
-    assert (result.metrics["uploads"], result.metrics["local_steps"]) == (3, SIZES[[0, 2, 1]].sum())
-    assert state.clients["labelled"][4] == state.clients["trained"][4] == 400
-    nobody = types.SimpleNamespace(clients=jnp.array([5, 0]), present=jnp.array([False, True]))
-    np.testing.assert_array_equal(_of_those_who_answer(federation(), nobody).client_size, [*SIZES[:4], 0])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.client import STANDARD, own_teachers
-from fedjax_ssl.engine.interface import Received, State, Upload
+from fedjax_ssl.engine.interface import Received, Selection, State, Upload
 from fedjax_ssl.engine.round import _of_those_who_answer
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import METHODS
@@ -92,7 +92,9 @@ def test_a_round_draws_those_who_have_a_turn_and_nobody_else_is_present(data):
 def test_images_of_clients_without_a_turn_enter_no_statistics(data):
     """Those who are drawn to fill the cohort count as absent; clients that are not drawn stay as they are."""
     result = SimpleNamespace(clients=jnp.array([LABELLED, 1]), present=jnp.array([True, False]))
-    sizes = np.asarray(_of_those_who_answer(data, result).client_size)
+    selection = Selection(result.clients, present=result.present)
+    config = SimpleNamespace(availability=SimpleNamespace(never=0.0))
+    sizes = np.asarray(_of_those_who_answer(config, data, selection, result).client_size)
     expected = np.asarray(data.client_size).copy()
     assert LABELLED != 1 and expected[1] > 0
     expected[1] = 0
