@@ -9,6 +9,7 @@ import pathlib
 import sys
 import traceback
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,8 @@ CODE_FIELDS = ("method", "model.name", "confidence.kind")  # fields that may nam
 RUN_AS = "fedjax_ssl_own_"  # how the modules' names begin that `run_file` makes
 
 _FILES: dict[pathlib.Path, types.ModuleType] = {}  # imported files; one run uses one version of them
-_SOURCES: dict[str, tuple[Any, bytes]] = {}  # by file: the module's spec, which a reload replaces, and `source_of`
+# Module -> its spec, which a reload replaces, and the result of `source_of`.
+_SOURCES: weakref.WeakKeyDictionary[types.ModuleType, tuple[Any, bytes]] = weakref.WeakKeyDictionary()
 
 
 def is_own(name: str) -> bool:
@@ -113,7 +115,7 @@ def run_file(file: pathlib.Path) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     source = read_whole(file)
     sys.modules[name] = module  # dataclasses, and so Flax modules, look up annotations there
-    _SOURCES[str(file)] = spec, source
+    _SOURCES[module] = spec, source
     # These bytes, which the run's origin keeps. Python's own loader may run an older version from its cache instead.
     exec(compile(source, str(file), "exec", dont_inherit=True), vars(module))
     return module
@@ -125,10 +127,9 @@ def source_of(module: types.ModuleType) -> bytes:
     Raises:
         OSError: the file cannot be read.
     """
-    file, spec = module.__file__, getattr(module, "__spec__", None)
-    found = _SOURCES.get(file)
+    spec, found = getattr(module, "__spec__", None), _SOURCES.get(module)
     if found is None or found[0] is not spec:
-        found = _SOURCES[file] = spec, read_whole(pathlib.Path(file))
+        found = _SOURCES[module] = spec, read_whole(pathlib.Path(module.__file__))
     return found[1]
 
 

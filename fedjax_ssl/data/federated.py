@@ -19,7 +19,7 @@ class FederatedData(NamedTuple):
     """Everything that a method may see.
 
     It stays on the device for the whole run, or is a view of a round's clients (`here`), whose rows of `inputs` change
-    from round to round. So what a method remembers of each example belongs into its client's memory, [n_max] by the
+    from round to round. So what a method remembers of each example belongs in its client's memory, [n_max] by the
     example's position among the client's.
     """
 

@@ -183,8 +183,8 @@ def find_class_names(labels: Sequence[str], path: str, column: str) -> list[str]
         raise UserError(f"{path}: all labels are empty (data.label_column={column!r})")
     if len(names) == 1:
         raise UserError(f"{path}: the only label is {names[0]!r}; a classifier needs at least 2 classes")
-    fraction = next((name for name in names if _is_number(name) and not WHOLE.fullmatch(name)), None)
-    if fraction and len(names) > max(MOST_CATEGORIES, len(labels) // 10):
+    fraction = next((name for name in names if not WHOLE.fullmatch(name.removesuffix(".0"))), None)
+    if fraction and all(map(_is_number, names)) and len(names) > max(MOST_CATEGORIES, len(labels) // 10):
         raise UserError(
             f"{path}: column {column!r} has {len(names)} different numbers, such as {fraction!r}, in {len(labels)} "
             "rows; classes are texts or whole numbers: divide the numbers into ranges"

@@ -120,7 +120,7 @@ def named(name: str, entry: Entry) -> Entry:
         variants={variant: renamed(fields) for variant, fields in entry.variants.items()},
         heads_if=of_seen(entry.heads_if),
         companions=of_seen(entry.companions),
-        advice=lambda config: entry.advice(seen(config)),
+        advice=lambda config: entry.advice(seen(config)).replace(f"{known}.", f"{name}."),
         tiny=renamed(entry.tiny),
         reads=name,
     )

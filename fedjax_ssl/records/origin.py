@@ -244,12 +244,18 @@ def _loaded() -> dict[str, types.ModuleType]:
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed |= {str(entry.parent) for entry in _metadata_folders()}  # such as a user's or a cluster's packages
     folders = tuple(f"{path}{os.sep}" for path in {*installed, *map(os.path.realpath, installed)})
-    named = {getattr(module, "__file__", None): module for module in list(sys.modules.values())}
+    modules = sorted(sys.modules.values(), key=_is_run)  # of several modules of a file the one that was run
+    named = {getattr(module, "__file__", None): module for module in modules}
     paths = {path for path in named if path and os.path.isabs(path)}  # modules made at run time have other names
     # Resolving thousands of installed modules would take 0.1 s.
     others = {path for path in paths if path.endswith(".py") and (_in_library(path) or not path.startswith(folders))}
     found = {os.path.realpath(path): named[path] for path in sorted(others)}
     return {path: found[path] for path in sorted(found) if _in_library(path) or not path.startswith(folders)}
+
+
+def _is_run(module: Any) -> bool:
+    """Whether `run_file` made a module."""
+    return str(getattr(module, "__name__", "")).startswith(RUN_AS)
 
 
 def _in_library(path: str) -> bool:
@@ -262,7 +268,7 @@ def _own_files() -> dict[str, bytes]:
     is_checkout = str(PACKAGE / "__init__.py") in tracked  # else the library's version identifies its files
     for path, module in _loaded().items():
         is_known = path in tracked or (_in_library(path) and not is_checkout)
-        if getattr(module, "__name__", "").startswith(RUN_AS) or not is_known:
+        if _is_run(module) or not is_known:
             try:
                 contents[path] = source_of(module)
             except OSError:  # it is gone

@@ -255,7 +255,7 @@ def _check_state(name: str, shape: State, data: FederatedData) -> None:
             if leaf.shape[:1] != ids.shape:
                 raise UserError(
                     f"method={name}: in its first state {part}{jax.tree_util.keystr(path)} has the shape {leaf.shape}; "
-                    f"it needs a row for each of the {len(ids)} clients"
+                    f"it needs a row for each client, as many as data.{'ids' if part == 'clients' else 'record_ids'}"
                 )
 
 

@@ -236,7 +236,9 @@ def check_jax_settings() -> None:
         found = getattr(jax.config, name, values[0])  # other versions of JAX may lack it
         found = getattr(found, "value", found)  # of an Enum
         if found not in values:
-            raise UserError(f"JAX's setting {name} is {found!r}, with which no run trains; set it to {values[0]!r}")
+            raise UserError(
+                f"JAX's setting {name} is {found!r}, with which runs fail or draw other numbers; use {values[0]!r}"
+            )
 
 
 def use_compilation_cache() -> None:

@@ -91,6 +91,7 @@ def train(
 
     Raises:
         UserError: the configuration, JAX's settings, the data or the folder cannot be used; nothing has been written.
+          If a later seed of other shapes needs too much memory, a StoppedError says so after the earlier ones.
         TrainingError: the global state is no longer finite, or every upload of a round was dropped.
         StoppedError: the disk, a file or the memory ended the run; its last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM or SIGHUP, once a checkpoint is written.
@@ -190,7 +191,8 @@ def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
     if not runs:
         return []
     first, stop = runs[0].experiment, runs[0].experiment.problem.config.stop
-    alone = first.method.converged or first.views is not None or stop.patience or stop.bytes or stop.seconds
+    has_views = any(run.experiment.views is not None for run in runs)
+    alone = first.method.converged or has_views or stop.patience or stop.bytes or stop.seconds
     together = 1 if alone else machine.seeds_together(len(runs))
     groups: list[list[Run]] = []
     for run in runs:

@@ -98,7 +98,7 @@ def test_texts_and_their_versions(tmp_path):
         (
             "age,label\n" + "".join(f"{n},{n / 4}\n" for n in range(200)),
             {"ignore_columns": ""},
-            "column 'label' has 200 different numbers, such as '0.0', in 200 rows; classes are texts or whole numbers",
+            "column 'label' has 200 different numbers, such as '0.25', in 200 rows; classes are texts or whole numbers",
         ),
         ("x,z,label\nold,1,0\n" + ",2,0\n,3,1\n" * 4, {"ignore_columns": ""}, "'x' has no value in any training row"),
         (GOOD, {"text_column": "age", "weak_views": 2}, "data.weak_views=2, but each example has 1 view"),
@@ -170,7 +170,7 @@ def test_whole_numbers_of_a_parquet_file_have_no_decimals(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["{}", "class {}"])
+@pytest.mark.parametrize("name", ["{}", "{}.0", "class {}"])
 def test_many_classes_of_few_rows(tmp_path, name):
     rows = "".join(f"{n},{name.format(n % 150)}\n" for n in range(300))
     assert load(tmp_path, "age,label\n" + rows, ignore_columns="")[0].num_classes == 150

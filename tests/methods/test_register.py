@@ -60,8 +60,16 @@ def test_it_is_built_like_the_library_s_own():
     [
         ("server", jax.random.key(0), "server['x'] is a PRNG key, which no checkpoint can hold: fold keys from"),
         ("clients", jnp.zeros((8, 0)), "clients['x'] has the shape (8, 0): no checkpoint can hold an array without"),
-        ("clients", jnp.zeros(3), "clients['x'] has the shape (3,); it needs a row for each of the 8 clients"),
-        ("records", jnp.zeros(()), "records['x'] has the shape (); it needs a row for each of the 8 clients"),
+        (
+            "clients",
+            jnp.zeros(3),
+            "clients['x'] has the shape (3,); it needs a row for each client, as many as data.ids",
+        ),
+        (
+            "records",
+            jnp.zeros(()),
+            "records['x'] has the shape (); it needs a row for each client, as many as data.record_ids",
+        ),
     ],
 )
 def test_a_first_state_that_no_run_can_keep_is_refused(part, entry, line):
