@@ -1,6 +1,5 @@
 """The nodes of a run: which client is at which node, and messages to nodes."""
 
-import contextlib
 import math
 import sys
 import time
@@ -79,13 +78,16 @@ class Roster:
         """Asks new nodes for their clients, and adds the nodes that have answered.
 
         It does not wait: a later call reads later answers. A node is asked again if it has gone in between, if it gave
-        no answer in a round, or if it fails or does not fit, since it may have been restarted. With a registered key it
-        then has the same id.
+        no answer in a round, or if it fails or does not fit, since it may have been restarted; until it fits it has no
+        clients. With a registered key it then has the same id. A node that restarts between two calls and answers in
+        time is not asked again, nor is one that waits for another to go.
         """
         connected, now = set(self._grid.get_node_ids()), time.monotonic()
         self._ask_at = {node: self._ask_at.get(node, now) for node in connected}
         self._waiting = {node: hello for node, hello in self._waiting.items() if node in connected}
         new = sorted(node for node, when in self._ask_at.items() if when <= now)
+        # Answers of nodes that have gone are not read, nor those to a question that is asked again.
+        self._awaited = {sent: node for sent, node in self._awaited.items() if self._ask_at.get(node, now) > now}
         self._ask_at.update(dict.fromkeys(new, math.inf))
         if new:
             hellos = [self._message(node, {"facts": self._facts}, "query.hello", 0) for node in new]
@@ -97,31 +99,34 @@ class Roster:
                 if answer.has_error():
                     raise UserError(f"it cannot say who it is: {answer.error.reason}")
                 hello = read_hello(answer.content, self._digest, len(self.sizes), self._num_classes)
-                self._take(node, hello, connected)
             except UserError as error:
                 self._ask_at[node] = now + AGAIN_SECONDS
+                self._forget(node)
                 say(f"node {node} is not taken: {error}")
-        for node in list(self._waiting):
-            with contextlib.suppress(UserError):
-                self._take(node, self._waiting[node], connected)
+            else:
+                self._take(node, hello, connected)
+        for node, hello in list(self._waiting.items()):
+            self._take(node, hello, connected)
 
     def _take(self, node: int, hello: Hello, connected: set[int]) -> None:
-        """Assigns the node's clients to it.
-
-        Raises:
-            UserError: a client is at another connected node; this node waits until that node has gone.
-        """
-        self._waiting[node] = hello
+        """Assigns the node's clients to it. If one is at another connected node, it waits until that node has gone."""
         for client in hello.clients:
-            if self._node_of.get(client) in connected - {node}:
-                raise UserError(f"client {client} is at node {self._node_of[client]}, which is connected")
-        del self._waiting[node]
-        self._node_of = {client: other for client, other in self._node_of.items() if other != node}
+            if (other := self._node_of.get(client)) in connected - {node}:
+                if node not in self._waiting:
+                    say(f"node {node} is not taken: client {client} is at node {other}, which is connected")
+                self._waiting[node] = hello
+                return
+        self._forget(node)
         for client, size, labelled in zip(hello.clients, hello.sizes, hello.labelled):
             self._node_of[client], self.sizes[client], self.labelled[client] = node, size, labelled
         if hello.classes is not None:
             self._classes_at[node] = hello.classes
         say(f"clients {_listed(hello.clients)} are at node {node}")
+
+    def _forget(self, node: int) -> None:
+        """The node has no clients any more, and waits for none."""
+        self._waiting.pop(node, None)
+        self._node_of = {client: other for client, other in self._node_of.items() if other != node}
 
     def labels(self) -> Any:
         """How many labels of each class all clients have, float32 [C]; None if nodes were not asked."""

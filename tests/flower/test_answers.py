@@ -95,7 +95,7 @@ def test_a_restarted_node_of_the_same_id_is_asked_again(tmp_path, monkeypatch, c
     np.savez(images, images=np.zeros((5, 8, 8, 1), np.uint8))
     run = settings()
     good = GridByHand(run, [{"partition-id": 0, "data": str(images)}, {"partition-id": 1}]).contexts
-    wrong = GridByHand(run, [{}, {"partition-id": 0}]).contexts[101]
+    wrong = GridByHand(run, [{}, {"partition-id": 1, "data": "nowhere.npz"}]).contexts[101]
     grid = GridByHand(run, [])
     grid.contexts |= {100: good[100], 101: wrong}
     facts = facts_text(outline(run_config(run)))
@@ -107,7 +107,7 @@ def test_a_restarted_node_of_the_same_id_is_asked_again(tmp_path, monkeypatch, c
         roster.welcome()
         return roster.nodes_of([0, 1])
 
-    assert restarted(101, wrong) == {100: [0]}  # client 0 has a node
+    assert restarted(101, wrong) == {100: [0]}
     assert restarted(101, good[101]) == {100: [0]}  # soon after
     monkeypatch.setattr(of_roster, "AGAIN_SECONDS", 0.0)
     del grid.contexts[101]
@@ -115,6 +115,13 @@ def test_a_restarted_node_of_the_same_id_is_asked_again(tmp_path, monkeypatch, c
     assert restarted(101, wrong) == {100: [0]}
     assert restarted(101, good[101]) == {100: [0], 101: [1]}
     roster.wait_for_all()
+
+    # Restarted with a mistake, it has no clients until it fits.
+    grid.contexts[101] = wrong
+    grid._nodes.clear()
+    assert roster.send({101: {}}, "train", 1) == {}
+    assert restarted(101, wrong) == {100: [0]}
+    assert restarted(101, good[101]) == {100: [0], 101: [1]}
 
     # Restarted during a round, it does not know the server's images.
     good[100].state.clear()
@@ -128,6 +135,27 @@ def test_a_restarted_node_of_the_same_id_is_asked_again(tmp_path, monkeypatch, c
     del grid.contexts[100]
     with pytest.raises(TrainingError, match="1 of num_clients = 2 clients have no node: 0"):
         roster.wait_for_all()
+
+
+@needs_flower
+def test_nodes_that_wait_or_have_gone_are_not_asked_again(monkeypatch, capsys):
+    """A line says once that a node waits; none tells the late answer of a node that has gone."""
+    from fedjax_ssl.flower import roster as of_roster
+    from tests.helpers.flower_by_hand import GridByHand
+
+    run = settings()
+    grid = GridByHand(run, [{"partition-id": 0}, {"partition-id": 0}, {"partition-id": 1, "data": "nowhere.npz"}])
+    grid.lost = {102}
+    monkeypatch.setattr(of_roster, "AGAIN_SECONDS", 0.0)
+    roster = of_roster.Roster(grid, 2, digest(run_config(run)), "{}", 0.0, 1.0)
+    roster.welcome()
+    del grid.contexts[102]
+    grid.lost = set()
+    for _ in range(2):
+        roster.welcome()
+    told = "clients 0 are at node 100\nnode 101 is not taken: client 0 is at node 100, which is connected\n"
+    assert capsys.readouterr().err == told
+    assert grid.asked == [100, 101, 102]
 
 
 def arrays(**named):
