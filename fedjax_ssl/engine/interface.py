@@ -278,6 +278,10 @@ def checked_entries(new: Mapping[str, Any], old: Mapping[str, Any], noun: str, a
     return new
 
 
+def _name_is_taken(name: str) -> UserError:
+    return UserError(f"the method's metric {name!r} has the name of another one; rename it")
+
+
 def checked_metrics(metrics: Metrics) -> Metrics:
     """A method's metrics, or their shapes.
 
@@ -288,7 +292,7 @@ def checked_metrics(metrics: Metrics) -> Metrics:
         if not jax.tree_util.all_leaves([value]) or jnp.shape(value):
             raise UserError(f"the method's metric {name!r} must be a scalar")
         if name in RESERVED:
-            raise UserError(f"the method's metric {name!r} has the name of another one; rename it")
+            raise _name_is_taken(name)
     return metrics
 
 
@@ -302,7 +306,7 @@ def joined(*parts: Metrics) -> Metrics:
     for part in parts:
         for name in part:
             if name in union:
-                raise UserError(f"the method's metric {name!r} has the name of another one; rename it")
+                raise _name_is_taken(name)
         union |= part
     return union
 
