@@ -1,6 +1,7 @@
 """What the tests share: a cache of compiled programs, a tiny federation and finished runs."""
 
 import gc
+import json
 import pathlib
 import shutil
 from unittest import mock
@@ -11,11 +12,9 @@ from tests.helpers.compile_budget import Budget, CompileBudget
 from tests.helpers.compiling import use_fast_compiling_and_cache
 from tests.helpers.runs import ROOT, SMALL, make_fedanchor_config, make_tiny_config
 
-# The most programs that a session with an empty cache may compile, for all methods together and for each method. Of the
-# large ones, 81 are for Flower, several hosts and Byzantine clients, 28 for lanes packed into channels, and 54 for
-# encoders, kinds of inputs, residences, personal models and the notebook for accelerators. The limits are slightly
-# above the present numbers: new tests should reuse programs, or raise them for a reason.
-BASE, FOR_EACH_METHOD = Budget(large=364, small=4480), Budget(large=7, small=60)
+# The most programs that a session with an empty cache may compile, see tests/test_size.py. New tests should reuse
+# programs, or raise the numbers for a reason.
+BUDGET = Budget(**json.loads((ROOT / "tests" / "size.json").read_text())["programs"])
 
 # Files whose tests go to workers one by one, because many start processes that take seconds. Other files go to a worker
 # whole, because their tests share fixtures. pytest-xdist 3.8 ignores `xdist_group` under pytest 9.2.
@@ -59,7 +58,7 @@ def pytest_collection_finish(session):
 
 def pytest_configure(config):
     cache = use_fast_compiling_and_cache()
-    budget = CompileBudget(cache, base=BASE, for_each_method=FOR_EACH_METHOD)
+    budget = CompileBudget(cache, BUDGET)
     config.pluginmanager.register(budget)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         budget.listen()  # the process that only hands out tests needs no JAX

@@ -9,7 +9,6 @@ import collections
 import importlib.metadata
 import os
 import pathlib
-import sys
 import threading
 from typing import NamedTuple
 
@@ -43,13 +42,11 @@ class CompileBudget:
 
     Args:
         cache: folder of the persistent cache.
-        base: programs allowed in a session;
-        for_each_method: programs allowed in addition for each method of the registry.
+        budget: programs allowed in a session.
     """
 
-    def __init__(self, cache: pathlib.Path, base: Budget, for_each_method: Budget):
-        self.cache, self.base, self.for_each_method = cache, base, for_each_method
-        self.num_methods = 0  # known after the tests
+    def __init__(self, cache: pathlib.Path, budget: Budget):
+        self.cache, self.budget = cache, budget
         self.before = self.entries()
         self.seen = set(self.before)
         self.compiled: dict[str, list[Compiled]] = collections.defaultdict(list)  # by test file
@@ -97,21 +94,17 @@ class CompileBudget:
 
     def pytest_testnodedown(self, node) -> None:
         """Takes over what a worker compiled, when it ends."""
-        compiled, hits, methods = getattr(node, "workeroutput", {}).get("compiled", ({}, {}, 0))
-        self.num_methods = max(self.num_methods, methods)
+        compiled, hits = getattr(node, "workeroutput", {}).get("compiled", ({}, {}))
         for file, programs in compiled.items():
             self.compiled[file] += [Compiled(*program) for program in programs]
         self.hits.update(hits)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session) -> None:
-        registry = sys.modules.get("fedjax_ssl.methods")  # the process that only hands out tests does not import it
-        if registry is not None:
-            self.num_methods = len(registry.METHODS)
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             compiled = {file: [tuple(program) for program in own] for file, own in self.compiled.items()}
-            output["compiled"] = compiled, dict(self.hits), self.num_methods
+            output["compiled"] = compiled, dict(self.hits)
             return
         seen = collections.Counter(program.size for own in self.compiled.values() for program in own)
         for name, size in ((name, size) for name, size in self.new().items() if size > LARGE):
@@ -135,16 +128,13 @@ class CompileBudget:
         """Whether more was compiled than the budget allows; it holds for one version of JAX."""
         if not importlib.metadata.version("jax").startswith(COUNTED_WITH):
             return False
-        return any(number > most for number, most in zip(self.counts(), self.budget()))
-
-    def budget(self) -> Budget:
-        return Budget(*(base + self.num_methods * each for base, each in zip(self.base, self.for_each_method)))
+        return any(number > most for number, most in zip(self.counts(), self.budget))
 
     def pytest_terminal_summary(self, terminalreporter) -> None:
         large, small = self.counts()
         over = self.over()
         word = "more programs than the budget allows" if over else "compiled programs"
-        most = self.budget()
+        most = self.budget
         terminalreporter.section(f"{word}: {large} large (at most {most.large}), {small} small ({most.small})")
         rows = [
             (sum(p.seconds for p in own), file, [p for p in own if p.size > LARGE], len(own), self.hits[file])
