@@ -1,21 +1,20 @@
 # Two commands: make quickstart, make test. Both work on a fresh clone with Python 3.11 or newer and a package index.
 PYTHON ?= python3
 
-.PHONY: quickstart test test-quick test-official test-accelerators docs
+.PHONY: quickstart test test-processes test-all test-official test-accelerators docs
 quickstart: .venv/installed
 	.venv/bin/python launch.py
 
 test: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/python -m mypy
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -m 'not processes'
 
-# What trains no run: about a minute on two cores, and less when it has compiled before. Beside it belong the tests of what
-# has changed, such as `.venv/bin/python -m pytest tests/methods/test_fixmatch.py` or `tests/methods -k fixmatch`.
-QUICK = augment config data fields learning server test_architecture.py
-test-quick: .venv/installed
-	.venv/bin/ruff check .
-	.venv/bin/python -m pytest $(addprefix tests/,$(QUICK))
+# What `make test` leaves out: processes, hosts, Flower's federations, notebooks, the site, pages in a browser.
+test-processes: .venv/installed
+	.venv/bin/python -m pytest -m processes
+
+test-all: test test-processes
 
 # Each method against an independent implementation of its official code; writes the table of docs/official_code.md.
 test-official: .venv/installed

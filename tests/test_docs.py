@@ -248,6 +248,7 @@ def site(site_folder):
     return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
 
 
+@pytest.mark.processes
 def test_the_site_builds_without_a_warning(site, root):
     docs = root / "docs"
     pages = {str(file.relative_to(docs).with_suffix("")) for file in docs.rglob("*.md")} | {"configs"}
@@ -258,23 +259,27 @@ def test_the_site_builds_without_a_warning(site, root):
         assert f"<code>{name}=" in site[page], name
 
 
+@pytest.mark.processes
 def test_the_page_of_the_api_has_every_public_name(site):
     page = site["reference/api.html"]
     assert [n for n in fedjax_ssl.__all__ if n != "__version__" and not re.search(rf'id="[\w.]+\.{n}"', page)] == []
 
 
+@pytest.mark.processes
 def test_equations_are_mathml(site):
     equation = '<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">'
     assert all(equation in site[f"methods/{name}.html"] for name in methods.METHODS if name != "server_only")
     assert [name for name, page in site.items() if "arithmatex" in page] == []
 
 
+@pytest.mark.processes
 def test_the_site_fetches_nothing_from_elsewhere(site):
     for name, page in site.items():
         fetched = re.findall(r'<(?!a\b)[^>]*\b(?:src|href)="?((?:https?:)?//[^"\s>]*)', page)
         assert fetched == [], f"{name}: {fetched}"
 
 
+@pytest.mark.processes
 def test_the_search_works_from_a_file(site_folder, browser):
     tab = browser.new_page()
     asked = []

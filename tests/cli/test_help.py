@@ -73,6 +73,7 @@ def test_a_command_takes_so_many_words():
     assert many.fits(["a"]) and many.fits(["a", "b"]) and not many.fits([])
 
 
+@pytest.mark.processes
 def test_help_waits_for_no_library():
     """Importing JAX takes longer than printing the help."""
     program = (
@@ -82,6 +83,7 @@ def test_help_waits_for_no_library():
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
 
 
+@pytest.mark.processes
 def test_training_waits_for_no_library_of_other_commands():
     """Each of these libraries would add at least a fifth of a second to every start."""
     program = (

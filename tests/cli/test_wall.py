@@ -245,6 +245,7 @@ def test_a_wrong_word_names_its_field_and_the_nearest_word(word, line, capfd, tm
     assert status == 2 and re.search(line, told), told
 
 
+@pytest.mark.processes
 def test_whoever_closes_the_output_sees_no_traceback():
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "launch.py"), "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -23,6 +23,7 @@ from tests.helpers.runs import ROOT, SMALL, make_fedanchor_config, make_tiny_con
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
 
+@pytest.mark.processes
 def test_a_round_on_eight_devices_equals_one_device():
     command = [sys.executable, "-m", "tests.helpers.devices_process", "8"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

@@ -53,6 +53,7 @@ def memories_by_hand(turns):
     return found
 
 
+@pytest.mark.processes
 def test_the_last_accepted_row_of_a_client_counts():
     """On one device, and on four between which the rows are dealt out, longest first; in one turn and in several."""
     expected = [memories_by_hand(turns) for turns in (1, *TURNS)]

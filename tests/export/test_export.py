@@ -71,6 +71,7 @@ def test_safetensors_hold_every_number_and_what_they_mean(export, predict):
     assert facts["backbone"] == "tiny_backbone.py:TinyBackbone" and facts["round"] == "4"
 
 
+@pytest.mark.processes
 def test_the_example_of_the_documentation_reads_them_without_jax(export, predict, images):
     """The test computes the tiny backbone's classifier by hand: preprocessing and names suffice."""
     file = export("safetensors", "--allow_code")

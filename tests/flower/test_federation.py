@@ -26,6 +26,8 @@ from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.flower_run import needs_flower, settings
 from tests.helpers.tiny_methods import compiled
 
+pytestmark = [needs_flower, pytest.mark.processes]
+
 
 class ByHand:
     """A run with nodes in this process, and the simulation of the same run."""
@@ -84,7 +86,6 @@ class ByHand:
         chex.assert_trees_all_close(self.state, mine, atol=1e-4)
 
 
-@needs_flower
 def test_turns_memory_and_the_exchange_of_statistics():
     """RSCFed: a client may be in two turns of a round; its second turn begins with the memory that the first left.
 
@@ -104,7 +105,6 @@ def test_turns_memory_and_the_exchange_of_statistics():
     assert both.round()["uploads"] == 1 and both.healthy
 
 
-@needs_flower
 def test_a_memory_waits_for_the_word_of_the_server():
     """IsoFed: some clients hear nothing for a round. What they learned the round before counts once they are asked.
 
@@ -122,7 +122,6 @@ def test_a_memory_waits_for_the_word_of_the_server():
             assert line[name] == simulated[name], name
 
 
-@needs_flower
 def test_records_of_each_client():
     """FedMatch: the server has a record of each client, and draws each client's helpers from the others' records."""
     run = settings("fedmatch", **{"num_clients": 3, "clients_per_round": 3, "client.persistent": False,
@@ -133,7 +132,6 @@ def test_records_of_each_client():
         both.assert_equal()
 
 
-@needs_flower
 def test_clients_tell_how_many_labels_they_have():
     """CBAFed's server starts with the number of labels in each class."""
     run = settings("cbafed", **{"data.labels": "some_clients", "data.labelled_clients": 2, "num_clients": 3,
@@ -145,7 +143,6 @@ def test_clients_tell_how_many_labels_they_have():
     both.assert_equal()
 
 
-@needs_flower
 def test_moments_are_exchanged_in_passes(capsys):
     """Results and bytes equal the simulation's. A node lost in one pass is not asked in the next."""
     model = "tests/helpers/tiny_backbone.py:TwoLayers"
@@ -176,7 +173,6 @@ def test_moments_are_exchanged_in_passes(capsys):
     assert "the statistics of node 100 are not used" in capsys.readouterr().err
 
 
-@needs_flower
 def test_the_exchange_leaves_a_second_networks_statistics_alone():
     run = settings("twin_sight", **{"data.labels": "clients", "data.server_labels": 0, "model.statistics": "all"})
     both = ByHand(run, [{"clients": "0,1"}])
@@ -184,7 +180,6 @@ def test_the_exchange_leaves_a_second_networks_statistics_alone():
     both.assert_equal()
 
 
-@needs_flower
 def test_clients_of_several_widths(tmp_path, monkeypatch):
     """Rounds without the largest client have narrower rows, as in the simulation; clients remember labels between
     widths.
@@ -220,7 +215,6 @@ def test_clients_of_several_widths(tmp_path, monkeypatch):
     chex.assert_trees_all_close(both.state, simulated, atol=1e-4)
 
 
-@needs_flower
 def test_nodes_that_compile_are_named_the_slowest_first():
     from fedjax_ssl.flower.server import compiled_at
 
@@ -229,7 +223,6 @@ def test_nodes_that_compile_are_named_the_slowest_first():
     assert compiled_at(dict.fromkeys(range(100, 105), 2.0)).endswith("node 102 compiled 2.0 s and 2 more")
 
 
-@needs_flower
 def test_an_answer_that_does_not_come(capsys):
     """Only the other client's upload is used, and the lost client's learning does not count. The same holds if a node
     repeats an answer or trains on more images than its first answer said.
@@ -289,7 +282,6 @@ def test_an_answer_that_does_not_come(capsys):
     assert both.server._data.client_size.tolist() == [33, 2**31 - 1]  # what `select` sees
 
 
-@needs_flower
 def test_nodes_that_do_not_fit(capsys):
     """A node that does not fit gets no clients and is not asked again soon; restarted, it is another node.
 

@@ -753,6 +753,7 @@ LOOK = """() => ({
 
 
 @pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
+@pytest.mark.processes
 def test_pages_in_a_browser(browser, reported_run, three_runs, tmp_path, width, scheme):
     comparison = write_comparison([three_runs], tmp_path / "compare.html")
     for path, count in ((reported_run / "report.html", len(PICTURES)), (comparison, 5)):

@@ -49,6 +49,7 @@ def wait_for_line(stream, part):
 
 
 @pytest.mark.parametrize("number, status, word", ALL)
+@pytest.mark.processes
 def test_a_process_goes_while_python_waits_for_native_code(start, tmp_path, number, status, word):
     """It removes the file that it was writing."""
     path = tmp_path / "half.json"
@@ -70,6 +71,7 @@ def test_a_process_goes_while_python_waits_for_native_code(start, tmp_path, numb
 
 
 @pytest.mark.parametrize("number, status, word", ALL)
+@pytest.mark.processes
 def test_rounds_hold_the_first_signal_back_and_not_the_second(start, number, status, word):
     """A closed terminal may send SIGHUP twice; then only another signal ends the process."""
     process = start(
@@ -98,6 +100,7 @@ def test_rounds_hold_the_first_signal_back_and_not_the_second(start, number, sta
     assert held.startswith(f"{word}: the rounds in progress") and gone == f"{second}: gone"
 
 
+@pytest.mark.processes
 def test_nohup_keeps_a_closed_terminal_away(start):
     process = start(
         "-c",
@@ -114,6 +117,7 @@ def test_nohup_keeps_a_closed_terminal_away(start):
     assert process.communicate(timeout=60)[1] == "SIGTERM: gone\n"
 
 
+@pytest.mark.processes
 def test_rounds_are_saved_when_their_terminal_is_closed(tmp_path):
     """Output to the closed terminal is lost without an error."""
     saved, (master, slave) = tmp_path / "saved", pty.openpty()
@@ -173,6 +177,7 @@ def test_a_caller_of_the_library_keeps_its_handlers():
 
 
 @pytest.mark.parametrize("number, status, word", ALL)
+@pytest.mark.processes
 def test_a_command_goes_while_it_compiles_and_leaves_no_folder(start, tmp_path, number, status, word):
     """The compiler is replaced by minutes of native code that cannot be interrupted."""
     config = tmp_path / "slow.py"
@@ -194,6 +199,7 @@ def test_a_command_goes_while_it_compiles_and_leaves_no_folder(start, tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["slow.py"]
 
 
+@pytest.mark.processes
 def test_a_command_that_is_imported_goes_with_a_line(start):
     """The program watches signals before any slow import."""
     process = start(

@@ -99,6 +99,7 @@ def checkpoints_of(folder):
     return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
 
 
+@pytest.mark.processes
 def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     """Compares with an uninterrupted run: of two processes one is killed, then the other; both are stopped; one process
     ends the run.
@@ -145,6 +146,7 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     )
 
 
+@pytest.mark.processes
 def test_hosts_with_images_and_memory_of_clients_on_host_0(train, tmp_path):
     """Each client keeps its optimizer and the server its upload, in host 0's file; the run on two hosts is resumed."""
     runs, rounds = (tmp_path / "two", tmp_path / "one"), "--config.num_rounds="
@@ -183,6 +185,7 @@ except TrainingError as error:
 
 
 @pytest.mark.parametrize("what, status, out", [("signal", 143, ""), ("error", 0, "the loss is not finite\n")])
+@pytest.mark.processes
 def test_a_script_ends_as_it_would_alone(what, status, out):
     with socket.create_server(("", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
@@ -373,6 +376,7 @@ def roll():
         process.communicate()
 
 
+@pytest.mark.processes
 def test_all_processes_are_told_of_equal_ids_and_of_another_count(roll):
     start, come, heard, _ = roll
     service = start(3)
@@ -386,6 +390,7 @@ def test_all_processes_are_told_of_equal_ids_and_of_another_count(roll):
     assert heard.get(timeout=20) == (2, f"fedjax_ssl: {said}")
 
 
+@pytest.mark.processes
 def test_a_process_may_go_and_come_again_and_a_stranger_is_nobody(roll):
     start, come, heard, port = roll
     service = start(3)
@@ -404,6 +409,7 @@ def test_a_process_may_go_and_come_again_and_a_stranger_is_nobody(roll):
     assert heard.get(timeout=20)[0] == 1
 
 
+@pytest.mark.processes
 def test_a_run_that_has_begun_takes_nobody(roll, monkeypatch):
     start, come, heard, port = roll
     service = start(2)
@@ -443,6 +449,7 @@ def test_the_service_is_open_to_as_few_as_can_be():
     assert Place("[::1]:70", 2, 0).address == ("::1", 70)
 
 
+@pytest.mark.processes
 def test_an_error_of_one_host_ends_the_other(train, tmp_path):
     statuses, (first, second) = train(tmp_path / "run", "nothing", "no_data")
     assert statuses == [2, 2]
@@ -451,6 +458,7 @@ def test_an_error_of_one_host_ends_the_other(train, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.processes
 def test_hosts_with_other_programs_end_before_they_run_them(train, tmp_path):
     statuses, said = train(tmp_path / "run", "nothing", "other_program")
     assert statuses == [2, 2]

@@ -69,6 +69,7 @@ def test_elsewhere_lines_come_ever_more_rarely(screen):
     assert all(re.fullmatch(r"slow  0:00:\d\d", line) for line in lines)
 
 
+@pytest.mark.processes
 def test_a_terminal_sees_at_once_what_a_command_does(tmp_path):
     """In a real terminal the first line appears before JAX is imported; XLA's log stays hidden."""
     script = tmp_path / "slow.py"
