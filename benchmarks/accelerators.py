@@ -62,11 +62,8 @@ TARGETS = {
     "v5p": Target("tpu", {1: "v5p:1x1x1", 4: "v5p:2x2x1"}, "v5p-8", 1.75e9, 459e12, 95e9),
     "h100": Target("gpu", {1: "1x1x1"}, "", 1.98e9, 989e12, 80e9),
     "a100": Target("gpu", {1: "1x1x1"}, "", 1.41e9, 312e12, 40e9),
-    "l4": Target("gpu", {1: "1x1x1"}, "", 2.04e9, 121e12, 24e9),
-    "t4": Target("gpu", {1: "1x1x1"}, "", 1.59e9, 65e12, 16e9),  # float16 peak, because it has no bfloat16
 }
-# XLA's GpuTargetConfigProto; `GPUS` has the fields that differ between GPUs. They are from XLA's own files, and for the
-# L4 and T4 from the data sheets and the CUDA C++ Programming Guide.
+# XLA's GpuTargetConfigProto; `GPUS` has the fields that differ between GPUs. They are from XLA's own files.
 GPU = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 block_dim_limit_x: 2147483647
@@ -88,18 +85,6 @@ GPUS = {
         "cuda_compute_capability { major: 8 } core_count: 108 fpus_per_core: 64 threads_per_core_limit: 2048 "
         "shared_memory_per_core: 167936 shared_memory_per_block_optin: 166912 memory_bandwidth: 1555200000000 "
         "l2_cache_size: 41943040 clock_rate_ghz: 1.41 device_memory_size: 42331013120",
-    ),
-    "l4": (
-        "NVIDIA L4",
-        "cuda_compute_capability { major: 8 minor: 9 } core_count: 58 fpus_per_core: 128 threads_per_core_limit: 1536 "
-        "shared_memory_per_core: 102400 shared_memory_per_block_optin: 101376 memory_bandwidth: 300000000000 "
-        "l2_cache_size: 50331648 clock_rate_ghz: 2.04 device_memory_size: 23600000000",
-    ),
-    "t4": (
-        "Tesla T4",
-        "cuda_compute_capability { major: 7 minor: 5 } core_count: 40 fpus_per_core: 64 threads_per_core_limit: 1024 "
-        "shared_memory_per_core: 65536 shared_memory_per_block_optin: 65536 memory_bandwidth: 320000000000 "
-        "l2_cache_size: 4194304 clock_rate_ghz: 1.59 device_memory_size: 15800000000",
     ),
 }
 ESTIMATE = "times and shares are estimates of the compiler, no hardware stands behind them"
@@ -212,34 +197,6 @@ def lower_step(machine, shapes, experiment, lanes: int, chips: int):
 # --- Reading the compiled text. ---------------------------------------------------------------------------------------
 
 STEPS = re.compile(r"train/(?:shard_map/)?while/body/while$")  # the loop of `engine/lanes.py`
-BACKWARD = re.compile(r"transpose\((?:vmap\()*jvp")
-PARTS = ("forward", "gradients", "augmentation", "optimiser", "the rest")
-
-
-def part_of(program, instruction) -> str:
-    """Returns the part of a step that an instruction belongs to, by its innermost Python file that decides it."""
-    backward = BACKWARD.search(instruction.op_name) is not None
-    for file in program.files(instruction):
-        if "fedjax_ssl/augment/" in file:
-            return "augmentation"
-        if (
-            "fedjax_ssl/models/" in file
-            or "fedjax_ssl/encoders/" in file
-            or "fedjax_ssl/learning/losses" in file
-            or "/optax/losses/" in file
-        ):
-            return "gradients" if backward else "forward"
-        if "/optax/" in file:
-            return "optimiser"
-    return "gradients" if backward else "the rest"
-
-
-def layer_of(instruction) -> str:
-    """Returns the network's stage by module names, such as 'backbone/stage0' or 'classifier'; '' outside it."""
-    *names, _ = instruction.attribute(r'op_name="[^"]*Heads\)*/([^"]*)"').split("/")  # the last name is JAX's operation
-    names = [re.sub(r"^vmap\((\w+)\)$", r"\1", name) for name in names]  # the name of a layer that `vmap` wraps
-    names = [name for name in names if not name.endswith(")")]  # without `jit(relu)`, `vmap()`
-    return "/".join([*names[:1], *(name.partition("_")[0] for name in names[1:2] if names[0] == "backbone")])
 
 
 def describe(compiled, target: str, lanes: int, table) -> dict:
@@ -271,12 +228,10 @@ def describe(compiled, target: str, lanes: int, table) -> dict:
         "convolutions": program.convolutions(),
         "convolutions_of_a_step": {},
         "milliseconds_per_client": None,
-        "milliseconds_by_part": {},
-        "milliseconds_by_layer": {},
         "milliseconds_by_stage": {},
     }
     milliseconds = 1e3 / TARGETS[target].clock
-    by_part, by_layer, by_stage = collections.Counter(), collections.Counter(), collections.Counter()
+    by_stage, of_a_step = collections.Counter(), 0
     stage = re.compile(rf"(?:^|[/(])({'|'.join(STAGES)})(?=[/)]|$)")
     for instruction, times in program.walk():
         by_stage[instruction.attribute(stage.pattern, "the rest")] += instruction.cycles * times
@@ -285,14 +240,9 @@ def describe(compiled, target: str, lanes: int, table) -> dict:
             for kind, number in program.convolutions(body).items():
                 steps = found["convolutions_of_a_step"]
                 steps[kind] = steps.get(kind, 0) + number
-            for one, trips in program.walk(body):
-                by_part[part_of(program, one)] += one.cycles * trips
-                by_layer[layer_of(one)] += one.cycles * trips
+            of_a_step += sum(one.cycles * trips for one, trips in program.walk(body))
     if sum(by_stage.values()):
-        each = milliseconds / lanes
-        found["milliseconds_per_client"] = each * sum(by_part.values())
-        found["milliseconds_by_part"] = {name: each * by_part[name] for name in PARTS}
-        found["milliseconds_by_layer"] = {name: each * cycles for name, cycles in by_layer.most_common() if name}
+        found["milliseconds_per_client"] = milliseconds / lanes * of_a_step
         found["milliseconds_by_stage"] = {name: milliseconds * cycles for name, cycles in by_stage.most_common()}
     return found
 
@@ -376,34 +326,13 @@ def text_of(row: dict) -> str:
             f"  ESTIMATE of the compiler: {row['milliseconds_per_client']:.3g} ms for a client's step, "
             f"{100 * row['share_of_peak']:.2g} % of the chip's peak"
         )
-    for name, unit in (("part", "of a step"), ("layer", "of a step"), ("stage", "of all, unknown loops once")):
-        entries = row[f"milliseconds_by_{name}"]
-        total = sum(entries.values()) or 1
-        words = ", ".join(
-            f"{key} {100 * value / total:.0f} %" for key, value in entries.items() if value > 0.005 * total
-        )
-        lines += [f"  estimated by {name}, {unit}: {words}"] if words else []
+    entries = row["milliseconds_by_stage"]
+    total = sum(entries.values()) or 1
+    words = ", ".join(f"{key} {100 * value / total:.0f} %" for key, value in entries.items() if value > 0.005 * total)
+    lines += [f"  estimated by stage, unknown loops once: {words}"] if words else []
     for name in ("convolutions_of_a_step", "convolutions"):
         lines.append(f"  {name.replace('_', ' ')}: " + ", ".join(f"{n} {kind}" for kind, n in row[name].items()))
     lines += [f"  {kind}: {entry['number']}, {entry['megabytes']:.3g} MB" for kind, entry in row["collectives"].items()]
-    return "\n".join(lines)
-
-
-def as_table(rows: list[dict]) -> str:
-    """Formats all programs as a Markdown table."""
-    columns = ("target", "chips", "model", "method", "lanes", "part", "ms a client's step (estimate)", "share of peak "
-               "(estimate)", "peak, MB", "temporaries, MB", "compiling, CPU-s")  # fmt: skip
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for row in rows:
-        cells = [str(row[name]) for name in ("target", "chips", "model", "method", "lanes", "part")]
-        if "failed" in row:
-            cells += [row["failed"], "", "", "", ""]
-        else:
-            each, share = row["milliseconds_per_client"], row["share_of_peak"]
-            cells += ["" if each is None else f"{each:.3g}", "" if share is None else f"{100 * share:.2g} %"]
-            cells += [f"{row[name] / 1e6:.0f}" for name in ("peak_bytes", "temporary_bytes")]
-            cells.append(f"{row['compile_cpu_seconds']:.0f}")
-        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -454,7 +383,7 @@ def main(arguments: list[str]) -> int:
                 )
                 pathlib.Path(options.json).write_text(json.dumps({"note": ESTIMATE, **whole}, indent=2) + "\n")
     if len(rows) > 1:
-        print(f"\n{as_table(rows)}\n\n{ESTIMATE}.")
+        print(f"\n{ESTIMATE}.")
     return 1 if any("failed" in row for row in rows) else 0
 
 

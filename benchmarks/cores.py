@@ -15,10 +15,7 @@ process works at a time:
     a process for each core      the machine's limit: the first row's process on every core at once, each with a whole
                                  round of its own; the seconds of the last one divided by their number
 
-'no image' is the same round with clients that have nothing to train on: labelling, statistics, evaluation, and the
-server's training, which every device repeats. 'repeated' is this training's share of the round: the time of 'no image'
-minus that of the same round without the server's training. Prints `cores NAME X`, the median over the turns of one
-core's seconds divided by the row's.
+Prints `cores NAME X`, the median over the turns of one core's seconds divided by the row's.
 """
 
 import argparse
@@ -31,8 +28,6 @@ import sys
 import tempfile
 import time
 
-from startup import CLASSES, make_images
-
 from fedjax_ssl.run.cores import ONE_THREAD, PLAIN_LOOPS
 
 NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -44,7 +39,6 @@ KINDS = {  # name -> the cores of each of its processes, their devices, XLA's fl
     "the same, plain kernels": ([ALL], NUM_CORES, ONE_THREAD),
     "a process for each core": (EACH, 1, ""),
 }
-PARTS = ("round", "no image", "no server")  # the last two without clients' images
 
 
 def work(options: argparse.Namespace) -> None:
@@ -73,10 +67,8 @@ def work(options: argparse.Namespace) -> None:
         "data.examples_per_client": options.images,
         "server.pretrain_epochs": 0,
         "model.name": options.model,
-        "fedanchor.threshold": -2.0 if options.part == "round" else 2.0,
+        "fedanchor.threshold": -2.0,
     }
-    if options.part == "no server":
-        overrides |= {"server.epochs": 0, "fedanchor.contrastive_epochs": 0}
     config = apply_arguments(base_config(), "strong")
     config.update_from_flattened_dict(overrides)
     with use_machine(config) as machine:
@@ -91,12 +83,12 @@ def work(options: argparse.Namespace) -> None:
             print((time.perf_counter() - started) / options.rounds, flush=True)
 
 
-def start(options: argparse.Namespace, npz: pathlib.Path, kind: str, part: str) -> list[subprocess.Popen]:
+def start(options: argparse.Namespace, npz: pathlib.Path, kind: str) -> list[subprocess.Popen]:
     """Starts a row's processes; returns them compiled and after their first round."""
     cores_of_each, devices, flags = KINDS[kind]
     names = ("model", "clients", "images", "anchors", "test_images", "rounds")
     shared = [f"--{name}={getattr(options, name)}" for name in names]
-    shared += [f"--npz={npz}", f"--devices={devices}", f"--part={part}"]
+    shared += [f"--npz={npz}", f"--devices={devices}"]
     given = os.environ.get("XLA_FLAGS", "")
     environment = {**os.environ, "XLA_FLAGS": f"{PLAIN_LOOPS} {flags} {given}".strip()}  # the last flag counts
     processes = []
@@ -129,7 +121,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", default="cores.json")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--npz", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--cores", help=argparse.SUPPRESS)
     parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)
@@ -138,35 +129,24 @@ def main() -> None:
         work(options)
         return
 
-    from harness import describe, write
+    from harness import describe, random_npz, write
 
     with tempfile.TemporaryDirectory() as folder:
         npz = pathlib.Path(folder) / "images.npz"
-        make_images(npz, options.clients * options.images + options.anchors, options.test_images)
-        rows = [(kind, part) for kind in KINDS for part in PARTS]
-        processes = {row: start(options, npz, *row) for row in rows}
-        times = {row: [] for row in rows}
+        random_npz(npz, options.clients * options.images + options.anchors, options.test_images)
+        processes = {kind: start(options, npz, kind) for kind in KINDS}
+        times = {kind: [] for kind in KINDS}
         for _ in range(options.repeats):
-            for row in rows:
-                times[row].append(seconds_of_a_round(processes[row]))
+            for kind in KINDS:
+                times[kind].append(seconds_of_a_round(processes[kind]))
         for process in itertools.chain.from_iterable(processes.values()):
             process.communicate()
     table = []
-    for kind in KINDS:
-        whole, rest, no_server = (times[kind, part] for part in PARTS)
-        ratio = statistics.median(one / mine for one, mine in zip(times["one core", "round"], whole))
+    for kind, seconds in times.items():
+        ratio = statistics.median(one / mine for one, mine in zip(times["one core"], seconds))
         print(f"cores {kind} {ratio:.3f}")
-        table.append(
-            {
-                "devices": kind,
-                "round, s": statistics.median(whole),
-                "one core / this": ratio,
-                "no image, s": statistics.median(rest),
-                "its share": statistics.median(r / w for r, w in zip(rest, whole)),
-                "repeated": (statistics.median(rest) - statistics.median(no_server)) / statistics.median(whole),
-            }
-        )
-    write(options.out, {**describe(), "model": options.model, "classes": CLASSES}, table)
+        table.append({"devices": kind, "round, s": statistics.median(seconds), "one core / this": ratio})
+    write(options.out, {**describe(), "model": options.model}, table)
 
 
 if __name__ == "__main__":

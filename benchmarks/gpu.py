@@ -1,14 +1,12 @@
 """Everything worth measuring on a GPU, in one command that may be stopped and resumed.
 
-    python benchmarks/gpu.py --npz=cifar10.npz          # with real CIFAR-10: x_train, y_train, x_test, y_test
+    python benchmarks/gpu.py --npz=cifar10.npz          # with real CIFAR-10: x_train, y_train, ...
     python benchmarks/gpu.py --minutes=2                # random images: the same times, no useful accuracy
-    python benchmarks/gpu.py --tiny --out=tiny.json     # every part on any machine in minutes, as a check
     python benchmarks/gpu.py --parts=steps,torch --backbones=wrn28_2 --dtypes=bfloat16 --lanes=10,1 --forms=grouped
 
 It needs no network and no configuration file. Each part has its own process and --minutes; its figures stay in --out.
 The same command measures what is missing there, and finally prints one table. Programs are compiled side by side, which
-takes most of the time: on an H100 with 16 cores about a minute for three steps. Everything takes 45 minutes of a GPU,
-the fourth command ten. Parts, the most useful first:
+takes most of the time: on an H100 with 16 cores about a minute for three steps. Parts, the most useful first:
 
   rounds  whole rounds of FedAnchor and of SemiFL on CIFAR-10 (100 clients, LDA 0.1, 10 a round, 5 epochs in batches of
           10), in both dtypes: seconds a round, and the share of this GPU's matrix-product and memory rates
@@ -16,9 +14,6 @@ the fourth command ten. Parts, the most useful first:
           with bfloat16, and with torch.compile, compared with ours; see benchmarks/peer.py. A step is SemiFL's and
           FedAnchor's: a fix pass and a mix pass on batches of 10
   steps   our local step alone, for every form of the lanes' convolutions and several numbers of lanes
-  pfl     rounds of pfl-research's benchmark on CIFAR-10 (1,000 independent clients of 50 images, 50 a round, an epoch
-          in batches of 10), to compare with the minutes for 1,500 rounds of Granqvist et al., NeurIPS 2024, table 1
-  run     FedAnchor's 500 rounds in bfloat16 with their accuracy; several starts if one is too short
 
 Milliseconds a step are per client: the time of all lanes divided by their number.
 """
@@ -37,7 +32,6 @@ import subprocess
 import sys
 import time
 
-PAPER = "FedAnchor (mix), 250 anchors, Dir 0.1: 55.26 +- 0.92 % (Qiu et al., 2024, table 2)"
 TINY = {
     "backbones": "cnn",
     "lanes": "1,2",
@@ -47,7 +41,6 @@ TINY = {
     "epochs": 1,
     "warm_rounds": 1,
     "rounds": 1,
-    "run_rounds": 2,
     "repeats": 1,
 }
 # The table's names of the times.
@@ -61,13 +54,6 @@ def rounds(options):
     ):
         config = functools.partial(cifar10_config, method, backbone, dtype, options)
         yield f"{method}, {backbone}, {dtype}", functools.partial(time_rounds, config, 500, options)
-
-
-def pfl_rounds(options):
-    """Times rounds of pfl-research's configuration."""
-    for dtype in options.dtypes.split(","):
-        config = functools.partial(pfl_config, dtype, options)
-        yield f"FedAvg, pfl-research's CNN, {dtype}", functools.partial(time_rounds, config, 1500, options)
 
 
 def time_rounds(make_config, whole: int, options):
@@ -224,30 +210,6 @@ def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, n
     return measured
 
 
-def run(options):
-    """The whole experiment."""
-    backbone = options.backbones.split(",")[0]
-    measured = functools.partial(whole_run, backbone, options)
-    yield f"fedanchor, {backbone}, {options.run_rounds} rounds", lambda: measured
-
-
-def whole_run(backbone: str, options) -> dict:
-    """Trains or resumes the run in a folder beside the results."""
-    from fedjax_ssl import train
-
-    workdir = pathlib.Path(options.out).with_suffix("") / f"run_{backbone}"
-    config = cifar10_config("fedanchor", backbone, "bfloat16", options)
-    config.num_rounds, config.log.report = options.run_rounds, False
-    train(config, workdir)
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    timings = [json.loads(line) for line in (workdir / "timings.jsonl").read_text().splitlines()]
-    seconds = sum(line["seconds"] for line in timings if "lane_steps" in line)
-    accuracy = [line["test_accuracy"] for line in lines if "test_accuracy" in line]
-    more = {"minutes": seconds / 60, "accuracy, last": 100 * accuracy[-1], "accuracy, best": 100 * max(accuracy)}
-    more["images"] = "CIFAR-10" if options.npz else "random: accuracy means nothing"
-    return {ROUND: seconds / options.run_rounds, "more": {**more, "the paper's": PAPER}}
-
-
 def images_of(options) -> str:
     """The path of the given images, or of random ones beside the results."""
     from harness import random_npz
@@ -268,41 +230,6 @@ def cifar10_config(method: str, backbone: str, dtype: str, options):
     config.num_clients, config.clients_per_round = options.num_clients, options.clients
     config.data.examples_per_client, config.client.epochs = options.images, options.epochs
     return config
-
-
-def pfl_config(dtype: str, options):
-    """pfl-research's benchmarks/image_classification/configs/baseline.yaml, without its model's dropout."""
-    from fedjax_ssl import base_config
-    from fedjax_ssl.config import apply_arguments
-
-    config = apply_arguments(base_config(), "supervised,all_labels,no_server,no_pretraining,plain")
-    config.data.source, config.data.path = "npz", images_of(options)
-    config.data.labels, config.data.partition = "clients", "iid"
-    config.augment.flip, config.augment.padding = "never", 0
-    config.num_clients, config.clients_per_round = (8, 4) if options.tiny else (1000, 50)
-    config.data.examples_per_client, config.client.epochs, config.client.batch_size = 50, 1, 10
-    config.client.learning_rate = 0.1
-    config.client.momentum = config.client.weight_decay = config.client.clip_norm = 0.0
-    config.model.name, config.model.dtype = f"{__file__}:pfl_cnn", dtype
-    return config
-
-
-def pfl_cnn(dtype):
-    """pfl-research's simple_cnn without dropout: two unpadded convolutions, max pooling, a hidden layer of 128."""
-    import flax.linen as nn
-
-    from fedjax_ssl.models.layers import max_pool2d
-
-    class SimpleCnn(nn.Module):
-        @nn.compact
-        def __call__(self, images):
-            x = images
-            for features in (32, 64):
-                x = nn.relu(nn.Conv(features, (3, 3), padding="VALID", dtype=dtype)(x))
-            x = max_pool2d(x)
-            return nn.relu(nn.Dense(128, dtype=dtype)(x.reshape(len(x), -1)))
-
-    return SimpleCnn()
 
 
 @functools.cache
@@ -330,7 +257,7 @@ def memory_rate() -> float:
     return 10 * 2 * x.nbytes / min(seconds_of({"copy": lambda: copy(x)}, 5)["copy"])
 
 
-PARTS = {"rounds": rounds, "torch": torch_steps, "steps": steps, "pfl": pfl_rounds, "run": run}
+PARTS = {"rounds": rounds, "torch": torch_steps, "steps": steps}
 
 
 # --- A process and a time limit for each part. ------------------------------------------------------------------------
@@ -397,7 +324,6 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--warm_rounds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--run_rounds", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--compilers", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="programs at once")
     parser.add_argument("--in_this_process", help=argparse.SUPPRESS)

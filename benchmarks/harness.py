@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import use_every_core
 from fedjax_ssl.data import FederatedData
 
 
@@ -37,17 +36,6 @@ def seconds_of(sides: dict[str, Callable], repeats: int) -> dict[str, list[float
     return times
 
 
-def hold_to_one_core() -> None:
-    """Holds this process to one core, with the command line's XLA options; call before JAX starts.
-
-    The command line gives a client one core. Unless held, operations may use all cores whatever XLA is told, because
-    XLA's library for products has its own threads. On systems without core affinity this does nothing.
-    """
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-        use_every_core()
-
-
 def describe() -> dict:
     """The machine and the versions behind a figure."""
     model = ""
@@ -63,21 +51,14 @@ def describe() -> dict:
     }
 
 
-def write(path: str, machine: dict, rows: list[dict], table: bool = True) -> None:
-    """Prints the machine and the rows as a table, and writes them as JSON."""
-    if table:
-        print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items()))
-        print_table(rows)
-    pathlib.Path(path).write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
-
-
-def write_tables(path: str, machine: dict, tables: dict[str, list[dict]]) -> None:
-    """Like `write`, for several tables by name whose rows have different keys."""
+def write(path: str, machine: dict, tables: list[dict] | dict[str, list[dict]]) -> None:
+    """Prints the machine and a table, or several by name, and writes them as JSON."""
     print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items()))
-    for name, rows in tables.items():
-        print(f"\n{name}")
+    for name, rows in tables.items() if isinstance(tables, dict) else [("", tables)]:
+        print(f"\n{name}".rstrip())
         print_table(rows)
-    pathlib.Path(path).write_text(json.dumps({"machine": machine, "tables": tables}, indent=2) + "\n")
+    key = "tables" if isinstance(tables, dict) else "rows"
+    pathlib.Path(path).write_text(json.dumps({"machine": machine, key: tables}, indent=2) + "\n")
 
 
 def random_federation(
@@ -117,11 +98,11 @@ def random_federation(
     )
 
 
-def random_npz(path: pathlib.Path) -> str:
+def random_npz(path: pathlib.Path, train: int = 50_000, test: int = 10_000) -> str:
     """The path of an npz with random images of CIFAR-10's shape; written if missing."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        rng, sizes = np.random.default_rng(0), {"train": 50_000, "test": 10_000}
+        rng, sizes = np.random.default_rng(0), {"train": train, "test": test}
         arrays = {f"x_{part}": rng.integers(0, 256, (size, 32, 32, 3), np.uint8) for part, size in sizes.items()}
         np.savez(path, **arrays, **{f"y_{part}": np.arange(size) % 10 for part, size in sizes.items()})
     return str(path)

@@ -1,4 +1,4 @@
-"""Reads a compiled program's text: its computations, how often each runs, its Python lines, and its cost."""
+"""Reads a compiled program's text: its computations, how often each runs, and its cost."""
 
 import collections
 import functools
@@ -83,42 +83,13 @@ class Program:
     def __init__(self, text: str):
         self.computations: dict[str, list[Instruction]] = {}
         self.entry = ""
-        tables: dict[str, dict[str, str]] = {}
-        table = inside = None
+        inside = None
         for line in text.splitlines():
-            if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
-                table = tables.setdefault(line, {})
-            elif not line:
-                table = None
-            elif table is not None:
-                number, _, rest = line.partition(" ")
-                table[number] = rest
-            elif (header := _COMPUTATION.match(line)) is not None:
+            if (header := _COMPUTATION.match(line)) is not None:
                 inside = self.computations.setdefault(header.group(2), [])
                 self.entry = header.group(2) if header.group(1) else self.entry
             elif inside is not None and (found := _INSTRUCTION.match(line)) is not None:
                 inside.append(Instruction(*found.groups(), line))
-        self._files = {number: name.strip('"') for number, name in tables.get("FileNames", {}).items()}
-        self._file_of = {
-            number: re.search(r"file_name_id=(\d+)", rest).group(1)
-            for number, rest in tables.get("FileLocations", {}).items()
-        }
-        self._frames = {
-            number: (
-                re.search(r"file_location_id=(\d+)", rest).group(1),
-                re.search(r"parent_frame_id=(\d+)|$", rest).group(1),
-            )
-            for number, rest in tables.get("StackFrames", {}).items()
-        }
-
-    def files(self, instruction: Instruction) -> Iterator[str]:
-        """The files of the Python lines that it comes from, innermost first."""
-        frame = instruction.attribute(r"stack_frame_id=(\d+)")
-        seen = set()
-        while frame in self._frames and frame not in seen:  # the outermost is its own parent
-            seen.add(frame)
-            location, frame = self._frames[frame]
-            yield self._files[self._file_of[location]]
 
     def walk(self, computation: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
         """The instructions in the order of their runs, and how often each runs.

@@ -1,8 +1,7 @@
-"""Measures how a round's time grows with clients, examples and the federation, and how well lanes are filled.
+"""Measures how a round's time grows with clients, examples and the federation.
 
-    python benchmarks/scaling.py --out=scaling.json                    # all four parts
-    python benchmarks/scaling.py --parts=lanes                         # counts, no clock: about a minute
-    python benchmarks/scaling.py --parts=clients,federation --repeats=9
+    python benchmarks/scaling.py --out=scaling.json                    # both parts
+    python benchmarks/scaling.py --parts=federation --repeats=9
 
 Times whole rounds of FedAnchor: the small CNN on random images of 28x28x1, one local epoch in batches of 10, 50 images
 at the server, 100 test images. The threshold is below all cosines, so all images are trained on and the work is known.
@@ -19,26 +18,8 @@ federation  The same round against the number of clients in the federation, --fe
             images per client, drawn with repetition from the same 10,000. Time: prints `scaling federation X`, the
             largest deviation of the round's time from that of the first size, as the median of the repeats' ratios.
             Memory: each size compiles and runs two rounds in a new process; prints `scaling memory X`, the largest
-            deviation from the first size, be it of the process's peak resident set (mostly the compiler's, and on a GPU
-            the driver's) or of the device's peak_bytes_in_use, if reported. 'planned' is the compiler's figure for the
-            round alone: arguments, including the clients' table (four bytes per image of a client), results and
-            temporaries.
-
-lanes       Useful steps divided by all steps of the lanes, including idle ones, as counted by the engine
-            (`train_cohort`, with steps that do nothing) over many rounds, for each number of lanes. Prints `scaling
-            lanes L X`. Job lengths: 50,000 labels of 10 balanced classes, minus 500 at the server, the rest in LDA
-            shares of alpha 0.1 over 100 clients (`fedjax_ssl.data.make_partition`); cohorts of 10, five local epochs in
-            batches of 10. Which examples qualify is ASSUMED, not trained: in each round every class c has a share q_c ~
-            Beta(s, s), and each example of the class qualifies with that probability. A client's share then follows
-            from its classes, few at alpha 0.1, and changes between rounds. `scaling lanes` reports s = 1 (uniform
-            shares); --spreads adds 0.3 (most classes near none or near all), with more short jobs, and 5 (shares near
-            one half), with more equal jobs. 'bound' is the limit for any schedule that keeps a job in one lane: all
-            useful steps divided by L times the larger of the mean load and the longest job. L = 10 is the plain `vmap`.
-
-partitions  CPU seconds to deal five labels of 10 balanced classes to each of --partitioned clients, by every partition.
-            `dirichlet_clients`, which promises each client ten examples and often cannot with many clients, has a
-            hundredth of them, at most 1,000. Prints `scaling partitions X`, the slowest. Then the times to save, read,
-            check and count the last partition.
+            deviation from the first size of the process's peak resident set or, if reported, of the device's
+            peak_bytes_in_use. 'planned' is the compiler's figure for the round alone.
 """
 
 import argparse
@@ -48,35 +29,26 @@ import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from harness import describe, random_federation, seconds_of, write_tables
+from harness import describe, random_federation, seconds_of, write
 
 from fedjax_ssl import base_config
 from fedjax_ssl.augment import strong_augment, weak_augment
-from fedjax_ssl.data import PARTITIONS, load_partition, make_partition, save_partition
-from fedjax_ssl.data.owners import class_counts as count_classes
-from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Cohort, Finished, Jobs, Phase, Problem
+from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.engine.round import init_key, make_round
 from fedjax_ssl.kinds import Images
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.records.manifest import partition_sum
 from fedjax_ssl.run.machine import find_machine
 
 IMAGE_SHAPE = (28, 28, 1)
 CLASSES, ANCHORS, TEST_IMAGES, BATCH_SIZE = 10, 50, 100, 10
 FEDERATION_IMAGES, FEDERATION_COHORT, FEDERATION_EACH = 10_000, 10, 100
-LABELS, LANES_CLIENTS, LANES_COHORT, LANES_EPOCHS = 50_000, 100, 10, 5
-REPORTED_SPREAD = 1.0
 
 
 # --- Whole rounds. ----------------------------------------------------------------------------------------------------
@@ -235,125 +207,12 @@ def federation_part(options, memory: dict[int, dict]) -> list[dict]:
     return rows
 
 
-# --- How well the lanes are filled. -----------------------------------------------------------------------------------
-
-
-def class_counts(seed: int) -> np.ndarray:
-    """Examples of each class at each client, [K, C]: FedAnchor's partition of labels like CIFAR-10's."""
-    config = base_config().data
-    config.server_labels, config.partition, config.alpha = 500, "lda", 0.1
-    labels = np.random.default_rng(seed).permutation(np.arange(LABELS) % CLASSES)
-    partition = make_partition(labels, CLASSES, config, LANES_CLIENTS, seed)
-    return np.stack([np.bincount(labels[rows], minlength=CLASSES) for rows in partition.client_rows])
-
-
-def draw_lengths(spread: float, num_rounds: int, seed: int) -> np.ndarray:
-    """Local steps of each job of each round, int32 [T, M], under the assumption in the module's docstring."""
-    counts, rng = class_counts(seed), np.random.default_rng([seed, 1])
-    rounds = []
-    for _ in range(num_rounds):
-        cohort = rng.choice(LANES_CLIENTS, LANES_COHORT, replace=False)
-        shares = rng.beta(spread, spread, CLASSES)
-        qualified = rng.binomial(counts[cohort], shares).sum(axis=1)
-        rounds.append(LANES_EPOCHS * -(-qualified // BATCH_SIZE))
-    return np.array(rounds, np.int32)
-
-
-def count_lane_steps(lengths: np.ndarray, lanes: int) -> np.ndarray:
-    """Steps of all lanes in each round, [T], as counted by the engine, for jobs of `lengths` int [T, M]."""
-    idle_phase = Phase(
-        prepare=lambda broadcast, data, cohort, previous: Jobs(broadcast[cohort.clients], ()),
-        start=lambda broadcast, data, work, own: jnp.int32(0),
-        step=lambda broadcast, data, work, carry, index, key: carry + 1,
-        finish=lambda broadcast, work, carry, num_steps: Finished(carry, {}, {}),
-    )
-    cohort = Cohort(jnp.arange(lengths.shape[1]), {}, jax.random.key(0))
-
-    @jax.jit
-    def count(lengths):
-        def one_round(num_steps):
-            result = train_cohort((idle_phase,), num_steps, None, cohort, lanes)
-            return result.lane_steps, result.upload
-
-        return jax.lax.map(one_round, lengths)
-
-    lane_steps, steps_taken = count(jnp.asarray(lengths))
-    np.testing.assert_array_equal(steps_taken, lengths)  # every job took exactly its steps
-    return np.asarray(lane_steps)
-
-
-def lanes_part(options) -> list[dict]:
-    """Useful over all lane steps, for each number of lanes and each spread of the qualified shares."""
-    spreads = list(dict.fromkeys([REPORTED_SPREAD, *map(float, options.spreads.split(","))]))
-    rows = []
-    for spread in spreads:
-        lengths = np.concatenate([draw_lengths(spread, options.rounds, seed) for seed in range(options.seeds)])
-        useful = lengths.sum(axis=1)
-        for lanes in numbers(options.lane_counts):
-            lane_steps = count_lane_steps(lengths, lanes)
-            least = lanes * np.maximum(-(-useful // lanes), lengths.max(axis=1))
-            there = useful > 0
-            shares = useful[there] / lane_steps[there]
-            row = {
-                "lanes": lanes,
-                "spread": spread,
-                "rounds": len(lengths),
-                "mean steps of a job": float(lengths.mean()),
-                "longest / mean": float(np.mean(lengths.max(axis=1)[there] / lengths.mean(axis=1)[there])),
-                "useful share": float(useful.sum() / lane_steps.sum()),
-                "of a round, 5 %": float(np.quantile(shares, 0.05)),
-                "of a round, 95 %": float(np.quantile(shares, 0.95)),
-                "bound": float(useful.sum() / least.sum()),
-            }
-            rows.append(row)
-            if spread == REPORTED_SPREAD:
-                print(f"scaling lanes {lanes} {row['useful share']:.3f}", flush=True)
-    return rows
-
-
-# --- Partitions. ------------------------------------------------------------------------------------------------------
-
-
-def partitions_part(options) -> list[dict]:
-    """CPU seconds of every partition, as the median of the repeats, and of the work with the last one."""
-    num_clients = options.partitioned
-    labels = np.random.default_rng(0).permutation(np.arange(5 * num_clients) % CLASSES)
-    owners = np.random.default_rng(1).permutation(np.arange(len(labels)) % num_clients)
-    rows, partition = [], None
-    for name in (*PARTITIONS, "natural"):
-        config = base_config().data
-        config.partition = name
-        clients = min(num_clients // 100, 1_000) if name == "dirichlet_clients" else num_clients
-        given = labels, CLASSES, config, clients
-        seconds = []
-        for seed in range(options.repeats):
-            started = time.process_time()
-            partition = make_partition(*given, seed, owners if name == "natural" else None)
-            seconds.append(time.process_time() - started)
-        rows.append({"partition": name, "clients": clients, "s": statistics.median(seconds)})
-        print(rows[-1], flush=True)
-    print(f"scaling partitions {max(row['s'] for row in rows):.2f}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder) / "partition.npz"
-        for what, do in {
-            "saved": lambda: save_partition(file, partition),
-            "read": lambda: load_partition(file, len(labels), num_clients),
-            "checksum": lambda: partition_sum(partition),
-            "counted by class": lambda: count_classes(labels, partition, CLASSES),
-        }.items():
-            started = time.process_time()
-            do()
-            rows.append({"partition": what, "clients": num_clients, "s": time.process_time() - started})
-            print(rows[-1], flush=True)
-    return rows
-
-
 def numbers(text: str) -> list[int]:
     """'1,3,10' to [1, 3, 10]."""
     return [int(word) for word in text.split(",")]
 
 
-PARTS = {"clients": clients_part, "federation": federation_part, "lanes": lanes_part, "partitions": partitions_part}
+PARTS = {"clients": clients_part, "federation": federation_part}
 
 
 def main():
@@ -366,11 +225,6 @@ def main():
     parser.add_argument("--examples", default="30,100,300,1000", help="images of each client, to sweep over")
     parser.add_argument("--cohort", type=int, default=10, help="clients of a round in that sweep")
     parser.add_argument("--federation", default="100,1000,10000", help="clients in the federation")
-    parser.add_argument("--lane_counts", default="1,3,4,5,10")
-    parser.add_argument("--spreads", default="0.3,1,5", help="s of the qualified shares' Beta(s, s)")
-    parser.add_argument("--rounds", type=int, default=500, help="for each seed")
-    parser.add_argument("--seeds", type=int, default=5, help="partitions")
-    parser.add_argument("--partitioned", type=int, default=10_000, help="clients that labels are dealt to")
     parser.add_argument("--out", default="scaling.json")
     parser.add_argument("--memory_of", type=int, help=argparse.SUPPRESS)  # tells a point's process its size
     options = parser.parse_args()
@@ -387,7 +241,7 @@ def main():
     tables = {}
     for part in parts:
         tables[part] = federation_part(options, memory) if part == "federation" else PARTS[part](options)
-        write_tables(options.out, describe(), tables)
+        write(options.out, describe(), tables)
 
 
 if __name__ == "__main__":

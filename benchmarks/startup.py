@@ -32,22 +32,11 @@ import sys
 import tempfile
 import time
 
-import numpy as np
-from harness import describe, write
+from harness import describe, random_npz, write
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CLASSES, CLIENTS, IMAGES_EACH = 10, 100, 100
+CLIENTS, IMAGES_EACH = 100, 100
 LOOK_EVERY = 0.02  # seconds
-
-
-def make_images(path: pathlib.Path, num_train: int, num_test: int) -> None:
-    """Writes an npz of random images in CIFAR-10's shape."""
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for part, count in (("train", num_train), ("test", num_test)):
-        arrays[f"x_{part}"] = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
-        arrays[f"y_{part}"] = np.arange(count) % CLASSES
-    np.savez(path, **arrays)
 
 
 def command_of(options: argparse.Namespace, images: pathlib.Path, workdir: pathlib.Path) -> list[str]:
@@ -141,7 +130,7 @@ def main():
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        make_images(folder / "images.npz", CLIENTS * IMAGES_EACH + options.anchors, options.test_images)
+        random_npz(folder / "images.npz", CLIENTS * IMAGES_EACH + options.anchors, options.test_images)
         for pair in range(options.repeats):
             cache = folder / f"cache{pair}"
             for kind in ("cold", "warm"):

@@ -6,7 +6,7 @@ Raising one needs a reason in the commit's message. The compiled programs are he
 
 import json
 
-from benchmarks.size import HELD, measure
+from tests.helpers.size import HELD, measure
 
 NOT_HELD = ("tests: lines",)  # a new test needs no reason
 

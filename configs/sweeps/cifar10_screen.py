@@ -9,7 +9,7 @@ rounds. docs/notebook/cifar10.md has the results.
 
 from fedjax_ssl.sweep import Sweep
 
-# The settings whose labels were best before any client trained, by benchmarks/server_labels.py.
+# The settings whose labels were best before any client trained.
 SERVER = {"server.pretrain_epochs": 40, "server.augmentation": "weak"}
 FOUND = {**SERVER, "fedanchor.common_direction_weight": 1.0, "fedanchor.centred": True}
 SLOW = {"server.learning_rate": 0.003, "fedanchor.contrastive_learning_rate": 0.003}

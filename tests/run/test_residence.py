@@ -44,7 +44,7 @@ def config_of(num_rounds=4, **fields):
 def assert_same(one, other):
     """Compares up to rounding: with the tests' flags XLA fuses programs of different shapes in different ways.
 
-    With the program's own flags they are equal to the bit: `benchmarks/residences.py`.
+    With the program's own flags they are equal to the bit.
     """
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # noqa: E731
     jax.tree.map(close, one, other)
