@@ -217,7 +217,7 @@ class Section:
         config = ConfigDict() if given is None else given
         for name, field in self._fields.items():
             if isinstance(field, Section):
-                config[name] = field.config(config[name] if name in config else None)  # `get` looks for near names
+                config[name] = field.config(config[name] if name in config else None)  # noqa: SIM401, get is slow
             elif name in config:
                 continue
             elif field.default is None:
