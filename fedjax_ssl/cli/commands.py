@@ -30,7 +30,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     and report.html. --workdir=RUN without --config resumes RUN from its last
     checkpoint, with its own config.json.
 
-    Several seeds: --config.seeds='(0, 1, 2)'. Watch: python launch.py watch runs
+    Several seeds: --config.seeds='(0, 1, 2)'. Watch: tensorboard --logdir=runs
     """
     with doing("loading JAX"):
         from fedjax_ssl import train
@@ -124,18 +124,6 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
         look = Look(columns, own.interval, own.caption or "", own.label or "")
         page = report(words, own.out, own.target, own.against, look, own.figures)
     print(page)
-
-
-def run_watch(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Shows runs in a browser while they train.
-
-    The page has a table, curves and the time left, and is refreshed during the
-    runs. Only this machine can open it unless --host says otherwise.
-    """
-    with doing("loading what draws the curves"):
-        from fedjax_ssl.report.watch import watch
-
-    watch(words, own.host, own.port)
 
 
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -235,14 +223,6 @@ COMMANDS = {
             "caption": (None, "of the LaTeX table"),
             "label": (None, "of the LaTeX table"),
             "figures": ("screen", "column or page: width of the figures in a paper"),
-        },
-        "RUN...",
-    ),
-    "watch": Command(
-        run_watch,
-        {
-            "host": ("localhost", "address to listen on; 0.0.0.0: any machine in the network can open the page"),
-            "port": (8000, "0 takes a free one"),
         },
         "RUN...",
     ),
