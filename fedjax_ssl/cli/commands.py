@@ -216,11 +216,11 @@ COMMANDS = {
         run_report,
         {
             "out": (None, "NAME.html, for several runs"),
-            "target": ("0.9", "count the rounds until this accuracy is reached"),
+            "target": (0.9, "count the rounds until this accuracy is reached"),
             "against": (None, "runs of one configuration, for paired differences"),
             "columns": (None, "columns of the table, such as 'method,test accuracy'; the CSV has all"),
             "interval": (False, "show mean ± half the 95 % confidence interval instead of the deviation"),
-            "caption": (None, "of the LaTeX table"),
+            "caption": (None, "of the LaTeX table, in LaTeX"),
             "label": (None, "of the LaTeX table"),
             "figures": ("screen", "column or page: width of the figures in a paper"),
         },
@@ -271,7 +271,11 @@ def run(command: str, words: list[str]) -> None:
     """Runs one command."""
     own = flags.FlagValues()
     for name, (default, meaning) in COMMANDS[command].flags.items():
-        kinds: dict[type, Callable[..., Any]] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}
+        kinds: dict[type, Callable[..., Any]] = {
+            bool: flags.DEFINE_bool,
+            int: flags.DEFINE_integer,
+            float: flags.DEFINE_float,
+        }
         define = kinds.get(type(default), flags.DEFINE_string)
         define(name, default, meaning, flag_values=own)
     overrides = [word for word in words if word.startswith("--config.")]
