@@ -12,5 +12,9 @@ CONFIGS = {
 setup(
     packages=[*find_packages(include=["fedjax_ssl*"]), *CONFIGS],
     package_dir=CONFIGS,
-    package_data={"fedjax_ssl": ["py.typed"], "fedjax_ssl.configs.flower": ["pyproject.toml"]},
+    package_data={
+        "fedjax_ssl": ["py.typed"],
+        "fedjax_ssl.report": ["*.jinja"],
+        "fedjax_ssl.configs.flower": ["pyproject.toml"],
+    },
 )

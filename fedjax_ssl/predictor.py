@@ -1,8 +1,6 @@
 """A trained model for inference: images, features, table rows or texts in, classes out, with preprocessing."""
 
-import csv as csv_files
 import functools
-import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -95,10 +93,6 @@ class Predictor(NamedTuple):
             UserError: the inputs do not have the model's shape or the form above, or the encoder's weights differ from
                 those in training.
         """
-        try:
-            np.shape(inputs)
-        except ValueError:
-            raise UserError("the inputs are lists of different lengths; examples must have one shape") from None
         if self.encode is not None and self.are_images(inputs):
             inputs = self.encode(inputs)
         examples = self.kind.given(inputs, self.facts)
@@ -272,11 +266,7 @@ def predict_file(
     given = [f"--{name}" for name, value in {"npz": npz, "images": images, "csv": csv}.items() if value]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} are {len(given)} places for inputs; give one of them")
-    if key and not npz:
-        raise UserError(f"--key names an array of an npz file, but the inputs are from {given[0]}")
     path = expanded(out)
-    if path.is_dir():
-        raise UserError(f"--out={path} is a folder; predictions are written into a file")
     if path.suffix not in (".csv", ".npz"):
         raise UserError(f"--out={path} must end in .csv or .npz")
     if path.resolve() == expanded(npz or images or csv).resolve():
@@ -308,16 +298,17 @@ def predict_file(
 
 def _as_csv(predictor: Predictor, found: Predicted) -> str:
     """A line for each example: its file or number, the predicted class, its probability, the true class if known."""
-    text = io.StringIO()
-    writer = csv_files.writer(text, lineterminator="\n")
-    labels = found.true_labels
-    what = "image" if found.of_images else "row"
-    writer.writerow([what, "class", "probability", *(["true class"] if labels is not None else [])])
-    best = found.prediction.probabilities.max(axis=1)
-    for row, (name, probability) in enumerate(zip(found.prediction.classes, best)):
-        true = [] if labels is None else [predictor.class_names[labels[row]] if labels[row] >= 0 else ""]
-        writer.writerow([found.files[row] if found.files else row, name, f"{probability:.6g}", *true])
-    return text.getvalue()
+    import pandas
+
+    prediction, labels, names = found.prediction, found.true_labels, predictor.class_names
+    columns: dict[str, Any] = {
+        "image" if found.of_images else "row": found.files or range(len(prediction.labels)),
+        "class": prediction.classes,
+        "probability": [f"{probability:.6g}" for probability in prediction.probabilities.max(axis=1)],
+    }
+    if labels is not None:
+        columns["true class"] = [names[label] if label >= 0 else "" for label in labels]
+    return pandas.DataFrame(columns).to_csv(index=False, lineterminator="\n")
 
 
 def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str], np.ndarray | None]:
@@ -340,10 +331,8 @@ def _of_csv(predictor: Predictor, path: str) -> tuple[Any, None, np.ndarray | No
     """The inputs of a csv or parquet file, and their labels if it has the label column of the training data."""
     facts, columns = predictor.facts, read_columns(path, "csv")
     of_text, of_labels = facts.get("text_column"), facts.get("label_column", "")
-    if kind_name(facts) == "text" and not of_text:
-        raise UserError("the model's texts have no column's name; give them by --npz")
-    if kind_name(facts) not in ("table", "text"):
-        raise UserError(f"--csv is for tables and texts, but the model takes {predictor.kind.noun}; use --npz")
+    if kind_name(facts) != "table" and not of_text:
+        raise UserError(f"--csv is for models of csv files; this one takes its {predictor.kind.noun} by --npz")
     if of_text and of_text not in columns:
         raise UserError(f"{path} has no column {of_text!r}, that of the texts{known_are(of_text, columns)}")
     labels = None

@@ -83,6 +83,23 @@ def no_memory_given_back():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures(request):
+    """Saves empty pictures, except in tests/report: drawing them takes most of a report's time."""
+    if request.path.parent.name == "report":
+        yield
+        return
+    from matplotlib.figure import Figure
+
+    from fedjax_ssl.report import style
+
+    def save(figure, file, format, **_):
+        file.write('<svg viewBox="0 0 1 1"><g id="1"/></svg>' if format == "svg" else b"")
+
+    with mock.patch.object(Figure, "savefig", save), mock.patch.object(style, "_lay_out"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def root():
     return ROOT

@@ -50,7 +50,7 @@ KNOWS = {
         *("errors", "fields", "imports", "learning", "augment", "data", "models", "engine", "client"),
         "server",
     ),
-    "report": ("errors", "files", "fields", "kinds", "config", "records"),
+    "report": ("errors", "files", "fields", "config", "records"),
 }
 MOST_FLAT_FILES = 6
 

@@ -34,7 +34,7 @@ def built(tmp_path_factory):
 @pytest.mark.processes
 def test_an_installation_has_every_module_and_every_config(built):
     def names(folder):
-        return {path.relative_to(folder) for path in folder.rglob("*") if path.suffix in (".py", ".toml")}
+        return {path.relative_to(folder) for path in folder.rglob("*") if path.suffix in (".py", ".toml", ".jinja")}
 
     assert names(ROOT / "configs") == names(built / "fedjax_ssl" / "configs") != set()
     assert names(ROOT / "fedjax_ssl") == {n for n in names(built / "fedjax_ssl") if n.parts[0] != "configs"}

@@ -30,7 +30,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     and report.html. --workdir=RUN without --config resumes RUN from its last
     checkpoint, with its own config.json.
 
-    Several seeds: --config.seeds='(0, 1, 2)'. Watch: python launch.py watch runs
+    Several seeds: --config.seeds='(0, 1, 2)'. Watch: tensorboard --logdir=runs
     """
     with doing("loading JAX"):
         from fedjax_ssl import train
@@ -126,18 +126,6 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     print(page)
 
 
-def run_watch(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Shows runs in a browser while they train.
-
-    The page has a table, curves and the time left, and is refreshed during the
-    runs. Only this machine can open it unless --host says otherwise.
-    """
-    with doing("loading what draws the curves"):
-        from fedjax_ssl.report.watch import watch
-
-    watch(words, own.host, own.port)
-
-
 def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
     """Classifies images, rows or texts in a file or a folder with a run's model.
 
@@ -228,21 +216,13 @@ COMMANDS = {
         run_report,
         {
             "out": (None, "NAME.html, for several runs"),
-            "target": ("0.9", "count the rounds until this accuracy is reached"),
+            "target": (0.9, "count the rounds until this accuracy is reached"),
             "against": (None, "runs of one configuration, for paired differences"),
             "columns": (None, "columns of the table, such as 'method,test accuracy'; the CSV has all"),
             "interval": (False, "show mean ± half the 95 % confidence interval instead of the deviation"),
-            "caption": (None, "of the LaTeX table"),
+            "caption": (None, "of the LaTeX table, in LaTeX"),
             "label": (None, "of the LaTeX table"),
             "figures": ("screen", "column or page: width of the figures in a paper"),
-        },
-        "RUN...",
-    ),
-    "watch": Command(
-        run_watch,
-        {
-            "host": ("localhost", "address to listen on; 0.0.0.0: any machine in the network can open the page"),
-            "port": (8000, "0 takes a free one"),
         },
         "RUN...",
     ),
@@ -291,7 +271,11 @@ def run(command: str, words: list[str]) -> None:
     """Runs one command."""
     own = flags.FlagValues()
     for name, (default, meaning) in COMMANDS[command].flags.items():
-        kinds: dict[type, Callable[..., Any]] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}
+        kinds: dict[type, Callable[..., Any]] = {
+            bool: flags.DEFINE_bool,
+            int: flags.DEFINE_integer,
+            float: flags.DEFINE_float,
+        }
         define = kinds.get(type(default), flags.DEFINE_string)
         define(name, default, meaning, flag_values=own)
     overrides = [word for word in words if word.startswith("--config.")]

@@ -116,7 +116,7 @@ def of_command(name: str, command: Command) -> str:
     first, _, more = textwrap.dedent(" " * 4 + (command.run.__doc__ or "")).strip().partition("\n")
     flags = []
     for flag, (default, meaning) in command.flags.items():
-        takes, number = "" if type(default) is bool else "=...", type(default) is int
+        takes, number = "" if type(default) is bool else "=...", type(default) in (int, float)
         flags.append((f"--{flag}{takes}", meaning + (f"; default: {default}" if number else "")))
     if "config" in command.flags:
         flags.append(("--config.FIELD=...", "overrides any field of the configuration"))

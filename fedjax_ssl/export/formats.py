@@ -16,9 +16,8 @@ from fedjax_ssl.predictor import Predictor, load
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.workdir import read_config
 
-# Facts of the data set that are not about the model's inputs, or are elsewhere in the exported facts. Those of earlier
-# versions include the clients' names, which are private.
-_NOT_OF_INPUTS = ("name", "num_classes", "class_names", "flip", "num_train", "num_test", "client_names")
+# Facts of the data set that are not about the model's inputs, or are elsewhere in the exported facts.
+_NOT_OF_INPUTS = ("name", "num_classes", "class_names", "flip", "num_train", "num_test")
 
 
 class Exported(NamedTuple):
@@ -86,9 +85,6 @@ def export_run(
     path = expanded(out)
     if format == "hub":
         hub.check_folder(path)
-        hub.check_license(license)
-    elif path.is_dir():
-        raise UserError(f"--out={path} is a folder; {format} is written into a file")
     if format == "onnx":
         programs.import_jax2onnx()  # before anything slow
     model = _exported(expanded(workdir), allow_code)

@@ -12,7 +12,7 @@ from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.errors import UserError, printable
 from fedjax_ssl.files import read_json
-from fedjax_ssl.kinds import kind_of
+from fedjax_ssl.kinds import kind_name, kind_of
 from fedjax_ssl.records.clients import (
     MODELS,
     OVER_CLIENTS,
@@ -162,6 +162,16 @@ class RunRecords(NamedTuple):
             before = f"{at_server:,} label{'s' if at_server != 1 else ''} at the server, and " if at_server else ""
             return f"{before}the data have labels for {labelled:,} of the clients' {number:,} {self.noun}"
         return who_has_labels(self.config, labelled if counted else None).replace("images", self.noun)
+
+    @property
+    def kind(self) -> str:
+        """The kind of its examples, a name in `fedjax_ssl.kinds.KINDS`, such as 'image'."""
+        return kind_name(self.dataset())
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of an example as the network takes it."""
+        return kind_of(self.dataset()).inputs(self.dataset()).shape
 
     @property
     def noun(self) -> str:

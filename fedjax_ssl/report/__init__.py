@@ -16,7 +16,7 @@ __all__ = ["report", "write_comparison", "write_report"]
 def report(
     folders: list[str],
     out: str | None = None,
-    target: str = "0.9",
+    target: float = 0.9,
     against: str | None = None,
     look: Look = PLAIN,
     size: str = style.SCREEN,
@@ -40,12 +40,8 @@ def report(
     if size not in style.SIZES:
         raise UserError(f"pictures have no size {size!r}{known_are(size, style.SIZES)}")
     folders = [str(expanded(folder)) for folder in folders]
-    try:
-        share = float(target)
-    except ValueError:
-        raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target!r}") from None
     if out is not None:
-        return write_comparison(folders, out, share, against, look=look, size=size)
+        return write_comparison(folders, out, target, against, look=look, size=size)
     several = len(folders) > 1 or find_runs(pathlib.Path(folders[0])) != [pathlib.Path(folders[0])]
     if several or against is not None or look != PLAIN:
         raise UserError("several runs go into one page: --out=NAME.html")

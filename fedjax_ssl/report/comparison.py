@@ -4,6 +4,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -29,7 +30,7 @@ def write_comparison(
     size: str = style.SCREEN,
     only: Collection[pathlib.Path] = (),
 ) -> pathlib.Path:
-    """Writes a page NAME.html that compares runs, with its table in NAME.csv, NAME.md and NAME.tex.
+    """Writes a page NAME.html that compares runs, and its table, NAME.csv, .md and .tex; returns the page's path.
 
     NAME.csv has means and deviations as numbers, and NAME_runs.csv a line for each run. The page's pictures are in
     NAME_figures/, as PNG, SVG and PDF. Each data set has pictures of its own.
@@ -46,9 +47,6 @@ def write_comparison(
         size: of the pictures, one of `style.SIZES`.
         only: the folders of the runs that are shown; (): all.
 
-    Returns:
-        The page's path.
-
     Raises:
         UserError: a folder holds no run, none has finished a round, `against` has several configurations or no seed of
             another one, or the page cannot be written.
@@ -57,46 +55,32 @@ def write_comparison(
     if path.suffix != ".html":
         raise UserError(f"the page must be named NAME.html, not {path}")
     if not 0 < target <= 1:
-        raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target}")
+        raise UserError(f"the accuracy to be reached must be a share above 0 and at most 1, not {target:g}")
     groups, skipped = read_groups(map(pathlib.Path, folders), rows_alone=True, only=only)
     names = name_data_sets(groups)
     sets = list(dict.fromkeys(names))
-    rows = [
-        Row(g.name, {"data set": name} if len(sets) > 1 else {}, g.runs, len(g.runs), g.runs[0].labels_revealed)
-        for g, name in zip(groups, names)
-    ]
+    rows = [_row(group, {"data set": name} if len(sets) > 1 else {}) for group, name in zip(groups, names)]
     table = make_table(rows, target)
     shown = look.of(table)
     found, missed = ([], []) if against is None else read_groups([pathlib.Path(against)])
     apart = _differences(groups, found, pathlib.Path(against)) if against is not None else []
-    runs = {run.folder.resolve(): run for group in (*groups, *found) for run in group.runs}.values()
-    skipped = list(dict.fromkeys([*skipped, *missed, *(line for run in runs for line in run.damages)]))
-    unfinished = [f"{run.folder} ({run.standing()})" for run in runs if not run.is_finished]
-    early = [f"{run.folder} ({run.standing()}: {run.why_ended()})" for run in runs if run.why_ended()]
-    pictures = page.Pictures(path.with_name(f"{path.stem}_figures"), pdf=True)
-    try:
-        with style.styled(size):
-            for data in sets:
-                of_data = [group for group, name in zip(groups, names) if name == data]
-                _draw(of_data, pictures, data if len(sets) > 1 else "")
-    except OSError as error:
-        raise UserError(f"cannot write the pictures of {path}: {error.strerror}") from error
+    of_sets = {data: [group for group, name in zip(groups, names) if name == data] for data in sets}
+    pictures = _pictures(path, of_sets, size)
     page.write_page(
         path,
         f"{_number(len(groups), 'configuration')}, {_number(sum(len(group.runs) for group in groups), 'run')}",
         f"Data: {', '.join(sets)}. Curves are means over the seeds that have the round, bands reach from the least to "
         f"the most. Accuracies in the table are percent, mean ± {_spread(look)}.",
-        *(page.note(line) for line in skipped),
-        page.note(f"Not finished, and shown as far as they are: {', '.join(unfinished)}") if unfinished else "",
-        page.note(f"Ended before their last round: {'; '.join(early)}") if early else "",
-        page.note(f"The runs are on {len(sets)} data sets, {_MANY_SETS}") if len(sets) > 1 else "",
-        page.section("Table", _as_html(shown)),
-        page.section("Differences, paired by seed", _paired(apart)) if apart else "",
-        page.section("What differs", _what_differs(groups)),
-        page.section("Labels", _labels_held(groups)),
-        pictures.section("Accuracy"),
-        pictures.section("Pseudo-labels"),
-        page.section("As LaTeX", page.code(to_latex(shown, best_cells(table), look.caption, look.label))),
+        [
+            *_notes([*groups, *found], [*skipped, *missed]),
+            {"note": len(sets) > 1 and f"The runs are on {len(sets)} data sets, {_MANY_SETS}"},
+            page.section("Table", _as_html(shown)),
+            page.section("Differences, paired by seed", *_paired(apart)),
+            page.section("What differs", _what_differs(groups)),
+            page.section("Labels", _labels_held(groups)),
+            *map(pictures.section, ("Accuracy", "Pseudo-labels")),
+            page.section("As LaTeX", {"code": to_latex(shown, best_cells(table), look.caption, look.label)}),
+        ],
     )
     name = path.stem if table_name is None else table_name
     if name:
@@ -104,6 +88,22 @@ def write_comparison(
     if name and apart:
         write_table(path.with_name(f"{name}_differences"), apart)
     return path
+
+
+def _row(group: Group, values: dict[str, Any]) -> Row:
+    return Row(group.name, values, group.runs, len(group.runs), group.runs[0].labels_revealed)
+
+
+def _notes(groups: list[Group], skipped: list[str]) -> list[page.Part]:
+    """What a reader must know of runs that could not be read, are damaged, not finished or ended early."""
+    runs = {run.folder.resolve(): run for group in groups for run in group.runs}.values()
+    unfinished = ", ".join(f"{run.folder} ({run.standing()})" for run in runs if not run.is_finished)
+    early = "; ".join(f"{run.folder} ({run.standing()}: {run.why_ended()})" for run in runs if run.why_ended())
+    return [
+        *({"note": line} for line in dict.fromkeys([*skipped, *(line for run in runs for line in run.damages)])),
+        {"note": unfinished and f"Not finished, and shown as far as they are: {unfinished}"},
+        {"note": early and f"Ended before their last round: {early}"},
+    ]
 
 
 def _spread(look: Look) -> str:
@@ -115,15 +115,15 @@ def _number(count: int, of: str) -> str:
     return f"{count} {of}{'' if count == 1 else 's'}"
 
 
-def _as_html(table: list[dict[str, str]]) -> str:
-    return page.table(list(table[0]), [list(row.values()) for row in table])
+def _as_html(table: list[dict[str, Any]]) -> page.Part:
+    return {"table": page.Table(list(table[0]), [list(row.values()) for row in table])}
 
 
-def _paired(apart: list[dict[str, str]]) -> str:
-    return page.paragraph("Percent, mean ± standard error over seeds.") + _as_html(apart)
+def _paired(apart: list[dict[str, Any]]) -> list[page.Part]:
+    return [{"text": "Percent, mean ± standard error over seeds."}, _as_html(apart)] if apart else []
 
 
-def _differences(groups: list[Group], found: list[Group], against: pathlib.Path) -> list[dict[str, str]]:
+def _differences(groups: list[Group], found: list[Group], against: pathlib.Path) -> list[dict[str, Any]]:
     """The table of the other groups' differences from those found in the folder `against`, which must be one."""
     if len(found) > 1:
         raise UserError(f"differences need one configuration to compare with; {against} has {len(found)}")
@@ -141,22 +141,30 @@ def _differences(groups: list[Group], found: list[Group], against: pathlib.Path)
     return rows
 
 
-def _what_differs(groups: list[Group]) -> str:
-    """A table of the fields in which rows differ, a column for each; '' if the rows' names say as much."""
+def _what_differs(groups: list[Group]) -> page.Part:
+    """A table of the fields in which rows differ, a column for each; {} if the rows' names say as much."""
     differing = what_differs(groups)
     rows = [[group.name, *(values[place] for values in differing.values())] for place, group in enumerate(groups)]
     if all(set(row) == {row[0]} for row in rows):
-        return ""
-    return page.table(["method", *differing], rows)
+        return {}
+    return {"table": page.Table(["method", *differing], rows)}
 
 
-def _labels_held(groups: list[Group]) -> str:
+def _labels_held(groups: list[Group]) -> page.Part:
     """Who holds labels: a sentence if it is the same for all, else a table."""
     held = {group.name: group.runs[0].who_has_labels(counted=False) for group in groups}
     if len(set(held.values())) == 1:
-        (text,) = set(held.values())
-        return page.paragraph(f"In all runs: {text}.")
-    return page.table(["method", "who holds labels"], [list(row) for row in held.items()], long=(1,))
+        return {"text": f"In all runs: {next(iter(held.values()))}."}
+    return {"table": page.Table(["method", "who holds labels"], [list(row) for row in held.items()], long=(1,))}
+
+
+def _pictures(path: pathlib.Path, of_sets: dict[str, list[Group]], size: str) -> page.Pictures:
+    """Draws the pictures of each data set beside the page."""
+    pictures = page.Pictures(path.with_name(f"{path.stem}_figures"), pdf=True)
+    with page.writing(path), style.styled(size):
+        for data, groups in of_sets.items():
+            _draw(groups, pictures, data if len(of_sets) > 1 else "")
+    return pictures
 
 
 def _draw(groups: list[Group], pictures: page.Pictures, data: str = "") -> None:
@@ -168,7 +176,7 @@ def _draw(groups: list[Group], pictures: page.Pictures, data: str = "") -> None:
         data: the data set's name, if captions must contain it.
     """
     sets = sorted({group.measured for group in groups})
-    over = functools.partial(figures.over_rounds, top=100)
+    percent = functools.partial(figures.over_rounds, top=100)
 
     def add(title: str, name: str, draw: Callable[[list[Group]], Figure | None], caption: str) -> None:
         for values, bundle in bundles(groups).items():
@@ -177,29 +185,18 @@ def _draw(groups: list[Group], pictures: page.Pictures, data: str = "") -> None:
             pictures.add(title, "_".join([name, *which]), draw(bundle), said)
 
     for of in sets:
-        add(
-            "Accuracy",
-            f"{of}_accuracy",
-            functools.partial(figures.accuracy, measured=of),
-            f"{of.capitalize()} accuracy.",
-        )
+        draw = functools.partial(figures.accuracy, measured=of)
+        add("Accuracy", f"{of}_accuracy", draw, f"{of.capitalize()} accuracy.")
     for of in sets:
-        add(
-            "Accuracy",
-            f"{of}_accuracy_over_bytes",
-            functools.partial(figures.accuracy_over_bytes, measured=of),
-            f"{of.capitalize()} accuracy over what has travelled.",
-        )
-    for of in sets:
-        for name, words in {name: words for g in groups for name, words in g.runs[0].measures().items()}.items():
-            add(
-                "Accuracy",
-                f"{of}_{name}",
-                functools.partial(over, metric=f"{of}_{name}", label=f"{of} {words} (%)"),
-                f"{of.capitalize()} {words}.",
-            )
+        draw = functools.partial(figures.accuracy_over_bytes, measured=of)
+        caption = f"{of.capitalize()} accuracy over what has travelled."
+        add("Accuracy", f"{of}_accuracy_over_bytes", draw, caption)
+    measures = {name: words for group in groups for name, words in group.runs[0].measures().items()}
+    for name, words in ((f"{of}_{name}", f"{of} {words}") for of in sets for name, words in measures.items()):
+        draw = functools.partial(percent, metric=name, label=f"{words} (%)")
+        add("Accuracy", name, draw, f"{words[:1].upper()}{words[1:]}.")
     add("Accuracy", "client_accuracy", _clients, "Accuracy on each client's mix of classes, last models.")
-    labels = functools.partial(over, metric="pseudo_label_accuracy", label="pseudo-labels that are right (%)")
+    labels = functools.partial(percent, metric="pseudo_label_accuracy", label="pseudo-labels that are right (%)")
     add("Pseudo-labels", "pseudo_label_accuracy", labels, "Pseudo-labels that are right.")
     add("Pseudo-labels", "qualified_per_client", figures.qualified, "Examples that a client trains on.")
 

@@ -1,44 +1,10 @@
 """Differences from a reference row, paired by seed: runs of a seed share partition, initialisation and cohorts."""
 
-import math
-import statistics
 from typing import Any
 
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import RunRecords
-from fedjax_ssl.report.table import LAST, OverSeeds
-
-
-class Difference(OverSeeds):
-    """Differences, one for each pair; as text their signed mean ± standard error, and how many are above 0.
-
-    A few seeds cannot show a normal distribution, so the count is given for a sign test.
-    """
-
-    def __str__(self) -> str:
-        present = self.present
-        if not present:
-            return "-"
-        error = f" ± {standard_error(present):.2f}" if len(present) > 1 else ""
-        return f"{statistics.mean(present):+.2f}{error} ({self._above()} of {len(present)} above 0)"
-
-    def _above(self) -> int:
-        return sum(value > 0 for value in self.present)
-
-    def numbers(self) -> dict[str, float | int | None]:
-        """Suffixes of the column's name -> mean, standard error, how many are above 0, and n."""
-        present = self.present
-        return {
-            "": statistics.mean(present) if present else None,
-            " standard error": standard_error(present) if len(present) > 1 else None,
-            " above 0": self._above(),
-            " n": len(present),
-        }
-
-
-def standard_error(values: list[float]) -> float:
-    """The standard error of the mean of at least two values."""
-    return statistics.stdev(values) / math.sqrt(len(values))
+from fedjax_ssl.report.table import ERROR, LAST, OverSeeds
 
 
 def paired_differences(groups: list[Group], reference: Group) -> list[dict[str, Any]]:
@@ -49,7 +15,7 @@ def paired_differences(groups: list[Group], reference: Group) -> list[dict[str, 
         reference: the row that is subtracted.
 
     Returns:
-        A row for each group that shares a seed with the reference, column -> text, number or `Difference`; accuracies
+        A row for each group that shares a seed with the reference, column -> text, number or `OverSeeds`; accuracies
         are percent. '-' if no pair measured the figure in both runs, on the same set.
     """
     by_seed, rows = {run.config["seed"]: run for run in reference.runs}, []
@@ -62,27 +28,21 @@ def paired_differences(groups: list[Group], reference: Group) -> list[dict[str, 
                     "method": group.name,
                     "minus": reference.name,
                     "seeds": len(pairs),
-                    "test accuracy": Difference([_difference(tested, *pair) for pair in pairs]),
-                    last: Difference([_difference(last_rounds, *pair) for pair in pairs]),
+                    "test accuracy": OverSeeds([_of_tests(*pair) for pair in pairs], spread=ERROR),
+                    last: OverSeeds([_of_rounds(*pair) for pair in pairs], spread=ERROR),
                 }
             )
     return rows
 
 
-def tested(run: RunRecords) -> float | None:
-    """The last model's test accuracy; None if it was not measured."""
-    return run.tested("test_accuracy")
-
-
-def last_rounds(run: RunRecords) -> float:
-    """The mean accuracy of the last rounds, on the set that is measured each round."""
-    return run.accuracy()[-LAST:].mean()
-
-
-def _difference(figure, run: RunRecords, other: RunRecords) -> float | None:
-    """The difference in percent; None if the two runs cannot be compared."""
-    held_out = [each.config["data"]["validation"] for each in (run, other)]
-    if figure is last_rounds and held_out[0] != held_out[1]:
-        return None
-    values = figure(run), figure(other)
+def _of_tests(run: RunRecords, other: RunRecords) -> float | None:
+    """The difference in percent between last models on the test set; None if one was not measured."""
+    values = run.tested("test_accuracy"), other.tested("test_accuracy")
     return None if None in values else 100 * (values[0] - values[1])
+
+
+def _of_rounds(run: RunRecords, other: RunRecords) -> float | None:
+    """The difference in percent between means of the last rounds; None if they are on different images."""
+    if run.config["data"]["validation"] != other.config["data"]["validation"]:
+        return None
+    return 100 * (run.accuracy()[-LAST:].mean() - other.accuracy()[-LAST:].mean())

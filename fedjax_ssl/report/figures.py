@@ -275,8 +275,7 @@ def latent_space(
 
 def confusion(labels: np.ndarray, predictions: np.ndarray, class_names: list[str]) -> Figure:
     """How images of each class were classified, percent of the class."""
-    matrix = confusion_matrix(labels, predictions, len(class_names))
-    share = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    share = _shares(labels, predictions, len(class_names))
     figure, axes = subplots(figsize=(SMALL[0], 4.2))
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100, interpolation="nearest", rasterized=True)
     axes.set(xlabel="classified as", ylabel="class")
@@ -292,10 +291,17 @@ def confusion(labels: np.ndarray, predictions: np.ndarray, class_names: list[str
     return figure
 
 
+def _shares(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
+    """float [C, C]: percent of the class of the row that were classified as that of the column; 0 without any."""
+    from sklearn.metrics import confusion_matrix  # takes a second to import
+
+    matrix = confusion_matrix(labels, predictions, labels=range(num_classes))
+    return 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+
+
 def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: list[str], of: str = "test") -> Figure:
     """Accuracy on the images of each class of a set, 'test' or 'validation'; the line is the accuracy over all."""
-    matrix = confusion_matrix(labels, predictions, len(class_names))
-    share = 100 * np.diag(matrix) / np.maximum(matrix.sum(axis=1), 1)
+    share = np.diag(_shares(labels, predictions, len(class_names)))
     figure, axes = subplots(figsize=(SMALL[0], 4.2))
     place = np.arange(len(class_names))
     axes.barh(place, share, color=COLOURS[0])
@@ -335,11 +341,6 @@ def client_accuracy(accuracies: Mapping[str, list[np.ndarray]], on: str = "the c
     finish_curves(figure, axes, f"accuracy on {on} (%)", top=100, legend=len(accuracies) > 1)
     axes.set(xlabel="clients, from the worst on (%)", xlim=(0, 100))
     return figure
-
-
-def confusion_matrix(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
-    """int [C, C]: how many images of the row's class were classified as the column's class."""
-    return np.bincount(labels * num_classes + predictions, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, label: str, number: int) -> None:

@@ -1,16 +1,15 @@
 """How a table is shown: columns, intervals, bold best values; as Markdown, CSV and LaTeX, and in files."""
 
-import csv
-import io
 import math
 import pathlib
+import re
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import replace_file
-from fedjax_ssl.report.table import REVEALED, Interval, OverSeeds, Row, half_interval, make_runs_table, make_table
+from fedjax_ssl.report.table import INTERVAL, REVEALED, OverSeeds, Row, half_interval, make_runs_table, make_table
 
 LOW_IS_GOOD = "spread over clients"  # part of the names of columns in which lower is better
 
@@ -21,7 +20,7 @@ class Look(NamedTuple):
     columns: tuple[str, ...] = ()  # the shown columns, in this order; (): all
     # Whether figures over seeds are mean ± half of their confidence interval, instead of the standard deviation.
     interval: bool = False
-    caption: str = ""  # of the LaTeX table
+    caption: str = ""  # of the LaTeX table, in LaTeX
     label: str = ""  # of the LaTeX table
 
     def of(self, table: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -37,7 +36,8 @@ class Look(NamedTuple):
         return [{name: self._cell(row[name]) for name in self.columns or known} for row in table]
 
     def _cell(self, cell: Any) -> Any:
-        return Interval(*cell) if self.interval and type(cell) is OverSeeds else cell
+        is_share = isinstance(cell, OverSeeds) and cell.is_share
+        return cell._replace(spread=INTERVAL) if self.interval and is_share else cell
 
 
 PLAIN = Look()
@@ -63,11 +63,11 @@ def _best_of(table: list[dict[str, Any]], rows: list[int]) -> set[tuple[int, str
     found: set[tuple[int, str]] = set()
     for name in table[0]:
         sign = -1.0 if LOW_IS_GOOD in name else 1.0
-        cells = {number: table[number][name] for number in rows if type(table[number][name]) is OverSeeds}
+        cells = {number: table[number][name] for number in rows if isinstance(table[number][name], OverSeeds)}
         by_seed = {
             number: {seed: sign * value for seed, value in zip(cell.seeds, cell.values) if value is not None}
             for number, cell in cells.items()
-            if cell.present and all(map(math.isfinite, cell.present))
+            if cell.is_share and cell.present and all(map(math.isfinite, cell.present))
         }
         if len(by_seed) < 2:
             continue
@@ -119,49 +119,35 @@ def to_markdown(table: list[dict[str, Any]], bold: Collection[tuple[int, str]] =
 
 def to_csv(table: list[dict[str, Any]]) -> str:
     """Formats a table as CSV: a cell over seeds becomes several columns of numbers; missing values are empty."""
-    if not table:
-        return ""
-    text = io.StringIO()
-    lines = [_expanded(row) for row in table]
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    import pandas
 
-
-def _expanded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Expands a row to a column for each number of its cells."""
-    numbers = {
-        f"{name}{end}": value
-        for name, cell in row.items()
-        for end, value in (cell.numbers() if hasattr(cell, "numbers") else {"": cell}).items()
-    }
-    return {name: f"{value:.10g}" if isinstance(value, float) else value for name, value in numbers.items()}
+    lines = [
+        {
+            f"{name}{end}": value
+            for name, cell in row.items()
+            for end, value in (cell.numbers() if hasattr(cell, "numbers") else {"": cell}).items()
+        }
+        for row in table
+    ]
+    return pandas.DataFrame(lines).to_csv(index=False, float_format="%.10g", lineterminator="\n")
 
 
 def to_latex(
     table: list[dict[str, Any]], bold: Collection[tuple[int, str]] = (), caption: str = "", label: str = ""
 ) -> str:
     """Formats a table as LaTeX tabular with booktabs rules; with a caption or a label, inside a table environment."""
-    columns = list(table[0])
-    cells = [
-        [rf"\textbf{{{_latex(cell)}}}" if (number, name) in bold else _latex(cell) for name, cell in row.items()]
-        for number, row in enumerate(table)
-    ]
-    head, *body = (" & ".join(line) + r" \\" for line in ([_latex(name) for name in columns], *cells))
-    inside = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
-    tabular = f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}\n{inside}\n\\end{{tabular}}\n"
-    if not caption and not label:
-        return tabular
-    named = f"\\caption{{{_latex(caption)}}}\n" * bool(caption) + f"\\label{{{label}}}\n" * bool(label)
-    return f"\\begin{{table}}\n\\centering\n{named}{tabular}\\end{{table}}\n"
+    import pandas
 
-
-_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-          "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}  # fmt: skip
-
-
-def _latex(cell: Any) -> str:
-    text = str(cell)
+    frame = pandas.DataFrame([{name: str(cell) for name, cell in row.items()} for row in table])
+    style = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis="columns")
+    for number, name in (cell for cell in bold if cell[1] in frame):
+        style.set_properties(([number], [name]), textbf="--rwrap")
+    text = style.to_latex(
+        hrules=True,
+        column_format="l" + "r" * (len(frame.columns) - 1),
+        position_float="centering" if caption or label else None,
+        caption=caption or None,
+        label=label or None,
+    )
     # After the \\ of the previous line, a star or a bracket would be read as its argument.
-    return "{}" * text.startswith(("*", "[")) + "".join(_LATEX.get(letter, letter) for letter in text)
+    return re.sub(r"^(?=[*\[])", "{}", text, flags=re.MULTILINE)

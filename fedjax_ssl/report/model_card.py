@@ -4,12 +4,12 @@ import html
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from fedjax_ssl.config import describe_method, describe_model, server_has_labels
 from fedjax_ssl.errors import printable
 from fedjax_ssl.files import replace_file
-from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.workdir import MODEL_CARD
@@ -46,90 +46,110 @@ def model_card(run: RunRecords) -> str:
 
 def describe_run(run: RunRecords) -> str:
     """What the model is, what it was trained on and how good it is, as Markdown, without paths."""
-    config, dataset, last = run.config, run.dataset(), run.metrics[-1]
-    data, name = config["data"], _plain(dataset.get("name", config["data"]["source"]))
-    labels = _plain(run.who_has_labels())
+    config, noun = run.config, run.noun
+    name, labels = _plain(_name(run)), _plain(run.who_has_labels())
     method, source = map(_plain, describe_method(config["method"]))
-    of_images, noun = kind_name(dataset) == IMAGE, kind_of(dataset).noun
-    height, width, channels = dataset.get("image_shape", ("?", "?", "?"))
-    shape, what = f"{height} x {width} pixels, {channels} channel(s)", "An image classifier"
-    if not of_images:
-        what = f"A classifier of {noun}"
-        shape = " x ".join(map(str, kind_of(dataset).inputs(dataset).shape)) + _PARTS[kind_name(dataset)]
-    tested, loss = run.tested("test_accuracy"), run.tested("test_loss")
-    accuracy = "-" if tested is None else f"{100 * tested:.2f} %"
-    best, best_round = run.best()
-    best = f"(best {100 * best:.2f} %, round {best_round})"
-    held_out = measured = ""
+    trained = f"by federated semi-supervised learning over {config['num_clients']} clients"
+    if run.is_of_server_alone:
+        trained = "at the server alone"
+    what = "An image classifier" if run.kind == "image" else f"A classifier of {noun}"
     chosen = "The test set also decided nothing in this run: no round was picked by it."
     if run.measured == "validation":
-        held_out = f", {data['validation']:,} of them held out for validation"
-        measured = f"\n| validation accuracy | {100 * run.accuracy()[-1]:.2f} % {best} |"
-        best = "of the last model"
         chosen = f"The test set decided nothing in this run: rounds were measured on validation {noun}."
-    measures = "".join(f"\n| test {words} | {share} |" for words, share in run.tested_measures().items())
-    measured += "".join(f"\n| {words} | {share:.2f} % |" for words, share in run.client_figures().items())
-    trained = f"by federated semi-supervised learning over {config['num_clients']} clients"
-    cohort = f", {config['clients_per_round']} clients each"
-    if run.is_of_server_alone:
-        trained, cohort = "at the server alone", ""
-    notes = [f"**Damaged:** {_plain(line.replace(f'{run.folder}/', ''))}.\n" for line in run.damages]
-    if not run.is_finished:
-        notes.append(f"**Unfinished:** the run stands at {run.standing()}.\n")
-    if run.labels_revealed:
-        notes.append(f"**An upper bound:** the labels of the clients' {noun} were revealed to the method.\n")
-    if config["init_from"]:
-        began = _plain(_last_part(config["init_from"]))
-        notes.append(f"It began with the model of another run, {began} (init_from.json).\n")
-    notes += [f"{_plain(sentence)}\n" for sentence in conditions(run)]
-    encoder = ""
-    if "weights" in dataset:
-        encoder = f"\n| encoder | {_plain(dataset['encoder'])}, its weights' SHA-256 {_plain(dataset['weights'])} |"
-    versions = (run.summary or {}).get("versions", {})
-    made_with = ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
-    made_with = _plain(made_with)
-    facts = [start.facts() for start in read_starts(run.folder)[-1:]]
-    origin = "".join(f"\n| {name} | {_plain(each[name])} |" for each in facts for name in ("code", "command"))
     return f"""# {_plain(describe_model(config))} trained with {method} on {name}
 
-{"".join(note + chr(10) for note in notes)}{what} trained {trained}. Labels: {labels}.
+{"".join(note + chr(10) for note in _notes(run))}{what} trained {trained}. Labels: {labels}.
 Method: {method}{f" ({source})" if source else ""}, with fedjax_ssl.
 
 ## Data
 
-| | |
-|---|---|
-| data set | {name} |
-| {noun} | {shape}, {dataset.get("num_classes", "?")} classes |
-| training set | {dataset.get("num_train", "?")} {noun}{held_out} |
-| labels | {labels}{f" ({data['server_draw']})" if server_has_labels(data) else ""} |
-| division | {_division(data)}, seed {config["seed"]} |
-| test set | {dataset.get("num_test", "?")} {noun} |{encoder}
-
+{_table(_data(run))}
 ## Figures
 
-| | |
-|---|---|
-| rounds | {last["round"]}{cohort} |
-| test accuracy | {accuracy} {best} |{measures}
-| test loss | {"-" if loss is None else format(loss, ".3f")} |{measured}
-| communication | {run.values("bytes_down").sum() / 1e6:,.1f} MB down, {run.values("bytes_up").sum() / 1e6:,.1f} MB up |
-| made with | {made_with} |{origin}
-
+{_table(_figures(run))}
 The accuracy is that of one seed on {noun} like those of training. {chosen}
 Nothing is known about {noun} from elsewhere; look at the accuracy by class in the run's report.
 """
 
 
+def _name(run: RunRecords) -> str:
+    return str(run.dataset().get("name", run.config["data"]["source"]))
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    """A Markdown table of two columns without headings, whose cells are escaped."""
+    return "| | |\n|---|---|\n" + "".join(f"| {name} | {cell} |\n" for name, cell in rows.items())
+
+
+def _notes(run: RunRecords) -> list[str]:
+    """What a reader must know before the figures."""
+    notes = [f"**Damaged:** {_plain(line.replace(f'{run.folder}/', ''))}.\n" for line in run.damages]
+    if not run.is_finished:
+        notes.append(f"**Unfinished:** the run stands at {run.standing()}.\n")
+    if run.labels_revealed:
+        notes.append(f"**An upper bound:** the labels of the clients' {run.noun} were revealed to the method.\n")
+    if run.config["init_from"]:
+        began = _plain(_last_part(run.config["init_from"]))
+        notes.append(f"It began with the model of another run, {began} (init_from.json).\n")
+    return notes + [f"{_plain(sentence)}\n" for sentence in conditions(run)]
+
+
+def _data(run: RunRecords) -> dict[str, str]:
+    """What the model was trained on."""
+    config, dataset, noun = run.config, run.dataset(), run.noun
+    data = config["data"]
+    if run.kind == "image":
+        height, width, channels = dataset.get("image_shape", ("?", "?", "?"))
+        shape = f"{height} x {width} pixels, {channels} channel(s)"
+    else:
+        shape = " x ".join(map(str, run.input_shape)) + _PARTS[run.kind]
+    held_out = f", {data['validation']:,} of them held out for validation" if run.measured == "validation" else ""
+    drawn = f" ({data['server_draw']})" if server_has_labels(data) else ""
+    rows = {
+        "data set": _plain(_name(run)),
+        noun: f"{shape}, {dataset.get('num_classes', '?')} classes",
+        "training set": f"{dataset.get('num_train', '?')} {noun}{held_out}",
+        "labels": f"{_plain(run.who_has_labels())}{drawn}",
+        "division": f"{_division(data)}, seed {config['seed']}",
+        "test set": f"{dataset.get('num_test', '?')} {noun}",
+    }
+    if "weights" in dataset:
+        rows["encoder"] = f"{_plain(dataset['encoder'])}, its weights' SHA-256 {_plain(dataset['weights'])}"
+    return rows
+
+
+def _figures(run: RunRecords) -> dict[str, str]:
+    """How good the model is, and what it cost."""
+    last, (best, best_round) = run.metrics[-1], run.best()
+    tested, loss = run.tested("test_accuracy"), run.tested("test_loss")
+    best_of = f"(best {100 * best:.2f} %, round {best_round})"
+    cohort = "" if run.is_of_server_alone else f", {run.config['clients_per_round']} clients each"
+    down, up = (f"{run.values(f'bytes_{way}').sum() / 1e6:,.1f} MB {way}" for way in ("down", "up"))
+    held_out = run.measured == "validation"
+    rows = {
+        "rounds": f"{last['round']}{cohort}",
+        "test accuracy": f"{'-' if tested is None else f'{100 * tested:.2f} %'} "
+        f"{'of the last model' if held_out else best_of}",
+        **{f"test {words}": share for words, share in run.tested_measures().items()},
+        "test loss": "-" if loss is None else format(loss, ".3f"),
+        **({"validation accuracy": f"{100 * run.accuracy()[-1]:.2f} % {best_of}"} if held_out else {}),
+        **{words: f"{share:.2f} %" for words, share in run.client_figures().items()},
+        "communication": f"{down}, {up}",
+    }
+    versions = (run.summary or {}).get("versions", {})
+    rows["made with"] = _plain(", ".join(f"{package} {version}" for package, version in versions.items()) or "-")
+    for start in read_starts(run.folder)[-1:]:
+        rows |= {name: _plain(start.facts()[name]) for name in ("code", "command")}
+    return rows
+
+
 def _use(run: RunRecords) -> str:
     """How to use the model in its folder, and how to train it again."""
     folder = printable(str(run.folder))
-    facts = run.dataset()
-    height, width, channels = facts.get("image_shape", ("?", "?", "?"))
+    height, width, channels = run.dataset().get("image_shape", ("?", "?", "?"))
     given, flag = f"images)  # uint8 [B, {height}, {width}, {channels}], 0 to 255; pixels are normalised inside", "npz"
-    if kind_name(facts) != IMAGE:
-        given = _GIVEN[kind_name(facts)]
-        flag = "csv" if kind_name(facts) == "table" or "text_column" in facts else "npz"
+    if run.kind != "image":
+        given, flag = _GIVEN[run.kind], "csv" if run.kind == "table" or "text_column" in run.dataset() else "npz"
     return f"""## Use
 
 ```python
@@ -146,7 +166,7 @@ python launch.py predict --workdir={shlex.quote(folder)} --{flag}=FILE --out=pre
 
 ## Train it again
 
-The configuration is `config.json`, the clients' {kind_of(facts).noun} are `partition.npz`:
+The configuration is `config.json`, the clients' {run.noun} are `partition.npz`:
 
 ```python
 import json

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.config import base_config, complete, differences, flatten, other_sections, section_of
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import expanded, read_json
 from fedjax_ssl.records.clients import OVER_CLIENTS, TESTED, over_clients
@@ -42,74 +41,77 @@ def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> p
     """
     run = read_run(expanded(workdir))
     pictures = page.Pictures(run.folder / FIGURES, title_of(run))
-    try:
-        with style.styled(size):
-            _draw(run, pictures)
-        write_model_card(run)
-    except OSError as error:
-        raise UserError(f"cannot write to {run.folder}: {error.strerror}") from error
     path = run.folder / REPORT
-    page.write_page(path, title_of(run), lead_of(run), *_sections(run, pictures))
+    with page.writing(path), style.styled(size):
+        for draw in (_draw_accuracy, _draw_labelling, _draw_data, _draw_snapshots, _draw_clients, _draw_costs):
+            draw(run, pictures)
+        write_model_card(run)
+    page.write_page(path, title_of(run), lead_of(run), _sections(run, pictures))
     return path
 
 
-def _draw(run: RunRecords, pictures: page.Pictures) -> None:
-    alone, measured, noun = [Group(section_of(run.config["method"]), [run])], run.measured, run.noun
-    pictures.add(
-        "Accuracy",
-        f"{measured}_accuracy",
-        figures.accuracy(alone, measured),
-        f"Accuracy of the classification head on the {measured} set after each round.",
-    )
-    pictures.add(
-        "Accuracy",
-        "measures",
-        figures.measures(run),
-        f"What else is measured on the {measured} set after each round; most are means over classes, not over {noun}.",
-    )
-    pictures.add(
-        "Accuracy",
-        "losses",
-        figures.losses(run),
-        f"Losses, means over a round; the {measured} loss is cross-entropy.",
-    )
-    pictures.add(
-        "Pseudo-labels",
-        "pseudo_labels",
-        figures.pseudo_labels(run),
-        "How many of the pseudo-labels of a round's cohort are right, by each way of labelling, and of those that "
-        "clients train on.",
-    )
-    pictures.add(
-        "Pseudo-labels",
-        "qualified",
-        figures.qualified(alone),
-        "Examples that a client of the round's cohort trains on: those whose label passes the threshold.",
-    )
-    pictures.add(
-        "Pseudo-labels",
-        "scores",
-        figures.scores(run),
-        "The scores that labels are made by: how far the best class is ahead of the second, and, with an anchor head, "
-        "the cosine of an embedding with the direction that all anchors share. The nearer that is to 1, the "
-        "less a cosine says about the class.",
-    )
-    names = class_names(run)
-    counts, at_clients, without = run.class_counts(), False, ""
+def _draw_accuracy(run: RunRecords, pictures: page.Pictures) -> None:
+    measured = run.measured
+    for name, figure, caption in (
+        (
+            f"{measured}_accuracy",
+            figures.accuracy(_alone(run), measured),
+            f"Accuracy of the classification head on the {measured} set after each round.",
+        ),
+        (
+            "measures",
+            figures.measures(run),
+            f"What else is measured on the {measured} set after each round; most are means over classes, not over "
+            f"{run.noun}.",
+        ),
+        (
+            "losses",
+            figures.losses(run),
+            f"Losses, means over a round; the {measured} loss is cross-entropy.",
+        ),
+    ):
+        pictures.add("Accuracy", name, figure, caption)
+
+
+def _draw_labelling(run: RunRecords, pictures: page.Pictures) -> None:
+    for name, figure, caption in (
+        (
+            "pseudo_labels",
+            figures.pseudo_labels(run),
+            "How many of the pseudo-labels of a round's cohort are right, by each way of labelling, and of those that "
+            "clients train on.",
+        ),
+        (
+            "qualified",
+            figures.qualified(_alone(run)),
+            "Examples that a client of the round's cohort trains on: those whose label passes the threshold.",
+        ),
+        (
+            "scores",
+            figures.scores(run),
+            "The scores that labels are made by: how far the best class is ahead of the second, and, with an anchor "
+            "head, the cosine of an embedding with the direction that all anchors share. The nearer that is to 1, the "
+            "less a cosine says about the class.",
+        ),
+    ):
+        pictures.add("Pseudo-labels", name, figure, caption)
+
+
+def _draw_data(run: RunRecords, pictures: page.Pictures) -> None:
+    counts, noun = run.class_counts(), run.noun
+    both, without = f"and each class before and after the server took its labelled {noun}", ""
     if counts and counts["labelled"].any():
-        at_clients, number = True, int(np.sum(counts["labelled"].sum(axis=1) == 0))
-        without = f" {number} of {len(counts['labelled'])} clients {'has' if number == 1 else 'have'} no label."
-    also = f"and each class before and after the server took its labelled {noun}"
+        number, clients = int(np.sum(counts["labelled"].sum(axis=1) == 0)), len(counts["labelled"])
+        both = "those of them that have labels, and both by class"
+        without = f" {number} of {clients} clients {'has' if number == 1 else 'have'} no label."
     kinds = {"unlabelled": "have no label in the data", "unknown": "are of classes that the model does not know"}
-    others = (f" {counts[kind].sum():,} more {words}." for kind, words in kinds.items() if kind in counts)
-    beside = "".join(others)
+    beside = "".join(f" {counts[kind].sum():,} more {words}." for kind, words in kinds.items() if kind in counts)
     pictures.add(
         "Data",
         "who_holds_what",
-        figures.who_holds_what(counts, names, noun),
-        f"Who holds what: {noun} of each class at each client, "
-        f"{'those of them that have labels, and both by class' if at_clients else also}. Clients may hold fewer {noun} "
-        f"than there are where their number is limited. Grey cells have none.{without}{beside}",
+        figures.who_holds_what(counts, class_names(run), noun),
+        f"Who holds what: {noun} of each class at each client, {both}. Clients may hold fewer {noun} than there are "
+        f"where their number is limited. Grey cells have none.{without}{beside}",
         wide=True,
     )
     if run.config["data"]["labels"] == "profile":  # one sentence describes the other settings
@@ -120,65 +122,70 @@ def _draw(run: RunRecords, pictures: page.Pictures) -> None:
             f"The share of each client's {noun} that has labels, and how many that are; clients in the order of their "
             "shares.",
         )
-    snapshots = run.snapshots()
-    if snapshots:
-        end = max(snapshots)
-        last = snapshots[end]
-        planes = {when: (to_plane(taken["embeddings"]), taken["embedding_labels"]) for when, taken in snapshots.items()}
-        sets, of = {when: str(taken["of"]) for when, taken in snapshots.items()}, str(last["of"])
-        sizes = {str(taken["of"]): len(taken["embeddings"]) for taken in snapshots.values()}
-        pictured = " or ".join(f"{number:,} {name} {noun}" for name, number in sizes.items())
-        pictures.add(
-            "Latent space",
-            "latent_space",
-            figures.latent_space(planes, names, sets if len(sizes) > 1 else {}),
-            f"The latent space by t-SNE: {pictured}, coloured by class; a star is the middle of its class in the "
-            "picture.",
-            wide=len(planes) > 1,
-        )
-        shown = (last["labels"], last["predictions"], names)
-        caption = f"{of.capitalize()} {noun} after round {end}, percent of a class."
-        pictures.add("Accuracy", "confusion", figures.confusion(*shown), caption)
-        caption = f"Accuracy by class after round {end}, on the {of} set."
-        pictures.add("Accuracy", "class_accuracy", figures.class_accuracy(*shown, of), caption)
-    of_clients = run.client_accuracies()
+
+
+def _draw_snapshots(run: RunRecords, pictures: page.Pictures) -> None:
+    """The latent space, and what the last snapshot says of each class."""
+    snapshots, names, noun = run.snapshots(), class_names(run), run.noun
+    if not snapshots:
+        return
+    end = max(snapshots)
+    last = snapshots[end]
+    planes = {when: (to_plane(taken["embeddings"]), taken["embedding_labels"]) for when, taken in snapshots.items()}
+    sets, of = {when: str(taken["of"]) for when, taken in snapshots.items()}, str(last["of"])
+    sizes = {str(taken["of"]): len(taken["embeddings"]) for taken in snapshots.values()}
+    pictured = " or ".join(f"{number:,} {name} {noun}" for name, number in sizes.items())
     pictures.add(
-        "Accuracy",
-        "client_accuracy",
-        figures.client_accuracy({name: [values] for name, values in of_clients.items()}),
-        "Accuracy on each client's mix of classes, from the lowest client to the highest; the lowest tenth is "
-        f"shaded; {'; '.join(_of_clients(name, values) for name, values in of_clients.items())}.",
+        "Latent space",
+        "latent_space",
+        figures.latent_space(planes, names, sets if len(sizes) > 1 else {}),
+        f"The latent space by t-SNE: {pictured}, coloured by class; a star is the middle of its class in the picture.",
+        wide=len(planes) > 1,
     )
+    shown = (last["labels"], last["predictions"], names)
+    caption = f"{of.capitalize()} {noun} after round {end}, percent of a class."
+    pictures.add("Accuracy", "confusion", figures.confusion(*shown), caption)
+    caption = f"Accuracy by class after round {end}, on the {of} set."
+    pictures.add("Accuracy", "class_accuracy", figures.class_accuracy(*shown, of), caption)
+
+
+def _draw_clients(run: RunRecords, pictures: page.Pictures) -> None:
     tests = {TESTED[model]: values for model, values in run.client_tests().items()}
-    pictures.add(
-        "Accuracy",
-        "client_tests",
-        figures.client_accuracy({name: [values] for name, values in tests.items()}, f"the client's own test {noun}"),
-        f"Accuracy on each client's own test {noun}, which nobody trained on, from the lowest client to the highest; "
-        f"the lowest tenth is shaded; {'; '.join(_of_clients(name, values) for name, values in tests.items())}.",
-    )
-    pictures.add(
-        "Communication",
-        "bytes",
-        figures.bytes_over_rounds(run),
-        "What travels between server and clients.",
-        wide=True,
-    )
+    for name, of_models, on, where in (
+        ("client_accuracy", run.client_accuracies(), "the client's mix", "each client's mix of classes"),
+        (
+            "client_tests",
+            tests,
+            f"the client's own test {run.noun}",
+            f"each client's own test {run.noun}, which nobody trained on",
+        ),
+    ):
+        pictures.add(
+            "Accuracy",
+            name,
+            figures.client_accuracy({model: [values] for model, values in of_models.items()}, on),
+            f"Accuracy on {where}, from the lowest client to the highest; the lowest tenth is shaded; "
+            f"{'; '.join(_of_clients(model, values) for model, values in of_models.items())}.",
+        )
+
+
+def _draw_costs(run: RunRecords, pictures: page.Pictures) -> None:
+    travelled = "What travels between server and clients."
+    pictures.add("Communication", "bytes", figures.bytes_over_rounds(run), travelled, wide=True)
     pictures.add(
         "Communication",
         "accuracy_over_bytes",
-        figures.accuracy_over_bytes(alone, measured),
-        f"{measured.capitalize()} accuracy over everything that has travelled until then.",
+        figures.accuracy_over_bytes(_alone(run), run.measured),
+        f"{run.measured.capitalize()} accuracy over everything that has travelled until then.",
     )
     profile = profile_of(run)
-    pictures.add(
-        "Time",
-        "time",
-        figures.time_spent(run, profile),
-        "Where the time went."
-        + ("" if profile else f" The stages of a round: {_PROFILE_COMMAND}, with this run's configuration."),
-        wide=profile is not None,
-    )
+    stages = "" if profile else f" The stages of a round: {_PROFILE_COMMAND}, with this run's configuration."
+    drawn = figures.time_spent(run, profile)
+    pictures.add("Time", "time", drawn, f"Where the time went.{stages}", wide=profile is not None)
+
+
+def _alone(run: RunRecords) -> list[Group]:
+    return [Group(section_of(run.config["method"]), [run])]
 
 
 def _of_clients(model: str, accuracies: np.ndarray) -> str:
@@ -202,10 +209,27 @@ def profile_of(run: RunRecords) -> dict[str, Any] | None:
     return profile if stages and is_measured and not differ else None
 
 
-def _sections(run: RunRecords, pictures: page.Pictures) -> list[str]:
+def _sections(run: RunRecords, pictures: page.Pictures) -> list[page.Part]:
+    starts = sum("compile_seconds" in line and "seconds" not in line for line in run.timings)
+    return [
+        *({"note": line} for line in _notes(run)),
+        {"tiles": _main_figures(run)},
+        pictures.section("Accuracy"),
+        page.section("What is mislabelled", *_mistakes(run)),
+        pictures.section("Pseudo-labels"),
+        pictures.section("Latent space"),
+        pictures.section("Data"),
+        pictures.section("Communication"),
+        pictures.section("Time", {"text": starts > 1 and f"The run was started {starts} times."}),
+        page.section("Where it comes from", *_origin(run)),
+        page.section("Configuration", *_configuration(run)),
+    ]
+
+
+def _main_figures(run: RunRecords) -> dict[str, str]:
     (best, best_round), tested = run.best(), run.tested("test_accuracy")
     held_out = {"validation accuracy": f"{100 * run.accuracy()[-1]:.2f} %"} if run.measured == "validation" else {}
-    figures_of_run = {
+    return {
         "test accuracy": "-" if tested is None else f"{100 * tested:.2f} %",
         **{f"test {words}": share for words, share in run.tested_measures().items()},
         **held_out,
@@ -215,40 +239,27 @@ def _sections(run: RunRecords, pictures: page.Pictures) -> list[str]:
         "up": f"{run.values('bytes_up').sum() / 1e6:,.1f} MB",
         "time in rounds": describe_seconds(run.seconds()),
     }
-    notes = [page.note(f"A file of this run is damaged: {line}.") for line in (*run.damages, *run.unreadable())]
-    if held_out:
+
+
+def _notes(run: RunRecords) -> list[str]:
+    """What a reader must know before the figures."""
+    notes = [f"A file of this run is damaged: {line}." for line in (*run.damages, *run.unreadable())]
+    if run.measured == "validation":
         notes.append(
-            page.note(
-                f"Each round is measured on {run.config['data']['validation']:,} validation {run.noun}, which were "
-                "taken from the training set before it was divided. The test set is for the last round's model, and "
-                "for the accuracy of clients also under the best round's."
-            )
+            f"Each round is measured on {run.config['data']['validation']:,} validation {run.noun}, which were taken "
+            "from the training set before it was divided. The test set is for the last round's model, and for the "
+            "accuracy of clients also under the best round's."
         )
     if not run.is_finished:
-        notes.append(page.note(f"This run is not finished: it stands at {run.standing()}, and is shown that far."))
+        notes.append(f"This run is not finished: it stands at {run.standing()}, and is shown that far.")
     if run.why_ended():
-        notes.append(page.note(f"The run ended in {run.standing()}: {run.why_ended()}."))
+        notes.append(f"The run ended in {run.standing()}: {run.why_ended()}.")
     if run.labels_revealed:
-        notes.append(page.note("An upper bound: the clients' labels were revealed to the method."))
-    if conditions(run):
-        notes.append(page.note(" ".join(conditions(run))))
-    starts = sum("compile_seconds" in line and "seconds" not in line for line in run.timings)
-    return [
-        *notes,
-        page.tiles(figures_of_run),
-        pictures.section("Accuracy"),
-        page.section("What is mislabelled", *_mistakes(run)),
-        pictures.section("Pseudo-labels"),
-        pictures.section("Latent space"),
-        pictures.section("Data"),
-        pictures.section("Communication"),
-        pictures.section("Time", page.paragraph(f"The run was started {starts} times.") if starts > 1 else ""),
-        page.section("Where it comes from", *_origin(run)),
-        page.section("Configuration", *_configuration(run)),
-    ]
+        notes.append("An upper bound: the clients' labels were revealed to the method.")
+    return [*notes, " ".join(conditions(run))]
 
 
-def _mistakes(run: RunRecords) -> list[str]:
+def _mistakes(run: RunRecords) -> list[page.Part]:
     """The most mislabelled words, values and rows of the test set, for inputs other than images."""
     facts, tested = run.dataset(), run.test_inputs()
     if not tested:
@@ -274,20 +285,20 @@ def _mistakes(run: RunRecords) -> list[str]:
     chance = f"Groups of at least {mistakes.LEAST}, the least likely by chance first; of so many some are by chance."
     shares = [[group.name, f"{group.number:,}", f"{100 * group.share:.1f} %"] for group in groups]
     return [
-        page.paragraph(said),
-        page.table([f"{noun} with", "number", "mislabelled"], shares) + page.paragraph(chance) if shares else "",
-        page.table(["row, from 0", "class", "labelled as", "wrong in snapshots", ""], rows, long=(4,)) if rows else "",
+        {"text": said},
+        {"table": shares and page.Table([f"{noun} with", "number", "mislabelled"], shares)},
+        {"text": shares and chance},
+        {"table": rows and page.Table(["row, from 0", "class", "labelled as", "wrong in snapshots", ""], rows, (4,))},
     ]
 
 
-def _origin(run: RunRecords) -> list[str]:
+def _origin(run: RunRecords) -> list[page.Part]:
     """The newest start's code, command and machine."""
-    starts = read_starts(run.folder)
-    rows = [list(pair) for pair in starts[-1].facts().items()] if starts else []
-    return [page.table(["", ""], rows, long=(1,))] if rows else []
+    rows = [list(pair) for start in read_starts(run.folder)[-1:] for pair in start.facts().items()]
+    return [{"table": rows and page.Table(["", ""], rows, long=(1,))}]
 
 
-def _configuration(run: RunRecords) -> list[str]:
+def _configuration(run: RunRecords) -> list[page.Part]:
     """All fields that matter to the method; those that have the library's defaults are folded."""
     defaults = json.loads(json.dumps(base_config().to_dict()))  # as they are read back: JSON turns tuples into lists
     flat, flat_defaults = flatten(run.config), flatten(defaults)
@@ -295,15 +306,13 @@ def _configuration(run: RunRecords) -> list[str]:
     fields = [name for name in flat if name.partition(".")[0] not in of_others]
     rows = [[name, _short(flat[name]), _short(flat_defaults.get(name, "-"))] for name in fields]
     changed, same = [row for row in rows if row[1] != row[2]], [row[:2] for row in rows if row[1] == row[2]]
-    versions = (run.summary or {}).get("versions", {})
-    parts = [
-        page.table(["field", "value", "default"], changed, long=(1,)) if changed else "",
-        page.folded(f"{len(same)} fields at their defaults", page.table(["field", "value"], same, long=(1,))),
+    summary = run.summary or {}
+    listed = ", ".join(f"{name} {version}" for name, version in summary.get("versions", {}).items())
+    return [
+        {"table": changed and page.Table(["field", "value", "default"], changed, long=(1,))},
+        {"folded": f"{len(same)} fields at their defaults", "table": page.Table(["field", "value"], same, long=(1,))},
+        {"text": listed and f"{summary.get('device', '-')} ({summary.get('backend', '-')}); {listed}."},
     ]
-    if versions:
-        listed = ", ".join(f"{name} {version}" for name, version in versions.items())
-        parts.append(page.paragraph(f"{run.summary.get('device', '-')} ({run.summary.get('backend', '-')}); {listed}."))
-    return parts
 
 
 def _short(value) -> str:

@@ -137,12 +137,6 @@ def save(figure: Figure, folder: pathlib.Path, name: str, title: str, pdf: bool 
     return _inline(svg, title, points)
 
 
-def inline(figure: Figure, title: str) -> str:
-    """The <svg> element for a page, as `save` returns it, without files."""
-    _lay_out(figure)
-    return _inline(_drawing(figure), title)
-
-
 def _lay_out(figure: Figure) -> None:
     """Lays out a figure once, so that all its files have the same layout."""
     figure.draw_without_rendering()

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,44 +25,72 @@ class Row(NamedTuple):
     labels_revealed: bool  # whether they are upper bounds that see the clients' labels
 
 
+# What an `OverSeeds` shows beside its mean.
+NOTHING, DEVIATION, INTERVAL, ERROR = "nothing", "standard deviation", "confidence interval", "standard error"
+
+
 class OverSeeds(NamedTuple):
-    """A figure of a row's runs, one value for each; as text its mean ± standard deviation."""
+    """A figure of a row's runs, one value for each; as text its mean, and ± what `spread` names."""
 
     values: list[float | None]  # of the runs; None if it was not measured or not reached
     seeds: Sequence[int] = ()  # of the same runs
+    # NOTHING: the mean has four digits. ERROR: the values are differences, whose mean has a sign; how many are above 0
+    # is shown, too, for a sign test, since a few seeds cannot show a normal distribution.
+    spread: str = DEVIATION
 
     @property
     def present(self) -> list[float]:
         """The values that are not None."""
         return [value for value in self.values if value is not None]
 
+    @property
+    def is_share(self) -> bool:
+        """Whether it is an accuracy or another share, which has a best row."""
+        return self.spread in (DEVIATION, INTERVAL)
+
     def __str__(self) -> str:
-        return f"{mean_and_spread(self.present)}{_share(self.values)}"
+        present = self.present
+        if not present:
+            return "-"
+        mean = statistics.mean(present)
+        some = f" ({len(present)} of {len(self.values)})" if len(present) < len(self.values) else ""
+        if self.spread == NOTHING:
+            return f"{mean:.4g}{some}"
+        around = f" ± {_SPREADS[self.spread](present):.2f}" if len(present) > 1 else ""
+        if self.spread == ERROR:
+            return f"{mean:+.2f}{around} ({self._above()} of {len(present)} above 0)"
+        return f"{mean:.2f}{around}{some}"
+
+    def _above(self) -> int:
+        return sum(value > 0 for value in self.present)
 
     def numbers(self) -> dict[str, float | int | None]:
-        """Suffixes of the column's name -> mean, standard deviation (of n - 1) and n."""
-        present = self.present
+        """Suffixes of the column's name -> mean, standard deviation (of n - 1) or error, and n."""
+        name, of = (ERROR, standard_error) if self.spread == ERROR else ("std", statistics.stdev)
+        above = {" above 0": self._above()} if self.spread == ERROR else {}
         return {
-            "": statistics.mean(present) if present else None,
-            " std": statistics.stdev(present) if len(present) > 1 else None,
-            " n": len(present),
+            "": statistics.mean(self.present) if self.present else None,
+            f" {name}": of(self.present) if len(self.present) > 1 else None,
+            **above,
+            " n": len(self.present),
         }
 
 
-class Interval(OverSeeds):
-    """A figure whose text is its mean ± half of its confidence interval."""
-
-    def __str__(self) -> str:
-        present = self.present
-        spread = f" ± {half_interval(present):.2f}" if len(present) > 1 else ""
-        return f"{statistics.mean(present):.2f}{spread}{_share(self.values)}" if present else "-"
+def standard_error(values: list[float]) -> float:
+    """The standard error of the mean of at least two values."""
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
-class MeanOfSeeds(OverSeeds):
-    """A figure whose text is only its mean, to four digits."""
+def half_interval(values: list[float]) -> float:
+    """Half of the confidence interval of a mean of at least two values, by Student's t."""
+    return float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * standard_error(values)
 
-    def __str__(self) -> str:
-        return of_those_that_did(self.values)
+
+_SPREADS: dict[str, Callable[[list[float]], float]] = {
+    DEVIATION: statistics.stdev,
+    INTERVAL: half_interval,
+    ERROR: standard_error,
+}
 
 
 class Seeds(NamedTuple):
@@ -81,7 +109,7 @@ class Seeds(NamedTuple):
 
 
 def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
-    """The figures of each row, column -> text, number, or a cell with both: `OverSeeds`, `MeanOfSeeds`, `Seeds`.
+    """The figures of each row, column -> text, number, or a cell with both: `OverSeeds`, `Seeds`.
 
     Accuracies are percent, mean ± standard deviation (of n - 1) over the seeds. Test accuracy, other measures of the
     test set and accuracy over clients are those of the last model; measures that no run has get no column. The last
@@ -95,34 +123,18 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
         rows: of the table.
         target: accuracy on the set that is measured each round, a share.
     """
-    runs = [run for row in rows for run in row.runs]
-    sets, measures = _sets_of(runs), _measures_of(runs)
+    columns = _columns([run for row in rows for run in row.runs], target)
     table = []
     for row in rows:
-        by_round, seeds = {}, [run.config["seed"] for run in row.runs]
-        for measured in sets:
-            own = [run for run in row.runs if run.measured == measured]
-            of_set = [by_rounds(run, measured, sets, target) for run in own]
-            for name in rounds_columns(measured, sets, target):
-                kind = MeanOfSeeds if " to " in name else OverSeeds
-                by_round[name] = kind([figures[name] for figures in of_set], [run.config["seed"] for run in own])
-        table.append(
-            {
-                "method": _marked(row),
-                **row.values,
-                "seeds": Seeds(len(row.runs), row.num_seeds, sum(not run.is_finished for run in row.runs)),
-                **{
-                    name: OverSeeds([tested(run, measures)[name] for run in row.runs], seeds)
-                    for name in tested_columns(measures)
-                },
-                **{
-                    name: OverSeeds([run.client_figures().get(name) for run in row.runs], seeds)
-                    for name in of_clients(runs)
-                },
-                **by_round,
-                **{name: MeanOfSeeds([costs(run)[name] for run in row.runs]) for name in COSTS},
-            }
-        )
+        lines = [_figures(run, columns, target) for run in row.runs]
+        seeds = [run.config["seed"] for run in row.runs]
+        unfinished = sum(not run.is_finished for run in row.runs)
+        cells = {
+            name: OverSeeds([line[name] for line in lines], seeds, NOTHING if _is_cost(name) else DEVIATION)
+            for name in columns
+        }
+        done = {"seeds": Seeds(len(row.runs), row.num_seeds, unfinished)}
+        table.append({"method": _marked(row), **row.values, **done, **cells})
     return table
 
 
@@ -136,29 +148,54 @@ def make_runs_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
     Returns:
         The lines; None for what was not measured or not reached.
     """
-    runs = [run for row in rows for run in row.runs]
-    sets, measures = _sets_of(runs), _measures_of(runs)
-    lines = []
-    for row in rows:
-        for run in row.runs:
-            by_round: dict[str, Any] = {}
-            for measured in sets:
-                empty = dict.fromkeys(rounds_columns(measured, sets, target))
-                by_round |= by_rounds(run, measured, sets, target) if run.measured == measured else empty
-            lines.append(
-                {
-                    "method": _marked(row),
-                    **row.values,
-                    "seed": run.config["seed"],
-                    "rounds": run.metrics[-1]["round"],
-                    "finished": int(run.is_finished),
-                    **tested(run, measures),
-                    **{name: run.client_figures().get(name) for name in of_clients(runs)},
-                    **by_round,
-                    **costs(run),
-                }
-            )
-    return lines
+    columns = _columns([run for row in rows for run in row.runs], target)
+    return [
+        {
+            "method": _marked(row),
+            **row.values,
+            "seed": run.config["seed"],
+            "rounds": run.metrics[-1]["round"],
+            "finished": int(run.is_finished),
+            **_figures(run, columns, target),
+        }
+        for row in rows
+        for run in row.runs
+    ]
+
+
+def _columns(runs: list[RunRecords], target: float) -> list[str]:
+    """The columns of figures: of the test set, of clients, of the sets that are measured each round, and costs."""
+    sets = sorted({run.measured for run in runs}) or ["test"]
+    names = ["test accuracy", *(f"test {words}" for run in runs for words in run.measures().values())]
+    names += [name for run in runs for name in run.client_figures()]
+    for measured in sets:  # columns name the set unless all runs measure the test set
+        names += [f"{name}{'' if sets == ['test'] else f' ({measured})'}" for name in _of_rounds(target)]
+    return list(dict.fromkeys([*names, *COSTS]))
+
+
+def _of_rounds(target: float) -> list[str]:
+    return [f"last {LAST} rounds", "best", f"rounds to {100 * target:g} %", f"MB to {100 * target:g} %"]
+
+
+def _is_cost(column: str) -> bool:
+    return column in COSTS or column.startswith(("rounds to ", "MB to "))
+
+
+def _figures(run: RunRecords, columns: list[str], target: float) -> dict[str, float | None]:
+    """A run's figures for the columns; None for what it has not measured."""
+    reached = rounds_to(run, target)
+    of_rounds = (100 * run.accuracy()[-LAST:].mean(), 100 * run.best()[0], reached, reached and megabytes(run, reached))
+    found = dict(zip(_of_rounds(target), of_rounds))
+    measures = {"accuracy": "accuracy", **run.measures()}
+    shares = {f"test {words}": run.tested(f"test_{name}") for name, words in measures.items()}
+    known = {
+        **{name: None if share is None else 100 * share for name, share in shares.items()},
+        **run.client_figures(),
+        **{f"{name} ({run.measured})": figure for name, figure in found.items()},
+        **(found if run.measured == "test" else {}),
+        **costs(run),
+    }
+    return {name: known.get(name) for name in columns}
 
 
 COSTS = ("MB down", "MB up", "seconds")
@@ -170,51 +207,8 @@ def costs(run: RunRecords) -> dict[str, float]:
     return dict(zip(COSTS, (*sent, run.seconds())))
 
 
-def tested_columns(measures: Mapping[str, str]) -> dict[str, str]:
-    """Column -> the metric, for accuracy and other measures on the test set."""
-    return {"test accuracy": "accuracy", **{f"test {words}": name for name, words in measures.items()}}
-
-
-def tested(run: RunRecords, measures: Mapping[str, str]) -> dict[str, float | None]:
-    """The last model's figures on the test set, in percent."""
-    shares = {column: run.tested(f"test_{name}") for column, name in tested_columns(measures).items()}
-    return {column: None if share is None else 100 * share for column, share in shares.items()}
-
-
-def of_clients(runs: list[RunRecords]) -> list[str]:
-    """The columns of accuracy over clients that any run has."""
-    return list(dict.fromkeys(name for run in runs for name in run.client_figures()))
-
-
-def rounds_columns(measured: str, sets: list[str], target: float) -> list[str]:
-    """The columns of what is measured each round on one set; they name the set unless all runs measure the test set."""
-    of, percent = "" if sets == ["test"] else f" ({measured})", f"{100 * target:g} %"
-    return [f"{name}{of}" for name in (f"last {LAST} rounds", "best", f"rounds to {percent}", f"MB to {percent}")]
-
-
-def by_rounds(run: RunRecords, measured: str, sets: list[str], target: float) -> dict[str, float | None]:
-    """A run's figures for the columns of `rounds_columns`; `measured` is the set that it measures."""
-    reached = rounds_to(run, target)
-    figures = (100 * run.accuracy()[-LAST:].mean(), 100 * run.best()[0], reached, reached and megabytes(run, reached))
-    return dict(zip(rounds_columns(measured, sets, target), figures))
-
-
 def _marked(row: Row) -> str:
     return f"{row.name} ({REVEALED})" if row.labels_revealed else row.name
-
-
-def _sets_of(runs: list[RunRecords]) -> list[str]:
-    return sorted({run.measured for run in runs}) or ["test"]
-
-
-def _measures_of(runs: list[RunRecords]) -> dict[str, str]:
-    return {name: words for run in runs for name, words in run.measures().items()}
-
-
-def half_interval(values: list[float]) -> float:
-    """Half of the confidence interval of a mean of at least two values, by Student's t."""
-    degrees = len(values) - 1
-    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2)) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def rounds_to(run: RunRecords, target: float) -> int | None:
@@ -226,27 +220,3 @@ def rounds_to(run: RunRecords, target: float) -> int | None:
 def megabytes(run: RunRecords, rounds: int) -> float:
     """Megabytes sent both ways in the first `rounds` rounds."""
     return sum(line["bytes_down"] + line["bytes_up"] for line in run.metrics[:rounds]) / 1e6
-
-
-def of_those_that_did(values: list[float | None]) -> str:
-    """The mean over the seeds that have a value, and their number if not all have one."""
-    return f"{mean([value for value in values if value is not None])}{_share(values)}"
-
-
-def _share(values: list[float | None]) -> str:
-    """How many seeds have a value, as text, if only some have one."""
-    present = sum(value is not None for value in values)
-    return f" ({present} of {len(values)})" if 0 < present < len(values) else ""
-
-
-def mean(values: list[float]) -> str:
-    """The mean to four digits; '-' without values."""
-    return f"{statistics.mean(values):.4g}" if values else "-"
-
-
-def mean_and_spread(values: list[float]) -> str:
-    """Mean ± standard deviation; a single value has no spread."""
-    if not values:
-        return "-"
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"

@@ -22,14 +22,15 @@ def report_seeds(folder: pathlib.Path) -> None:
         return
     with doing("loading what draws the report"):
         from fedjax_ssl.report.comparison import write_comparison
-        from fedjax_ssl.report.table import OverSeeds, tested
+        from fedjax_ssl.report.table import OverSeeds
     try:
         with doing("drawing the report of all seeds"):
             write_comparison([folder], page, table_name="table")
         for group in read_groups([folder])[0]:
             seeds = ", ".join(str(run.config["seed"]) for run in group.runs)
-            accuracy = OverSeeds([tested(run, {})["test accuracy"] for run in group.runs])
-            say(f"seeds {seeds}: test accuracy {accuracy} % (mean ± standard deviation)")
+            shares = [run.tested("test_accuracy") for run in group.runs]
+            accuracies = OverSeeds([None if share is None else 100 * share for share in shares])
+            say(f"seeds {seeds}: test accuracy {accuracies} % (mean ± standard deviation)")
         say(f"report {page}")
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())

@@ -168,8 +168,7 @@ def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path
     assert held == "the data have labels for 36 of the clients' 228 rows"
     assert "\n| rows | 2 columns, 3 classes |\n" in model_card(read_run(tmp_path / "run"))
     # The report numbers rows as `predict` does, not by their place in the test set.
-    shown = "".join(_mistakes(read_run(tmp_path / "run")))
-    mistaken = re.findall(r"<tr><td>(\d+)</td><td>(low|mid|high)</td><td>(\w+)", shown)
+    mistaken = [row[:3] for row in _mistakes(read_run(tmp_path / "run"))[-1]["table"].rows]
     predicted = [line.split(",") for line in lines[1:]]
     assert mistaken and all(predicted[int(row)][1::2] == [found, true] for row, true, found in mistaken)
     by_name = load(tmp_path / "run")({"age": ["25.0", ""], "colour": ["red", "violet"]})
@@ -372,5 +371,6 @@ def test_a_column_without_a_known_category_is_named(capfd):
 def test_a_model_card_has_a_command_that_is_not_refused():
     """Texts without a column's name, such as token ids of an npz file, are not read from a csv file."""
     for facts, flag in (({}, "--npz=FILE"), ({"text_column": "note"}, "--csv=FILE")):
-        run = SimpleNamespace(folder="run", dataset=lambda facts=facts: {"kind": "text", **TEXT_FACTS, **facts})
+        of_texts = {"kind": "text", **TEXT_FACTS, **facts}
+        run = SimpleNamespace(folder="run", kind="text", noun="texts", dataset=lambda of_texts=of_texts: of_texts)
         assert flag in _use(run)

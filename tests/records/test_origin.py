@@ -18,7 +18,7 @@ from fedjax_ssl import train
 from fedjax_ssl.config import load_config_file
 from fedjax_ssl.records import origin
 from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.report import run_report
+from fedjax_ssl.report import page, run_report
 from fedjax_ssl.report.model_card import model_card
 from tests.helpers.runs import ROOT, make_tiny_config
 
@@ -185,5 +185,6 @@ def test_the_report_and_the_card_name_code_and_command_and_neither_is_markup(run
     card = model_card(read_run(run))
     assert f"| code | fedjax_ssl {start.packages['fedjax_ssl']}" in card
     assert "&lt;b&gt;\\|\\`\\\\x1b\\[2J" in card and "<b>" not in card and "me &lt;" not in card
-    (page,) = run_report._origin(read_run(run))
-    assert "launch.py &lt;b&gt;|`\\x1b[2J" in page and "me &lt;script&gt;" in page
+    page.write_page(run / "page.html", "", "", run_report._origin(read_run(run)))
+    text = (run / "page.html").read_text()
+    assert "launch.py &lt;b&gt;|`\\x1b[2J" in text and "me &lt;script&gt;" in text

@@ -4,6 +4,7 @@ from unittest import mock
 
 import numpy as np
 
+from fedjax_ssl.kinds import text
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.report import mistakes, run_report
 
@@ -23,6 +24,10 @@ def test_the_category_whose_rows_are_mislabelled_comes_first():
     in_quarters = sum(members.sum() for name, members in mistakes.groups(TABLE, inputs) if "<" in name)
     assert in_quarters == np.isfinite(inputs[:, 0]).sum()
     assert mistakes.shown(TABLE, inputs[1]) == "age missing, colour blue"
+
+
+def test_tokens_are_those_of_the_library():
+    assert (mistakes.UNKNOWN, mistakes.FIRST_WORD) == (text.UNKNOWN, text.FIRST_WORD)
 
 
 def test_the_word_whose_texts_are_mislabelled_comes_first():
@@ -55,4 +60,4 @@ def test_mistakes_are_of_the_last_snapshot_of_the_test_set():
     }
     with mock.patch.multiple(RunRecords, **{name: mock.Mock(return_value=file) for name, file in files.items()}):
         said, *_, rows = run_report._mistakes(RunRecords(None, {}, [{"round": 3}], [], None))
-    assert "After round 2, 100.0 % of 4 rows" in said and "1 of 1" in rows
+    assert "After round 2, 100.0 % of 4 rows" in said["text"] and "1 of 1" in rows["table"].rows[0]
