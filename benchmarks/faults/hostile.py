@@ -96,9 +96,9 @@ def hostile_files(folder: pathlib.Path) -> list[tuple[str, str, str, Callable[[p
     of_arrays = "npz predict partition_file node run/partition.npz run/class_counts.npz run/snapshots"
     of_run = "run/config.json run/dataset.json run/metrics.jsonl run/summary.json"
     code = "files that carry code"
-    add(code, "a pickle", f"{of_arrays} {of_run} image rscfed", content(pickled))
+    add(code, "a pickle", f"{of_arrays} {of_run} image", content(pickled))
     add(code, "pickled objects among the arrays", of_arrays, arrays(**dict.fromkeys(good, objects)))
-    add(code, "a pickle in a zip of PyTorch", "rscfed npz", lambda path: _zip(path, [("archive/data.pkl", pickled)]))
+    add(code, "a pickle in a zip of PyTorch", "npz", lambda path: _zip(path, [("archive/data.pkl", pickled)]))
     members = [(f"{key}.npy", pickled) for key in good]
     add(code, "a pickle in a zip, as an array", "npz", lambda path: _zip(path, members))
     add(code, "a script", "image npz run/config.json", content(script))
@@ -118,9 +118,6 @@ def hostile_files(folder: pathlib.Path) -> list[tuple[str, str, str, Callable[[p
     some = "npz run/partition.npz"
     add(bombs, "arrays of 3e18 bytes, by their headers", some, lambda path: _headers(path, good))
     add(bombs, "two arrays of one name", some, lambda path: _zip(path, _members(good) + _members(good)))
-    packed = [("archive/data.pkl", pickle.dumps({0: [0] * 10**7}))]
-    add(bombs, "a pickle of PyTorch, packed", "rscfed", lambda path: _zip(path, packed, zipfile.ZIP_DEFLATED))
-    add(bombs, "2**30 rows from one list", "rscfed", content(b"\x80\x02]" + b"q\x00(h\x00h\x00e" * 30 + b"."))
     for name, image in _large_images().items():
         add(bombs, name, "image", content(image))
 
@@ -139,7 +136,7 @@ def hostile_files(folder: pathlib.Path) -> list[tuple[str, str, str, Callable[[p
         add(crashes, name, f"{of_run} run/manifest", content(text))
 
     waits = "what one would wait for"
-    everywhere = f"{of_arrays} {of_run} run/checkpoint image rscfed"
+    everywhere = f"{of_arrays} {of_run} run/checkpoint image"
     add(waits, "a pipe", everywhere, os.mkfifo)
     add(waits, "a link to /dev/zero", everywhere, lambda path: path.symlink_to("/dev/zero"))
     return made
@@ -289,7 +286,6 @@ def _read(reader: str, case: pathlib.Path, folder: pathlib.Path, uses: dict, wri
     from fedjax_ssl.data.folder import load_folder, load_pictures
     from fedjax_ssl.data.npz import load_npz
     from fedjax_ssl.data.partition_file import load_partition
-    from fedjax_ssl.data.rscfed_files import read_rscfed_partition
     from fedjax_ssl.flower.views import own_holdings
     from fedjax_ssl.predictor import predict_file
 
@@ -320,7 +316,6 @@ def _read(reader: str, case: pathlib.Path, folder: pathlib.Path, uses: dict, wri
         "npz": lambda: load_npz(str(path)),
         "predict": lambda: predict_file(folder / RUN, case / "out.npz", npz=str(path), key="x_train"),
         "partition_file": lambda: load_partition(path, 1797, 8),
-        "rscfed": lambda: read_rscfed_partition(path),
         "node": lambda: own_holdings(config, 0, str(path), facts),
     }
     return {reader: _result(readers[reader])}

@@ -1,15 +1,12 @@
-"""Long tails against Python's exact fractions, the partition of RSCFed's family, and its published files."""
+"""Long tails against Python's exact fractions, and the partition of RSCFed's family."""
 
 import fractions
-import pickle
-import zipfile
 
 import numpy as np
 import pytest
 
-from fedjax_ssl.data import load_partition, make_partition, save_partition
+from fedjax_ssl.data import make_partition
 from fedjax_ssl.data.long_tail import tail_counts
-from fedjax_ssl.data.rscfed_files import read_rscfed_lists, read_rscfed_partition
 from fedjax_ssl.errors import UserError
 from tests.helpers.partitions import LABELS, assert_no_row_twice, class_counts, data_config, labels_of, sizes_of
 
@@ -185,54 +182,3 @@ def test_several_labelled_clients_follow_the_same_order():
     assert set(two) < set(three)
     classes = (counts > 0).sum(axis=1)
     assert min(classes[three]) >= max(np.delete(classes, three))
-
-
-def write_like_torch(path, held):
-    """A zip with a pickle of protocol 2, as `torch.save` writes of what holds no tensor."""
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps(held, protocol=2))
-        archive.writestr("archive/version", "3\n")
-    return path
-
-
-def test_published_files_become_partitions(tmp_path):
-    rng = np.random.default_rng(0)
-    shares = np.split(rng.permutation(60), [7, 30])
-    held = {0: shares[0].tolist(), 1: shares[1], 2: list(shares[2])}  # lists, arrays and lists of NumPy's numbers
-    path = write_like_torch(tmp_path / "a.pth", {"data_partition": held, "train_list": [5, 3], "test_list": [1]})
-    partition = read_rscfed_partition(path)
-    assert [rows.tolist() for rows in partition.client_rows] == [share.tolist() for share in shares]
-    np.testing.assert_array_equal(partition.labelled_rows, shares[0])
-    train, test = read_rscfed_lists(path)
-    assert train.tolist() == [5, 3] and test.tolist() == [1]
-    save_partition(tmp_path / "partition.npz", read_rscfed_partition(path, (0, 2)))
-    loaded = load_partition(tmp_path / "partition.npz", 60, 3)
-    np.testing.assert_array_equal(loaded.labelled_rows, np.concatenate([shares[0], shares[2]]))
-    # The long-tailed one: a pickle of places in a list of rows.
-    tail = rng.permutation(1000)[:60]
-    (tmp_path / "lt.pth").write_bytes(pickle.dumps((held, tail.tolist())))
-    partition = read_rscfed_partition(tmp_path / "lt.pth")
-    for rows, share in zip(partition.client_rows, shares):
-        np.testing.assert_array_equal(rows, tail[share])
-
-
-def test_files_that_are_no_partition(tmp_path):
-    class Harmful:
-        def __reduce__(self):
-            return print, ("it ran",)
-
-    harmful = write_like_torch(tmp_path / "harmful.pth", {"data_partition": Harmful()})
-    other = write_like_torch(tmp_path / "other.pth", {"weights": [1]})
-    broken = tmp_path / "broken.pth"
-    broken.write_bytes(b"nothing")
-    words = {harmful: "names .*print", other: "no rows of clients", broken: "not a partition of plain"}
-    for path, word in words.items():
-        with pytest.raises(UserError, match=word):
-            read_rscfed_partition(path)
-    with pytest.raises(UserError, match="cannot read"):
-        read_rscfed_partition(tmp_path / "none.pth")
-    with pytest.raises(UserError, match="no train_list"):
-        read_rscfed_lists(other)
-    few = write_like_torch(tmp_path / "few.pth", {"data_partition": {0: [1], 1: [2]}})
-    with pytest.raises(UserError, match="no labelled client 2"):
-        read_rscfed_partition(few, (0, 2))
