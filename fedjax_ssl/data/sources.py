@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data import folder, hugging_face, npy, npz, packages, tables, tfds
+from fedjax_ssl.data import folder, hugging_face, npz, packages, tables, tfds
 from fedjax_ssl.data.arrays import Arrays
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import expanded
@@ -149,7 +149,7 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
         if config.source == "folder":
             arrays = folder.load_folder(config.path, config.image_size, config.fit, tell)
         else:
-            arrays = {"npz": npz.load_npz, "npy": npy.load_npy}[config.source](config.path)
+            arrays = {"npz": npz.load_npz, "npy": npz.load_npy}[config.source](config.path)
         if arrays.x_train.dtype != np.uint8:
             return Dataset(name, **_of_arrays(arrays, config), flip=False)
         mean, std = channel_statistics(arrays.x_train)
