@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.config import base_config, complete, differences, flatten, other_sections, section_of
+from fedjax_ssl.config import base_config, complete, differences, flatten, name_of, other_sections
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import expanded, read_json
@@ -54,7 +54,7 @@ def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> p
 
 
 def _draw(run: RunRecords, pictures: page.Pictures) -> None:
-    alone, measured, noun = [Group(section_of(run.config["method"]), [run])], run.measured, run.noun
+    alone, measured, noun = [Group(name_of(run.config["method"]), [run])], run.measured, run.noun
     pictures.add(
         "Accuracy",
         f"{measured}_accuracy",
@@ -313,7 +313,7 @@ def _short(value) -> str:
 def title_of(run: RunRecords) -> str:
     """The page's title."""
     data = run.dataset().get("name", run.config["data"]["source"])
-    return f"{section_of(run.config['method'])} on {data}, seed {run.config['seed']}"
+    return f"{name_of(run.config['method'])} on {data}, seed {run.config['seed']}"
 
 
 def lead_of(run: RunRecords) -> str:
