@@ -87,7 +87,7 @@ def validate(config: ConfigDict) -> None:
         if field in values:
             its_range.check(field, values[field])
     check_labels(config.data, config.num_clients)
-    check_unknown(config.data, len(config.seeds))
+    check_unknown(config.data)
     if config.data.labels not in method.settings:
         known = ", ".join(map(repr, method.settings))
         raise UserError(f"data.labels is {config.data.labels!r}; known to the method {section}: {known}")
@@ -262,7 +262,6 @@ def unknown_images(config: Any) -> str:
     classes = ", ".join(map(str, data["unknown_classes"]))
     of = [
         f"the class{'es' if ',' in classes else ''} {classes}" if classes else "",
-        f"{data['unknown_drawn']} classes drawn by the seed" if data["unknown_drawn"] else "",
         data["unknown_source"].rpartition("/")[2],
     ]
     which = " and ".join(filter(None, of))

@@ -19,9 +19,10 @@ import numpy as np
 
 from fedjax_ssl.augment import Views, mix
 from fedjax_ssl.errors import UserError, first_line, known_are
-from fedjax_ssl.kinds.features import noisy
+from fedjax_ssl.kinds.features import MASKED, noisy
 from fedjax_ssl.kinds.kind import Facts, Kind, are_numbers
 
+CORRUPTED = 0.3  # strong views: the share of values taken from other rows of the batch
 MISSING = ("", "<na>", "na", "n/a", "nan", "null", "none", "?")  # missing values in files, in lower case
 
 
@@ -51,24 +52,24 @@ class Table(NamedTuple):
         return jnp.where(np.array(self.sizes) > 0, jnp.where(lam >= 0.5, a, b), mix(a, b, lam))
 
 
-def weak_view(key: jax.Array, rows: jax.Array, options: Any, table: Table) -> jax.Array:
+def weak_view(key: jax.Array, rows: jax.Array, table: Table) -> jax.Array:
     """Adds noise to the numbers of rows."""
-    return jnp.where(np.array(table.sizes) > 0, rows, noisy(key, rows, options.noise, table.std))
+    return jnp.where(np.array(table.sizes) > 0, rows, noisy(key, rows, table.std))
 
 
-def strong_view(key: jax.Array, rows: jax.Array, options: Any, table: Table) -> jax.Array:
+def strong_view(key: jax.Array, rows: jax.Array, table: Table) -> jax.Array:
     """Replaces some values, drawn one by one, by those of other rows of the batch, and makes some missing."""
     weak_key, row_key, corrupt_key, mask_key = jax.random.split(key, 4)
     others = jnp.take_along_axis(rows, jax.random.randint(row_key, rows.shape, 0, len(rows)), axis=0)
-    rows = weak_view(weak_key, rows, options, table)
-    rows = jnp.where(jax.random.bernoulli(corrupt_key, options.corrupted, rows.shape), others, rows)
-    return jnp.where(jax.random.bernoulli(mask_key, options.masked, rows.shape), jnp.nan, rows)
+    rows = weak_view(weak_key, rows, table)
+    rows = jnp.where(jax.random.bernoulli(corrupt_key, CORRUPTED, rows.shape), others, rows)
+    return jnp.where(jax.random.bernoulli(mask_key, MASKED, rows.shape), jnp.nan, rows)
 
 
 def _views(config: Any, facts: Facts) -> Views:
-    given = {"options": config.augment, "table": KIND.inputs(facts)}
-    strong = functools.partial(strong_view, **given)
-    return Views(functools.partial(weak_view, **given), strong, (strong, strong))
+    table = KIND.inputs(facts)
+    strong = functools.partial(strong_view, table=table)
+    return Views(functools.partial(weak_view, table=table), strong, (strong, strong))
 
 
 def is_missing(text: str) -> bool:

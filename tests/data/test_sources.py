@@ -14,9 +14,9 @@ from fedjax_ssl.data.sources import channel_statistics, feature_statistics
 from fedjax_ssl.errors import UserError
 
 
-def data_config(source="npz", path="", flip=False, standardise=True, balanced_test=False):
+def data_config(source="npz", path="", flip=False, standardise=True):
     fields = {"source": source, "path": str(path), "tfds_dir": "", "flip": flip, "standardise": standardise}
-    fields |= {"balanced_test": balanced_test, "normalisation": "own"}
+    fields |= {"normalisation": "own"}
     return config_dict.ConfigDict(fields)
 
 
@@ -73,18 +73,6 @@ def test_pixels_may_stay_between_0_and_1(tmp_path):
     np.testing.assert_array_equal(digits.x_train, standardised.x_train)
     coloured = load_dataset(data_config(path=write(tmp_path), flip=True, standardise=False))
     assert coloured.mean == (0.0,) * 3 and coloured.std == (1.0,) * 3 and coloured.flip and coloured.num_classes == 3
-
-
-def test_a_balanced_test_set_has_the_first_images_of_each_class(tmp_path):
-    whole, balanced = (load_dataset(data_config("digits", balanced_test=flag)) for flag in (False, True))
-    seen, rows, least = [0] * 10, [], min(np.bincount(whole.y_test))
-    for row, label in enumerate(whole.y_test):
-        if seen[label] < least:
-            rows.append(row)
-        seen[label] += 1
-    np.testing.assert_array_equal(balanced.x_test, whole.x_test[rows])
-    assert np.bincount(balanced.y_test).tolist() == [least] * 10 and len(rows) < len(whole.y_test)
-    np.testing.assert_array_equal(balanced.x_train, whole.x_train)
 
 
 def test_statistics_of_a_constant_channel_divide_by_one():

@@ -57,11 +57,11 @@ def test_a_category_that_only_a_held_out_row_has_is_unknown(tmp_path):
 
 
 def test_rows_of_the_test_set_are_those_of_its_file(tmp_path):
-    """Rows without a label are left out, and those that `balanced_test` drops."""
+    """Rows without a label are left out."""
     other = tmp_path / "test.csv"
     other.write_text("age,colour,label\n1,r,\n2,r,0\n3,g,\n4,b,0\n5,r,1\n")
-    dataset, _ = load(tmp_path, GOOD, test_path=str(other), balanced_test=True)
-    assert dataset.test_rows.tolist() == [1, 4] and dataset.x_test[:, 0].tolist() == [2, 5]
+    dataset, _ = load(tmp_path, GOOD, test_path=str(other))
+    assert dataset.test_rows.tolist() == [1, 3, 4] and dataset.x_test[:, 0].tolist() == [2, 4, 5]
 
 
 def test_texts_and_their_versions(tmp_path):
