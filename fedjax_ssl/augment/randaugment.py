@@ -45,8 +45,6 @@ def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, 
     Source: RandAugment (Cubuk et al., 2020); `flavours` has the sources of the flavours.
     """
     chosen = check_rand_augment(flavour, num_ops, magnitude)
-    if images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3):
-        raise UserError(f"RandAugment needs uint8 images with 1 or 3 channels, got {images.dtype} {images.shape}")
     if not chosen.pool:
         return images
     draws = draw_operations(key, chosen, images.shape, num_ops, magnitude)
@@ -63,8 +61,6 @@ def check_rand_augment(flavour: str, num_ops: int, magnitude: int) -> Flavour:
     chosen = get_flavour(flavour)
     if not chosen.pool:
         return chosen
-    if num_ops < 0:
-        raise UserError(f"augment.num_ops, RandAugment's number of operations, must be at least 0, not {num_ops}")
     if not 0 <= magnitude <= chosen.max_magnitude:
         raise UserError(
             f"augment.magnitude, of RandAugment's flavour {flavour!r}, goes from 0 to {chosen.max_magnitude}, "

@@ -63,13 +63,10 @@ def check_resized(resized: int, padding: int, image_shape: tuple[int, int, int])
         UserError: it does not fit the images, or `padding` is set as well.
     """
     height, width = image_shape[:2]
-    if resized and padding:
-        raise UserError(f"augment.resized={resized} and augment.padding={padding} exclude each other; set one to 0")
-    if resized and height != width:
-        raise UserError(f"augment.resized={resized} needs square images, but the data set's are {width} x {height}")
-    if resized and resized < height:
+    if resized and (padding or height != width or resized < height):
         raise UserError(
-            f"augment.resized={resized} is less than the images' side of {height} pixels; raise it, or set 0"
+            f"augment.resized={resized} needs augment.padding=0, which is {padding}, and square images of at most this "
+            f"side, which are {width} x {height}"
         )
 
 

@@ -383,9 +383,7 @@ def import_rule(kind: str) -> Callable[..., Confidence] | None:
     """
     if not is_own(kind):
         return None
-    make, file = import_own(FIELD, kind, ("RULE", "my_rules.py:margin"))
-    if not callable(make):
-        raise UserError(f"{FIELD}={kind} is not a function that returns a Confidence")
+    make, file = import_own(FIELD, kind)
 
     def checked(*arguments: Any) -> Confidence:
         with one_line(FIELD, kind, "cannot be built", file):

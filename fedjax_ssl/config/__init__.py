@@ -35,7 +35,7 @@ from fedjax_ssl.config.load import (
     parse_config,
 )
 from fedjax_ssl.data import server_has_labels
-from fedjax_ssl.methods import section_of
+from fedjax_ssl.methods import name_of
 
 __all__ = [
     "ARGUMENTS",
@@ -55,6 +55,7 @@ __all__ = [
     "load_config_file",
     "measured_each_round",
     "measures_of",
+    "name_of",
     "num_byzantine",
     "other_sections",
     "overlooked",
@@ -62,7 +63,6 @@ __all__ = [
     "override",
     "parse_config",
     "ranges",
-    "section_of",
     "server_has_labels",
     "unknown_images",
     "validate",

@@ -16,7 +16,7 @@ from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, Section, shared_fields
 from fedjax_ssl.imports import forget_changed, is_own
 from fedjax_ssl.learning.sgd import check_optimizer
-from fedjax_ssl.methods import METHODS, find_method, known_method, registered, section_of
+from fedjax_ssl.methods import METHODS, find_method, known_method, name_of, registered, section_of
 from fedjax_ssl.models import BACKBONES
 
 # Arguments after the colon of any config file, besides methods and their variants.
@@ -38,9 +38,11 @@ def ranges(method: str = "") -> dict[str, Range]:
 
 
 def _all_fields(method: str = "") -> Section:
-    fields, entries = shared_fields(), dict(METHODS)
+    fields = shared_fields()
+    entries = {name: entry for name, entry in METHODS.items() if entry.reads in ("", name)}  # others read one of these
     if method:
-        entries[section_of(method)] = find_method(method)
+        own = find_method(method)
+        entries[section_of(method)] = own
     for name, entry in entries.items():
         if entry.defaults is not None:
             setattr(fields, name, entry.section())
@@ -56,7 +58,8 @@ def add_section(config: ConfigDict) -> ConfigDict:
         UserError: there is no such method.
     """
     forget_changed()
-    name, section = section_of(config.method), find_method(config.method).section()
+    section = find_method(config.method).section()
+    name = section_of(config.method)
     if section is not None and flatten(section.config()).keys() - flatten(config.get(name, {})).keys():
         with config.unlocked():  # which a frozen one refuses
             config[name] = section.config(config.get(name))
@@ -74,7 +77,7 @@ def validate(config: ConfigDict) -> None:
     """
     shared_fields().ranges()["method"].check("method", config.method)
     method = find_method(add_section(config).method)
-    section = section_of(config.method)
+    section = name_of(config.method)
     for field, value in flatten(config).items():
         if isinstance(value, tuple) and any(isinstance(entry, np.generic) for entry in value):
             plain = tuple(entry.item() if isinstance(entry, np.generic) else entry for entry in value)
@@ -84,7 +87,7 @@ def validate(config: ConfigDict) -> None:
         if field in values:
             its_range.check(field, values[field])
     check_labels(config.data, config.num_clients)
-    check_unknown(config.data, len(config.seeds))
+    check_unknown(config.data)
     if config.data.labels not in method.settings:
         known = ", ".join(map(repr, method.settings))
         raise UserError(f"data.labels is {config.data.labels!r}; known to the method {section}: {known}")
@@ -195,7 +198,7 @@ def measures_of(config: Any) -> dict[str, str]:
 def describe_method(name: str) -> tuple[str, str]:
     """A method's title, and its paper's address; its name and '' if this process does not know the method."""
     method = known_method(name)
-    return (section_of(name), "") if method is None else (method.title or section_of(name), method.paper)
+    return (name_of(name), "") if method is None else (method.title or name_of(name), method.paper)
 
 
 def describe_model(config: Any) -> str:
@@ -259,7 +262,6 @@ def unknown_images(config: Any) -> str:
     classes = ", ".join(map(str, data["unknown_classes"]))
     of = [
         f"the class{'es' if ',' in classes else ''} {classes}" if classes else "",
-        f"{data['unknown_drawn']} classes drawn by the seed" if data["unknown_drawn"] else "",
         data["unknown_source"].rpartition("/")[2],
     ]
     which = " and ".join(filter(None, of))

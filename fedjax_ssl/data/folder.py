@@ -119,46 +119,48 @@ def _find_images(
     """Finds training images by class, training images without a label, and test images by class, sorted by name."""
     folders = [root / name for name in ("train", "test")]
     exists = [folder.is_dir() for folder in folders]
-    if any(exists) and not all(exists):
+    if not any(exists):
+        return _divided(root, folders)
+    if not all(exists):
         present, absent = folders if exists[0] else folders[::-1]
         raise UserError(
             f"{root} has a folder {present.name} but no {absent.name}; add {absent}/CLASS/IMAGE, or move the classes "
             f"from {present} to {root}, where every fifth image is for the test"
         )
-    if not any(exists):
-        classes = _classes(root)
-        misplaced = [name for name in (UNLABELLED, AMERICAN) if name in classes]
-        if misplaced:
-            raise UserError(
-                f"{root} has the folder {misplaced[0]!r} among its classes; move the classes to {folders[0]}/CLASS and "
-                f"{folders[1]}/CLASS, or rename it if it is a class"
-            )
-        _check_number(root, classes)
-        rows = {name: range(TEST_EVERY - 1, len(images), TEST_EVERY) for name, images in classes.items()}
-        test = {name: [classes[name][row] for row in rows[name]] for name in classes if rows[name]}
-        if not test:
-            raise UserError(
-                f"{root} has no class of {TEST_EVERY} or more images, so none would be for the test; add "
-                f"images, or divide them into {folders[0]}/CLASS/IMAGE and {folders[1]}/CLASS/IMAGE"
-            )
-        train = {
-            name: [image for row, image in enumerate(images) if row not in rows[name]]
-            for name, images in classes.items()
-        }
-        return train, [], test
     if (root / AMERICAN).is_dir():
         raise UserError(f"the folder {root / AMERICAN} would be ignored; call it {UNLABELLED!r}, or move it elsewhere")
     train, test = map(_classes, folders)
     _check_number(folders[0], train)
     unknown = [name for name in test if name not in train]
-    if unknown:
+    if unknown or not test:
         raise UserError(
-            f"the class {folders[1] / unknown[0]} has no training images; add {folders[0] / unknown[0]}, or remove it"
+            f"{folders[1]} must have folders of classes that {folders[0]} has"
+            + (f"; add {folders[0] / unknown[0]}, or remove {folders[1] / unknown[0]}" if unknown else "")
         )
-    if not test:
-        raise UserError(f"{folders[1]} has no class's folder; add {folders[1]}/CLASS/IMAGE")
     unlabelled = root / UNLABELLED
     return train, _images(unlabelled) if unlabelled.is_dir() else [], test
+
+
+def _divided(
+    root: pathlib.Path, folders: list[pathlib.Path]
+) -> tuple[dict[str, list[pathlib.Path]], list[pathlib.Path], dict[str, list[pathlib.Path]]]:
+    """The same of a folder without a test set: every fifth image of a class is for testing."""
+    classes = _classes(root)
+    misplaced = [name for name in (UNLABELLED, AMERICAN) if name in classes]
+    if misplaced:
+        raise UserError(
+            f"{root} has the folder {misplaced[0]!r} among its classes; move the classes to {folders[0]}/CLASS and "
+            f"{folders[1]}/CLASS, or rename it if it is a class"
+        )
+    _check_number(root, classes)
+    test = {name: images[TEST_EVERY - 1 :: TEST_EVERY] for name, images in classes.items() if len(images) >= TEST_EVERY}
+    if not test:
+        raise UserError(
+            f"{root} has no class of {TEST_EVERY} or more images, so none would be for the test; add images, or divide "
+            f"them into {folders[0]}/CLASS/IMAGE and {folders[1]}/CLASS/IMAGE"
+        )
+    train = {name: [image for image in classes[name] if image not in test.get(name, ())] for name in classes}
+    return train, [], test
 
 
 def _check_number(folder: pathlib.Path, classes: dict[str, list[pathlib.Path]]) -> None:
@@ -183,12 +185,10 @@ def _images(folder: pathlib.Path) -> list[pathlib.Path]:
     """The images of one folder; raises a UserError for any other entry, so that nothing is skipped silently."""
     images = _entries(folder)
     for entry in images:
-        if entry.is_dir():
-            raise UserError(f"{entry} is a folder inside a class's; move its images to {folder}, or remove it")
-        if entry.suffix.lower() not in SUFFIXES:
-            raise UserError(f"{entry} is not an image by its name; known: {', '.join(SUFFIXES)}; convert or remove it")
-        if not entry.is_file():  # opening a pipe would wait for a writer
-            raise UserError(f"{entry} cannot be read: it is not a file; remove it")
+        if not entry.is_file() or entry.suffix.lower() not in SUFFIXES:
+            raise UserError(
+                f"{entry} is not an image file by its name; known: {', '.join(SUFFIXES)}; convert or remove it"
+            )
     if not images:
         raise UserError(f"the folder {folder} is empty; add images, or remove it")
     return images

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data.long_tail import check_tail, draw_of_each_class, tail_counts
+from fedjax_ssl.data.long_tail import draw_of_each_class
 from fedjax_ssl.errors import UserError
 
 LABELS = ("server", "clients", "some_clients", "profile")  # who holds labels
-SERVER_DRAWS = ("balanced", "random")
 _BETA = re.compile(r"\s*beta\(([^(),]+),([^(),]+)\)\s*")
 
 
@@ -32,7 +31,7 @@ def check_labels(config: Any, num_clients: int) -> None:
 
     Args:
         config: the `data` section. It reads `labels`, `labelled_share`, `labels_per_class`, `num_labelled`,
-          `labelled_clients`, `labelled_rule`, `label_profile`, `server_labels`, and the fields of long tails.
+          `labelled_clients`, `labelled_rule`, `label_profile` and `server_labels`.
         num_clients: number of clients K.
 
     Raises:
@@ -45,25 +44,14 @@ def check_labels(config: Any, num_clients: int) -> None:
         )
     if config.labels == "clients" and 0 < config.num_labelled < num_clients:
         raise UserError(f"data.num_labelled={config.num_labelled} is fewer than num_clients={num_clients}; raise it")
-    if not 1 <= config.labelled_clients <= num_clients:
+    if config.labelled_clients > num_clients:
+        raise UserError(f"data.labelled_clients={config.labelled_clients} is more than num_clients={num_clients}")
+    if not 1 <= abs(config.imbalance) < math.inf:
         raise UserError(
-            f"data.labelled_clients must be a whole number from 1 to num_clients = {num_clients}, not "
-            f"{config.labelled_clients}"
+            f"data.imbalance must be a number from 1 on, or from -1 down (reversed), not {config.imbalance}"
         )
     if config.labels == "profile":
         _check_profile(config, num_clients)
-    check_tail(config.imbalance, config.largest_class)
-    check_tail(config.labelled_imbalance, config.labelled_largest_class, "labelled_")
-    if config.labelled_largest_class and config.labels == "clients" and not config.num_labelled:
-        raise UserError(
-            f"data.labelled_largest_class={config.labelled_largest_class} needs labelled images that are drawn apart; "
-            "set data.num_labelled, too"
-        )
-    if config.labelled_largest_class and config.labels == "some_clients" and config.labelled_clients == num_clients:
-        raise UserError(
-            f"data.labelled_largest_class={config.labelled_largest_class} divides the other images among the other "
-            f"clients, but all {num_clients} are labelled; lower data.labelled_clients"
-        )
 
 
 def _check_profile(config: Any, num_clients: int) -> None:
@@ -80,11 +68,6 @@ def _check_profile(config: Any, num_clients: int) -> None:
         raise UserError(f"data.label_profile has {len(profile)} shares, but num_clients={num_clients}")
     if not server_has_labels(config) and not clients_may_have_labels(config):
         raise UserError("nobody has a label: every share of data.label_profile is 0, and so is data.server_labels")
-    if config.labelled_largest_class:
-        raise UserError(
-            f"data.labelled_largest_class={config.labelled_largest_class} is not for data.labels='profile', whose "
-            "labelled images are drawn from each client's own"
-        )
 
 
 def _is_share(value: Any) -> bool:
@@ -121,10 +104,8 @@ def draw_validation(labels: np.ndarray, num_images: int, num_classes: int, rng: 
         int32 [V], rows of the training set, in random order.
 
     Raises:
-        UserError: V is negative or not a multiple of C, or a class has fewer than V / C examples.
+        UserError: V is not a multiple of C, or a class has fewer than V / C examples.
     """
-    if num_images < 0:
-        raise UserError(f"data.validation={num_images} must not be negative")
     return draw_balanced(labels, num_images, num_classes, rng, "data.validation")
 
 
@@ -144,11 +125,9 @@ def draw_server_labels(
         int32 [S], positions in `labels`, in random order.
 
     Raises:
-        UserError: S is negative or more than n; or, if `balanced`, not a multiple of C, or S / C is more than the
-          examples of a class.
+        UserError: S is more than n; or, if `balanced`, not a multiple of C, or S / C is more than the examples of a
+          class.
     """
-    if server_labels < 0:
-        raise UserError(f"data.server_labels={server_labels} must not be negative")
     if server_labels > len(labels):
         raise UserError(f"data.server_labels={server_labels} is more than the {len(labels)} training examples left")
     if not balanced:
@@ -175,29 +154,6 @@ def draw_balanced(
     drawn = draw_of_each_class(labels, np.full(num_classes, per_class), rng, f"{field}={number}", otherwise)
     # Shuffled, so that a batch does not consist of a single class.
     return rng.permutation(drawn).astype(np.int32)
-
-
-def draw_labelled_tail(labels: np.ndarray, num_classes: int, config: Any, rng: np.random.Generator) -> np.ndarray:
-    """Draws positions of the labelled images if they have their own long tail, in random order.
-
-    Raises:
-        UserError: a class has too few images, the field with the number of labelled images does not match, or there are
-          fewer than labelled clients.
-    """
-    field = f"data.labelled_largest_class={config.labelled_largest_class}"
-    counts = tail_counts(config.labelled_largest_class, config.labelled_imbalance, num_classes)
-    number = {"server": "server_labels", "clients": "num_labelled"}.get(config.labels)
-    if number is not None and config[number] != counts.sum():
-        raise UserError(
-            f"{field} with data.labelled_imbalance={config.labelled_imbalance:g} makes {counts.sum()} labelled images, "
-            f"but data.{number}={config[number]}; set it to {counts.sum()}"
-        )
-    if config.labels == "some_clients" and config.labelled_clients > counts.sum():
-        raise UserError(
-            f"{field} makes {counts.sum()} labelled images, but data.labelled_clients={config.labelled_clients}; "
-            "lower the latter"
-        )
-    return rng.permutation(draw_of_each_class(labels, counts, rng, field)).astype(np.int32)
 
 
 def draw_labelled_rows(

@@ -1,7 +1,5 @@
 """Long tails: training images are removed so that class sizes decrease exponentially."""
 
-import math
-
 import numpy as np
 
 from fedjax_ssl.errors import UserError
@@ -28,48 +26,30 @@ def tail_counts(largest: int, imbalance: float, num_classes: int) -> np.ndarray:
     return counts if imbalance > 0 else counts[::-1]
 
 
-def check_tail(imbalance: float, largest: int, prefix: str = "") -> None:
-    """Checks the two fields of a tail, `data.<prefix>imbalance` and `data.<prefix>largest_class`.
-
-    Raises:
-        UserError: a field has an impossible value.
-    """
-    if not 1 <= abs(imbalance) < math.inf:
-        raise UserError(
-            f"data.{prefix}imbalance must be a number from 1 on, or from -1 down (reversed), not {imbalance}"
-        )
-    if type(largest) is not int or largest < 0:
-        raise UserError(f"data.{prefix}largest_class must be a whole number from 0 on, not {largest}")
-
-
-def cut_to_tail(
-    labels: np.ndarray, num_classes: int, imbalance: float, largest: int, rng: np.random.Generator
-) -> np.ndarray:
+def cut_to_tail(labels: np.ndarray, num_classes: int, imbalance: float, rng: np.random.Generator) -> np.ndarray:
     """Draws the examples that remain. With the same state of `rng`, a longer tail is a subset of a shorter one.
 
     Args:
         labels: int [n], labels of the examples.
         num_classes: number of classes C.
-        imbalance: see `tail_counts`.
-        largest: n_max; 0: the size of the smallest class.
+        imbalance: see `tail_counts`; the largest class gets the size of the smallest one.
         rng: source of randomness.
 
     Returns:
-        Positions in `labels`, ascending; all positions if imbalance is 1 or -1 and `largest` is 0.
+        Positions in `labels`, ascending; all positions if imbalance is 1 or -1.
 
     Raises:
-        UserError: a class has fewer images than the tail needs, or would have none.
+        UserError: the imbalance would leave a class without images.
     """
-    if abs(imbalance) == 1 and not largest:
+    if abs(imbalance) == 1:
         return np.arange(len(labels))
-    present = np.bincount(labels, minlength=num_classes)
-    counts = tail_counts(largest or int(np.min(present)), imbalance, num_classes)
+    counts = tail_counts(int(np.bincount(labels, minlength=num_classes).min()), imbalance, num_classes)
     if not counts.all():
         raise UserError(
             f"data.imbalance={imbalance:g} leaves no image of class {int(np.argmin(counts))}, for the largest class "
-            f"has {counts.max()}; bring it nearer to 1, or raise data.largest_class"
+            f"has {counts.max()}; bring it nearer to 1"
         )
-    return np.sort(draw_of_each_class(labels, counts, rng, f"data.largest_class={largest}"))
+    return np.sort(draw_of_each_class(labels, counts, rng, f"data.imbalance={imbalance:g}"))
 
 
 def draw_of_each_class(

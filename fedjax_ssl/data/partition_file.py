@@ -91,10 +91,9 @@ def load_partition(
         raise UserError(f"{path} has {len(sizes)} clients, but num_clients={num_clients}")
     if server_labels is not None and len(at_server) != server_labels:
         raise UserError(f"{path} has {len(at_server)} images of the server, but data.server_labels={server_labels}")
-    if not _add_up(sizes, len(rows)):
-        raise UserError(f"{path}: client_size must add up to the {len(rows)} rows of client_index")
-    if len(test_sizes) not in (0, num_clients) or not _add_up(test_sizes, len(test_rows)):
-        raise UserError(f"{path}: client_test_size must be of all clients, and add up to the rows of client_test_index")
+    for name, each, of_all in (("client", sizes, rows), ("client_test", test_sizes, test_rows)):
+        if len(each) not in (0, num_clients) or not _add_up(each, len(of_all)):
+            raise UserError(f"{path}: {name}_size must add up to the {len(of_all)} rows of {name}_index")
     owned = np.concatenate([at_server, rows, validation, test_rows])
     outside = owned[(owned < 0) | (owned >= num_examples)]
     if len(outside):
@@ -102,12 +101,10 @@ def load_partition(
     values, counts = np.unique(owned, return_counts=True)
     if (counts > 1).any():
         raise UserError(f"{path} names row {values[counts > 1][0]} more than once; a row has one owner")
-    without_owner = labelled[~np.isin(labelled, rows)]
-    if len(without_owner):
-        raise UserError(f"{path}: row {without_owner[0]} of {_LABELLED_KEY} belongs to no client")
     values, counts = np.unique(labelled, return_counts=True)
-    if (counts > 1).any():
-        raise UserError(f"{path}: {_LABELLED_KEY} names row {values[counts > 1][0]} more than once")
+    wrong = values[(counts > 1) | ~np.isin(values, rows)]
+    if len(wrong):
+        raise UserError(f"{path}: row {wrong[0]} of {_LABELLED_KEY} belongs to no client, or is named more than once")
     at_server, labelled, validation = (found.astype(np.int32) for found in (at_server, labelled, validation))
     client_rows = np.split(rows.astype(np.int32), np.cumsum(sizes)[:-1])
     tests = np.split(test_rows.astype(np.int32), np.cumsum(test_sizes)[:-1]) if len(test_sizes) else ()
@@ -125,8 +122,7 @@ def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Ge
     If the file has the array label_share, each client's labelled examples are drawn by `rng`.
     """
     path, labels = config.partition_file, config.labels
-    at_server, profile = labels == "server", labels == "profile"
-    server_labels = config.server_labels if at_server or profile else None
+    server_labels = config.server_labels if labels in ("server", "profile") else None
     partition = load_partition(path, num_examples, num_clients, server_labels)
     held_out = len(partition.validation_index)
     if held_out != config.validation:
@@ -142,21 +138,12 @@ def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Ge
             f"{path} gives client {client} {sizes[client]} examples, but data.examples_per_client={most}; the saved "
             "partition is used as it is, with data.examples_per_client=0"
         )
-    labelled = len(partition.labelled_rows)
-    if at_server and labelled:
+    labelled, of_server = len(partition.labelled_rows), len(partition.server_index)
+    fits = {"server": not labelled, "profile": labelled or of_server}.get(labels, labelled and not of_server)
+    if not fits:
         raise UserError(
-            f"{path} has {labelled} labelled examples at clients, but data.labels='server'; use 'profile', "
-            "'clients' or 'some_clients'"
-        )
-    if profile:
-        if not labelled and not len(partition.server_index):
-            raise UserError(f"{path} has no labelled examples, neither at clients nor at the server")
-        return partition
-    if not at_server and not labelled:
-        raise UserError(f"{path} has no labelled examples at clients (labelled_index), but data.labels={labels!r}")
-    if not at_server and len(partition.server_index):
-        raise UserError(
-            f"{path} has {len(partition.server_index)} images of the server, which has none with data.labels={labels!r}"
+            f"{path} has {of_server} images of the server and {labelled} labelled examples at clients, which does not "
+            f"fit data.labels={labels!r}"
         )
     if labels == "some_clients":
         check_labelled_clients(path, partition.labelled_rows, partition.client_rows, config.labelled_clients)
@@ -191,10 +178,12 @@ def _with_shares(path: str, partition: Partition, labels: str, rng: np.random.Ge
     if shares is None:
         return partition
     number = len(partition.client_rows)
-    if labels != "profile" or len(partition.labelled_rows):
-        raise UserError(f"{path}: {_SHARE_KEY} is for data.labels='profile', in place of {_LABELLED_KEY}")
-    if shares.shape != (number,) or shares.dtype.kind not in "fiu" or not ((shares >= 0) & (shares <= 1)).all():
-        raise UserError(f"{path}: {_SHARE_KEY} must be {number} numbers from 0 to 1, one for each client")
+    is_good = shares.shape == (number,) and shares.dtype.kind in "fiu" and ((shares >= 0) & (shares <= 1)).all()
+    if labels != "profile" or len(partition.labelled_rows) or not is_good:
+        raise UserError(
+            f"{path}: {_SHARE_KEY} must be {number} numbers from 0 to 1, one for each client; it is for "
+            f"data.labels='profile', in place of {_LABELLED_KEY}"
+        )
     shares = shares.astype(np.float64)  # a small integer type would overflow
     drawn = [share_of(own, rng.permutation(own), share) for own, share in zip(partition.client_rows, shares)]
     return partition._replace(labelled_rows=np.concatenate(drawn).astype(np.int32))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data import folder, hugging_face, npy, npz, packages, tables, tfds
+from fedjax_ssl.data import folder, hugging_face, npz, packages, tables, tfds
 from fedjax_ssl.data.arrays import Arrays
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.files import expanded
@@ -94,12 +94,11 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
         config: the `data` section. It reads `source` (one of `SOURCES`); for an npz, npy or folder `path` and `flip`,
           for a folder also `image_size` and `fit`; for 'datasets' see `hugging_face.load_datasets`; for a csv see
           `tables.load_table`; for a published data set `tfds_dir`, the folder of TensorFlow Datasets ('': its default);
-          `balanced_test`; `standardise`; and `normalisation` (one of `NORMALISATIONS`).
+          `standardise`; and `normalisation` (one of `NORMALISATIONS`).
 
     Returns:
         The data set. With `standardise=False` its means are 0 and its deviations 1, so that pixels stay from 0 to 1.
-        With `normalisation='cifar10'` it has the constants of CIFAR-10. With `balanced_test` it has the first test
-        images of each class, as many as the smallest class has.
+        With `normalisation='cifar10'` it has the constants of CIFAR-10.
 
     Raises:
         UserError: the source is unknown or would ignore a field, the file or folder is missing or malformed, or a
@@ -107,10 +106,6 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     """
     _check_fields(config)
     dataset = _load(config, tell)
-    if config.balanced_test:
-        rows = first_of_each_class(dataset.y_test)
-        numbers = None if dataset.test_rows is None else dataset.test_rows[rows]
-        dataset = dataset._replace(x_test=dataset.x_test[rows], y_test=dataset.y_test[rows], test_rows=numbers)
     if dataset.kind != "image":
         return dataset if config.standardise else _unscaled(dataset)
     channels, name = dataset.x_train.shape[-1], config.normalisation
@@ -149,7 +144,7 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
         if config.source == "folder":
             arrays = folder.load_folder(config.path, config.image_size, config.fit, tell)
         else:
-            arrays = {"npz": npz.load_npz, "npy": npy.load_npy}[config.source](config.path)
+            arrays = {"npz": npz.load_npz, "npy": npz.load_npy}[config.source](config.path)
         if arrays.x_train.dtype != np.uint8:
             return Dataset(name, **_of_arrays(arrays, config), flip=False)
         mean, std = channel_statistics(arrays.x_train)
@@ -206,12 +201,6 @@ def _of_arrays(arrays: Arrays, config: Any) -> dict[str, Any]:
             "weak_views": tables.checked_views(config.weak_views, x_train),
         },
     }
-
-
-def first_of_each_class(labels: np.ndarray) -> np.ndarray:
-    """Rows of the first examples of each class, as many as the smallest class has: int [n], ascending."""
-    rows = [np.flatnonzero(labels == c) for c in np.unique(labels)]
-    return np.sort(np.concatenate([of_class[: min(map(len, rows))] for of_class in rows]))
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:

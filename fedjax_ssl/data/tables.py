@@ -6,30 +6,28 @@ and the row.
 
 import csv
 import io
-import math
 import pathlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data.arrays import MAX_BYTES, existing_path
+from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.errors import UserError, first_line, known_are
 from fedjax_ssl.kinds import table, text
 
-Columns = dict[str, list[str]]  # name -> the fields of all rows
 MOST_CATEGORIES = 100  # of a column; names and identifiers are not categories
 MOSTLY_NUMBERS = 0.9  # share of numbers above which a column counts as numeric, and other fields as mistakes
 AMBIGUOUS = ("na", "n/a", "null", "none")  # words of `table.MISSING` that may also name a class
-DECIMAL_COMMA = re.compile(r"[-+]?[\d.]*,\d+")
+DECIMAL_COMMA = r"[-+]?[\d.]*,\d+"
 WHOLE = re.compile(r"-?\d{1,999}")
 TEST_EVERY = 5  # without a test file, every fifth labelled row of a class is for testing
 
 
-def read_columns(path: str, field: str) -> Columns:
-    """Reads a csv, tsv or parquet file, all fields as text; a missing value is ''.
+def read_columns(path: str, field: str) -> Any:
+    """Reads a csv, tsv or parquet file into a DataFrame of texts; a missing value is ''.
 
     A parquet file's floats are whole numbers if all in their column are: a column of these with a missing value is
     often saved as floats.
@@ -40,56 +38,46 @@ def read_columns(path: str, field: str) -> Columns:
         field: the configuration field that gives the path, for messages.
 
     Raises:
-        UserError: the file is missing or too large, has another format, has rows of different lengths, or another
-            column without a name.
+        UserError: the file is missing, has another format, has rows of different lengths, or another column without a
+            name.
     """
     file = existing_path(path, field, "file", "a csv or parquet file")
-    if file.stat().st_size > MAX_BYTES:
-        raise UserError(f"{path} has {file.stat().st_size / 1e9:.1f} GB, but at most {MAX_BYTES / 1e9:g} GB are read")
-    columns = _read_parquet(file, path) if file.suffix == ".parquet" else _read_csv(file, path)
-    if not next(iter(columns.values()), []):
-        raise UserError(f"{path} has no rows")
-    return columns
+    read, form = (_read_parquet, "parquet") if file.suffix == ".parquet" else (_read_csv, "csv in UTF-8")
+    try:
+        frame = read(file)
+        if not len(frame):
+            raise ValueError("it has no rows")
+    except Exception as error:  # The errors of pyarrow and pandas have no common base.
+        raise UserError(f"{path} cannot be read as {form} ({first_line(error)})") from error
+    return frame
 
 
-def _read_csv(file: pathlib.Path, path: str) -> Columns:
-    try:
-        lines = file.read_text(encoding="utf-8-sig").lstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a csv file in UTF-8 ({first_line(error)}); save it as such") from error
-    head = lines.partition("\n")[0]
-    delimiter = max(",;\t", key=head.count)
-    try:
-        rows = list(csv.reader(io.StringIO(lines, newline=""), delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        raise UserError(f"{path} cannot be read as csv ({first_line(error)})") from error
-    if not rows:
-        raise UserError(f"{path} is empty")
+def _read_csv(file: pathlib.Path) -> Any:
+    import pandas  # takes half a second; only tables and texts need it
+
+    lines = file.read_text(encoding="utf-8-sig").lstrip("\r\n")
+    delimiter = max(",;\t", key=lines.partition("\n")[0].count)
+    # Not pandas' own reader, which fills up rows that are too short.
+    rows = list(csv.reader(io.StringIO(lines, newline=""), delimiter=delimiter, strict=True))
+    header = [name.strip() for name in rows[0]] if rows else []
     # In a file with one column a blank line is a missing value; otherwise it is not a row.
-    rows = [row or [""] for row in rows] if len(rows[0]) == 1 else [row for row in rows if row]
-    header = [name.strip() for name in rows[0]]
+    rows = [row or [""] for row in rows[1:] if row or len(header) == 1]
     if "" in header[1:]:
-        raise UserError(f"{path}: column {header.index('', 1) + 1} has no name; write one into the first line")
+        raise ValueError(f"column {header.index('', 1) + 1} has no name; write one into the first line")
     twice = [name for name in header if header.count(name) > 1]
     if twice:
-        raise UserError(f"{path} has the column {twice[0]!r} twice")
-    for number, row in enumerate(rows[1:], start=1):
+        raise ValueError(f"it has the column {twice[0]!r} twice")
+    for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
-            raise UserError(f"{path}: row {number} has {len(row)} fields, but the header has {len(header)}")
-    return {name: [row[place] for row in rows[1:]] for place, name in enumerate(header) if name}
+            raise ValueError(f"row {number} has {len(row)} fields, the header {len(header)}")
+    return pandas.DataFrame(rows, columns=header, dtype=str).drop(columns="", errors="ignore")
 
 
-def _read_parquet(file: pathlib.Path, path: str) -> Columns:
-    try:
-        import pandas
-    except ImportError:
-        raise UserError("parquet files need pandas and pyarrow: pip install 'fedjax_ssl[tables]'") from None
-    try:
-        frame = pandas.read_parquet(file).convert_dtypes()
-    except Exception as error:  # The errors of pyarrow and pandas have no common base.
-        raise UserError(f"{path} cannot be read as parquet ({first_line(error)})") from error
-    frame = frame.astype(object).where(frame.notna(), "")
-    return {str(name): [str(value) for value in frame[name]] for name in frame}
+def _read_parquet(file: pathlib.Path) -> Any:
+    import pandas
+
+    frame = pandas.read_parquet(file).convert_dtypes()
+    return frame.astype(object).where(frame.notna(), "").astype(str).rename(columns=str)
 
 
 def load_table(config: Any) -> dict[str, Any]:
@@ -117,7 +105,7 @@ def load_table(config: Any) -> dict[str, Any]:
     for name in ignored:
         check_column(columns, name, "ignore_columns", path)
     names = [name for name in columns if name not in (label, config.client_column, *ignored)]
-    class_names = find_class_names(columns[label], path, label)
+    class_names = find_class_names(columns[label].tolist(), path, label)
     labels = codes(columns[label], class_names)
     train, test = np.arange(len(labels)), for_test(labels)
     tested, where = columns, path
@@ -135,11 +123,11 @@ def load_table(config: Any) -> dict[str, Any]:
     if config.text_column:
         made = _texts(config, columns, tested, train, test, where)
     else:
-        made = _rows({name: columns[name] for name in names}, tested, train, test, path, where)
+        made = _rows(columns[names], tested, train, test, path, where)
     details = {**made.pop("details"), "label_column": label}
     owners = None
     if config.client_column:
-        owners = find_owners(columns[config.client_column], train, path, config.client_column)
+        owners = find_owners(columns[config.client_column].tolist(), train, path, config.client_column)
     return {
         **made,
         "y_train": labels[train],
@@ -152,7 +140,7 @@ def load_table(config: Any) -> dict[str, Any]:
     }
 
 
-def check_column(columns: Columns, name: str, field: str, path: str, optional: bool = False) -> None:
+def check_column(columns: Collection[str], name: str, field: str, path: str, optional: bool = False) -> None:
     if not name and optional:
         return
     if name not in columns:
@@ -184,7 +172,7 @@ def find_class_names(labels: Sequence[str], path: str, column: str) -> list[str]
     if len(names) == 1:
         raise UserError(f"{path}: the only label is {names[0]!r}; a classifier needs at least 2 classes")
     fraction = next((name for name in names if not WHOLE.fullmatch(name.removesuffix(".0"))), None)
-    if fraction and all(map(_is_number, names)) and len(names) > max(MOST_CATEGORIES, len(labels) // 10):
+    if fraction and np.isfinite(table.numbers(names)).all() and len(names) > max(MOST_CATEGORIES, len(labels) // 10):
         raise UserError(
             f"{path}: column {column!r} has {len(names)} different numbers, such as {fraction!r}, in {len(labels)} "
             "rows; classes are texts or whole numbers: divide the numbers into ranges"
@@ -236,21 +224,20 @@ def for_test(labels: np.ndarray) -> np.ndarray:
     return np.sort(np.concatenate([np.zeros(0, int), *(rows[::TEST_EVERY] for rows in of_classes if len(rows) > 1)]))
 
 
-def _rows(
-    columns: Columns, tested: Columns, train: np.ndarray, test: np.ndarray, path: str, where: str
-) -> dict[str, Any]:
+def _rows(columns: Any, tested: Any, train: np.ndarray, test: np.ndarray, path: str, where: str) -> dict[str, Any]:
     """Encodes rows of numbers and categories; categories, means and deviations come from the training rows."""
-    if not columns:
+    if not len(columns.columns):
         raise UserError(f"{path} has no column but the label's, the clients' and those left out")
-    for name, values in columns.items():
-        of_test = [tested[name][row] for row in test] if name in tested else []
-        given = [value for value in of_test if not table.is_missing(value)]
-        if given and all(table.is_missing(values[row]) for row in train):
+    categories = []
+    for name, column in columns.iloc[train].items():
+        of_test = tested[name].iloc[test] if name in tested else column[:0]
+        given = of_test[~table.are_missing(of_test)]
+        if len(given) and table.are_missing(column).all():
             raise UserError(
-                f"{path}: column {name!r} has no value in any training row, but {given[0]!r:.40} in a test row; name "
-                "it in data.ignore_columns"
+                f"{path}: column {name!r} has no value in any training row, but {given.iloc[0]!r:.40} in a test row; "
+                "name it in data.ignore_columns"
             )
-    categories = [_categories(name, values, train, path) for name, values in columns.items()]
+        categories.append(_categories(name, column, path))
     facts = {"columns": list(columns), "categories": categories}
     x_train, x_test = table.encode(columns, facts, path)[train], table.encode(tested, facts, where)[test]
     return {"kind": "table", **encoded(x_train, x_test, facts)}
@@ -272,7 +259,7 @@ def encoded(x_train: np.ndarray, x_test: np.ndarray, facts: dict[str, Any]) -> d
     }
 
 
-def _categories(name: str, values: Sequence[str], train: np.ndarray, path: str) -> list[str] | None:
+def _categories(name: str, column: Any, path: str) -> list[str] | None:
     """The categories that a column has in its training rows, sorted; None if it is numeric.
 
     Prints a warning if its numbers differ by little more than the distance of neighbouring numbers in float32.
@@ -280,22 +267,24 @@ def _categories(name: str, values: Sequence[str], train: np.ndarray, path: str) 
     Raises:
         UserError: it is mostly numeric, has decimal commas, or has too many categories.
     """
-    present = [values[row].strip() for row in train if not table.is_missing(values[row])]
-    others = [value for value in present if not _is_number(value)]
-    if not others:
-        numbers = list(map(float, present)) or [0.0]
-        least, most = min(numbers), max(numbers)
-        with np.errstate(over="ignore"):  # `table.encode` refuses numbers that float32 cannot hold
+    present = column[~table.are_missing(column)].str.strip()
+    numbers = table.numbers(present)
+    others = present[~np.isfinite(numbers)]
+    if not len(others):
+        least, most = numbers.min(initial=np.inf), numbers.max(initial=-np.inf)
+        with np.errstate(over="ignore", invalid="ignore"):  # `table.encode` refuses numbers that float32 cannot hold
             apart = float(np.spacing(np.float32(max(-least, most))))
         if least < most < least + 32 * apart:
             line = f"numbers from {least:.15g} to {most:.15g}, where those of float32 are {apart:g} apart"
             print(f"warning: {path}: column {name!r} has {line}; subtract a constant", file=sys.stderr, flush=True)
         return None
     if len(others) < (1 - MOSTLY_NUMBERS) * len(present):
-        row = next(row for row, value in enumerate(values, start=1) if value.strip() == others[0])
-        raise UserError(f"{path}: column {name!r} is of numbers, but has {others[0]!r:.40} in row {row}")
-    if sum(map(bool, map(DECIMAL_COMMA.fullmatch, others))) > MOSTLY_NUMBERS * len(others):
-        raise UserError(f"{path}: column {name!r} has numbers with a comma, such as {others[0]!r:.40}; write 1234.5")
+        row = others.index[0] + 1
+        raise UserError(f"{path}: column {name!r} is of numbers, but has {others.iloc[0]!r:.40} in row {row}")
+    if others.str.fullmatch(DECIMAL_COMMA).mean() > MOSTLY_NUMBERS:
+        raise UserError(
+            f"{path}: column {name!r} has numbers with a comma, such as {others.iloc[0]!r:.40}; write 1234.5"
+        )
     names = sorted_names(set(present))
     if len(names) > MOST_CATEGORIES:
         raise UserError(
@@ -305,32 +294,21 @@ def _categories(name: str, values: Sequence[str], train: np.ndarray, path: str) 
     return names
 
 
-def _is_number(value: str) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except ValueError:
-        return False
-
-
-def _texts(
-    config: Any, columns: Columns, tested: Columns, train: np.ndarray, test: np.ndarray, where: str
-) -> dict[str, Any]:
+def _texts(config: Any, columns: Any, tested: Any, train: np.ndarray, test: np.ndarray, where: str) -> dict[str, Any]:
     """Tokenises texts with the vocabulary of the training texts; with versions as [N, V, L]."""
     check_column(tested, config.text_column, "text_column", where)
-    texts = columns[config.text_column]
-    versions = [texts]
+    versions = [columns[config.text_column]]
     if config.text_versions:
         others = read_columns(config.text_versions, "data.text_versions")
-        number = len(next(iter(others.values())))
-        if number != len(texts):
-            raise UserError(f"{config.text_versions} has {number} rows, but {config.path} {len(texts)}")
-        versions += others.values()
-    of_train = [[version[row] for row in train] for version in versions]
+        if len(others) != len(columns):
+            raise UserError(f"{config.text_versions} has {len(others)} rows, but {config.path} {len(columns)}")
+        versions += [others[name] for name in others]
+    of_train = [version.iloc[train].tolist() for version in versions]
     vocabulary = text.make_vocabulary((one for version in of_train for one in version), config.vocabulary)
     if not vocabulary:
         raise UserError(f"{config.path}: column {config.text_column!r} has no word")
     tokens = [text.tokenise(version, vocabulary, config.text_length) for version in of_train]
-    x_test = text.tokenise([tested[config.text_column][row] for row in test], vocabulary, config.text_length)
+    x_test = text.tokenise(tested[config.text_column].iloc[test], vocabulary, config.text_length)
     details = {"vocabulary": vocabulary, "text_column": config.text_column}
     return as_texts(
         np.stack(tokens, axis=1) if len(tokens) > 1 else tokens[0],

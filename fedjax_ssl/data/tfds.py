@@ -11,8 +11,6 @@ import importlib
 import io
 import os
 import sys
-import threading
-import time
 import types
 import urllib.parse
 import warnings
@@ -29,8 +27,7 @@ _FILE_FORMAT = "array_record"
 # EMNIST's images are stored transposed (mirrored and rotated by 90 degrees).
 _TRANSPOSED = ("emnist/byclass",)
 _NPZ_WAY = "bring the data as a file: --config.data.source=npz --config.data.path=FILE"
-# Seconds within which all hosts of a data set must answer. TFDS itself would try for minutes.
-_ANSWER_WITHIN = 8.0
+_ANSWER_WITHIN = 8.0  # seconds for a host of a data set
 
 
 def load_tfds(name: str, data_dir: str = "") -> Arrays:
@@ -55,7 +52,7 @@ def load_tfds(name: str, data_dir: str = "") -> Arrays:
         try:
             builder = api.builder(name, data_dir=os.path.expanduser(data_dir) or None, file_format=_FILE_FORMAT)
             if not builder.data_path.exists():
-                _check_reachable(name, builder.url_infos or (), _ANSWER_WITHIN)
+                _check_reachable(name, builder.url_infos or ())
                 _prepare(name, builder, api)
             x_train, y_train = _read_split(builder, "train", name in _TRANSPOSED)
             x_test, y_test = _read_split(builder, "test", name in _TRANSPOSED)
@@ -78,44 +75,20 @@ def _import_tfds() -> types.ModuleType:
         raise UserError(f"TensorFlow Datasets cannot be imported ({first_line(error)}); {_NPZ_WAY}") from error
 
 
-def _check_reachable(name: str, urls: Iterable[str], within: float) -> None:
-    """Raises a UserError unless every host of a data set answers in time for one of its files.
-
-    Args:
-        name: name of the data set, for the message.
-        urls: all files of the data set.
-        within: seconds for all hosts together, including name resolution.
-    """
+def _check_reachable(name: str, urls: Iterable[str]) -> None:
+    """Raises a UserError unless every host of a data set answers for one of its files; TFDS would try for minutes."""
     import requests  # TFDS downloads with it, with the same proxies and certificates.
 
-    problems: dict[str, str] = {}
-
-    def ask(host: str, url: str) -> None:
+    for host, url in {urllib.parse.urlsplit(url).netloc: url for url in urls}.items():
         try:
-            with requests.get(url, stream=True, timeout=within) as response:  # Headers only.
-                if response.ok:
-                    del problems[host]
-                else:
-                    problems[host] = f"HTTP status {response.status_code}"
+            with requests.get(url, stream=True, timeout=_ANSWER_WITHIN) as response:  # Headers only.
+                response.raise_for_status()
         except (requests.RequestException, OSError) as error:
-            problems[host] = type(error).__name__
-
-    files = {urllib.parse.urlsplit(url).netloc: url for url in urls}
-    problems.update(dict.fromkeys(files, f"no answer within {within:g} seconds"))
-    # Daemon threads can be abandoned; the timeout of a request does not cover name resolution.
-    threads = [threading.Thread(target=ask, args=file, daemon=True) for file in files.items()]
-    deadline = time.monotonic() + within
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    failed = list(problems.items())  # A copy, because an abandoned thread may still answer.
-    if failed:
-        host, problem = failed[0]
-        raise UserError(
-            f"data.source={name} must be downloaded, but {host} cannot be reached ({problem}); connect to the "
-            f"network, set data.tfds_dir to a folder where TFDS has prepared it, or {_NPZ_WAY}"
-        )
+            raise UserError(
+                f"data.source={name} must be downloaded, but {host} cannot be reached ({type(error).__name__}: "
+                f"{first_line(error)}); connect to the network, set data.tfds_dir to a folder where TFDS has prepared "
+                f"it, or {_NPZ_WAY}"
+            ) from error
 
 
 def _prepare(name: str, builder: Any, api: types.ModuleType) -> None:

@@ -13,57 +13,39 @@ from fedjax_ssl.errors import UserError
 
 # Facts that give a data set's numbers their meaning; two data sets can be joined only if they agree.
 _MEANINGS = ("columns", "categories", "vocabulary")
-CLASS_DRAW, DEAL = 102, 103  # folded into the seed; the partition and the attackers use other numbers
+DEAL = 103  # folded into the seed; the partition and the attackers use other numbers
 
 
 def has_unknown(config: Any) -> bool:
     """Whether the `data` section, a dict or a ConfigDict, gives a run unknown images."""
-    return bool(config["unknown_classes"] or config["unknown_drawn"] or config["unknown_source"])
+    return bool(config["unknown_classes"] or config["unknown_source"])
 
 
-def check_unknown(config: Any, num_seeds: int) -> None:
-    """Checks the fields of unknown images against other fields.
-
-    Args:
-        config: the `data` section.
-        num_seeds: number of seeds that share a program.
+def check_unknown(config: Any) -> None:
+    """Checks the fields of unknown images against other fields of the `data` section.
 
     Raises:
         UserError: fields exclude each other.
     """
     if not has_unknown(config):
         return
-    if len(config.unknown_classes) and config.unknown_drawn:
+    if config.unknown_source and config.unknown_source in (*FORMATS, config.source, config.path):
         raise UserError(
-            f"data.unknown_classes={tuple(config.unknown_classes)} and data.unknown_drawn={config.unknown_drawn} "
-            "exclude each other; leave one out"
-        )
-    if config.unknown_source in FORMATS:
-        raise UserError(
-            f"data.unknown_source={config.unknown_source!r} is a format; name a data set, an npz or a folder"
-        )
-    if config.unknown_source and config.unknown_source in (config.source, config.path):
-        raise UserError(
-            f"data.unknown_source={config.unknown_source!r} is the data set itself, whose classes are known"
-        )
-    if config.unknown_drawn and num_seeds > 1:
-        raise UserError(
-            f"data.unknown_drawn={config.unknown_drawn} draws other classes for each of {num_seeds} seeds, which share "
-            "their test set; name data.unknown_classes, or train each seed on its own"
+            f"data.unknown_source={config.unknown_source!r} is a format or the data set itself; name another data set, "
+            "an npz or a folder"
         )
     if config.partition == "natural" or config.partition_file:
         which = "data.partition_file" if config.partition_file else "data.partition='natural'"
         raise UserError(f"{which} says who holds what, but unknown images are dealt to clients; leave one of them out")
 
 
-def set_apart(dataset: Dataset, other: Dataset | None, config: Any, seed: int) -> Dataset:
+def set_apart(dataset: Dataset, other: Dataset | None, config: Any) -> Dataset:
     """Labels unknown training images with `UNKNOWN` and separates unknown test images.
 
     Args:
         dataset: the data set.
         other: a second data set, all of whose images are unknown; None: there is none.
-        config: the `data` section. It reads `unknown_classes`, or `unknown_drawn`, a number of classes to draw.
-        seed: seed of the draw.
+        config: the `data` section. It reads `unknown_classes`.
 
     Returns:
         The data set with the remaining classes, renumbered in their order. Training images of the second data set
@@ -74,13 +56,12 @@ def set_apart(dataset: Dataset, other: Dataset | None, config: Any, seed: int) -
             set has inputs of another shape or meaning.
     """
     number, unknown = dataset.num_classes, np.array(sorted(config.unknown_classes), int)
-    if config.unknown_drawn:
-        unknown = np.random.default_rng([seed, CLASS_DRAW]).permutation(number)[: config.unknown_drawn]
-    if len(unknown) and np.max(unknown) >= number:
-        raise UserError(f"data.unknown_classes has {np.max(unknown)}, but the data have the classes 0 to {number - 1}")
     kept = np.setdiff1d(np.arange(number), unknown)
-    if len(kept) < 2:
-        raise UserError(f"of {number} classes {len(kept)} would be known to the model, which needs at least 2")
+    if len(kept) + len(unknown) > number or len(kept) < 2:
+        raise UserError(
+            f"data.unknown_classes={tuple(map(int, unknown))}: the data have the classes 0 to {number - 1}, of "
+            "which the model needs to know at least 2"
+        )
     renumbered = np.full(number, UNKNOWN, np.int32)
     renumbered[kept] = np.arange(len(kept))
     x_train, y_train, y_test = (
@@ -89,23 +70,7 @@ def set_apart(dataset: Dataset, other: Dataset | None, config: Any, seed: int) -
     )
     apart = dataset.x_test[y_test == UNKNOWN]
     if other is not None:
-        for ours, theirs in ((dataset.x_train, other.x_train), (dataset.x_test, other.x_test)):
-            if (ours.shape[1:], ours.dtype) != (theirs.shape[1:], theirs.dtype):
-                raise UserError(
-                    f"data.unknown_source={config.unknown_source!r} has inputs of {theirs.dtype} "
-                    f"{list(theirs.shape[1:])}, the data {ours.dtype} {list(ours.shape[1:])}; they must be alike"
-                )
-        ours, theirs = ((each.kind, *map(each.details.get, _MEANINGS)) for each in (dataset, other))
-        if ours != theirs:
-            raise UserError(
-                f"data.unknown_source={config.unknown_source!r} has other columns, categories or words than the data"
-            )
-        number_of_theirs, number_of_ours = (each.details.get("num_tokens", 0) for each in (other, dataset))
-        if number_of_theirs > number_of_ours:
-            raise UserError(
-                f"data.unknown_source={config.unknown_source!r} has the token {number_of_theirs - 1}, but those of the "
-                f"data are below {number_of_ours}; they must be of one vocabulary"
-            )
+        _check_alike(dataset, other, config.unknown_source)
         x_train = np.concatenate([x_train, other.x_train])
         y_train = np.concatenate([y_train, np.full(len(other.x_train), UNKNOWN, np.int32)])
         apart = np.concatenate([apart, other.x_test])
@@ -122,6 +87,23 @@ def set_apart(dataset: Dataset, other: Dataset | None, config: Any, seed: int) -
         unknown_test=apart,
         test_rows=None if dataset.test_rows is None else dataset.test_rows[y_test != UNKNOWN],
     )
+
+
+def _check_alike(dataset: Dataset, other: Dataset, source: str) -> None:
+    """Raises a UserError unless two data sets have inputs of one shape and one meaning."""
+
+    def meaning(of: Dataset) -> list[Any]:
+        shapes = [(x.dtype.name, *x.shape[1:]) for x in (of.x_train, of.x_test)]
+        return [of.kind, *shapes, *map(of.details.get, _MEANINGS)]
+
+    names = ("kind", "training inputs", "test inputs", *_MEANINGS)
+    for what, ours, theirs in zip(names, meaning(dataset), meaning(other)):
+        if ours != theirs:
+            raise UserError(
+                f"data.unknown_source={source!r} has other {what} than the data: {theirs!s:.80}, not {ours!s:.80}"
+            )
+    if other.details.get("num_tokens", 0) > dataset.details.get("num_tokens", 0):
+        raise UserError(f"data.unknown_source={source!r} has tokens that the data have not; use one vocabulary")
 
 
 def deal_unknown(labels: np.ndarray, partition: Partition, config: Any, seed: int) -> Partition:

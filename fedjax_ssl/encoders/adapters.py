@@ -65,10 +65,12 @@ def backbone_of(config: Any) -> Adapted | None:
     if options.name == "none" or not rank:
         return None
     encoder = find_encoder(options.name)
-    if not isinstance(encoder.module, ViT):
-        raise UserError(f"encoder.adapters.rank={rank} is for Vision Transformers, not {options.name}; set it to 0")
-    if blocks > encoder.module.depth:
-        raise UserError(f"encoder.adapters.blocks is {blocks}, but {options.name} has {encoder.module.depth}")
+    depth = encoder.module.depth if isinstance(encoder.module, ViT) else 0
+    if blocks > depth:
+        raise UserError(
+            f"encoder.adapters.blocks is {blocks}, but {options.name} has {depth} blocks of a Vision Transformer; "
+            "lower it, or set encoder.adapters.rank to 0"
+        )
     side = options.side or encoder.side
     variables = load_weights(expanded(options.weights), encoder, side)
     encoder = encoder._replace(module=encoder.module.clone(dtype=jnp.dtype(config.model.dtype)))

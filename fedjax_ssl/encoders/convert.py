@@ -41,12 +41,8 @@ def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
         UserError: the file cannot be read, or does not hold this encoder's weights.
     """
     encoder = find_encoder(name)
-    if out.suffix != ".safetensors":
-        raise UserError(f"--out={out} must end in .safetensors")
-    if not source.is_file():
-        raise UserError(f"there is no file {source}")
-    if out.resolve() == source.resolve():
-        raise UserError(f"--out={out} is the file that is read; name another")
+    if out.suffix != ".safetensors" or out.resolve() == source.resolve():
+        raise UserError(f"--out={out} must end in .safetensors, and not be the file that is read")
     weights = {}
     for theirs, array in read(source).items():
         try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.config import complete, describe_model, section_of
+from fedjax_ssl.config import complete, describe_model, name_of
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.export import hub, programs
 from fedjax_ssl.files import expanded, replaced
@@ -109,7 +109,7 @@ def _exported(folder: pathlib.Path, allow_code: bool) -> Exported:
     config, dataset = complete(read_config(folder)), read_dataset(folder)
     facts = {
         "library": "fedjax_ssl",
-        "method": section_of(config["method"]),
+        "method": name_of(config["method"]),
         "backbone": describe_model(config),
         "normalisation": config["model"]["normalisation"],
         "dtype": config["model"]["dtype"],

@@ -4,7 +4,7 @@ import json
 import pathlib
 from typing import Any
 
-from fedjax_ssl.config import section_of
+from fedjax_ssl.config import name_of
 from fedjax_ssl.errors import UserError, printable
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.records.runs import RunRecords, read_run
@@ -56,7 +56,7 @@ def contents(folder: pathlib.Path, facts: dict[str, Any], files: dict[str, bytes
 
 def header(run: RunRecords, license: str) -> str:
     """The card's header, YAML between two lines of hyphens: licence, data, metrics, tags, results."""
-    method, dataset = section_of(run.config["method"]), run.dataset()
+    method, dataset = name_of(run.config["method"]), run.dataset()
     name = dataset.get("name", run.config["data"]["source"])
     source, tested = run.config["data"]["source"], run.tested("test_accuracy")
     task = f"{_TASKS[kind_name(dataset)]}-classification"

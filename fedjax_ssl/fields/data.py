@@ -54,14 +54,12 @@ def data_fields() -> Section:
     # With 'profile': the share of labelled images of each client; or the distribution from which shares are drawn,
     # such as 'beta(a,b)'.
     section.label_profile = ("beta(0.3,0.3)",)
-    section.balanced_test = False  # cuts the test set to equally many images of each class
     # Training images held out, equally many of each class. Rounds are then evaluated on them, not on the test set.
     section.validation = whole(0, least=0)
     section.server_labels = whole(500, least=0)  # S, labelled images of the server; with 'server' and 'profile'
     section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class
     # Classes that clients hold and the model does not know, such as (7, 8, 9); see docs/how_to/unknown_classes.md.
     section.unknown_classes = several((), whole(least=0), distinct=True)
-    section.unknown_drawn = whole(0, least=0)  # instead: this many classes, drawn by the seed
     # A second data set with unknown images only: a name of data.source, an npz file or a folder.
     section.unknown_source = ""
     # Share of unknown images at each client, in addition to examples_per_client.
@@ -80,10 +78,7 @@ def data_fields() -> Section:
     section.partition_file = ""  # a saved partition to use instead
     section.reveal_labels = False  # shows hidden labels to the method, for an upper bound; every table marks it
     section.centralised = False  # the server holds all images and labels, for an upper bound; every table marks it
-    # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed.
-    section.imbalance = real(1.0)  # IF, largest class / smallest class; negative: reversed order; 1: no long tail
-    section.largest_class = whole(0, least=0)  # n_max, images of the largest class; 0: the source's smallest class
-    # A separate tail for the labelled images, which are then drawn first (ACR); 0: they follow the tail above.
-    section.labelled_largest_class = whole(0, least=0)
-    section.labelled_imbalance = real(1.0)  # the IF of that tail
+    # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed; n_max is the size of
+    # the source's smallest class. IF, largest class / smallest class; negative: reversed order; 1: no long tail.
+    section.imbalance = real(1.0)
     return section

@@ -1,6 +1,6 @@
 """Fields of the model: the backbone with its heads, the probe on its features."""
 
-from fedjax_ssl.fields.section import Section, real, whole, word
+from fedjax_ssl.fields.section import Section, whole, word
 
 
 def model_fields() -> Section:
@@ -39,8 +39,6 @@ def probe_fields() -> Section:
     """The classifier of self-supervised methods."""
     # For fedu, fedema and orchestra: the server fits a linear classifier to its labelled images after each round.
     section = Section()
-    # lambda of ridge regression, for features standardised to deviation 1.
-    section.strength = real(0.1, least=1e-4)
     # Before testing, fine-tune the whole model on the labelled images for this many epochs, with the
     # server's optimizer at a constant learning rate. Clients continue with the model before fine-tuning.
     section.epochs = whole(0, least=0)

@@ -13,12 +13,11 @@ any value of its default's type. Numbers must be finite and fit into 32 bits, in
 import dataclasses
 import math
 import struct
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict, FieldReference, config_dict
 
-from fedjax_ssl.errors import UserError, known_are, nearest
+from fedjax_ssl.errors import UserError, known_are
 
 MOST_SEED = 2**32 - 1  # uint32, because PRNG keys need it
 _MOST = {int: 2**31 - 1, float: 3.4e38}  # int32, float32
@@ -193,23 +192,6 @@ class Section:
         section = Section()
         for name in fields:
             setattr(section, name, fields.get_ref(name) if fields[name] is None else fields[name])
-        return section
-
-    def changed(self, defaults: Mapping[str, Any]) -> "Section":
-        """A copy with other defaults, within the fields' ranges, and with newly declared fields.
-
-        Raises:
-            UserError: a default is out of its field's range, or belongs to no field.
-        """
-        section = Section()
-        section._fields.update(self._fields)
-        for name, value in defaults.items():
-            if not isinstance(value, Declared):
-                if not isinstance(self._fields.get(name), Declared):
-                    hint = nearest(name, self._fields)
-                    raise UserError(f"{name} is not a field{hint}; a new one is declared, as in whole(2, least=1)")
-                value = Declared(value, self._fields[name].range)
-            setattr(section, name, value)
         return section
 
     def config(self, given: ConfigDict | None = None) -> ConfigDict:

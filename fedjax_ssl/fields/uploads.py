@@ -28,7 +28,6 @@ def aggregation_fields() -> Section:
     section.learning_rate = real(1.0, above=0)  # learning rate of this optimizer; 'fedavg' has none
     # Momentum of 'fedavgm'; decay of the first moment of 'fedadam' and 'fedyogi'.
     section.momentum = real(0.5, least=0, below=1)
-    section.adaptivity = real(1e-3, above=0)  # tau of the adaptive optimizers (Reddi et al., 2021)
     return section
 
 

@@ -20,12 +20,6 @@ def augment_fields() -> Section:
     section.order = word("flavour", "geometry_first")
     # m of RandAugment, 0 to 10 ('fedlabel': up to 30); 'usb' and 'fedmatch' draw it at random.
     section.magnitude = whole(10, least=0, most=30)
-    # For inputs other than images, see docs/how_to/own_data.md.
-    section.noise = real(0.1, least=0)  # features and tables, both views: Gaussian, in standard deviations
-    # Strong views: the share of features set to their mean, of a table's values set missing, of tokens masked.
-    section.masked = share(0.2)
-    section.corrupted = share(0.3)  # tables, strong views: the share of values taken from other rows of the batch
-    section.deleted = share(0.1)  # texts, both views: the share of tokens deleted
     return section
 
 

@@ -17,6 +17,9 @@ from fedjax_ssl.augment import Views
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.kinds.kind import Facts, Kind, are_numbers, are_sizes
 
+NOISE = 0.1  # of features and tables, both views: Gaussian, in standard deviations
+MASKED = 0.2  # strong views: the share of features set to their mean, of a table's values set missing, of tokens masked
+
 
 class Features(NamedTuple):
     """Float vectors, stored as float32; the first of V views represents the example."""
@@ -47,34 +50,32 @@ def drawn(key: jax.Array, inputs: jax.Array, start: int, end: int) -> jax.Array:
     return jnp.take_along_axis(inputs, numbers[:, None, None], axis=1)[:, 0]
 
 
-def weak_view(key: jax.Array, inputs: jax.Array, options: Any, num_weak: int, std: np.ndarray) -> jax.Array:
+def weak_view(key: jax.Array, inputs: jax.Array, num_weak: int, std: np.ndarray) -> jax.Array:
     """Draws a weak view if there are several; otherwise adds noise to the first view."""
     if num_weak > 1:
         return drawn(key, inputs, 0, num_weak)
-    return noisy(key, first(inputs), options.noise, std)
+    return noisy(key, first(inputs), std)
 
 
-def strong_view(
-    key: jax.Array, inputs: jax.Array, options: Any, num_weak: int, mean: np.ndarray, std: np.ndarray
-) -> jax.Array:
+def strong_view(key: jax.Array, inputs: jax.Array, num_weak: int, mean: np.ndarray, std: np.ndarray) -> jax.Array:
     """Draws a strong view if there are any; otherwise sets a share of a weak view's features to their mean."""
     if inputs.ndim == 3 and inputs.shape[1] > num_weak:
         return drawn(key, inputs, num_weak, inputs.shape[1])
     weak_key, mask_key = jax.random.split(key)
-    seen = weak_view(weak_key, inputs, options, num_weak, std)
-    return jnp.where(jax.random.bernoulli(mask_key, options.masked, seen.shape), mean, seen)
+    seen = weak_view(weak_key, inputs, num_weak, std)
+    return jnp.where(jax.random.bernoulli(mask_key, MASKED, seen.shape), mean, seen)
 
 
-def noisy(key: jax.Array, inputs: jax.Array, noise: float, std: np.ndarray) -> jax.Array:
-    """Adds Gaussian noise whose deviation is `noise` times `std`."""
-    return inputs + noise * std * jax.random.normal(key, inputs.shape) if noise else inputs
+def noisy(key: jax.Array, inputs: jax.Array, std: np.ndarray) -> jax.Array:
+    """Adds Gaussian noise whose deviation is `NOISE` times `std`."""
+    return inputs + NOISE * std * jax.random.normal(key, inputs.shape)
 
 
 def _views(config: Any, facts: Facts) -> Views:
     inputs: Any = KIND.inputs(facts)
-    options = {"options": config.augment, "num_weak": facts["weak_views"]}
-    strong = functools.partial(strong_view, mean=inputs.mean, std=inputs.std, **options)
-    return Views(functools.partial(weak_view, std=inputs.std, **options), strong, (strong, strong))
+    given = {"num_weak": facts["weak_views"], "std": inputs.std}
+    strong = functools.partial(strong_view, mean=inputs.mean, **given)
+    return Views(functools.partial(weak_view, **given), strong, (strong, strong))
 
 
 def _wrong(facts: Facts) -> str:
@@ -95,10 +96,9 @@ def _wrong(facts: Facts) -> str:
 def _given(features: Any, facts: Facts) -> np.ndarray:
     """Numbers [B, D] or [B, V, D]."""
     features, shape = np.asarray(features), tuple(facts["shape"])
-    if not np.issubdtype(features.dtype, np.floating) and not np.issubdtype(features.dtype, np.integer):
-        raise UserError(f"features are {features.dtype}; the model takes numbers")
-    if features.ndim not in (2, 3) or features.shape[-1] != shape[-1] or not features.size:
-        raise UserError(f"features of shape {features.shape}; the model takes [B, {shape[-1]}]")
+    is_good = features.ndim in (2, 3) and features.dtype.kind in "fiu" and features.size
+    if not is_good or features.shape[-1] != shape[-1]:
+        raise UserError(f"features are {features.dtype} {features.shape}; the model takes numbers [B, {shape[-1]}]")
     with np.errstate(over="ignore"):
         # Only the first view is kept, so that programs need one shape only.
         features = (features[:, 0] if features.ndim == 3 else features).astype(np.float32)

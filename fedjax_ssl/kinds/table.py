@@ -9,7 +9,6 @@ draws from the column's values in the whole training set.
 """
 
 import functools
-import math
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.augment import Views, mix
-from fedjax_ssl.errors import UserError, known_are
-from fedjax_ssl.kinds.features import noisy
+from fedjax_ssl.errors import UserError, first_line, known_are
+from fedjax_ssl.kinds.features import MASKED, noisy
 from fedjax_ssl.kinds.kind import Facts, Kind, are_numbers
 
+CORRUPTED = 0.3  # strong views: the share of values taken from other rows of the batch
 MISSING = ("", "<na>", "na", "n/a", "nan", "null", "none", "?")  # missing values in files, in lower case
 
 
@@ -52,24 +52,24 @@ class Table(NamedTuple):
         return jnp.where(np.array(self.sizes) > 0, jnp.where(lam >= 0.5, a, b), mix(a, b, lam))
 
 
-def weak_view(key: jax.Array, rows: jax.Array, options: Any, table: Table) -> jax.Array:
+def weak_view(key: jax.Array, rows: jax.Array, table: Table) -> jax.Array:
     """Adds noise to the numbers of rows."""
-    return jnp.where(np.array(table.sizes) > 0, rows, noisy(key, rows, options.noise, table.std))
+    return jnp.where(np.array(table.sizes) > 0, rows, noisy(key, rows, table.std))
 
 
-def strong_view(key: jax.Array, rows: jax.Array, options: Any, table: Table) -> jax.Array:
+def strong_view(key: jax.Array, rows: jax.Array, table: Table) -> jax.Array:
     """Replaces some values, drawn one by one, by those of other rows of the batch, and makes some missing."""
     weak_key, row_key, corrupt_key, mask_key = jax.random.split(key, 4)
     others = jnp.take_along_axis(rows, jax.random.randint(row_key, rows.shape, 0, len(rows)), axis=0)
-    rows = weak_view(weak_key, rows, options, table)
-    rows = jnp.where(jax.random.bernoulli(corrupt_key, options.corrupted, rows.shape), others, rows)
-    return jnp.where(jax.random.bernoulli(mask_key, options.masked, rows.shape), jnp.nan, rows)
+    rows = weak_view(weak_key, rows, table)
+    rows = jnp.where(jax.random.bernoulli(corrupt_key, CORRUPTED, rows.shape), others, rows)
+    return jnp.where(jax.random.bernoulli(mask_key, MASKED, rows.shape), jnp.nan, rows)
 
 
 def _views(config: Any, facts: Facts) -> Views:
-    given = {"options": config.augment, "table": KIND.inputs(facts)}
-    strong = functools.partial(strong_view, **given)
-    return Views(functools.partial(weak_view, **given), strong, (strong, strong))
+    table = KIND.inputs(facts)
+    strong = functools.partial(strong_view, table=table)
+    return Views(functools.partial(weak_view, table=table), strong, (strong, strong))
 
 
 def is_missing(text: str) -> bool:
@@ -77,50 +77,66 @@ def is_missing(text: str) -> bool:
     return text.strip().lower() in MISSING
 
 
-def encode(columns: Mapping[str, Any], facts: Facts, where: str = "the table") -> np.ndarray:
+def are_missing(texts: Any) -> np.ndarray:
+    """Which texts of a pandas Series are missing values: bool [N]."""
+    return texts.str.strip().str.lower().isin(MISSING).to_numpy()
+
+
+def numbers(texts: Any) -> np.ndarray:
+    """Texts as numbers, float64 [N]; NaN for all that are none."""
+    import pandas  # takes half a second; only tables need it
+
+    return np.asarray(pandas.to_numeric(pandas.Series(texts, dtype=object), errors="coerce"), np.float64)
+
+
+def encode(columns: Any, facts: Facts, where: str = "the table") -> np.ndarray:
     """Encodes columns of texts or numbers as stored rows, float32 [N, F]; categories not seen in training are missing.
 
     Prints a warning if none of a column's categories was seen in training.
 
     Args:
-        columns: name -> values [N].
+        columns: name -> values [N], a dict or a DataFrame.
         facts: facts of the data set.
         where: the file, for messages.
 
     Raises:
-        UserError: a column is missing, or a column of numbers has a text or a number that float32 cannot hold.
+        UserError: a column is missing, columns differ in length, or a column of numbers has a text or a number that
+            float32 cannot hold.
     """
-    absent = [name for name in facts["columns"] if name not in columns]
+    import pandas
+
+    try:
+        frame = pandas.DataFrame(columns).rename(columns=str)
+    except ValueError as error:
+        raise UserError(f"{where} is not a list of values for each column ({first_line(error)})") from error
+    absent = [name for name in facts["columns"] if name not in frame]
     if absent:
-        raise UserError(f"{where} has no column {absent[0]!r}; it has {', '.join(map(str, columns)) or 'none'}")
-    encoded = []
-    for name, categories in zip(facts["columns"], facts["categories"]):
-        texts = [str(value) for value in columns[name]]
+        raise UserError(f"{where} has no column {absent[0]!r}; it has {', '.join(frame) or 'none'}")
+    encoded = np.empty((len(frame), len(facts["columns"])), np.float32)
+    for place, (name, categories) in enumerate(zip(facts["columns"], facts["categories"])):
+        texts = frame[name].map(str).astype(str).str.strip()
+        missing = are_missing(texts)
         if categories is None:
-            encoded.append([_number(text, name, number, where) for number, text in enumerate(texts, start=1)])
+            values = numbers(texts)
+            wrong = ~missing & ~(np.abs(values) <= np.finfo(np.float32).max)
+            if wrong.any():
+                row = int(np.argmax(wrong))
+                raise UserError(
+                    f"{where}: column {name!r} is of numbers of float32, but has {texts.iloc[row]!r:.40} in row "
+                    f"{row + 1}"
+                )
+            encoded[:, place] = np.where(missing, np.nan, values)
         else:
             codes = {category: code for code, category in enumerate(categories)}
             # true or TRUE in a csv file is True in a parquet file and in a DataFrame.
             booleans = {name.lower(): code for name, code in codes.items() if name.lower() in ("true", "false")}
-            texts = [text.strip() for text in texts]
-            encoded.append([codes.get(text, booleans.get(text.lower(), math.nan)) for text in texts])
-            unknown = next((text for text in texts if not is_missing(text)), None)
-            if unknown is not None and all(map(math.isnan, encoded[-1])):
+            found = [codes.get(text, booleans.get(text.lower(), np.nan)) for text in texts]
+            encoded[:, place] = found
+            if np.isnan(found).all() and not missing.all():
+                unknown = texts[~missing].iloc[0]
                 line = f"no category of column {name!r}, such as {unknown!r:.40}, was in training, so all are missing"
                 print(f"warning: {where}: {line}{known_are(unknown, categories)}", file=sys.stderr, flush=True)
-    return np.array(encoded, np.float32).T
-
-
-def _number(text: str, name: str, row: int, where: str) -> float:
-    if is_missing(text):
-        return math.nan
-    try:
-        number = float(text)
-    except ValueError:
-        raise UserError(f"{where}: column {name!r} is of numbers, but has {text!r:.40} in row {row}") from None
-    if abs(number) > float(np.finfo(np.float32).max):
-        raise UserError(f"{where}: column {name!r} has {text!r:.40} in row {row}, which is not finite")
-    return number
+    return encoded
 
 
 def _wrong(facts: Facts) -> str:
@@ -140,9 +156,7 @@ def _wrong(facts: Facts) -> str:
 
 def _given(rows: Any, facts: Facts) -> np.ndarray:
     """Encodes columns by name, from a dict or a DataFrame, or checks stored rows [B, F]."""
-    if isinstance(rows, Mapping) or hasattr(rows, "columns"):
-        return encode(_lists(rows), facts)
-    rows = np.asarray(rows)
+    rows = encode(rows, facts) if isinstance(rows, Mapping) or hasattr(rows, "columns") else np.asarray(rows)
     number = len(facts["columns"])
     if rows.ndim != 2 or rows.shape[1] != number or not len(rows) or rows.dtype.kind not in "fiu":
         raise UserError(
@@ -151,28 +165,12 @@ def _given(rows: Any, facts: Facts) -> np.ndarray:
         )
     with np.errstate(over="ignore"):
         rows = rows.astype(np.float32)
-    if np.isinf(rows).any():
-        raise UserError("the table has values that are not finite in float32; a missing value is nan")
-    for name, categories, codes in zip(facts["columns"], facts["categories"], rows.T):
-        if categories and (wrong := codes[~np.isnan(codes) & ~np.isin(codes, range(len(categories)))]).size:
-            raise UserError(f"column {name!r} has the code {wrong[0]:g}; its categories are 0 to {len(categories) - 1}")
+    for name, categories, values in zip(facts["columns"], facts["categories"], rows.T):
+        allowed = np.isfinite(values) if categories is None else np.isin(values, range(len(categories)))
+        if (wrong := values[~np.isnan(values) & ~allowed]).size:
+            known = "finite in float32" if categories is None else f"codes 0 to {len(categories) - 1}"
+            raise UserError(f"column {name!r} has {wrong[0]:g}; its values are {known}, or nan if missing")
     return rows
-
-
-def _lists(rows: Any) -> dict[str, list[Any]]:
-    """The columns of a dict or a DataFrame; raises a UserError unless they are lists of equal length."""
-    columns = {}
-    for name in rows:
-        if isinstance(rows[name], str) or not np.iterable(rows[name]):
-            raise UserError(f"column {name!r} is {rows[name]!r:.40}; it must be a list, a value for each row")
-        columns[str(name)] = list(rows[name])
-    lengths = {name: len(values) for name, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        each = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UserError(f"the columns are of different lengths: {each}")
-    if not any(lengths.values()):
-        raise UserError("the table has no rows")
-    return columns
 
 
 def _inputs(facts: Facts) -> Table:

@@ -21,11 +21,12 @@ import numpy as np
 
 from fedjax_ssl.augment import Views
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.kinds.features import drawn, first
+from fedjax_ssl.kinds.features import MASKED, drawn, first
 from fedjax_ssl.kinds.kind import Facts, Kind, are_sizes
 from fedjax_ssl.kinds.table import is_missing
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+DELETED = 0.1  # both views: the share of tokens deleted
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 
 
@@ -60,20 +61,20 @@ class Text(NamedTuple):
         return jnp.concatenate([v if v.shape[1] == longest else self.mix(v, v, jnp.float32(1.0)) for v in views])
 
 
-def weak_view(key: jax.Array, tokens: jax.Array, options: Any, num_weak: int) -> jax.Array:
+def weak_view(key: jax.Array, tokens: jax.Array, num_weak: int) -> jax.Array:
     """Draws a weak version if there are several; otherwise deletes a few tokens of the first version."""
     if num_weak > 1:
         return drawn(key, tokens, 0, num_weak)
-    return deleted(key, first(tokens), options.deleted)
+    return deleted(key, first(tokens), DELETED)
 
 
-def strong_view(key: jax.Array, tokens: jax.Array, options: Any, num_weak: int, mask: int) -> jax.Array:
+def strong_view(key: jax.Array, tokens: jax.Array, num_weak: int, mask: int) -> jax.Array:
     """Draws a strong version if there are any; otherwise masks tokens of a weak view."""
     if tokens.ndim == 3 and tokens.shape[1] > num_weak:
         return drawn(key, tokens, num_weak, tokens.shape[1])
     weak_key, mask_key = jax.random.split(key)
-    tokens = weak_view(weak_key, tokens, options, num_weak)
-    masked = jax.random.bernoulli(mask_key, options.masked, tokens.shape) & (tokens != PADDING)
+    tokens = weak_view(weak_key, tokens, num_weak)
+    masked = jax.random.bernoulli(mask_key, MASKED, tokens.shape) & (tokens != PADDING)
     return jnp.where(masked, jnp.asarray(mask, tokens.dtype), tokens)
 
 
@@ -84,9 +85,9 @@ def deleted(key: jax.Array, tokens: jax.Array, share: float) -> jax.Array:
 
 
 def _views(config: Any, facts: Facts) -> Views:
-    given = {"options": config.augment, "num_weak": facts["weak_views"]}
-    strong = functools.partial(strong_view, mask=facts["num_tokens"], **given)
-    return Views(functools.partial(weak_view, **given), strong, (strong, strong))
+    num_weak = facts["weak_views"]
+    strong = functools.partial(strong_view, mask=facts["num_tokens"], num_weak=num_weak)
+    return Views(functools.partial(weak_view, num_weak=num_weak), strong, (strong, strong))
 
 
 def words(text: str) -> list[str]:

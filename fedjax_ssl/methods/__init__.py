@@ -7,14 +7,14 @@ FILE.py:NAME. Methods never access the disk.
 import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import RECIPES, WORDS, Section, real, several, share, shared_fields, whole, word
 from fedjax_ssl.imports import import_own, is_own, one_line
-from fedjax_ssl.methods.entry import Entry, check_entry, named
+from fedjax_ssl.methods.entry import Entry, check_entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import BACKBONES
 
@@ -26,6 +26,7 @@ __all__ = [
     "alternating",
     "find_method",
     "known_method",
+    "name_of",
     "real",
     "register",
     "registered",
@@ -69,7 +70,9 @@ NAMES = (
 )
 
 _IMPORTED: dict[str, Entry] = {}  # by import path; see `known_method`
-METHODS: dict[str, Entry] = {name: importlib.import_module(f"{__name__}.{name}").ENTRY for name in NAMES}
+METHODS: dict[str, Entry] = {
+    name: dataclasses.replace(importlib.import_module(f"{__name__}.{name}").ENTRY, reads=name) for name in NAMES
+}
 
 
 def find_method(name: str) -> Entry:
@@ -92,10 +95,16 @@ def find_method(name: str) -> Entry:
     )
 
 
-def section_of(name: str) -> str:
-    """The name of a method's section in the configuration; `name` is as in `find_method`."""
-    place, _, section = name.rpartition(":")
-    return re.split(r"[/\\.]", place.removesuffix(".py"))[-1] if place and section == "ENTRY" else section
+def name_of(method: str) -> str:
+    """A method's name without its path; `method` is as in `find_method`."""
+    place, _, name = method.rpartition(":")
+    return re.split(r"[/\\.]", place.removesuffix(".py"))[-1] if place and name == "ENTRY" else name
+
+
+def section_of(method: str) -> str:
+    """The name of the section of the configuration that a method reads; `method` is as in `find_method`."""
+    entry = known_method(method)
+    return (entry and entry.reads) or name_of(method)
 
 
 def known_method(name: str) -> Entry | None:
@@ -103,25 +112,23 @@ def known_method(name: str) -> Entry | None:
     return METHODS.get(name, _IMPORTED.get(name))
 
 
-def _import_method(name: str) -> Entry:
-    method, file = import_own("method", name, ("NAME", "my_method.py:my_method"))
-    where, section = f"method={name}: ", section_of(name)
-    _check_name(section, where, {"a registered method": registered()})
-    if not callable(method) and not isinstance(method, Entry):
-        raise UserError(f"method={name} is neither a function from a Problem to a Method nor an Entry with one")
-    with one_line("method", name, "its Entry cannot be used", file):
-        entry = _under(section, method if isinstance(method, Entry) else Entry(method))
-        check_entry(section, entry, where)
+def _import_method(method: str) -> Entry:
+    found, file = import_own("method", method)
+    where, name = f"method={method}: ", name_of(method)
+    with one_line("method", method, "its Entry cannot be used", file):
+        entry = found if isinstance(found, Entry) else Entry(found)
+        _check_name(name, entry, where)
+        check_entry(name, entry, where)
 
     def factory(problem: Problem) -> Method:
-        with one_line("method", name, "cannot be built", file):
+        with one_line("method", method, "cannot be built", file):
             built = entry.factory(problem)
         if not isinstance(built, Method):
-            raise UserError(f"method={name} returns a {type(built).__name__}, not a fedjax_ssl.engine.Method")
+            raise UserError(f"method={method} returns a {type(built).__name__}, not a fedjax_ssl.engine.Method")
         return built
 
-    _IMPORTED[name] = dataclasses.replace(entry, factory=factory)
-    return _IMPORTED[name]
+    _IMPORTED[method] = dataclasses.replace(entry, factory=factory)
+    return _IMPORTED[method]
 
 
 def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -> None:
@@ -138,33 +145,28 @@ def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -
     Raises:
         UserError: the name is not a Python name or is taken, or the entry is invalid, see `check_entry`.
     """
-    if name not in METHODS or name in NAMES:
-        _check_name(name)
-    new = _under(name, factory if isinstance(factory, Entry) else Entry(factory, **entry))
+    new = factory if isinstance(factory, Entry) else Entry(factory, **entry)
+    if name not in registered():
+        _check_name(name, new)
     check_entry(name, new)
     METHODS[name] = new
 
 
-def _under(name: str, entry: Entry) -> Entry:
-    """The entry of a user's method. The code of a derived method may use its original's section name."""
-    if entry.defaults is None:
-        return entry
-    is_version = entry.known_as != name and (entry.reads or entry.known_as in METHODS)
-    return named(name, entry) if is_version else dataclasses.replace(entry, reads=name)
-
-
-def _check_name(name: str, where: str = "", taken: Mapping[str, Collection[str]] = {}) -> None:
+def _check_name(name: str, entry: Entry, where: str = "") -> None:
     if not name.isidentifier():
         raise UserError(f"{where}a method's name must be a Python name, for it names a section of fields, not {name!r}")
     meanings: dict[str, Any] = {  # meaning -> names that have it
-        "a method of the library": NAMES,
+        "a method": METHODS,
         "a field of the configuration": shared_fields(),
         "an argument of configs": {**WORDS, **RECIPES, **BACKBONES},
-        **taken,
     }
     for meaning, names in meanings.items():
         if name in names:
             raise UserError(f"{where}{name} is {meaning} already; give the method another name")
+    copied = getattr(entry.factory, "__name__", "")
+    is_copy = copied in NAMES and entry.factory is not METHODS[copied].factory
+    if is_copy and not entry.reads and entry.defaults is not None:
+        raise UserError(f"{where}its code is that of {copied}; write {name} for {copied} in its file, fields included")
 
 
 def registered() -> set[str]:

@@ -1,7 +1,6 @@
 """The description of a method in the registry: one entry, in the method's file."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,34 +55,9 @@ class Entry:
     # For tests: the rounds of the tiny run, 1 or 2, that lack metrics because a part of the method is inactive.
     rests: tuple[int, ...] = ()
     not_with_flower: str = ""  # for tests: the error with which Flower refuses the tiny run; '': no error
-    # The name by which the method's code, `fields`, `variants` and `tiny` refer to its section; '': the factory's name.
-    # It is needed if a user's file gives a method of the library another name, see `named`.
+    # The section of the configuration that the method's code reads; '': the one with the method's own name. A changed
+    # copy of a method of the library, `dataclasses.replace(METHODS["fixmatch"], ...)`, thus reads that method's.
     reads: str = ""
-
-    def derived(
-        self, factory: Callable[[Problem], Method] | None = None, *, defaults: Mapping[str, Any] = {}, **changes: Any
-    ) -> "Entry":
-        """Makes a changed version of this method, for a user's file. Its section is a copy, under the new name.
-
-        Args:
-            factory: problem -> Method; it may call this entry's factory and replace stages of the result. None: this
-            entry's factory.
-            defaults: new defaults of the section's fields; a new field is declared, as in `real(0.5, above=0)`.
-            changes: other attributes. `fields` and `variants` are added to this entry's; all others replace its values.
-
-        Raises:
-            UserError: when the section is made, if a default is out of its field's range or belongs to no field.
-        """
-        for added in {"fields", "variants"} & set(changes):
-            changes[added] = {**getattr(self, added), **changes[added]}
-        if defaults:
-            changes["defaults"] = lambda: Section.of(self.defaults() if self.defaults else Section()).changed(defaults)
-        return dataclasses.replace(self, factory=factory or self.factory, reads=self.known_as, **changes)
-
-    @property
-    def known_as(self) -> str:
-        """The name by which the method's code refers to its section."""
-        return self.reads or getattr(self.factory, "__name__", "")
 
     def section(self) -> Section | None:
         """The fields of the method's section, with their ranges; None without a section."""
@@ -92,38 +66,6 @@ class Entry:
     def heads_of(self, config: ConfigDict) -> dict[str, Callable[[ConfigDict], Factory | None]]:
         """The heads that a run's model has besides the classifier."""
         return {name: make for name, make in self.heads.items() if self.heads_if.get(name, lambda _: True)(config)}
-
-
-def named(name: str, entry: Entry) -> Entry:
-    """Returns the entry under another name: its code reads the section `config.{name}` as `config.{entry.known_as}`.
-
-    A changed copy of a method, such as from `Entry.derived`, therefore has fields of its own.
-    """
-    known = entry.known_as
-
-    def seen(config: ConfigDict) -> ConfigDict:
-        config = config.copy_and_resolve_references()
-        with config.unlocked():
-            config[known] = config[name]
-        return config
-
-    def of_seen(functions: Mapping[str, Callable[[ConfigDict], Any]]) -> dict[str, Any]:
-        return {key: lambda config, function=function: function(seen(config)) for key, function in functions.items()}
-
-    def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {re.sub(rf"^{re.escape(known)}\.", f"{name}.", field): value for field, value in fields.items()}
-
-    return dataclasses.replace(
-        entry,
-        factory=lambda problem: entry.factory(problem._replace(config=seen(problem.config))),
-        fields=renamed(entry.fields),
-        variants={variant: renamed(fields) for variant, fields in entry.variants.items()},
-        heads_if=of_seen(entry.heads_if),
-        companions=of_seen(entry.companions),
-        advice=lambda config: entry.advice(seen(config)).replace(f"{known}.", f"{name}."),
-        tiny=renamed(entry.tiny),
-        reads=name,
-    )
 
 
 def labels_alone(config: ConfigDict, field: str) -> str:
@@ -148,7 +90,7 @@ def check_entry(name: str, entry: Entry, where: str = "") -> None:
     """
     fields = shared_fields()
     if entry.defaults is not None:
-        setattr(fields, name, entry.section())
+        setattr(fields, entry.reads or name, entry.section())
     config, ranges = fields.config().lock(), fields.ranges()
     for what, words, known in (
         ("settings", entry.settings, LABELS_AT),
@@ -163,8 +105,8 @@ def check_entry(name: str, entry: Entry, where: str = "") -> None:
         for field, value in values.items():
             try:
                 config.update_from_flattened_dict({field: value})
-            except (AttributeError, KeyError):
-                raise UserError(f"{where}{what} of {name} sets {field}, which is not a field") from None
-            except (TypeError, ValueError):
-                raise UserError(f"{where}{what} of {name} sets {field} to {value!r}, of another type") from None
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise UserError(
+                    f"{where}{what} of {name} sets {field} to {value!r}: no such field, or one of another type"
+                ) from error
             ranges[field].check(f"{where}{what} of {name}: {field}", value)

@@ -89,18 +89,11 @@ def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
           has no such size, or a user's own backbone cannot be built.
     """
     own = is_own(config.name)
-    for field, value, known, otherwise in (
-        (
-            "name",
-            config.name,
-            [config.name] if own else BACKBONES,
-            ", or your own MODULE:FACTORY, see docs/how_to/own_backbone.md",
-        ),
-        ("normalisation", config.normalisation, POLICIES, ""),
-        ("dtype", config.dtype, _DTYPES, ""),
-    ):
-        if value not in known:
-            raise UserError(f"model.{field} is {value!r}{known_are(value, sorted(known))}{otherwise}")
+    if not own and config.name not in BACKBONES:
+        raise UserError(
+            f"model.name is {config.name!r}{known_are(config.name, sorted(BACKBONES))}, or your own MODULE:FACTORY, "
+            "see docs/how_to/own_backbone.md"
+        )
     factory = functools.partial(build_backbone, config.name) if own else BACKBONES[config.name]
     if not own and kind not in _TAKE.get(config.name, (IMAGE,)):
         fit = [name for name in BACKBONES if kind in _TAKE.get(name, (IMAGE,))]
@@ -124,8 +117,6 @@ _SIZES = {
 def _of_size(backbone, config, size):
     """The same backbone with the size `config.width`, `config.depth` or `config.patch`."""
     kinds, words = _SIZES[size]
-    if type(config[size]) is not int or config[size] < 1:
-        raise UserError(f"model.{size} is {config[size]!r}; it must be 0 (the backbone's own) or a number from 1 on")
     if not isinstance(backbone, kinds):
         raise UserError(
             f"model.{size} is for {words}; model.name={config.name} has a {size} of its own, so leave model.{size} 0"

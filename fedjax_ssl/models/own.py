@@ -8,7 +8,6 @@ that include padding or other views. docs/how_to/own_backbone.md explains to use
 """
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -21,7 +20,6 @@ from fedjax_ssl.models.normalisation import Normalisation
 
 FIELD = "model.name"
 OPTIONAL_ARGUMENTS = ("train", "mask", "num_views")  # of a backbone's __call__, after the images
-_CALLS = "(images), (images, train) or (images, train, mask, num_views)"
 _NUM_VIEWS, _VIEW_SIZE = 2, 3  # of the batch with which a backbone is checked
 
 
@@ -62,11 +60,12 @@ def build_backbone(name: str, normalisation: str, dtype: Any, **of_inputs: Any) 
     Raises:
         UserError: nothing has this name, the import or the factory fails, or its result cannot be a backbone.
     """
-    factory, file = import_own(FIELD, name, ("FACTORY", "my_models:MyBackbone"))
-    if isinstance(factory, nn.Module) or not callable(factory):
-        raise UserError(f"model.name={name} is not a factory; name a class, or a function that gives a Flax module")
+    factory, file = import_own(FIELD, name)
     with one_line(FIELD, name, "cannot be built", file):
-        keywords = _keywords_taken(factory, {"normalisation": normalisation, "dtype": dtype, **of_inputs})
+        parameters = inspect.signature(factory).parameters
+        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        keywords = {"normalisation": normalisation, "dtype": dtype, **of_inputs}
+        keywords = {key: value for key, value in keywords.items() if anything or key in parameters}
         backbone = factory(**keywords)
     if not isinstance(backbone, nn.Module) or not callable(backbone):
         raise UserError(
@@ -119,20 +118,15 @@ def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, 
             features = jax.eval_shape(train, variables, batch, mask)
     _check_features(name, features, batch.shape[0])
     for number, (path, policy, arguments) in enumerate(layers):
-        where = f"model.name={name}: its Normalisation {_shown(path)}"
         if policy in ("group", "none"):  # these treat each example by itself, so the arguments do not matter
             continue
-        if policy != normalisation:
-            raise UserError(
-                f"{where} has the policy {policy!r}, but model.normalisation is {normalisation!r}; take the policy "
-                "from the factory's keyword normalisation"
-            )
         training = number >= in_evaluation
         alone = arguments["mask"] is None or arguments["num_views"] != _NUM_VIEWS
-        if arguments["train"] is not training or (training and alone):
+        if policy != normalisation or arguments["train"] is not training or (training and alone):
             raise UserError(
-                f"{where} must be called with (x, train, mask, num_views), all as the backbone was given them; or set "
-                "model.normalisation to 'group'"
+                f"model.name={name}: its Normalisation {_shown(path)} must have the policy of the factory's keyword "
+                f"normalisation, {normalisation!r}, and be called with (x, train, mask, num_views), all as the "
+                "backbone was given them; or set model.normalisation to 'group'"
             )
     with one_line(FIELD, name, f"fails in evaluation on examples of shape {shape}", _file_of(backbone)):
         features = jax.eval_shape(evaluate, variables, batch)
@@ -160,12 +154,10 @@ def check_mixtures(name: str, network: Any) -> None:
 
 
 def _check_variables(name: str, variables: dict[str, Any], layers: set[tuple[str, ...]]) -> None:
-    """Raises a UserError if a backbone stores anything besides parameters and the statistics of these layers."""
-    others = sorted(set(variables) - {"params", "batch_stats"})
-    if others:
-        raise UserError(f"model.name={name} keeps {', '.join(others)}, but only parameters survive a training step")
-    if "params" not in variables:
-        raise UserError(f"model.name={name} has no parameters; a backbone must have some to be trained")
+    """Raises a UserError unless a backbone stores parameters and, besides them, only the statistics of these layers."""
+    if set(variables) - {"batch_stats"} != {"params"}:
+        kept = ", ".join(sorted(variables)) or "nothing"
+        raise UserError(f"model.name={name} keeps {kept}; it must have parameters, which alone survive a training step")
     for keys, _ in jax.tree.leaves_with_path(variables.get("batch_stats", {})):
         path = tuple(key.key for key in keys[:-1])
         if path not in layers:
@@ -182,36 +174,25 @@ def _shown(path: tuple[str, ...]) -> str:
 
 def _check_features(name: str, features: Any, batch_size: int) -> None:
     """Raises a UserError unless `features` is a floating-point array [batch_size, F]."""
-    found = jax.tree.leaves(features)
-    is_array = len(found) == 1 and found[0] is features
-    shape = features.shape if is_array else f"{len(found)} arrays ({type(features).__name__})"
-    if not is_array or len(shape) != 2 or shape[0] != batch_size or not jnp.issubdtype(features.dtype, jnp.floating):
-        kind = f"{features.dtype} {shape}" if is_array else shape
+    shape, dtype = getattr(features, "shape", ()), getattr(features, "dtype", None)
+    if len(shape) != 2 or shape[0] != batch_size or not jnp.issubdtype(dtype, jnp.floating):
         raise UserError(
-            f"model.name={name} gives {kind} for {batch_size} images; a backbone gives floating-point features [B, F], "
-            "one row an image, without a classifier"
+            f"model.name={name} gives {dtype or type(features).__name__} {shape} for {batch_size} images; a backbone "
+            "gives floating-point features [B, F], one row an image, without a classifier"
         )
-
-
-def _keywords_taken(factory: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """The entries of `keywords` that a factory takes."""
-    parameters = inspect.signature(factory).parameters
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {key: value for key, value in keywords.items() if anything or key in parameters}
 
 
 def _adapt(name: str, backbone: nn.Module) -> nn.Module:
     """Returns the backbone itself if it takes every argument in its place, otherwise an `Adapted` one."""
     parameters = list(inspect.signature(backbone.__call__).parameters.values())
-    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
-        raise UserError(f"model.name={name} takes no images; its __call__ must take {_CALLS}")
-    rest = parameters[1:]
-    for parameter in rest:
-        # An argument of another name could mean any of these, or the opposite of one, as 'deterministic' does.
-        if parameter.name not in OPTIONAL_ARGUMENTS:
-            raise UserError(f"model.name={name} takes {parameter.name!r}; its __call__ must take {_CALLS}")
-    takes = tuple(parameter.name for parameter in rest)
-    if takes == OPTIONAL_ARGUMENTS and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in rest):
+    takes = tuple(parameter.name for parameter in parameters[1:])
+    # An argument of another name could mean any of these, or the opposite of one, as 'deterministic' does.
+    if not parameters or not set(takes) <= set(OPTIONAL_ARGUMENTS):
+        raise UserError(
+            f"model.name={name}: its __call__ takes ({', '.join(p.name for p in parameters)}); it must take (images), "
+            "(images, train) or (images, train, mask, num_views)"
+        )
+    if takes == OPTIONAL_ARGUMENTS and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
         return backbone
     return Adapted(backbone, takes)
 

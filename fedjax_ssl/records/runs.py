@@ -143,8 +143,8 @@ class RunRecords(NamedTuple):
     def data_fields(self) -> tuple[Any, ...]:
         """The values of fields that identify the examples: runs in which they differ cannot be compared."""
         data = self.config["data"]
-        which = ("source", "path", "image_size", "fit", "balanced_test", "test_path", "label_column", "text_column")
-        unknown = tuple(data["unknown_classes"]), data["unknown_drawn"], data["unknown_source"]
+        which = ("source", "path", "image_size", "fit", "test_path", "label_column", "text_column")
+        unknown = tuple(data["unknown_classes"]), data["unknown_source"]
         return (*(data[name] for name in which), *unknown)
 
     def class_counts(self) -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ from fedjax_ssl.files import (
     replaced,
 )
 from fedjax_ssl.imports import CODE_FIELDS, is_own
-from fedjax_ssl.methods import METHODS, section_of
+from fedjax_ssl.methods import METHODS, name_of
 
 try:
     import fcntl
@@ -208,7 +208,7 @@ class Workdir:
             UserError: the folder cannot be written to, or (BusyError) another process was faster.
         """
         if self.path is None:
-            self.path = fresh_workdir(pathlib.Path("runs"), section_of(self.config["method"]))
+            self.path = fresh_workdir(pathlib.Path("runs"), name_of(self.config["method"]))
         try:
             self.path.mkdir(parents=True, exist_ok=True)  # may be a link, since the user has named it
             self._lock()

@@ -196,6 +196,6 @@ def _division(data: dict[str, Any]) -> str:
     scheme = data["partition"]
     field = _FIELD_OF_SCHEME.get(scheme)
     text = scheme if field is None else f"{scheme} ({field} {data[field]:g})"
-    if abs(data["imbalance"]) == 1 and not data["largest_class"]:
+    if abs(data["imbalance"]) == 1:
         return text
     return f"{text}, of a long tail (imbalance {data['imbalance']:g})"

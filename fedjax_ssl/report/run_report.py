@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.config import base_config, complete, differences, flatten, other_sections, section_of
+from fedjax_ssl.config import base_config, complete, differences, flatten, name_of, other_sections
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import expanded, read_json
 from fedjax_ssl.records.clients import OVER_CLIENTS, TESTED, over_clients
@@ -185,7 +185,7 @@ def _draw_costs(run: RunRecords, pictures: page.Pictures) -> None:
 
 
 def _alone(run: RunRecords) -> list[Group]:
-    return [Group(section_of(run.config["method"]), [run])]
+    return [Group(name_of(run.config["method"]), [run])]
 
 
 def _of_clients(model: str, accuracies: np.ndarray) -> str:
@@ -322,7 +322,7 @@ def _short(value) -> str:
 def title_of(run: RunRecords) -> str:
     """The page's title."""
     data = run.dataset().get("name", run.config["data"]["source"])
-    return f"{section_of(run.config['method'])} on {data}, seed {run.config['seed']}"
+    return f"{name_of(run.config['method'])} on {data}, seed {run.config['seed']}"
 
 
 def lead_of(run: RunRecords) -> str:

@@ -49,7 +49,7 @@ def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None
     source, other = config.data.unknown_source, None
     if source:
         second = config.data.copy_and_resolve_references()
-        second.balanced_test, second.standardise, second.normalisation = False, True, "own"
+        second.standardise, second.normalisation = True, "own"
         if source not in SOURCES:
             second.source, second.path = "npz" if source.endswith(".npz") else "folder", source
         else:
@@ -59,7 +59,7 @@ def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None
         except UserError as error:
             text = str(error).replace("data.path", "data.unknown_source")
             raise UserError(f"unknown images: {text}") from error
-    return set_apart(dataset, other, config.data, config.seed)
+    return set_apart(dataset, other, config.data)
 
 
 def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:
@@ -97,7 +97,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     """The data set with an encoder's features: float32 [N, V, F] for training, [T, 1, F] for the test set.
 
     View 0 is the image itself. The first `encoder.weak_views` views, view 0 included, are weak; the others are strong.
-    Views are drawn by `config.augment`, and depend on `encoder.seed` and the image's row only.
+    Views are drawn by `config.augment`, and depend on the image's row only, not on the run's seed.
 
     Raises:
         UserError: the weights do not fit the encoder.
@@ -109,7 +109,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     @jax.jit
     def views_of(pixels: jax.Array, rows: jax.Array, number: jax.Array) -> jax.Array:
         """View `number` of a batch of images, uint8 [B, H, W, C]."""
-        key = jax.random.fold_in(jax.random.key(options.seed), number)
+        key = jax.random.fold_in(jax.random.key(0), number)
         keys = jax.vmap(functools.partial(jax.random.fold_in, key))(rows)
 
         def each(view: Callable[..., jax.Array]) -> jax.Array:
@@ -144,7 +144,6 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
             "side": facts["encoder_side"],
             "flip": bool(dataset.flip),
             "augment": [config.augment[name] for name in _AUGMENTATION],
-            "seed": options.seed,
         },
         sort_keys=True,
     )

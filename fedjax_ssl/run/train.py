@@ -20,7 +20,7 @@ from fedjax_ssl.files import expanded, replace_arrays, replace_file
 from fedjax_ssl.imports import CODE_FIELDS, is_own
 from fedjax_ssl.kinds import IMAGE
 from fedjax_ssl.learning.trees import tree_bytes
-from fedjax_ssl.methods import section_of
+from fedjax_ssl.methods import name_of
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import SECONDS, fields_to_raise, in_words
@@ -128,7 +128,7 @@ def train(
         if groups:
             program_of(groups[0])  # the others are compiled when their turn comes
         if workdir is None and config.seeds and is_first:
-            parent = fresh_workdir(pathlib.Path("runs"), section_of(config.method))
+            parent = fresh_workdir(pathlib.Path("runs"), name_of(config.method))
             for run in runs:
                 run.folder.path = parent / f"seed_{run.seed}"
 

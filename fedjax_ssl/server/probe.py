@@ -13,6 +13,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Method, Metrics, Problem, State
 from fedjax_ssl.server.training import supervised_loss, train_on_server_labels
 
+STRENGTH = 0.1  # lambda of ridge regression, for features standardised to deviation 1
 FEDERATED = "federated"  # entry of `State.server`: the model before fine-tuning, if the tested model is fine-tuned
 
 
@@ -38,7 +39,7 @@ def with_probe(problem: Problem, method: Method) -> Method:
             features,
             data.visible_labels[rows],
             problem.num_classes,
-            config.probe.strength,
+            STRENGTH,
         )
         model = state.model.with_parts(classifier=fitted)
         if epochs == 0:

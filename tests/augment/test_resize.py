@@ -98,9 +98,9 @@ def test_sizes_that_do_not_fit():
     check_resized(0, 4, (20, 30, 1))
     check_resized(20, 0, (20, 20, 1))
     for arguments, words in (
-        ((40, 4, (32, 32, 3)), "augment.resized=40 and augment.padding=4 exclude"),
-        ((40, 0, (32, 30, 3)), "square images, .* 30 x 32"),
-        ((31, 0, (32, 32, 3)), "augment.resized=31 is less than the images' side of 32"),
+        ((40, 4, (32, 32, 3)), "augment.resized=40 needs augment.padding=0, which is 4"),
+        ((40, 0, (32, 30, 3)), "square images .* 30 x 32"),
+        ((31, 0, (32, 32, 3)), "augment.resized=31 needs .* square images of at most this"),
     ):
         with pytest.raises(UserError, match=words):
             check_resized(*arguments)

@@ -87,7 +87,7 @@ def test_overrides():
         ("--config.data.source=npz", "npz"),
         ("--config.data.source=folder", "data.path is empty; give a folder of images by class"),
         ("--config.data.image_size=-1", "data.image_size must be at least 0, not -1"),
-        ("--config.model.name=nowhere:Mine", "model.name=nowhere:Mine: there is no module nowhere"),
+        ("--config.model.name=nowhere:Mine", "model.name=nowhere:Mine: importing nowhere fails"),
         ("--config.data.partition_file=nowhere.npz", "nowhere.npz"),
     ],
 )

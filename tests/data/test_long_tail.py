@@ -1,15 +1,12 @@
-"""Long tails against Python's exact fractions, the partition of RSCFed's family, and its published files."""
+"""Long tails against Python's exact fractions, and the partition of RSCFed's family."""
 
 import fractions
-import pickle
-import zipfile
 
 import numpy as np
 import pytest
 
-from fedjax_ssl.data import load_partition, make_partition, save_partition
+from fedjax_ssl.data import make_partition
 from fedjax_ssl.data.long_tail import tail_counts
-from fedjax_ssl.data.rscfed_files import read_rscfed_lists, read_rscfed_partition
 from fedjax_ssl.errors import UserError
 from tests.helpers.partitions import LABELS, assert_no_row_twice, class_counts, data_config, labels_of, sizes_of
 
@@ -59,8 +56,8 @@ def test_a_long_tail_of_any_source_and_partition():
     assert set(rows_of(other)) != set(rows_of(partition))
     shorter = make_partition(LABELS, 10, data_config(**fields | {"imbalance": 10.0}), 10, 0)
     assert set(rows_of(partition)) < set(rows_of(shorter))
-    reverse = make_partition(LABELS, 10, data_config(**fields | {"imbalance": -100.0, "largest_class": 900}), 10, 0)
-    assert np.bincount(LABELS[rows_of(reverse)]).tolist() == tail_counts(900, 100, 10).tolist()[::-1]
+    reverse = make_partition(LABELS, 10, data_config(**fields | {"imbalance": -100.0}), 10, 0)
+    assert np.bincount(LABELS[rows_of(reverse)]).tolist() == tail_counts(5000, 100, 10).tolist()[::-1]
 
 
 def test_the_largest_class_of_an_unequal_source_is_its_smallest():
@@ -68,8 +65,6 @@ def test_the_largest_class_of_an_unequal_source_is_its_smallest():
     for fields, counts in (
         ({"imbalance": 9.0}, [90, 30, 10]),
         ({"imbalance": -9.0}, [10, 30, 90]),
-        ({"largest_class": 80}, [80, 80, 80]),
-        ({"imbalance": 4.0, "largest_class": 100}, [100, 50, 25]),
         ({}, [400, 90, 1000]),
     ):
         partition = make_partition(labels, 3, data_config(labels="clients", partition="shards", **fields), 5, 0)
@@ -89,59 +84,16 @@ def test_validation_images_are_balanced_and_drawn_before_the_tail():
 
 
 @pytest.mark.parametrize(
-    ("labels", "own"), [("server", {"server_labels": 1236}), ("clients", {"num_labelled": 1236}), ("some_clients", {})]
-)
-@pytest.mark.parametrize("imbalance", [50.0, -50.0])
-def test_labelled_images_with_a_tail_of_their_own(labels, own, imbalance):
-    fields = {"labels": labels, "partition": "dirichlet_clients", "alpha": 1.0, "labelled_clients": 2, **own}
-    fields |= {"labelled_largest_class": 500, "labelled_imbalance": 100.0}
-    fields |= {"largest_class": 4000, "imbalance": imbalance}
-    partition = make_partition(LABELS, 10, data_config(**fields), 8, 0)
-    assert_no_row_twice(partition, len(LABELS))
-    labelled = partition.server_index if labels == "server" else partition.labelled_rows
-    known = tail_counts(500, 100, 10)
-    assert np.bincount(LABELS[labelled]).tolist() == known.tolist() and known.sum() == 1236
-    all_counts = np.bincount(LABELS[rows_of(partition)])
-    assert (all_counts - known).tolist() == tail_counts(4000, imbalance, 10).tolist()
-    if labels == "some_clients":  # the first clients have them, and nothing else
-        np.testing.assert_array_equal(np.concatenate(partition.client_rows[:2]), labelled)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
+    ("imbalance", "line"),
     [
-        ({"imbalance": 0.5}, ["data.imbalance", "not 0.5"]),
-        ({"imbalance": float("nan")}, ["data.imbalance", "nan"]),
-        ({"labelled_imbalance": 0.0}, ["data.labelled_imbalance", "not 0.0"]),
-        ({"largest_class": -1}, ["data.largest_class", "not -1"]),
-        (
-            {"largest_class": 5001},
-            ["data.largest_class=5001 takes 5001 examples of each class", "class 0 has 5000 left"],
-        ),
-        ({"imbalance": -2.0, "largest_class": 5001}, ["of class 9", "lower data.largest_class"]),
-        ({"imbalance": 1000.0, "largest_class": 900}, ["imbalance=1000 leaves no image of class 9", "has 900"]),
-        ({"labelled_largest_class": 50}, ["data.num_labelled"]),
-        ({"labelled_largest_class": 50, "num_labelled": 499}, ["makes 500 labelled", "num_labelled=499"]),
-        ({"labels": "server", "labelled_largest_class": 50}, ["server_labels=250; set it to 500"]),
-        ({"labels": "some_clients", "labelled_clients": 10, "labelled_largest_class": 5}, ["all 10 are labelled"]),
-        (
-            {"labels": "some_clients", "labelled_largest_class": 50, "partition": "natural"},
-            ["labelled_largest_class=50", "'natural' keeps each client's"],
-        ),
+        (0.5, "data.imbalance must be a number from 1 on, .* not 0.5"),
+        (float("nan"), "data.imbalance .* not nan"),
+        (1e4, "imbalance=10000 leaves no image of class 9, for the largest class has 5000"),
     ],
 )
-def test_impossible_tails(fields, words):
-    with pytest.raises(UserError) as error:
-        make_partition(LABELS, 10, data_config(**{"labels": "clients", **fields}), 10, 0)
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
-
-
-def test_each_labelled_client_of_a_tail_may_have_an_image():
-    config = data_config(labels="some_clients", labelled_clients=11, labelled_largest_class=1)
-    with pytest.raises(UserError, match=r"makes 10 labelled images, but data\.labelled_clients=11"):
-        make_partition(LABELS, 10, config, 20, 0)
+def test_impossible_tails(imbalance, line):
+    with pytest.raises(UserError, match=line):
+        make_partition(LABELS, 10, data_config(labels="clients", imbalance=imbalance), 10, 0)
 
 
 def chosen(labels, num_classes, num_clients, labelled, seed=0, **fields):
@@ -185,54 +137,3 @@ def test_several_labelled_clients_follow_the_same_order():
     assert set(two) < set(three)
     classes = (counts > 0).sum(axis=1)
     assert min(classes[three]) >= max(np.delete(classes, three))
-
-
-def write_like_torch(path, held):
-    """A zip with a pickle of protocol 2, as `torch.save` writes of what holds no tensor."""
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps(held, protocol=2))
-        archive.writestr("archive/version", "3\n")
-    return path
-
-
-def test_published_files_become_partitions(tmp_path):
-    rng = np.random.default_rng(0)
-    shares = np.split(rng.permutation(60), [7, 30])
-    held = {0: shares[0].tolist(), 1: shares[1], 2: list(shares[2])}  # lists, arrays and lists of NumPy's numbers
-    path = write_like_torch(tmp_path / "a.pth", {"data_partition": held, "train_list": [5, 3], "test_list": [1]})
-    partition = read_rscfed_partition(path)
-    assert [rows.tolist() for rows in partition.client_rows] == [share.tolist() for share in shares]
-    np.testing.assert_array_equal(partition.labelled_rows, shares[0])
-    train, test = read_rscfed_lists(path)
-    assert train.tolist() == [5, 3] and test.tolist() == [1]
-    save_partition(tmp_path / "partition.npz", read_rscfed_partition(path, (0, 2)))
-    loaded = load_partition(tmp_path / "partition.npz", 60, 3)
-    np.testing.assert_array_equal(loaded.labelled_rows, np.concatenate([shares[0], shares[2]]))
-    # The long-tailed one: a pickle of places in a list of rows.
-    tail = rng.permutation(1000)[:60]
-    (tmp_path / "lt.pth").write_bytes(pickle.dumps((held, tail.tolist())))
-    partition = read_rscfed_partition(tmp_path / "lt.pth")
-    for rows, share in zip(partition.client_rows, shares):
-        np.testing.assert_array_equal(rows, tail[share])
-
-
-def test_files_that_are_no_partition(tmp_path):
-    class Harmful:
-        def __reduce__(self):
-            return print, ("it ran",)
-
-    harmful = write_like_torch(tmp_path / "harmful.pth", {"data_partition": Harmful()})
-    other = write_like_torch(tmp_path / "other.pth", {"weights": [1]})
-    broken = tmp_path / "broken.pth"
-    broken.write_bytes(b"nothing")
-    words = {harmful: "names .*print", other: "no rows of clients", broken: "not a partition of plain"}
-    for path, word in words.items():
-        with pytest.raises(UserError, match=word):
-            read_rscfed_partition(path)
-    with pytest.raises(UserError, match="cannot read"):
-        read_rscfed_partition(tmp_path / "none.pth")
-    with pytest.raises(UserError, match="no train_list"):
-        read_rscfed_lists(other)
-    few = write_like_torch(tmp_path / "few.pth", {"data_partition": {0: [1], 1: [2]}})
-    with pytest.raises(UserError, match="no labelled client 2"):
-        read_rscfed_partition(few, (0, 2))

@@ -3,6 +3,7 @@
 import importlib.metadata
 
 import numpy as np
+import pandas
 import pytest
 
 from fedjax_ssl import UserError, base_config
@@ -77,7 +78,6 @@ def test_a_file_of_medmnist_by_name(tmp_path):
 
 
 def test_parquet_is_read_as_csv_is(tmp_path):
-    pandas = pytest.importorskip("pandas", reason="parquet files are read by pandas")
     rows = {"age": [20.5 + n if n % 7 else None for n in range(20)], "who": list("ab") * 10, "label": [0, 1] * 10}
     frame = pandas.DataFrame(rows)
     frame.to_parquet(tmp_path / "t.parquet")

@@ -263,8 +263,11 @@ def test_with_labels_at_the_server_the_draws_are_those_of_two_streams(name):
 
 BAD_FIELDS = {
     "share of no image": ({"labels": "clients", "labelled_share": 1e-4}, 100, ["labelled_share=0.0001", "100 clients"]),
-    "no labelled client": ({"labels": "some_clients", "labelled_clients": 0}, 100, ["labelled_clients", "not 0"]),
-    "more than all": ({"labels": "some_clients", "labelled_clients": 101}, 100, ["num_clients = 100", "not 101"]),
+    "more than all": (
+        {"labels": "some_clients", "labelled_clients": 101},
+        100,
+        ["labelled_clients=101", "num_clients=100"],
+    ),
     "more than hold images": (
         {"labels": "some_clients", "labelled_clients": 40_000, "partition": "dirichlet_classes"},
         40_000,
@@ -285,18 +288,13 @@ BAD_FIELDS = {
         100,
         ["labels_per_class=51", "the 500 examples"],
     ),
-    "unknown partition": ({"partition": "noniid"}, 100, ["'noniid'", *PARTITIONS]),
-    "unknown anchors": ({"server_draw": "best"}, 100, ["'best'", "balanced", "random"]),
     "alpha 0": ({"alpha": 0.0}, 100, ["data.alpha=0"]),
     "alpha below 0": ({"alpha": -1.0, "partition": "dirichlet_clients"}, 100, ["data.alpha=-1"]),
     "alpha not a number": ({"alpha": float("nan"), "partition": "dirichlet_classes"}, 100, ["data.alpha=nan"]),
     "not divisible": ({"server_labels": 255}, 100, ["server_labels=255", "250 or 260"]),
     "fewer than classes": ({"server_labels": 5}, 100, ["server_labels=5", "10 would do"]),
     "too many anchors": ({"server_labels": 60_000}, 100, ["60000", "50000"]),
-    "negative anchors": ({"server_labels": -10}, 100, ["server_labels=-10"]),
     "too many clients": ({}, 49_751, ["num_clients=49751", "49750 examples"]),
-    "no clients": ({}, 0, ["num_clients=0"]),
-    "negative limit": ({"examples_per_client": -1}, 100, ["examples_per_client=-1"]),
     "no shards": ({"partition": "shards", "classes_per_client": 0}, 100, ["classes_per_client=0"]),
     "too few shards": ({"partition": "shards", "classes_per_client": 1}, 4, ["at least 3"]),
     "too many shards": ({"partition": "shards", "classes_per_client": 9_000}, 100, ["class 0", "4975"]),
@@ -322,7 +320,7 @@ def test_the_configuration_is_checked_before_data_are_read():
         ("labels", "clouds", "data.labels is 'clouds'; known: server, clients, some_clients"),
         ("labelled_share", 0.0, "data.labelled_share must be above 0 and at most 1, not 0.0"),
         ("labels_per_class", -1, "data.labels_per_class must be at least 0, not -1"),
-        ("labelled_clients", 101, "data.labelled_clients must be .* from 1 to num_clients = 100, not 101"),
+        ("labelled_clients", 101, "data.labelled_clients=101 is more than num_clients=100"),
     ):
         changed = config.copy_and_resolve_references()
         changed.data[field] = value

@@ -44,13 +44,17 @@ BAD_FILES = {
     "row at two clients": ({"client_index": [2, 3, 4, 3]}, ["row 3 more than once"]),
     "labelled floats": ({"labelled_index": [2.0]}, ["labelled_index is float64"]),
     "labelled anchor": ({"labelled_index": [2, 1]}, ["row 1 of labelled_index belongs to no client"]),
-    "labelled twice": ({"labelled_index": [2, 2]}, ["labelled_index names row 2 more than once"]),
+    "labelled twice": ({"labelled_index": [2, 2]}, ["row 2 of labelled_index", "more than once"]),
     "too many at a client": ({"client_size": [4, 0]}, ["client 0 4 examples", "data.examples_per_client=3"]),
-    "labels at clients": ({"labelled_index": [2]}, ["1 labelled examples at clients", "data.labels='server'"]),
+    "labels at clients": ({"labelled_index": [2]}, ["1 labelled examples at clients", "not fit data.labels='server'"]),
 }
 LABELLED_FILE = {"server_index": [], "client_index": [2, 3, 4, 5], "client_size": [3, 1], "labelled_index": [3, 2, 4]}
 BAD_LABELLED_FILES = {
-    "none at clients": ("clients", {"labelled_index": None}, ["no labelled examples", "data.labels='clients'"]),
+    "none at clients": (
+        "clients",
+        {"labelled_index": None},
+        ["0 labelled examples at clients", "data.labels='clients'"],
+    ),
     "anchors": ("clients", {"server_index": [0]}, ["1 images of the server", "data.labels='clients'"]),
     "in part": ("some_clients", {"labelled_index": [3, 2]}, ["client 0 has some labels", "data.labels='some_clients'"]),
     "two clients": ("some_clients", {"labelled_index": [2, 3, 4, 5]}, ["2 clients have labels", "labelled_clients=1"]),
@@ -104,7 +108,7 @@ def test_a_profile_in_which_nobody_has_a_label(tmp_path, shares):
     path = tmp_path / "partition.npz"
     np.savez(path, server_index=[], client_index=[0, 1], client_size=[1, 1], **shares)
     config = data_config(labels="profile", server_labels=0, partition_file=str(path))
-    expect_line([str(path), "neither at clients nor at the server"], np.arange(2), 2, config, 2)
+    expect_line([str(path), "0 images of the server and 0 labelled examples"], np.arange(2), 2, config, 2)
 
 
 def test_partition_file_that_is_missing(tmp_path):

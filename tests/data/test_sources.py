@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
-from fedjax_ssl.data import SOURCES, load_dataset, npz
+from fedjax_ssl.data import SOURCES, load_dataset
 from fedjax_ssl.data.sources import channel_statistics, feature_statistics
 from fedjax_ssl.errors import UserError
 
 
-def data_config(source="npz", path="", flip=False, standardise=True, balanced_test=False):
+def data_config(source="npz", path="", flip=False, standardise=True):
     fields = {"source": source, "path": str(path), "tfds_dir": "", "flip": flip, "standardise": standardise}
-    fields |= {"balanced_test": balanced_test, "normalisation": "own"}
+    fields |= {"normalisation": "own"}
     return config_dict.ConfigDict(fields)
 
 
@@ -73,18 +73,6 @@ def test_pixels_may_stay_between_0_and_1(tmp_path):
     np.testing.assert_array_equal(digits.x_train, standardised.x_train)
     coloured = load_dataset(data_config(path=write(tmp_path), flip=True, standardise=False))
     assert coloured.mean == (0.0,) * 3 and coloured.std == (1.0,) * 3 and coloured.flip and coloured.num_classes == 3
-
-
-def test_a_balanced_test_set_has_the_first_images_of_each_class(tmp_path):
-    whole, balanced = (load_dataset(data_config("digits", balanced_test=flag)) for flag in (False, True))
-    seen, rows, least = [0] * 10, [], min(np.bincount(whole.y_test))
-    for row, label in enumerate(whole.y_test):
-        if seen[label] < least:
-            rows.append(row)
-        seen[label] += 1
-    np.testing.assert_array_equal(balanced.x_test, whole.x_test[rows])
-    assert np.bincount(balanced.y_test).tolist() == [least] * 10 and len(rows) < len(whole.y_test)
-    np.testing.assert_array_equal(balanced.x_train, whole.x_train)
 
 
 def test_statistics_of_a_constant_channel_divide_by_one():
@@ -174,13 +162,7 @@ def test_a_file_of_medmnist_without_its_validation_images(tmp_path, channels):
     ("changes", "parts"),
     [
         ({"test_labels": None}, ["no test_labels", "must hold train_images, train_labels, test_images, test_labels"]),
-        ({"train_labels": np.zeros((9, 14), np.uint8)}, ["train_labels has shape (9, 14)", "one integer per image"]),
-        ({"train_images": np.zeros((9, 8, 8, 8), np.uint8)}, ["train_images has shape (9, 8, 8, 8)", "8 channels"]),
-        (
-            {"test_images": np.zeros((4, 6, 6), np.uint8)},
-            ["train_images have shape (5, 6, 1)", "test_images (6, 6, 1)"],
-        ),
-        ({"train_labels": np.zeros((8, 1), np.uint8)}, ["train_images has 9 images but train_labels 8 labels"]),
+        ({"train_labels": np.zeros((9, 14), np.uint8)}, ["train_labels is uint8 (9, 14)", "one for each example"]),
     ],
 )
 def test_bad_files_of_medmnist(tmp_path, changes, parts):
@@ -195,23 +177,20 @@ def test_of_two_layouts_in_a_file_the_librarys_counts(tmp_path):
 
 ZEROS = np.zeros
 BAD_ARRAYS = {
-    "missing key": ({"y_test": None}, ["no y_test"]),
     "missing keys": ({"x_train": None, "y_train": None}, ["no x_train, y_train", "holds x_test, y_test"]),
-    "float images": ({"x_train": ZEROS((9, 5, 6, 3), np.float32)}, ["x_train is float32", "uint8"]),
-    "flat images": ({"x_test": ZEROS((4, 90), np.uint8)}, ["x_test has shape (4, 90)", "[N, H, W, C]"]),
-    "channels": ({"x_train": ZEROS((9, 5, 6, 4), np.uint8)}, ["(9, 5, 6, 4)", "4 channels", "1 or 3"]),
+    "float images": ({"x_train": ZEROS((9, 5, 6, 3), np.float32)}, ["x_train is float32", "images are uint8"]),
+    "flat images": ({"x_test": ZEROS((4, 90), np.uint8)}, ["x_test is uint8 (4, 90)", "[N, H, W, C]"]),
+    "channels": ({"x_train": ZEROS((9, 5, 6, 4), np.uint8)}, ["(9, 5, 6, 4)", "C = 1 or 3"]),
     "shapes differ": ({"x_test": ZEROS((4, 6, 6, 3), np.uint8)}, ["(5, 6, 3)", "(6, 6, 3)"]),
     "images and features": ({"x_test": ZEROS((4, 5), np.float32)}, ["uint8, images", "x_test float32, features"]),
     "features and tokens": (
         {"x_train": ZEROS((9, 5)), "x_test": ZEROS((4, 5), int)},
         ["float64, features", "x_test int64, tokens"],
     ),
-    "lengths differ": ({"y_train": ZEROS(8, int)}, ["x_train has 9 images", "y_train 8 labels"]),
-    "empty": ({"x_test": ZEROS((0, 5, 6, 3), np.uint8), "y_test": ZEROS(0, int)}, ["x_test is empty"]),
-    "no pixels": ({"x_train": ZEROS((9, 0, 6, 3), np.uint8)}, ["x_train is empty", "(9, 0, 6, 3)"]),
-    "float labels": ({"y_train": ZEROS(9)}, ["y_train is float64", "integers"]),
+    "lengths differ": ({"y_train": ZEROS(8, int)}, ["y_train is int64 (8,)", "integers (9,)", "of x_train"]),
+    "no pixels": ({"x_train": ZEROS((9, 0, 6, 3), np.uint8)}, ["x_train is uint8 (9, 0, 6, 3)"]),
     "times for labels": ({"y_train": (np.arange(9) % 3).astype("m8[s]")}, ["y_train is timedelta64", "integers"]),
-    "one-hot labels": ({"y_test": ZEROS((4, 3), int)}, ["y_test has shape (4, 3)"]),
+    "one-hot labels": ({"y_test": ZEROS((4, 3), int)}, ["y_test is int64 (4, 3)"]),
     "negative label": ({"y_train": np.array([0, 1, 2, -5, 0, 1, 2, 0, 1])}, ["y_train[3] is -5"]),
     "label out of range": ({"y_test": np.array([0, 1, 2, 99])}, ["largest is 99", "label 3"]),
     "labels from 1": ({"y_train": np.arange(9) % 3 + 1, "y_test": np.arange(4) % 3 + 1}, ["label 0"]),
@@ -220,11 +199,7 @@ BAD_ARRAYS = {
         {"x_train": ZEROS((9, 32, 2), np.float32), "x_test": ZEROS((4, 32, 2), np.float32)},
         ["x_test is float32 (4, 32, 2), 32 views of each example", "x_test[:, 0]", "save 32 x 2 numbers as [N, 64]"],
     ),
-    "float images without channels": (
-        {"x_train": ZEROS((9, 28, 28)), "x_test": ZEROS((4, 28, 28))},
-        ["28 views of each example", "images as uint8"],
-    ),
-    "pickled objects": ({"y_train": np.array([{}] * 9, dtype=object)}, ["y_train cannot be read"]),
+    "pickled objects": ({"y_train": np.array([{}] * 9, dtype=object)}, ["y_train cannot be read", "Python objects"]),
 }
 
 
@@ -267,51 +242,11 @@ def test_npz_that_is_cut_or_damaged(tmp_path):
     expect_line(path, ["x_train cannot be read"])
 
 
-def member(shape="(9, 4, 4)", descr="'|u1'", data=b"\0" * 144, version=b"\1\0"):
-    """An .npy file with any header."""
-    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
-    size = len(header).to_bytes(2 if version == b"\1\0" else 4, "little")
-    return b"\x93NUMPY" + version + size + header + data
-
-
-# What stands in the place of x_train -> what the line says.
-BAD_MEMBERS = {
-    "a huge header": (
-        member("(1000000000, 1000000000, 3)"),
-        "its header says 3000000000000000000",
-    ),
-    "more than the memory holds": (member("(100000000, 10, 10)"), "its header says 10000000000 bytes"),
-    "less data than it says": (member(data=b"\0" * 100), "its header says 144 bytes, and it has 100"),
-    "more data than it says": (member(data=b"\0" * 200), "its header says 144 bytes, and it has 200"),
-    "a negative shape": (member("(-9, -4, 4)"), "its header says"),
-    "empty": (b"", "x_train cannot be read"),
-    "no array": (b"GIF89a and so on", "x_train cannot be read"),
-    "an unknown version": (member(version=b"\7\0"), "x_train cannot be read"),
-    "a header that is code": (member("__import__('os')"), "x_train cannot be read"),
-    "a header without end": (member("(" * 5000), "x_train cannot be read"),
-    "objects": (member("(9,)", "'|O'"), "Python objects, which are code"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_MEMBERS)
-def test_npz_with_a_member_that_is_no_array(tmp_path, case):
-    content, words = BAD_MEMBERS[case]
+def test_npz_with_a_member_that_is_no_array(tmp_path):
     path = write(tmp_path, x_train=None)
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("x_train.npy", content)
-    expect_line(path, [words])
-
-
-@pytest.mark.parametrize("second", ["x_train", "x_train.npy"])
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_npz_with_two_members_of_one_name(tmp_path, second):
-    """The header that was checked was one's, and the array the other's: of any size, and floats."""
-    path = write(tmp_path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(second, member("(2, 4, 4)", "'<f4'", b"\xff" * 128))
-    expect_line(path, ["has 'x_train' twice", "np.savez"])
-    with pytest.raises(UserError, match="has 'x_train' twice"):
-        npz.read_arrays(str(path), None)
+        archive.writestr("x_train.npy", b"GIF89a and so on")
+    expect_line(path, ["x_train cannot be read"])
 
 
 def save(folder, **changes):
@@ -344,27 +279,17 @@ def test_npy_of_features(tmp_path):
     np.testing.assert_allclose(read.x_test, features["x_test"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("case", BAD_MEMBERS)
-@pytest.mark.parametrize("key", ["x_train", "y_test"])
-def test_npy_that_is_no_array(tmp_path, key, case):
-    content, words = BAD_MEMBERS[case]
-    save(tmp_path, **{key: content})
-    expect_line(tmp_path / f"{key}.npy", [words.replace("x_train", f"{key}.npy")], "npy", tmp_path)
-
-
 def test_npy_folder_that_is_none(tmp_path):
     expect_line(tmp_path / "absent", ["does not exist", "x_train.npy"], "npy")
     expect_line(write(tmp_path), ["is a file, not a folder"], "npy")
-    save(tmp_path)
     images = small_arrays()["x_train"]
-    for value, words in ((np.asfortranarray(images), "by columns"), (images[:0], "it is empty")):
-        np.save(tmp_path / "x_train.npy", value)
-        expect_line(tmp_path / "x_train.npy", [words], "npy", tmp_path)
-    np.save(tmp_path / "x_train.npy", images[:8])
-    expect_line(tmp_path, ["x_train has 8 images but y_train 9 labels"], "npy")
+    for value in (b"", b"GIF89a and so on", pickle.dumps([1]), np.array([{}] * 9, dtype=object)):
+        expect_line(save(tmp_path, x_train=value) / "x_train.npy", ["cannot be read"], "npy", tmp_path)
+    whole = (save(tmp_path) / "x_train.npy").read_bytes()
+    expect_line(save(tmp_path, x_train=whole[:-50]) / "x_train.npy", ["cannot be read"], "npy", tmp_path)
+    expect_line(save(tmp_path, x_train=images[:8]), ["y_train is int64 (9,)", "integers (8,)"], "npy")
     (tmp_path / "x_train.npy").unlink()
-    os.mkfifo(tmp_path / "x_train.npy")
-    expect_line(tmp_path / "x_train.npy", ["is a pipe, a socket or a device, not a file"], "npy", tmp_path)
+    expect_line(tmp_path / "x_train.npy", ["does not exist"], "npy", tmp_path)
 
 
 def test_a_home_folder_that_nobody_has(tmp_path, monkeypatch):
@@ -374,45 +299,6 @@ def test_a_home_folder_that_nobody_has(tmp_path, monkeypatch):
     assert len(load_dataset(data_config(path="~/data.npz")).x_train)
 
 
-def test_npz_that_is_encrypted_or_of_an_unknown_compression(tmp_path):
-    """By the bits of the zip's directory that say so."""
-    whole = write(tmp_path).read_bytes()
-    for field, value, words in ((8, 1, "encrypted"), (10, 97, "compression")):
-        content = bytearray(whole)
-        for start in (content.index(b"PK\x03\x04"), content.index(b"PK\x01\x02")):
-            place = start + field - (2 if content[start + 2] == 3 else 0)
-            content[place] = value
-        (tmp_path / "changed.npz").write_bytes(bytes(content))
-        expect_line(tmp_path / "changed.npz", ["x_train cannot be read", words])
-
-
-def test_npz_larger_than_the_memory_should_hold(tmp_path, monkeypatch):
-    """Images without compression take no memory: they are mapped, and read when they are used."""
-    path = write(tmp_path)
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    np.savez_compressed(tmp_path / "packed.npz", **arrays)
-    monkeypatch.setattr(npz, "MAX_BYTES", 300)
-    expect_line(tmp_path / "packed.npz", ["take 0.0 GB, but at most 3e-07 GB are read"])
-    dataset = load_dataset(data_config(path=str(path)))
-    assert isinstance(dataset.x_train, np.memmap) and str(dataset.x_train.filename) == str(path)
-    np.testing.assert_array_equal(dataset.x_train.reshape(arrays["x_train"].shape), arrays["x_train"])
-    content = bytearray(path.read_bytes())
-    content[content.index(b"x_train.npy") + 200] ^= 1
-    (tmp_path / "flipped.npz").write_bytes(content)
-    expect_line(tmp_path / "flipped.npz", ["x_train cannot be read", "CRC"])
-
-
-def test_images_are_not_unpacked_before_the_labels_are_looked_at(tmp_path, monkeypatch):
-    """A gigabyte of zeros is a megabyte of npz."""
-    read = []
-    original = npz._read
-    monkeypatch.setattr(npz, "_read", lambda *arguments: (read.append(arguments[2].key), original(*arguments))[1])
-    path = write(tmp_path, y_test=np.zeros(1, int))
-    expect_line(path, ["x_test has", "but y_test 1 labels"])
-    assert read == ["y_train", "y_test"]
-
-
 def test_npz_never_advises_to_load_pickles(tmp_path):
     path = tmp_path / "pickle.npz"
     path.write_bytes(pickle.dumps({"x_train": 1}))
@@ -420,11 +306,6 @@ def test_npz_never_advises_to_load_pickles(tmp_path):
         with pytest.raises(UserError) as error:
             load_dataset(data_config("npz", file))
         assert "pickle" not in str(error.value).replace(str(file), "")
-
-
-def test_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe.npz")
-    expect_line(tmp_path / "pipe.npz", ["is a pipe, a socket or a device, not a file"])
 
 
 def test_unknown_source_lists_the_known_ones():

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas
 import pytest
 
 from fedjax_ssl import UserError, base_config
@@ -56,11 +57,11 @@ def test_a_category_that_only_a_held_out_row_has_is_unknown(tmp_path):
 
 
 def test_rows_of_the_test_set_are_those_of_its_file(tmp_path):
-    """Rows without a label are left out, and those that `balanced_test` drops."""
+    """Rows without a label are left out."""
     other = tmp_path / "test.csv"
     other.write_text("age,colour,label\n1,r,\n2,r,0\n3,g,\n4,b,0\n5,r,1\n")
-    dataset, _ = load(tmp_path, GOOD, test_path=str(other), balanced_test=True)
-    assert dataset.test_rows.tolist() == [1, 4] and dataset.x_test[:, 0].tolist() == [2, 5]
+    dataset, _ = load(tmp_path, GOOD, test_path=str(other))
+    assert dataset.test_rows.tolist() == [1, 3, 4] and dataset.x_test[:, 0].tolist() == [2, 4, 5]
 
 
 def test_texts_and_their_versions(tmp_path):
@@ -78,17 +79,17 @@ def test_texts_and_their_versions(tmp_path):
 @pytest.mark.parametrize(
     ("text", "fields", "message"),
     [
-        ("", {}, "is empty"),
+        ("", {}, "cannot be read as csv"),
         ("age,label\n", {}, "has no rows"),
-        (b"\xff\xfeage", {}, "is not a csv file in UTF-8"),
-        (GOOD + "1,2\n", {}, "row 21 has 2 fields, but the header has 4"),
+        (b"\xff\xfeage", {}, "cannot be read as csv in UTF-8"),
+        (GOOD + "1,2\n", {}, "row 21 has 2 fields, the header 4"),
         ('age,label\n1,"a\n', {}, "cannot be read as csv"),
         (GOOD.replace("colour", "age"), {}, "has the column 'age' twice"),
         (GOOD, {"label_column": "Label"}, r"has no column 'Label' \(data\.label_column\).*label"),
         (GOOD, {"label_column": ""}, r"data\.label_column is empty; known: age, colour"),
         (GOOD, {"ignore_columns": "id"}, r"no column 'id' \(data\.ignore_columns\)"),
         (GOOD.replace("25,", "old,"), {}, "column 'age' is of numbers, but has 'old' in row 6"),
-        (GOOD.replace("25,", "1e99,"), {}, "column 'age' has '1e99' in row 6, which is not finite"),
+        (GOOD.replace("25,", "1e99,"), {}, "column 'age' is of numbers of float32, but has '1e99' in row 6"),
         (GOOD.replace(",0\n", ",\n").replace(",1\n", ",\n"), {}, "all labels are empty"),
         (GOOD.replace(",0\n", ",1\n"), {}, "the only label is '1'"),
         (GOOD.replace(",1\n", ",none\n"), {}, "'none' in row 2 may be a class or a missing label"),
@@ -155,17 +156,16 @@ def test_a_column_that_numbers_the_rows_and_names_with_commas(tmp_path):
 
 def test_a_blank_line_is_a_value_where_there_is_one_column(tmp_path):
     (tmp_path / "one.csv").write_text("\nnote\na\n\nb\n\n")
-    assert read_columns(str(tmp_path / "one.csv"), "csv") == {"note": ["a", "", "b", ""]}
+    assert read_columns(str(tmp_path / "one.csv"), "csv").to_dict("list") == {"note": ["a", "", "b", ""]}
     (tmp_path / "two.csv").write_text("note,n\n\na,1\n")
-    assert read_columns(str(tmp_path / "two.csv"), "csv") == {"note": ["a"], "n": ["1"]}
+    assert read_columns(str(tmp_path / "two.csv"), "csv").to_dict("list") == {"note": ["a"], "n": ["1"]}
 
 
 def test_whole_numbers_of_a_parquet_file_have_no_decimals(tmp_path):
     """pandas has whole numbers with a missing value as floats."""
-    pandas = pytest.importorskip("pandas")
     columns = {"label": [1, None, 10], "x": [1.5, None, 2.0], "note": ["1.0", None, "b"], "is": [True, None, False]}
     pandas.DataFrame(columns).to_parquet(tmp_path / "t.parquet")
-    assert read_columns(str(tmp_path / "t.parquet"), "csv") == {
+    assert read_columns(str(tmp_path / "t.parquet"), "csv").to_dict("list") == {
         "label": ["1", "", "10"], "x": ["1.5", "", "2.0"], "note": ["1.0", "", "b"], "is": ["True", "", "False"]
     }  # fmt: skip
 

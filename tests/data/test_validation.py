@@ -60,7 +60,6 @@ def test_they_depend_on_the_seed_and_their_number_alone():
 BAD = {
     "not divisible": ({"validation": 505}, ["data.validation=505 cannot be the same", "500 or 510 would do"]),
     "fewer than classes": ({"validation": 5}, ["data.validation=5", "classes; 10 would do"]),
-    "negative": ({"validation": -10}, ["data.validation=-10"]),
     "more than a class has": ({"validation": 50_010}, ["5001 examples of each class", "5000", "lower data.validation"]),
     "no anchors left": ({"validation": 49_900}, ["data.server_labels=250", "100 training examples left"]),
     "no clients left": (

@@ -14,7 +14,7 @@ from fedjax_ssl.client.confidence import KINDS
 from fedjax_ssl.client.on_labels import VIEWS
 from fedjax_ssl.config import apply_arguments, flatten, override, ranges, validate
 from fedjax_ssl.data import NORMALISATIONS
-from fedjax_ssl.data.labels import LABELS, SERVER_DRAWS
+from fedjax_ssl.data.labels import LABELS
 from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.engine.attacks import ATTACKS
 from fedjax_ssl.engine.attacks import LABELS as FALSE_LABELS
@@ -52,7 +52,7 @@ FREE_TEXTS = named(
     "model: name",
 )
 NEGATIVE = named(
-    "data: imbalance labelled_imbalance",  # reversed
+    "data: imbalance",  # reversed
     "fedanchor: threshold",  # a cosine, like the next
     "proxyfl: least_similarity",
     "cbafed: base",
@@ -60,16 +60,15 @@ NEGATIVE = named(
 NOT_ZERO = named(
     ": num_rounds num_clients clients_per_round eval_batch_size checkpoint_every checkpoint_every_persistent",
     ": eval_neighbours lanes devices rounds_per_dispatch",
-    "data: alpha classes_per_client imbalance labelled_imbalance labelled_clients labelled_share server_labels",
+    "data: alpha classes_per_client imbalance labelled_clients labelled_share server_labels",
     "data: text_length vocabulary weak_views",
     "encoder: adapters.blocks batch_size weak_views",
     "model: projector_dim projector_hidden statistics_passes",
     "views: blur_radius smallest_crop",
-    "probe: strength",
     "attack: targets",
-    "client: absent_class batch_size epochs learning_rate unlabelled_learning_rate",
+    "client: batch_size epochs learning_rate unlabelled_learning_rate",
     "server: batch_size learning_rate pretrain_learning_rate",
-    "aggregation: adaptivity learning_rate",
+    "aggregation: learning_rate",
     "compression: share",
     "privacy: delta",
     "consistency: unlabelled_ratio",
@@ -97,14 +96,12 @@ NOT_ZERO = named(
 # With one of these at 1e30 a run trains, or stops because its state is not finite.
 LARGE = named(
     "stop: bytes seconds",
-    "data: alpha imbalance labelled_imbalance",
-    "augment: noise",
+    "data: alpha imbalance",
     "views: brightness contrast saturation",
-    "probe: strength",
-    "client: absent_class clip_norm learning_rate logit_adjustment proximal unlabelled_clip_norm weight_decay",
+    "client: clip_norm learning_rate logit_adjustment proximal unlabelled_clip_norm weight_decay",
     "client: unlabelled_learning_rate",
     "server: clip_norm learning_rate pretrain_learning_rate weight_decay",
-    "aggregation: adaptivity clip_norm learning_rate longest_update norm_bound",
+    "aggregation: clip_norm learning_rate longest_update norm_bound",
     "attack: strength",
     "privacy: noise",
     "consistency: unlabelled_weight",
@@ -208,7 +205,7 @@ def test_every_number_has_a_declared_range_or_none_on_purpose():
         for field, its_range in ranges().items()
         if field in NUMBERS and {its_range.least, its_range.above, its_range.most, its_range.below} == {None}
     }
-    assert open_ended == named("data: imbalance labelled_imbalance", "cbafed: base")
+    assert open_ended == named("data: imbalance", "cbafed: base")
 
 
 def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
@@ -217,7 +214,6 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
     for field, known in {
         "data.normalisation": NORMALISATIONS,
         "data.labels": LABELS,
-        "data.server_draw": SERVER_DRAWS,
         "data.partition": {*PARTITIONS, "natural"},
         "model.normalisation": POLICIES,
         "model.statistics": SOURCES,

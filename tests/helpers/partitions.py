@@ -27,9 +27,6 @@ def data_config(**fields):
         "labelled_rule": "random",
         "label_profile": ("beta(0.3,0.3)",),
         "imbalance": 1.0,
-        "largest_class": 0,
-        "labelled_imbalance": 1.0,
-        "labelled_largest_class": 0,
         "client_test_share": 0.0,
     }
     return config_dict.ConfigDict(config | fields)

@@ -22,6 +22,8 @@ from fedjax_ssl.sweep import Sweep, plan
 from tests.helpers.runs import TINY_BACKBONE
 
 FILE = """
+import dataclasses
+
 from fedjax_ssl.methods import METHODS, Section, whole
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
@@ -49,8 +51,7 @@ agreement = Entry(
     fields={"server.epochs": 2},
     variants={"four_views": {"agreement.views": 4}},
 )
-half = METHODS["supervised"].derived(defaults={"cohort": "labelled"}, variants={"all": {"supervised.cohort": "all"}})
-mistaken = METHODS["supervised"].derived(defaults={"cohrt": "labelled"})
+mistaken = dataclasses.replace(METHODS["supervised"], fields={"supervised.cohrt": "labelled"})
 wrong = Entry(bare, variants={"high": {"wrong.level": 1}})
 semifl = bare
 registered = bare
@@ -80,9 +81,17 @@ def raises(*arguments):
     return 1 / 0
 """
 CHANGED = """
+import dataclasses
+
 from fedjax_ssl.methods import METHODS, real
 
 FIXMATCH, SEEN = METHODS["fixmatch"], None
+
+
+def defaults():
+    section = FIXMATCH.section()
+    section.gamma = real(0.5, above=0)
+    return section
 
 
 def build(problem):
@@ -91,9 +100,8 @@ def build(problem):
     return FIXMATCH.factory(problem)
 
 
-my_fixmatch = FIXMATCH.derived(
-    build, defaults={"threshold": 0.7, "gamma": real(0.5, above=0)}, fields={"client.proximal": 0.25}
-)
+fields = {**FIXMATCH.fields, "fixmatch.threshold": 0.7, "client.proximal": 0.25}
+my_fixmatch = dataclasses.replace(FIXMATCH, factory=build, defaults=defaults, fields=fields)
 """
 QUICKSTART = str(launch.QUICKSTART)
 SEMIFL = f"--config={QUICKSTART}:semifl"
@@ -143,7 +151,7 @@ def test_it_trains_resumes_predicts_and_is_reported(own, capfd):
     assert launch.main(predict) == 2
     line = capfd.readouterr().err.strip()
     assert line.startswith(f"error: the run in {run} needs its method's file: ") and "\n" not in line
-    assert line.endswith(f"there is no file my.py, as seen from {own}")
+    assert "importing my.py fails (FileNotFoundError" in line
     assert launch.main(["report", str(run)]) == 0
     assert "agreement.views" in (run / "report.html").read_text()
     assert "trained with agreement" in (run / "MODEL_CARD.md").read_text()
@@ -182,19 +190,19 @@ def built(words):
     return build_experiment(config)
 
 
-def test_a_changed_method_has_a_section_of_its_own(own):
+def test_a_changed_method_reads_the_section_of_the_original(own):
     (own / "changed.py").write_text(CHANGED)
     words = [f"{QUICKSTART}:method=changed.py:my_fixmatch,lpl,parallel", f"--config.model.name={TINY_BACKBONE}"]
     config = built(words).problem.config
-    assert dict(config.my_fixmatch) == {**config.fixmatch, "threshold": 0.7, "server": "parallel", "gamma": 0.5}
-    assert config.fixmatch.threshold == 0.95 and config.fixmatch.server == "alternate"
+    assert "my_fixmatch" not in config
+    assert (config.fixmatch.threshold, config.fixmatch.server, config.fixmatch.gamma) == (0.7, "parallel", 0.5)
     assert config.consistency.labels_from == "local" and config.client.proximal == 0.25
-    seen = imports._FILES[pathlib.Path("changed.py").resolve()].SEEN
-    assert seen.threshold == 0.7 and seen.gamma == 0.5  # as the library's code reads it, under its own name
-    assert built([*words, "--config.my_fixmatch.threshold=0.6"]).method.server_after is no_op
+    assert imports._FILES[pathlib.Path("changed.py").resolve()].SEEN.gamma == 0.5
+    assert built([*words, "--config.fixmatch.threshold=0.6"]).method.server_after is no_op
     assert imports._FILES[pathlib.Path("changed.py").resolve()].SEEN.threshold == 0.6
-    with pytest.raises(UserError, match=r"my_fixmatch\.gamma must be above 0, not -1"):
-        built([*words, "--config.my_fixmatch.gamma=-1"])
+    with pytest.raises(UserError, match=r"fixmatch\.gamma must be above 0, not -1"):
+        built([*words, "--config.fixmatch.gamma=-1"])
+    assert "gamma" not in base_config().fixmatch
 
 
 def test_an_edited_file_is_imported_again_for_the_next_run_and_the_origin_has_what_ran(own, monkeypatch):
@@ -227,26 +235,30 @@ def test_own_files_of_one_name_are_all_in_the_origin(own):
 
 def test_what_an_override_leaves_as_it_is_is_said(own):
     (own / "changed.py").write_text(CHANGED)
-    words = ["--config.method=changed.py:my_fixmatch", "--config.fixmatch.threshold=0.1", "--config.client.epochs=1"]
+    words = ["--config.method=changed.py:my_fixmatch", "--config.uda.threshold=0.1", "--config.client.epochs=1"]
     proximal, threshold = overlooked(parse_config(QUICKSTART, words), words)
-    assert "leaves client.proximal=0.0; as an argument" in proximal and ":method=changed.py:my_fixmatch" in proximal
-    assert threshold.startswith("--config.fixmatch.threshold is of another method and changes nothing; ")
-    assert threshold.endswith("section is my_fixmatch")
-    words[1] = "--config.client.proximal=0.1"
+    assert (
+        "leaves fixmatch.threshold=0.95, client.proximal=0.0; as an" in proximal
+        and ":method=changed.py:my_fixmatch" in proximal
+    )
+    assert threshold.startswith("--config.uda.threshold is of another method and changes nothing; ")
+    assert threshold.endswith("section is fixmatch")
+    words[1:2] = ["--config.client.proximal=0.1", "--config.fixmatch.threshold=0.6"]
     assert overlooked(parse_config(QUICKSTART, words), words) == []
     words = ["--config.client.proximal=0.0"]
     assert overlooked(parse_config(f"{QUICKSTART}:method=changed.py:my_fixmatch", words), words) == []
 
 
-@pytest.mark.parametrize("name", ["fixmatch", "fl2"])
-def test_a_copy_of_a_methods_file_is_a_method_under_its_own_name(name, own):
-    source = (pathlib.Path(methods.__file__).parent / f"{name}.py").read_text()
-    (own / "my_copy.py").write_text(source.replace("threshold = share(0.95)", "threshold = share(0.5)"))
+def test_a_copy_of_a_methods_file_has_a_name_of_its_own(own):
+    source = (pathlib.Path(methods.__file__).parent / "fl2.py").read_text()
+    (own / "my_copy.py").write_text(source)
+    with pytest.raises(UserError, match="its code is that of fl2; write my_copy for fl2 in its file"):
+        built([f"{QUICKSTART}:method=my_copy.py:ENTRY"])
+    source = source.replace("threshold = share(0.95)", "threshold = share(0.5)")
+    (own / "my_copy.py").write_text(source.replace("fl2", "my_copy"))
     config = built([f"{QUICKSTART}:method=my_copy.py:ENTRY"]).problem.config
-    assert config.my_copy.threshold == 0.5 and config[name].threshold == 0.95
-    assert config.confidence.kind == METHODS[name].fields.get("confidence.kind", "fixed")
-    variants = find_method("my_copy.py:ENTRY").variants
-    assert any(field.startswith("my_copy.") for fields in variants.values() for field in fields)
+    assert config.my_copy.threshold == 0.5 and config.fl2.threshold == 0.95
+    assert config.confidence.kind == METHODS["fl2"].fields.get("confidence.kind", "fixed")
 
 
 def test_a_rule_for_confidence_from_a_file(own):
@@ -260,34 +272,29 @@ def test_a_rule_for_confidence_from_a_file(own):
         refuse_code(own, problem.config.to_dict(), "ask")
 
 
-def test_a_methods_factory_has_its_name():
-    """So that a copy of its file is known for one, see `named`."""
-    assert [entry.known_as for entry in map(METHODS.get, methods.NAMES)] == list(methods.NAMES)
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--config.method=nowhere.py:agreement"], "there is no file nowhere.py, as seen from "),
-        (["--config.method=nowhere:agreement"], "there is no module nowhere"),
-        (["--config.method=my.py:"], "method=my.py: must be MODULE:NAME or FILE.py:NAME"),
-        (["--config.method=my.py:agreemnt"], "my.py has no agreemnt; the nearest is agreement; it has "),
-        (["--config.method=my.py:semifl"], "semifl is a method of the library already"),
-        (["--config.method=my.py:registered"], "registered is a registered method already"),
+        (["--config.method=nowhere.py:agreement"], "importing nowhere.py fails (FileNotFoundError"),
+        (["--config.method=nowhere:agreement"], "importing nowhere fails (ModuleNotFoundError"),
+        (["--config.method=my.py:"], "my.py has no such name"),
+        (["--config.method=my.py:agreemnt"], "my.py has no agreemnt; the nearest is agreement"),
+        (["--config.method=my.py:semifl"], "semifl is a method already"),
+        (["--config.method=my.py:registered"], "registered is a method already"),
         (["--config.method=raises.py:x"], "importing raises.py fails (RuntimeError in line 1 of "),
-        (["--config.method=my.py:number"], "method=my.py:number is neither a function from a Problem to a Method"),
+        (["--config.method=my.py:number"], "method=my.py:number: cannot be built (TypeError"),
         (["--config.method=my.py:no_method"], "method=my.py:no_method returns a int, not a "),
         (["--config.method=my.py:fails"], "method=my.py:fails: cannot be built (AttributeError in line "),
-        (["--config.method=my.py:mistaken"], "cohrt is not a field; the nearest is cohort; a new one is declared"),
-        (["--config.method=my.py:wrong"], "high of wrong sets wrong.level, which is not a field"),
+        (["--config.method=my.py:mistaken"], "mistaken sets supervised.cohrt to 'labelled': no such field"),
+        (["--config.method=my.py:wrong"], "high of wrong sets wrong.level to 1: no such field"),
         ([SEMIFL, "--config.confidence.kind=my.py:rul"], "my.py has no rul"),
         (
             [SEMIFL, "--config.confidence.kind=nowhere.py:rule"],
-            "confidence.kind=nowhere.py:rule: there is no file nowhere.py",
+            "confidence.kind=nowhere.py:rule: importing nowhere.py fails (FileNotFoundError",
         ),
         (
             [SEMIFL, "--config.confidence.kind=my.py:number"],
-            "confidence.kind=my.py:number is not a function that returns a Conf",
+            "confidence.kind=my.py:number: cannot be built (TypeError",
         ),
         (
             [SEMIFL, "--config.confidence.kind=my.py:no_rule"],

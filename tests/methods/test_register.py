@@ -104,9 +104,12 @@ def test_a_configuration_gets_the_fields_that_its_method_is_given_later():
     [
         ({"settings": ("server", "moon")}, "settings of mine names 'moon'; known: server, clients, some_clients"),
         ({"embedding": "projector"}, "embedding of mine names 'projector'; known: none"),
-        ({"fields": {"server.epoch": 2}}, "fields of mine sets server.epoch, which is not a field"),
-        ({"variants": {"high": {"mien.level": 0.9}}}, "high of mine sets mien.level, which is not a field"),
-        ({"variants": {"high": {"mine.level": "h"}}}, "high of mine sets mine.level to 'h', of another type"),
+        ({"fields": {"server.epoch": 2}}, "fields of mine sets server.epoch to 2: no such field"),
+        ({"variants": {"high": {"mien.level": 0.9}}}, "high of mine sets mien.level to 0.9: no such field"),
+        (
+            {"variants": {"high": {"mine.level": "h"}}},
+            "high of mine sets mine.level to 'h': no such field, or one of another type",
+        ),
         ({"variants": {"high": {"mine.level": 2.0}}}, "high of mine: mine.level must be at least 0 and at most 1"),
         ({"tiny": {"client.epochs": 0}}, "tiny of mine: client.epochs must be at least 1, not 0"),
     ],
@@ -132,7 +135,7 @@ def test_a_section_may_be_a_plain_configuration():
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("semifl", "a method of the library"),
+        ("semifl", "a method already"),
         ("client", "a field of the configuration"),
         ("seed", "a field of the configuration"),
         ("strong", "an argument of configs"),

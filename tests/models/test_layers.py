@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.models.cpu import convolution, processor
 from fedjax_ssl.models.layers import conv2d, global_average_pool, max_pool2d, overlapping_max_pool2d
@@ -181,14 +180,6 @@ def test_bfloat16_is_near_float32(stride):
     assert all(a.dtype == jnp.bfloat16 for a in actual)
     expected = compiled_both_ways(*(a.astype(jnp.float32) for a in half), stride, "lax")
     assert_close(actual, expected, relative=2e-2)
-
-
-def test_unknown_implementation_names_the_known_ones():
-    x, kernel, _ = arrays((1, 3, 3, 1), (3, 3, 1, 1), 1)
-    with pytest.raises(UserError, match="known: custom_backward, lax, winograd"):
-        conv2d(x, kernel, implementation="fft")
-    with pytest.raises(UserError, match="3x3 with stride 1, not 3x3 with 2"):
-        conv2d(x, kernel, 2, "winograd")
 
 
 def test_pooling_drops_an_odd_last_row_and_column():

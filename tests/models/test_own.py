@@ -160,7 +160,7 @@ def test_factories(own_folder):
     assert network("own_factories:wide").module.backbone.module.width == 9
     assert network("own_factories:function", dtype="bfloat16").module.backbone.module.dtype == jnp.bfloat16
     expect_line("own_factories:Mine", ["cannot be built (TypeError", "width"])
-    expect_line("own_factories:ready", ["is not a factory"])
+    expect_line("own_factories:ready", ["cannot be built"])
     expect_line("own_factories:nothing", ["gives a int", "flax.linen.Module"])
 
 
@@ -178,14 +178,13 @@ def test_names_that_lead_nowhere(own_folder):
     write(own_folder / "own_broken.py", "x = 1 / 0")
     write(own_folder / "own_import.py", "import own_missing")
     (own_folder / "own_syntax.py").write_text("def f(:\n")
-    expect_line(":Mine", ["MODULE:FACTORY"])
-    expect_line("own_module:", ["MODULE:FACTORY"])
-    expect_line("own_nowhere:Mine", ["no module own_nowhere", str(own_folder), "path/to/file.py"])
-    expect_line("own_module.inner:Mine", ["no module own_module.inner"])
-    expect_line("own_nowhere.py:Mine", ["there is no file own_nowhere.py"])
-    expect_line("own_module:Mine", [str(own_folder / "own_module.py"), "has no Mine; it has ", "Other"])
+    expect_line(":Mine", ["importing  fails"])
+    expect_line("own_module:", ["has no such name"])
+    expect_line("own_nowhere:Mine", ["No module named 'own_nowhere'"])
+    expect_line("own_nowhere.py:Mine", ["importing own_nowhere.py fails (FileNotFoundError"])
+    expect_line("own_module:Mine", [str(own_folder / "own_module.py"), "has no Mine"])
     (own_folder / "own_namespace").mkdir()
-    expect_line("own_namespace:Mine", ["own_namespace has no Mine; it has none"])
+    expect_line("own_namespace:Mine", ["own_namespace has no Mine"])
     for name in ("own_broken", "own_broken.py"):
         expect_line(
             f"{name}:Mine", [f"importing {name} fails (ZeroDivisionError in line 6 of {own_folder / 'own_broken.py'}"]
@@ -201,7 +200,7 @@ NO_BACKBONES = {
         ["gives float32 (6, 8, 8, 4) for 6 images", "features [B, F]"],
     ),
     "one vector": (["images", "return nn.Dense(3)(images.mean((0, 1, 2)))"], ["float32 (3,)"]),
-    "several outputs": (["images", FLAT, "return nn.Dense(3)(x), x"], ["2 arrays (tuple)"]),
+    "several outputs": (["images", FLAT, "return nn.Dense(3)(x), x"], ["gives tuple"]),
     "integers": (["images", FLAT, "return nn.Dense(3)(x).argmax(-1, keepdims=True)"], ["int32"]),
     "batch normalisation": (
         ["images, train", FLAT, "return nn.BatchNorm(not train)(nn.Dense(3)(x))"],
@@ -213,14 +212,14 @@ NO_BACKBONES = {
     ),
     "other state": (
         ["images", FLAT, "self.variable('cache', 'x', jnp.zeros, (3,))", "return nn.Dense(3)(x)"],
-        ["keeps cache"],
+        ["keeps cache, params"],
     ),
-    "no parameters": (["images", "return images.reshape(len(images), -1)"], ["has no parameters"]),
+    "no parameters": (["images", "return images.reshape(len(images), -1)"], ["keeps nothing"]),
     "an argument of another name": (
         ["images, deterministic=True", FLAT, "return nn.Dense(3)(x)"],
-        ["takes 'deterministic'", "(images, train)"],
+        ["takes (images, deterministic)", "(images, train)"],
     ),
-    "no images": (["", "return nn.Dense(3)(jnp.zeros((6, 2)))"], ["takes no images"]),
+    "no images": (["", "return nn.Dense(3)(jnp.zeros((6, 2)))"], ["takes ()"]),
     "too small an image": (
         ["images", "return nn.Dense(3)(images.reshape(len(images), 28 * 28))"],
         ["fails on an example of shape (8, 8, 1) (TypeError in line 10 of"],
@@ -244,21 +243,21 @@ def test_what_cannot_be_a_backbone(own_folder, case):
 
 
 @pytest.mark.parametrize(
-    "arguments, passed_on, word",
+    "arguments, passed_on",
     [
-        ("images, train", "train", "must be called with (x, train, mask, num_views)"),
-        ("images, train, mask", "train, mask", "must be called with"),
-        ("images, train, mask, num_views", "train, mask", "must be called with"),
-        ("images, train, mask, num_views", "train, None, num_views", "must be called with"),
-        ("images, train, mask, num_views", "False, mask, num_views", "must be called with"),
-        ("images, train, mask, num_views", "True, mask, num_views", "must be called with"),
+        ("images, train", "train"),
+        ("images, train, mask", "train, mask"),
+        ("images, train, mask, num_views", "train, mask"),
+        ("images, train, mask, num_views", "train, None, num_views"),
+        ("images, train, mask, num_views", "False, mask, num_views"),
+        ("images, train, mask, num_views", "True, mask, num_views"),
     ],
 )
-def test_normalisation_that_would_mix_views_or_padding(own_folder, arguments, passed_on, word):
+def test_normalisation_that_would_mix_views_or_padding(own_folder, arguments, passed_on):
     lines = [f"def __call__(self, {arguments}):", FLAT,
              f"return Normalisation(self.normalisation, name='norm')(nn.Dense(3)(x), {passed_on})"]  # fmt: skip
     write(own_folder / "own_module.py", call=lines, fields=POLICY)
-    expect_line("own_module:Mine", ["Normalisation norm", word])
+    expect_line("own_module:Mine", ["Normalisation norm", "called with (x, train, mask, num_views)"])
     assert network("own_module:Mine", normalisation="group").normalisation == "group"
 
 
@@ -266,7 +265,7 @@ def test_normalisation_of_another_policy(own_folder):
     lines = ["def __call__(self, images, train=False, mask=None, num_views=1):", FLAT,
              "return Normalisation('static')(nn.Dense(3)(x), train, mask, num_views)"]  # fmt: skip
     write(own_folder / "own_module.py", call=lines)
-    expect_line("own_module:Mine", ["policy 'static'", "'running'"])
+    expect_line("own_module:Mine", ["must have the policy", "'running'"])
     expect_line("own_module:Mine", ["takes no keyword dtype"], dtype="bfloat16")
 
 

@@ -11,8 +11,6 @@ import types
 
 import pytest
 
-from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.entry import named
 from fedjax_ssl.run.loop import Turn
 from fedjax_ssl.run.observe import clock
 from fedjax_ssl.run.observe.advice import Advise
@@ -141,11 +139,6 @@ def test_a_run_that_ends_before_the_unlabelled_images_is_told_first(field):
     assert advice([], **run, **{field: 39}) == []
     (line,) = advice([], **run, **{field: 40})
     assert re.match(f"warning: all 40 rounds train on labels alone, since {field} is 40; lower it", line)
-    method, name = field.split(".")
-    config = make_tiny_config(num_rounds=40)
-    with config.unlocked():  # a method of one's own made from this one
-        config.mine = {**config[method], name: 40}
-    assert f"since mine.{name} is 40" in named("mine", METHODS[method]).advice(config)
 
 
 @pytest.mark.parametrize(("fields", "warns"), [
