@@ -102,6 +102,18 @@ def quick_runs():
 
 
 @pytest.fixture(scope="session")
+def stub_run(tmp_path_factory):
+    """(workdir, state) of a finished run of the stub method, for tests that need a run's folder but no training."""
+    from fedjax_ssl import train
+    from tests.helpers.kept_programs import keep_programs
+    from tests.helpers.stub import make_stub_config
+
+    workdir = tmp_path_factory.mktemp("stub") / "run"
+    with keep_programs():
+        return workdir, train(make_stub_config(), workdir)
+
+
+@pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
     """(workdir, state) of an uninterrupted tiny run."""
     from fedjax_ssl import train

@@ -24,7 +24,7 @@ from fedjax_ssl.methods import section_of
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import SECONDS, fields_to_raise, in_words
-from fedjax_ssl.records.origin import look, note_end, note_start, what_differs
+from fedjax_ssl.records.origin import note_end, note_start, what_differs
 from fedjax_ssl.records.resuming import save_seeds
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
@@ -96,7 +96,6 @@ def train(
         StoppedError: the disk, a file or the memory ended the run; its last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM or SIGHUP, once a checkpoint is written.
     """
-    look()
     begin()
     workdir = expanded(workdir) if workdir else workdir
     # A copy: the caller may change the configuration meanwhile, or have frozen it.

@@ -1,8 +1,8 @@
 """Keeps compiled programs for later runs of the same process with the same programs.
 
-Most runs in tests are about files, signals or output, and repeat the tiny run of `tests.helpers.runs`; tracing and
-lowering take most of their time. Runs of several processes, own methods and rules, and tests that replace a traced
-part, compile as usual. A test file asks for `quick_runs` of conftest.py.
+Most runs in tests are about files, signals or output, and repeat the run of `tests.helpers.stub` or the tiny run of
+`tests.helpers.runs`; tracing and lowering take most of their time. Runs of several processes, other methods and rules
+from files, and tests that replace a traced part, compile as usual. A test file asks for `quick_runs` of conftest.py.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from fedjax_ssl.imports import is_own
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.run.programs import compile_program
 from tests.helpers.runs import TINY_BACKBONE
+from tests.helpers.stub import STUB, STUB_BACKBONE
 
 BUILT_IN = dict(METHODS)
 # No program depends on these fields; what depends on the seed is in its data.
@@ -49,10 +50,10 @@ def _key(machine, experiments, given):
     """What programs depend on; None if they may depend on more than this function knows."""
     first = experiments[0]
     config = first.problem.config
-    own = is_own(config.model.name) and config.model.name != TINY_BACKBONE
-    if own or first.problem.own_rule is not None or config.encoder.name or config.method not in BUILT_IN:
+    own_backbone = is_own(config.model.name) and config.model.name not in (TINY_BACKBONE, STUB_BACKBONE)
+    if own_backbone or first.problem.own_rule is not None or config.encoder.name != "none":
         return None
-    if METHODS[config.method] is not BUILT_IN[config.method]:
+    if config.method != STUB and METHODS.get(config.method) is not BUILT_IN.get(config.method, "not built in"):
         return None
     without = set(NOT_IN_PROGRAMS)
     if config.schedule == "constant" and config.method not in READ_THE_LAST_ROUND and not config.snapshot_rounds:
