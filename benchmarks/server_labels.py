@@ -24,11 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from harness import describe
 
-from fedjax_ssl.config import parse_config, validate
+from fedjax_ssl.config import parse_config
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.methods.fedanchor import HEAD
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.machine import use_machine
+from fedjax_ssl.run.validation import validate
 
 SURE = (0.1, 0.3, 1.0)
 QUANTILES = (0.25, 0.5)

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 import traceback
 import types
@@ -27,6 +28,12 @@ _SOURCES: weakref.WeakKeyDictionary[types.ModuleType, tuple[Any, bytes]] = weakr
 def is_own(name: str) -> bool:
     """Whether a name is an import path."""
     return ":" in name
+
+
+def section_of(name: str) -> str:
+    """The name of a method's section in the configuration; `name` is a name or an import path."""
+    place, _, section = name.rpartition(":")
+    return re.split(r"[/\\.]", place.removesuffix(".py"))[-1] if place and section == "ENTRY" else section
 
 
 def import_own(field: str, name: str, what: tuple[str, str]) -> tuple[Any, str | None]:

@@ -120,9 +120,10 @@ def _exchange(kind: str, folder: pathlib.Path, other: pathlib.Path, rng: random.
     checkpoints = folder / "checkpoints"
     last = checkpoints / str(ROUNDS)
     if kind in ("a checkpoint", "all checkpoints"):
-        for checkpoint in [last] if kind == "a checkpoint" else sorted(checkpoints.iterdir()):
+        for checkpoint in [last] if kind == "a checkpoint" else sorted(checkpoints.glob("*[0-9]")):
             shutil.rmtree(checkpoint)
             shutil.copytree(other / "checkpoints" / checkpoint.name, checkpoint)
+            shutil.copy(other / "checkpoints" / f"{checkpoint.name}.json", checkpoints)
     elif kind == "a checkpoint's number":
         former = checkpoints / str(ROUNDS - 2)
         shutil.rmtree(last)

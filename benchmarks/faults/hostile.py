@@ -31,6 +31,7 @@ import numpy as np
 import fedjax_ssl
 from fedjax_ssl import UserError, train
 from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.records.manifest import read_manifest, write_manifest
 from fedjax_ssl.run.machine import use_compilation_cache
 
 from .common import ROUNDS, Row, Trial, config_of, in_processes, limit_memory, row_of, same
@@ -341,7 +342,7 @@ def _put(run: pathlib.Path, name: str, write: Callable) -> None:
     last = run / "checkpoints" / str(ROUNDS)
     files = {
         "snapshots": sorted((run / "snapshots").glob("*.npz"))[-1],
-        "manifest": last / "run.json",
+        "manifest": last.with_name(f"{ROUNDS}.json"),
         "checkpoint": max((path for path in last.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size),
     }
     path = files.get(name, run / name)
@@ -352,11 +353,9 @@ def _put(run: pathlib.Path, name: str, write: Callable) -> None:
     except FileExistsError:
         path.unlink()
         write(path)
-    if name in ("manifest", "checkpoint") and path.is_file() and not path.is_symlink():
-        lines = [line.partition("  ") for line in (last / "SHA256SUMS").read_text().splitlines()]
-        sums = {named: digest for digest, _, named in lines}
-        sums[path.relative_to(last).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
-        (last / "SHA256SUMS").write_text("".join(f"{digest}  {named}\n" for named, digest in sums.items()))
+    if name == "checkpoint" and path.is_file() and not path.is_symlink():
+        manifest, digest = read_manifest(last), hashlib.sha256(path.read_bytes()).hexdigest()
+        write_manifest(last, manifest._replace(files={**manifest.files, path.relative_to(last).as_posix(): digest}))
 
 
 def _report(run: pathlib.Path) -> list[str]:

@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterator
 
 from fedjax_ssl.records.checkpoints import Checkpoints
-from fedjax_ssl.records.resuming import saved_config
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, METRICS
 from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.resuming import saved_config
 
 from .common import FIELDS, ROOT, Row, Trial, launch, row_of, same
 

@@ -6,14 +6,13 @@ FILE.py:NAME. Methods never access the disk.
 
 import dataclasses
 import importlib
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import RECIPES, WORDS, Section, real, several, share, shared_fields, whole, word
-from fedjax_ssl.imports import import_own, is_own, one_line
+from fedjax_ssl.imports import import_own, is_own, one_line, section_of
 from fedjax_ssl.methods.entry import Entry, check_entry, named
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import BACKBONES
@@ -25,7 +24,6 @@ __all__ = [
     "Section",
     "alternating",
     "find_method",
-    "known_method",
     "real",
     "register",
     "registered",
@@ -68,7 +66,6 @@ NAMES = (
     "uda",
 )
 
-_IMPORTED: dict[str, Entry] = {}  # by import path; see `known_method`
 METHODS: dict[str, Entry] = {name: importlib.import_module(f"{__name__}.{name}").ENTRY for name in NAMES}
 
 
@@ -92,17 +89,6 @@ def find_method(name: str) -> Entry:
     )
 
 
-def section_of(name: str) -> str:
-    """The name of a method's section in the configuration; `name` is as in `find_method`."""
-    place, _, section = name.rpartition(":")
-    return re.split(r"[/\\.]", place.removesuffix(".py"))[-1] if place and section == "ENTRY" else section
-
-
-def known_method(name: str) -> Entry | None:
-    """The entry of a registered or already imported method, else None. A name from a run's folder is never imported."""
-    return METHODS.get(name, _IMPORTED.get(name))
-
-
 def _import_method(name: str) -> Entry:
     method, file = import_own("method", name, ("NAME", "my_method.py:my_method"))
     where, section = f"method={name}: ", section_of(name)
@@ -120,8 +106,7 @@ def _import_method(name: str) -> Entry:
             raise UserError(f"method={name} returns a {type(built).__name__}, not a fedjax_ssl.engine.Method")
         return built
 
-    _IMPORTED[name] = dataclasses.replace(entry, factory=factory)
-    return _IMPORTED[name]
+    return dataclasses.replace(entry, factory=factory)
 
 
 def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -> None:

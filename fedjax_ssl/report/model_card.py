@@ -6,12 +6,13 @@ import re
 import shlex
 from typing import Any
 
-from fedjax_ssl.config import describe_method, describe_model, server_has_labels
+from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.errors import printable
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords
+from fedjax_ssl.records.words import describe_model
 from fedjax_ssl.records.workdir import MODEL_CARD
 from fedjax_ssl.report.conditions import conditions
 
@@ -49,7 +50,7 @@ def describe_run(run: RunRecords) -> str:
     config, dataset, last = run.config, run.dataset(), run.metrics[-1]
     data, name = config["data"], _plain(dataset.get("name", config["data"]["source"]))
     labels = _plain(run.who_has_labels())
-    method, source = map(_plain, describe_method(config["method"]))
+    method, source = _plain(run.about["title"]), _plain(run.about["paper"])
     of_images, noun = kind_name(dataset) == IMAGE, kind_of(dataset).noun
     height, width, channels = dataset.get("image_shape", ("?", "?", "?"))
     shape, what = f"{height} x {width} pixels, {channels} channel(s)", "An image classifier"
@@ -151,7 +152,7 @@ The configuration is `config.json`, the clients' {kind_of(facts).noun} are `part
 ```python
 import json
 import fedjax_ssl
-from fedjax_ssl.records.resuming import typed
+from fedjax_ssl.config import typed
 
 config = typed(json.load(open({json.dumps(folder + "/config.json", ensure_ascii=False)})), "config.json")
 fedjax_ssl.train(config, "runs/again")

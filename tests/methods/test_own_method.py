@@ -12,12 +12,13 @@ import pytest
 import launch
 from fedjax_ssl import UserError, base_config, imports, methods
 from fedjax_ssl.client import make_confidence
-from fedjax_ssl.config import describe_method, overlooked, parse_config, validate
+from fedjax_ssl.config import overlooked, parse_config
 from fedjax_ssl.engine import no_op
 from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.records.origin import note_start, read_starts
 from fedjax_ssl.records.workdir import refuse_code
 from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.validation import validate
 from fedjax_ssl.sweep import Sweep, plan
 from tests.helpers.runs import TINY_BACKBONE
 
@@ -25,6 +26,7 @@ FILE = """
 from fedjax_ssl.methods import METHODS, Section, whole
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.run.validation import validate
 
 
 def defaults():
@@ -104,10 +106,8 @@ SMALL = [f"--config.model.name={TINY_BACKBONE}", "--config.log.report=false", "-
 def own(tmp_path, monkeypatch):
     """In an empty folder with `my.py`; nothing is remembered of files of other folders."""
     monkeypatch.chdir(tmp_path)
-    methods._IMPORTED.clear()
     (tmp_path / "my.py").write_text(FILE)
-    yield tmp_path
-    methods._IMPORTED.clear()
+    return tmp_path
 
 
 def config_of(folder):
@@ -135,10 +135,9 @@ def test_it_trains_resumes_predicts_and_is_reported(own, capfd):
     np.savez("images.npz", images=np.zeros((2, 8, 8), np.uint8))
     predict = ["predict", f"--workdir={run}", "--npz=images.npz", "--out=out.npz", "--allow_code"]
     assert launch.main(predict) == 0
-    assert describe_method("my.py:agreement") == ("Agreement", "")
+    assert json.loads((run / "about.json").read_text())["title"] == "Agreement"
 
     (own / "my.py").unlink()
-    methods._IMPORTED.clear()
     capfd.readouterr()
     assert launch.main(predict) == 2
     line = capfd.readouterr().err.strip()

@@ -18,6 +18,7 @@ import launch
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import add_section, flatten
 from fedjax_ssl.data import load_dataset
+from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.groups import Group, read_groups, what_differs
 from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
 from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
@@ -204,19 +205,6 @@ def test_who_holds_labels_is_said_in_words(three_runs, tmp_path):
     assert words in lead_of(relabelled(folder, {"labels": "profile"}, of_data))
 
 
-def test_a_folder_of_an_earlier_version_has_its_labels_at_the_server(three_runs, tmp_path):
-    shutil.copytree(three_runs / "a" / "seed_0", tmp_path / "run", ignore=shutil.ignore_patterns("snapshots"))
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    for field in ("labels", "labelled_share", "labels_per_class", "num_labelled", "labelled_clients"):
-        config["data"].pop(field)
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    run = relabelled(tmp_path / "run", {}, {name: AT_SERVER[name] for name in ("train", "server", "clients")})
-    assert run.class_counts()["labelled"].tolist() == [[0] * 10] * 3
-    assert "40 labels at the server" in lead_of(run)
-    text = write_report(tmp_path / "run").read_text()
-    assert "before and after the server took its labelled images" in text and "Who holds what:" in text
-
-
 def test_the_picture_of_clients_shows_which_images_have_labels():
     def drawn(counts):
         with style.styled():
@@ -296,6 +284,7 @@ def test_a_report_of_labels_at_clients(three_runs, tmp_path, labels):
     held = rng.integers(0, 9, (8, 10))
     labelled = held // 3 if labels != "some_clients" else held * (np.arange(8) == 5)[:, None]
     counts = {"train": held.sum(axis=0), "server": np.zeros(10, int), "clients": held, "labelled": labelled}
+    counts["validation"] = np.zeros(10, int)
     run = relabelled(tmp_path / "run", {"labels": labels}, counts)
     text = write_report(run.folder).read_text()
     assert "those of them that have labels, and both by class" in text and "took its labelled images" not in text
@@ -407,9 +396,7 @@ def test_data_sets_are_drawn_apart(three_runs, tmp_path):
         config = json.loads((runs / name / "seed_0" / "config.json").read_text())
         config["data"].update(source="npz", path=path)
         (runs / name / "seed_0" / "config.json").write_text(json.dumps(config))
-        facts = json.loads((runs / name / "seed_0" / "dataset.json").read_text())
-        del facts["sha256"]
-        (runs / name / "seed_0" / "dataset.json").write_text(json.dumps({**facts, "name": "cells"}))
+        write_dataset(runs / name / "seed_0", {**read_dataset(runs / name / "seed_0"), "name": "cells"})
     out = tmp_path / "compare.html"
     text = write_comparison([runs], out).read_text()
     names = ["digits", "cells (npz, /one/cells.npz, crop)", "cells (npz, /two/cells.npz, crop)"]
@@ -700,12 +687,13 @@ def test_the_plane_keeps_neighbours_together():
 def test_bad_input_is_one_line_and_loses_nothing(reported_run, three_runs, tmp_path, capfd, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun").mkdir()
-    shutil.copy(reported_run / "config.json", tmp_path / "begun")
+    for name in ("config.json", "about.json"):
+        shutil.copy(reported_run / name, tmp_path / "begun")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     for words, line in [
         ([], "which report? python launch.py report RUN..."),
-        ([str(tmp_path / "nowhere")], "there is no folder"),
+        ([str(tmp_path / "nowhere")], "holds no run"),
         ([str(tmp_path / "empty")], "holds no run"),
         ([str(tmp_path / "begun")], "has not finished a round yet"),
         ([str(tmp_path / "broken")], "cannot read the run"),

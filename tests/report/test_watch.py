@@ -72,7 +72,7 @@ def test_a_finished_run_and_one_without_a_round(running, finished_fedanchor_run)
     (run / METRICS).write_text("")
     text = watch.content([run.parent, run.parent / "later"])
     assert f"<td>{len(lines)}/{len(lines)}</td><td>finished</td>" in text
-    assert "has not finished a round yet" in text and "there is no folder" in text
+    assert "has not finished a round yet" in text and "holds no run" in text
 
 
 def test_a_silent_run_is_told(running, monkeypatch):
@@ -113,7 +113,7 @@ def test_names_of_folders_are_no_html(running):
 def test_bad_input_is_one_line(running, server, tmp_path, capfd):
     run, _ = running
     assert launch.main(["watch", str(tmp_path / "nowhere")]) == 2
-    assert capfd.readouterr().err.splitlines()[-1] == f"error: there is no folder {tmp_path / 'nowhere'}"
+    assert capfd.readouterr().err.splitlines()[-1] .startswith(f"error: {tmp_path / 'nowhere'} holds no run")
     for port in (server.server_port, 70_000):
         with pytest.raises(UserError, match=rf"^cannot listen on localhost:{port} \(.*\); --port=0 takes a free port$"):
             watch.serving([str(run)], "localhost", port)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.methods import find_method, section_of
+from fedjax_ssl.imports import section_of
+from fedjax_ssl.methods import find_method
 from fedjax_ssl.run.loop import Listener, RunsTogether, Turn
 
 ROUNDS_WITHOUT_LABELS = 5
