@@ -103,7 +103,7 @@ class RunRecords(NamedTuple):
 
     def measures(self) -> dict[str, str]:
         """What is measured besides accuracy and loss: names of metrics, without that of the set, -> words."""
-        return self.about["measures"]
+        return self.about.get("measures", {})
 
     def tested_measures(self) -> dict[str, str]:
         """`measures` of the last model on the test set: words -> percent, '-' if it was not measured."""

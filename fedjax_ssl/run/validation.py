@@ -1,6 +1,5 @@
 """Checks a configuration before anything is read or written."""
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,6 +74,13 @@ def _misfits(config: Any, method: Entry) -> Iterator[str]:
         yield f"eval_measures has 'knn', which needs labelled images at the server, but data.labels is {data.labels!r}"
     if config.clients_per_round > config.num_clients:
         yield f"clients_per_round is {config.clients_per_round}, but there are num_clients = {config.num_clients}"
-    if config.log.wandb_project and getattr(importlib.util.find_spec("wandb"), "origin", None) is None:
-        # W&B's runs leave a folder with this name, which can be imported.
+    if config.log.wandb_project and not _has_wandb():
         yield "log.wandb_project needs the package wandb: pip install 'fedjax_ssl[wandb]'"
+
+
+def _has_wandb() -> bool:
+    try:
+        import wandb
+    except ImportError:
+        return False
+    return hasattr(wandb, "init")  # W&B's runs leave a folder with this name, which can be imported

@@ -145,7 +145,7 @@ def test_it_trains_resumes_predicts_and_is_reported(own, capfd):
     assert line.endswith(f"there is no file my.py, as seen from {own}")
     assert launch.main(["report", str(run)]) == 0
     assert "agreement.views" in (run / "report.html").read_text()
-    assert "trained with agreement" in (run / "MODEL_CARD.md").read_text()
+    assert "trained with Agreement" in (run / "MODEL_CARD.md").read_text()
 
 
 def test_a_function_and_a_module_are_methods_too(own):

@@ -63,7 +63,8 @@ def test_test_figures_beside_validation_count_the_training_images_of_server_and_
         line = {"round": 1, "validation_accuracy": 0.9, "bytes_down": 0, "bytes_up": 0, "dropped_uploads": 0}
         shots = ("many_accuracy", "medium_accuracy", "few_accuracy")
         folder.append(METRICS, [line | {f"validation_{name}": 0.9 for name in (*shots, "auc")}])
-        replace_arrays(folder.path / CLASS_COUNTS, **counts, train=np.array([9, 9, 9]))
+        unlabelled = {"labelled": np.zeros((2, 3), int), "validation": np.zeros(3, int)}
+        replace_arrays(folder.path / CLASS_COUNTS, **counts, **unlabelled, train=np.array([9, 9, 9]))
         taken = {"labels": labels, "predictions": predictions, "loss": np.float32(1.5), "auc": np.float32(0.75)}
         taken |= {"embeddings": np.zeros((1, 2), np.float32), "embedding_labels": np.zeros(1, int)}
         save_snapshot(folder.path / SNAPSHOTS, 1, "test", taken)
