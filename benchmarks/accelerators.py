@@ -253,9 +253,10 @@ def describe(compiled, target: str, lanes: int, table) -> dict:
 def experiment_for(options: dict):
     """Builds the experiment of a run on random images."""
     from fedjax_ssl import base_config
-    from fedjax_ssl.config import apply_arguments, validate
+    from fedjax_ssl.config import apply_arguments
     from fedjax_ssl.config.load import override
     from fedjax_ssl.run.experiment import build_experiment
+    from fedjax_ssl.run.validation import validate
 
     config = base_config()
     config.data.source, config.data.path, config.data.flip = "npz", options["images"], True

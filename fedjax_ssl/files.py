@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from typing import IO, Any
@@ -67,28 +66,8 @@ def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
         _unfinished.discard(temporary)
 
 
-def open_to_append(path: pathlib.Path) -> IO[str]:
-    """Opens a text file to append to it.
-
-    Raises:
-        OSError: it cannot be written, is a link, or is not a regular file.
-    """
-    refuse_link(path)
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    number = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)  # does not wait for a reader of a pipe
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(errno.EINVAL, f"{path} is not a file")
-    return os.fdopen(number, "a")
-
-
 def make_folder(path: pathlib.Path) -> None:
-    """Makes a folder inside an existing one: if a run's folder was moved away, it is not made again.
-
-    Raises:
-        OSError: it cannot be made, or is a link.
-    """
-    refuse_link(path)
+    """Makes a folder inside an existing one: if a run's folder was moved away, it is not made again."""
     path.mkdir(exist_ok=True)
 
 
@@ -96,14 +75,6 @@ def refuse_link(path: pathlib.Path) -> None:
     """Raises an OSError if a path is a symbolic link, even a broken one."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path} is a link, through which nothing is written")
-
-
-def remove_folder(path: pathlib.Path) -> None:
-    """Removes a folder and its contents; of a link, only the link."""
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path)
 
 
 def read_whole(path: pathlib.Path) -> bytes:

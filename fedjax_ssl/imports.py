@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import os
 import pathlib
+import re
 import sys
 import traceback
 import types
@@ -23,6 +24,12 @@ _FILES: dict[pathlib.Path, types.ModuleType] = {}  # imported files; one run use
 def is_own(name: str) -> bool:
     """Whether a name is an import path."""
     return ":" in name
+
+
+def name_of(method: str) -> str:
+    """A method's name without its path; `method` is a name or an import path."""
+    place, _, name = method.rpartition(":")
+    return re.split(r"[/\\.]", place.removesuffix(".py"))[-1] if place and name == "ENTRY" else name
 
 
 def import_own(field: str, name: str) -> tuple[Any, str | None]:

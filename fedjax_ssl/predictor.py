@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import complete, ranges
+from fedjax_ssl.config import ranges, typed
 from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, open_archive, read_arrays
 from fedjax_ssl.data.tables import read_columns
@@ -143,18 +143,17 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
     if not (folder / DATASET).exists():
         raise UserError(f"the run in {folder} has no {DATASET}; start it again to have it written")
     saved = read_config(folder)
-    config = ConfigDict(complete(saved))
     if not allow_code:
-        refuse_code(folder, config, "if you trust it, say allow_code=True, or --allow_code on the command line")
+        refuse_code(folder, saved, "if you trust it, say allow_code=True, or --allow_code on the command line")
     facts = read_dataset(folder)
-    if config.method not in METHODS and not is_own(config.method):
-        raise UserError(f"{folder} holds a run of {config.method!r}, which is not registered: see fedjax_ssl.methods")
+    if saved["method"] not in METHODS and not is_own(saved["method"]):
+        raise UserError(f"{folder} holds a run of {saved['method']!r}, which is not registered: see fedjax_ssl.methods")
     forget_changed()
     try:
-        entry = find_method(config.method)
+        entry = find_method(saved["method"])
     except UserError as error:  # its file is gone, or its relative path starts at another folder than the run's
         raise UserError(f"the run in {folder} needs its method's file: {error}") from error
-    config = ConfigDict(complete(saved))  # a second time: the defaults of a method from a file are known now
+    config = typed(saved, folder / CONFIG)
     for field, its_range in ranges().items():
         if field.startswith("model."):  # the network is built from these
             its_range.check(f"{folder / CONFIG}: {field}", config.model[field.partition(".")[2]])

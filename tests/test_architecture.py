@@ -21,12 +21,11 @@ FLOORS = (
     ("augment",),
     ("kinds",),
     ("data",),
-    ("models",),
+    ("models", "records"),
     ("engine", "encoders"),
     ("client", "server"),
     ("methods",),
     ("config",),
-    ("records",),
     ("predictor",),
     ("report",),
     ("export", "run"),
@@ -50,7 +49,8 @@ KNOWS = {
         *("errors", "fields", "imports", "learning", "augment", "data", "models", "engine", "client"),
         "server",
     ),
-    "report": ("errors", "files", "fields", "config", "records"),
+    "records": ("errors", "files", "fields", "imports", "kinds", "data"),
+    "report": ("errors", "files", "fields", "imports", "kinds", "data", "records"),
 }
 MOST_FLAT_FILES = 6
 

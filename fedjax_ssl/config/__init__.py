@@ -1,4 +1,4 @@
-"""A run's configuration: its fields with their defaults, checks, and loading. Imports methods, but not `run/`.
+"""A run's configuration: its fields with their defaults, and loading. Imports methods, but nothing that runs.
 
 `base_config()` has every field. `load_config_file` reads a config file, `parse_config` also words of a command line.
 """
@@ -8,21 +8,9 @@ from fedjax_ssl.config.base import (
     add_section,
     apply_arguments,
     base_config,
-    complete,
-    describe_method,
-    describe_model,
-    differences,
-    flatten,
     for_seed,
-    labels_revealed,
-    measured_each_round,
-    measures_of,
-    num_byzantine,
-    other_sections,
     ranges,
-    unknown_images,
-    validate,
-    who_has_labels,
+    typed,
 )
 from fedjax_ssl.config.load import (
     OVERRIDE,
@@ -34,8 +22,7 @@ from fedjax_ssl.config.load import (
     override,
     parse_config,
 )
-from fedjax_ssl.data import server_has_labels
-from fedjax_ssl.methods import name_of
+from fedjax_ssl.fields import differences, flatten
 
 __all__ = [
     "ARGUMENTS",
@@ -44,27 +31,15 @@ __all__ = [
     "apply_arguments",
     "base_config",
     "call_in_file",
-    "complete",
-    "describe_method",
-    "describe_model",
     "differences",
     "find_config_file",
     "flatten",
     "for_seed",
-    "labels_revealed",
     "load_config_file",
-    "measured_each_round",
-    "measures_of",
-    "name_of",
-    "num_byzantine",
-    "other_sections",
     "overlooked",
     "overridden_fields",
     "override",
     "parse_config",
     "ranges",
-    "server_has_labels",
-    "unknown_images",
-    "validate",
-    "who_has_labels",
+    "typed",
 ]

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.config import complete, describe_model, name_of
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.export import hub, programs
 from fedjax_ssl.files import expanded, replaced
+from fedjax_ssl.imports import name_of
 from fedjax_ssl.predictor import Predictor, load
 from fedjax_ssl.records.dataset import read_dataset
+from fedjax_ssl.records.words import describe_model
 from fedjax_ssl.records.workdir import read_config
 
 # Facts of the data set that are not about the model's inputs, or are elsewhere in the exported facts.
@@ -106,7 +107,7 @@ def export_run(
 
 def _exported(folder: pathlib.Path, allow_code: bool) -> Exported:
     predictor = load(folder, allow_code)
-    config, dataset = complete(read_config(folder)), read_dataset(folder)
+    config, dataset = read_config(folder), read_dataset(folder)
     facts = {
         "library": "fedjax_ssl",
         "method": name_of(config["method"]),

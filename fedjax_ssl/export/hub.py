@@ -4,8 +4,8 @@ import json
 import pathlib
 from typing import Any
 
-from fedjax_ssl.config import name_of
 from fedjax_ssl.errors import UserError, printable
+from fedjax_ssl.imports import name_of
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.report.model_card import describe_run

@@ -4,7 +4,18 @@ A field is declared with its default and its range (`section.py`). Methods decla
 """
 
 from fedjax_ssl.fields.recipes import ARGUMENT_FIELDS, RECIPES, WORDS
-from fedjax_ssl.fields.section import MOST_SEED, Range, Section, real, several, share, whole, word
+from fedjax_ssl.fields.section import (
+    MOST_SEED,
+    Range,
+    Section,
+    differences,
+    flatten,
+    real,
+    several,
+    share,
+    whole,
+    word,
+)
 from fedjax_ssl.fields.shared import CHANGES_NO_RESULT, shared_fields
 
 __all__ = [
@@ -15,6 +26,8 @@ __all__ = [
     "WORDS",
     "Range",
     "Section",
+    "differences",
+    "flatten",
     "real",
     "several",
     "share",

@@ -13,6 +13,7 @@ any value of its default's type. Numbers must be finite and fit into 32 bits, in
 import dataclasses
 import math
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict, FieldReference, config_dict
@@ -199,7 +200,8 @@ class Section:
         config = ConfigDict() if given is None else given
         for name, field in self._fields.items():
             if isinstance(field, Section):
-                config[name] = field.config(config[name] if name in config else None)  # noqa: SIM401, get is slow
+                # `get` looks for names like a missing one, which is slow.
+                config[name] = field.config(config[name] if name in config else None)  # noqa: SIM401
             elif name in config:
                 continue
             elif field.default is None:
@@ -217,6 +219,25 @@ class Section:
             else:
                 ranges[name] = field.range
         return ranges
+
+
+def flatten(nested: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """Flattens a nested dict to dotted names."""
+    flat = {}
+    for name, value in nested.items():
+        if isinstance(value, dict | ConfigDict):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The fields in which two configurations (as nested dicts) differ: name -> (old value, new value)."""
+    flat_old, flat_new = flatten(old), flatten(new)
+    missing = "(no such field)"
+    pairs = {name: (flat_old.get(name, missing), flat_new.get(name, missing)) for name in {**flat_old, **flat_new}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _of_its_kind(value: Any) -> Declared:

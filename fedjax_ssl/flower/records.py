@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ssl.config import measured_each_round
 from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.errors import UserError
@@ -17,7 +16,9 @@ from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import METHOD, ROUNDS
 from fedjax_ssl.records.manifest import trained_with
 from fedjax_ssl.records.origin import note_end, note_start
+from fedjax_ssl.records.words import measured_each_round
 from fedjax_ssl.records.workdir import CHECKPOINTS, FLOWER, METRICS, TIMINGS, Workdir
+from fedjax_ssl.run.about import about
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.observe.summary import summarise, to_record
 from fedjax_ssl.run.observe.wire import Traffic
@@ -39,7 +40,7 @@ class Records:
             UserError: the folder holds a run, or cannot be written to.
         """
         self._config, self._facts = experiment.problem.config, dataset_facts(experiment.dataset)
-        self._folder = Workdir(None if path is None else expanded(path), self._config.to_dict())
+        self._folder = Workdir(None if path is None else expanded(path), self._config.to_dict(), about(self._config))
         self._run = trained_with(self._folder.config, experiment.dataset, experiment.partition)
         if self._folder.is_begun:
             self._folder.close()

@@ -6,14 +6,13 @@ FILE.py:NAME. Methods never access the disk.
 
 import dataclasses
 import importlib
-import re
 from collections.abc import Callable
 from typing import Any
 
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import RECIPES, WORDS, Section, real, several, share, shared_fields, whole, word
-from fedjax_ssl.imports import import_own, is_own, one_line
+from fedjax_ssl.imports import import_own, is_own, name_of, one_line
 from fedjax_ssl.methods.entry import Entry, check_entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import BACKBONES
@@ -93,12 +92,6 @@ def find_method(name: str) -> Entry:
     raise UserError(
         f"method is {name!r}{nearest(name, METHODS)}; known: {', '.join(METHODS)}, or your own FILE.py:NAME"
     )
-
-
-def name_of(method: str) -> str:
-    """A method's name without its path; `method` is as in `find_method`."""
-    place, _, name = method.rpartition(":")
-    return re.split(r"[/\\.]", place.removesuffix(".py"))[-1] if place and name == "ENTRY" else name
 
 
 def section_of(method: str) -> str:

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fedjax_ssl.errors import UserError, first_line
-from fedjax_ssl.files import refuse_link
+from fedjax_ssl.records.workdir import forbidden_changes
 
-# With rowids, a long row shares its last page and is not read when another row is looked up. Older files are WITHOUT
-# ROWID.
+# With rowids, a long row shares its last page and is not read when another row is looked up.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS rows(client INTEGER, round INTEGER, sum BLOB, data BLOB, PRIMARY KEY(client, round));
 CREATE TABLE IF NOT EXISTS run(name TEXT PRIMARY KEY, value TEXT);
@@ -48,10 +47,9 @@ class ClientRows:
 
         Raises:
             UserError: see `check_rows`; damage is noticed only in what SQLite reads here.
-            OSError: it is a link, or cannot be written.
+            OSError: it cannot be written.
         """
         self._path = path
-        refuse_link(path)
         if from_round is None:
             path.unlink(missing_ok=True)
         else:
@@ -166,10 +164,8 @@ def check_rows(path: pathlib.Path, run: Owner, from_round: int) -> None:
             file.execute("DELETE FROM rows WHERE false")  # deletes nothing, but fails if the file is read-only
     except UserError:
         raise
-    except sqlite3.OperationalError as error:
-        raise UserError(f"cannot write to {path}: {first_line(error)}") from error
     except (sqlite3.DatabaseError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is damaged: {first_line(error)}; put a copy back") from error
+        raise UserError(f"{path} is damaged: {first_line(error)}; put a copy back, which may be written to") from error
 
 
 def _refuse_missing(path: pathlib.Path) -> None:
@@ -178,12 +174,8 @@ def _refuse_missing(path: pathlib.Path) -> None:
 
 
 def _refuse_other(file: sqlite3.Connection, path: pathlib.Path, run: Owner, from_round: int) -> None:
-    from fedjax_ssl.config import complete  # imported here, since a new file needs no JAX
-    from fedjax_ssl.records.workdir import forbidden_changes
-
     found = dict(file.execute("SELECT name, value FROM run"))
-    then = complete(json.loads(found.get("config", "{}")))
-    if found.get("run") != run.name or ("config" in found and forbidden_changes(then, complete(run.config))):
+    if found["run"] != run.name or forbidden_changes(json.loads(found["config"]), run.config):
         raise UserError(f"{path} is another run's; put this run's back, or train in another workdir")
     if not int(found["oldest"]) <= from_round <= int(found["reached"]):
         raise UserError(

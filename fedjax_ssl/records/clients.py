@@ -50,10 +50,9 @@ def load_client_tests(folder: pathlib.Path) -> dict[str, np.ndarray]:
         return {}
     found = read_arrays(str(path), None)
     round_number, models = found.get("round", np.zeros(1)), [found[name] for name in TESTED if name in found]
-    if round_number.ndim or round_number.dtype.kind not in "iu":
-        raise UserError(f"{path} does not say of which round it is")
-    if any(accuracies.ndim != 1 or accuracies.dtype.kind != "f" for accuracies in models):
-        raise UserError(f"{path} has no accuracies of clients")
+    has_round = round_number.ndim == 0 and round_number.dtype.kind in "iu"
+    if not has_round or any(accuracies.ndim != 1 or accuracies.dtype.kind != "f" for accuracies in models):
+        raise UserError(f"{path} has no accuracies of clients after a round")
     return found
 
 

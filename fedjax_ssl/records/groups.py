@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.config import differences, flatten, other_sections
 from fedjax_ssl.errors import UserError, printable
-from fedjax_ssl.fields import CHANGES_NO_RESULT
+from fedjax_ssl.fields import CHANGES_NO_RESULT, differences, flatten
 from fedjax_ssl.files import read_json
 from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
 from fedjax_ssl.records.workdir import ROWS
@@ -58,9 +57,9 @@ def what_differs(groups: list[Group]) -> dict[str, list[str]]:
     """
     flat = []
     for group in groups:
-        config = group.runs[0].config
-        fields, foreign = flatten(config), other_sections(config["method"])
-        flat.append({name: str(value) for name, value in fields.items() if name.partition(".")[0] not in foreign})
+        foreign = group.runs[0].other_sections
+        fields = {name: str(value) for name, value in flatten(group.runs[0].config).items()}
+        flat.append({name: value for name, value in fields.items() if name.partition(".")[0] not in foreign})
     names = [name for name in dict.fromkeys(name for fields in flat for name in fields) if name not in _OF_NO_GROUP]
     values = {name: [printable(fields.get(name, "-")) for fields in flat] for name in names}
     return {name: of_groups for name, of_groups in values.items() if len({*of_groups} - {"-"}) > 1}

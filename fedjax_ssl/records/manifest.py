@@ -1,4 +1,7 @@
-"""The manifest of a checkpoint: what it was trained with, so that exchanged files of a run are noticed."""
+"""checkpoints/ROUND.json: what a checkpoint consists of, and what it was trained with.
+
+Damaged checkpoints and exchanged files of a run are noticed by its checksums.
+"""
 
 import hashlib
 import json
@@ -9,13 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.config import complete
 from fedjax_ssl.data import Dataset, Partition, dataset_facts
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.partition_file import arrays_of
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import read_json, read_whole
 from fedjax_ssl.records.dataset import read_dataset
+from fedjax_ssl.records.sealed import read_sealed, write_sealed
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
     CONFIG,
@@ -27,8 +29,6 @@ from fedjax_ssl.records.workdir import (
     read_config,
 )
 
-MANIFEST = "run.json"  # in a checkpoint's folder
-RECORDS_SUM = "records.sha256"  # beside it: a checksum of the records up to the checkpoint
 _TOLERANCE = 1e-5  # relative, of the images' mean and deviation, which another machine may round differently
 
 
@@ -45,7 +45,10 @@ class Manifest(NamedTuple):
     """The contents of a manifest."""
 
     round: int  # its state is the one after this round
-    run: TrainedWith | None  # what it was trained with; None: unknown
+    files: dict[str, str]  # the checkpoint's files -> SHA-256
+    leaves: dict[str, list[int]]  # the paths of the state's arrays -> their shapes
+    records: str = ""  # the checksum of the run's records up to the round; '': unknown
+    run: TrainedWith | None = None  # what it was trained with; None: unknown
 
 
 def trained_with(config: dict[str, Any], dataset: Dataset, partition: Partition) -> TrainedWith:
@@ -64,28 +67,25 @@ def partition_sum(partition: Partition) -> str:
     return _checksum(arrays_of(partition))
 
 
+def manifest_of(checkpoint: pathlib.Path) -> pathlib.Path:
+    """The path of a checkpoint's manifest."""
+    return checkpoint.with_name(f"{checkpoint.name}.json")
+
+
 def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
-    """Writes the manifest into a checkpoint's folder."""
-    run = {} if manifest.run is None else manifest.run._asdict()
-    (checkpoint / MANIFEST).write_text(json.dumps({"round": manifest.round, **run}, indent=2) + "\n")
+    """Writes the manifest of the checkpoint in a folder."""
+    run = None if manifest.run is None else manifest.run._asdict()
+    write_sealed(manifest_of(checkpoint), {**manifest._asdict(), "run": run})
 
 
-def read_manifest(checkpoint: pathlib.Path) -> Manifest | None:
-    """The manifest of a checkpoint; None for checkpoints of earlier versions.
+def read_manifest(checkpoint: pathlib.Path) -> Manifest:
+    """The manifest of a checkpoint.
 
     Raises:
-        OSError, ValueError: it cannot be read or is not a manifest.
+        OSError, ValueError: it cannot be read, or has changed since it was written.
     """
-    if not (checkpoint / MANIFEST).exists():
-        return None
-    found = read_json(checkpoint / MANIFEST)
-    if not isinstance(found, dict) or type(found.get("round")) is not int:
-        raise ValueError(f"{MANIFEST} is not a manifest")
-    if "config" not in found:
-        return Manifest(found["round"], None)
-    run = TrainedWith(*(found.get(name) for name in TrainedWith._fields))
-    complete(run.config)
-    return Manifest(found["round"], run)
+    found = read_sealed(manifest_of(checkpoint))
+    return Manifest(**{**found, "run": found["run"] and TrainedWith(**found["run"])})
 
 
 def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | None) -> None:
@@ -104,7 +104,7 @@ def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | No
         names = ("the configuration", "what is known of the data set", "the partition")
         found = _exchanged(checkpoint, then, now, names)
     if found:
-        raise UserError(f"{found[0]}; put the run's own file back: {checkpoint / MANIFEST} says what it was")
+        raise UserError(f"{found[0]}; put the run's own file back: {manifest_of(checkpoint)} says what it was")
 
 
 def exchanged_files(folder: pathlib.Path, checkpoint: pathlib.Path, then: TrainedWith) -> list[str]:
@@ -114,7 +114,7 @@ def exchanged_files(folder: pathlib.Path, checkpoint: pathlib.Path, then: Traine
         UserError: a file cannot be read.
     """
     try:
-        facts = read_dataset(folder) or None
+        facts = read_dataset(folder)
     except UserError:  # its readers report the damage, and training repairs it
         facts = None
     arrays = read_arrays(str(folder / PARTITION), None) if (folder / PARTITION).exists() else None
@@ -125,19 +125,17 @@ def exchanged_files(folder: pathlib.Path, checkpoint: pathlib.Path, then: Traine
 def what_is_exchanged(folder: pathlib.Path) -> list[str]:
     """A line for each file of a run's folder, its records included, that does not belong to its newest checkpoint."""
     rounds = [int(path.name) for path in (folder / CHECKPOINTS).glob("[0-9]*") if path.name.isdecimal()]
-    checkpoint = folder / CHECKPOINTS / str(max(rounds, default=0))
+    if not rounds:
+        return []
+    checkpoint = folder / CHECKPOINTS / str(max(rounds))
     try:
         manifest = read_manifest(checkpoint)
-        if manifest is None or manifest.run is None:
-            return []
-        found = exchanged_files(folder, checkpoint, manifest.run)
-        if (checkpoint / RECORDS_SUM).exists():
-            written = read_whole(checkpoint / RECORDS_SUM).decode(errors="replace")
-            if written != checksum_of_records(folder, manifest.round):
-                found.append(f"{folder / METRICS} is not what was written")
+        found = [] if manifest.run is None else exchanged_files(folder, checkpoint, manifest.run)
+        if manifest.records and manifest.records != checksum_of_records(folder, manifest.round):
+            found.append(f"{folder / METRICS} is not what was written")
         return found
     except (OSError, ValueError) as error:
-        return [str(error)]
+        return [f"{checkpoint}: {error}"]
 
 
 def _exchanged(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith, names: tuple[str, ...]) -> list[str]:
@@ -150,7 +148,7 @@ def _exchanged(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith, na
         names: what messages call the configuration, the data set and the partition.
     """
     whose, lines = f"is not what the checkpoint {checkpoint} was trained with", []
-    if fields := forbidden_changes(complete(then.config), complete(now.config)):
+    if fields := forbidden_changes(then.config, now.config):
         lines.append(f"{names[0]} {whose} ({fields})")
     if then.dataset and now.dataset and (odd := _other_images(then.dataset, now.dataset)):
         lines.append(f"{names[1]} {whose} ({odd})")
@@ -175,13 +173,9 @@ def _other_images(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of integer arrays, independent of compression and integer size; of floats only the shape counts."""
-    # Files of earlier versions have this name for the server's rows; their checksums must not change.
-    if "anchor_index" not in arrays:
-        arrays = {name.replace("server_index", "anchor_index"): array for name, array in arrays.items()}
     digest = hashlib.sha256()
     for name in sorted(arrays):
-        if arrays[name].size:  # files of earlier versions lack empty arrays
-            digest.update(f"{name} {arrays[name].shape} ".encode())
-            integers = np.issubdtype(arrays[name].dtype, np.integer)
-            digest.update(arrays[name].astype("<i8").tobytes() if integers else b"no integers")
+        digest.update(f"{name} {arrays[name].shape} ".encode())
+        if np.issubdtype(arrays[name].dtype, np.integer):
+            digest.update(arrays[name].astype("<i8").tobytes())
     return digest.hexdigest()

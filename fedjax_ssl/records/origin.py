@@ -4,33 +4,28 @@ The diff of a checkout with changes, the config file and the user's own files ar
 first digits of its SHA-256 and its name. The only personal data are the host's name and the command as it was typed.
 """
 
-import concurrent.futures
 import datetime
 import functools
 import hashlib
-import json
+import importlib.metadata
 import os
 import pathlib
 import platform
-import re
 import shlex
 import socket
 import subprocess
 import sys
-import sysconfig
-import types
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_ssl.errors import printable
-from fedjax_ssl.files import PACKAGE, make_folder, read_json, replace_file, replaced
+from fedjax_ssl.files import PACKAGE, make_folder, replaced
 from fedjax_ssl.imports import RUN_AS, source_of
-from fedjax_ssl.models.cpu.processor import description
+from fedjax_ssl.records.sealed import read_sealed, write_sealed
 from fedjax_ssl.records.workdir import ORIGIN, ORIGIN_FILES
 
-MOST_BYTES, MOST_FILES = 20_000_000, 100  # of a copy; number of copies. Beyond these only checksums are kept
-GIT_SECONDS = 10  # time limit for git, after which the repository is ignored
 # Packages whose versions can change a result; a resumed run names those that differ.
-COMPUTING = ("jax", "jaxlib", "flax", "optax", "numpy", "scikit_learn")
+COMPUTING = ("jax", "jaxlib", "flax", "optax", "numpy", "scikit-learn")
+_DIFF = "changes.diff"
 
 
 class Start(NamedTuple):
@@ -43,13 +38,11 @@ class Start(NamedTuple):
         processor: its model and how many of its cores this process may use.
         python: version.
         commit: of the library's checkout, else of the current folder's repository; None without either.
-        dirty: whether its files differ from the commit, or a loaded file of the library is not in it;
-            None without a commit.
+        dirty: whether tracked files differ from the commit; None without a commit.
         diff: SHA-256 of `git diff HEAD`; None without changes.
         library: SHA-256 of the library's Python files.
-        files: name -> SHA-256 of config files, the user's methods and backbones, and other loaded files that are
-            neither installed nor in the commit.
-        packages: name -> version of all installed packages; names have underscores instead of hyphens.
+        files: name -> SHA-256 of config files and of the user's files with methods, backbones and rules.
+        packages: name -> version, of the library and of the packages that compute.
     """
 
     command: str
@@ -70,8 +63,8 @@ class Start(NamedTuple):
         version = f"fedjax_ssl {self.packages.get('fedjax_ssl', 'of unknown version')}"
         if self.commit is None:
             return f"{version}, not from a git repository"
-        changes = f", diff in {ORIGIN_FILES}/{_copy_name(self.diff, 'changes.diff')}" if self.diff else ""
-        return f"{version}, commit {self.commit[:12]}" + (f" with changes{changes}" if self.dirty else "")
+        changes = f" with changes, diff in {ORIGIN_FILES}/{_copy_name(self.diff, _DIFF)}" if self.diff else ""
+        return f"{version}, commit {self.commit[:12]}{changes}"
 
     def facts(self) -> dict[str, str]:
         """The facts for people, in words. The texts are escaped, since anybody may have written the file."""
@@ -85,40 +78,19 @@ class Start(NamedTuple):
         return {name: printable(value) for name, value in found.items() if value}
 
 
-class _Repository(NamedTuple):
-    """What git says about the code, see `Start`; `tracked` has real paths."""
-
-    commit: str | None = None
-    diff: bytes = b""
-    tracked: frozenset[str] = frozenset()
-
-
-@functools.cache
-def look() -> concurrent.futures.Future[_Repository]:
-    """Asks git about the code that this process runs, in a thread, once per process."""
-    pool = concurrent.futures.ThreadPoolExecutor(1, "origin")
-    found = pool.submit(_repository, PACKAGE, pathlib.Path(_here()))
-    pool.shutdown(wait=False)
-    return found
-
-
 def note_start(folder: pathlib.Path) -> None:
     """Adds this process to a run's origin.json, and copies the files that it names.
 
     Raises:
         OSError: the folder cannot be written to.
     """
-    repository, files = look().result(), _own_files()
-    untracked = {path: content for path, content in files.items() if path not in repository.tracked}
-    contents = {**_named(files), **({"changes.diff": repository.diff} if repository.diff else {})}
+    commit, diff = repository(PACKAGE)
+    contents = {**_own_files(), **({_DIFF: diff} if diff else {})}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    for name, content in list(contents.items())[-MOST_FILES:]:  # the diff is the last
-        copy = folder / ORIGIN_FILES / _copy_name(digests[name], name)
-        make_folder(copy.parent)
-        if len(content) <= MOST_BYTES and not os.path.lexists(copy):
-            with replaced(copy) as file:
-                file.write(content)
-    diff = digests.pop("changes.diff") if repository.diff else None
+    for name, content in contents.items():
+        make_folder(folder / ORIGIN_FILES)
+        with replaced(folder / ORIGIN_FILES / _copy_name(digests[name], name)) as file:
+            file.write(content)
     start = Start(
         command=_command(),
         start=_now(),
@@ -126,9 +98,9 @@ def note_start(folder: pathlib.Path) -> None:
         host=socket.gethostname(),
         processor=_processor(),
         python=platform.python_version(),
-        commit=repository.commit,
-        dirty=None if repository.commit is None else bool(diff) or any(_in_library(path) for path in untracked),
-        diff=diff,
+        commit=commit,
+        dirty=None if commit is None else bool(diff),
+        diff=digests.pop(_DIFF, None),
         library=checksum_of_library(),
         files=digests,
         packages=packages(),
@@ -147,12 +119,11 @@ def note_end(folder: pathlib.Path) -> None:
 
 
 def read_starts(folder: pathlib.Path) -> list[Start]:
-    """The starts in a run's origin.json, the newest last; [] if the file is missing or holds something else."""
+    """The starts in a run's origin.json, the newest last; [] if the file is missing or damaged."""
     try:
-        found = [_parse(entry) for entry in read_json(folder / ORIGIN)]
-    except (OSError, ValueError, TypeError):
+        return [Start(**entry) for entry in read_sealed(folder / ORIGIN)["starts"]]
+    except (OSError, ValueError, KeyError, TypeError):
         return []
-    return [start for start in found if start is not None]
 
 
 def what_differs(folder: pathlib.Path) -> str:
@@ -160,46 +131,34 @@ def what_differs(folder: pathlib.Path) -> str:
     starts = read_starts(folder)
     if not starts:
         return ""
-    then, commit, differ = starts[-1], look().result().commit, []
+    then, differ = starts[-1], changed_files(folder)
     if then.library != checksum_of_library():
-        commits = [(name or "none")[:12] for name in (then.commit, commit)]
-        other = ": commit {} there, {} here".format(*commits) if commits[0] != commits[1] else ", of the same commit"
-        differ.append(f"the library{other}")
-    differ += _changed_files(then)
+        there, here = ((commit or "none")[:12] for commit in (then.commit, repository(PACKAGE)[0]))
+        differ.insert(0, "the library" + (f": commit {there} there, {here} here" if there != here else ""))
     here = {"python": platform.python_version(), **packages()}
     for name, version in {"python": then.python, **then.packages}.items():
-        if name in ("python", *COMPUTING) and version != here.get(name):
+        if name != "fedjax_ssl" and version != here.get(name):
             differ.append(f"{name} {version} there, {here.get(name, 'none')} here")
     return printable("; ".join(differ))
 
 
 def changed_files(folder: pathlib.Path) -> list[str]:
     """The names of the user's loaded files that differ from those of a run's newest start."""
-    starts = read_starts(folder)
-    return _changed_files(starts[-1]) if starts else []
-
-
-def _changed_files(then: Start) -> list[str]:
-    here = {name: hashlib.sha256(content).hexdigest() for name, content in _named(_own_files()).items()}
-    return [name for name, digest in here.items() if then.files.get(name, digest) != digest]
+    then = {name: digest for start in read_starts(folder)[-1:] for name, digest in start.files.items()}
+    here = {name: hashlib.sha256(content).hexdigest() for name, content in _own_files().items()}
+    return [name for name, digest in here.items() if then.get(name, digest) != digest]
 
 
 @functools.cache
 def packages() -> dict[str, str]:
-    """Name -> version of the installed packages; names have underscores instead of hyphens.
-
-    They are read from folder names, because reading the metadata of 180 packages takes 0.3 s.
-    """
-    found: dict[str, str] = {}
-    for entry in _metadata_folders():
-        name, _, version = entry.name.removesuffix(".dist-info").rpartition("-")
-        found.setdefault(re.sub(r"[-_.]+", "_", name).lower(), version)
-    return dict(sorted(found.items()))
-
-
-@functools.cache
-def _metadata_folders() -> list[pathlib.Path]:
-    return [entry for place in map(pathlib.Path, sys.path) if place.is_dir() for entry in place.glob("*.dist-info")]
+    """Name -> version of the library and of the packages that compute, if they are installed."""
+    found = {}
+    for name in ("fedjax_ssl", *COMPUTING):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 @functools.cache
@@ -211,88 +170,41 @@ def checksum_of_library() -> str:
     return digest.hexdigest()
 
 
-def _repository(package: pathlib.Path, current: pathlib.Path) -> _Repository:
-    """The repository of a package's folder if git tracks the package, else that of the current folder."""
-    for place, file in ((package, "__init__.py"), (current, None)):
-        # If a package is installed somewhere inside a repository, git does not know its file.
-        if file is None or _git(place, "ls-files", "--error-unmatch", file) is not None:
-            commit, top = _git(place, "rev-parse", "HEAD"), _git(place, "rev-parse", "--show-toplevel")
-            tracked, diff = _git(place, "ls-files", "-z", "--full-name", ":/"), _git(place, *_DIFF)
-            if commit is not None and top is not None and tracked is not None and diff is not None:
-                root = os.path.realpath(os.fsdecode(top.rstrip(b"\n")))
-                paths = frozenset(os.path.join(root, os.fsdecode(name)) for name in tracked.split(b"\0") if name)
-                return _Repository(commit.decode().strip(), diff, paths)
-    return _Repository()
+@functools.cache
+def repository(package: pathlib.Path) -> tuple[str | None, bytes]:
+    """The commit and `git diff HEAD` of the repository that a package is in, else of the current folder's.
 
-
-# Of the whole repository, in git's own format: a repository may name programs that write diffs.
-_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ":/")
+    Returns:
+        (None, b'') without a repository or without git.
+    """
+    for place in (package, pathlib.Path(os.curdir)):
+        commit = _git(place, "rev-parse", "HEAD")
+        if commit is not None:
+            return commit.decode().strip(), _git(
+                place, "diff", "--no-ext-diff", "--no-color", "HEAD", "--", ":/"
+            ) or b""
+    return None, b""
 
 
 def _git(place: pathlib.Path, *words: str) -> bytes | None:
-    """What git prints; None if it fails, is not installed or takes too long."""
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words]
+    """What git prints; None if it fails, is not installed or takes longer than 10 s."""
+    command = ["git", "--no-optional-locks", *words]
     try:
-        done = subprocess.run(command, cwd=place, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS)
+        return subprocess.run(command, cwd=place, capture_output=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 else None
-
-
-def _loaded() -> dict[str, types.ModuleType]:
-    """Real path -> module of loaded files: the library's, and those outside of Python and installed packages."""
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    installed |= {str(entry.parent) for entry in _metadata_folders()}  # such as a user's or a cluster's packages
-    folders = tuple(f"{path}{os.sep}" for path in {*installed, *map(os.path.realpath, installed)})
-    modules = sorted(sys.modules.values(), key=_is_run)  # of several modules of a file the one that was run
-    named = {getattr(module, "__file__", None): module for module in modules}
-    paths = {path for path in named if path and os.path.isabs(path)}  # modules made at run time have other names
-    # Resolving thousands of installed modules would take 0.1 s.
-    others = {path for path in paths if path.endswith(".py") and (_in_library(path) or not path.startswith(folders))}
-    found = {os.path.realpath(path): named[path] for path in sorted(others)}
-    return {path: found[path] for path in sorted(found) if _in_library(path) or not path.startswith(folders)}
-
-
-def _is_run(module: Any) -> bool:
-    """Whether `run_file` made a module."""
-    return str(getattr(module, "__name__", "")).startswith(RUN_AS)
-
-
-def _in_library(path: str) -> bool:
-    return path.startswith(f"{PACKAGE}{os.sep}")
 
 
 def _own_files() -> dict[str, bytes]:
-    """Real path -> content, as it ran, of the user's loaded files, see `Start.files`, if they can be read."""
-    tracked, contents = look().result().tracked, {}
-    is_checkout = str(PACKAGE / "__init__.py") in tracked  # else the library's version identifies its files
-    for path, module in _loaded().items():
-        is_known = path in tracked or (_in_library(path) and not is_checkout)
-        if _is_run(module) or not is_known:
-            try:
-                contents[path] = source_of(module)
-            except OSError:  # it is gone
-                continue
-    return contents
-
-
-def _named(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Renames the files: to their path relative to the current folder, or to their last part if they are elsewhere."""
-    here, found = _here(), {}
-    for path, content in files.items():
-        name = os.path.relpath(path, here) if path.startswith(f"{here}{os.sep}") else os.path.basename(path)
+    """Name -> content, as it ran, of the user's files: their path in the current folder, or else their last part."""
+    found: dict[str, bytes] = {}
+    for module in [module for name, module in sys.modules.items() if name.startswith(RUN_AS)]:
+        path, content = pathlib.Path(module.__file__), source_of(module)
+        name = path.relative_to(os.getcwd()).as_posix() if path.is_relative_to(os.getcwd()) else path.name
         if name in found:
             name = f"{name} ({hashlib.sha256(content).hexdigest()[:8]})"
         found[name] = content
     return found
-
-
-def _here() -> str:
-    """The current folder, or the root if it was removed."""
-    try:
-        return os.path.realpath(os.getcwd())
-    except OSError:
-        return os.sep
 
 
 def _copy_name(digest: str, name: str) -> str:
@@ -307,9 +219,13 @@ def _command() -> str:
 
 
 def _processor() -> str:
-    lines = [line.partition(":")[2].strip() for line in description().splitlines() if line.startswith("model name")]
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{lines[0] if lines else platform.machine()}, {cores} core{'s' if cores != 1 else ''}"
+    return f"{names[0] if names else platform.machine()}, {cores} core{'s' if cores != 1 else ''}"
 
 
 def _now() -> str:
@@ -317,19 +233,4 @@ def _now() -> str:
 
 
 def _write(folder: pathlib.Path, starts: list[Start]) -> None:
-    replace_file(folder / ORIGIN, json.dumps([start._asdict() for start in starts], indent=1) + "\n")
-
-
-def _parse(entry: Any) -> Start | None:
-    """A start from an entry of the file; None if the entry is not valid."""
-    if not isinstance(entry, dict) or set(entry) != set(Start._fields):
-        return None
-    texts, others = ("command", "start", "host", "processor", "python", "library"), ("end", "commit", "diff")
-    maps = [entry[name] for name in ("files", "packages")]
-    is_start = (
-        all(isinstance(entry[name], str) for name in texts)
-        and all(isinstance(entry[name], str | None) for name in others)
-        and isinstance(entry["dirty"], bool | None)
-        and all(isinstance(each, dict) and all(isinstance(value, str) for value in each.values()) for each in maps)
-    )
-    return Start(**entry) if is_start else None
+    write_sealed(folder / ORIGIN, {"starts": [start._asdict() for start in starts]})

@@ -2,16 +2,16 @@
 
 import functools
 import pathlib
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.config import complete, labels_revealed, measured_each_round, measures_of, who_has_labels
 from fedjax_ssl.data.npz import read_arrays
-from fedjax_ssl.engine.evaluation import RULE
-from fedjax_ssl.errors import UserError, printable
-from fedjax_ssl.files import read_json
+from fedjax_ssl.errors import UserError, first_line, printable
+from fedjax_ssl.fields import flatten
+from fedjax_ssl.imports import name_of
 from fedjax_ssl.kinds import kind_name, kind_of
 from fedjax_ssl.records.clients import (
     MODELS,
@@ -26,6 +26,7 @@ from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.ending import in_words
 from fedjax_ssl.records.manifest import what_is_exchanged
 from fedjax_ssl.records.snapshots import BEST, load_snapshot, snapshot_files
+from fedjax_ssl.records.words import labels_revealed, measured_each_round, who_has_labels
 from fedjax_ssl.records.workdir import (
     CLASS_COUNTS,
     CONFIG,
@@ -34,12 +35,14 @@ from fedjax_ssl.records.workdir import (
     TEST_INPUTS,
     TIMINGS,
     is_of_last_round,
+    read_about,
+    read_config,
     read_records,
     read_rounds,
     read_summary,
 )
 
-EARLIER_METRICS = {"byzantine_uploads": "malicious_uploads"}  # today's name -> the name in earlier versions
+RULE = "pseudo_label_accuracy_"  # how the metrics' names of labelling rules begin
 
 
 class RunRecords(NamedTuple):
@@ -50,6 +53,7 @@ class RunRecords(NamedTuple):
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl, at least one
     timings: list[dict[str, Any]]  # the lines of timings.jsonl, with seconds of several kinds
     summary: dict[str, Any] | None  # None for a run that is not finished
+    about: Mapping[str, Any] = types.MappingProxyType({})  # see `fedjax_ssl.records.workdir.read_about`
     # A line for each thing that is wrong with the files; the records have what can be read.
     damages: tuple[str, ...] = ()
 
@@ -57,6 +61,11 @@ class RunRecords(NamedTuple):
     def is_finished(self) -> bool:
         """Whether all rounds are done, or the method's stopping rule ended the run."""
         return is_of_last_round(self.summary, self.metrics)
+
+    @property
+    def other_sections(self) -> set[str]:
+        """The sections of the configuration that belong to other methods."""
+        return set(self.about["methods"]) - {name_of(self.config["method"])}
 
     @property
     def labels_revealed(self) -> bool:
@@ -94,7 +103,7 @@ class RunRecords(NamedTuple):
 
     def measures(self) -> dict[str, str]:
         """What is measured besides accuracy and loss: names of metrics, without that of the set, -> words."""
-        return measures_of(self.config)
+        return self.about.get("measures", {})
 
     def tested_measures(self) -> dict[str, str]:
         """`measures` of the last model on the test set: words -> percent, '-' if it was not measured."""
@@ -111,7 +120,7 @@ class RunRecords(NamedTuple):
 
     def values(self, name: str) -> np.ndarray:
         """One metric over the rounds, float [rounds]; NaN if it could not be measured."""
-        found = [line.get(name, line.get(EARLIER_METRICS.get(name, name))) for line in self.metrics]
+        found = [line.get(name) for line in self.metrics]
         return np.array([np.nan if value is None else value for value in found], float)
 
     def has(self, name: str) -> bool:
@@ -130,9 +139,7 @@ class RunRecords(NamedTuple):
         return sum(line.get(kind) or 0.0 for line in self.timings)
 
     def dataset(self) -> dict[str, Any]:
-        """Name, classes and statistics of the data set, with escaped names; {} if they cannot be read, or in folders of
-        earlier versions.
-        """
+        """Name, classes and statistics of the data set, with escaped names; {} if they cannot be read."""
         facts = _or_empty(read_dataset, self.folder)
         if facts:
             facts["name"] = printable(str(facts.get("name")))
@@ -148,9 +155,7 @@ class RunRecords(NamedTuple):
         return (*(data[name] for name in which), *unknown)
 
     def class_counts(self) -> dict[str, np.ndarray]:
-        """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read, or in folders of earlier
-        versions.
-        """
+        """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read."""
         return _or_empty(functools.partial(_read_class_counts, classes=self._classes), self.folder)
 
     def who_has_labels(self, counted: bool = True) -> str:
@@ -195,9 +200,9 @@ class RunRecords(NamedTuple):
         found = read_arrays(str(path), ("inputs",), optional=("rows",))
         inputs = found["inputs"]
         rows = found.setdefault("rows", np.arange(len(inputs)))  # only those of csv files are written
-        if rows.shape != inputs.shape[:1] or rows.dtype.kind not in "iu":
-            raise UserError(f"{path} has rows that are no numbers of {len(inputs)} inputs")
         try:
+            if rows.shape != inputs.shape[:1] or rows.dtype.kind not in "iu":
+                raise UserError("other rows than inputs")
             kind_of(facts).given(inputs[:, 0] if inputs.ndim == 3 else inputs, facts)  # the first of several views
         except UserError as error:
             raise UserError(f"{path} has {error}") from error
@@ -292,7 +297,7 @@ def _or_empty(read: Callable[[pathlib.Path], dict[str, Any]], path: pathlib.Path
 
 
 def _read_class_counts(folder: pathlib.Path, classes: int | None) -> dict[str, np.ndarray]:
-    """The arrays of class_counts.npz, including those that earlier versions left out; {} without the file.
+    """The arrays of class_counts.npz; {} without the file.
 
     Raises:
         UserError: it cannot be read, or has no counts for this number of classes.
@@ -301,18 +306,14 @@ def _read_class_counts(folder: pathlib.Path, classes: int | None) -> dict[str, n
     if not path.exists():
         return {}
     written = path.stat()
-    counts = dict(_counts_in(path, written.st_mtime_ns, written.st_size))
-    if "anchors" in counts:  # the name of earlier versions
-        counts["server"] = counts.pop("anchors")
+    counts = _counts_in(path, written.st_mtime_ns, written.st_size)
     shape = counts["clients"].shape if "clients" in counts else ()
-    wanted = {"clients": shape, "train": shape[1:], "server": shape[1:]}
-    optional = {"validation": shape[1:], "labelled": shape, "unlabelled": shape[:1], "unknown": shape[:1]}
+    wanted = {"clients": shape, "labelled": shape, **dict.fromkeys(("train", "server", "validation"), shape[1:])}
+    optional = {"unlabelled": shape[:1], "unknown": shape[:1]}
     wanted |= {name: of_name for name, of_name in optional.items() if name in counts}
     found = {name: array.shape for name, array in counts.items() if array.dtype.kind in "iu"}
     if len(shape) != 2 or not wanted.items() <= found.items() or classes not in (None, shape[1]):
         raise UserError(f"{path} has no counts of this run's classes")
-    counts.setdefault("labelled", np.zeros_like(counts["clients"]))  # in earlier versions no client had labels
-    counts.setdefault("validation", np.zeros_like(counts["train"]))  # and there were no validation images
     return counts
 
 
@@ -329,20 +330,28 @@ def read_run(folder: pathlib.Path) -> RunRecords:
     Raises:
         UserError: there is no run in the folder, or it has not finished a round yet, or a file cannot be read.
     """
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no run: there is no {CONFIG}")
     try:
-        config = complete(read_json(folder / CONFIG))
+        config, about = read_config(folder), read_about(folder)
+        _check_fields(config, about["defaults"], str(folder / CONFIG))
         metrics, timings = read_rounds(folder / METRICS), read_records(folder / TIMINGS)
         summary, summary_damage = read_summary(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the run in {folder}: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise UserError(f"cannot read the run in {folder}: {first_line(error)}") from error
     damages = tuple(filter(None, (metrics.damage, timings.damage, summary_damage, *what_is_exchanged(folder))))
     if not metrics.lines:
         raise UserError(damages[0] if damages else f"the run in {folder} has not finished a round yet")
-    return RunRecords(folder, config, metrics.lines, timings.lines, summary, damages)
+    return RunRecords(folder, config, metrics.lines, timings.lines, summary, about, damages)
+
+
+def _check_fields(config: dict[str, Any], defaults: dict[str, Any], where: str) -> None:
+    """Raises a UserError unless a configuration has all fields, each of its default's kind."""
+    found, kinds = flatten(config), {int: (int, float), float: (int, float)}
+    for name, default in flatten(defaults).items():
+        value = found.get(name, "missing")
+        if None not in (default, value) and not isinstance(value, kinds.get(type(default), type(default))):
+            raise UserError(f"{where}: {name} is {value!r}, but must be of the kind of {default!r}")
 
 
 def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -353,8 +362,6 @@ def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
     Raises:
         UserError: there is none.
     """
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
     found = {folder} if (folder / CONFIG).exists() else {path.parent for path in folder.rglob(CONFIG)}
     if not found:
         raise UserError(f"{folder} holds no run: there is no {CONFIG} in it or below")

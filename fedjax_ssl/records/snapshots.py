@@ -45,7 +45,7 @@ def snapshot_files(folder: pathlib.Path) -> dict[int, pathlib.Path]:
 
 
 def load_snapshot(path: pathlib.Path, classes: int | None = None) -> dict[str, np.ndarray]:
-    """Reads a snapshot; those of earlier versions are of the test set.
+    """Reads a snapshot.
 
     Args:
         path: of `save_snapshot` or `save_best`.

@@ -7,23 +7,13 @@ import math
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ssl.config import complete, differences, flatten
 from fedjax_ssl.errors import BusyError, UserError, first_line
-from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import (
-    free_name,
-    open_to_append,
-    read_json,
-    read_whole,
-    refuse_link,
-    replace_file,
-    replaced,
-)
-from fedjax_ssl.imports import CODE_FIELDS, is_own
-from fedjax_ssl.methods import METHODS, name_of
+from fedjax_ssl.fields import CHANGES_NO_RESULT, differences, flatten
+from fedjax_ssl.files import free_name, read_json, read_whole, replace_file, replaced
+from fedjax_ssl.imports import CODE_FIELDS, is_own, name_of
 
 try:
     import fcntl
@@ -31,6 +21,7 @@ except ImportError:  # on Windows, where the folder is not locked
     fcntl = None
 
 CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json"
+ABOUT = "about.json"  # what reports say of the run's method, and the fields' defaults
 PARTITION, CHECKPOINTS, INIT_FROM = "partition.npz", "checkpoints", "init_from.json"
 DATASET, CLASS_COUNTS, SNAPSHOTS = "dataset.json", "class_counts.npz", "snapshots"
 TEST_INPUTS = "test_inputs.npz"  # inputs that are not images, for the report
@@ -42,6 +33,7 @@ FLOWER = "flower.json"  # marks a Flower run
 ROWS = "rows.json"  # of a sweep: a row's folder -> its name, in the table's order
 SEEDS = "seeds.json"  # of a workdir of several seeds, above their runs
 HOLDS = {CONFIG: "a run", SEEDS: "runs of several seeds", ROWS: "a sweep"}  # file -> what a folder with it holds
+MOST_LISTED = 5  # fields in a message
 REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
 
@@ -55,8 +47,6 @@ def fresh_workdir(parent: pathlib.Path, name: str) -> pathlib.Path:
             return workdir
         except FileExistsError:
             number += 1
-        except OSError as error:
-            raise UserError(f"cannot make the folder {workdir}: {error.strerror}") from error
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
@@ -65,12 +55,10 @@ def check_folder(path: str | os.PathLike[str]) -> None:
     Raises:
         UserError: it is not a folder, or this user may not write there.
     """
-    if not os.fspath(path):
-        raise UserError("the workdir is empty; leave it out for a fresh folder under runs/")
     folder, made = pathlib.Path(path), []
     try:
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"the workdir {folder} is not a folder")
+        if not os.fspath(path) or (folder.exists() and not folder.is_dir()):
+            raise UserError(f"{os.fspath(path) or 'an empty path'} is not a folder")
         # Made and removed, because permissions do not show that a disk is read-only or a name too long.
         for place in (*reversed(folder.parents), folder):
             if not place.exists():
@@ -98,13 +86,21 @@ def refuse_others(folder: pathlib.Path, own: str) -> None:
         raise UserError(f"the workdir {folder} holds {other}; choose another workdir")
 
 
-def refuse_links(paths: Iterable[pathlib.Path]) -> None:
-    """Raises a UserError if one of the paths is a link. Folders that the user names may be links."""
+def save_seeds(folder: pathlib.Path, seeds: tuple[int, ...]) -> None:
+    """Adds seeds to the list of those that commands train in a folder's subfolders, which may not exist yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier: tuple[int, ...] = ()
+    with contextlib.suppress(UserError):  # a damaged list is replaced
+        earlier = read_seeds(folder)
+    replace_file(folder / SEEDS, json.dumps(list(dict.fromkeys([*earlier, *seeds]))) + "\n")
+
+
+def read_seeds(folder: pathlib.Path) -> tuple[int, ...]:
+    """The list of `save_seeds`; () without one. Raises a UserError if it cannot be read."""
     try:
-        for path in paths:
-            refuse_link(path)
-    except OSError as error:
-        raise UserError(f"{error.strerror}; put in its place what it leads to") from error
+        return tuple(map(int, read_json(folder / SEEDS))) if (folder / SEEDS).is_file() else ()
+    except (OSError, ValueError, TypeError, OverflowError) as error:  # OverflowError: Infinity as a seed
+        raise UserError(f"cannot read {folder / SEEDS}: {first_line(error)}") from error
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
@@ -113,14 +109,34 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read or is not a configuration.
     """
+    return _read_dict(folder / CONFIG, "method")
+
+
+def read_about(folder: pathlib.Path) -> dict[str, Any]:
+    """What a run's folder says of its method.
+
+    Returns:
+        title: of the method.
+        paper: its paper's address; '' without one.
+        methods: all methods, whose sections are in the configuration.
+        defaults: the fields' defaults, nested as in the configuration.
+        measures: what is measured besides accuracy and loss: names of metrics, without that of the set, -> words.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    return _read_dict(folder / ABOUT, "title")
+
+
+def _read_dict(path: pathlib.Path, entry: str) -> dict[str, Any]:
+    """The dict in a JSON file, which must have this entry, a text."""
     try:
-        saved = read_json(folder / CONFIG)
-        complete(saved)
-        if "method" not in saved:
-            raise ValueError("it names no method")
+        found = read_json(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {folder / CONFIG}: {' '.join(str(error).split())}") from error
-    return saved
+        raise UserError(f"cannot read the run in {path.parent}: {path.name}: {first_line(error)}") from error
+    if not isinstance(found, dict) or not isinstance(found.get(entry), str):
+        raise UserError(f"cannot read the run in {path.parent}: {path.name}: it has no {entry}")
+    return found
 
 
 def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) -> None:
@@ -128,12 +144,12 @@ def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) ->
 
     Args:
         folder: the run's.
-        config: complete.
+        config: nested dicts.
         remedy: what to do if the user trusts the folder.
     """
-    fields = flatten(dict(config))
-    for field, name in ((field, fields[field]) for field in CODE_FIELDS):
-        if is_own(name) and name not in METHODS:
+    fields = flatten(config)
+    for field, name in ((field, str(fields.get(field))) for field in CODE_FIELDS):
+        if is_own(name):
             raise UserError(f"the run in {folder} names code, {field}={name}, which would be run; {remedy}")
 
 
@@ -144,31 +160,35 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
     `config.stop` may be relaxed.
 
     Args:
-        old: the run's complete configuration.
+        old: the run's configuration, nested dicts.
         new: the configuration to resume it with.
     """
-    found = differences(old, new)
-    refused = {name: pair for name, pair in found.items() if name not in CHANGES_NO_RESULT}
-    grown = refused.get("num_rounds")
-    if grown and grown[0] <= grown[1] and new["schedule"] == "constant":
+    allowed = {*CHANGES_NO_RESULT, "stop.seconds"}
+    refused = {name: pair for name, pair in differences(old, new).items() if name not in allowed}
+    numbers = {name: pair for name, pair in refused.items() if all(isinstance(each, int | float) for each in pair)}
+    before, now = numbers.get("num_rounds", (0, 0))
+    if before < now and new.get("schedule") == "constant":
         del refused["num_rounds"]
-    refused.pop("stop.seconds", None)
     for name in ("stop.patience", "stop.bytes"):  # the rounds until then are the same
-        before, now = refused.get(name, (0, 0))
+        before, now = numbers.get(name, (0, 0))
         if before and (not now or now > before):
             del refused[name]
-    return "; ".join(f"{name}: {before!r} there, {now!r} here" for name, (before, now) in refused.items())
+    lines = [f"{name}: {before!r} there, {now!r} here" for name, (before, now) in refused.items()]
+    return "; ".join([*lines[:MOST_LISTED], *([f"and {len(lines) - MOST_LISTED} more"] * (len(lines) > MOST_LISTED))])
 
 
 class Workdir:
     """The folder of one run. Nothing is written before `begin`."""
 
-    def __init__(self, path: str | os.PathLike[str] | None, config: dict[str, Any]):
+    def __init__(
+        self, path: str | os.PathLike[str] | None, config: dict[str, Any], about: Mapping[str, Any] | None = None
+    ):
         """Checks that this configuration may run in this folder, and locks the folder.
 
         Args:
             path: need not exist; None takes a fresh folder under runs/ when the run begins.
             config: the complete configuration, as nested dicts.
+            about: for ABOUT, see `read_about`; None: not written.
 
         Raises:
             UserError: the folder holds a run of another configuration, or something that is not a run, or another
@@ -177,14 +197,12 @@ class Workdir:
         check_folder("runs" if path is None else path)  # before anything slow
         self.path = None if path is None else pathlib.Path(path)
         self.config = json.loads(json.dumps(config))  # as it will be read: JSON turns tuples into lists
+        self._about = about
         self.is_changed = False  # whether METRICS has lines that were changed, so that `begin` keeps a copy
         self._files: dict[str, Any] = {}
         self.is_begun = path is not None and (self.path / CONFIG).exists()
         if path is None:
             return
-        # Replacing a file replaces a link, too; but these are opened, or written into.
-        opened = (LOCK, LOG, CHECKPOINTS, CLIENTS, SNAPSHOTS, TENSORBOARD, FIGURES, ORIGIN_FILES)
-        refuse_links(self.path / name for name in opened)
         if self.is_begun:
             self._check_same_run()
             self._lock()
@@ -197,7 +215,7 @@ class Workdir:
     def _check_same_run(self) -> None:
         if (self.path / FLOWER).exists():
             raise UserError(f"the run in {self.path} is a Flower run, which cannot be resumed; choose another workdir")
-        if fields := forbidden_changes(complete(read_config(self.path)), self.config):
+        if fields := forbidden_changes(read_config(self.path), self.config):
             line = f"the workdir {self.path} holds a run of another configuration ({fields}); choose another workdir"
             raise UserError(line)
 
@@ -210,7 +228,7 @@ class Workdir:
         if self.path is None:
             self.path = fresh_workdir(pathlib.Path("runs"), name_of(self.config["method"]))
         try:
-            self.path.mkdir(parents=True, exist_ok=True)  # may be a link, since the user has named it
+            self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
             if not self.is_begun and (self.path / CONFIG).exists():
                 raise self._busy()  # another process began a run, and perhaps ended it, since the check
@@ -219,13 +237,15 @@ class Workdir:
             for name in (SUMMARY, REPORT, MODEL_CARD):
                 (self.path / name).unlink(missing_ok=True)  # they are of fewer rounds
             replace_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
+            if self._about is not None:
+                replace_file(self.path / ABOUT, json.dumps(self._about, indent=2) + "\n")
             for name, found in records.items():
                 if found.damage or (name == METRICS and self.is_changed):
                     with replaced(free_name(self.path / f"{name}.set_aside")) as copy:
                         copy.write(read_whole(self.path / name))
                 kept = [line for line in found.lines if line["round"] <= round_number]
                 replace_file(self.path / name, "".join(map(_to_line, kept)))
-                self._files[name] = open_to_append(self.path / name)
+                self._files[name] = (self.path / name).open("a")
         except OSError as error:
             raise UserError(f"cannot write to the workdir {self.path}: {error.strerror}") from error
 
@@ -233,10 +253,7 @@ class Workdir:
         """Locks the folder against other processes, until this process ends, even if it is killed."""
         if fcntl is None or "lock" in self._files:
             return
-        try:
-            self._files["lock"] = open_to_append(self.path / LOCK)
-        except OSError as error:
-            raise UserError(f"cannot write to the workdir {self.path}: {error.strerror}") from error
+        self._files["lock"] = (self.path / LOCK).open("a")
         try:
             fcntl.flock(self._files["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

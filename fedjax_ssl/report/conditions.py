@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedjax_ssl.config import num_byzantine, unknown_images
 from fedjax_ssl.records.runs import RunRecords
+from fedjax_ssl.records.words import num_byzantine, unknown_images
 
 
 def conditions(run: RunRecords) -> list[str]:

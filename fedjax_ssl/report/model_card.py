@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_ssl.config import describe_method, describe_model, server_has_labels
+from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.errors import printable
 from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords
+from fedjax_ssl.records.words import describe_model
 from fedjax_ssl.records.workdir import MODEL_CARD
 from fedjax_ssl.report.conditions import conditions
 
@@ -48,7 +49,7 @@ def describe_run(run: RunRecords) -> str:
     """What the model is, what it was trained on and how good it is, as Markdown, without paths."""
     config, noun = run.config, run.noun
     name, labels = _plain(_name(run)), _plain(run.who_has_labels())
-    method, source = map(_plain, describe_method(config["method"]))
+    method, source = _plain(run.about["title"]), _plain(run.about["paper"])
     trained = f"by federated semi-supervised learning over {config['num_clients']} clients"
     if run.is_of_server_alone:
         trained = "at the server alone"
@@ -171,7 +172,7 @@ The configuration is `config.json`, the clients' {run.noun} are `partition.npz`:
 ```python
 import json
 import fedjax_ssl
-from fedjax_ssl.records.resuming import typed
+from fedjax_ssl.config import typed
 
 config = typed(json.load(open({json.dumps(folder + "/config.json", ensure_ascii=False)})), "config.json")
 fedjax_ssl.train(config, "runs/again")

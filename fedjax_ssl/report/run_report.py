@@ -1,6 +1,5 @@
 """The report of one run: WORKDIR/report.html, and its pictures in WORKDIR/figures/."""
 
-import json
 import math
 import os
 import pathlib
@@ -8,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.config import base_config, complete, differences, flatten, name_of, other_sections
-from fedjax_ssl.fields import CHANGES_NO_RESULT
+from fedjax_ssl.fields import CHANGES_NO_RESULT, differences, flatten
 from fedjax_ssl.files import expanded, read_json
+from fedjax_ssl.imports import name_of
 from fedjax_ssl.records.clients import OVER_CLIENTS, TESTED, over_clients
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.origin import read_starts
@@ -202,7 +201,7 @@ def profile_of(run: RunRecords) -> dict[str, Any] | None:
     try:
         profile = read_json(path)
         config, stages = profile["config"], profile["seconds_by_stage"]
-        differ = set(differences(complete(config), run.config)) - _OF_NO_WEIGHT
+        differ = set(differences(config, run.config)) - _OF_NO_WEIGHT
         is_measured = math.isfinite(math.fsum(stages.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged, or of an earlier version
         return None
@@ -300,9 +299,8 @@ def _origin(run: RunRecords) -> list[page.Part]:
 
 def _configuration(run: RunRecords) -> list[page.Part]:
     """All fields that matter to the method; those that have the library's defaults are folded."""
-    defaults = json.loads(json.dumps(base_config().to_dict()))  # as they are read back: JSON turns tuples into lists
-    flat, flat_defaults = flatten(run.config), flatten(defaults)
-    of_others = other_sections(run.config["method"])
+    flat, flat_defaults = flatten(run.config), flatten(run.about["defaults"])
+    of_others = run.other_sections
     fields = [name for name in flat if name.partition(".")[0] not in of_others]
     rows = [[name, _short(flat[name]), _short(flat_defaults.get(name, "-"))] for name in fields]
     changed, same = [row for row in rows if row[1] != row[2]], [row[:2] for row in rows if row[1] == row[2]]

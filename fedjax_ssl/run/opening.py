@@ -26,10 +26,10 @@ from fedjax_ssl.records.workdir import (
     Workdir,
     check_folder,
     read_rounds,
-    refuse_links,
     refuse_others,
 )
 from fedjax_ssl.run import hosts
+from fedjax_ssl.run.about import about
 from fedjax_ssl.run.client_memory import run_of
 from fedjax_ssl.run.experiment import Experiment, build_experiments
 from fedjax_ssl.run.loop import Run, has_ended
@@ -62,9 +62,8 @@ def open_runs(
             check_folder(workdir)
             refuse_others(pathlib.Path(workdir), SEEDS)
         paths: list[Any] = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
-        refuse_links(paths if apart else [])
         folders = [
-            open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict())))
+            open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict(), about(c))))
             for path, c in zip(paths, configs)
         ]
     are_resumed = [folder and folder.is_begun and Checkpoints(folder.path / CHECKPOINTS).rounds() for folder in folders]

@@ -12,20 +12,19 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import flatten, measured_each_round, validate
+from fedjax_ssl.config import flatten
 from fedjax_ssl.data import class_counts, save_partition
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.files import expanded, replace_arrays, replace_file
-from fedjax_ssl.imports import CODE_FIELDS, is_own
+from fedjax_ssl.imports import CODE_FIELDS, is_own, name_of
 from fedjax_ssl.kinds import IMAGE
 from fedjax_ssl.learning.trees import tree_bytes
-from fedjax_ssl.methods import name_of
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import SECONDS, fields_to_raise, in_words
-from fedjax_ssl.records.origin import look, note_end, note_start, what_differs
-from fedjax_ssl.records.resuming import save_seeds
+from fedjax_ssl.records.origin import note_end, note_start, what_differs
+from fedjax_ssl.records.words import measured_each_round
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
     CLASS_COUNTS,
@@ -36,6 +35,7 @@ from fedjax_ssl.records.workdir import (
     TEST_INPUTS,
     TIMINGS,
     fresh_workdir,
+    save_seeds,
 )
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_memory import ClientMemory, begin_memory, resume_memory
@@ -65,6 +65,7 @@ from fedjax_ssl.run.programs import Program, compile_program
 from fedjax_ssl.run.seeds import report_seeds
 from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.under_way import under_way
+from fedjax_ssl.run.validation import validate
 
 
 def train(
@@ -96,7 +97,6 @@ def train(
         StoppedError: the disk, a file or the memory ended the run; its last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM or SIGHUP, once a checkpoint is written.
     """
-    look()
     begin()
     workdir = expanded(workdir) if workdir else workdir
     # A copy: the caller may change the configuration meanwhile, or have frozen it.

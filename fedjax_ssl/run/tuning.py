@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import validate
 from fedjax_ssl.engine.cohort import cohort_of, train_cohort
 from fedjax_ssl.engine.interface import Phase
 from fedjax_ssl.engine.round import select_of
@@ -31,6 +30,7 @@ from fedjax_ssl.run.machine import (
 )
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import say
+from fedjax_ssl.run.validation import validate
 
 STEPS = 4  # steps of each client in a measurement
 # Forms of several lanes to try around the fastest choice. A TPU's compiler estimates 'im2col' to be far slower.

@@ -16,11 +16,11 @@ import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from fedjax_ssl.config import measured_each_round
 from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.errors import TrainingError, UserError
 from fedjax_ssl.files import expanded, replace_file
-from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_links, refuse_others
+from fedjax_ssl.records.words import measured_each_round
+from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_others
 from fedjax_ssl.report.look import to_csv, to_markdown, write_tables
 from fedjax_ssl.report.table import LAST
 from fedjax_ssl.run.observe.log import QUIET, say
@@ -78,7 +78,7 @@ def run_sweep(
     tried: list[Cell] = []
     asked: list[Cell] = []
     if tries:
-        _refuse_links(plan(sweep, root, overrides), root)  # an error of the rows must come before the tries
+        plan(sweep, root, overrides)  # an error of the rows must come before the tries
         tried = _plan_tries(sweep, root / TRIES, overrides, tries)
         asked = [cell for cell in tried if row_and_number(cell.name)[0] in names]
         if dry_run:
@@ -92,7 +92,6 @@ def run_sweep(
     if dry_run:
         _list(warm_ups + cells)
         return cells
-    _refuse_links(warm_ups + cells, root)
     decided = [cell for cell in cells if cell.name not in undecided]
     for cell in cells:
         if cell.name in undecided:
@@ -206,7 +205,6 @@ def _finish_tries(cells: list[Cell], root: pathlib.Path) -> tuple[dict[str, str]
         The failures, and the rows whose best try is not decided: of a try that failed, but did not diverge. It may
         succeed later and win, and runs of its row would then have other fields.
     """
-    _refuse_links(warm_ups_of(cells) + cells, root)
     failures: dict[str, str] = {}
     for needed in (_needed_warm_ups(cells), cells):
         failures |= finish(needed, root, lambda: None, "before the rows")
@@ -233,8 +231,3 @@ def _list(cells: list[Cell]) -> None:
     for cell in cells:
         for seed in cell.seeds:
             print(f"{cell.folder / f'seed_{seed}'}  {progress_of(cell, seed)}")
-
-
-def _refuse_links(cells: list[Cell], root: pathlib.Path) -> None:
-    """Raises a UserError if a folder of some cells is a link."""
-    refuse_links(place for cell in cells for place in (cell.folder, *cell.folder.parents) if root in place.parents)

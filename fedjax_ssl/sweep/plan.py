@@ -17,18 +17,18 @@ from fedjax_ssl.config import (
     differences,
     flatten,
     for_seed,
-    labels_revealed,
     load_config_file,
     overridden_fields,
     override,
-    validate,
 )
 from fedjax_ssl.errors import UserError, known_are
 from fedjax_ssl.fields import CHANGES_NO_RESULT
 from fedjax_ssl.files import CONFIGS, expanded
 from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.words import labels_revealed
 from fedjax_ssl.records.workdir import METRICS, SUMMARY, read_rounds
 from fedjax_ssl.report.table import Row
+from fedjax_ssl.run.validation import validate
 from fedjax_ssl.sweep.search import LogUniform, Search
 
 ROOT = CONFIGS.parent

@@ -9,7 +9,8 @@ import pytest
 import fedjax_ssl
 import launch
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.config import apply_arguments, differences, load_config_file, parse_config, validate
+from fedjax_ssl.config import apply_arguments, differences, load_config_file, parse_config
+from fedjax_ssl.run.validation import validate
 from tests.helpers.runs import make_tiny_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

@@ -15,11 +15,12 @@ from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.on_labels import OnLabels, class_shares
 from fedjax_ssl.client.self_training import make_trainer
 from fedjax_ssl.client.trainers import Seen
-from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Previous
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.frames import PRIOR
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.run.validation import validate
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_network import at_rest, divided, in_numpy, sgd_step, softmax
 from tests.helpers.small_problem import (

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError
-from fedjax_ssl.config import validate
 from fedjax_ssl.engine.evaluation import score_pseudo_labels
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models.network import build_network
+from fedjax_ssl.run.validation import validate
 from tests.helpers.consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand
 from tests.helpers.runs import TINY_BACKBONE
 from tests.helpers.small_problem import (

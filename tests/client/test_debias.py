@@ -8,10 +8,11 @@ import pytest
 from fedjax_ssl import UserError
 from fedjax_ssl.client import Examples, label_cohort, make_confidence
 from fedjax_ssl.client.labels import debiased, mean_prediction
-from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.validation import validate
 from tests.helpers.consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand
 from tests.helpers.linear_network import divided, softmax
 from tests.helpers.runs import SMALL, make_fedanchor_config

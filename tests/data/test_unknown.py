@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.config import unknown_images, validate
 from fedjax_ssl.data import Dataset, make_partition
 from fedjax_ssl.data.federated import hold, put_whole
 from fedjax_ssl.data.owners import class_counts
 from fedjax_ssl.data.unknown import UNKNOWN, set_apart
 from fedjax_ssl.data.views import Views, most_images
 from fedjax_ssl.records.clients import client_sizes
+from fedjax_ssl.records.words import unknown_images
 from fedjax_ssl.run.features import read_data
+from fedjax_ssl.run.validation import validate
 from tests.helpers.partitions import data_config
 
 NUM_TRAIN, NUM_TEST, CLIENTS = 400, 60, 6

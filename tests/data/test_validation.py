@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError
-from fedjax_ssl.config import base_config, validate
+from fedjax_ssl.config import base_config
 from fedjax_ssl.data import PARTITIONS, Dataset, Partition, federate, load_partition, make_partition, save_partition
 from fedjax_ssl.data import class_counts as who_holds_what
+from fedjax_ssl.run.validation import validate
 from tests.helpers.partitions import LABELS, assert_no_row_twice, data_config, labels_of
 
 SETTINGS = ("server", "clients", "some_clients")

@@ -13,7 +13,7 @@ from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.labels import as_told, told_outputs
 from fedjax_ssl.client.self_training import make_trainer
 from fedjax_ssl.client.trainers import Seen
-from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.data.federated import federate
 from fedjax_ssl.data.owners import Partition
@@ -29,6 +29,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.run.validation import validate
 from tests.helpers.runs import make_tiny_config
 from tests.helpers.small_problem import SmallNetwork
 

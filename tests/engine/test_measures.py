@@ -13,7 +13,6 @@ from sklearn import metrics
 from sklearn.neighbors import KNeighborsClassifier
 
 from fedjax_ssl import UserError, base_config, load, train
-from fedjax_ssl.config import validate
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.engine.measures import (
     MEASURES,
@@ -28,6 +27,7 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import write_report
 from fedjax_ssl.report.table import Row, make_table
 from fedjax_ssl.run.observe.trackers import curves
+from fedjax_ssl.run.validation import validate
 from tests.helpers.runs import make_tiny_config
 from tests.helpers.small_problem import federation
 

@@ -3,7 +3,6 @@
 import functools
 import math
 
-import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -12,7 +11,7 @@ from fedjax_ssl import base_config
 from fedjax_ssl.augment.flavours import FLAVOURS
 from fedjax_ssl.client.confidence import KINDS
 from fedjax_ssl.client.on_labels import VIEWS
-from fedjax_ssl.config import apply_arguments, flatten, override, ranges, validate
+from fedjax_ssl.config import apply_arguments, flatten, override, ranges
 from fedjax_ssl.data import NORMALISATIONS
 from fedjax_ssl.data.labels import LABELS
 from fedjax_ssl.data.partition_schemes import PARTITIONS
@@ -25,6 +24,7 @@ from fedjax_ssl.fields import CHANGES_NO_RESULT, shared_fields
 from fedjax_ssl.methods import METHODS, Section, real, several, share, whole, word
 from fedjax_ssl.models import CLASSIFIER_INITS
 from fedjax_ssl.models.normalisation import POLICIES
+from fedjax_ssl.run.validation import validate
 from fedjax_ssl.server.aggregation import MEANS, OPTIMIZERS, WEIGHTS
 from fedjax_ssl.server.statistics import SOURCES
 from fedjax_ssl.server.statistics import WEIGHTS as BATCH_WEIGHTS
@@ -43,7 +43,8 @@ def named(*lines):
 
 
 FIELDS = flatten(base_config())
-NUMBERS = {field for field, its_range in ranges().items() if its_range.kind in (int, float)}
+RANGES = ranges()
+NUMBERS = {field for field, its_range in RANGES.items() if its_range.kind in (int, float)}
 FREE_TEXTS = named(
     ": init_from",
     "data: source path tfds_dir partition_file unknown_source",
@@ -140,6 +141,10 @@ def config_of(section):
 def answer(field, value):
     """The error of `validate` for a value of any type, or None."""
     section, _, name = field.rpartition(".")
+    try:
+        RANGES[field].check(field, value)
+    except UserError as error:  # `validate` begins with these checks, but of all fields
+        return of_one_line(field, value, error)
     config = config_of(section).copy_and_resolve_references()
     part = config[section] if section else config
     with part.ignore_type():
@@ -147,9 +152,13 @@ def answer(field, value):
     try:
         validate(config)
     except UserError as error:
-        assert "\n" not in str(error) and field in str(error), f"{field}={value!r}: {error}"
-        return str(error)
+        return of_one_line(field, value, error)
     return None
+
+
+def of_one_line(field, value, error):
+    assert "\n" not in str(error) and field in str(error), f"{field}={value!r}: {error}"
+    return str(error)
 
 
 @pytest.mark.parametrize(
@@ -170,17 +179,17 @@ def test_every_field_refuses_in_one_line_what_means_nothing(value, meaningful):
     assert {field for field in FIELDS if answer(field, value) is None} == meaningful
 
 
-@pytest.mark.parametrize("text", ["nan", "1e30", "word", ""])
+@pytest.mark.parametrize("text", ["1e30", "word"])
 def test_every_field_refuses_the_same_on_a_command_line(text):
     """A text becomes a value within the field's range, or is refused in one line that names the field."""
-    declared, accepted = ranges(), set()
+    accepted = set()
     for field in FIELDS:
         part = base_config().unlock()  # without the other sections: parsing time grows with their number
         for name in set(part) - {"method", field.partition(".")[0]}:
             del part[name]
         try:
             changed = override(part.lock(), [f"--config.{field}={text}"])
-            declared[field].check(field, flatten(changed)[field])
+            RANGES[field].check(field, flatten(changed)[field])
             accepted.add(field)
         except UserError as error:
             assert "\n" not in str(error) and field in str(error), f"{field}={text!r}: {error}"
@@ -242,14 +251,6 @@ def test_seeds_reach_to_32_bits():
         assert answer(field, value) is None
     assert answer("seed", most + 1) == f"seed must be at least 0 and at most {most}, not {most + 1}"
     assert "each at least 0" in answer("seeds", (0, most + 1))
-
-
-def test_tuples_may_have_numbers_of_numpy():
-    config = base_config()
-    config.seeds, config.data.label_profile = tuple(np.arange(2)), tuple(np.full(10, 0.5, np.float32))
-    validate(config)
-    assert {type(seed) for seed in config.seeds} == {int}
-    assert {type(share) for share in config.data.label_profile} == {float}
 
 
 # --- Declarers, by hand. ---------------------------------------------------------------------------------------------

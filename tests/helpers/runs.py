@@ -44,13 +44,11 @@ def make_tiny_config(**overrides):
 
 
 def forget_manifests(run):
-    """Makes a run look like an earlier version's, whose checkpoints have no manifest."""
-    from fedjax_ssl.records.manifest import MANIFEST
+    """Lets checkpoints forget what they were trained with, so that files of the run may be exchanged."""
+    from fedjax_ssl.records.manifest import read_manifest, write_manifest
 
-    for sums in (run / "checkpoints").glob("*/SHA256SUMS"):
-        (sums.parent / MANIFEST).unlink(missing_ok=True)
-        lines = sums.read_text().splitlines(keepends=True)
-        sums.write_text("".join(line for line in lines if MANIFEST not in line))
+    for path in (run / "checkpoints").glob("[0-9]*.json"):
+        write_manifest(path.with_suffix(""), read_manifest(path.with_suffix(""))._replace(run=None, records=""))
 
 
 @contextlib.contextmanager
@@ -67,10 +65,12 @@ def files_of_at_most(length):
 def pretended(folder, config, seed, accuracy=0.5):
     """Writes the records of a finished run without training."""
     from fedjax_ssl.config import for_seed
+    from fedjax_ssl.run.about import about
 
     run = folder / f"seed_{seed}"
     run.mkdir(parents=True)
     line = {"round": 1, "bytes_down": 1, "bytes_up": 1, "test_accuracy": accuracy, "validation_accuracy": accuracy}
     (run / "config.json").write_text(json.dumps(for_seed(config, seed).to_dict()))
+    (run / "about.json").write_text(json.dumps(about(for_seed(config, seed))))
     (run / "summary.json").write_text('{"rounds": 1}')
     (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")

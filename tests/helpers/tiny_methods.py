@@ -2,9 +2,10 @@
 
 import jax
 
-from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.run.experiment import build_experiment, initialiser
+from fedjax_ssl.run.validation import validate
 from tests.helpers.runs import TINY_BACKBONE, make_fedanchor_config
 
 # For all methods. Persistent optimizers give all a memory. Pre-training is the server's training compiled once more.

@@ -15,7 +15,6 @@ import pytest
 
 from fedjax_ssl import UserError, base_config, train
 from fedjax_ssl.augment.mixup import MIX_ORDERS, mix_inputs
-from fedjax_ssl.config import validate
 from fedjax_ssl.data import federate, load_dataset, make_partition
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.round import make_round
@@ -27,6 +26,7 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report.model_card import _use, model_card
 from fedjax_ssl.report.run_report import _mistakes
 from fedjax_ssl.run.experiment import make_method, make_problem
+from fedjax_ssl.run.validation import validate
 from tests.helpers.tiny_methods import make_config
 
 CLASSES, FEATURES, LENGTH = 3, 6, 5

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.config import validate
 from fedjax_ssl.learning.sgd import make_optimizer
+from fedjax_ssl.run.validation import validate
 
 PARAMS, GRADIENTS = np.array([1.0, -2.0, 0.5]), [np.array([0.3, -0.1, 0.2]), np.array([-0.2, 0.4, 0.1])]
 

@@ -10,12 +10,13 @@ import pytest
 
 from fedjax_ssl import base_config
 from fedjax_ssl import train as train_run
-from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.cbafed import COUNTS, GIVEN, RECORD, CBAFedExtra
 from fedjax_ssl.methods.cbafed.client import Acceptance, acceptance
 from fedjax_ssl.methods.frames import given_labels
+from fedjax_ssl.run.validation import validate
 from tests.helpers.linear_network import at_rest, divided, in_numpy, sgd_step
 from tests.helpers.runs import TINY_BACKBONE, make_fedanchor_config
 from tests.helpers.small_problem import (

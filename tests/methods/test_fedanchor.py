@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import State, UserError
-from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.methods import METHODS
@@ -26,6 +26,7 @@ from fedjax_ssl.methods.fedanchor.client import (
 )
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.run.observe.wire import bytes_per_client
+from fedjax_ssl.run.validation import validate
 from fedjax_ssl.server import training
 from tests.helpers.linear_network import in_numpy
 from tests.helpers.small_problem import (

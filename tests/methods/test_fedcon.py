@@ -6,13 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.learning.losses import negative_cosine
 from fedjax_ssl.learning.schedule import warmed_up
 from fedjax_ssl.learning.sgd import make_optimizer
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.methods import METHODS, fedcon
+from fedjax_ssl.run.validation import validate
 from fedjax_ssl.sweep import load_sweep, plan
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (

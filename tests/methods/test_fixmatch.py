@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError
-from fedjax_ssl.config import validate
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.run.validation import validate
 from fedjax_ssl.server import SERVER_MODEL
 from fedjax_ssl.server.aggregation import OPT_STATE
 from tests.helpers.consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.client import make_confidence
-from fedjax_ssl.config import validate
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fl2 import perturbation
+from fedjax_ssl.run.validation import validate
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (

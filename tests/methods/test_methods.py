@@ -16,7 +16,7 @@ import pytest
 
 from fedjax_ssl import base_config, train
 from fedjax_ssl.client import LABELLED, Confidence
-from fedjax_ssl.config import apply_arguments, flatten, validate
+from fedjax_ssl.config import apply_arguments, flatten
 from fedjax_ssl.engine import CLASSIFIER, Received, Upload
 from fedjax_ssl.engine.round import make_round, select_of
 from fedjax_ssl.engine.updates import leaves_by_path, moved_by
@@ -29,6 +29,7 @@ from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.train import checkpoint_interval
+from fedjax_ssl.run.validation import validate
 from tests.helpers.runs import make_fedanchor_config as make_tiny_config
 from tests.helpers.small_problem import CLASSES, SmallNetwork, federation, sent_down, small_problem
 from tests.helpers.small_problem import train as train_client

@@ -12,12 +12,13 @@ import pytest
 import launch
 from fedjax_ssl import UserError, base_config, imports, methods
 from fedjax_ssl.client import make_confidence
-from fedjax_ssl.config import describe_method, overlooked, parse_config, validate
+from fedjax_ssl.config import overlooked, parse_config
 from fedjax_ssl.engine import no_op
 from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.records.origin import note_start, read_starts
 from fedjax_ssl.records.workdir import refuse_code
 from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.validation import validate
 from fedjax_ssl.sweep import Sweep, plan
 from tests.helpers.runs import TINY_BACKBONE
 
@@ -27,6 +28,7 @@ import dataclasses
 from fedjax_ssl.methods import METHODS, Section, whole
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.run.validation import validate
 
 
 def defaults():
@@ -112,10 +114,8 @@ SMALL = [f"--config.model.name={TINY_BACKBONE}", "--config.log.report=false", "-
 def own(tmp_path, monkeypatch):
     """In an empty folder with `my.py`; nothing is remembered of files of other folders."""
     monkeypatch.chdir(tmp_path)
-    methods._IMPORTED.clear()
     (tmp_path / "my.py").write_text(FILE)
-    yield tmp_path
-    methods._IMPORTED.clear()
+    return tmp_path
 
 
 def config_of(folder):
@@ -143,10 +143,9 @@ def test_it_trains_resumes_predicts_and_is_reported(own, capfd):
     np.savez("images.npz", images=np.zeros((2, 8, 8), np.uint8))
     predict = ["predict", f"--workdir={run}", "--npz=images.npz", "--out=out.npz", "--allow_code"]
     assert launch.main(predict) == 0
-    assert describe_method("my.py:agreement") == ("Agreement", "")
+    assert json.loads((run / "about.json").read_text())["title"] == "Agreement"
 
     (own / "my.py").unlink()
-    methods._IMPORTED.clear()
     capfd.readouterr()
     assert launch.main(predict) == 2
     line = capfd.readouterr().err.strip()
@@ -154,7 +153,7 @@ def test_it_trains_resumes_predicts_and_is_reported(own, capfd):
     assert "importing my.py fails (FileNotFoundError" in line
     assert launch.main(["report", str(run)]) == 0
     assert "agreement.views" in (run / "report.html").read_text()
-    assert "trained with agreement" in (run / "MODEL_CARD.md").read_text()
+    assert "trained with Agreement" in (run / "MODEL_CARD.md").read_text()
 
 
 def test_a_function_and_a_module_are_methods_too(own):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.batches import epoch_orders
@@ -21,6 +21,7 @@ from fedjax_ssl.methods.proxyfl.client import disjoint_sets_losses
 from fedjax_ssl.methods.proxyfl.server import tuned_proxies
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.run.experiment import make_problem
+from fedjax_ssl.run.validation import validate
 from tests.helpers.linear_network import at_rest, sgd_step, softmax
 from tests.helpers.runs import TINY_BACKBONE
 from tests.helpers.small_problem import (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import train as train_run
-from fedjax_ssl.config import apply_arguments, validate
+from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.errors import UserError
@@ -15,6 +15,7 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import row
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.rscfed.server import consensus_weights, distances_to_mean
+from fedjax_ssl.run.validation import validate
 from tests.helpers.linear_network import in_numpy, sgd_step
 from tests.helpers.runs import TINY_BACKBONE, make_fedanchor_config
 from tests.helpers.small_problem import (

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError
-from fedjax_ssl.config import apply_arguments, base_config, validate
+from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.sage import mixed_labels
 from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.validation import validate
 from tests.helpers.consistency_by_hand import assert_as_by_hand, train_by_hand
 from tests.helpers.linear_network import softmax
 from tests.helpers.runs import TINY_BACKBONE

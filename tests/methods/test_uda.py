@@ -3,8 +3,8 @@
 import pytest
 
 from fedjax_ssl import UserError
-from fedjax_ssl.config import validate
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.run.validation import validate
 from tests.helpers.consistency_by_hand import assert_as_by_hand, train_by_hand
 from tests.helpers.small_problem import federation, sent_down, small_problem, train
 

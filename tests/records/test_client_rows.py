@@ -1,6 +1,5 @@
 """The file of the clients' memory: its rounds, its size and its errors."""
 
-import hashlib
 import os
 import pathlib
 import shutil
@@ -83,28 +82,6 @@ def test_the_file_is_little_larger_than_its_rows(tmp_path, length):
     assert path.stat().st_size < 1.25 * number * length
 
 
-def test_a_file_of_the_form_before_goes_on(tmp_path):
-    """Earlier files have pages of 32 kB and no rowids."""
-    path = tmp_path / "clients.sqlite"
-    with sqlite3.connect(path) as file:
-        file.executescript(
-            "PRAGMA page_size = 32768; CREATE TABLE rows(client INTEGER, round INTEGER, sum BLOB, data BLOB, "
-            "PRIMARY KEY(client, round)) WITHOUT ROWID; CREATE TABLE run(name TEXT PRIMARY KEY, value TEXT);"
-        )
-        digest = hashlib.blake2b(b"old", digest_size=16, key=b"0 1").digest()
-        file.execute("INSERT INTO rows VALUES (0, 1, ?, ?)", (digest, b"old"))
-        file.executemany("INSERT INTO run VALUES (?, ?)", [("run", "run"), ("oldest", "0"), ("reached", "1")])
-    rows = ClientRows(path, RUN, 1)
-    assert rows_of(rows) == {0: b"old"}
-    for number in (2, 3):
-        rows.write(0, number, b"new")
-        rows.commit(number, [number])
-    rows.close()
-    assert rows_of(ClientRows(path, RUN, 3)) == {0: b"new"}
-    with sqlite3.connect(path) as file:
-        assert file.execute("SELECT round FROM rows").fetchall() == [(3,)]
-
-
 def test_the_rows_that_stay_are_those_that_a_kept_checkpoint_sees(tmp_path):
     random, path, kept, written = np.random.default_rng(0), tmp_path / "clients.sqlite", [], set()
     rows = ClientRows(path, RUN, None)
@@ -176,9 +153,6 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"^\S+no_round is damaged: "):
         check_rows(tmp_path / "no_round", RUN, 1)
     assert not (tmp_path / "missing").exists()
-    (tmp_path / "link").symlink_to(path)
-    with pytest.raises(OSError, match="link"):
-        ClientRows(tmp_path / "link", RUN, 1)
     check_rows(path, RUN, 1)
     assert len(rows_of(ClientRows(path, RUN, 1))) == 2
 

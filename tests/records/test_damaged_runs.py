@@ -3,7 +3,6 @@
 Each fault once went unnoticed or ended in a traceback.
 """
 
-import asyncio
 import json
 import os
 import shutil
@@ -18,19 +17,20 @@ import launch
 from fedjax_ssl import UserError, train
 from fedjax_ssl.errors import printable
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir, read_records, read_rounds
 from fedjax_ssl.report import write_comparison, write_report
 from fedjax_ssl.report.model_card import model_card
-from tests.helpers.runs import make_tiny_config
+from tests.helpers.stub import make_stub_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
 
 @pytest.fixture
-def run(finished_run, tmp_path):
+def run(stub_run, tmp_path):
     """A copy of the finished run with checkpoints of rounds 2 and 4."""
-    shutil.copytree(finished_run[0], tmp_path / "run")
+    shutil.copytree(stub_run[0], tmp_path / "run")
     return tmp_path / "run"
 
 
@@ -50,8 +50,8 @@ def everything_in(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def assert_as_if_nothing_had_happened(run, finished_run, state):
-    reference, expected = finished_run
+def assert_as_if_nothing_had_happened(run, stub_run, state):
+    reference, expected = stub_run
     chex.assert_trees_all_equal(jax.device_get(state), jax.device_get(expected))
     assert (run / METRICS).read_bytes() == (reference / METRICS).read_bytes()
     assert Checkpoints(run / "checkpoints").rounds() == [2, 4]
@@ -62,43 +62,20 @@ def assert_as_if_nothing_had_happened(run, finished_run, state):
     assert [ours[name] for name in figures] == [theirs[name] for name in figures]
 
 
-def truncate(run):
-    os.truncate(a_large_file_of(run / "checkpoints" / "4"), 9)
-
-
-def empty(run):
-    shutil.rmtree(run / "checkpoints" / "4")
-    (run / "checkpoints" / "9999").mkdir()
-    (run / "checkpoints" / "4").mkdir()
-
-
-def flip_a_bit(run):
-    flip(a_large_file_of(run / "checkpoints" / "4"))
-
-
-@pytest.mark.parametrize("damage", [flip_a_bit, truncate, empty])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(run, finished_run, damage, capfd):
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(run, stub_run, capfd):
     """The run ends bit for bit as without damage; the checkpoint is renamed, not deleted."""
-    damage(run)
+    flip(a_large_file_of(run / "checkpoints" / "4"))
+    (run / "checkpoints" / "9999").mkdir()
     damaged = everything_in(run / "checkpoints" / "4")
-    state = train(make_tiny_config(), run)
+    state = train(make_stub_config(), run)
     said = capfd.readouterr().err
     assert f"warning: the checkpoint {run / 'checkpoints' / '4'} is damaged" in said
     assert "goes on from round 2" in said
-    assert_as_if_nothing_had_happened(run, finished_run, state)
+    assert_as_if_nothing_had_happened(run, stub_run, state)
     aside = run / "checkpoints" / "4.set_aside"
     assert {path.relative_to(aside): text for path, text in everything_in(aside).items()} == {
         path.relative_to(run / "checkpoints" / "4"): text for path, text in damaged.items()
     }
-
-
-def test_an_extended_run_does_not_go_on_from_a_damaged_checkpoint(run, tmp_path, capfd):
-    """A continued run once gave another model without a warning."""
-    flip(a_large_file_of(run / "checkpoints" / "4"))
-    longer = make_tiny_config(num_rounds=5)
-    chex.assert_trees_all_equal(train(longer, run), train(longer, tmp_path / "whole"))
-    assert (run / METRICS).read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()
-    assert "is damaged" in capfd.readouterr().err
 
 
 def test_where_no_checkpoint_is_whole_the_run_stops_in_one_line_and_changes_nothing(run):
@@ -106,7 +83,7 @@ def test_where_no_checkpoint_is_whole_the_run_stops_in_one_line_and_changes_noth
         flip(a_large_file_of(run / "checkpoints" / number))
     before = everything_in(run)
     with pytest.raises(UserError, match=r"no checkpoint can be used .*put files of a copy back") as caught:
-        train(make_tiny_config(), run)
+        train(make_stub_config(), run)
     assert "\n" not in str(caught.value) and everything_in(run) == before
 
 
@@ -119,24 +96,14 @@ def spoil_third_line(path):
     path.write_bytes(b"".join([*lines[:2], b'{"round": 3, "test_\xff\n', *lines[3:]]))
 
 
-def drop_third_line(path):
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
-
-
-def a_word_for_a_number(path):
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], b'{"round": 3, "test_accuracy": "x"}\n', *lines[3:]]))
-
-
-@pytest.mark.parametrize("damage", [cut_last_line, spoil_third_line, drop_third_line, a_word_for_a_number])
-def test_a_hole_in_the_records_sends_the_run_back_to_where_they_reach(run, finished_run, damage, capfd):
+@pytest.mark.parametrize("damage", [cut_last_line, spoil_third_line])
+def test_a_hole_in_the_records_sends_the_run_back_to_where_they_reach(run, stub_run, damage, capfd):
     damage(run / METRICS)
     damaged = (run / METRICS).read_bytes()
-    state = train(make_tiny_config(), run)
+    state = train(make_stub_config(), run)
     said = capfd.readouterr().err
     assert "4 is later than the records, which reach round" in said and "goes on from round 2" in said
-    assert_as_if_nothing_had_happened(run, finished_run, state)
+    assert_as_if_nothing_had_happened(run, stub_run, state)
     assert (run / "checkpoints" / "4.set_aside").is_dir()
     if damage is not cut_last_line:  # a kill leaves this behind
         assert f"{run / METRICS}" in said and (run / f"{METRICS}.set_aside").read_bytes() == damaged
@@ -149,28 +116,20 @@ def change_a_figure(path, number):
     path.write_bytes(b"".join(lines))
 
 
-def test_a_figure_that_has_changed_sends_the_run_back_too(run, finished_run, capfd):
+def test_a_figure_that_has_changed_sends_the_run_back_too(run, stub_run, capfd):
     """A checkpoint holds a checksum of the record lines before it."""
     change_a_figure(run / METRICS, 3)
     changed = (run / METRICS).read_bytes()
-    state = train(make_tiny_config(), run)
+    state = train(make_stub_config(), run)
     assert f"{run / METRICS} is not what was written; the run goes on from round 2" in capfd.readouterr().err
-    assert_as_if_nothing_had_happened(run, finished_run, state)
+    assert_as_if_nothing_had_happened(run, stub_run, state)
     assert (run / f"{METRICS}.set_aside").read_bytes() == changed
 
 
-def test_a_damaged_checksum_of_the_records_is_no_changed_figure(run, tmp_path):
-    (run / "checkpoints" / "4" / "records.sha256").write_text("0" * 64)
-    checkpoints = Checkpoints(run / "checkpoints")
-    assert checkpoints.fits(4, "1" * 64)  # because the checkpoint is damaged
-    assert checkpoints.fits(2, Workdir(run, make_tiny_config().to_dict()).checksum(2))
-    assert not checkpoints.fits(2, "1" * 64)
-
-
-def test_a_figure_that_no_checkpoint_is_before_is_said(run, finished_run, capfd):
+def test_a_figure_that_no_checkpoint_is_before_is_said(run, stub_run, capfd):
     """The state is intact, so the run continues; the lost line is reported."""
     change_a_figure(run / METRICS, 1)
-    chex.assert_trees_all_equal(train(make_tiny_config(), run), finished_run[1])
+    chex.assert_trees_all_equal(train(make_stub_config(), run), stub_run[1])
     assert f"{run / METRICS} is not what was written; the run goes on from round 4" in capfd.readouterr().err
 
 
@@ -184,43 +143,35 @@ def test_records_that_no_checkpoint_fits_are_said_and_nothing_is_changed(run, wo
         shutil.rmtree(run / "checkpoints")
     before = everything_in(run)
     with pytest.raises(UserError, match=words) as caught:
-        train(make_tiny_config(), run)
+        train(make_stub_config(), run)
     assert "\n" not in str(caught.value) and everything_in(run) == before
 
 
-def test_seconds_that_are_lost_are_said(run, finished_run, capfd):
-    """Seconds are not part of the state, so the run does not go back."""
+def test_seconds_that_are_lost_are_said(run, stub_run, capfd):
+    """Seconds are not part of the state, so the run does not go back. A damaged summary is written anew."""
     (run / TIMINGS).write_text('no line\n{"round": 1, "seconds": 1.0}\n{"round": 2, "seconds": null}\n')
-    (run / "summary.json").unlink()
-    chex.assert_trees_all_equal(train(make_tiny_config(), run), finished_run[1])
+    (run / "summary.json").write_text('{"rounds": 4, "versions": 3}')
+    chex.assert_trees_all_equal(train(make_stub_config(), run), stub_run[1])
     assert "no seconds of 3 of 4 rounds" in capfd.readouterr().err
     assert json.loads((run / "summary.json").read_text())["seconds"] == 1.0
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "null", '{"rounds": "4"}', '{"rounds": 4, "versions": 3}'])
-def test_a_damaged_summary_is_written_anew(run, finished_run, text):
-    (run / "summary.json").write_text(text)
-    train(make_tiny_config(), run)
-    ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (run, finished_run[0]))
-    assert ours["test_accuracy"] == theirs["test_accuracy"] and ours["rounds"] == 4
-
-
 def test_lines_are_on_the_disk_before_the_checkpoint_that_stands_on_them(tmp_path, monkeypatch):
     """Both files are synced after their last write, by the order of system calls."""
-    done, rename, fsync, append = [], os.rename, os.fsync, Workdir.append
-    monkeypatch.setattr(Workdir, "append", lambda self, name, lines: (done.append(name), append(self, name, lines)))
+    done, fsync, append, save = [], os.fsync, Workdir.append, Checkpoints.save
 
     def synced(number):
         done.append(f"synced {os.path.basename(os.readlink(f'/proc/self/fd/{number}'))}")
         fsync(number)
 
-    def renamed(old, new):
-        done.append(f"checkpoint {os.path.basename(new)}")
-        rename(old, new)
+    def saved(self, number, *given):
+        done.append(f"checkpoint {number}")
+        save(self, number, *given)
 
+    monkeypatch.setattr(Workdir, "append", lambda self, name, lines: (done.append(name), append(self, name, lines)))
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "rename", renamed)
-    train(make_tiny_config(num_rounds=2), tmp_path / "run")
+    monkeypatch.setattr(Checkpoints, "save", saved)
+    train(make_stub_config(num_rounds=2), tmp_path / "run")
     for number in (0, 2):
         until = done[: done.index(f"checkpoint {number}")]
         for name in (METRICS, TIMINGS):
@@ -250,33 +201,13 @@ def test_lines_are_read_up_to_the_first_hole(tmp_path):
 # --- Loading. --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def images(finished_run):
-    return np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
-
-
 def load(folder):
     return fedjax_ssl.load(folder, allow_code=True)
 
 
-def test_reads_that_end_late_say_nothing(run, monkeypatch):
-    """The first failing read ends the wait; the others once printed tracebacks."""
-
-    def restore(self, *args, **kwargs):
-        loop = asyncio.new_event_loop()
-        loop.close()
-        loop.call_soon_threadsafe(print)  # as TensorStore does
-        raise ValueError("out of range")
-
-    made = asyncio.new_event_loop
-    monkeypatch.setattr("orbax.checkpoint.Checkpointer.restore", restore)
-    with pytest.raises(UserError, match="out of range"):
-        load(run)
-    assert asyncio.new_event_loop is made
-
-
-def test_a_damaged_checkpoint_is_not_loaded(run, images, capfd):
+def test_a_damaged_checkpoint_is_not_loaded(run, capfd):
     """The checkpoint before it is loaded, with a warning; loading writes nothing."""
+    images = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
     flip(a_large_file_of(run / "checkpoints" / "4"))
     before = everything_in(run)
     predictor = load(run)
@@ -285,95 +216,47 @@ def test_a_damaged_checkpoint_is_not_loaded(run, images, capfd):
     shutil.rmtree(run / "checkpoints" / "4")
     np.testing.assert_array_equal(predictor(images).probabilities, load(run)(images).probabilities)
     assert {path for path in before if "/4/" not in str(path)} == set(everything_in(run))
-    flip(a_large_file_of(run / "checkpoints" / "2"))
-    with pytest.raises(UserError, match="no checkpoint can be used"):
-        load(run)
-
-
-@pytest.mark.parametrize("field, value", [("anchor_dim", -1), ("width", 0.0), ("normalisation", "b"), ("dtype", "x")])
-def test_a_stored_network_that_cannot_be_is_one_line(run, field, value):
-    saved = json.loads((run / "config.json").read_text())
-    saved["model"][field] = value
-    (run / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(UserError, match=f"config.json: model.{field}") as caught:
-        load(run)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_stored_anchor_head_without_width_is_one_line(finished_fedanchor_run, tmp_path):
-    """This once was a division by zero."""
-    shutil.copytree(finished_fedanchor_run[0], tmp_path / "run")
-    saved = json.loads((tmp_path / "run" / "config.json").read_text())
-    saved["model"]["anchor_dim"] = 0
-    (tmp_path / "run" / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(UserError, match=r"model\.anchor_dim must be at least 1"):
-        load(tmp_path / "run")
-
-
-def edited(**changes):
-    def edit(path):
-        facts = json.loads(path.read_text())
-        facts.pop("sha256")  # as in a file of an earlier version
-        path.write_text(json.dumps({**facts, **changes}))
-
-    return edit
 
 
 @pytest.mark.parametrize(
-    "edit, words",
+    "name, text, words",
     [
-        (lambda path: path.write_text(path.read_text().replace("8,", "9,", 1)), "is not what was written"),
-        (lambda path: path.write_text(path.read_text()[:50]), "cannot be read"),
-        (lambda path: path.write_bytes(b"\xff\xfe"), "cannot be read"),
-        (lambda path: path.write_text("[]"), "holds no object"),
-        (edited(std=[0.0]), r"std is \[0.0\]; it must be 1 finite numbers above 0"),
-        (edited(mean=[float("nan")]), "mean is"),
-        (edited(mean=3), "mean is 3"),
-        (edited(image_shape=[8, 8]), "image_shape is"),
-        (edited(num_classes="ten"), "num_classes is"),
-        (edited(class_names=["one"]), "class_names must be 10 names"),
+        ("config.json", "[]", "config.json: it has no method"),
+        ("config.json", "[" * 100_000, "too many brackets"),
+        ("config.json", "{", "Expecting property name"),
+        ("config.json", '{"method": 3}', "config.json: it has no method"),
+        ("config.json", '{"method": "semifl", "model": 3}', "model is|is 'missing'|another configuration"),
+        (
+            "config.json",
+            '{"method": "semifl", "num_rounds": "many"}',
+            "num_rounds|missing|another configuration",
+        ),
+        ("dataset.json", "{}", "dataset.json is damaged"),
+        ("dataset.json", '{"num_classes": 10, "sha256": "0"}', "dataset.json is damaged"),
+        ("dataset.json", "\xff", "dataset.json is damaged"),
     ],
 )
-def test_what_describes_the_images_is_checked(run, edit, words):
-    edit(run / "dataset.json")
-    with pytest.raises(UserError, match=words) as caught:
-        load(run)
-    assert str(run / "dataset.json") in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "text, words",
-    [
-        ("[]", "not a configuration, but list"),
-        ("null", "not a configuration"),
-        ("[" * 100_000, "too many brackets"),
-        ("{", "Expecting property name"),
-        ('{"model": 3}', "model is 3, but must be a section of fields"),
-        ('{"method": 3}', "method is 3"),
-        ('{"num_rounds": "many"}', "num_rounds is 'many'"),
-        ('{"model": {"name": ["cnn"]}}', r"model.name is \['cnn'\]"),
-        ('{"data": {"source": {"a": 1}}}', "data.source is"),
-    ],
-)
-def test_a_foreign_configuration_is_one_line_for_everybody(run, text, words):
-    (run / "config.json").write_text(text)
-    for use in (load, write_report, lambda folder: train(make_tiny_config(), folder)):
+def test_a_foreign_file_is_one_line_for_everybody(run, name, text, words):
+    (run / name).write_text(text, "latin-1")
+    uses = [load]
+    if name == "config.json":  # without the data set's facts a report shows less, and training writes them anew
+        uses += [write_report, lambda folder: train(make_stub_config(), folder)]
+    for use in uses:
         before = everything_in(run)
         with pytest.raises(UserError, match=words) as caught:
             use(run)
-        assert str(run) in str(caught.value) and "\n" not in str(caught.value)
+        assert str(run) in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 1000
         assert everything_in(run) == before
 
 
-@pytest.mark.parametrize("field", ["method", "model.name"])
-@pytest.mark.parametrize("form", ["{0}/evil.py:Evil", "evil_{1}:Evil"])
+@pytest.mark.parametrize("field, form", [("method", "{0}/evil.py:Evil"), ("model.name", "evil_{1}:Evil")])
 def test_no_code_that_a_folder_names_is_run(run, field, form, tmp_path, monkeypatch, capfd):
     """Code in a file or module of the current folder, as method or backbone: load, predict and report do not run it."""
     trace, file = tmp_path / "it_ran", "evil.py" if "/" in form else f"evil_{field[-4:]}.py"
     (tmp_path / file).write_text(f"open({str(trace)!r}, 'w')\n")
     monkeypatch.chdir(tmp_path)
     config = json.loads((run / "config.json").read_text())
-    config["model"]["name"] = "cnn"
+    config["method"], config["model"]["name"] = "fedanchor", "cnn"
     *section, name = field.split(".")
     (config[section[0]] if section else config)[name] = form.format(tmp_path, field[-4:])
     (run / "config.json").write_text(json.dumps(config))
@@ -384,25 +267,10 @@ def test_no_code_that_a_folder_names_is_run(run, field, form, tmp_path, monkeypa
     assert launch.main(["predict", f"--workdir={run}", "--npz=images.npz", "--out=out.npz"]) == 2
     assert "names code" in capfd.readouterr().err
     assert "trained with" in model_card(read_run(run))
-    write_comparison([run], tmp_path / "page.html")
     assert not trace.exists()
     with pytest.raises(UserError):  # it is run, but gives nothing usable
         load(run)
     assert trace.exists()
-
-
-@pytest.mark.parametrize("name", ["config.json", "dataset.json", METRICS, "summary.json", "class_counts.npz"])
-def test_nobody_waits_for_a_pipe(run, name):
-    (run / name).unlink()
-    os.mkfifo(run / name)
-    for use in (load, read_run, lambda folder: train(make_tiny_config(), folder)):
-        try:
-            used = use(run)
-        except (UserError, OSError) as error:
-            assert "is not a file" in str(error) or "is a pipe" in str(error)
-            assert "\n" not in str(error)
-        else:
-            assert used is not None
 
 
 # --- Reports. --------------------------------------------------------------------------------------------------------
@@ -417,7 +285,7 @@ def test_a_report_shows_a_damaged_run_as_far_as_it_can_be_read(run):
     (run / "profile").mkdir()
     (run / "profile" / "profile.json").write_text('{"config": 3, "seconds_by_stage": {}}')
     page = write_report(run).read_text()
-    for words in ("summary.json is damaged", "class_counts.npz", "dataset.json holds no object", snapshot.name):
+    for words in ("summary.json is damaged", "class_counts.npz", "dataset.json is damaged", snapshot.name):
         assert words in page, words
     card = (run / "MODEL_CARD.md").read_text()
     assert "**Damaged:** summary.json is damaged" in card and (run / "figures" / "losses.png").exists()
@@ -432,17 +300,20 @@ def test_where_nothing_can_be_read_the_report_says_why(run):
     (run / METRICS).write_bytes(b"\xff\xff\n")
     with pytest.raises(UserError, match=r"line 1 of .* is damaged"):
         read_run(run)
+    (run / "about.json").unlink()
+    with pytest.raises(UserError, match=r"cannot read .*about\.json"):
+        read_run(run)
 
 
 def test_a_report_of_fewer_rounds_goes_when_the_run_goes_on(run):
     """After an interrupted extension the page once said that all rounds were done."""
     for name in ("report.html", "MODEL_CARD.md"):
         (run / name).write_text("40 of 40")
-    longer = Workdir(run, make_tiny_config(num_rounds=9).to_dict())
+    longer = Workdir(run, make_stub_config(num_rounds=9).to_dict())
     longer.begin(4)  # and is killed
     longer.close()
     assert not (run / "report.html").exists() and not (run / "MODEL_CARD.md").exists()
-    assert "4 of 9" in write_report(run).read_text()
+    assert read_run(run).standing() == "round 4 of 9"
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
@@ -450,10 +321,7 @@ def test_any_class_name_can_be_shown(run):
     """Dollar signs, which matplotlib reads as mathematics; bytes that are not UTF-8; control characters; markup."""
     names = ["$x_1$", "$", "\udcff\udcfe", "a\x00b\x1b[31m", "<script>alert(1)</script>", "a\nb", "\u202eabc", "&amp;",
              "100 %_^~{}\\", "猫"]  # fmt: skip
-    facts = json.loads((run / "dataset.json").read_text())
-    del facts["sha256"]
-    name = "$a\udcff\x07<script>|[b](c)`"
-    (run / "dataset.json").write_text(json.dumps({**facts, "name": name, "class_names": names}))
+    write_dataset(run, {**read_dataset(run), "name": "$a\udcff\x07<script>|[b](c)`", "class_names": names})
     page = write_report(run).read_bytes().decode()
     for picture in (run / "figures").glob("*.svg"):
         assert_is_xml(picture.read_bytes().decode())
@@ -475,46 +343,30 @@ def test_what_is_shown_has_no_letter_that_acts():
     assert printable("naïve 猫 👩\u200d🔬 $x$") == "naïve 猫 👩\u200d🔬 $x$"
 
 
-def test_a_run_in_a_folder_of_any_name(run, tmp_path):
-    folder = tmp_path / os.fsdecode(b'a "\xff" <b> $x$ \x07')
-    os.rename(run, folder)
-    write_report(folder)
-    text = write_comparison([folder], tmp_path / "page.html").read_bytes().decode()
-    assert "<b>" not in text and "\x07" not in text
-
-
 OTHERS = {
-    "nothing": {},
     "labels alone": {"labels": np.zeros(3, int)},
-    "numbers": {name: np.array(1.5) for name in ("labels", "predictions", "embeddings", "clients", "train", "server")},
     "other classes": {
         "labels": np.full(3, 70), "predictions": np.full(3, 70), "embeddings": np.zeros((3, 2)),
         "embedding_labels": np.full(3, 70), "clients": np.ones((8, 71), int), "train": np.ones(71, int),
-        "server": np.ones(71, int),
-    },
-    "fewer predictions than labels": {
-        "labels": np.zeros(3, int), "predictions": np.zeros(2, int), "embeddings": np.zeros((3, 2)),
-        "embedding_labels": np.zeros(3, int), "clients": np.ones((8, 10), int), "train": np.ones(9, int),
-        "server": np.ones(10, int),
+        "server": np.ones(71, int), "labelled": np.ones((8, 71), int), "validation": np.ones(71, int),
     },
     "embeddings that are no numbers": {
         "labels": np.zeros(3, int), "predictions": np.zeros(3, int), "embeddings": np.full((3, 2), np.nan),
         "embedding_labels": np.zeros(3, int), "clients": np.ones((8, 10)), "train": np.ones(10), "server": np.ones(10),
     },
-    "tests of a client": {"round": np.zeros(2, int), "global": np.zeros(8)},
     "tests that are no shares": {"round": np.array(4), "global": np.array("a")},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("arrays", OTHERS.values(), ids=OTHERS)
-def test_whole_files_with_other_arrays_are_named_in_the_report(arrays, run):
+def test_whole_files_with_other_arrays_are_named(arrays, run):
     """The run has ten classes. The summary, written again, leaves out the figures of these arrays."""
     (snapshot,) = (run / "snapshots").glob("*.npz")
     names = ["client_tests.npz"] if "round" in arrays else ["class_counts.npz", f"snapshots/{snapshot.name}"]
     for name in names:
         np.savez(run / name, **arrays)
-    page = write_report(run).read_text()
-    assert all(name.rpartition("/")[2] in page for name in names)
+    lines = "\n".join(read_run(run).unreadable())
+    assert all(name.rpartition("/")[2] in lines for name in names)
     (run / "summary.json").unlink()
-    train(make_tiny_config(), run)
+    train(make_stub_config(), run)
     assert (run / "summary.json").exists()

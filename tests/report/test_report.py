@@ -18,6 +18,7 @@ import launch
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import add_section, flatten
 from fedjax_ssl.data import load_dataset
+from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.groups import Group, read_groups, what_differs
 from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
 from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
@@ -407,9 +408,7 @@ def test_data_sets_are_drawn_apart(three_runs, tmp_path, undrawn):
     shutil.copytree(runs / "b", runs / "c")
     for name, path in (("b", "/one/cells.npz"), ("c", "/two/cells.npz")):  # the same name, different data
         changed(runs / name / "seed_0", data={"source": "npz", "path": path})
-        facts = json.loads((runs / name / "seed_0" / "dataset.json").read_text())
-        del facts["sha256"]
-        (runs / name / "seed_0" / "dataset.json").write_text(json.dumps({**facts, "name": "cells"}))
+        write_dataset(runs / name / "seed_0", {**read_dataset(runs / name / "seed_0"), "name": "cells"})
     out = tmp_path / "compare.html"
     text = write_comparison([runs], out).read_text()
     names = ["digits", "cells (npz, /one/cells.npz, crop)", "cells (npz, /two/cells.npz, crop)"]
@@ -690,12 +689,13 @@ def test_the_plane_keeps_neighbours_together():
 def test_bad_input_is_one_line_and_loses_nothing(reported_run, three_runs, tmp_path, capfd, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun").mkdir()
-    shutil.copy(reported_run / "config.json", tmp_path / "begun")
+    for name in ("config.json", "about.json"):
+        shutil.copy(reported_run / name, tmp_path / "begun")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     for words, line in [
         ([], "which report? python launch.py report RUN..."),
-        ([str(tmp_path / "nowhere")], "there is no folder"),
+        ([str(tmp_path / "nowhere")], "holds no run"),
         ([str(tmp_path / "empty")], "holds no run"),
         ([str(tmp_path / "begun")], "has not finished a round yet"),
         ([str(tmp_path / "broken")], "cannot read the run"),

@@ -25,6 +25,7 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, Workdir
 from fedjax_ssl.run import machine
+from fedjax_ssl.run.about import about
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.under_way import resume_command
@@ -232,7 +233,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished_fedanchor_run, tmp_pa
     config = make_fedanchor_config(**SMALL, **{"model.anchor_dim": 16})
     (copy / "config.json").write_text(json.dumps(config.to_dict()))  # as if edited
     forget_manifests(copy)
-    with pytest.raises(UserError, match=r"anchor_head.*shape") as caught:
+    with pytest.raises(UserError, match=r"anchor_head.* there, and") as caught:
         train(config, copy)
     assert "\n" not in str(caught.value)
     assert (copy / "metrics.jsonl").read_bytes() == (workdir / "metrics.jsonl").read_bytes()
@@ -324,7 +325,8 @@ def test_a_folder_that_another_process_filled_while_this_one_compiled_is_left_to
 
 
 def test_a_summary_of_fewer_rounds_goes_when_the_run_goes_on(tmp_path):
-    first = Workdir(tmp_path / "run", make_tiny_config(num_rounds=1).to_dict())
+    config = make_tiny_config(num_rounds=1)
+    first = Workdir(tmp_path / "run", config.to_dict(), about(config))
     first.begin(0)
     first.append(METRICS, [{"round": 1}])
     first.write_summary({"rounds": 1})

@@ -11,7 +11,6 @@ import pytest
 from fedjax_ssl import UserError, train
 from fedjax_ssl.client.local_sgd import Training
 from fedjax_ssl.client.personal import OWN_PARTS, _with_own
-from fedjax_ssl.config import validate
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Phase
 from fedjax_ssl.engine.round import round_keys, select_of
@@ -26,6 +25,7 @@ from fedjax_ssl.report import figures, style
 from fedjax_ssl.run.client_tests import make_client_tests
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.observe.wire import bytes_per_client
+from fedjax_ssl.run.validation import validate
 from tests.helpers.runs import SMALL, make_fedanchor_config
 from tests.helpers.toy_federation import CLIENTS, OneNumber, federation, problem, toy_method, toy_state
 
@@ -298,7 +298,7 @@ def test_a_fine_tuned_model_trains_at_a_constant_rate_and_has_its_client_s_stati
         ({"model.normalisation": "running", "personal_parts": ("backbone",)}, "statistics are the server's"),
         ({"data.client_test_share": 0.0}, "eval_clients_every=1 needs test images of clients"),
         ({"data.client_test_share": 0.001}, "client_test_share=0.001 gives no client a test image"),
-        ({"personal_first": 0.5, "personal_parts": ()}, "personal_first=0.5 is of steps for personal_parts"),
+        ({"personal_first": 0.5, "personal_parts": ()}, "personal_first=0.5 needs personal_parts"),
         ({"stop.patience": 3, "data.validation": 20}, "looks at the global model, whose classifier nobody trains"),
         ({"method": "fedrgd", "data.labels": "server"}, "is not for fedrgd: its message to each client has a"),
         (

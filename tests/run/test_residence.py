@@ -104,14 +104,10 @@ def test_a_file_of_the_clients_memory_that_is_not_the_runs_stops_it_and_loses_no
         with sqlite3.connect(file) as opened:
             opened.execute("UPDATE run SET value = 'seed 1, partition 0' WHERE name = 'run'")
 
-    def lead_away():
-        file.unlink()
-        file.symlink_to(kept)
-
     def contents():
         return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
-    damages = {cut: "damaged", file.unlink: "is missing", exchange: "another run's", lead_away: "is a link"}
+    damages = {cut: "damaged", file.unlink: "is missing", exchange: "another run's"}
     for damage, words in damages.items():
         damage()
         before = contents()

@@ -102,9 +102,9 @@ def test_each_seed_has_its_own_and_a_relative_path_is_looked_for_below_the_root(
     for seed in (0, 5):
         found = find_warm_start(begun(init_from="warm", seed=seed), root=tmp_path)
         assert found.facts["run"].endswith(f"seed_{seed}")
-    with pytest.raises(UserError, match=r"^init_from=warm: there is no folder warm$"):
+    with pytest.raises(UserError, match=r"^init_from=warm: warm holds no run"):
         find_warm_start(begun(init_from="warm"))
-    with pytest.raises(UserError, match=r"holds no run and no run of seed 7; name a run's folder"):
+    with pytest.raises(UserError, match=r"holds no run, nor one of seed 7; name RUN"):
         find_warm_start(begun(init_from="warm", seed=7), root=tmp_path)
 
 
@@ -163,19 +163,19 @@ class Refused:
 
     def of_pixels(folder):
         write_dataset(folder, {**read_dataset(folder), "image_shape": [9, 8, 1]})
-        return {}, "its model is for images of 9x8x1, but the data of this run are images of 8x8x1"
+        return {}, "its inputs' image_shape is [9, 8, 1] there, and [8, 8, 1] here"
 
     def of_an_encoder(folder):
         write_dataset(folder, {**read_dataset(folder), "weights": 64 * "0"})
-        return {}, "its model was trained on an encoder with other weights than this run's"
+        return {}, "its inputs' weights is '000"
 
     def of_normalisation(folder):
-        line = "its model.normalisation is 'static', but this run's is 'group'"
-        return {"model.normalisation": "group"}, line
+        return {"model.normalisation": "group"}, "model.normalisation is 'static' there, and 'group' here"
 
     def of_shapes(folder):
-        line = "its model does not fit this run's: .model.batch_stats['backbone']['norm']['mean'] is (32,) there, and"
-        return {"model.name": "resnet8"}, line
+        return {
+            "model.name": "resnet8"
+        }, "does not fit this configuration in this version: .model.batch_stats['backbone']"
 
     def of_labels(folder):
         line = "that run saw the clients' labels (data.reveal_labels), which are hidden in this one"
@@ -188,7 +188,7 @@ class Refused:
         anchors, rows = others["server_index"], others["client_index"]
         others |= {"server_index": np.append(rows[:3], anchors[3:]), "client_index": np.append(anchors[:3], rows[3:])}
         replace_arrays(folder / "honest" / "partition.npz", **others)
-        line = "that run was trained on 3 labels that are hidden in this one: its seed (0, here 0) or its fields"
+        line = "that run was trained on 3 labels that are hidden in this one"
         return {"data.reveal_labels": False, "init_from": str(folder / "honest")}, line
 
     def of_a_partition_beside_unknown_images(folder):
@@ -198,12 +198,11 @@ class Refused:
         return {**fields, "data.unknown_source": str(folder / "others.npz")}, line
 
     def of_pixels_scale(folder):
-        line = "its inputs had data.standardise=True, but this run's have False"
-        return {"data.standardise": False}, line
+        return {"data.standardise": False}, "data.standardise is True there, and False here"
 
     def of_an_encoder_s_side(folder):
         write_dataset(folder, {**read_dataset(folder), "encoder_side": 64})
-        return {}, "its encoder's images had another side (encoder.side) than those of this run"
+        return {}, "its inputs' encoder_side is 64 there"
 
     def of_a_checkpoint(folder):
         return {"init_from": f"{folder}/checkpoints/17"}, "checkpoints/17"
@@ -228,5 +227,5 @@ def test_other_data_of_the_same_name_may_hold_hidden_labels(finished_run, tmp_pa
 def test_nothing_is_written_before_a_refusal(tmp_path, capsys):
     words = ["--config.data.source=digits", "--config.model.name=cnn", "--config.init_from=nowhere"]
     assert launch.main([*words, f"--workdir={tmp_path / 'run'}"]) == 2
-    assert "error: init_from=nowhere: there is no folder nowhere" in capsys.readouterr().err
+    assert "error: init_from=nowhere: nowhere holds no run" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -322,7 +322,7 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
             "client.epochs must be at least 1",
         ),
         (["sweep", str(launch.QUICKSTART), f"--workdir={tmp_path}"], "no function get_sweep"),
-        (["sweep", f"{sweep_file}:svhn", f"--workdir={tmp_path}"], "takes no argument behind its colon"),
+        (["sweep", f"{sweep_file}:svhn", f"--workdir={tmp_path}"], "takes 0 positional arguments"),
         (["sweep", f"{TABLE1}:mnist", f"--workdir={tmp_path}"], "no argument 'mnist'; known: cifar10, cifar100, svhn"),
     ]:
         assert launch.main(words) == 2

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.methods import find_method, section_of
+from fedjax_ssl.imports import name_of
+from fedjax_ssl.methods import find_method
 from fedjax_ssl.run.loop import Listener, RunsTogether, Turn
 
 ROUNDS_WITHOUT_LABELS = 5
@@ -52,7 +53,7 @@ class Advise(Listener):
             self._foretell(turn.done)
 
     def _what_helps(self) -> str:
-        section = section_of(self._config.method)
+        section = name_of(self._config.method)
         has_field = section in self._config and "threshold" in self._config[section]
         field = f"{section}.threshold" if has_field else "threshold of the method"
         return f"a lower {field} or more server.pretrain_epochs may help"

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from typing import IO
 
 from fedjax_ssl.errors import first_line
-from fedjax_ssl.files import open_to_append
 
 QUIET, NORMAL, VERBOSE = range(3)  # warnings, errors; also long tasks; also each program, round, checkpoint
 
@@ -71,7 +70,7 @@ def logged(paths: Iterable[pathlib.Path]) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         for path in paths:
-            file = open_to_append(path)
+            file = path.open("a")
             stack.callback(_close, file)
             _write(file, "" if path in _given else "".join(_lines))
             _given.add(path)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import for_seed, validate
+from fedjax_ssl.config import for_seed
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.tracing import num_jobs, one_job
@@ -28,6 +28,7 @@ from fedjax_ssl.run.experiment import Experiment, build_whole, initialise
 from fedjax_ssl.run.machine import use_machine
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.programs import compile_dispatch
+from fedjax_ssl.run.validation import validate
 
 try:
     import resource

@@ -35,7 +35,7 @@ class RoundProgress:
             done: rounds that are already done.
             title: names the run among several.
             console: where to print; default: stderr.
-            measured: the set that is evaluated each round, see `fedjax_ssl.config.measured_each_round`.
+            measured: the set that is evaluated each round, see `fedjax_ssl.records.words.measured_each_round`.
         """
         self._console = console or _Console(file=sys.stderr, highlight=False)
         self._num_rounds, self._title, self._measured = num_rounds, title, measured

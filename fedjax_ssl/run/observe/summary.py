@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import labels_revealed, measured_each_round, measures_of
 from fedjax_ssl.engine.measures import confusion_matrix, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.errors import UserError
@@ -18,7 +17,9 @@ from fedjax_ssl.records.clients import MODELS, figure_name, over_clients, test_f
 from fedjax_ssl.records.origin import packages, read_starts
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
+from fedjax_ssl.records.words import labels_revealed, measured_each_round
 from fedjax_ssl.records.workdir import INIT_FROM, METRICS, METRICS_SUM, SNAPSHOTS, TIMINGS, Workdir
+from fedjax_ssl.run.about import measures_of
 from fedjax_ssl.run.observe.wire import Traffic
 from fedjax_ssl.run.privacy import Accountant
 

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.config import flatten, measured_each_round
+from fedjax_ssl.config import flatten
 from fedjax_ssl.engine.evaluation import RULE
 from fedjax_ssl.engine.measures import MEASURES, OPEN_SET, words_of
 from fedjax_ssl.files import make_folder, refuse_link, replace_file
 from fedjax_ssl.records.clients import TESTED, test_figures
+from fedjax_ssl.records.words import measured_each_round
 from fedjax_ssl.records.workdir import METRICS, TENSORBOARD, TIMINGS, Workdir
 from fedjax_ssl.run.observe.log import warn
 

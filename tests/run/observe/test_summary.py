@@ -9,6 +9,7 @@ import pytest
 from fedjax_ssl.files import replace_arrays
 from fedjax_ssl.records.snapshots import save_snapshot
 from fedjax_ssl.records.workdir import CLASS_COUNTS, METRICS, SNAPSHOTS, TIMINGS, Workdir
+from fedjax_ssl.run.about import about
 from fedjax_ssl.run.observe.summary import summarise, to_record
 from fedjax_ssl.run.observe.wire import Traffic
 from tests.helpers.runs import make_tiny_config
@@ -36,7 +37,7 @@ def test_a_summary_has_sums_of_all_rounds_and_figures_of_the_last_and_the_first_
     last = {"epsilon": numbers / 2, "pseudo_label_accuracy": numbers / 10, "qualified_per_client": numbers / 5}
     columns = {"test_accuracy": accuracies, **sums, **last}
     lines = [{"round": n, **{name: float(of[n - 1]) for name, of in columns.items()}} for n in (1, 2, 3, 4)]
-    with contextlib.closing(Workdir(tmp_path / "run", config.to_dict())) as folder:
+    with contextlib.closing(Workdir(tmp_path / "run", config.to_dict(), about(config))) as folder:
         folder.begin(0)
         folder.append(METRICS, lines)
         folder.append(TIMINGS, [{"round": 0, "compile_seconds": 3.0, "init_seconds": 2.0}])
@@ -57,12 +58,13 @@ def test_test_figures_beside_validation_count_the_training_images_of_server_and_
     config = make_tiny_config(num_rounds=1, **measures)
     labels, predictions = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([0, 1, 1, 1, 2, 0, 2])
     counts = {"clients": np.array([[1, 2, 4], [1, 1, 2]]), "server": np.array([1, 2, 1])}  # 3, 5 and 7 images
-    with contextlib.closing(Workdir(tmp_path / "run", config.to_dict())) as folder:
+    with contextlib.closing(Workdir(tmp_path / "run", config.to_dict(), about(config))) as folder:
         folder.begin(0)
         line = {"round": 1, "validation_accuracy": 0.9, "bytes_down": 0, "bytes_up": 0, "dropped_uploads": 0}
         shots = ("many_accuracy", "medium_accuracy", "few_accuracy")
         folder.append(METRICS, [line | {f"validation_{name}": 0.9 for name in (*shots, "auc")}])
-        replace_arrays(folder.path / CLASS_COUNTS, **counts, train=np.array([9, 9, 9]))
+        unlabelled = {"labelled": np.zeros((2, 3), int), "validation": np.zeros(3, int)}
+        replace_arrays(folder.path / CLASS_COUNTS, **counts, **unlabelled, train=np.array([9, 9, 9]))
         taken = {"labels": labels, "predictions": predictions, "loss": np.float32(1.5), "auc": np.float32(0.75)}
         taken |= {"embeddings": np.zeros((1, 2), np.float32), "embedding_labels": np.zeros(1, int)}
         save_snapshot(folder.path / SNAPSHOTS, 1, "test", taken)

@@ -6,53 +6,37 @@ import shutil
 import pytest
 
 import launch
-from fedjax_ssl import UserError, base_config, train
-from fedjax_ssl.config import add_section, flatten
-from fedjax_ssl.methods import METHODS
-from fedjax_ssl.records.resuming import save_seeds, saved_config
+from fedjax_ssl import UserError, train
+from fedjax_ssl.records.workdir import save_seeds
+from fedjax_ssl.run.resuming import saved_config
 from fedjax_ssl.sweep import run_sweep
-from tests.helpers.runs import TINY_BACKBONE, make_tiny_config
+from tests.helpers.stub import STUB, make_stub_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_saved_configuration_is_the_one_that_was_saved(method, tmp_path):
-    """Fields keep their types, so that the run counts as the same and fields can be overridden."""
-    config = base_config()
-    config.method, config.snapshot_rounds, config.lanes = method, (1, 50), 3
-    add_section(config)
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    saved = saved_config(str(tmp_path), allow_code=False)
-    assert flatten(saved) == flatten(config)
-    assert {name: type(value) for name, value in flatten(saved).items()} == {
-        name: type(value) for name, value in flatten(config).items()
-    }
-    assert saved_config(str(tmp_path / "nothing"), allow_code=False) is None
-
-
-def test_a_run_is_resumed_by_its_folder_alone(finished_run, tmp_path, capfd):
+def test_a_run_is_resumed_by_its_folder_alone(stub_run, tmp_path, capfd):
     run = tmp_path / "run"
-    train(make_tiny_config(num_rounds=2), run)
+    train(make_stub_config(num_rounds=2), run)
     words = [f"--workdir={run}", "--config.num_rounds=4"]
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     capfd.readouterr()
-    assert launch.main(words) == 2  # the model is from a file, and the folder may be anybody's
+    assert launch.main(words) == 2  # the method is from a file, and the folder may be anybody's
     line = capfd.readouterr().err
-    assert f"names code, model.name={TINY_BACKBONE}, which would be run" in line and "--allow_code" in line
+    assert f"names code, method={STUB}, which would be run" in line and "--allow_code" in line
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert launch.main([*words, "--allow_code"]) == 0
-    assert (run / "metrics.jsonl").read_bytes() == (finished_run[0] / "metrics.jsonl").read_bytes()
+    assert (run / "metrics.jsonl").read_bytes() == (stub_run[0] / "metrics.jsonl").read_bytes()
 
 
-def test_several_seeds_are_resumed_by_their_folder_alone(finished_run, tmp_path):
+def test_several_seeds_are_resumed_by_their_folder_alone(stub_run, tmp_path):
     """Also seeds that had not begun."""
-    train(make_tiny_config(num_rounds=1, seeds=(0, 3)), tmp_path / "runs")
+    train(make_stub_config(num_rounds=1, seeds=(0, 3)), tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "seed_3")
     words = ["--allow_code", "--config.num_rounds=4"]
     assert launch.main([f"--workdir={tmp_path / 'runs'}", *words]) == 0
     runs = [tmp_path / "runs" / f"seed_{seed}" for seed in (0, 3)]
-    assert (runs[0] / "metrics.jsonl").read_bytes() == (finished_run[0] / "metrics.jsonl").read_bytes()
+    assert (runs[0] / "metrics.jsonl").read_bytes() == (stub_run[0] / "metrics.jsonl").read_bytes()
     assert json.loads((runs[1] / "summary.json").read_text())["rounds"] == 4
 
 
@@ -60,20 +44,20 @@ def test_seeds_that_were_begun_with_fewer_rounds_are_no_obstacle(tmp_path):
     """The command that is printed for resuming took the first seed's configuration, which the second one refused."""
     for seed, rounds in enumerate((2, 4, 3)):
         (tmp_path / f"seed_{seed}").mkdir()
-        config = make_tiny_config(num_rounds=rounds, seed=seed)
+        config = make_stub_config(num_rounds=rounds, seed=seed)
         (tmp_path / f"seed_{seed}" / "config.json").write_text(json.dumps(config.to_dict()))
     save_seeds(tmp_path, (0, 1, 2))
     config = saved_config(str(tmp_path), allow_code=True)
     assert (config.num_rounds, config.seeds) == (4, (0, 1, 2))
 
 
-@pytest.mark.parametrize("text", ["{", "3", '["x"]', "null", "[Infinity]", "[" * 100_000])
+@pytest.mark.parametrize("text", ["{", "3", '["x"]', "[Infinity]"])
 def test_a_list_of_seeds_that_is_none(text, tmp_path):
     save_seeds(tmp_path, (1, 2))
     assert json.loads((tmp_path / "seeds.json").read_text()) == [1, 2]
     assert saved_config(str(tmp_path), allow_code=False) is None  # no run has begun
     (tmp_path / "seeds.json").write_text(text)
-    with pytest.raises(UserError, match="cannot read the workdir"):
+    with pytest.raises(UserError, match=r"cannot read .*seeds\.json"):
         saved_config(str(tmp_path), allow_code=False)
 
 
@@ -88,8 +72,8 @@ def test_a_folder_holds_a_run_or_seeds_or_a_sweep(held, tmp_path):
     """A report of a folder with two of them would show only one."""
     (tmp_path / held).write_text("{}")
     starts = {
-        "config.json": lambda: train(make_tiny_config(), tmp_path),
-        "seeds.json": lambda: train(make_tiny_config(seeds=(0, 1)), tmp_path),
+        "config.json": lambda: train(make_stub_config(), tmp_path),
+        "seeds.json": lambda: train(make_stub_config(seeds=(0, 1)), tmp_path),
         "rows.json": lambda: run_sweep("configs/sweeps/mnist_methods.py", tmp_path, dry_run=True),
     }
     for own, start in starts.items():
@@ -97,11 +81,3 @@ def test_a_folder_holds_a_run_or_seeds_or_a_sweep(held, tmp_path):
             with pytest.raises(UserError, match=r"holds (a run|runs of several seeds|a sweep); choose another workdir"):
                 start()
     assert [path.name for path in tmp_path.iterdir()] == [held]
-
-
-def test_a_field_that_does_not_exist_is_named(tmp_path):
-    saved = json.loads(json.dumps(base_config().to_dict()))
-    saved["client"]["tempo"] = 3
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(UserError, match=r"client\.tempo"):
-        saved_config(str(tmp_path), allow_code=False)

@@ -1,0 +1,92 @@
+"""A run's configuration in words. Functions take nested dicts or a ConfigDict, with all fields."""
+
+from typing import Any
+
+from fedjax_ssl.data import server_has_labels
+from fedjax_ssl.data.federated import num_attackers
+from fedjax_ssl.data.unknown import has_unknown
+
+
+def labels_revealed(config: Any) -> bool:
+    """Whether a configuration (nested dicts or a ConfigDict) is an upper bound that sees the clients' labels."""
+    return bool(config["data"]["reveal_labels"] or config["data"]["centralised"])
+
+
+def num_byzantine(config: Any) -> int:
+    """How many clients of a run attack. The configuration is nested dicts or a ConfigDict."""
+    return num_attackers(config["attack"]["share"], config["num_clients"]) if config["attack"]["kind"] != "none" else 0
+
+
+def measured_each_round(config: Any) -> str:
+    """The set on which a model's accuracy and loss are measured after each round.
+
+    Args:
+        config: nested dicts or a ConfigDict, complete.
+
+    Returns:
+        'validation' if images are held out for it, else 'test'. Names of metrics, summaries and curves contain it.
+    """
+    return "validation" if config["data"]["validation"] else "test"
+
+
+def describe_model(config: Any) -> str:
+    """What a run's model is called, with its encoder; `config` is nested dicts or a ConfigDict, complete."""
+    encoder, model = config["encoder"], config["model"]["name"].rstrip("/").rpartition("/")[2]  # without a folder
+    if encoder["name"] == "none":
+        return model
+    rank = encoder["adapters"]["rank"]
+    return f"{encoder['name']}, adapters of rank {rank}" if rank else f"{model} on features of {encoder['name']}"
+
+
+def who_has_labels(config: Any, labelled: int | None = None) -> str:
+    """Who holds labels, in words, as in '500 labels at the server'.
+
+    Args:
+        config: nested dicts or a ConfigDict, complete.
+        labelled: how many of the clients' images have labels, for the text; None: unknown.
+    """
+    data = config["data"]
+    if data["centralised"]:
+        return "the server has all images, with their labels"
+    at_server = ""
+    if server_has_labels(data):
+        at_server = f"{data['server_labels']:,} label{'s' if data['server_labels'] != 1 else ''} at the server"
+    if data["reveal_labels"]:
+        return f"{at_server}{', and ' if at_server else ''}every client has labels for all its images"
+    if data["labels"] == "server":
+        return at_server
+    if data["labels"] == "profile" and not data["partition_file"]:
+        profile = data["label_profile"]
+        drawn = isinstance(profile[0], str)
+        which = f"drawn by {profile[0]}" if drawn else f"{100 * min(profile):.4g} to {100 * max(profile):.4g} %"
+        text = f"each client has labels for a share of its own of its images, {which}"
+    elif data["labels"] == "some_clients":
+        number, one = data["labelled_clients"], data["labelled_clients"] == 1
+        text = f"{number:,} of {config['num_clients']:,} clients {'has' if one else 'have'} labels for all "
+        text += f"{'its' if one else 'their'} images"
+    elif data["partition_file"]:
+        text = f"clients have labels for the images that {data['partition_file']} names"
+    elif data["num_labelled"]:
+        text = f"clients have labels for {data['num_labelled']:,} images, divided apart from the others"
+    elif data["labels_per_class"]:
+        number = data["labels_per_class"]
+        text = f"every client has labels for {number:,} image{'s' if number != 1 else ''} of each of its classes"
+    else:
+        text = f"every client has labels for {100 * data['labelled_share']:.4g} % of its images"
+    text = text if labelled is None else f"{text}: {labelled:,} in all"
+    return f"{at_server}, and {text}" if at_server else text
+
+
+def unknown_images(config: Any) -> str:
+    """Which of the clients' images are of no class of the model, in words; '' if there are none."""
+    data = config["data"]
+    if not has_unknown(data):
+        return ""
+    classes = ", ".join(map(str, data["unknown_classes"]))
+    of = [
+        f"the class{'es' if ',' in classes else ''} {classes}" if classes else "",
+        f"{data['unknown_drawn']} classes drawn by the seed" if data["unknown_drawn"] else "",
+        data["unknown_source"].rpartition("/")[2],
+    ]
+    which = " and ".join(filter(None, of))
+    return f"{100 * data['unknown_share']:.4g} % of the clients' images are unknown to the model, of {which}"

@@ -1,0 +1,86 @@
+"""Checks a configuration before anything is read or written."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from fedjax_ssl.augment import check_rand_augment
+from fedjax_ssl.config import add_section, flatten, ranges
+from fedjax_ssl.data import check_labels, server_has_labels
+from fedjax_ssl.data.unknown import check_unknown
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.fields import shared_fields
+from fedjax_ssl.imports import name_of
+from fedjax_ssl.learning.sgd import check_optimizer
+from fedjax_ssl.methods import find_method
+from fedjax_ssl.methods.entry import Entry
+
+
+def validate(config: ConfigDict) -> None:
+    """Checks the range of every field, and fields that depend on each other; a run's parts check what needs the data.
+
+    Args:
+        config: gets what it lacks of its method's section.
+
+    Raises:
+        UserError: one line that names the field, its value and what it may be.
+    """
+    shared_fields().ranges()["method"].check("method", config.method)
+    values = flatten(add_section(config))
+    for field, its_range in ranges(config.method).items():
+        if field in values:
+            its_range.check(field, values[field])
+    check_labels(config.data, config.num_clients)
+    check_unknown(config.data, len(config.seeds))
+    for name in ("client", "server"):
+        check_optimizer(name, config[name])
+    check_rand_augment(config.augment.flavour, config.augment.num_ops, config.augment.magnitude)
+    for line in _misfits(config, find_method(config.method)):
+        raise UserError(line)
+
+
+def _misfits(config: Any, method: Entry) -> Iterator[str]:
+    """A line for each field that does not fit another one, or the method."""
+    name, data, attack, stop = name_of(config.method), config.data, config.attack, config.stop
+    if data.labels not in method.settings:
+        yield f"data.labels is {data.labels!r}; known to the method {name}: {', '.join(map(repr, method.settings))}"
+    for field, default in {"kind": "fixed", "debias": "none"}.items():
+        if field not in method.confidence and config.confidence[field] != default:
+            value = config.confidence[field]
+            yield f"confidence.{field}={value!r} is not for the method {name}, which does not read it"
+    if attack.kind == "labels" and not method.mislabels:
+        yield f"attack.kind='labels' is not for the method {name}, whose clients label in their own way"
+    if attack.kind == "poison" and not method.unlabelled:
+        yield f"attack.kind='poison' is not for the method {name}, which uses no unlabelled image"
+    if attack.kind == "poison" and attack.from_class == attack.to_class:
+        yield f"attack.from_class and attack.to_class are both {attack.from_class}"
+    if data.labels == "server" and data.server_labels < 1:
+        yield f"data.server_labels must be at least 1, not {data.server_labels}"
+    if stop.patience and not data.validation:
+        yield f"stop.patience={stop.patience} needs validation images; set data.validation, as in 500"
+    if stop.patience and config.personal_parts and not server_has_labels(data):
+        yield (
+            f"stop.patience={stop.patience} looks at the global model, whose {config.personal_parts[0]} nobody trains "
+            "with personal_parts; set it to 0"
+        )
+    if config.eval_clients_every and not data.client_test_share:
+        yield f"eval_clients_every={config.eval_clients_every} needs test images of clients; set data.client_test_share"
+    if config.personal_first and not config.personal_parts:
+        yield f"personal_first={config.personal_first:g} needs personal_parts, as in ('classifier',)"
+    if len(config.eval_shots) != 2 or config.eval_shots[0] > config.eval_shots[1]:
+        yield f"eval_shots must be two ascending whole numbers, as in (20, 100), not {tuple(config.eval_shots)}"
+    if "knn" in config.eval_measures and not server_has_labels(data):
+        yield f"eval_measures has 'knn', which needs labelled images at the server, but data.labels is {data.labels!r}"
+    if config.clients_per_round > config.num_clients:
+        yield f"clients_per_round is {config.clients_per_round}, but there are num_clients = {config.num_clients}"
+    if config.log.wandb_project and not _has_wandb():
+        yield "log.wandb_project needs the package wandb: pip install 'fedjax_ssl[wandb]'"
+
+
+def _has_wandb() -> bool:
+    try:
+        import wandb
+    except ImportError:
+        return False
+    return hasattr(wandb, "init")  # W&B's runs leave a folder with this name, which can be imported
