@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import flags
 
-from fedjax_ssl.cli import completion, help
+from fedjax_ssl.cli import help
 from fedjax_ssl.cli.help import Command
 from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
 from fedjax_ssl.files import CONFIGS, expanded, replace_file
@@ -189,17 +189,6 @@ def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> Non
     print(f"{own.out}: {number} arrays")
 
 
-def run_completion(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Prints a completion script for commands, configs and fields: bash or zsh.
-
-    For an installed fedjax-ssl, put this in ~/.bashrc or, after compinit, in
-    ~/.zshrc (with zsh):
-
-      eval "$(fedjax-ssl completion bash)"
-    """
-    print(completion.script(words[0], COMMANDS), end="")
-
-
 CONFIG = {"config": (None, "FILE or FILE:ARGUMENTS; default: configs/quickstart.py")}
 WORKDIR = {"workdir": (None, "folder for results; default: a new one under runs/")}
 COMMANDS = {
@@ -277,7 +266,6 @@ COMMANDS = {
         "FILE",
     ),
     "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each layout is timed")}),
-    "completion": Command(run_completion, {}, "SHELL"),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "number of traced rounds")}),
 }
 

@@ -102,7 +102,7 @@ def test_bad_input_is_one_line_and_status_2(word, line, capfd, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["report", "watch", "predict", "export", "convert-weights", "completion"])
+@pytest.mark.parametrize("command", ["report", "watch", "predict", "export", "convert-weights"])
 def test_fields_for_a_command_that_has_no_configuration_are_refused(command, capfd):
     assert launch.main([command, "x", "--config.seed=1"]) == 2
     assert capfd.readouterr().err == f"error: --config.seed=1: {command} takes no fields of a configuration\n"
