@@ -315,8 +315,8 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
 
     Returns:
         The exit status: 0; 2 for an error that the user can fix, before a run began; 3 for failed training; 4 for a run
-        that something outside ended and that can be resumed; 130, 143 and 129 after SIGINT, SIGTERM and SIGHUP. Any
-        other error is a bug of the library, and is raised.
+        that something outside ended and that can be resumed; 130 and 143 after SIGINT and SIGTERM. Any other
+        error is a bug of the library, and is raised.
     """
 
     def say(text: str) -> None:

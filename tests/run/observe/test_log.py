@@ -69,9 +69,9 @@ def test_a_quiet_clock_and_quiet_progress_show_nothing(tmp_path, capfd, monkeypa
     monkeypatch.setattr(clock, "FIRST_LINE_SECONDS", 0.0)
     log.set_level(log.QUIET)
     with log.logged([tmp_path / "run.log"]), RoundProgress(4, 0) as progress, clock.doing("work"):
-        progress.say("workdir")
+        log.say("workdir")
         progress.update({"round": 4, "test_accuracy": 0.5})
-        progress.say("warning: slow")
+        log.warn("slow")
     assert capfd.readouterr().err == "warning: slow\n"
     assert [line[20:] for line in (tmp_path / "run.log").read_text().splitlines()] == [
         "workdir", "round 4/4  test 50.00 %", "warning: slow"
@@ -85,7 +85,7 @@ def test_a_reader_that_has_ended_does_not_end_the_run(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "stderr", gone)
         log.say("workdir")
         with RoundProgress(4, 0) as progress:
-            progress.say("round 1/4")
+            log.say("round 1/4")
             progress.update({"round": 4, "test_accuracy": 0.5})
         assert launch.main(["sweep"]) == 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), writing)  # takes what Python still holds
