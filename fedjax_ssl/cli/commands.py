@@ -272,7 +272,6 @@ COMMANDS = {
 
 PATHS = ("workdir", "out", "against", "npz", "images", "csv")
 AGAIN = {"sweep": "resumes the sweep", "report": "draws the report anew", "profile": "measures anew"}
-HOST_FLAGS = ("--coordinator", "--num_processes", "--process_id")
 
 
 def run(command: str, words: list[str]) -> None:
@@ -285,10 +284,6 @@ def run(command: str, words: list[str]) -> None:
     overrides = [word for word in words if word.startswith("--config.")]
     if overrides and command != "sweep" and "config" not in COMMANDS[command].flags:
         raise UserError(f"{overrides[0]}: {command} takes no fields of a configuration")
-    of_hosts = [word for word in words if command != "train" and word.startswith(HOST_FLAGS)]
-    if of_hosts:
-        share = "; to share a sweep, start the same command on each host" if command == "sweep" else ""
-        raise UserError(f"{of_hosts[0]}: several hosts train one run together, by the command train alone{share}")
     words = own(["launch.py", *(word for word in words if word not in overrides)])[1:]
     for name in COMMANDS[command].flags:
         if own[name].present and own[name].value == "":  # such as from an unset shell variable
@@ -363,11 +358,8 @@ LEVELS = {"--quiet": log.QUIET, "--verbose": log.VERBOSE}
 
 
 def _without_level(words: list[str]) -> list[str]:
-    """Applies --quiet or --verbose, and returns the other words."""
-    found = sorted({word for word in words if word in LEVELS})
-    if len(found) > 1:
-        raise UserError(f"{' and '.join(found)} are opposites; give one of them")
-    log.set_level(LEVELS[found[0]] if found else log.NORMAL)
+    """Applies the last of --quiet and --verbose, and returns the other words."""
+    log.set_level(next((LEVELS[word] for word in reversed(words) if word in LEVELS), log.NORMAL))
     return [word for word in words if word not in LEVELS]
 
 

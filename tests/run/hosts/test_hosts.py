@@ -467,8 +467,6 @@ def test_hosts_with_other_programs_end_before_they_run_them(train, tmp_path):
         (["--coordinator=a:1", "--num_processes=2", "--process_id=-1"], "from 0 to 1"),
         (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator is 'a'; it must be HOST:PORT"),
         (["--coordinator=a:70000", "--num_processes=2", "--process_id=0"], "it must be HOST:PORT"),
-        (["tune", "--process_id=0"], "--process_id=0: several hosts train one run together"),
-        (["sweep", "x.py", "--num_processes=2"], "start the same command on each host"),
     ],
 )
 def test_a_place_that_makes_no_sense_is_one_line(words, said, capfd, tmp_path, monkeypatch):

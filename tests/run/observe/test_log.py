@@ -100,10 +100,8 @@ def test_a_runs_folder_has_its_log(finished_run):
     assert any(line.startswith("checkpoint of round 4 in") for line in lines)
 
 
-def test_the_words_are_for_every_command_and_are_opposites(capfd):
+def test_the_words_are_for_every_command_and_the_last_one_counts(capfd):
     assert launch.main(["sweep", "--quiet"]) == 2 and "which sweep?" in capfd.readouterr().err
     assert not log.shows(log.NORMAL)
     assert launch.main(["--verbose", "--workdir="]) == 2 and log.shows(log.VERBOSE)
-    capfd.readouterr()
-    assert launch.main(["report", "--quiet", "--verbose", "runs/a"]) == 2
-    assert capfd.readouterr().err == "error: --quiet and --verbose are opposites; give one of them\n"
+    assert launch.main(["--verbose", "--quiet", "--workdir="]) == 2 and not log.shows(log.NORMAL)
