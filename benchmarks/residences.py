@@ -63,7 +63,7 @@ def train_in(places, method, fields, folder):
     """Trains a run in one place after the other; returns its last state and metrics."""
     for place, num_rounds in places:
         config = config_of(method, fields)
-        config.num_rounds, config.checkpoint_every, config.checkpoint_every_persistent = num_rounds, 10, 10
+        config.num_rounds, config.checkpoint_every = num_rounds, 10
         config.residence.data, config.residence.clients = "device" if place == "device" else "host", place
         state = train(config, folder)
         jax.clear_caches()

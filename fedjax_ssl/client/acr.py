@@ -4,7 +4,7 @@ Wei and Gan, "Towards Realistic Long-Tailed Semi-Supervised Learning: Consistenc
 One classifier, the head `STANDARD`, learns the class distribution of the labelled images. The other classifier is
 balanced, and is the one that is tested. In a federation each client has its own unlabelled images, and its own estimate
 of their class distribution. The server sends the class shares pi of the labelled images (C numbers); a class that no
-labelled client has counts as `client.absent_class` images. An epoch of the paper is a round here.
+labelled client has counts as half an image. An epoch of the paper is a round here.
 """
 
 from typing import NamedTuple

@@ -63,13 +63,13 @@ def class_shares(counts: jax.Array, config) -> jax.Array:
 
     Args:
         counts: float32 [..., C], n_c, the labelled examples of each class.
-        config: the section `client`. A class without examples has n_c = `absent_class`. With a `share_offset` e, pi_c =
+        config: the section `client`. A class without examples counts as half a one. With a `share_offset` e, pi_c =
             n_c / sum_c n_c + e instead; for e near 0 a class without examples adds nothing to the loss, so nothing
             limits its logit.
     """
     if config.share_offset:
         return counts / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1) + config.share_offset
-    counts = jnp.where(counts > 0, counts, config.absent_class)
+    counts = jnp.where(counts > 0, counts, 0.5)
     return counts / jnp.sum(counts, axis=-1, keepdims=True)
 
 

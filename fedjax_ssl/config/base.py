@@ -120,9 +120,6 @@ def validate(config: ConfigDict) -> None:
     for name in ("client", "server"):
         check_optimizer(name, config[name])
     check_rand_augment(config.augment.flavour, config.augment.num_ops, config.augment.magnitude)
-    if len(config.eval_shots) != 2 or config.eval_shots[0] > config.eval_shots[1]:
-        shots = tuple(config.eval_shots)
-        raise UserError(f"eval_shots must be two ascending whole numbers, as in (20, 100), not {shots}")
     if "knn" in config.eval_measures and not server_has_labels(config.data):
         raise UserError(
             f"eval_measures has 'knn', which needs labelled images at the server, but data.labels is "

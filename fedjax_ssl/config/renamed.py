@@ -23,7 +23,6 @@ RENAMED = {
     **{f"trainer.{name}": f"confidence.{name}" for name in _MOVED},
     "trainer.counters": "confidence.memory",
 }
-SORTED = 2**14  # for at most so many clients, both ways to draw cohorts are the same; see `fedjax_ssl.learning.draws`
 METHODS = {"anchors_only": "server_only"}
 _IN_PLACE = {  # same section and meaning
     "data.num_anchors": "data.server_labels",
@@ -53,15 +52,7 @@ def translated(old: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: a section of the configuration is something else, or the run did what the library no longer does.
     """
-    return _with_cohorts(_with_replica(_with_confidence(_with_new_names(_without_gone(old)))))
-
-
-def _with_cohorts(old: dict[str, Any]) -> dict[str, Any]:
-    """Keeps the cohorts of a run of many clients that an earlier version began."""
-    number = old.get("num_clients")
-    if "cohorts" in old or not isinstance(number, int) or number <= SORTED:
-        return old
-    return {**old, "cohorts": "permuted"}
+    return _with_replica(_with_confidence(_with_new_names(_without_gone(old))))
 
 
 def _taken(config: dict[str, Any], field: str) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:

@@ -11,9 +11,8 @@ def client_fields() -> Section:
     # For methods with a phase on labelled images only: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg, rscfed,
     # cbafed, isofed, twin_sight. fedlabel ignores labelled_views; fedtrinet uses it in its tuning only.
     section.logit_adjustment = real(0.0, least=0)  # tau: the loss adds tau log(class share) to logits
-    section.absent_class = real(0.5, above=0)  # count of a class that the client lacks, for these shares
-    # Added to every share instead of that count (SemiAnAgg's code: 1e-12); 0: not used. Logits of a class that the
-    # client lacks then grow without bound.
+    # Added to every share, in which a class that the client lacks otherwise counts as half an image (SemiAnAgg's code:
+    # 1e-12); 0: not used. Logits of such a class then grow without bound.
     section.share_offset = share(0.0)
     # The loss uses the 'weak' view, or is the mean over 'both' views, weak and strong.
     section.labelled_views = word("weak", "both")

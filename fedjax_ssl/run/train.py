@@ -277,7 +277,7 @@ def checkpoint_interval(config: ConfigDict, state: State) -> int:
     """Rounds between two checkpoints of a state (arrays or shapes): more if the state has a model for every client."""
     of_clients = config.num_clients * tree_bytes(state.model.params)
     large = tree_bytes((state.of_clients, state.server)) >= of_clients
-    return config.checkpoint_every_persistent if large else config.checkpoint_every
+    return config.checkpoint_every or (50 if large else 10)
 
 
 def _first_state(

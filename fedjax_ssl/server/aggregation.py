@@ -25,13 +25,14 @@ from fedjax_ssl.models.network import Network
 from fedjax_ssl.server import robust
 
 WEIGHTS = ("size", "qualified", "uniform")
+ADAPTIVITY = 1e-3  # tau of the adaptive optimizers (Reddi et al., 2021)
 # The server's step along the mean of the clients' updates, with optax.
 OPTIMIZERS: dict[str, Callable[[Any], optax.GradientTransformation | None]] = {
     "fedavg": lambda options: None,  # the mean itself (McMahan et al., 2017)
     "fedavgm": lambda options: optax.sgd(options.learning_rate, options.momentum),  # SemiFL's server momentum
-    "fedadagrad": lambda options: optax.adagrad(options.learning_rate, eps=options.adaptivity),
-    "fedadam": lambda options: optax.adam(options.learning_rate, options.momentum, 0.99, options.adaptivity),
-    "fedyogi": lambda options: optax.yogi(options.learning_rate, options.momentum, 0.99, options.adaptivity),
+    "fedadagrad": lambda options: optax.adagrad(options.learning_rate, eps=ADAPTIVITY),
+    "fedadam": lambda options: optax.adam(options.learning_rate, options.momentum, 0.99, ADAPTIVITY),
+    "fedyogi": lambda options: optax.yogi(options.learning_rate, options.momentum, 0.99, ADAPTIVITY),
 }
 # (uploads, weights, the model to return if no upload counts, the share of clients that may lie) -> one model.
 MEANS: dict[str, Callable[[Model, jax.Array, Model, float], Model]] = {

@@ -6,9 +6,8 @@ import pytest
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import apply_arguments, complete, flatten, override
-from fedjax_ssl.config.renamed import GONE, RENAMED, REPLICAS, SORTED
+from fedjax_ssl.config.renamed import GONE, RENAMED, REPLICAS
 from fedjax_ssl.fields import shared_fields
-from fedjax_ssl.learning import draws
 
 # The two sections with the defaults of the previous version.
 THRESHOLD = {"kind": "fixed", "share": 0.5, "momentum": 0.9, "debias": "none"}
@@ -49,20 +48,6 @@ def test_an_old_configuration_has_the_names_of_today(method, threshold, trainer,
     assert found["trainer"]["threshold"] == trainer.get("threshold", 0.95)
     assert set(found["trainer"]) == set(base_config().trainer)
     assert complete(found) == found
-
-
-def test_a_run_of_many_clients_keeps_the_cohorts_that_it_began_with():
-    def completed(**fields):
-        old = json.loads(json.dumps(apply_arguments(base_config(), "fixmatch").to_dict()))
-        del old["cohorts"]
-        return complete({**old, **fields})["cohorts"]
-
-    assert SORTED == draws.SORTED  # the same cohorts both ways for fewer clients
-    assert completed(num_clients=2**14) == completed(num_clients=100) == "keyed"
-    assert completed(num_clients=2**14 + 1) == "permuted"
-    assert completed(num_clients=2**14 + 1, cohorts="keyed") == "keyed"
-    with pytest.raises(UserError, match="num_clients"):
-        completed(num_clients="many")
 
 
 def test_an_old_section_that_is_none_is_one_line():
