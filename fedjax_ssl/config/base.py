@@ -15,7 +15,6 @@ from fedjax_ssl.engine.measures import OPEN_SET, words_of
 from fedjax_ssl.errors import UserError, nearest
 from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, Section, shared_fields
 from fedjax_ssl.imports import forget_changed, is_own
-from fedjax_ssl.learning.sgd import check_optimizer
 from fedjax_ssl.methods import METHODS, find_method, known_method, registered, section_of
 from fedjax_ssl.models import BACKBONES
 
@@ -117,8 +116,6 @@ def validate(config: ConfigDict) -> None:
         raise UserError(
             f"personal_first={config.personal_first:g} is of steps for personal_parts; set these, as in ('classifier',)"
         )
-    for name in ("client", "server"):
-        check_optimizer(name, config[name])
     check_rand_augment(config.augment.flavour, config.augment.num_ops, config.augment.magnitude)
     if "knn" in config.eval_measures and not server_has_labels(config.data):
         raise UserError(

@@ -39,10 +39,10 @@ def _sgd_section(learning_rate: float, epochs: int, least_epochs: int, batch_siz
     section.epochs = whole(epochs, least=least_epochs)  # passes over the training data in a round
     section.batch_size = whole(batch_size, least=1)  # images per step; the last batch of an epoch may be smaller
     section.learning_rate = real(learning_rate, above=0)  # in the first round; later as schedule says
-    section.optimizer = "sgd"  # 'sgd', as in PyTorch; or optax's, such as 'adam' or 'lars(trust_coefficient=0.01)'
-    section.momentum = real(0.9, least=0, below=1)  # momentum of 'sgd' and of other optimizers that have one
+    section.optimizer = word("sgd", "adam", "lars")  # 'sgd' as in PyTorch, 'lars' as in SimCLR
+    section.momentum = real(0.9, least=0, below=1)  # momentum of 'sgd' and 'lars'
     section.nesterov = False  # Nesterov momentum
-    section.weight_decay = real(5e-4, least=0)  # added to the gradient; some optimizers use their own rule
+    section.weight_decay = real(5e-4, least=0)  # added to the gradient; 'lars' decays matrices alone
     section.clip_norm = real(1.0, least=0)  # largest norm of the whole gradient; 0: no clipping
     section.persistent = False  # keeps optimizer states between rounds: one more model for each of K clients
     return section
