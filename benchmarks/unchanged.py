@@ -43,7 +43,6 @@ TINY = {
     "client.batch_size": 10,
     "server.batch_size": 10,
     "checkpoint_every": 10,
-    "checkpoint_every_persistent": 10,
     "rounds_per_dispatch": 1,
     "augment.flavour": "none",  # RandAugment takes longer to compile than the rest; FLAVOURS have it
 }

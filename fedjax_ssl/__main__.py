@@ -30,14 +30,14 @@ def enter(program: str = "python -m fedjax_ssl") -> int:
             return "nothing has been written or changed"
         return commands.farewell(argv).replace("python launch.py", program)
 
-    with watch_signals(farewell):
-        from absl import logging
+    watch_signals(farewell)
+    from absl import logging
 
-        from fedjax_ssl.cli.commands import main
+    from fedjax_ssl.cli.commands import main
 
-        logging.set_verbosity(logging.FATAL)  # Orbax logs each traceback of its threads, and raises the error
-        sys.unraisablehook = leave_out_callbacks
-        status = main(argv, program)
+    logging.set_verbosity(logging.FATAL)  # Orbax logs each traceback of its threads, and raises the error
+    sys.unraisablehook = leave_out_callbacks
+    status = main(argv, program)
     if any(thread.name.startswith(("compiler", "hosts")) for thread in threading.enumerate()):
         # After an error. The interpreter would wait for these threads, which compile unused programs or wait for hosts.
         sys.stdout.flush()

@@ -161,7 +161,7 @@ def test_imports_go_downwards_only(library):
 
 def test_several_hosts_are_below_the_run(library):
     """The agreement between hosts imports neither the experiment nor the loop."""
-    known = {"run.observe.clock", "run.signals", "run.under_way"}
+    known = {"run.observe.clock", "run.observe.log", "run.signals", "run.under_way"}
     for module, others in library[0].items():
         if module.startswith("run.hosts"):
             assert {o for o in others if room(o) == "run" and not o.startswith("run.hosts")} <= known, module

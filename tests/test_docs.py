@@ -65,9 +65,9 @@ def test_descriptions_are_those_of_the_source(root):
     assert fields["fedanchor.mix_weight"] == Field("1.0", "b of eq. 10", "Local training (section 4.3, appendix B).")
     page = script(root, "config_reference").page()
     assert "* `lanes=None` or int \u2265 1: clients trained side by side" in page
-    assert "* `data.unknown_share=0.25`, in [0, 1): " in page and "* `cohorts='keyed'`: How" in page
+    assert "* `data.unknown_share=0.25`, in [0, 1): " in page
     assert "* `schedule='constant'` or 'cosine': schedule" in page
-    assert "* `eval_neighbours=200`, \u2265 1: for 'knn'" in page and "* `data.imbalance=1.0`, any number: IF" in page
+    assert "* `data.imbalance=1.0`, any number: IF" in page
     assert "* `server.epochs=1`: as `client.epochs`\n" in page
     assert "* `iid` sets `data.alpha=1000.0`\n" in page
     ending = script(root, "endings").ending

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_ssl.augment.randaugment import strong_augment
-from fedjax_ssl.augment.views import make_views
+from fedjax_ssl.augment.views import PAIRS, make_views
 from fedjax_ssl.augment.weak import check_resized, weak_augment
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
@@ -39,4 +39,4 @@ def image_views(config: Any, image_shape: tuple[int, int, int], mirrored: bool) 
     check_resized(options.resized, options.padding, image_shape)
     colours = {name: options[name] for name in ("flavour", "num_ops", "magnitude", "order")}
     strong = functools.partial(strong_augment, **geometry, **colours)
-    return Views(functools.partial(weak_augment, **geometry), strong, make_views(config.views, flip))
+    return Views(functools.partial(weak_augment, **geometry), strong, make_views(PAIRS[config.views], flip))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,36 @@ from fedjax_ssl.augment.operations import from_planes, to_planes
 from fedjax_ssl.augment.resized_crop import draw_boxes, resized_crop
 
 SIGMAS = (0.1, 2.0)  # range of the blur's sigma in pixels, drawn uniformly
+BLUR_RADIUS = 1  # in pixels: a Gaussian kernel of 3 x 3 pixels
 View = Callable[[jax.Array, jax.Array], jax.Array]  # (key, images) -> images
 
 
-def make_views(options: Any, flip: bool) -> tuple[View, View]:
+class Pair(NamedTuple):
+    """How two views of an image differ from it; made in this order, as torchvision does with Pillow."""
+
+    smallest_crop: float  # least area of a crop, a share of the image; it is resized
+    interpolation: str  # of the crop: 'bilinear' or 'bicubic'
+    # b of brightness, contrast and saturation: the factor is drawn between max(0, 1 - b) and 1 + b. The last is the
+    # largest rotation of hue, as a share of the colour circle.
+    strengths: tuple[float, float, float, float]
+    jitter: float = 0.8  # probability of colour jitter, in random order
+    grey: float = 0.2  # probability of conversion to grey
+    blur: tuple[float, float] = (0.0, 0.0)  # probabilities of blurring the first and the second view
+    solarise: float = 0.0  # probability of inverting the lighter half of the levels, second view
+
+
+# By the names of `config.views`: those of FedU's and FedEMA's code, and those of Orchestra's.
+PAIRS = {
+    "simclr": Pair(0.08, "bilinear", (0.8, 0.8, 0.8, 0.2)),
+    "orchestra": Pair(0.5, "bicubic", (0.4, 0.4, 0.2, 0.1), blur=(0.5, 0.1), solarise=0.2),
+}
+
+
+def make_views(options: Pair, flip: bool) -> tuple[View, View]:
     """The augmentations T and T', which differ in how often they blur and solarise.
 
     Args:
-        options: the section `config.views`.
+        options: one of `PAIRS`.
         flip: whether images are mirrored horizontally with probability 1/2.
 
     Returns:
@@ -27,20 +49,20 @@ def make_views(options: Any, flip: bool) -> tuple[View, View]:
     """
     view = functools.partial(random_view, options=options, flip=flip)
     return (
-        functools.partial(view, blurred=options.blur, solarised=0.0),
-        functools.partial(view, blurred=options.second_blur, solarised=options.second_solarise),
+        functools.partial(view, blurred=options.blur[0], solarised=0.0),
+        functools.partial(view, blurred=options.blur[1], solarised=options.solarise),
     )
 
 
 def random_view(
-    key: jax.Array, images: jax.Array, options: Any, flip: bool, blurred: float, solarised: float
+    key: jax.Array, images: jax.Array, options: Pair, flip: bool, blurred: float, solarised: float
 ) -> jax.Array:
     """Makes one random view of each image.
 
     Args:
         key: a JAX random key.
         images: uint8 [B, H, W, C].
-        options: the section `config.views`.
+        options: one of `PAIRS`.
         flip: see `make_views`.
         blurred, solarised: probabilities of blurring and of solarising.
 
@@ -65,12 +87,12 @@ def random_view(
             return planes
         return jnp.where((coins[number] < probability)[:, None, None], changed(planes), planes)
 
-    strengths = (options.brightness, options.contrast, options.saturation, options.hue)
-    factors, order = colour.draw_factors(jitter_key, batch, strengths), colour.draw_order(order_key, batch)
-    planes = sometimes(0, options.jitter, lambda planes: colour.jitter(planes, order, factors, options.hue > 0), planes)
+    factors, order = colour.draw_factors(jitter_key, batch, options.strengths), colour.draw_order(order_key, batch)
+    turns = options.strengths[3] > 0
+    planes = sometimes(0, options.jitter, lambda planes: colour.jitter(planes, order, factors, turns), planes)
     if channels == 3:
         planes = sometimes(1, options.grey, colour.to_grey, planes)
-    radius = min(options.blur_radius, height - 1, width - 1)
+    radius = min(BLUR_RADIUS, height - 1, width - 1)
     sigmas = jax.random.uniform(sigma_key, (batch,), minval=SIGMAS[0], maxval=SIGMAS[1])
     planes = sometimes(2, blurred, lambda planes: colour.blur(planes, sigmas, radius, (height, width)), planes)
     return from_planes(sometimes(3, solarised, colour.solarise, planes), (height, width))

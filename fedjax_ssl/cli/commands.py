@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import flags
 
-from fedjax_ssl.cli import completion, help
+from fedjax_ssl.cli import help
 from fedjax_ssl.cli.help import Command
 from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
 from fedjax_ssl.files import CONFIGS, expanded, replace_file
@@ -178,17 +178,6 @@ def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> Non
     print(f"{own.out}: {number} arrays")
 
 
-def run_completion(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Prints a completion script for commands, configs and fields: bash or zsh.
-
-    For an installed fedjax-ssl, put this in ~/.bashrc or, after compinit, in
-    ~/.zshrc (with zsh):
-
-      eval "$(fedjax-ssl completion bash)"
-    """
-    print(completion.script(words[0], COMMANDS), end="")
-
-
 CONFIG = {"config": (None, "FILE or FILE:ARGUMENTS; default: configs/quickstart.py")}
 WORKDIR = {"workdir": (None, "folder for results; default: a new one under runs/")}
 COMMANDS = {
@@ -258,14 +247,12 @@ COMMANDS = {
         "FILE",
     ),
     "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each layout is timed")}),
-    "completion": Command(run_completion, {}, "SHELL"),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "number of traced rounds")}),
 }
 
 
 PATHS = ("workdir", "out", "against", "npz", "images", "csv")
 AGAIN = {"sweep": "resumes the sweep", "report": "draws the report anew", "profile": "measures anew"}
-HOST_FLAGS = ("--coordinator", "--num_processes", "--process_id")
 
 
 def run(command: str, words: list[str]) -> None:
@@ -282,10 +269,6 @@ def run(command: str, words: list[str]) -> None:
     overrides = [word for word in words if word.startswith("--config.")]
     if overrides and command != "sweep" and "config" not in COMMANDS[command].flags:
         raise UserError(f"{overrides[0]}: {command} takes no fields of a configuration")
-    of_hosts = [word for word in words if command != "train" and word.startswith(HOST_FLAGS)]
-    if of_hosts:
-        share = "; to share a sweep, start the same command on each host" if command == "sweep" else ""
-        raise UserError(f"{of_hosts[0]}: several hosts train one run together, by the command train alone{share}")
     words = own(["launch.py", *(word for word in words if word not in overrides)])[1:]
     for name in COMMANDS[command].flags:
         if own[name].present and own[name].value == "":  # such as from an unset shell variable
@@ -312,8 +295,8 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
 
     Returns:
         The exit status: 0; 2 for an error that the user can fix, before a run began; 3 for failed training; 4 for a run
-        that something outside ended and that can be resumed; 130, 143 and 129 after SIGINT, SIGTERM and SIGHUP. Any
-        other error is a bug of the library, and is raised.
+        that something outside ended and that can be resumed; 130 and 143 after SIGINT and SIGTERM. Any other
+        error is a bug of the library, and is raised.
     """
 
     def say(text: str) -> None:
@@ -360,11 +343,8 @@ LEVELS = {"--quiet": log.QUIET, "--verbose": log.VERBOSE}
 
 
 def _without_level(words: list[str]) -> list[str]:
-    """Applies --quiet or --verbose, and returns the other words."""
-    found = sorted({word for word in words if word in LEVELS})
-    if len(found) > 1:
-        raise UserError(f"{' and '.join(found)} are opposites; give one of them")
-    log.set_level(LEVELS[found[0]] if found else log.NORMAL)
+    """Applies the last of --quiet and --verbose, and returns the other words."""
+    log.set_level(next((LEVELS[word] for word in reversed(words) if word in LEVELS), log.NORMAL))
     return [word for word in words if word not in LEVELS]
 
 

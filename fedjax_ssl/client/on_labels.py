@@ -63,7 +63,7 @@ def class_shares(counts: jax.Array, config) -> jax.Array:
 
     Args:
         counts: float32 [..., C], n_c, the labelled examples of each class.
-        config: the section `client`. A class without examples has n_c = 1/2. With a `share_offset` e, pi_c =
+        config: the section `client`. A class without examples counts as half a one. With a `share_offset` e, pi_c =
             n_c / sum_c n_c + e instead; for e near 0 a class without examples adds nothing to the loss, so nothing
             limits its logit.
     """

@@ -89,7 +89,7 @@ def _measures(problem: Problem, model: Model, data: FederatedData, hidden_labels
     They are the measures of `config.eval_measures`, those of unknown images, and the success of an attack on a class.
     """
     attack = problem.config.attack
-    names, shots = problem.config.eval_measures, problem.config.eval_shots
+    names = problem.config.eval_measures
     counts = count_training_images(data, hidden_labels, problem.num_classes) if "shots" in names else None
     unknown = None
     if data.unknown_inputs is not None:
@@ -97,7 +97,7 @@ def _measures(problem: Problem, model: Model, data: FederatedData, hidden_labels
         unknown = problem.network.predict_rows(model, data.unknown_inputs, rows, size).logits
 
     def measured(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-        found = measure(names, logits, labels, counts, shots)
+        found = measure(names, logits, labels, counts)
         if unknown is not None:
             found |= open_set(logits, labels, unknown)
         if data.targets is None:
@@ -118,7 +118,7 @@ def _measures_of_features(problem: Problem, model: Model, data: FederatedData) -
 
     def measured(features: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         classes = problem.num_classes
-        shares = knn_accuracy(features, labels, known, data.visible_labels[rows], classes, config.eval_neighbours)
+        shares = knn_accuracy(features, labels, known, data.visible_labels[rows], classes)
         return {"knn_accuracy": shares}
 
     return measured

@@ -4,7 +4,7 @@ Pure functions with the semantics of scikit-learn, which can run inside a compil
 for a set is NaN.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -38,7 +38,7 @@ def words_of(measures: Iterable[str]) -> dict[str, str]:
 
 
 def measure(
-    measures: Iterable[str], logits: jax.Array, labels: jax.Array, num_training: jax.Array, shots: Sequence[int]
+    measures: Iterable[str], logits: jax.Array, labels: jax.Array, num_training: jax.Array
 ) -> dict[str, jax.Array]:
     """Computes measures from the logits of a set.
 
@@ -47,7 +47,6 @@ def measure(
         logits: [n, C].
         labels: int32 [n].
         num_training: int [C], training images of each class; read by 'shots'.
-        shots: see `by_shots`.
 
     Returns:
         Name (without the set's name) -> a value from 0 to 1.
@@ -56,13 +55,11 @@ def measure(
     found = {}
     if of_predictions:
         matrix = confusion_matrix(labels, jnp.argmax(logits, axis=1), logits.shape[1])
-        found = measure_predictions(of_predictions, matrix, num_training, shots)
+        found = measure_predictions(of_predictions, matrix, num_training)
     return {**found, **({"auc": macro_auc(jax.nn.softmax(logits), labels)} if "auc" in measures else {})}
 
 
-def measure_predictions(
-    measures: Iterable[str], matrix: jax.Array, num_training: jax.Array, shots: Sequence[int]
-) -> dict[str, jax.Array]:
+def measure_predictions(measures: Iterable[str], matrix: jax.Array, num_training: jax.Array) -> dict[str, jax.Array]:
     """Computes the measures that need only a confusion matrix, not 'auc' and 'knn'; arguments as in `measure`."""
     found = {}
     if "balanced_accuracy" in measures:
@@ -70,7 +67,7 @@ def measure_predictions(
     if "precision" in measures:
         found["precision"] = macro_precision(matrix)
     if "shots" in measures:
-        found |= by_shots(matrix, num_training, shots)
+        found |= by_shots(matrix, num_training)
     return found
 
 
@@ -100,19 +97,21 @@ def macro_precision(matrix: jax.Array) -> jax.Array:
     return _mean(jnp.diag(matrix) / jnp.maximum(predicted, 1), images + predicted > 0)
 
 
-def by_shots(matrix: jax.Array, num_training: jax.Array, shots: Sequence[int]) -> dict[str, jax.Array]:
+FEW, MANY = 20, 100  # a class with fewer training images than the first has few, one with more than the second many
+
+
+def by_shots(matrix: jax.Array, num_training: jax.Array) -> dict[str, jax.Array]:
     """Balanced accuracy of the classes with many, a medium number of, and few training images.
 
     Args:
         matrix: int [C, C], a confusion matrix.
         num_training: int [C], training images of each class.
-        shots: (few, many): a class with fewer than `few` images has few, one with more than `many` images has many.
 
-    Source: Liu et al., "Large-Scale Long-Tailed Recognition in an Open World", CVPR 2019, with 20 and 100.
+    Source: Liu et al., "Large-Scale Long-Tailed Recognition in an Open World", CVPR 2019.
     """
-    images, (few, many) = jnp.sum(matrix, axis=1), shots
+    images = jnp.sum(matrix, axis=1)
     right = jnp.diag(matrix) / jnp.maximum(images, 1)
-    has_few, has_many = num_training < few, num_training > many
+    has_few, has_many = num_training < FEW, num_training > MANY
     groups = {"many": has_many, "medium": ~has_few & ~has_many, "few": has_few}
     return {f"{name}_accuracy": _mean(right, group & (images > 0)) for name, group in groups.items()}
 
@@ -181,7 +180,12 @@ def open_set(logits: jax.Array, labels: jax.Array, unknown: jax.Array) -> dict[s
 
 
 def knn_accuracy(
-    features: jax.Array, labels: jax.Array, known: jax.Array, known_labels: jax.Array, num_classes: int, neighbours: int
+    features: jax.Array,
+    labels: jax.Array,
+    known: jax.Array,
+    known_labels: jax.Array,
+    num_classes: int,
+    neighbours: int = 200,
 ) -> jax.Array:
     """The accuracy of a k-nearest-neighbour classifier on features, with cosine similarity.
 

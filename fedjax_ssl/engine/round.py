@@ -47,12 +47,12 @@ class RoundKeys(NamedTuple):
     statistics: jax.Array
 
 
-def uniform(clients_per_round: int, keyed: bool = True) -> Select:
-    """The `select` of FedAvg: draws clients uniformly, without replacement; `keyed` as in `draw_distinct`."""
+def uniform(clients_per_round: int) -> Select:
+    """The `select` of FedAvg: draws clients uniformly, without replacement."""
 
     def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         del state
-        return Selection(draw_distinct(key, len(data.client_size), clients_per_round, keyed))
+        return Selection(draw_distinct(key, len(data.client_size), clients_per_round))
 
     return select
 
@@ -66,7 +66,7 @@ def select_of(problem: Problem, method: Method) -> Select:
     config = problem.config
     if config.privacy.noise and config.privacy.cohorts == "poisson":
         return poisson(config.num_clients, config.clients_per_round)
-    select = method.select or uniform(config.clients_per_round, config.cohorts == "keyed")
+    select = method.select or uniform(config.clients_per_round)
 
     def checked(state: State, data: FederatedData, key: jax.Array) -> Selection:
         selection = select(state, data, key)

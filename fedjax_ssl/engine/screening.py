@@ -12,10 +12,12 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import WITHOUT_PARAMETERS, all_finite, norm, row_norms
 
+LONGEST = 1000.0  # the largest accepted length of an update, in lower medians of the cohort's
+
 
 def longest_update(config: Any) -> float:
     """The run's `longest` for `accepted_rows`. With privacy noise it is 0: no upload may affect another one."""
-    return 0.0 if config.privacy.noise else config.aggregation.longest_update
+    return 0.0 if config.privacy.noise else LONGEST
 
 
 def accepted_rows(result: CohortResult, broadcast: Broadcast, longest: float) -> jax.Array:

@@ -13,12 +13,11 @@ from fedjax_ssl.fields.uploads import (
     compression_fields,
     privacy_fields,
 )
-from fedjax_ssl.fields.views import augment_fields, views_fields
+from fedjax_ssl.fields.views import augment_fields
 
 # Fields that change results by rounding only: they may differ when a run is resumed.
 CHANGES_NO_RESULT = (
     "checkpoint_every",
-    "checkpoint_every_persistent",
     "devices",
     "encoder.batch_size",
     "eval_batch_size",
@@ -44,9 +43,6 @@ def shared_fields() -> Section:
     config.num_clients = whole(100, least=1)  # K, clients of the whole federation
     # M, size of the cohort, which is drawn in each round without replacement. rscfed draws groups instead.
     config.clients_per_round = whole(10, least=1)
-    # How a cohort is drawn from more than 16,384 clients: 'keyed', at a cost independent of their number; or
-    # 'permuted', by sorting all of them, as versions before 0.2 did.
-    config.cohorts = word("keyed", "permuted")
     # Start from another run's model: RUN or RUN/checkpoints/ROUND. If RUN has several seeds, this run's is taken. See
     # docs/how_to/start_from_a_model.md.
     config.init_from = ""
@@ -54,10 +50,6 @@ def shared_fields() -> Section:
     # More measures after each round, any of 'balanced_accuracy', 'precision', 'auc', 'shots', 'knn'; see
     # docs/reference/measures.md.
     config.eval_measures = several((), word("balanced_accuracy", "precision", "auc", "shots", "knn"), distinct=True)
-    # For 'shots': classes with fewer training images than the first number count as 'few', with more than the second as
-    # 'many'.
-    config.eval_shots = several((20, 100), whole(least=0))
-    config.eval_neighbours = whole(200, least=1)  # for 'knn': number of neighbours that vote
     # With data.client_test_share: number of rounds between tests of all clients on their own images. Each test trains
     # every client once. 0: only at the end.
     config.eval_clients_every = whole(0, least=0)
@@ -67,9 +59,8 @@ def shared_fields() -> Section:
     # Share of a client's local steps that train only these parts; they come first, and the other steps train only the
     # rest (FedRep). 0: every step trains all parts (FedPer).
     config.personal_first = share(0.0)
-    config.checkpoint_every = whole(10, least=1)  # rounds between two checkpoints
-    # The same for methods whose checkpoints contain a model or an optimizer state for each client.
-    config.checkpoint_every_persistent = whole(50, least=1)
+    # Rounds between two checkpoints. None: 10, or 50 if they contain a model or an optimizer state for each client.
+    config.checkpoint_every = whole(None, least=1)
     # The report shows the latent space after these rounds and the last one; 0 is before the first.
     config.snapshot_rounds = several((), whole(least=0))
     # These change speed only. With None the library chooses what was fastest in its measurements.
@@ -79,13 +70,15 @@ def shared_fields() -> Section:
     # Rounds in one compiled call. Progress is shown and signals are handled between calls. With data.validation: 1.
     config.rounds_per_dispatch = whole(None, least=1)
 
+    # The two views of each image in fedu, fedema and orchestra, see fedjax_ssl/augment/views.py.
+    config.views = word("simclr", "orchestra")
+
     config.stop = stop_fields()
     config.data = data_fields()
     config.residence = residence_fields()
     config.model = model_fields()
     config.encoder = encoder_fields()
     config.augment = augment_fields()
-    config.views = views_fields()
     config.probe = probe_fields()
     config.client = client_fields()
     config.server = server_fields()

@@ -11,9 +11,8 @@ def client_fields() -> Section:
     # For methods with a phase on labelled images only: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg, rscfed,
     # cbafed, isofed, twin_sight. fedlabel ignores labelled_views; fedtrinet uses it in its tuning only.
     section.logit_adjustment = real(0.0, least=0)  # tau: the loss adds tau log(class share) to logits
-    # Added to every share instead of half an image for a class that the client lacks (SemiAnAgg's code: 1e-12); 0: not
-    # used. Logits of a class that the
-    # client lacks then grow without bound.
+    # Added to every share, in which a class that the client lacks otherwise counts as half an image (SemiAnAgg's code:
+    # 1e-12); 0: not used. Logits of such a class then grow without bound.
     section.share_offset = share(0.0)
     # The loss uses the 'weak' view, or is the mean over 'both' views, weak and strong.
     section.labelled_views = word("weak", "both")
@@ -40,10 +39,10 @@ def _sgd_section(learning_rate: float, epochs: int, least_epochs: int, batch_siz
     section.epochs = whole(epochs, least=least_epochs)  # passes over the training data in a round
     section.batch_size = whole(batch_size, least=1)  # images per step; the last batch of an epoch may be smaller
     section.learning_rate = real(learning_rate, above=0)  # in the first round; later as schedule says
-    section.optimizer = "sgd"  # 'sgd', as in PyTorch; or optax's, such as 'adam' or 'lars(trust_coefficient=0.01)'
-    section.momentum = real(0.9, least=0, below=1)  # momentum of 'sgd' and of other optimizers that have one
+    section.optimizer = word("sgd", "adam", "lars")  # 'sgd' as in PyTorch, 'lars' as in SimCLR
+    section.momentum = real(0.9, least=0, below=1)  # momentum of 'sgd' and 'lars'
     section.nesterov = False  # Nesterov momentum
-    section.weight_decay = real(5e-4, least=0)  # added to the gradient; some optimizers use their own rule
+    section.weight_decay = real(5e-4, least=0)  # added to the gradient; 'lars' decays matrices alone
     section.clip_norm = real(1.0, least=0)  # largest norm of the whole gradient; 0: no clipping
     section.persistent = False  # keeps optimizer states between rounds: one more model for each of K clients
     return section

@@ -12,9 +12,6 @@ def aggregation_fields() -> Section:
     section.weights = word("size", "qualified", "uniform")
     # Each client clips its update of the parameters to this norm before sending; 0: no clipping.
     section.clip_norm = real(0.0, least=0)
-    # Updates that are not finite, or longer than this multiple of the cohort's median length, are dropped and counted.
-    # 0: lengths are not compared.
-    section.longest_update = real(1000.0, least=0)
     # How uploads become one model: the weighted 'mean', or a rule that a few lying clients cannot move far: 'median' or
     # 'trimmed_mean' of each number; 'krum', 'multi_krum' or 'geometric_median' of whole models. See
     # docs/reference/attacks.md.

@@ -1,6 +1,6 @@
-"""Fields of augmentation: weak and strong views, and the views of self-supervised methods."""
+"""Fields of augmentation: weak and strong views."""
 
-from fedjax_ssl.fields.section import Section, real, share, whole, word
+from fedjax_ssl.fields.section import Section, whole, word
 
 
 def augment_fields() -> Section:
@@ -20,24 +20,4 @@ def augment_fields() -> Section:
     section.order = word("flavour", "geometry_first")
     # m of RandAugment, 0 to 10 ('fedlabel': up to 30); 'usb' and 'fedmatch' draw it at random.
     section.magnitude = whole(10, least=0, most=30)
-    return section
-
-
-def views_fields() -> Section:
-    """The two views of self-supervised methods."""
-    # For fedu, fedema and orchestra: two views of each image, changed in this order, as torchvision does with Pillow.
-    # The flip of augment.flip follows the crop.
-    section = Section()
-    section.smallest_crop = real(0.08, above=0, most=1)  # least area of a crop, a share of the image; it is resized
-    section.interpolation = word("bilinear", "bicubic")  # interpolation of the crop
-    section.jitter = share(0.8)  # probability of colour jitter, in random order
-    section.brightness = real(0.8, least=0)  # b: the factor is drawn between max(0, 1 - b) and 1 + b
-    section.contrast = real(0.8, least=0)  # the same for contrast
-    section.saturation = real(0.8, least=0)  # the same for saturation
-    section.hue = real(0.2, least=0, most=0.5)  # the largest rotation of hue, as a share of the colour circle
-    section.grey = share(0.2)  # probability of conversion to grey
-    section.blur = share(0.0)  # probability of blurring the first view
-    section.second_blur = share(0.0)  # the same for the second view
-    section.blur_radius = whole(1, least=1)  # in pixels; 1: a Gaussian kernel of 3 x 3 pixels
-    section.second_solarise = share(0.0)  # probability of inverting the lighter half of the levels, second view
     return section

@@ -80,7 +80,7 @@ class Records:
         name = f"{measured_each_round(self._config)}_accuracy"
         took = f"{seconds:.1f} s, {compiling:.1f} of them for compiling at nodes"
         say(f"round {line['round']}/{self._config.num_rounds}: {name} {line[name]:.4f}, {took}")
-        if healthy and line["round"] % self._config.checkpoint_every == 0:
+        if healthy and line["round"] % (self._config.checkpoint_every or 10) == 0:
             self._save(state)
 
     def conclude(self, state: State, tested: dict[str, np.ndarray]) -> None:

@@ -22,14 +22,6 @@ from fedjax_ssl.server.statistics import Sums
 AT_CLIENTS = ("client_index",)  # the only field that says which images a client has
 AT_SERVER = ("server_index", "validation_index", "test_inputs", "test_labels", "unknown_inputs")
 DOCS = "see docs/reference/flower.md"
-# Simulated attacks, failures and compression: field -> the only value that Flower accepts.
-SIMULATED = {
-    "attack.kind": "none",
-    "availability.never": 0.0,
-    "availability.late": 0.0,
-    "compression.kind": "none",
-    "data.client_test_share": 0.0,
-}
 
 
 def check_supported(experiment: Experiment) -> None:
@@ -52,19 +44,6 @@ def check_supported(experiment: Experiment) -> None:
         )
     if "shots" in config.eval_measures:
         raise UserError("eval_measures has 'shots', which counts the true labels of all clients; leave it out")
-    for field, ordinary in SIMULATED.items():
-        section, _, name_of_field = field.partition(".")
-        value = config[section][name_of_field]
-        if value != ordinary:
-            raise UserError(f"{field}={value!r} is of simulated clients; Flower has real ones, and takes {ordinary!r}")
-    for rule, value in config.stop.items():
-        if value:
-            raise UserError(f"stop.{rule}={value} is not for Flower, whose server does all rounds; it takes 0")
-    if config.privacy.noise:
-        raise UserError(
-            f"privacy.noise={config.privacy.noise} draws its noise from the seed, which every node knows, so that "
-            "nobody would be protected; Flower takes 0"
-        )
 
     selection, sent, cohort = jax.eval_shape(
         lambda state, data: ((job := one_job(problem, method, state, data))[0].clients, *job[1:]), state, data

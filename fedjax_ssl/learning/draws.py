@@ -7,7 +7,7 @@ SORTED = 2**14  # up to this size all numbers are sorted by random keys, which i
 _ROUNDS = 8
 
 
-def draw_distinct(key: jax.Array, size: int, count: int, keyed: bool = True) -> jax.Array:
+def draw_distinct(key: jax.Array, size: int, count: int) -> jax.Array:
     """Draws `count` different numbers from 0 to size - 1 uniformly: int32 [count].
 
     For a large size it takes the first `count` values of a keyed permutation: a Feistel network over the next power of
@@ -18,9 +18,8 @@ def draw_distinct(key: jax.Array, size: int, count: int, keyed: bool = True) -> 
         key: a PRNG key.
         size: number of elements.
         count: at most `size`.
-        keyed: False: always sort all numbers by random keys, as versions before 0.2 did.
     """
-    if size <= SORTED or not keyed:
+    if size <= SORTED:
         return jax.random.choice(key, size, (count,), replace=False).astype(jnp.int32)
     bits = -(-(size - 1).bit_length() // 2)
     mask = jnp.uint32(2**bits - 1)

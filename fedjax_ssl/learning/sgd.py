@@ -1,19 +1,16 @@
 """The optimizer that a section of the configuration names, and one step of it; for clients and the server."""
 
-import ast
-import inspect
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-import optax.contrib
 
-from fedjax_ssl.errors import UserError, first_line, known_are
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.trees import select
 
+TRUST = 0.001  # of 'lars': the length of a step by the length of the weights, at a learning rate of 1
 Params = Any
 BatchStats = Any
 
@@ -72,11 +69,8 @@ def step(
 def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
     """Gradient clipping, then weight decay added to the gradient, then the optimizer.
 
-    'sgd' is PyTorch's SGD. Any other name is a function of optax (or optax.contrib) that takes a learning rate. It also
-    gets the section's `momentum`, `nesterov` and `weight_decay`, each if it takes this keyword, and the options after
-    its name, as in 'lars(trust_coefficient=0.01)'. An optimizer that takes `weight_decay` decays by its own rule. A
-    mask may be 'matrices', as in 'lars(weight_decay_mask="matrices")', which leaves out biases and the scales of
-    normalisation layers.
+    'sgd' is PyTorch's SGD; 'adam' (Kingma and Ba, 2015) has no momentum field. 'lars' (You et al., 2017) is SimCLR's,
+    which decays by its own rule, and neither decays nor rescales biases and the scales of normalisation layers.
 
     Args:
         config: a section with `optimizer`, `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping);
@@ -84,30 +78,29 @@ def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
         learning_rate: a number or a traced scalar; it is not part of the optimizer's state.
 
     Raises:
-        UserError: there is no such optimizer, or it does not take the options.
+        UserError: the optimizer cannot spare the classifier.
     """
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     decay = optax.add_decayed_weights(config.weight_decay)
     spares = getattr(config, "spare_classifier", False)
     if spares:
         clip, decay = optax.masked(clip, _but_the_classifier), optax.masked(decay, _but_the_classifier)
-    name, options = _parse(config.optimizer)
-    if name == "sgd":
-        if options:
-            raise UserError("optimizer 'sgd' takes no options: momentum, nesterov and weight_decay are fields")
-        momentum = optax.trace(decay=config.momentum, nesterov=config.nesterov)
-        return optax.chain(clip, decay, momentum, optax.scale(-learning_rate))
-    factory = _find(name)
-    taken = inspect.signature(factory).parameters
-    unknown = [option for option in options if option not in taken]
-    if unknown:
-        raise UserError(f"optimizer {name!r} takes no {unknown[0]!r}{known_are(unknown[0], taken)}")
-    if spares and "weight_decay" in taken:
-        raise UserError(f"optimizer {name!r} decays by its own rule, so spare_classifier cannot be used with it")
-    options = {option: _are_matrices if value == "matrices" else value for option, value in options.items()}
-    shared = {field: config[field] for field in ("momentum", "nesterov", "weight_decay") if field in taken}
-    optimizer = factory(learning_rate, **{**shared, **options})
-    return optax.chain(clip, optimizer) if "weight_decay" in taken else optax.chain(clip, decay, optimizer)
+    if config.optimizer == "lars":
+        if spares:
+            raise UserError("optimizer='lars' decays by its own rule, so spare_classifier cannot be used with it")
+        lars = optax.lars(
+            learning_rate,
+            config.weight_decay,
+            weight_decay_mask=_are_matrices,
+            trust_coefficient=TRUST,
+            trust_ratio_mask=_are_matrices,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+        )
+        return optax.chain(clip, lars)
+    if config.optimizer == "adam":
+        return optax.chain(clip, decay, optax.adam(learning_rate, nesterov=config.nesterov))
+    return optax.chain(clip, decay, optax.trace(config.momentum, config.nesterov), optax.scale(-learning_rate))
 
 
 def _are_matrices(params: Any) -> Any:
@@ -163,59 +156,3 @@ def followed_by(
 def never_cleared(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """An optimizer that in step i uses the sum of the gradients of steps 1 to i, as if they were never zeroed."""
     return optax.chain(optax.trace(1.0), optimizer)
-
-
-def check_optimizer(field: str, config) -> None:
-    """Checks that a section's optimizer is usable: a step may only need gradients and parameters.
-
-    Args:
-        field: the section's name, for messages.
-        config: the section.
-
-    Raises:
-        UserError: the optimizer cannot be used; the message names the field.
-    """
-    shape = {"kernel": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
-
-    def a_step(gradients, params):
-        optimizer = make_optimizer(config, 0.1)
-        return optimizer.update(gradients, optimizer.init(params), params)
-
-    try:
-        jax.eval_shape(a_step, shape, shape)
-    except UserError as error:
-        raise UserError(f"{field}.{error}") from None
-    except Exception as error:  # optax raises errors of many kinds for bad options
-        raise UserError(
-            f"{field}.optimizer={config.optimizer!r} cannot be used: its step may only need a learning rate, gradients "
-            f"and parameters ({type(error).__name__}: {first_line(error)})"
-        ) from error
-    if config.persistent:  # the model is another one at the next visit
-        optimizer = make_optimizer(config, 0.1)
-        first, other = (jax.tree.leaves(optimizer.init({"kernel": jnp.full((2, 3), value)})) for value in (0.0, 1.0))
-        if not all(bool((a == b).all()) for a, b in zip(first, other)):
-            raise UserError(
-                f"{field}.optimizer={config.optimizer!r} keeps parameters in its state, so it is not for "
-                f"{field}.persistent=True"
-            )
-
-
-def _parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Splits 'name(option=value, ...)' into the name and its options."""
-    match = re.fullmatch(r"\s*(\w+)\s*(\(.*\))?\s*", text)
-    try:
-        call = ast.parse(text.strip() if match and match[2] else f"{text.strip()}()", mode="eval").body
-        if match is None or not isinstance(call, ast.Call) or call.args:
-            raise ValueError
-        return match[1], {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError):
-        raise UserError(f"optimizer {text!r} must be NAME or NAME(OPTION=VALUE, ...)") from None
-
-
-def _find(name: str) -> Any:
-    factory = getattr(optax, name, None) or getattr(optax.contrib, name, None)
-    parameters = list(inspect.signature(factory).parameters) if inspect.isfunction(factory) else []
-    if not parameters or parameters[0] != "learning_rate":
-        known = "known: sgd, adam, lars, ..."
-        raise UserError(f"optimizer {name!r} is not an optimizer of optax with a learning rate; {known}")
-    return factory

@@ -52,7 +52,7 @@ FIELDS = {
     "server.augmentation": "weak",  # in pre-training; this method has no strong views
 }
 _OPTIMISERS = {
-    "client.optimizer": "lars(weight_decay_mask='matrices', trust_ratio_mask='matrices')",
+    "client.optimizer": "lars",
     "client.learning_rate": 0.3 * 10 / 256,
     "client.momentum": 0.9,
     "client.nesterov": False,

@@ -30,15 +30,7 @@ DIVERGENCE = "divergence"  # the entry of a client's memory with the divergence 
 FIELDS = {  # of FedU and FedEMA; also resets shared defaults that another config may have changed
     "model.projector_hidden": 4096,
     "model.projector_dim": 2048,
-    "views.smallest_crop": 0.08,
-    "views.interpolation": "bilinear",
-    "views.brightness": 0.8,
-    "views.contrast": 0.8,
-    "views.saturation": 0.8,
-    "views.hue": 0.2,
-    "views.blur": 0.0,
-    "views.second_blur": 0.0,
-    "views.second_solarise": 0.0,
+    "views": "simclr",
 }
 EXPERIMENT = {  # the CIFAR-10 setting of FedU's and FedEMA's papers
     "num_rounds": 100,

@@ -85,7 +85,6 @@ def unknown_images(config: Any) -> str:
     classes = ", ".join(map(str, data["unknown_classes"]))
     of = [
         f"the class{'es' if ',' in classes else ''} {classes}" if classes else "",
-        f"{data['unknown_drawn']} classes drawn by the seed" if data["unknown_drawn"] else "",
         data["unknown_source"].rpartition("/")[2],
     ]
     which = " and ".join(filter(None, of))

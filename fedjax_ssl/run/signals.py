@@ -1,4 +1,4 @@
-"""Handles SIGINT, SIGTERM and SIGHUP: they end the process at once; during rounds the state is saved first.
+"""SIGINT and SIGTERM: they end the process at once; during rounds the state is saved first, unless a second one comes.
 
 The commands exit by `os._exit`: Python's own handlers wait for the compiler or a computation to return, and an
 interpreter that exits while XLA compiles in a thread crashes. A caller of `train` keeps its own handlers until the
@@ -9,49 +9,39 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from fedjax_ssl.files import discard_unfinished
 
-ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_holding: list["Signals"] = []  # the last one receives the signals of a watching process
+ENDING = (signal.SIGINT, signal.SIGTERM)
+_holding: list["Signals"] = []  # the one that receives the signals of a watching process
 _watched = False
 
 
 class Signals:
-    """Delays signals until the end of a dispatch; a second signal acts at once. A context manager.
+    """Delays a signal until the end of a dispatch; a second one acts at once. A context manager.
 
     Attributes:
         received: the signal that this process has received; None: no signal.
-        agreed: the signal that all hosts know of, if there are several, see `HearSignals`.
+        agreed: the signal that ends the run, which all hosts know of, see `HearSignals`.
     """
 
-    def __init__(self, several_hosts: bool = False):
-        """Delays nothing until it is entered.
-
-        Args:
-            several_hosts: whether a signal ends the run only once all hosts know of it; otherwise the others would wait
-                for a host that has left.
-        """
+    def __init__(self):
         self.received: int | None = None
         self.agreed: int | None = None
-        self._several_hosts = several_hosts
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
         _holding.append(self)
-        if _watched:
-            return self
 
         def remember(number, _):
             self.received = number
             signal.signal(number, self._before[number])
 
         with contextlib.suppress(ValueError):  # not in the main thread: the caller handles signals
-            for number in _heard():
+            for number in () if _watched else ENDING:
                 self._before[number] = signal.signal(number, remember)
         return self
 
@@ -60,73 +50,46 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    @property
-    def waiting(self) -> int | None:
-        """The signal that ends the run; None: no signal."""
-        return self.agreed if self._several_hosts else self.received
-
     def act(self) -> None:
         """Ends the run if there is a delayed signal.
 
         Raises:
-            KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM or SIGHUP.
+            KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM.
         """
-        if self.waiting == signal.SIGINT:
+        if self.agreed == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.waiting is not None:
-            raise SystemExit(128 + self.waiting)
+        if self.agreed is not None:
+            raise SystemExit(128 + self.agreed)
 
 
-@contextlib.contextmanager
-def watch_signals(farewell: Callable[[], str]) -> Iterator[None]:
+def watch_signals(farewell: Callable[[], str]) -> None:
     """Ends this process soon after a signal, whatever it is doing, unless a `Signals` delays it.
 
-    The exit status is 128 plus the signal's number. Use it in the main thread of a process of its own.
+    The exit status is 128 plus the signal's number. Call it in the main thread of a process of its own.
 
     Args:
         farewell: gives the end of the last line: what is left and how to resume.
     """
     global _watched
+    _watched = True
     # The operating system's handler writes the number into a socket, even while Python waits for the compiler. A thread
     # reads it; it only needs Python's lock, which the compiler does not hold.
     reading, writing = socket.socketpair()
     writing.setblocking(False)
-    terminals = [number for number in (1, 2) if os.isatty(number)]
-
-    def hear(number, _):
-        if _hangs_up(number):  # between two of Python's instructions: before the next print
-            _show_nothing_more(terminals)
-
-    handlers = {number: signal.signal(number, hear) for number in _heard()}
-    before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    thread = threading.Thread(target=_watch, args=(reading, farewell, terminals), name="signals", daemon=True)
-    _watched = True
-    thread.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        _watched = False
-        writing.close()
-        thread.join()
-        reading.close()
+    for number in ENDING:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writing.detach(), warn_on_full_buffer=False)  # detached, it stays open
+    threading.Thread(target=_watch, args=(reading, farewell), name="signals", daemon=True).start()
 
 
-def _watch(reading: socket.socket, farewell: Callable[[], str], terminals: Sequence[int]) -> None:
-    while number := reading.recv(1):
-        if number[0] not in ENDING:
-            continue
-        holder = _holding[-1] if _holding else None
-        if _hangs_up(number[0]):
-            _show_nothing_more(terminals)
-        if _hangs_up(number[0]) and holder is not None and holder.received is not None:
-            continue  # closing a terminal may send two: to the session's leader, and to its foreground group
-        if holder is None or holder.received is not None:
-            leave(128 + number[0], f"{_name(number[0])}: {farewell()}")
-        _say(f"{_name(number[0])}: the rounds in progress end and are saved; once more leaves at once")
-        holder.received = number[0]
+def _watch(reading: socket.socket, farewell: Callable[[], str]) -> None:
+    while True:
+        number = reading.recv(1)[0]
+        name = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
+        if not _holding or _holding[-1].received is not None:
+            leave(128 + number, f"{name}: {farewell()}")
+        _say(f"{name}: the rounds in progress end and are saved; once more leaves at once")
+        _holding[-1].received = number
 
 
 def leave(status: int, text: str) -> NoReturn:
@@ -143,30 +106,6 @@ def leave(status: int, text: str) -> NoReturn:
 
 def _say(text: str) -> None:
     """Prints a line on stderr without Python's buffers and their locks, which the main thread may hold."""
-    clear = "\r\x1b[K\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else ""  # shows the cursor again
+    clear = "\r\x1b[K\x1b[?25h" if os.isatty(2) else ""  # shows the cursor again
     with contextlib.suppress(OSError):
         os.write(2, f"{clear}{text}\n".encode())
-
-
-def _show_nothing_more(terminals: Sequence[int]) -> None:
-    """Discards what is printed: a closed terminal refuses it, and the state must still be saved.
-
-    The terminal may refuse it only some time after SIGHUP, so nothing is tried first.
-    """
-    for number in terminals:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, number)
-        os.close(nowhere)
-
-
-def _hangs_up(number: int) -> bool:
-    return number == getattr(signal, "SIGHUP", None)
-
-
-def _heard() -> list[int]:
-    """The signals that end this process; `nohup` removes SIGHUP."""
-    return [number for number in ENDING if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
-
-
-def _name(number: int) -> str:
-    return "interrupted" if number == signal.SIGINT else signal.Signals(number).name

@@ -95,7 +95,7 @@ def train(
           If a later seed of other shapes needs too much memory, a StoppedError says so after the earlier ones.
         TrainingError: the global state is no longer finite, or every upload of a round was dropped.
         StoppedError: the disk, a file or the memory ended the run; its last checkpoint is kept.
-        KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM or SIGHUP, once a checkpoint is written.
+        KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM, once a checkpoint is written.
     """
     begin()
     workdir = expanded(workdir) if workdir else workdir
@@ -234,11 +234,11 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
             _write_facts(run)
             note_start(run.folder.path)
-        trackers = [stack.enter_context(open_trackers(config, run.folder)) for run in written]
+        trackers = [stack.enter_context(open_trackers(config, run.folder, first_round)) for run in written]
         title = title_of(config.seeds, [run.seed for run in runs])
-        progress = RoundProgress(config.num_rounds, first_round, title, None, measured_each_round(config))
+        progress = RoundProgress(config.num_rounds, first_round, title, measured_each_round(config))
         for run in written:
-            progress.say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))
+            say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))
         with doing("the first state, with pre-training"):
             states, memories = zip(*(_first_state(machine, program, run, stack) for run in runs))
         group = make_group(machine, runs)
@@ -247,7 +247,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
         )
         if written:
             stack.enter_context(progress)
-        signals = stack.enter_context(Signals(hosts.count() > 1))
+        signals = stack.enter_context(Signals())
         every = checkpoint_interval(config, runs[0].experiment.state_shape)
         checkpoints = [checkpoints_of(run.folder, run.experiment) for run in written]
         listeners = [
@@ -255,7 +255,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             *([] if program.client_tests is None else [TestClients(machine, group, program.client_tests, memories)]),
             WriteRecords(written),
             FeedTrackers(trackers),
-            *([ShowProgress(progress), Advise(config, group, progress.say)] if written else []),
+            *([ShowProgress(progress), Advise(config, group)] if written else []),
             StopOnFailure(runs),
             *_with_outputs(config, group, program),
             *([SaveCheckpoints(group, checkpoints, memories, every, signals)] if written else []),
@@ -277,7 +277,7 @@ def checkpoint_interval(config: ConfigDict, state: State) -> int:
     """Rounds between two checkpoints of a state (arrays or shapes): more if the state has a model for every client."""
     of_clients = config.num_clients * tree_bytes(state.model.params)
     large = tree_bytes((state.of_clients, state.server)) >= of_clients
-    return config.checkpoint_every_persistent if large else config.checkpoint_every
+    return config.checkpoint_every or (50 if large else 10)
 
 
 def _first_state(

@@ -12,7 +12,6 @@ from fedjax_ssl.data.unknown import check_unknown
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import shared_fields
 from fedjax_ssl.imports import name_of
-from fedjax_ssl.learning.sgd import check_optimizer
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.methods.entry import Entry
 
@@ -32,9 +31,7 @@ def validate(config: ConfigDict) -> None:
         if field in values:
             its_range.check(field, values[field])
     check_labels(config.data, config.num_clients)
-    check_unknown(config.data, len(config.seeds))
-    for name in ("client", "server"):
-        check_optimizer(name, config[name])
+    check_unknown(config.data)
     check_rand_augment(config.augment.flavour, config.augment.num_ops, config.augment.magnitude)
     for line in _misfits(config, find_method(config.method)):
         raise UserError(line)
@@ -68,8 +65,6 @@ def _misfits(config: Any, method: Entry) -> Iterator[str]:
         yield f"eval_clients_every={config.eval_clients_every} needs test images of clients; set data.client_test_share"
     if config.personal_first and not config.personal_parts:
         yield f"personal_first={config.personal_first:g} needs personal_parts, as in ('classifier',)"
-    if len(config.eval_shots) != 2 or config.eval_shots[0] > config.eval_shots[1]:
-        yield f"eval_shots must be two ascending whole numbers, as in (20, 100), not {tuple(config.eval_shots)}"
     if "knn" in config.eval_measures and not server_has_labels(data):
         yield f"eval_measures has 'knn', which needs labelled images at the server, but data.labels is {data.labels!r}"
     if config.clients_per_round > config.num_clients:

@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 from PIL import Image, ImageEnhance, ImageOps
 from scipy.ndimage import convolve1d
 
 from fedjax_ssl.augment import colour, make_views, quarter_turns, resized_crop
+from fedjax_ssl.augment import views as module
 from fedjax_ssl.augment.operations import from_planes, to_planes
 from fedjax_ssl.augment.resized_crop import draw_boxes
-from fedjax_ssl.fields import shared_fields
+from fedjax_ssl.augment.views import PAIRS
 from tests.helpers.pictures import agreement, make_images
 
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -194,10 +194,7 @@ def test_the_blur_is_a_gaussian_with_a_reflected_border(radius):
 
 
 def options_of(**fields):
-    options = shared_fields().views.config()
-    options.update(dict.fromkeys(("jitter", "grey", "blur", "second_blur", "second_solarise"), 0.0))
-    options.update({"smallest_crop": 1.0, **fields})
-    return ConfigDict(options)
+    return PAIRS["simclr"]._replace(**{"smallest_crop": 1.0, "jitter": 0.0, "grey": 0.0, **fields})
 
 
 def views_of(images, flip=False, which=(0, 1), **fields):
@@ -216,8 +213,8 @@ def test_without_anything_a_view_is_the_image():
 OF_VIEWS = [
     ({"jitter": 0.4}, False, (0.4, 0.4)),
     ({"grey": 0.4}, False, (0.4, 0.4)),
-    ({"blur": 0.2, "second_blur": 0.6}, False, (0.2, 0.6)),
-    ({"second_solarise": 0.4}, False, (0.0, 0.4)),
+    ({"blur": (0.2, 0.6)}, False, (0.2, 0.6)),
+    ({"solarise": 0.4}, False, (0.0, 0.4)),
     ({}, True, (0.5, 0.5)),
 ]
 
@@ -239,21 +236,22 @@ def test_each_change_has_its_probability_in_each_view():
             assert abs(changed - probability) <= 5 * spread + 0.02  # some blurs are not to be seen
 
 
-def test_a_view_s_blur_reaches_as_far_as_configured():
+def test_a_view_s_blur_reaches_as_far_as_its_radius(monkeypatch):
+    monkeypatch.setattr(module, "BLUR_RADIUS", 2)
     points = np.zeros((40, 9, 9, 1), np.uint8)
     points[:, 4, 4] = 255
-    (view,) = views_of(points, which=(0,), blur=1.0, blur_radius=2)
+    (view,) = views_of(points, which=(0,), blur=(1.0, 0.0))
     assert np.abs(np.argwhere(view.max(axis=(0, 3))) - 4).max() == 2
 
 
 def test_a_view_has_the_configured_crop_and_strengths():
     """Of images that are not square: by Pillow with the draws of the view's keys."""
-    images, strengths = many_images(3, 20, 28), {"brightness": 0.4, "contrast": 0.3, "saturation": 0.2, "hue": 0.1}
+    images, strengths = many_images(3, 20, 28), (0.4, 0.3, 0.2, 0.1)
 
     @jax.jit
     def draws(key):
         box_key, _, jitter_key, order_key, *_ = jax.random.split(key, 6)
-        factors = colour.draw_factors(jitter_key, len(images), tuple(strengths.values()))
+        factors = colour.draw_factors(jitter_key, len(images), strengths)
         return draw_boxes(box_key, len(images), 20, 28, 0.3), factors, colour.draw_order(order_key, len(images))
 
     boxes, factors, order = map(np.asarray, draws(jax.random.key(0)))
@@ -265,7 +263,7 @@ def test_a_view_has_the_configured_crop_and_strengths():
             image = CHANGES[place](image, float(factors[place, number]))
         return image
 
-    fields = {"jitter": 1.0, "smallest_crop": 0.3, "interpolation": "bilinear", **strengths}
+    fields = {"jitter": 1.0, "smallest_crop": 0.3, "interpolation": "bilinear", "strengths": strengths}
     (view,) = views_of(images, which=(0,), **fields)
     assert agreement(view, by_pillow(images, change)).min() > 0.97
 
@@ -273,13 +271,13 @@ def test_a_view_has_the_configured_crop_and_strengths():
 def test_grey_comes_before_solarising():
     """So that an image of one colour is inverted where its luma is light."""
     images = many_images(3)
-    (view,) = views_of(images, which=(1,), grey=1.0, second_solarise=1.0)
+    (view,) = views_of(images, which=(1,), grey=1.0, solarise=1.0)
     expected = by_pillow(images, lambda image, _: ImageOps.solarize(image.convert("L").convert("RGB"), 128))
     np.testing.assert_array_equal(view, expected)
 
 
 def test_views_of_grey_images_and_of_all_that_there_is():
-    fields = dict.fromkeys(("jitter", "grey", "blur", "second_blur", "second_solarise"), 1.0)
+    fields = {"jitter": 1.0, "grey": 1.0, "blur": (1.0, 1.0), "solarise": 1.0}
     images = many_images(1, 20, 28)
     (view,) = views_of(images, flip=True, which=(1,), smallest_crop=0.2, interpolation="bicubic", **fields)
     assert view.shape == images.shape and view.dtype == np.uint8

@@ -224,28 +224,6 @@ def test_a_config_file_that_fails_is_one_line(text, tmp_path, capfd):
     assert status == 2 and str(path) in line and "Error" in line
 
 
-@pytest.mark.parametrize(
-    "word, line",
-    [
-        ("augment.num_ops=-1", "augment.num_ops must be at least 0, not -1"),
-        ("augment.magnitude=99", "augment.magnitude must be at least 0 and at most 30, not 99"),
-        ("fedanchor.mix_order=mix_then_augmnt", "fedanchor.mix_order is .*; the nearest is mix_then_augment; known"),
-        ("augment.flavour=standart", "augment.flavour is 'standart'"),
-        ("model.name=resnt18", "model.name is 'resnt18'; the nearest is resnet18; known"),
-        ("model.normalisation=statik", "model.normalisation is 'statik'; the nearest is static"),
-        ("data.source=cifar11", "data.source is 'cifar11'; the nearest is cifar10"),
-        ("data.partition=dirichlet_client", "data.partition is .*; the nearest is dirichlet_clients"),
-        ("data.labels=client", "data.labels is 'client'; the nearest is clients; known"),
-        ("schedule=cosin", "schedule is 'cosin'; the nearest is cosine; known"),
-        ("server.optimizer=adm", "adm"),
-    ],
-)
-def test_a_wrong_word_names_its_field_and_the_nearest_word(word, line, capfd, tmp_path):
-    status, told = outcome(capfd, f"--config={launch.QUICKSTART}", f"--config.{word}", f"--workdir={tmp_path / 'run'}")
-    assert status == 2 and re.search(line, told), told
-
-
-@pytest.mark.processes
 def test_whoever_closes_the_output_sees_no_traceback():
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "launch.py"), "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -51,9 +51,9 @@ def outputs(num_classes, seed, digits=None, drop=()):
 measure_all = jax.jit(functools.partial(measure, ALL))
 
 
-def ours(logits, labels, counts=None, shots=(20, 100)):
+def ours(logits, labels, counts=None):
     counts = np.full(logits.shape[1], 50) if counts is None else counts
-    found = measure_all(logits, labels, jnp.asarray(counts), jnp.asarray(shots))
+    found = measure_all(logits, labels, jnp.asarray(counts))
     return {name: float(value) for name, value in found.items()}
 
 
@@ -123,9 +123,7 @@ def test_shots_by_a_plain_loop():
     of_class = [np.mean(predictions[labels == c] == c) for c in range(7)]
     for name, classes in {"many": [0, 1], "medium": [2, 3, 6], "few": [4, 5]}.items():
         assert found[f"{name}_accuracy"] == pytest.approx(np.mean([of_class[c] for c in classes]), abs=1e-6)
-    found = ours(logits, labels, counts, shots=(0, 30))
-    assert found["many_accuracy"] == pytest.approx(np.mean([of_class[c] for c in (0, 1, 2, 6)]), abs=1e-6)
-    assert np.isnan(found["few_accuracy"])  # no class has fewer than none
+    assert np.isnan(ours(logits, labels, np.full(7, 20))["few_accuracy"])  # no class has so few
     matrix = np.asarray(confusion_matrix(labels, predictions, 7))
     np.testing.assert_array_equal(matrix, metrics.confusion_matrix(labels, predictions, labels=range(7)))
 
@@ -146,9 +144,6 @@ def test_training_images_are_counted_once():
     [
         ("eval_measures", ("f1",), r"different words of balanced_accuracy, .*, not \('f1',\)"),
         ("eval_measures", ("auc", "auc"), "must be different words"),
-        ("eval_shots", (100, 20), r"ascending whole numbers, .* not \(100, 20\)"),
-        ("eval_shots", (20,), "two ascending"),
-        ("eval_shots", (0.5, 2), "whole numbers"),
     ],
 )
 def test_impossible_measures(field, value, words):
@@ -198,7 +193,7 @@ def test_knn_needs_labels_at_the_server():
 def measured_run(tmp_path_factory):
     """A run on long-tailed digits that measures all there is, on validation images, and the test set at its end."""
     workdir = tmp_path_factory.mktemp("measured") / "run"
-    fields = {"eval_measures": ALL, "eval_shots": (30, 60), "data.validation": 200, "data.imbalance": 10.0}
+    fields = {"eval_measures": ALL, "data.validation": 200, "data.imbalance": 10.0}
     fields |= {"data.server_labels": 20, "data.examples_per_client": 0, "data.labels": "server", "num_rounds": 2}
     train(make_tiny_config(**fields), workdir)
     return workdir
@@ -210,7 +205,7 @@ def test_a_run_records_and_shows_its_measures(measured_run):
     digits = load_dataset(config.data)
     counts = run.class_counts()
     held = counts["clients"].sum(axis=0) + counts["server"]
-    assert held[0] > 60 and held[-1] < 30 and (np.diff(held) < 0).all()
+    assert held[0] > 100 and held[-1] < 20 and (np.diff(held) < 0).all()
     partition = np.load(measured_run / "partition.npz")
     rows = partition["validation_index"]
     sets = {"validation": (digits.x_train[rows], digits.y_train[rows]), "test": (digits.x_test, digits.y_test)}
@@ -224,9 +219,9 @@ def test_a_run_records_and_shows_its_measures(measured_run):
             "balanced_accuracy": recall.mean(),
             "precision": metrics.precision_score(labels, predictions, average="macro", zero_division=0),
             "auc": np.mean([metrics.roc_auc_score(labels == c, scores[:, c]) for c in range(10)]),
-            "many_accuracy": recall[held > 60].mean(),
-            "medium_accuracy": recall[(held >= 30) & (held <= 60)].mean(),
-            "few_accuracy": recall[held < 30].mean(),
+            "many_accuracy": recall[held > 100].mean(),
+            "medium_accuracy": recall[(held >= 20) & (held <= 100)].mean(),
+            "few_accuracy": recall[held < 20].mean(),
         }
         for measured, value in expected.items():
             assert summary[f"{name}_{measured}"] == pytest.approx(value, abs=1e-4), (name, measured)

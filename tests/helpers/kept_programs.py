@@ -20,7 +20,7 @@ from tests.helpers.stub import STUB, STUB_BACKBONE
 
 BUILT_IN = dict(METHODS)
 # No program depends on these fields; what depends on the seed is in its data.
-NOT_IN_PROGRAMS = ("checkpoint_every", "checkpoint_every_persistent", "seed", "seeds")
+NOT_IN_PROGRAMS = ("checkpoint_every", "seed", "seeds")
 READ_THE_LAST_ROUND = ("fedcon", "fedrgd")  # in their own schedules
 
 _kept = {}

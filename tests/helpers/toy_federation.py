@@ -75,11 +75,9 @@ def problem(clients_per_round=3, **fields):
     sections.update_from_flattened_dict(fields)
     config = types.SimpleNamespace(
         clients_per_round=clients_per_round,
-        cohorts="keyed",
         eval_batch_size=4,
         eval_measures=(),
-        eval_shots=(20, 100),
-        aggregation=types.SimpleNamespace(longest_update=1000.0),
+        aggregation=types.SimpleNamespace(),
         num_clients=len(CLIENTS),
         **{name: sections[name] for name in ("attack", "compression", "availability", "privacy")},
     )

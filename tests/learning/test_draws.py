@@ -49,9 +49,7 @@ def test_a_whole_permutation_has_every_number_once():
     np.testing.assert_array_equal(np.sort(numbers), np.arange(size))
 
 
-def test_few_are_drawn_as_ever():
-    """Cohorts of runs of before stay what they were."""
+def test_few_are_drawn_by_sorting():
     key = jax.random.key(1)
-    for size, keyed in ((100, True), (30_000, False)):
-        expected = jax.random.choice(key, size, (10,), replace=False)
-        np.testing.assert_array_equal(draw_distinct(key, size, 10, keyed), expected)
+    expected = jax.random.choice(key, 100, (10,), replace=False)
+    np.testing.assert_array_equal(draw_distinct(key, 100, 10), expected)

@@ -448,7 +448,7 @@ def test_states_with_a_model_for_each_client_are_checkpointed_less_often(words, 
 
 def test_own_optimisers_are_checkpointed_at_an_interval_of_their_own_and_resumed(tmp_path):
     config = make_config("supervised")
-    config.update_from_flattened_dict({"checkpoint_every": 1, "checkpoint_every_persistent": 2, "num_rounds": 4})
+    config.update_from_flattened_dict({"checkpoint_every": 2, "num_rounds": 4})
     state = train(config, tmp_path)
     assert {folder.name for folder in (tmp_path / "checkpoints").glob("[0-9]*")} == {"2", "4"}
     assert set(state.clients) == {"opt_state"} and set(state.server) == {"aggregation", "classification"}

@@ -37,7 +37,7 @@ CODE = "zewei-long/fedcon-pytorch@54732ec: fedcon-main.py, models/byol.py, optim
 RATE, DECAY, TRUST, TARGET_DECAY, SPEED, RAMP, ROUNDS = 0.3, 0.01, 0.1, 0.7, 0.3, 3, 4
 FIELDS = {
     "clients_per_round": 2, "aggregation.weights": "uniform", "client.epochs": 1, "client.learning_rate": RATE,
-    "client.optimizer": f"lars(weight_decay_mask='matrices', trust_ratio_mask='matrices', trust_coefficient={TRUST})",
+    "client.optimizer": "lars",
     "client.weight_decay": DECAY, "client.nesterov": False, "client.clip_norm": 0.0, "server.clip_norm": 0.0,
     "server.epochs": 2, "server.pretrain_epochs": 0, "server.momentum": 0.5, "server.nesterov": False,
     "server.weight_decay": 0.0, "fedcon.projector_hidden": 16, "fedcon.target_decay": TARGET_DECAY,
@@ -87,7 +87,8 @@ def averaged(old, new, share):
 
 
 @pytest.mark.parametrize("variant", ["code", pytest.param("repaired", marks=pytest.mark.slow)])
-def test_rounds_of_fedcon(variant):
+def test_rounds_of_fedcon(variant, monkeypatch):
+    monkeypatch.setattr("fedjax_ssl.learning.sgd.TRUST", TRUST)
     as_code, views = variant == "code", itertools.cycle((mirrored, rolled))  # each step of this method calls two views
     momentum = VARIANTS["code"]["client.momentum"] if as_code else 0.9
     fields = {**FIELDS, "client.momentum": momentum}

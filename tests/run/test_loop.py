@@ -179,7 +179,7 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
 def test_a_signal_saves_whatever_round_it_is(counting):
     arguments, _ = counting(begun=4, num_rounds=9, rounds_per_dispatch=1)
     group, signals = arguments[2], Signals()
-    signals.received = 15
+    signals.agreed = 15
     store = Checkpoints(group.runs[0].folder.path / "checkpoints")
     listener = SaveCheckpoints(group, [store], [None], 100, signals)
 

@@ -123,7 +123,7 @@ def test_a_file_of_the_clients_memory_that_is_not_the_runs_stops_it_and_loses_no
 
 def test_a_disk_that_is_full_of_clients_rows_is_one_line_and_loses_nothing(whole, tmp_path, monkeypatch):
     run, fields = tmp_path / "run", {"residence.data": "host", "residence.clients": "disk"}
-    fields["checkpoint_every_persistent"] = fields["checkpoint_every"] = 1
+    fields["checkpoint_every"] = 1
     write = ClientRows.write
 
     def fill(rows, client, number, data):

@@ -139,7 +139,7 @@ def fedrgd(problem: Problem) -> Method:
 
     def select(state: State, data: FederatedData, key: jax.Array) -> Selection:
         """Draws the users; the selection's `group` is each user's place, or its group if groups are fixed."""
-        clients = draw_distinct(key, config.num_clients, config.clients_per_round, config.cohorts == "keyed")
+        clients = draw_distinct(key, config.num_clients, config.clients_per_round)
         return Selection(clients, jnp.arange(len(clients)) if at_random else group_of(clients))
 
     def rate_at(number, rate):

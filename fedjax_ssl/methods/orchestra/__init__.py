@@ -58,15 +58,7 @@ PARTS = (*ENCODER, ROTATION, TARGET)
 FIELDS = {
     "model.projector_hidden": 512,
     "model.projector_dim": 512,
-    "views.smallest_crop": 0.5,
-    "views.interpolation": "bicubic",
-    "views.brightness": 0.4,
-    "views.contrast": 0.4,
-    "views.saturation": 0.2,
-    "views.hue": 0.1,
-    "views.blur": 0.5,
-    "views.second_blur": 0.1,
-    "views.second_solarise": 0.2,
+    "views": "orchestra",
 }
 VARIANTS: Variants = {
     "paper": {  # the cross-device setting of its experiments

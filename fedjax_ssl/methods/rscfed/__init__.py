@@ -113,8 +113,8 @@ def rscfed(problem: Problem) -> Method:
 
     def select_groups(state: State, data: FederatedData, key: jax.Array) -> Selection:
         del state
-        keys, keyed = jax.random.split(key, options.groups), config.cohorts == "keyed"
-        clients = jax.vmap(lambda key: draw_distinct(key, len(data.client_size), options.group_size, keyed))(keys)
+        keys = jax.random.split(key, options.groups)
+        clients = jax.vmap(lambda key: draw_distinct(key, len(data.client_size), options.group_size))(keys)
         return Selection(clients.reshape(-1), turns=options.groups)
 
     def weight(received: Broadcast):

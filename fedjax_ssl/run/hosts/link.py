@@ -19,7 +19,7 @@ import jax
 from fedjax_ssl.errors import StoppedError, UserError, first_line
 from fedjax_ssl.run.hosts.cluster import Place
 from fedjax_ssl.run.hosts.coordinator import GO, HERE, READY, VOICE
-from fedjax_ssl.run.observe import clock
+from fedjax_ssl.run.observe import clock, log
 from fedjax_ssl.run.signals import leave
 from fedjax_ssl.run.under_way import resume_command
 
@@ -84,7 +84,7 @@ class HostLink:
         self._client = distributed.global_state.client
         self._heard = time.monotonic()
         if place.index:
-            clock.be_silent()
+            log.set_level(log.QUIET)  # the first process speaks for all
         atexit.register(self._exit)  # before JAX's own handler, which would wait for the others
         self._closed = threading.Event()
         for work in (self._beat, self._guard):

@@ -23,7 +23,7 @@ from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import VERBOSE, say
 from fedjax_ssl.run.observe.progress import RoundProgress
 from fedjax_ssl.run.observe.summary import what_went_wrong
-from fedjax_ssl.run.observe.trackers import Trackers
+from fedjax_ssl.run.observe.trackers import Write
 from fedjax_ssl.run.signals import Signals
 
 
@@ -42,12 +42,14 @@ class WriteRecords(Listener):
 class FeedTrackers(Listener):
     """Sends each round's figures to TensorBoard and Weights & Biases."""
 
-    def __init__(self, trackers: list[Trackers]):
-        self._trackers = trackers
+    def __init__(self, writers: list[list[Write]]):
+        self._writers = writers
 
     def take(self, turn: Turn) -> None:
-        for trackers, lines, timings in zip(self._trackers, turn.lines, turn.timings):
-            trackers.write(lines, timings)
+        for writers, lines, timings in zip(self._writers, turn.lines, turn.timings):
+            rows = [{**line, "seconds": timing["seconds"]} for line, timing in zip(lines, timings)]
+            for write in writers:
+                write(rows)
 
 
 class ShowProgress(Listener):
@@ -59,8 +61,6 @@ class ShowProgress(Listener):
     def take(self, turn: Turn) -> None:
         if turn.lines[0]:
             self._progress.update(turn.lines[0][-1], turn.is_last)
-        else:
-            self._progress.begin()
 
 
 class StopOnFailure(Listener):
@@ -229,7 +229,7 @@ def _best_of(lines: list[dict[str, Any]]) -> float:
 
 
 class HearSignals(Listener):
-    """Finds out whether any of several hosts has received a signal; runs before the listeners that act on one.
+    """Finds out whether this host, or any of several, has received a signal; comes before those that act on one.
 
     A later signal waits for the next turn.
     """
@@ -268,7 +268,7 @@ class SaveCheckpoints(Listener):
         return done + self._every - done % self._every
 
     def take(self, turn: Turn) -> None:
-        wanted = turn.is_last or turn.done % self._every == 0 or self._signals.waiting
+        wanted = turn.is_last or turn.done % self._every == 0 or self._signals.agreed
         if not wanted or turn.done == self._saved:
             return
         before = time.monotonic()
@@ -296,7 +296,7 @@ class StopOnSignal(Listener):
         """See `Listener`.
 
         Raises:
-            KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM or SIGHUP.
+            KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM.
         """
         if turn.is_last:  # a signal after `HearSignals` would have no later turn
             self._signals.agreed = hosts.any_signal(self._signals.received)

@@ -1,38 +1,64 @@
 """Messages of a run: `--quiet` and `--verbose` select those on stderr; run.log has all of them."""
 
 import contextlib
-import datetime
+import logging
+import logging.handlers
+import math
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator
-from typing import IO
 
 from fedjax_ssl.errors import first_line
 
-QUIET, NORMAL, VERBOSE = range(3)  # warnings, errors; also long tasks; also each program, round, checkpoint
+# Warnings, errors; also long tasks; also each program, round, checkpoint.
+QUIET, NORMAL, VERBOSE = logging.WARNING, logging.INFO, logging.DEBUG
+_NOTE = VERBOSE - 1  # never shown
+_FORMAT = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
-_level = NORMAL
-_files: list[IO[str]] = []
-_lines: list[str] = []  # of the command so far, for a run.log that is opened later
+
+class _Screen(logging.Handler):
+    """Prints on stderr, which a progress bar replaces meanwhile by one that prints above it.
+
+    Rich's own handler would break lines after 80 columns where there is no terminal.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        show(record.getMessage())
+
+
+class _File(logging.FileHandler):
+    """A run.log. If it cannot be written any more, the run goes on: the records will notice a full disk."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        del record
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # it tries again to write what did not fit
+            super().close()
+
+
+_logger = logging.getLogger("fedjax_ssl")
+_logger.setLevel(_NOTE)
+_logger.propagate = False
+_screen = _Screen(NORMAL)
+_early = logging.handlers.BufferingHandler(math.inf)  # lines of the command so far, for a run.log that is opened later
+_logger.addHandler(_screen)
 _given: set[pathlib.Path] = set()  # the run.log files that contain them
 
 
 def set_level(level: int) -> None:
     """Sets the level that is shown: `QUIET`, `NORMAL` or `VERBOSE`. run.log always gets everything."""
-    global _level
-    _level = level
+    _screen.setLevel(level)
 
 
 def shows(level: int) -> bool:
     """Whether lines of a level are shown."""
-    return _level >= level
+    return level >= _screen.level
 
 
 def say(text: str, level: int = NORMAL) -> None:
     """Prints a line on stderr if its level is shown, and writes it to run.log."""
-    note(text)
-    if shows(level):
-        show(text)
+    _logger.log(level, "%s", text)
 
 
 def show(text: str) -> None:
@@ -48,17 +74,14 @@ def warn(text: str) -> None:
 
 def note(text: str) -> None:
     """Writes a line to run.log only."""
-    line = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {text}\n"
-    if not _files:
-        _lines.append(line)
-    for file in _files:
-        _write(file, line)
+    say(text, _NOTE)
 
 
 def begin() -> None:
     """Marks the beginning of a run: its run.log contains all messages from here on."""
-    _lines.clear()
+    _early.flush()
     _given.clear()
+    _logger.addHandler(_early)
 
 
 @contextlib.contextmanager
@@ -68,27 +91,19 @@ def logged(paths: Iterable[pathlib.Path]) -> Iterator[None]:
     Raises:
         OSError: a file cannot be opened. If writing fails later, the run continues.
     """
+    _logger.removeHandler(_early)
     with contextlib.ExitStack() as stack:
+        stack.callback(_logger.addHandler, _early)
         for path in paths:
-            file = path.open("a")
-            stack.callback(_close, file)
-            _write(file, "" if path in _given else "".join(_lines))
+            file = stack.enter_context(contextlib.closing(_File(path, delay=False)))
+            file.setFormatter(_FORMAT)
+            for record in [] if path in _given else _early.buffer:
+                file.handle(record)
             _given.add(path)
-            _files.append(file)
-            stack.callback(_files.remove, file)
+            _logger.addHandler(file)
+            stack.callback(_logger.removeHandler, file)
         try:
             yield
         except BaseException as error:
-            note(f"ended by {type(error).__name__}: {first_line(error)}")
+            say(f"ended by {type(error).__name__}: {first_line(error)}", _NOTE)
             raise
-
-
-def _write(file: IO[str], text: str) -> None:
-    with contextlib.suppress(OSError, UnicodeError):  # the records will notice a full disk
-        file.write(text)
-        file.flush()
-
-
-def _close(file: IO[str]) -> None:
-    with contextlib.suppress(OSError):  # it tries again to write what did not fit
-        file.close()

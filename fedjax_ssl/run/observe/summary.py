@@ -148,7 +148,7 @@ def _tested(config: ConfigDict, folder: Workdir, last_round: int) -> dict[str, f
     num_training = counts["server"] + counts["clients"].sum(axis=0)
     matrix = confusion_matrix(taken["labels"], taken["predictions"], len(num_training))
     figures = {"accuracy": np.mean(taken["predictions"] == taken["labels"]), "loss": taken.get("loss", np.nan)}
-    figures |= measure_predictions(config.eval_measures, matrix, num_training, config.eval_shots)
+    figures |= measure_predictions(config.eval_measures, matrix, num_training)
     if "auc" in config.eval_measures:
         figures["auc"] = taken.get("auc", np.nan)
     # A snapshot has no features of labelled images, which kNN accuracy needs.

@@ -262,26 +262,23 @@ def test_hosts_plan_with_the_smallest_memory(meet_others, other, expected):
 
 def test_a_signal_counts_when_all_know_of_it(meet_others):
     meet_others(0, "", "", "")
-    signals = Signals(several_hosts=hosts.count() > 1)
+    signals = Signals()
     hear, stop = HearSignals(signals), StopOnSignal(signals)
     turn = Turn(3, False, None, [[]], [[]], [True])
     hear.take(turn)
     signals.received = signal.SIGTERM  # after the meeting: the other host begins the next dispatch
-    assert signals.waiting is None
+    assert signals.agreed is None
     stop.take(turn)
     hear.take(turn)
-    assert signals.waiting == signal.SIGTERM
+    assert signals.agreed == signal.SIGTERM
     with pytest.raises(SystemExit, match="143"):
         stop.take(turn)
 
-    signals = Signals(several_hosts=True)
+    signals = Signals()
     stop = StopOnSignal(signals)
     signals.received = signal.SIGTERM
     with pytest.raises(SystemExit, match="143"):  # no turn follows the last
         stop.take(turn._replace(is_last=True))
-    alone = Signals()
-    alone.received = signal.SIGTERM
-    assert alone.waiting == signal.SIGTERM
 
 
 def test_programs_that_differ_are_one_line(meet_others):
@@ -478,8 +475,6 @@ def test_hosts_with_other_programs_end_before_they_run_them(train, tmp_path):
         (["--coordinator=a:1", "--num_processes=2", "--process_id=-1"], "from 0 to 1"),
         (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator is 'a'; it must be HOST:PORT"),
         (["--coordinator=a:70000", "--num_processes=2", "--process_id=0"], "it must be HOST:PORT"),
-        (["tune", "--process_id=0"], "--process_id=0: several hosts train one run together"),
-        (["sweep", "x.py", "--num_processes=2"], "start the same command on each host"),
     ],
 )
 def test_a_place_that_makes_no_sense_is_one_line(words, said, capfd, tmp_path, monkeypatch):

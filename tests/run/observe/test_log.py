@@ -69,9 +69,9 @@ def test_a_quiet_clock_and_quiet_progress_show_nothing(tmp_path, capfd, monkeypa
     monkeypatch.setattr(clock, "FIRST_LINE_SECONDS", 0.0)
     log.set_level(log.QUIET)
     with log.logged([tmp_path / "run.log"]), RoundProgress(4, 0) as progress, clock.doing("work"):
-        progress.say("workdir")
+        log.say("workdir")
         progress.update({"round": 4, "test_accuracy": 0.5})
-        progress.say("warning: slow")
+        log.warn("slow")
     assert capfd.readouterr().err == "warning: slow\n"
     assert [line[20:] for line in (tmp_path / "run.log").read_text().splitlines()] == [
         "workdir", "round 4/4  test 50.00 %", "warning: slow"
@@ -85,7 +85,7 @@ def test_a_reader_that_has_ended_does_not_end_the_run(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "stderr", gone)
         log.say("workdir")
         with RoundProgress(4, 0) as progress:
-            progress.say("round 1/4")
+            log.say("round 1/4")
             progress.update({"round": 4, "test_accuracy": 0.5})
         assert launch.main(["sweep"]) == 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), writing)  # takes what Python still holds
@@ -100,10 +100,8 @@ def test_a_runs_folder_has_its_log(finished_run):
     assert any(line.startswith("checkpoint of round 4 in") for line in lines)
 
 
-def test_the_words_are_for_every_command_and_are_opposites(capfd):
+def test_the_words_are_for_every_command_and_the_last_one_counts(capfd):
     assert launch.main(["sweep", "--quiet"]) == 2 and "which sweep?" in capfd.readouterr().err
     assert not log.shows(log.NORMAL)
     assert launch.main(["--verbose", "--workdir="]) == 2 and log.shows(log.VERBOSE)
-    capfd.readouterr()
-    assert launch.main(["report", "--quiet", "--verbose", "runs/a"]) == 2
-    assert capfd.readouterr().err == "error: --quiet and --verbose are opposites; give one of them\n"
+    assert launch.main(["--verbose", "--quiet", "--workdir="]) == 2 and not log.shows(log.NORMAL)

@@ -54,7 +54,7 @@ def test_a_summary_has_sums_of_all_rounds_and_figures_of_the_last_and_the_first_
 
 def test_test_figures_beside_validation_count_the_training_images_of_server_and_clients(tmp_path):
     """Recalls of classes with few and with many images, and the snapshot's loss and area, which no matrix has."""
-    measures = {"data.validation": 10, "eval_measures": ("shots", "auc"), "eval_shots": (4, 6)}
+    measures = {"data.validation": 10, "eval_measures": ("shots", "auc")}
     config = make_tiny_config(num_rounds=1, **measures)
     labels, predictions = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([0, 1, 1, 1, 2, 0, 2])
     counts = {"clients": np.array([[1, 2, 4], [1, 1, 2]]), "server": np.array([1, 2, 1])}  # 3, 5 and 7 images
