@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.client.trainers import Seen
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.client import STANDARD, At, self_training
@@ -14,7 +15,6 @@ from fedjax_ssl.client.acr import loss_of_both
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.on_labels import OnLabels, class_shares
 from fedjax_ssl.client.self_training import make_trainer
-from fedjax_ssl.client.trainers import Seen
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.engine.interface import Previous
 from fedjax_ssl.methods import METHODS

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.client.trainers import by_confidence
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.client import Confidence, Examples, label_cohort, make_confidence, own_confidence, qualify
 from fedjax_ssl.client.confidence import KINDS, MEMORY, Averages, once_a_round
 from fedjax_ssl.client.self_training import states_of_round
-from fedjax_ssl.client.trainers import by_confidence
 from fedjax_ssl.engine.interface import Cohort, Problem
 from tests.helpers.toy_federation import federation
 from tests.helpers.trainers_by_hand import SoftMatch

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.client.trainers import Seen
 from scipy.stats import norm
 
 from fedjax_ssl.client.confidence import KINDS
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.labels import as_told, told_outputs
 from fedjax_ssl.client.self_training import make_trainer
-from fedjax_ssl.client.trainers import Seen
 from fedjax_ssl.config import apply_arguments, validate
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.data.federated import federate

@@ -79,7 +79,7 @@ def problem(clients_per_round=3, **fields):
         eval_batch_size=4,
         eval_measures=(),
         eval_shots=(20, 100),
-        aggregation=types.SimpleNamespace(longest_update=1000.0),
+        aggregation=types.SimpleNamespace(longest_update=1000.0, clip_norm=0.0),
         num_clients=len(CLIENTS),
         **{name: sections[name] for name in ("attack", "compression", "availability", "privacy")},
     )

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.client.local_sgd import Training
 
 from fedjax_ssl import UserError, train
-from fedjax_ssl.client.local_sgd import Training
 from fedjax_ssl.client.personal import OWN_PARTS, _with_own
 from fedjax_ssl.config import validate
 from fedjax_ssl.engine.cohort import train_cohort
