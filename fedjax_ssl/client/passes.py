@@ -76,13 +76,8 @@ def passes(
         label_mode: the normalisation statistics with which the model in training labels: 'train', those of the batch;
             'eval', its own. The received model always uses its own.
         strong: whether the unlabelled images have strong views in these passes.
-
-    Raises:
-        UserError: `consistency.batch_norm='together'` without strong views.
     """
     network, options, unlabelled = problem.network, problem.config.consistency, batch.unlabelled
-    if options.batch_norm == "together" and not strong:
-        raise UserError("consistency.batch_norm='together' needs a strong view of every image, not of confident ones")
     together = options.batch_norm == "together" or (options.batch_norm == "auto" and batch.labelled and strong)
     weak_key, strong_key, labelled_key = jax.random.split(at.key, 3)
     weak = problem.weak(weak_key, unlabelled.inputs)

@@ -105,9 +105,14 @@ class Work(NamedTuple):
     plan: Plan
     labels: Labels | None
 
+    @property
+    def decks(self) -> Mapping[str, Deck]:
+        """The client's decks."""
+        return self.plan.decks
+
     def at(self, received: Broadcast, data: FederatedData, own: Mapping[str, Any], key: Any, step: jax.Array) -> At:
         """What the loss of this step reads."""
-        return At(received, data, self.plan.decks, self.labels, self.plan.work, own, key, step, self.plan.num_steps)
+        return At(received, data, self.decks, self.labels, self.plan.work, own, key, step, self.plan.num_steps)
 
     def batches(self, data: FederatedData, sizes: Mapping[str, int], step: jax.Array) -> Batches:
         """The examples of this step."""

@@ -223,7 +223,7 @@ def averaged(phase: Phase, decay: float) -> Phase:
 
     def finish(received: Broadcast, work, carry: Averaging, num_steps) -> Finished:
         learner = carry.training.learner
-        learner = learner._replace(model=where(work.plan.decks["unlabelled"].size > 0, carry.average, learner.model))
+        learner = learner._replace(model=where(work.decks["unlabelled"].size > 0, carry.average, learner.model))
         return phase.finish(received, work, carry.training._replace(learner=learner), num_steps)
 
     return phase._replace(start=start, step=step, finish=finish)

@@ -71,6 +71,8 @@ def fixmatch(problem: Problem) -> Method:
         is_step = jnp.any(mask) if batch.labelled is None else jnp.any(mask) | jnp.any(batch.labelled.mask)
         return total(problem, batch, seen._replace(model=after), pseudo_loss, weights)._replace(counts=is_step)
 
+    if options.loss_over == "confident" and problem.config.consistency.batch_norm == "together":
+        raise UserError("consistency.batch_norm='together' needs a strong view of every image, not of confident ones")
     method = on_both_kinds(problem, loss if options.loss_over == "batch" else loss_over_confident, rule)
     if options.server == "alternate":
         return method

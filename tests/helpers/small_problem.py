@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.client import own_optimizers, own_trainer
+from fedjax_ssl.client import own_optimizers, own_states
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Previous, Problem
@@ -150,6 +150,20 @@ def sent_down(problem, extra=(), seed=4):
     return Broadcast(problem.network.init(jax.random.key(seed)), rate, extra)
 
 
+def phases_of(method):
+    """A method's phases; the last one makes the round's labels before its plan, as the engine does."""
+    if method.label is None:
+        return method.phases
+    *before, last = method.phases
+
+    def prepare(received, data, cohort, previous):
+        labels = method.label(received, data, cohort, previous)
+        jobs = last.prepare(received, data, cohort._replace(labels=labels), previous)
+        return jobs._replace(own={**labels.own, **jobs.own})
+
+    return (*before, last._replace(prepare=prepare))
+
+
 def prepare(phase, received, data, client, own=None, previous=None, personal=()):
     """The job of one client, without the leading axis; `previous` has one."""
     own, personal = jax.tree.map(lambda leaf: leaf[None], (own or {}, personal))
@@ -220,5 +234,5 @@ def assert_model(found, params, statistics=None):
 def memory_of(problem, data, client):
     """A client's memory before its first round."""
     model = problem.network.init(jax.random.key(0))
-    memory = {**own_trainer(problem, data), **own_optimizers(problem, data, model, CLASSIFIER)}
+    memory = {**own_states(problem, data), **own_optimizers(problem, data, model, CLASSIFIER)}
     return jax.tree.map(lambda leaf: leaf[client], memory)

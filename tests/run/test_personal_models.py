@@ -27,6 +27,7 @@ from fedjax_ssl.run.client_tests import make_client_tests
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.runs import SMALL, make_fedanchor_config
+from tests.helpers.small_problem import phases_of
 from tests.helpers.toy_federation import CLIENTS, OneNumber, federation, problem, toy_method, toy_state
 
 PERSONAL = {
@@ -62,7 +63,7 @@ def train_alone(method, state, data, client, head, key):
     sent = method.broadcast(state, data, key)
     sent = sent._replace(model=sent.model.with_parts(classifier=head))
     cohort = Cohort(jnp.array([client]), {}, key)
-    return row(train_cohort(method.phases, sent, data, cohort, lanes=1, debug=True).upload.model.params, 0)
+    return row(train_cohort(phases_of(method), sent, data, cohort, lanes=1, debug=True).upload.model.params, 0)
 
 
 @pytest.fixture(scope="module")

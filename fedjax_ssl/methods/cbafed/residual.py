@@ -58,7 +58,7 @@ def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> P
 
     def step(received: Broadcast, data: FederatedData, work, carry: Recorded, index, key) -> Recorded:
         training = phase.step(received, data, work, carry.training, index, key)
-        done, steps = jnp.divmod(index + 1, jnp.maximum(num_batches(work.plan.decks["labelled"].size, batch_size), 1))
+        done, steps = jnp.divmod(index + 1, jnp.maximum(num_batches(work.decks["labelled"].size, batch_size), 1))
         model, record = drawn_back(training.learner.model, carry.record, done - 1, weight, every, steps == 0)
         record = where((steps == 0) & (done == 1), model, record)
         return Recorded(training._replace(learner=training.learner._replace(model=model)), record)
