@@ -55,13 +55,13 @@ ROUND = [
     (
         "client",
         "7. Train in lanes",
-        ["engine/lanes.py: run_in_lanes", "client/local_sgd.py: step", "client/fix_mix.py: loss"],
+        ["engine/lanes.py: run_in_lanes", "client/steps.py: step", "client/fix_mix.py: loss"],
         ["SGD on fix and mix set: eq. 7 to 10"],
     ),
     (
         "client",
         "8. Upload",
-        ["client/local_sgd.py: finish"],
+        ["client/steps.py: finish"],
         ["backbone and classifier, w_m"],
     ),
     (

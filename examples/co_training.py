@@ -6,7 +6,7 @@ python launch.py --config.method=examples/co_training.py:co_training --config.da
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Hooks, Loss, jobs_without_labels, labelled_phase, unlabelled_phase
+from fedjax_ssl.client import Loss, labelled_phase, unlabelled_phase
 from fedjax_ssl.client.confidence import mean_present
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem
 from fedjax_ssl.learning.losses import cross_entropy
@@ -36,29 +36,30 @@ def build(problem: Problem) -> Method:
         return jnp.argmax(logits, axis=-1), jnp.max(jax.nn.softmax(logits), axis=-1) >= options.threshold
 
     def on_labels(model, batch, at) -> Loss:
-        first, second, stats = passed(model, problem.weak(at.key, batch.inputs), batch.mask)
-        value = sum(cross_entropy(logits, batch.labels, batch.mask) for logits in (first, second))
+        known = batch.labelled
+        first, second, stats = passed(model, problem.weak(at.key, known.inputs), known.mask)
+        value = sum(cross_entropy(logits, known.labels, known.mask) for logits in (first, second))
         return Loss(value, stats, {"labelled_loss": value})
 
     def on_the_rest(model, batch, at) -> Loss:
+        images, mask = batch.unlabelled.inputs, batch.unlabelled.mask
         weak_key, strong_key = jax.random.split(at.key)
-        weak = problem.weak(weak_key, batch.inputs)
+        weak = problem.weak(weak_key, images)
         by_first, sure_first = label(network.predict(model, weak).logits)
         by_second, sure_second = label(peer.predict(companion_model(model, "peer"), weak).heads["votes"])
-        first, second, stats = passed(model, problem.strong(strong_key, batch.inputs), batch.mask)
-        of_first = cross_entropy(first, by_second, batch.mask, sure_second)
-        of_second = cross_entropy(second, by_first, batch.mask, sure_first)
+        first, second, stats = passed(model, problem.strong(strong_key, images), mask)
+        of_first = cross_entropy(first, by_second, mask, sure_second)
+        of_second = cross_entropy(second, by_first, mask, sure_first)
         value = at.own["agreement"] * (of_first + of_second)
-        return Loss(value, stats, {"unlabelled_loss": value}, aux=mean_present(by_first == by_second, batch.mask))
-
-    def remember(own, model, agreed, step):  # after each step; `agreed` is the loss's aux
-        return {"agreement": options.momentum * own["agreement"] + (1 - options.momentum) * agreed}
+        agreed = mean_present(by_first == by_second, mask)
+        agreement = options.momentum * at.own["agreement"] + (1 - options.momentum) * agreed
+        return Loss(value, stats, {"unlabelled_loss": value}, remember={"agreement": agreement})
 
     def own(data, model):  # the clients' memory before the first round, leaves [K, ...]
         return {"agreement": jnp.zeros(len(data.ids))}
 
-    rest = unlabelled_phase(problem, jobs_without_labels(problem), on_the_rest, PARTS, Hooks(remember=remember))
-    return alternating(problem, (labelled_phase(problem, on_labels, PARTS), rest), own, parts=PARTS)
+    phases = labelled_phase(problem, on_labels, PARTS), unlabelled_phase(problem, on_the_rest, PARTS)
+    return alternating(problem, phases, own, parts=PARTS)
 
 
 co_training = Entry(

@@ -1,40 +1,39 @@
 """The clients' side: labels, confidence, local training. Uses the engine's types; does not import server code."""
 
 from fedjax_ssl.client.acr import STANDARD
-from fedjax_ssl.client.by_role import LABELLED, jobs_without_labels, labelled_phase, unlabelled_phase
+from fedjax_ssl.client.by_role import LABELLED, labelled_phase, unlabelled_phase, unlabelled_plan
 from fedjax_ssl.client.confidence import Confidence, make_confidence, own_confidence, qualify
-from fedjax_ssl.client.consistency import Rule, Views, Weigh, consistency_phase
-from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
+from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.fix_mix import fix_mix_phase
 from fedjax_ssl.client.labels import (
-    Labelled,
     label_cohort,
-    label_for_report,
+    labels_for_report,
+    labels_of_received,
     score_by_own_models,
     score_cohort,
-    states_and_report,
     weak_views,
-)
-from fedjax_ssl.client.local_sgd import (
-    At,
-    Hooks,
-    Loss,
-    LossFunction,
-    global_model,
-    local_sgd,
-    own_optimizers,
-    trained_models,
 )
 from fedjax_ssl.client.mean_teacher import mean_teacher_phase, own_teachers
 from fedjax_ssl.client.on_labels import (
-    OnLabels,
     adjusted_cross_entropy,
     class_counts,
     class_shares,
-    jobs_on_labels,
+    labelled_plan,
     loss_on_labels,
 )
-from fedjax_ssl.client.self_training import ACCEPTED, needs_prior, own_trainer, self_training, trained_parts_of
+from fedjax_ssl.client.passes import both_kinds, passes, total, train_views
+from fedjax_ssl.client.self_training import ACCEPTED, is_acr, own_states, self_training, trained_parts_of
+from fedjax_ssl.client.steps import (
+    At,
+    Batches,
+    Loss,
+    LossFunction,
+    Plan,
+    global_model,
+    local_training,
+    own_optimizers,
+    trained_models,
+)
 
 __all__ = [
     "ACCEPTED",
@@ -42,45 +41,43 @@ __all__ = [
     "STANDARD",
     "At",
     "Batch",
+    "Batches",
     "Confidence",
     "Deck",
     "Examples",
-    "Hooks",
-    "Labelled",
     "Loss",
     "LossFunction",
-    "OnLabels",
-    "Rule",
-    "Views",
-    "Weigh",
-    "Work",
+    "Plan",
     "adjusted_cross_entropy",
+    "both_kinds",
     "class_counts",
     "class_shares",
-    "consistency_phase",
     "fix_mix_phase",
     "global_model",
-    "jobs_on_labels",
-    "jobs_without_labels",
+    "is_acr",
     "label_cohort",
-    "label_for_report",
     "labelled_phase",
-    "local_sgd",
+    "labelled_plan",
+    "labels_for_report",
+    "labels_of_received",
+    "local_training",
     "loss_on_labels",
     "make_confidence",
     "mean_teacher_phase",
-    "needs_prior",
     "own_confidence",
     "own_optimizers",
+    "own_states",
     "own_teachers",
-    "own_trainer",
+    "passes",
     "qualify",
     "score_by_own_models",
     "score_cohort",
     "self_training",
-    "states_and_report",
+    "total",
+    "train_views",
     "trained_models",
     "trained_parts_of",
     "unlabelled_phase",
+    "unlabelled_plan",
     "weak_views",
 ]

@@ -7,18 +7,18 @@ of their class distribution. The server sends the class shares pi of the labelle
 labelled client has counts as half an image. An epoch of the paper is a round here.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.confidence import moved
-from fedjax_ssl.client.deck import Batch
-from fedjax_ssl.client.local_sgd import At, Loss, LossFunction
-from fedjax_ssl.client.trainers import Seen, Target, Trainer
+from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models import Outputs
 
 STANDARD = "standard"  # the head h; the classifier is the balanced h_b
 
@@ -54,8 +54,20 @@ def distance(one: jax.Array, other: jax.Array) -> jax.Array:
     return 0.5 * jnp.sum((one - other) * (jnp.log(one) - jnp.log(other)), axis=-1)
 
 
-def acr(options, num_classes: int) -> Trainer:
-    """The trainer with the targets of both classifiers.
+class Target(NamedTuple):
+    """The targets of one classifier for the strong views."""
+
+    labels: jax.Array  # int32 [B]
+    weights: jax.Array  # float32 [B], from 0 to 1; 0 for padding
+
+
+# (state, outputs of the labelling model, mask bool [B], class shares of all labels float32 [C]) -> the targets of the
+# balanced and of the standard classifier, and the state after the batch.
+Targets = Callable[[Estimate, Outputs, jax.Array, jax.Array], tuple[Target, Target, Estimate]]
+
+
+def targets(problem: Problem) -> Targets:
+    """Makes the targets of both classifiers.
 
         q  = softmax(h - tau_t log pi)    label of h,   counts if max q >= t or max softmax(h) >= t
         q2 = softmax(h - tau log pi)      label of h_b, counts if max q2 >= t or max softmax(h_b) >= t
@@ -73,15 +85,16 @@ def acr(options, num_classes: int) -> Trainer:
     The histogram counts labels. The public code assigns to repeated indices instead, so the last image of each class
     decides, confident or not. This depends on the order in a batch and is not implemented.
     """
+    options, num_classes = problem.config.trainer, problem.num_classes
 
-    def targets(old: Estimate, seen: Seen) -> tuple[tuple[Target, ...], Estimate]:
-        standard, balanced, mask = seen.outputs.heads[STANDARD], seen.outputs.logits, seen.batch.mask
+    def of_batch(old: Estimate, seen: Outputs, mask: jax.Array, prior: jax.Array) -> tuple[Target, Target, Estimate]:
+        standard, balanced = seen.heads[STANDARD], seen.logits
         p = [
             jax.nn.softmax(logits)
             for logits in (
-                standard - adjustment(seen.prior, old.strength),
+                standard - adjustment(prior, old.strength),
                 standard,
-                standard - adjustment(seen.prior, options.strength),
+                standard - adjustment(prior, options.strength),
                 balanced,
             )
         ]
@@ -94,48 +107,47 @@ def acr(options, num_classes: int) -> Trainer:
         estimates = old.rounds >= options.estimate_from
         counted = estimates & jnp.any(confident)
         shares = moved(old.shares, histogram, options.estimate_momentum, counted)
-        anchors = jnp.stack([seen.prior, jnp.full(num_classes, 1.0 / num_classes), reversed_shares(seen.prior)])
+        anchors = jnp.stack([prior, jnp.full(num_classes, 1.0 / num_classes), reversed_shares(prior)])
         state = old._replace(
             shares=shares,
             distances=old.distances + jnp.where(counted, distance(shares, anchors), 0.0),
             steps=old.steps + (estimates & jnp.any(mask)),
         )
-        return (Target(labels[2], weights[0]), Target(labels[0], weights[1])), state
+        return Target(labels[2], weights[0]), Target(labels[0], weights[1]), state
 
-    def next_round(old: Estimate) -> Estimate:
+    return of_batch
+
+
+def first_estimate(problem: Problem) -> Estimate:
+    """The state of a client that has not taken part yet."""
+    uniform = jnp.full(problem.num_classes, 1.0 / problem.num_classes)
+    strength = jnp.float32(problem.config.trainer.strength)
+    return Estimate(uniform, jnp.zeros(3), jnp.float32(0.0), strength, jnp.int32(-1))
+
+
+def next_round(problem: Problem) -> Callable[[Estimate], Estimate]:
+    """The state at the beginning of a client's next round, see `targets`."""
+    options = problem.config.trainer
+
+    def begun(old: Estimate) -> Estimate:
         share = jax.nn.softmax(old.distances / jnp.maximum(old.steps, 1.0))[0]
         rounds = old.rounds + 1
         strength = jnp.where(rounds >= options.estimate_from, options.strength * share, old.strength)
         return Estimate(old.shares, jnp.zeros(3), jnp.float32(0.0), strength, rounds)
 
-    start = Estimate(
-        jnp.full(num_classes, 1.0 / num_classes),
-        jnp.zeros(3),
-        jnp.float32(0.0),
-        jnp.float32(options.strength),
-        jnp.int32(-1),
-    )
-    return Trainer(
-        lambda n_max: start,
-        targets,
-        next_round=next_round,
-        heads=(STANDARD,),
-        strong_views=2,
-        needs_prior=True,
-    )
+    return begun
 
 
-def loss_of_both(problem: Problem, metric: str) -> LossFunction:
+def loss_on_labels(problem: Problem, metric: str) -> LossFunction:
     """Loss of the labelled phase: l(h(x), y) + l(h_b(x) + tau log pi, y) on a weak view; pi is `Broadcast.extra`."""
     strength = problem.config.trainer.strength
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        images, labels = problem.weak(at.key, batch.inputs), batch.labels
-
-        (outputs,), batch_stats = problem.network.train(model, (images,), batch.mask)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        known = batch.labelled
+        (outputs,), batch_stats = problem.network.train(model, (problem.weak(at.key, known.inputs),), known.mask)
         balanced = outputs.logits + adjustment(at.received.extra, strength)
-        value = cross_entropy(outputs.heads[STANDARD], labels, batch.mask)
-        value += cross_entropy(balanced, labels, batch.mask)
+        value = cross_entropy(outputs.heads[STANDARD], known.labels, known.mask)
+        value += cross_entropy(balanced, known.labels, known.mask)
         return Loss(value, batch_stats, {metric: value})
 
     return loss

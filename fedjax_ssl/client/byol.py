@@ -5,16 +5,16 @@ and predictor. The target network has a backbone and projector; it is a moving a
 leaves its client.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.deck import Batch, Deck, Examples, Work
-from fedjax_ssl.client.local_sgd import At, Hooks, Loss, local_sgd
+from fedjax_ssl.client.deck import Deck, Examples
+from fedjax_ssl.client.steps import At, Batches, Loss, Plan, local_training
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Jobs, Metrics, Phase, Previous, Problem
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Metrics, Phase, Previous, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.learning.losses import negative_cosine
 from fedjax_ssl.learning.sgd import Model, Params
@@ -69,35 +69,34 @@ def byol_phase(
     config, network = problem.config.client, problem.network
     first_view, second_view = problem.views
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
         deck = deck.of_whole_batches(config.batch_size)
-        return Jobs(deck.num_steps(config.batch_size), Work(deck))
+        return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size))
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        images, (first_key, second_key) = batch.inputs, jax.random.split(at.key)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        images, mask, (first_key, second_key) = batch.unlabelled.inputs, batch.unlabelled.mask, jax.random.split(at.key)
         views = first_view(first_key, images), second_view(second_key, images)
         target = at.received.model.with_parts(**at.own[TARGET])
-        (first, second), _ = network.train(target, views, batch.mask)
+        (first, second), _ = network.train(target, views, mask)
         targets = second.heads[PROJECTOR], first.heads[PROJECTOR]  # the projections of the other view
 
-        outputs, batch_stats = network.train(model, views, batch.mask)
+        outputs, batch_stats = network.train(model, views, mask)
         predicted = [each.heads[PREDICTOR] for each in outputs]
-        value = add_up(2 + 2 * negative_cosine(one, other, batch.mask) for one, other in zip(predicted, targets))
+        value = add_up(2 + 2 * negative_cosine(one, other, mask) for one, other in zip(predicted, targets))
         return Loss(value, batch_stats, {"byol_loss": value})
 
-    def remember(own, model: Model, aux, index) -> dict[str, Any]:
-        del aux, index
+    def after(own: Mapping[str, Any], model: Model) -> dict[str, Any]:
         share = jnp.where(own[LAST_ROUND] < 0, 0.0, decay) if alias_first_target else decay
         return {TARGET: moving_average(own[TARGET], select(model.params, ENCODER), share)}
 
-    def begin(received: Broadcast, work, own) -> Model:
-        del work
+    def begin(received: Broadcast, own) -> Model:
         return where(rule.is_new(received, own), received.model, rule.begin(received, own))
 
-    phase = local_sgd(problem, prepare, loss, ONLINE, hooks=Hooks(begin=begin, remember=remember))
+    sizes = {"unlabelled": config.batch_size}
+    phase = local_training(problem, plan, loss, sizes, ONLINE, begin=begin, after=after)
 
     def start(received: Broadcast, data: FederatedData, work, own):
         target = select(received.model.params, ENCODER)
@@ -107,8 +106,8 @@ def byol_phase(
 
     def finish(received: Broadcast, work, carry, num_steps) -> Finished:
         finished = phase.finish(received, work, carry, num_steps)
-        before = begin(received, work, carry.own)  # steps change the target only
-        left, metrics = rule.leave(received, carry.own, before, carry.learner.model)
+        before = begin(received, carry.memory)  # steps change the target only
+        left, metrics = rule.leave(received, carry.memory, before, carry.learner.model)
         own = {**finished.own, LAST_ROUND: received.extra, **left}
         return finished._replace(own=own, metrics={**finished.metrics, **metrics})
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Problem
+from fedjax_ssl.engine.interface import Labels, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.imports import import_own, is_own, one_line
 from fedjax_ssl.learning.trees import repeated
@@ -40,9 +40,9 @@ class Confidence(NamedTuple):
     averages: bool = False  # whether the state is a moving average, which needs many updates
     soft: bool = False  # whether weights can lie between 0 and 1
 
-    def label(self, state: Any, scores: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The class with the largest score, int32 [...], and its weight, float32 [...]."""
-        return jnp.argmax(scores, axis=-1).astype(jnp.int32), self.weigh(state, scores, size)
+    def label(self, made: Labels, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The class with the largest score, int32 [...], and its weight by this round's state, float32 [...]."""
+        return jnp.argmax(scores, axis=-1).astype(jnp.int32), self.weigh(made.state, scores, made.size)
 
     def step(self, state: Any, scores: jax.Array, present: jax.Array, positions: jax.Array, size: jax.Array):
         """The weights of a batch, float32 [B], 0 for padding, and the state after it."""
@@ -79,14 +79,8 @@ def own_confidence(problem: Problem, data: FederatedData, rule: Confidence) -> d
     return {MEMORY: repeated(rule.init(data.width), len(data.ids))}
 
 
-def states_at_start(problem: Problem, rule: Any, examples: Examples) -> Any:
-    """The states of a cohort's clients at the beginning of a round, leaves [M, ...].
-
-    Args:
-        problem: the run's `Problem`.
-        rule: a Confidence, or any object with `init` and `begin` as a Confidence has them.
-        examples: the cohort's examples.
-    """
+def states_at_start(problem: Problem, rule: Confidence, examples: Examples) -> Any:
+    """The states of a cohort's clients at the beginning of a round, leaves [M, ...]."""
     number, n_max = examples.present.shape
     lasts = problem.config.confidence.memory == "run"
     states = examples.own[MEMORY] if lasts else repeated(rule.init(n_max), number)

@@ -92,9 +92,3 @@ class Deck(NamedTuple):
         positions = self.order[epoch % len(self.order), places % jnp.maximum(self.size, 1)]
         places = jnp.minimum(places, self.order.shape[-1] - 1)
         return Batch(self.rows[positions], positions, places, mask, epoch)
-
-
-class Work(NamedTuple):
-    """The work of a client for `local_sgd` if its steps need only its images."""
-
-    deck: Deck

@@ -4,23 +4,18 @@ Pseudo-labels are made once a round. The accepted examples are the fix set, whic
 augmentation. Each of them is also mixed with an example drawn from all of the client's examples, confident or not.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.augment.mixup import MIX_ORDERS, lambda_of, mix_inputs
-from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import Labelled
-from fedjax_ssl.client.local_sgd import At, Loss, local_sgd
+from fedjax_ssl.client.deck import Deck, Examples
+from fedjax_ssl.client.steps import At, Batches, Loss, Plan, local_training
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import (
     CLASSIFIER,
     Augmentation,
     Broadcast,
     Cohort,
-    Jobs,
     Phase,
     Previous,
     Problem,
@@ -36,21 +31,18 @@ from fedjax_ssl.models import check_mixtures
 PARTNERS = ("round", "epoch")  # how often the mix set is drawn
 
 
-class FixMix(NamedTuple):
-    """What one client trains on this round; positions index the client's examples, 0 to n_max - 1."""
+def label_keys(cohort: Cohort) -> jax.Array:
+    """The PRNG keys, [M], with which a cohort's images are labelled in a method with this phase."""
+    return _keys(cohort)[0]
 
-    deck: Deck  # the fix set
-    labels: jax.Array  # int32 [n_max], pseudo-labels of all examples
-    weights: jax.Array  # float32 [n_max], weight of each image in the loss
-    # int32 [1, n_max], the mix set's positions, drawn once a round; or [E, n_max], drawn for each epoch.
-    mix: jax.Array
-    # float32 [S], lambda of each step; None: each step draws its lambda.
-    mixing: jax.Array | None = None
+
+def _keys(cohort: Cohort) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Keys for labelling, for the order of the fix set, and for the mix set."""
+    return tuple(jax.vmap(lambda key: jax.random.split(key, 3), out_axes=1)(cohort.keys()))
 
 
 def fix_mix_phase(
     problem: Problem,
-    label: Callable[[Broadcast, FederatedData, Examples], Labelled],
     *,
     parts: tuple[str, ...] = CLASSIFIER,
     view: Augmentation | None = None,
@@ -59,12 +51,13 @@ def fix_mix_phase(
     mix_order: str = "mix_then_augment",
     partners: str = "round",
 ) -> Phase:
-    """Makes the phase: label all examples once, train on the fix and the mix set, upload the trained parts.
+    """Makes the phase: train on the fix and the mix set of the labels of this round, upload the trained parts.
+
+    An image's weight multiplies its part of both losses; a mixture has the weight of its first image. Means are over
+    the images of the batch.
 
     Args:
         problem: the run's `Problem`.
-        label: (received, data, examples) -> Labelled. An image's weight multiplies its part of both losses; a mixture
-            has the weight of its first image. Means are over the images of the batch.
         parts: the parts of the model that are trained and uploaded.
         view: the fix set's augmentation, by default the strong one.
         mixup_alpha: a in lambda ~ Beta(a, a), FedAnchor eq. 8, one lambda for each batch; 0 trains without mixup.
@@ -99,44 +92,36 @@ def fix_mix_phase(
         keys = job_keys(cohort.step_key, cohort.clients, cohort.group)
         return jax.vmap(lambda key: jax.vmap(of_step, (None, 0))(key, jnp.arange(steps)))(keys)
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        del previous
-        label_keys, shuffle_keys, mix_keys = jax.vmap(lambda k: jax.random.split(k, 3), out_axes=1)(cohort.keys())
-        examples = Examples.of(data, cohort, label_keys)
-        labelled = label(received, data, examples)
-        qualified = labelled.report.qualified & examples.present
-        weights = qualified if labelled.weights is None else labelled.weights
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        del received, previous
+        _, shuffle_keys, mix_keys = _keys(cohort)
+        examples = Examples.of(data, cohort)
         sizes, n_max = jnp.sum(examples.present, axis=1), examples.rows.shape[1]
+        fix = Deck.shuffled(examples, cohort.labels.report.qualified, shuffle_keys, config.epochs)
         draws = config.epochs if partners == "epoch" else 1
         mix = jax.vmap(draw_with_replacement, in_axes=(0, 0, None))(mix_keys, sizes, draws * n_max)  # eq. 6
-        work = FixMix(
-            deck=Deck.shuffled(examples, qualified, shuffle_keys, config.epochs),
-            labels=labelled.report.labels,
-            weights=weights.astype(jnp.float32),
-            mix=mix.reshape(-1, draws, n_max),
-            mixing=mixings(cohort, config.epochs * num_batches(n_max, config.batch_size)),
-        )
-        report = labelled.report._replace(qualified=qualified)
-        return Jobs(work.deck.num_steps(config.batch_size), work, report, labelled.own)
+        decks = {"fix": fix, "mix": fix._replace(order=mix.reshape(-1, draws, n_max))}
+        mixing = mixings(cohort, config.epochs * num_batches(n_max, config.batch_size))
+        return Plan(decks, fix.num_steps(config.batch_size), mixing)
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
         strong_key, mix_key = jax.random.split(at.key)
-        x_fix, y_fix, weights = batch.inputs, at.work.labels[batch.positions], at.work.weights[batch.positions]
+        x_fix, mask, labels = batch.fix.inputs, batch.fix.mask, at.labels.report.labels
+        y_fix, weights = labels[batch.fix.positions], at.labels.weights[batch.fix.positions]
         views = (view(strong_key, x_fix),)
         if with_mixup:
-            drawn = at.work.mix[batch.epoch % len(at.work.mix), batch.places]
-            x_mix, y_mix = at.data.inputs[at.work.deck.rows[drawn]], at.work.labels[drawn]
-            kind, weak = network.inputs, problem.weak
-            mixing = None if at.work.mixing is None else at.work.mixing[at.step]
-            mixture, mixing = mix_inputs(kind, weak, mix_key, x_fix, x_mix, mixup_alpha, mix_order, mixing)
+            kind, weak, y_mix = network.inputs, problem.weak, labels[batch.mix.positions]
+            mixing = None if at.work is None else at.work[at.step]
+            mixture, mixing = mix_inputs(kind, weak, mix_key, x_fix, batch.mix.inputs, mixup_alpha, mix_order, mixing)
             views += (mixture,)
 
-        outputs, batch_stats = network.train(model, views, batch.mask)
-        fix_loss = cross_entropy(outputs[0].logits, y_fix, batch.mask, weights)  # eq. 7
+        outputs, batch_stats = network.train(model, views, mask)
+        fix_loss = cross_entropy(outputs[0].logits, y_fix, mask, weights)  # eq. 7
         if not with_mixup:
             return Loss(fix_loss, batch_stats, {"client_loss": fix_loss, "fix_loss": fix_loss})
-        mix_loss = mixup_cross_entropy(outputs[1].logits, y_fix, y_mix, mixing, batch.mask, weights)  # eq. 9
+        mix_loss = mixup_cross_entropy(outputs[1].logits, y_fix, y_mix, mixing, mask, weights)  # eq. 9
         value = fix_loss + mix_weight * mix_loss  # eq. 10
         return Loss(value, batch_stats, {"client_loss": value, "fix_loss": fix_loss, "mix_loss": mix_loss})
 
-    return local_sgd(problem, prepare, loss, parts)
+    sizes = dict.fromkeys(("fix", "mix") if with_mixup else ("fix",), config.batch_size)
+    return local_training(problem, plan, loss, sizes, parts)

@@ -1,19 +1,19 @@
 """Scores all images of a cohort in large batches, and makes pseudo-labels from the scores."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client.confidence import Confidence, once_a_round, qualify
 from fedjax_ssl.client.deck import Examples
+from fedjax_ssl.client.steps import At
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Augmentation, Problem, Report
+from fedjax_ssl.engine.interface import Augmentation, Broadcast, Cohort, Label, Labels, Previous, Problem, Report
 from fedjax_ssl.learning.batches import map_batches
 from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.models import Outputs
 
 LEAST_PRIOR = 1e-6  # the smallest prior of a class; a smaller one would make any probability the largest
 
@@ -186,18 +186,6 @@ def debiased(logits: jax.Array, prior: jax.Array | None) -> jax.Array:
 # --- Labels. ----------------------------------------------------------------------------------------------------------
 
 
-class Labelled(NamedTuple):
-    """The pseudo-labels of a cohort."""
-
-    report: Report  # the labels, whether each counts, and labels of other rules; leaves [M, n_max]
-    own: Mapping[str, Any] = {}  # entries of the clients' memory that the rule updated, leaves [M, ...]
-    weights: jax.Array | None = None  # float32 [M, n_max], images' weights in the loss; None: 1 if qualified, else 0
-    confidence: Any = ()  # the states of the rule after these labels, leaves [M, ...], see `Confidence`
-    # float32 [M, C], the prior by which the client's probabilities are divided, see `debiased`; None: no division.
-    prior: jax.Array | None = None
-    largest: jax.Array | None = None  # float32 [M, n_max], each image's largest score; None if there are no scores
-
-
 def label_cohort(
     problem: Problem,
     model: Model,
@@ -205,7 +193,7 @@ def label_cohort(
     examples: Examples,
     confidence: Confidence,
     num_views: int = 0,
-) -> Labelled:
+) -> Labels:
     """Labels every example of a cohort by a model in evaluation mode, see `label_by_scores`.
 
     Args:
@@ -221,11 +209,11 @@ def label_cohort(
     return label_by_scores(problem, as_told(data, examples.rows, scored), examples, confidence)
 
 
-def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, confidence: Confidence) -> Labelled:
+def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, confidence: Confidence) -> Labels:
     """Labels every example with the class of its largest score; the rule decides which labels count.
 
     The scores are float32 [M, n_max, C]. With `confidence.debias` they must be probabilities, and are divided by the
-    client's prior.
+    client's prior. `Labels.more` is each image's largest score, float32 [M, n_max].
     """
     prior = None
     if problem.config.confidence.debias != "none":
@@ -234,7 +222,8 @@ def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, con
     states, weights, own = once_a_round(problem, confidence, scores, examples)
     labels = jnp.argmax(scores, axis=-1).astype(jnp.int32)
     best, second = jnp.moveaxis(jax.lax.top_k(scores, 2)[0], -1, 0)
-    return Labelled(Report(labels, weights > 0, {}, {"score_gap": best - second}), own, weights, states, prior, best)
+    report, size = Report(labels, weights > 0, {}, {"score_gap": best - second}), jnp.sum(examples.present, axis=1)
+    return Labels(report, own, {}, weights, states, size, prior, best)
 
 
 def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Array:
@@ -250,37 +239,41 @@ def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Arra
     return jnp.where(data.mislabelled[rows][..., None], jnp.roll(scores, 1, axis=-1), scores)
 
 
-def told_outputs(data: FederatedData, rows: jax.Array, outputs: Outputs, heads: tuple[str, ...]) -> Outputs:
-    """`as_told` for the logits of the classifier and of the named heads."""
-    false = {name: as_told(data, rows, outputs.heads[name]) for name in heads}
-    return outputs._replace(logits=as_told(data, rows, outputs.logits), heads={**outputs.heads, **false})
+def labelling_logits(at: At, logits: jax.Array, rows: jax.Array) -> jax.Array:
+    """The logits from which a step makes labels: without gradient, as an attacker tells them, debiased; [B, C]."""
+    return debiased(as_told(at.data, rows, jax.lax.stop_gradient(logits)), at.labels.prior)
 
 
-def states_and_report(
-    problem: Problem, model: Model, data: FederatedData, examples: Examples, included: jax.Array, confidence: Confidence
-) -> Labelled:
-    """Labels a cohort once, for a method that makes labels in each step: gives the rule's states and a report.
+def labels_of_received(problem: Problem, rule: Confidence, include_labelled: bool = False) -> Label:
+    """The labelling of a method that makes labels in each step and updates its rule once a round.
+
+    The received model labels all images. This gives the rule's states, and the report.
 
     Args:
         problem: the run's `Problem`.
-        model: the received model, which labels in evaluation mode.
-        data: the federation's data.
-        examples: the cohort's examples.
-        included: bool [M, n_max], the examples that get pseudo-labels.
-        confidence: the rule.
-
-    Returns:
-        The Labelled. In its report examples with a visible label are qualified, too.
+        rule: which labels count.
+        include_labelled: whether labelled images get pseudo-labels too.
     """
     num_views = int(problem.config.confidence.debias != "none")  # APP-U uses weak views
-    made = label_cohort(problem, model, data, examples._replace(present=included), confidence, num_views)
-    return made._replace(report=made.report._replace(qualified=made.report.qualified | examples.labelled))
+
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
+        del previous
+        examples = Examples.of(data, cohort)
+        included = examples._replace(present=examples.present if include_labelled else examples.unlabelled)
+        made = label_cohort(problem, received.model, data, included, rule, num_views)
+        return made._replace(report=made.report._replace(qualified=made.report.qualified | examples.labelled), more=())
+
+    return label
 
 
-def label_for_report(
-    problem: Problem, model: Model, data: FederatedData, examples: Examples, threshold: float
-) -> Report:
-    """The report of `states_and_report`, for a method with a fixed threshold, which needs no states."""
-    scores = score_cohort(problem, lambda images: problem.network.probabilities(model, images), data.inputs, examples)
-    labels, confident = qualify(scores, threshold, strictly=False)
-    return Report(labels, (confident & examples.present) | examples.labelled)
+def labels_for_report(problem: Problem, threshold: float) -> Label:
+    """The labelling of a method that makes labels in each step by a fixed threshold: only the report of it."""
+
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
+        del previous
+        examples = Examples.of(data, cohort)
+        scores = functools.partial(problem.network.probabilities, received.model)
+        labels, confident = qualify(score_cohort(problem, scores, data.inputs, examples), threshold, strictly=False)
+        return Labels(Report(labels, (confident & examples.present) | examples.labelled))
+
+    return label

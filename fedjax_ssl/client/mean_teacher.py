@@ -5,15 +5,14 @@ client keeps its own teacher, a moving average of its student. The teacher start
 receives and is never reset; the student starts each round from the received model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.by_role import jobs_without_labels, unlabelled_phase
-from fedjax_ssl.client.deck import Batch
-from fedjax_ssl.client.local_sgd import At, Hooks, Loss
+from fedjax_ssl.client.by_role import unlabelled_phase
+from fedjax_ssl.client.steps import At, Batches, Loss
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Phase, Problem
 from fedjax_ssl.learning.sgd import Model
@@ -60,8 +59,8 @@ def mean_teacher_phase(
     """
     config, network = problem.config.client, problem.network
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        images, (first_key, second_key) = batch.inputs, jax.random.split(at.key)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        images, mask, (first_key, second_key) = batch.unlabelled.inputs, batch.unlabelled.mask, jax.random.split(at.key)
         is_first = at.own[STEPS] == 0
         teacher = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), at.received.model, at.own[TEACHER])
         if statistics == "received":
@@ -69,19 +68,19 @@ def mean_teacher_phase(
         logits = network.predict(teacher, problem.weak(first_key, images)).logits
         targets = jax.nn.softmax(jax.nn.log_softmax(logits) / temperature)
         views = problem.weak(second_key, images)
-        size = jnp.maximum(jnp.sum(batch.mask), 1) if loss_over == "present" else config.batch_size
+        size = jnp.maximum(jnp.sum(mask), 1) if loss_over == "present" else config.batch_size
 
-        (outputs,), batch_stats = network.train(model, (views,), batch.mask)
+        (outputs,), batch_stats = network.train(model, (views,), mask)
         errors = jnp.sum(jnp.square(jax.nn.softmax(outputs.logits) - targets), axis=-1)
-        value = weight(at.received) * jnp.sum(jnp.where(batch.mask, errors, 0.0)) / size
-        return Loss(value, batch_stats, {"unlabelled_loss": value}, aux=teacher)
+        value = weight(at.received) * jnp.sum(jnp.where(mask, errors, 0.0)) / size
+        return Loss(value, batch_stats, {"unlabelled_loss": value}, remember={TEACHER: teacher})
 
-    def remember(own, model: Model, teacher: Model, step) -> dict[str, Any]:
-        del step
+    def after(own: Mapping[str, Any], model: Model) -> dict[str, Any]:
+        teacher = own[TEACHER]
         share = jnp.minimum(1 - 1 / (own[STEPS] + 1), decay)
         average = jax.tree.map(lambda old, new: share * old + (1 - share) * new, teacher, model)
         if statistics != "averaged":
             average = average._replace(batch_stats=teacher.batch_stats)
         return {TEACHER: average, STEPS: own[STEPS] + 1}
 
-    return unlabelled_phase(problem, jobs_without_labels(problem), loss, hooks=Hooks(remember=remember))
+    return unlabelled_phase(problem, loss, after=after)

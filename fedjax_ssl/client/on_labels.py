@@ -1,15 +1,14 @@
 """Cross-entropy on a client's labelled images: supervised training, alone or as one of several phases."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.local_sgd import At, Loss, LossFunction
+from fedjax_ssl.client.deck import Deck, Examples
+from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction, MakePlan, Plan
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Broadcast, Cohort, Jobs, Prepare, Previous, Problem
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Previous, Problem
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import add_up
@@ -19,34 +18,30 @@ VIEWS = ("weak", "both")  # values of `client.labelled_views`
 View = Callable[[FederatedData, jax.Array, jax.Array], jax.Array]  # (data, rows [B], key) -> images [B, H, W, C]
 
 
-class OnLabels(NamedTuple):
-    """What one client trains on."""
+def labelled_plan(problem: Problem, epochs: int | None = None) -> MakePlan:
+    """The plan of passes over a client's labelled images, the batch `labelled`; its work is `adjustment_of`.
 
-    deck: Deck  # its labelled examples
-    # float32 [C], added to the logits in the loss, see `class_shares`; None: no adjustment.
-    adjustment: jax.Array | None = None
-
-    @classmethod
-    def of(cls, problem: Problem, examples: Examples, deck: Deck) -> "OnLabels":
-        """The work of a cohort, leaves [M, ...], with the logit adjustment of `config.client`."""
-        config = problem.config.client
-        if not config.logit_adjustment:
-            return cls(deck)
-        counts = class_counts(examples.labels, problem.num_classes)
-        return cls(deck, config.logit_adjustment * jnp.log(class_shares(counts, config)))
-
-
-def jobs_on_labels(problem: Problem) -> Prepare:
-    """A `prepare` for `client.epochs` passes over a client's labelled images; its work is an `OnLabels`."""
+    Args:
+        problem: the run's `Problem`.
+        epochs: number of passes; None: `client.epochs`.
+    """
     config = problem.config.client
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         del received, previous
         examples = Examples.of(data, cohort)
-        deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
-        return Jobs(deck.num_steps(config.batch_size), OnLabels.of(problem, examples, deck))
+        deck = Deck.shuffled(examples, examples.labelled, examples.keys, epochs or config.epochs)
+        return Plan({"labelled": deck}, deck.num_steps(config.batch_size), adjustment_of(problem, examples))
 
-    return prepare
+    return plan
+
+
+def adjustment_of(problem: Problem, examples: Examples) -> jax.Array | None:
+    """The logit adjustment of `config.client` for each client, float32 [M, C], see `class_shares`; None: none."""
+    config = problem.config.client
+    if not config.logit_adjustment:
+        return None
+    return config.logit_adjustment * jnp.log(class_shares(class_counts(examples.labels, problem.num_classes), config))
 
 
 def class_counts(labels: jax.Array, num_classes: int) -> jax.Array:
@@ -74,7 +69,7 @@ def class_shares(counts: jax.Array, config) -> jax.Array:
 
 
 def loss_on_labels(problem: Problem, metric: str = "client_loss", view: View | None = None) -> LossFunction:
-    """The loss l(f(alpha(x)), y) for `local_sgd`; all examples of the deck have a visible label.
+    """The loss l(f(alpha(x)), y) of the batch `labelled`; the work of its plan is the logit adjustment.
 
     Args:
         problem: the run's `Problem`. With `client.labelled_views='both'` the loss is the mean over the weak and the
@@ -92,11 +87,10 @@ def loss_on_labels(problem: Problem, metric: str = "client_loss", view: View | N
         weak_key, strong_key = jax.random.split(key)
         return problem.weak(weak_key, data.inputs[rows]), problem.strong(strong_key, data.inputs[rows])
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        images = views_of(at.data, batch.rows, at.key)
-
-        outputs, batch_stats = problem.network.train(model, images, batch.mask)
-        value = adjusted_cross_entropy(outputs, batch.labels, batch.mask, at.work.adjustment)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        known = batch.labelled
+        outputs, batch_stats = problem.network.train(model, views_of(at.data, known.rows, at.key), known.mask)
+        value = adjusted_cross_entropy(outputs, known.labels, known.mask, at.work)
         return Loss(value, batch_stats, {metric: value})
 
     return loss

@@ -7,6 +7,7 @@ Sources: FedPer, arXiv 1912.00818, which trains all parts together; FedRep, arXi
 own parts first and then the others (`config.personal_first`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -109,6 +110,7 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
     finish = last.finish
     return method._replace(
         init=init,
+        label=None if method.label is None else _of_own_models(method.label),
         broadcast=broadcast,
         personal=None if method.personal is None else personal,
         phases=(*before, last._replace(finish=lambda *arguments: keep(finish(*arguments)))),
@@ -129,6 +131,31 @@ def _of_parts(path: Any, names: Any) -> bool:
     return not in_memory and any(getattr(key, "key", None) in names for key in path)
 
 
+def _whole(received: Broadcast, parts: dict[str, Any]) -> Any:
+    """The broadcast with a client's own parts in its model."""
+    return received._replace(model=received.model.with_parts(**parts))
+
+
+def _others(own: Any) -> dict[str, Any]:
+    """The clients' memory without the model's parts."""
+    return {name: entry for name, entry in own.items() if name != OWN_PARTS}
+
+
+def _of_own_models(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A `label` or a `prepare` that works with each client's own model, one client after the other."""
+
+    def of_all(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Any:
+        def of_one(row: Any) -> Any:
+            one, left = jax.tree.map(lambda leaf: leaf[None], row)
+            mine = jax.tree.map(lambda leaf: leaf[0], one.own[OWN_PARTS])
+            one = one._replace(own=_others(one.own), key=cohort.key, step_key=cohort.step_key)
+            return jax.tree.map(lambda leaf: leaf[0], make(_whole(received, mine), data, one, left))
+
+        return jax.lax.map(of_one, (cohort._replace(key=None, step_key=None), previous))
+
+    return of_all
+
+
 def _with_own(phase: Phase, first: float) -> Phase:
     """Changes a phase so that every client receives the model with its own parts.
 
@@ -136,28 +163,15 @@ def _with_own(phase: Phase, first: float) -> Phase:
     steps.
     """
 
-    def whole(received: Broadcast, parts: dict[str, Any]) -> Any:
-        return received._replace(model=received.model.with_parts(**parts))
-
-    def others(own: Any) -> dict[str, Any]:
-        return {name: entry for name, entry in own.items() if name != OWN_PARTS}
-
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        def of_one(row: Any) -> Jobs:
-            clients, own, group, personal, number, left = jax.tree.map(lambda leaf: leaf[None], row)
-            mine = jax.tree.map(lambda leaf: leaf[0], own[OWN_PARTS])
-            one = Cohort(clients, others(own), cohort.key, group, personal, number, cohort.step_key)
-            return jax.tree.map(lambda leaf: leaf[0], phase.prepare(whole(received, mine), data, one, left))
-
-        of_all = cohort.clients, cohort.own, cohort.group, cohort.personal, cohort.round, previous
-        jobs = jax.lax.map(of_one, of_all)
+        jobs = _of_own_models(phase.prepare)(received, data, cohort, previous)
         return jobs._replace(work=(jobs.work, cohort.own[OWN_PARTS], jnp.ceil(first * jobs.num_steps - 1e-4)))
 
     def start(received: Broadcast, data: FederatedData, work: Any, own: Any) -> Any:
-        return phase.start(whole(received, work[1]), data, work[0], others(own))
+        return phase.start(_whole(received, work[1]), data, work[0], _others(own))
 
     def step(received: Broadcast, data: FederatedData, work: Any, carry: Any, index: jax.Array, key: jax.Array) -> Any:
-        after = phase.step(whole(received, work[1]), data, work[0], carry, index, key)
+        after = phase.step(_whole(received, work[1]), data, work[0], carry, index, key)
         if not first:
             return after
 
@@ -168,6 +182,6 @@ def _with_own(phase: Phase, first: float) -> Phase:
         return jax.tree_util.tree_map_with_path(kept, carry, after)
 
     def finish(received: Broadcast, work: Any, carry: Any, num_steps: jax.Array) -> Finished:
-        return phase.finish(whole(received, work[1]), work[0], carry, num_steps)
+        return phase.finish(_whole(received, work[1]), work[0], carry, num_steps)
 
     return Phase(prepare, start, step, finish)

@@ -1,4 +1,7 @@
-"""The two phases of a client with `config.trainer`: training on labels, then on pseudo-labels from weak views."""
+"""The two phases of a client with `config.trainer`: training on labels, then on pseudo-labels from weak views.
+
+The trainer is a rule of confidence, or ACR, see `acr.py`.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -6,33 +9,21 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.acr import acr, loss_of_both
+from fedjax_ssl.client import acr
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
 from fedjax_ssl.client.confidence import MEMORY, make_confidence, states_at_start
-from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import debiased, prior_of, score_cohort, told_outputs
-from fedjax_ssl.client.local_sgd import At, Hooks, Loss
-from fedjax_ssl.client.trainers import Seen, Trainer, by_confidence, pseudo_label_loss
+from fedjax_ssl.client.deck import Examples
+from fedjax_ssl.client.labels import as_told, debiased, labelling_logits, prior_of, score_cohort
+from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previous, Problem, Report
+from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Label, Labels, Phase, Previous, Problem, Report
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import BatchStats, Model
 from fedjax_ssl.learning.trees import repeated
 from fedjax_ssl.models import Outputs
 
 ACCEPTED = "accepted"  # metadata of every upload: the number of pseudo-labels behind it, see `trainer.accepted`
-
-
-class SelfTrainingWork(NamedTuple):
-    """What one client trains on."""
-
-    deck: Deck  # its unlabelled examples
-    # The received model's outputs for a weak view of each example, leaves [n_max, ...], without features; None: the
-    # model in training makes the labels (`trainer.labels_from`).
-    outputs: Outputs | None
-    metadata: Mapping[str, jax.Array]  # further metadata of the upload, by name
-    # float32 [C], the prior by which the classifier's probabilities are divided, see `debiased`; None: no division.
-    prior: jax.Array | None = None
 
 
 class Tell(Protocol):
@@ -47,38 +38,43 @@ class Tell(Protocol):
     def __call__(self, outputs: Outputs, examples: Examples, confident: jax.Array, /) -> Mapping[str, jax.Array]: ...
 
 
-def make_trainer(problem: Problem) -> Trainer:
-    """The trainer that `trainer.name` names: ACR, which has its own rule, or the rule of `config.confidence`."""
-    options = problem.config.trainer
-    if options.name == "acr":
-        return acr(options, problem.num_classes)
-    return by_confidence(make_confidence(problem, options.threshold))
+class SelfTraining(NamedTuple):
+    """A client's part of a method with `config.trainer`."""
+
+    label: Label
+    phases: tuple[Phase, Phase]
+
+
+def is_acr(problem: Problem) -> bool:
+    """Whether `trainer.name` names ACR. Then the broadcast's `extra` is the class shares of all labels, float32 [C]."""
+    return problem.config.trainer.name == "acr"
 
 
 def trained_parts_of(problem: Problem) -> tuple[str, ...]:
     """The parts of the model that clients train and upload."""
-    return (*CLASSIFIER, *make_trainer(problem).heads)
+    return (*CLASSIFIER, acr.STANDARD) if is_acr(problem) else CLASSIFIER
 
 
-def needs_prior(problem: Problem) -> bool:
-    """Whether the broadcast's `extra` must be the class shares of the labelled images, float32 [C]."""
-    return make_trainer(problem).needs_prior
-
-
-def own_trainer(problem: Problem, data: FederatedData) -> dict[str, Any]:
-    """The entry of `State.clients` for the rule's state, every leaf [K, ...]."""
+def own_states(problem: Problem, data: FederatedData) -> dict[str, Any]:
+    """The entry of `State.clients` for the trainer's state, every leaf [K, ...]."""
     num_clients, n_max = data.client_index.shape
-    return {MEMORY: repeated(make_trainer(problem).init(n_max), num_clients)}
+    first = acr.first_estimate(problem) if is_acr(problem) else rule_of(problem).init(n_max)
+    return {MEMORY: repeated(first, num_clients)}
 
 
-def states_of_round(problem: Problem, trainer: Trainer, examples: Examples) -> dict[str, Any]:
-    """The entry of the clients' memory with the rule's states at the beginning of a round, leaves [M, ...]."""
-    if trainer.next_round is not None:
-        return {MEMORY: jax.vmap(trainer.next_round)(examples.own[MEMORY])}
-    return {MEMORY: states_at_start(problem, trainer, examples)}
+def rule_of(problem: Problem):
+    """The rule of `config.confidence` with the trainer's threshold."""
+    return make_confidence(problem, problem.config.trainer.threshold)
 
 
-def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Phase]:
+def states_of_round(problem: Problem, examples: Examples) -> dict[str, Any]:
+    """The entry of the clients' memory with the trainer's states at the beginning of a round, leaves [M, ...]."""
+    if is_acr(problem):
+        return {MEMORY: jax.vmap(acr.next_round(problem))(examples.own[MEMORY])}
+    return {MEMORY: states_at_start(problem, rule_of(problem), examples)}
+
+
+def self_training(problem: Problem, tell: Tell | None = None) -> SelfTraining:
     """Makes two phases: `client.epochs` passes over labelled images, then as many over unlabelled images.
 
     With `trainer.labels_from='received'` the received model, in evaluation mode, labels one weak view of each image
@@ -90,24 +86,34 @@ def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Ph
         tell: computes metadata besides `ACCEPTED`; None: none.
 
     Returns:
-        The labelled and the unlabelled phase.
+        How labels are made, and the labelled and the unlabelled phase.
 
     Raises:
-        UserError: a field is set that a trainer with its own heads ignores.
+        UserError: a field is set that ACR ignores.
     """
-    options, config, network = problem.config.trainer, problem.config.client, problem.network
-    trainer, parts = make_trainer(problem), trained_parts_of(problem)
-    if trainer.heads and (config.logit_adjustment or config.share_offset or config.labelled_views != "weak"):
+    config, parts = problem.config.client, trained_parts_of(problem)
+    if not is_acr(problem):
+        phases = labelled_phase(problem), unlabelled_phase(problem, loss_by_confidence(problem))
+        return SelfTraining(label_views(problem, tell), phases)
+    if config.logit_adjustment or config.share_offset or config.labelled_views != "weak":
         raise UserError(
-            f"trainer.name={options.name!r} has a loss of its own on labelled images; leave client.logit_adjustment "
-            "and client.share_offset 0, and client.labelled_views 'weak'"
+            "trainer.name='acr' has a loss of its own on labelled images; leave client.logit_adjustment and "
+            "client.share_offset 0, and client.labelled_views 'weak'"
         )
-    if trainer.heads and problem.config.confidence.debias != "none":
-        raise UserError(f"trainer.name={options.name!r} adjusts its labels itself; leave confidence.debias 'none'")
-    by_received = options.labels_from == "received"
-    with_weak = not by_received or network.normalisation == "running"
+    if problem.config.confidence.debias != "none":
+        raise UserError("trainer.name='acr' adjusts its labels itself; leave confidence.debias 'none'")
+    on_labels = labelled_phase(problem, acr.loss_on_labels(problem, "labelled_loss"), parts)
+    return SelfTraining(label_views(problem, tell), (on_labels, unlabelled_phase(problem, loss_by_acr(problem), parts)))
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+
+def label_views(problem: Problem, tell: Tell | None) -> Label:
+    """The received model labels a weak view of each image; `trainer.labels_from='local'` only reports these labels.
+
+    `Labels.more` is the model's outputs for these views, leaves [M, n_max, ...], without features; () with 'local'.
+    """
+    options, network, heads = problem.config.trainer, problem.network, trained_parts_of(problem)[len(CLASSIFIER) :]
+
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         del previous
         examples = Examples.of(data, cohort)
 
@@ -115,47 +121,97 @@ def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Phase, Ph
             outputs = network.predict(received.model, images)
             return outputs if tell is not None else outputs._replace(features=())
 
-        seen = score_cohort(problem, scores, data.inputs, examples, num_views=1)
-        seen = told_outputs(data, examples.rows, seen, trainer.heads)
+        seen = told_outputs(data, examples.rows, score_cohort(problem, scores, data.inputs, examples, 1), heads)
         prior = prior_of(problem.config.confidence.debias, seen.logits, examples.unlabelled)
         logits = debiased(seen.logits, None if prior is None else prior[:, None])
         probabilities = jax.nn.softmax(logits)
         confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= options.threshold)
-        deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
-        metadata = {} if tell is None else tell(seen._replace(logits=logits), examples, confident)
         labels = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
-        return Jobs(
-            deck.num_steps(config.batch_size),
-            SelfTrainingWork(deck, seen._replace(features=()) if by_received else None, metadata, prior),
+        return Labels(
             Report(labels, confident | examples.labelled),
-            states_of_round(problem, trainer, examples),
+            own=states_of_round(problem, examples),
+            tells={} if tell is None else tell(seen._replace(logits=logits), examples, confident),
+            size=jnp.sum(examples.unlabelled, axis=1),
+            prior=prior,
+            more=seen._replace(features=()) if options.labels_from == "received" else (),
         )
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        weak_key, *strong_keys = jax.random.split(at.key, 1 + trainer.strong_views)
-        images = batch.inputs
-        views = [problem.weak(weak_key, images)] if with_weak else []
-        views += [problem.strong(strong_key, images) for strong_key in strong_keys]
+    return label
 
-        outputs, batch_stats = network.train(model, tuple(views), batch.mask)
-        if by_received:
-            labelling = jax.tree.map(lambda leaf: leaf[batch.positions], at.work.outputs)
-        else:
-            labelling = jax.lax.stop_gradient(outputs[0])
-            labelling = told_outputs(at.data, batch.rows, labelling, trainer.heads)
-        labelling = labelling._replace(logits=debiased(labelling.logits, at.work.prior))
-        seen = Seen(labelling, batch, at.work.deck.size, at.received.extra if trainer.needs_prior else None)
-        targets, state = trainer.targets(at.own[MEMORY], seen)
-        value = pseudo_label_loss(trainer, targets, state, outputs[-trainer.strong_views :], batch.mask)
-        weight = jnp.sum(targets[0].weights)
-        confident = jnp.sum(batch.mask & (jnp.max(seen.probabilities, axis=-1) >= options.threshold))
-        metrics = {"unlabelled_loss": value, "mean_weight": weight / jnp.maximum(jnp.sum(batch.mask), 1)}
-        accepted = weight if options.accepted == "trained_on" else confident.astype(jnp.float32)
-        return Loss(value, batch_stats, metrics, aux=state, sums={ACCEPTED: accepted})
 
-    on_labels = loss_of_both(problem, "labelled_loss") if trainer.heads else None
-    hooks = Hooks(
-        remember=lambda own, model, state, step: {MEMORY: state},
-        metadata=lambda work, model, totals: work.metadata,
-    )
-    return labelled_phase(problem, on_labels, parts), unlabelled_phase(problem, prepare, loss, parts, hooks)
+def told_outputs(data: FederatedData, rows: jax.Array, outputs: Outputs, heads: tuple[str, ...]) -> Outputs:
+    """`as_told` for the logits of the classifier and of the named heads."""
+    false = {name: as_told(data, rows, outputs.heads[name]) for name in heads}
+    return outputs._replace(logits=as_told(data, rows, outputs.logits), heads={**outputs.heads, **false})
+
+
+class Seen(NamedTuple):
+    """A step's views of unlabelled images."""
+
+    labelling: Outputs  # outputs that give the labels, [B, ...]; no gradient
+    strong: list[Outputs]  # of each strong view, in training mode
+    batch_stats: BatchStats  # the model's statistics after the pass
+
+
+def pass_views(problem: Problem, model: Model, batch: Batches, at: At, strong_views: int = 1) -> Seen:
+    """Passes a weak view, where it is needed, and strong views of the batch `unlabelled` through the network."""
+    images, mask, rows = batch.unlabelled.inputs, batch.unlabelled.mask, batch.unlabelled.rows
+    weak_key, *strong_keys = jax.random.split(at.key, 1 + strong_views)
+    by_received = problem.config.trainer.labels_from == "received"
+    with_weak = not by_received or problem.network.normalisation == "running"
+    views = [problem.weak(weak_key, images)] if with_weak else []
+    views += [problem.strong(strong_key, images) for strong_key in strong_keys]
+    outputs, batch_stats = problem.network.train(model, tuple(views), mask)
+    if by_received:
+        labelling = jax.tree.map(lambda leaf: leaf[batch.unlabelled.positions], at.labels.more)
+        labelling = labelling._replace(logits=debiased(labelling.logits, at.labels.prior))
+    else:
+        heads = trained_parts_of(problem)[len(CLASSIFIER) :]
+        false = {name: as_told(at.data, rows, outputs[0].heads[name]) for name in heads}
+        labelling = jax.lax.stop_gradient(outputs[0]._replace(heads={**outputs[0].heads, **false}))
+        labelling = labelling._replace(logits=labelling_logits(at, labelling.logits, rows))
+    return Seen(labelling, outputs[-strong_views:], batch_stats)
+
+
+def loss_by_confidence(problem: Problem) -> LossFunction:
+    """The most probable class as label of a strong view, weighted by the rule, whose state every batch changes."""
+    rule = rule_of(problem)
+
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        unlabelled, seen = batch.unlabelled, pass_views(problem, model, batch, at)
+        p = jax.nn.softmax(seen.labelling.logits)
+        weights, state = rule.step(at.own[MEMORY], p, unlabelled.mask, unlabelled.positions, at.labels.size)
+        labels, (strong,) = jnp.argmax(seen.labelling.logits, axis=-1).astype(jnp.int32), seen.strong
+        value = cross_entropy(strong.logits, labels, unlabelled.mask, weights)
+        if rule.regulariser is not None:
+            value = value + rule.regulariser(state, strong.logits, weights)
+        return pseudo_loss(problem, batch, seen, value, weights, state)
+
+    return loss
+
+
+def loss_by_acr(problem: Problem) -> LossFunction:
+    """The labels of ACR's two classifiers for two strong views of each image."""
+    targets_of = acr.targets(problem)
+
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        mask, seen = batch.unlabelled.mask, pass_views(problem, model, batch, at, strong_views=2)
+        balanced, standard, state = targets_of(at.own[MEMORY], seen.labelling, mask, at.received.extra)
+        losses = [
+            cross_entropy(logits, labels, mask, weights)
+            for view in seen.strong
+            for logits, (labels, weights) in ((view.logits, balanced), (view.heads[acr.STANDARD], standard))
+        ]
+        return pseudo_loss(problem, batch, seen, sum(losses[1:], start=losses[0]) / 2, balanced.weights, state)
+
+    return loss
+
+
+def pseudo_loss(problem: Problem, batch: Batches, seen: Seen, value: jax.Array, weights: jax.Array, state: Any) -> Loss:
+    """The loss with its metrics, the state to remember, and the number of accepted labels."""
+    options, mask = problem.config.trainer, batch.unlabelled.mask
+    weight = jnp.sum(weights)
+    confident = jnp.sum(mask & (jnp.max(jax.nn.softmax(seen.labelling.logits), axis=-1) >= options.threshold))
+    accepted = weight if options.accepted == "trained_on" else confident.astype(jnp.float32)
+    metrics = {"unlabelled_loss": value, "mean_weight": weight / jnp.maximum(jnp.sum(mask), 1)}
+    return Loss(value, seen.batch_stats, metrics, remember={MEMORY: state}, sums={ACCEPTED: accepted})

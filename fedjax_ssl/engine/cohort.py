@@ -16,6 +16,8 @@ from fedjax_ssl.engine.interface import (
     Broadcast,
     Cohort,
     Jobs,
+    Label,
+    Labels,
     Metrics,
     Phase,
     Previous,
@@ -46,7 +48,7 @@ class CohortResult(NamedTuple):
     present: jax.Array  # bool [R], False for padding and for jobs that were not run
     took_part: jax.Array  # bool [R], whether the job took part in the last phase, which makes the upload
     num_steps: jax.Array  # int32 [R], summed over all phases
-    report: Report | None  # from the last phase that makes a report, leaves [R, ...]; None if no phase does
+    report: Report | None  # the pseudo-labels, leaves [R, ...]; None if the method makes none
     # For each phase: its metrics, leaves [R], and the jobs that took a step in it, bool [R].
     metrics: tuple[tuple[Metrics, jax.Array], ...]
     memory_of_labels: dict[str, Any]  # entries of the clients' memory that labelling updated, leaves [R, ...]
@@ -79,8 +81,9 @@ def train_cohort(
     lanes: int,
     debug: bool = False,
     present: jax.Array | None = None,
+    label: Label | None = None,
 ) -> CohortResult:
-    """Runs every phase of every client of the cohort.
+    """Runs every phase of every client of the cohort; `label` makes pseudo-labels before the last one.
 
     Under `jax.set_mesh` with several devices each device has its own lanes and its share of the jobs. Under `jax.vmap`
     over seeds, the jobs of all seeds share the lanes in one longer queue. (A `vmap` of the loop itself would select
@@ -96,6 +99,7 @@ def train_cohort(
         debug: use a plain Python loop instead of lanes (not under jit). Tests use it as the reference, and exceptions
             name the client.
         present: bool [M], the jobs that are run; None: all.
+        label: the method's; None: no pseudo-labels are made.
 
     Returns:
         The stacked results.
@@ -109,7 +113,7 @@ def train_cohort(
 
     def train_one(broadcast, data: FederatedData, cohort: Cohort, present):
         source, (of_one, one_present) = Source(broadcast, data, None), jax.tree.map(_with_axis, (cohort, present))
-        return jax.tree.map(lambda leaf: leaf[0], _train(phases, source, of_one, one_present, lanes, debug))
+        return jax.tree.map(lambda leaf: leaf[0], _train(phases, label, source, of_one, one_present, lanes, debug))
 
     if debug:
         return train_one(broadcast, data, cohort, present)
@@ -122,19 +126,26 @@ def train_cohort(
             (cohort, present),
             tuple(mapped[2:]),
         )
-        result = _train(phases, Source(broadcast, data, tuple(mapped[:2])), everyone, all_present, lanes, debug)
+        source = Source(broadcast, data, tuple(mapped[:2]))
+        result = _train(phases, label, source, everyone, all_present, lanes, debug)
         return result, jax.tree.map(lambda _: True, result)
 
     return train(broadcast, data, cohort, present)
 
 
 def _train(
-    phases: tuple[Phase, ...], source: Source, cohort: Cohort, present: jax.Array, lanes: int, debug: bool
+    phases: tuple[Phase, ...],
+    label: Label | None,
+    source: Source,
+    cohort: Cohort,
+    present: jax.Array,
+    lanes: int,
+    debug: bool,
 ) -> CohortResult:
     """`train_cohort` for G seeds at once; cohort, `present` and result have leaves [G, ...]."""
     num_seeds, num_jobs = cohort.clients.shape
     job = jnp.broadcast_to(jnp.arange(num_jobs), cohort.clients.shape)
-    round_keys, previous, report = cohort.key, None, None
+    round_keys, previous = cohort.key, None
     metrics: list[tuple[Metrics, jax.Array]] = []
     memory_of_labels: dict[str, Any] = {}
     memory_of_steps: dict[str, Any] = {}
@@ -147,14 +158,17 @@ def _train(
         )
         cohort = cohort._replace(key=prepare_keys, step_key=step_keys)
         with jax.named_scope("label"):
-            jobs = _prepare(phase, source, cohort, previous)
+            is_last = number == len(phases) - 1
+            jobs, labels = _prepare(phase, label if is_last else None, source, cohort, previous)
+            cohort = cohort._replace(labels=labels)
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
         jobs = jobs._replace(num_steps=jnp.where(takes_part, jobs.num_steps, 0), takes_part=takes_part)
         if number == 0 and num_devices() > 1:  # In later phases each job stays on the device that has its model.
             job, jobs, cohort, present = _dealt(jobs, cohort, present)
         num_steps = jnp.where(present, jobs.num_steps, 0)
         takes_part = jobs.takes_part & present
-        own = {**cohort.own, **checked_entries(jobs.own, cohort.own, MEMORY, axes=2)}
+        prepared = {**({} if cohort.labels is None else cohort.labels.own), **jobs.own}
+        own = {**cohort.own, **checked_entries(prepared, cohort.own, MEMORY, axes=2)}
         keys = jax.vmap(job_keys)(step_keys, cohort.clients, cohort.group)
         table = JobTable(keys, num_steps, takes_part, jobs.work, own)
         with jax.named_scope("train"):
@@ -168,9 +182,8 @@ def _train(
         learned = {name: where_rows(takes_part, new, own[name]) for name, new in learned.items()}
         cohort = cohort._replace(own={**own, **learned})
         previous = Previous(finished.upload, takes_part)
-        report = report if jobs.report is None else jobs.report
         metrics.append((finished.metrics, num_steps > 0))
-        memory_of_labels |= jobs.own
+        memory_of_labels |= prepared
         memory_of_steps |= learned
         all_steps += num_steps
         lane_steps += steps
@@ -182,7 +195,7 @@ def _train(
         present=present,
         took_part=previous.took_part,
         num_steps=all_steps,
-        report=report,
+        report=None if cohort.labels is None else cohort.labels.report,
         metrics=tuple(metrics),
         memory_of_labels=memory_of_labels,
         memory_of_steps={name: cohort.own[name] for name in memory_of_steps},
@@ -190,13 +203,18 @@ def _train(
     )
 
 
-def _prepare(phase: Phase, source: Source, cohort: Cohort, previous: Previous | None) -> Jobs:
-    """Calls `prepare` for each seed's cohort, seed by seed; one call for all seeds would not be faster."""
+def _prepare(
+    phase: Phase, label: Label | None, source: Source, cohort: Cohort, previous: Previous | None
+) -> tuple[Jobs, Labels | None]:
+    """Calls `label` and `prepare` for each seed's cohort, seed by seed; one call for all would not be faster."""
     num_seeds = len(cohort.clients)
 
     def prepare(argument):
-        seed, *rest = argument
-        return phase.prepare(*source.of(seed), *rest)
+        seed, cohort, previous = argument
+        received, data = source.of(seed)
+        if label is not None:
+            cohort = cohort._replace(labels=label(received, data, cohort, previous))
+        return phase.prepare(received, data, cohort, previous), cohort.labels
 
     if num_seeds == 1:
         only = jax.tree.map(lambda leaf: leaf[0], (cohort, previous))

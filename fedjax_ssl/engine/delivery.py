@@ -16,6 +16,8 @@ from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.compression import COMPRESSIONS, compressed, remembers
 from fedjax_ssl.engine.interface import Broadcast, Metrics, Received, Selection, Upload, job_keys
 from fedjax_ssl.engine.updates import changed_by, leaves_by_path, moved_by
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.trees import clip_update, select
 
 LOST = "compression"  # entry of the clients' memory: the compression errors by path, leaves [K, ...]
 LATE = "late"  # entry of the server's memory: a `Late` with the uploads that arrive in the next round
@@ -105,6 +107,8 @@ def transmitted(
         The result; its `memory_of_steps`, which is kept if the upload is accepted, also has the compression errors.
     """
     uploads = result.upload
+    if options.aggregation.clip_norm:
+        uploads = uploads._replace(model=clipped(uploads.model, broadcast.model, options.aggregation.clip_norm))
     if options.attack.kind != "none":
         lies = result.took_part & data.byzantine[result.clients]
         keys = _keys(result.clients, result.group, key, _ATTACK)
@@ -119,6 +123,12 @@ def transmitted(
         uploads = uploads._replace(model=model)
         memory_of_steps = memory_of_steps if lost is None else {**memory_of_steps, LOST: lost}
     return result._replace(upload=uploads, memory_of_steps=memory_of_steps)
+
+
+def clipped(uploads: Model, sent: Model, clip_norm: float) -> Model:
+    """The uploads, leaves [R, ...], whose clients have shortened their updates to a norm of at most `clip_norm`."""
+    old = select(sent.params, tuple(uploads.params))
+    return uploads._replace(params=jax.vmap(lambda new: clip_update(new, old, clip_norm))(uploads.params))
 
 
 def delivered(

@@ -51,6 +51,9 @@ class Problem(NamedTuple):
     # Whether some training examples have no label of a known class. If so, the configuration does not say how many
     # labels a client has.
     lacks_labels: bool = False
+    # (learning rate, clip_norm=None) -> the clients' optimizer, made from `config.client`. A norm that is not None
+    # replaces `client.clip_norm`.
+    optimizer: Callable[..., Any] | None = None
 
 
 class State(NamedTuple):
@@ -145,6 +148,7 @@ class Cohort(NamedTuple):
     group: jax.Array | None = None  # int32 [M], as in `Selection`; None: no groups
     personal: Any = ()  # the message to each client, leaves [M, ...]
     round: jax.Array | None = None  # int32 [M], rounds done before this one, the same for all jobs
+    labels: Any = None  # the cohort's `Labels`, before the last phase; None: the method makes none, or not yet
     step_key: jax.Array | None = None  # like `key`, for the steps; None if only `prepare` runs
 
     def keys(self) -> jax.Array:
@@ -164,13 +168,31 @@ class Report(NamedTuple):
     made: jax.Array | None = None
 
 
+class Labels(NamedTuple):
+    """The pseudo-labels of a cohort, which `Method.label` makes; leaves [M, ...]. A job reads its own row.
+
+    A method that labels in every step has the state of its rule here, and a report of the labels that the received
+    model would give.
+    """
+
+    report: Report  # the labels and which of them count
+    # Entries of the clients' memory that labelling updated. They are kept even if the client takes no part.
+    own: Mapping[str, Any] = {}
+    tells: Mapping[str, Any] = {}  # metadata that each client sends about its labels, by name
+    weights: jax.Array | None = None  # float32 [M, n_max], images' weights in the loss
+    state: Any = ()  # the state of the rule of confidence
+    size: jax.Array | None = None  # int32 [M], the client's images that may get a label
+    # float32 [M, C], the prior by which the client's probabilities are divided; None: no division.
+    prior: jax.Array | None = None
+    more: Any = ()  # whatever else the method's phases read
+
+
 class Jobs(NamedTuple):
     """The work that a phase's `prepare` makes for its cohort."""
 
     num_steps: jax.Array  # int32 [M], number of local steps; ignored for a job that takes no part
     work: Any  # any pytree that a job's functions read, leaves [M, ...]
-    report: Report | None = None  # the pseudo-labels, if any were made
-    # Entries of the clients' memory that labelling updated, leaves [M, ...]. They are kept even if the client takes no
+    # Entries of the clients' memory that preparing updated, leaves [M, ...]. They are kept even if the client takes no
     # part.
     own: Mapping[str, Any] = {}
     # bool [M], the jobs that make an upload, with or without steps; None: the jobs with steps.
@@ -192,6 +214,8 @@ class Previous(NamedTuple):
     took_part: jax.Array  # bool [M]
 
 
+# (received, data, cohort, results of the previous phase or None) -> the pseudo-labels of the whole cohort.
+Label = Callable[[Broadcast, FederatedData, Cohort, Previous | None], Labels]
 # (received, data, cohort, results of the previous phase or None) -> the work of the whole cohort.
 Prepare = Callable[[Broadcast, FederatedData, Cohort, Previous | None], Jobs]
 # (received, data, work, own) -> a job's carry (model and optimizer state) before its first step.
@@ -319,7 +343,7 @@ Statistics = Callable[[State, FederatedData, jax.Array, jax.Array], State]
 class Method(NamedTuple):
     """A federated semi-supervised method: its stages, each with its own PRNG key.
 
-    A round calls `select`, `server_before`, `broadcast`, `personal`, `phases`, `aggregate`, `server_after`,
+    A round calls `select`, `server_before`, `broadcast`, `personal`, `label`, `phases`, `aggregate`, `server_after`,
     `statistics`.
     """
 
@@ -343,6 +367,9 @@ class Method(NamedTuple):
     recalls: Callable[[State, jax.Array], jax.Array] | None = None
     # (state, data, key) -> the state after the server's training that follows aggregation, and metrics.
     server_after: Callable[[State, FederatedData, jax.Array], tuple[State, Metrics]] = no_op
+    # Makes pseudo-labels right before the last phase, which reads them in `Cohort.labels`; None: there are none. The
+    # engine compares them with the true labels.
+    label: Label | None = None
     # State -> bool [], whether the run ends before its last round; None: never.
     converged: Callable[[State], jax.Array] | None = None
     wire_bytes: WireBytes | None = None  # for messages whose size depends on their values; None: no such messages

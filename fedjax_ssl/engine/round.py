@@ -130,9 +130,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         from_clients = {name: jnp.int32(0) for name in ("uploads", "dropped_uploads", "local_steps")}
         lane_steps, usable, scored = jnp.int32(0), jnp.bool_(True), {}
         if method.phases:
-            state, result, accepted = train_clients(
-                config, method.phases, state, data, sent, keys.clients, lanes, debug
-            )
+            state, result, accepted = train_clients(config, method, state, data, sent, keys.clients, lanes, debug)
             lane_steps = result.lane_steps
             received = received_rows(config, data, result, accepted)
             state, from_clients, usable = aggregate_uploads(problem, method, state, data, sent, result, received, keys)

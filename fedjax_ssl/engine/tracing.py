@@ -40,7 +40,7 @@ def trace_exchange(problem: Problem, method: Method, state: State, data: Federat
     def exchange(state: State, data: FederatedData):
         selection, broadcast, cohort = one_job(problem, method, state, data)
         turns.append(selection.turns)
-        upload = train_cohort(method.phases, broadcast, data, cohort, lanes=0).upload
+        upload = train_cohort(method.phases, broadcast, data, cohort, lanes=0, label=method.label).upload
         # With several devices the results have a row for each device.
         return selection, broadcast, cohort.personal, jax.tree.map(lambda leaf: leaf[0], upload)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.cohort import CohortResult, cohort_of, train_cohort
 from fedjax_ssl.engine.delivery import present_jobs, transmitted
-from fedjax_ssl.engine.interface import Broadcast, Phase, Selection, State
+from fedjax_ssl.engine.interface import Broadcast, Method, Selection, State
 from fedjax_ssl.engine.screening import accepted_rows, longest_update
 from fedjax_ssl.learning.devices import num_devices
 from fedjax_ssl.learning.trees import row
@@ -25,7 +25,7 @@ class Sent(NamedTuple):
 
 def train_clients(
     options: Any,
-    phases: tuple[Phase, ...],
+    method: Method,
     state: State,
     data: FederatedData,
     sent: Sent,
@@ -40,7 +40,8 @@ def train_clients(
 
     Args:
         options: the configuration.
-        phases, data, lanes, debug: as in `train_cohort`.
+        method: its labelling and its phases are run.
+        data, lanes, debug: as in `train_cohort`.
         state: has the memory of the clients `data.ids`, leaves [K', ...].
         sent: the M jobs and the messages to their clients.
         key: the round's PRNG key for the clients, the same in all turns; jobs fold client and group into it.
@@ -55,7 +56,7 @@ def train_clients(
     def take_turn(memory, rows):
         clients, group, personal, present = rows
         cohort = cohort_of(state._replace(clients=memory), data, clients, group, personal, key)
-        result = train_cohort(phases, broadcast, data, cohort, lanes, debug, present)
+        result = train_cohort(method.phases, broadcast, data, cohort, lanes, debug, present, method.label)
         with jax.named_scope("aggregate"):
             result = transmitted(options, result, broadcast, data, memory, key)
             accepted = accepted_rows(result, broadcast, longest_update(options))

@@ -261,7 +261,7 @@ def train_one(
     own, personal = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (memory, personal))
     key = round_keys(data.seed, round_number).clients
     cohort = Cohort(client[None], own, key, None if group is None else group[None], personal, round_number[None])
-    return train_cohort(method.phases, broadcast, data, cohort, 1)
+    return train_cohort(method.phases, broadcast, data, cohort, 1, label=method.label)
 
 
 def _remembered(node: Node, data: FederatedData, state: Any, client: int, counted: int, like: Any) -> dict[str, Any]:

@@ -165,7 +165,9 @@ class Server:
 
     def _one_result(self, state, data) -> CohortResult:
         _, broadcast, cohort = one_job(self._problem, self._method, state, data)
-        return train_cohort(self._method.phases, broadcast, data, cohort, lanes=0)._replace(report=None)
+        method = self._method
+        result = train_cohort(method.phases, broadcast, data, cohort, lanes=0, label=method.label)
+        return result._replace(report=None)
 
     def _clients(self, sent: Sent, number: int) -> tuple[CohortResult, Received]:
         """The clients' part of a round: in each turn, a message to each node that has a job in it."""

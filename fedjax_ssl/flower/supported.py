@@ -48,7 +48,8 @@ def check_supported(experiment: Experiment) -> None:
     selection, sent, cohort = jax.eval_shape(
         lambda state, data: ((job := one_job(problem, method, state, data))[0].clients, *job[1:]), state, data
     )
-    result = jax.eval_shape(functools.partial(train_cohort, method.phases, lanes=0), sent, data, cohort)
+    train = functools.partial(train_cohort, method.phases, lanes=0, label=method.label)
+    result = jax.eval_shape(train, sent, data, cohort)
     received = jax.eval_shape(lambda: some_received(result.upload, result.group, len(selection)))
     key = jax.random.key(0)
     gathered = make_method(problem, gathered=_no_sums(state)) if state.model.batch_stats else method
@@ -70,7 +71,7 @@ def check_supported(experiment: Experiment) -> None:
         _check_rows(f"method={name}: its stage {stage}", traced)
 
     def upload(sent, data, cohort):
-        result = train_cohort(method.phases, sent, data, cohort, 1)
+        result = train_cohort(method.phases, sent, data, cohort, 1, label=method.label)
         return result.upload, result.memory_of_labels, result.memory_of_steps, result.num_steps
 
     clients: dict[str, tuple[Any, ...]] = {

@@ -66,7 +66,7 @@ def step(
     return Learner(model, opt_state), aux
 
 
-def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
+def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> optax.GradientTransformation:
     """Gradient clipping, then weight decay added to the gradient, then the optimizer.
 
     'sgd' is PyTorch's SGD; 'adam' (Kingma and Ba, 2015) has no momentum field. 'lars' (You et al., 2017) is SimCLR's,
@@ -76,11 +76,13 @@ def make_optimizer(config, learning_rate) -> optax.GradientTransformation:
         config: a section with `optimizer`, `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping);
             with `spare_classifier` the classifier is neither clipped nor decayed.
         learning_rate: a number or a traced scalar; it is not part of the optimizer's state.
+        clip_norm: replaces the section's, if not None.
 
     Raises:
         UserError: the optimizer cannot spare the classifier.
     """
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    clip_norm = config.clip_norm if clip_norm is None else clip_norm
+    clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
     decay = optax.add_decayed_weights(config.weight_decay)
     spares = getattr(config, "spare_classifier", False)
     if spares:

@@ -22,14 +22,15 @@ baselines (FedAvg+FixMatch, FedProx+FixMatch, UDA, FedMatch) never train their c
 ran them show the server's training with disturbed statistics.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, Work, global_model, local_sgd, own_optimizers
+from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, global_model, local_training, own_optimizers
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Jobs, Method, Metrics, Phase, Previous, Problem, State
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Method, Metrics, Phase, Previous, Problem, State
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, kl_divergence, negative_cosine
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
@@ -111,7 +112,7 @@ def defaults() -> Section:
 def fedcon(problem: Problem) -> Method:
     """Its algorithm as a Method."""
     config, network, options = problem.config, problem.network, problem.config.fedcon
-    frame = alternating(problem, (local_training(problem),), parts=SENT)
+    frame = alternating(problem, (between_views(problem),), parts=SENT)
 
     def init(data: FederatedData, key: jax.Array) -> State:
         state = frame.init(data, key)
@@ -208,40 +209,43 @@ def projector_of(problem: Problem) -> Projector:
     return Projector(problem.config.fedcon.projector_hidden, 0, problem.config.model.normalisation)
 
 
-def local_training(problem: Problem) -> Phase:
+def between_views(problem: Problem) -> Phase:
     """L_client = D(h(g(x1)), g_t(x2)) / 2 + D(h(g(x2)), g_t(x1)) / 2 of two weak views, D the negative cosine."""
     network, config, options = problem.network, problem.config.client, problem.config.fedcon
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         """At its first visit a client's target is the backbone that it receives."""
         del previous
         examples, seen = Examples.of(data, cohort), cohort.own[SEEN]
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
         target = where_rows(seen, cohort.own[TARGET], received.model.params["backbone"])
-        return Jobs(deck.num_steps(config.batch_size), Work(deck), own={TARGET: target, SEEN: jnp.ones_like(seen)})
+        own = {TARGET: target, SEEN: jnp.ones_like(seen)}
+        return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size), own=own)
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        images = batch.inputs
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        images, mask = batch.unlabelled.inputs, batch.unlabelled.mask
         views = tuple(problem.weak(own_key, images) for own_key in jax.random.split(at.key))
-        (of_one, of_two), _ = network.train(at.received.model.with_parts(backbone=at.own[TARGET]), views, batch.mask)
+        (of_one, of_two), _ = network.train(at.received.model.with_parts(backbone=at.own[TARGET]), views, mask)
 
-        seen, batch_stats = network.train(model, views, batch.mask)
-        one, two = project(problem, model.params[PROJECTOR], [outputs.features for outputs in seen], batch.mask)
-        value = 0.5 * (
-            negative_cosine(one, of_two.features, batch.mask) + negative_cosine(two, of_one.features, batch.mask)
-        )
+        seen, batch_stats = network.train(model, views, mask)
+        one, two = project(problem, model.params[PROJECTOR], [outputs.features for outputs in seen], mask)
+        value = 0.5 * (negative_cosine(one, of_two.features, mask) + negative_cosine(two, of_one.features, mask))
         return Loss(value, batch_stats, {"client_loss": value})
 
-    def remember(own, model: Model, aux, index) -> dict[str, Any]:
-        del aux, index
+    def after(own: Mapping[str, Any], model: Model) -> dict[str, Any]:
         target = moving_average(own[TARGET], model.params["backbone"], options.target_decay)
         return {TARGET: target, PROJECTOR: model.params[PROJECTOR]}
 
-    def begin(received: Broadcast, work, own) -> Model:
-        del work
-        return received.model.with_parts(**{PROJECTOR: own[PROJECTOR]})
-
-    return local_sgd(problem, prepare, loss, TRAINED, hooks=Hooks(begin=begin, remember=remember, sent=SENT))
+    return local_training(
+        problem,
+        plan,
+        loss,
+        {"unlabelled": config.batch_size},
+        TRAINED,
+        sent=SENT,
+        begin=lambda received, own: received.model.with_parts(**{PROJECTOR: own[PROJECTOR]}),
+        after=after,
+    )
 
 
 def project(problem: Problem, params: Any, views: list[jax.Array], mask: jax.Array) -> list[jax.Array]:

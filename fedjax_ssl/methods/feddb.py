@@ -18,27 +18,28 @@ labels, which the code does not have, trains on its confident images alone; this
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import (
     At,
-    Batch,
+    Batches,
     Confidence,
     Deck,
     Examples,
     Loss,
-    local_sgd,
+    LossFunction,
+    Plan,
+    local_training,
     make_confidence,
-    own_confidence,
     score_cohort,
+    train_views,
 )
-from fedjax_ssl.client.consistency import train_views
 from fedjax_ssl.client.labels import as_told, label_by_scores, mean_prediction
+from fedjax_ssl.client.steps import MakePlan
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import Broadcast, Cohort, Jobs, Method, Phase, Previous, Problem, Received
+from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Previous, Problem, Received
 from fedjax_ssl.fields import Section, share, word
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
@@ -80,73 +81,82 @@ def defaults() -> Section:
     return section
 
 
-class FedDBWork(NamedTuple):
-    """What one client trains on."""
-
-    deck: Deck  # its labelled images, which give the batches if no label is confident
-    known: jax.Array  # int32 [n_max], the visible labels, else -1
-    labels: jax.Array  # int32 [n_max], the pseudo-labels
-    weights: jax.Array  # float32 [n_max], of each pseudo-label; 0: it does not count
-    prior: jax.Array  # float32 [C], P_k before the first step
-    num_steps: jax.Array  # int32 []
-
-
 def feddb(problem: Problem) -> Method:
     """FedDB as a Method."""
     options, weighted_by = problem.config.feddb, None
-    confidence = make_confidence(problem, options.threshold)
+    rule, sizes = make_confidence(problem, options.threshold), {"labelled": problem.config.client.batch_size}
     if options.solver != "none":
         weighted_by = own_weights(functools.partial(balancing, options.solver))
     return alternating(
         problem,
-        (local_training(problem, confidence),),
-        own=lambda data, model: own_confidence(problem, data, confidence),
+        (local_training(problem, plan(problem), loss_of_all(problem), sizes),),
+        label=labels_once(problem, rule),
+        rule=rule,
         aggregation=fedavg(problem, weighted_by=weighted_by),
     )
 
 
-def local_training(problem: Problem, confidence: Confidence) -> Phase:
-    """Labels images once a round; then each epoch is one step on all labelled and all confident images."""
-    config, options, network = problem.config.client, problem.config.feddb, problem.network
+def labels_once(problem: Problem, rule: Confidence) -> Label:
+    """Debiased labels of all images by the received model, and P_k, float32 [M, C], in `Labels.more`."""
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         del previous
         examples = Examples.of(data, cohort)
-        probabilities = functools.partial(network.probabilities, received.model)
+        probabilities = functools.partial(problem.network.probabilities, received.model)
         scores = score_cohort(problem, probabilities, data.inputs, examples, num_views=1)
         scores = as_told(data, examples.rows, scores)
-        made = label_by_scores(problem, scores, examples, confidence)
-        deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
-        confident = made.report.qualified
-        num_steps = jnp.where(jnp.any(confident, axis=1), config.epochs, deck.num_steps(config.batch_size))
-        prior = mean_prediction(scores, examples.present)
-        work = FedDBWork(deck, examples.labels, made.report.labels, made.weights, prior, num_steps)
-        report = made.report._replace(qualified=confident | examples.labelled)
-        return Jobs(num_steps, work, report, made.own)
+        made = label_by_scores(problem, scores, examples, rule)
+        report = made.report._replace(qualified=made.report.qualified | examples.labelled)
+        return made._replace(report=report, more=mean_prediction(scores, examples.present))
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        """CE(labelled, weak) + CE(confident, strong); without a confident label, CE of the labelled batch."""
-        work, images = at.work, at.data.inputs[at.work.deck.rows]
+    return label
+
+
+def plan(problem: Problem) -> MakePlan:
+    """An epoch is one step; a client without a confident label makes passes over its labelled images instead.
+
+    The work of the plan is the visible labels, int32 [M, n_max], else -1.
+    """
+    config = problem.config.client
+
+    def of_cohort(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        del received, previous
+        examples = Examples.of(data, cohort)
+        deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
+        confident = jnp.any(cohort.labels.weights > 0, axis=1)
+        num_steps = jnp.where(confident, config.epochs, deck.num_steps(config.batch_size))
+        return Plan({"labelled": deck}, num_steps, examples.labels)
+
+    return of_cohort
+
+
+def loss_of_all(problem: Problem) -> LossFunction:
+    """CE(labelled, weak) + CE(confident, strong); without a confident label, CE of the labelled batch."""
+    options, network = problem.config.feddb, problem.network
+
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        images, known, known_labels = at.data.inputs[at.decks["labelled"].rows], batch.labelled, at.work
+        labels, weights = at.labels.report.labels, at.labels.weights
         labelled_key, weak_key, strong_key = jax.random.split(at.key, 3)
-        confident = work.weights > 0
-        in_batch = jnp.zeros_like(confident).at[batch.positions].max(batch.mask)
-        labelled = (work.known >= 0) & (jnp.any(confident) | in_batch)
+        confident = weights > 0
+        in_batch = jnp.zeros_like(confident).at[known.positions].max(known.mask)
+        labelled = (known_labels >= 0) & (jnp.any(confident) | in_batch)
         views = [problem.weak(weak_key, images), problem.strong(strong_key, images)]
 
         groups = [([problem.weak(labelled_key, images)], labelled), (views, confident)]
         (of_labelled, of_weak, of_strong), after = train_views(network, model, groups)
-        labelled_loss = cross_entropy(of_labelled.logits, work.known, labelled)
-        pseudo_loss = cross_entropy(of_strong.logits, work.labels, confident, work.weights)
+        labelled_loss = cross_entropy(of_labelled.logits, known_labels, labelled)
+        pseudo_loss = cross_entropy(of_strong.logits, labels, confident, weights)
         metrics = {"labelled_loss": labelled_loss, "unlabelled_loss": pseudo_loss}
 
         # P_k after E steps is m^E P_k + (1 - m) sum_i m^(E - i) (mean prediction of step i): a sum over the steps.
         seen = mean_prediction(jax.lax.stop_gradient(jax.nn.softmax(of_weak.logits)), confident)
         kept = jnp.where(jnp.any(confident), options.momentum, 1.0)
-        told = (1 - kept) * kept ** (work.num_steps - 1 - at.step) * seen
-        told += jnp.where(at.step == 0, kept**work.num_steps, 0.0) * work.prior
+        told = (1 - kept) * kept ** (at.num_steps - 1 - at.step) * seen
+        told += jnp.where(at.step == 0, kept**at.num_steps, 0.0) * at.labels.more
         return Loss(labelled_loss + pseudo_loss, after.batch_stats, metrics, sums={APP_U: told})
 
-    return local_sgd(problem, prepare, loss)
+    return loss
 
 
 # --- Server. ----------------------------------------------------------------------------------------------------------

@@ -22,25 +22,25 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import (
     At,
+    Batches,
+    Confidence,
     Examples,
     Loss,
-    Rule,
-    Views,
-    Weigh,
-    consistency_phase,
+    labels_of_received,
     make_confidence,
-    own_confidence,
+    passes,
     score_cohort,
+    total,
 )
 from fedjax_ssl.client.confidence import mean_present
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Jobs, Method, Phase, Previous, Problem
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Label, Labels, Method, Previous, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, share
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
-from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
@@ -61,35 +61,44 @@ def defaults() -> Section:
 def fedopenmatch(problem: Problem) -> Method:
     """FedOpenMatch as a Method."""
     options = problem.config.fedopenmatch
-    confidence = make_confidence(problem, options.threshold)
+    rule = make_confidence(problem, options.threshold)
     if problem.config.consistency.labels_from != "local":
         raise UserError("consistency.labels_from='received' is not for fedopenmatch, whose label is the local model's")
 
-    def label(images: Views, weigh: Weigh):
-        """Hard labels of the weak views; their weight is 0 if the label's one-vs-all classifier disagrees."""
-        labels, weights = weigh(jax.nn.softmax(images.logits))
-        return labels, jnp.where(agrees(images.weak.heads[ONE_VS_ALL], labels, options.inlier), weights, 0.0)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        """FixMatch among inliers, and the losses of the one-vs-all head."""
+        seen, known, mask = passes(problem, model, batch, at), batch.labelled, batch.unlabelled.mask
+        labels, weights = rule.label(at.labels, jax.nn.softmax(seen.scores))
+        # A label does not count if its one-vs-all classifier disagrees.
+        weights = jnp.where(agrees(seen.weak.heads[ONE_VS_ALL], labels, options.inlier), weights, 0.0)
+        pseudo_loss = cross_entropy(seen.strong.logits, labels, mask, weights)
 
-    def loss(images: Views, labels: jax.Array, weights: jax.Array) -> jax.Array:
-        return cross_entropy(images.strong.logits, labels, images.mask, weights)
+        weak, strong = one_vs_all(model, seen.weak), one_vs_all(model, seen.strong)
+        uncertain = (binary_entropy(weak, mask) + binary_entropy(strong, mask)) / 2
+        apart = mean_present(jnp.mean(jnp.square(weak - strong), axis=-1), mask)
+        of_labelled = one_vs_all_loss(one_vs_all(model, seen.labelled), known.labels, known.mask) if known else 0.0
+        of_head = of_labelled + options.entropy_weight * uncertain + options.consistency_weight * apart
+        result = total(problem, batch, seen, pseudo_loss, weights, of_head)
+        return result._replace(metrics={**result.metrics, "one_vs_all_loss": of_head})
 
-    def further(model: Model, labelled: Views, unlabelled: Views, at: At, labels, weights) -> Loss:
-        del at, labels, weights
-        of_labelled = one_vs_all_loss(one_vs_all(model, labelled.weak), labelled.labels, labelled.mask)
-        weak, strong = one_vs_all(model, unlabelled.weak), one_vs_all(model, unlabelled.strong)
-        uncertain = (binary_entropy(weak, unlabelled.mask) + binary_entropy(strong, unlabelled.mask)) / 2
-        apart = mean_present(jnp.mean(jnp.square(weak - strong), axis=-1), unlabelled.mask)
-        value = of_labelled + options.entropy_weight * uncertain + options.consistency_weight * apart
-        return Loss(value, {}, {"one_vs_all_loss": value})
+    how = {"parts": PARTS, "label": labels_of_inliers(problem, rule), "server_loss": server_loss}
+    return on_both_kinds(problem, loss, rule, **how)
 
-    phase = with_inliers(problem, consistency_phase(problem, Rule(label, loss, further), confidence, parts=PARTS))
-    return alternating(
-        problem,
-        (phase,),
-        own=lambda data, model: own_confidence(problem, data, confidence),
-        parts=PARTS,
-        server_loss=server_loss,
-    )
+
+def labels_of_inliers(problem: Problem, rule: Confidence) -> Label:
+    """The received model's labels; they count only if its one-vs-all classifier agrees."""
+    network, least = problem.network, problem.config.fedopenmatch.inlier
+    of_received = labels_of_received(problem, rule, problem.config.consistency.include_labelled)
+
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
+        made, examples = of_received(received, data, cohort, previous), Examples.of(data, cohort)
+        logits = score_cohort(
+            problem, lambda images: network.predict(received.model, images).heads[ONE_VS_ALL], data.inputs, examples
+        )
+        counts = agrees(logits, made.report.labels, least) | examples.labelled
+        return made._replace(report=made.report._replace(qualified=made.report.qualified & counts))
+
+    return label
 
 
 def server_loss(problem: Problem, data: FederatedData, augmentation: str) -> ServerLoss:
@@ -103,21 +112,6 @@ def server_loss(problem: Problem, data: FederatedData, augmentation: str) -> Ser
         return loss + of_head, (batch_stats, {"server_loss": loss, "server_one_vs_all_loss": of_head})
 
     return loss_fn
-
-
-def with_inliers(problem: Problem, phase: Phase) -> Phase:
-    """The phase, whose report counts a label only if the received model's one-vs-all classifier agrees."""
-    network, least = problem.network, problem.config.fedopenmatch.inlier
-
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        jobs, examples = phase.prepare(received, data, cohort, previous), Examples.of(data, cohort)
-        logits = score_cohort(
-            problem, lambda images: network.predict(received.model, images).heads[ONE_VS_ALL], data.inputs, examples
-        )
-        counts = agrees(logits, jobs.report.labels, least) | examples.labelled
-        return jobs._replace(report=jobs.report._replace(qualified=jobs.report.qualified & counts))
-
-    return phase._replace(prepare=prepare)
 
 
 # --- The head. --------------------------------------------------------------------------------------------------------

@@ -25,21 +25,21 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import (
     At,
-    Batch,
+    Batches,
     Confidence,
     Deck,
     Examples,
     Loss,
+    Plan,
     class_counts,
-    local_sgd,
+    local_training,
     make_confidence,
-    own_confidence,
     score_cohort,
+    train_views,
 )
-from fedjax_ssl.client.consistency import train_views
 from fedjax_ssl.client.labels import as_told, label_by_scores
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import Broadcast, Cohort, Finished, Jobs, Method, Phase, Previous, Problem
+from fedjax_ssl.engine import Broadcast, Cohort, Finished, Label, Labels, Method, Phase, Previous, Problem
 from fedjax_ssl.fields import Section, real, share, whole
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
@@ -70,39 +70,36 @@ def defaults() -> Section:
     return section
 
 
-class FedPDMWork(NamedTuple):
-    """What one client trains on."""
-
-    deck: Deck  # its unlabelled images
-    labelled: Deck  # its labelled images
-    labels: jax.Array  # int32 [n_max], the pseudo-labels
-    weights: jax.Array  # float32 [n_max], of each pseudo-label; 0: it does not count
-    adjustment: jax.Array  # float32 [2, C], added to logits in the first epoch, and in later ones
-
-
 def fedpdm(problem: Problem) -> Method:
     """FedPDM as a Method."""
-    confidence = make_confidence(problem, problem.config.fedpdm.threshold)
+    options = problem.config.fedpdm
+    rule = make_confidence(problem, options.threshold)
 
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         del model
         uniform = jnp.full((len(data.ids), problem.num_classes), 1 / problem.num_classes)
-        return {SHARES: uniform, **own_confidence(problem, data, confidence)}
+        return {SHARES: uniform}
 
-    aggregation = fedavg(problem, weighted_by=weights_told(LABELS))
-    return alternating(problem, (local_training(problem, confidence),), own, aggregation=aggregation)
+    phase = on_both_batches(problem)
+    return alternating(
+        problem,
+        (averaged(phase, options.ema_decay) if options.ema_decay else phase,),
+        own,
+        label=matched_labels(problem, rule),
+        rule=rule,
+        aggregation=fedavg(problem, weighted_by=weights_told(LABELS)),
+    )
 
 
-def local_training(problem: Problem, confidence: Confidence) -> Phase:
-    """Labels once a round; then steps on a labelled and an unlabelled batch. Unlabelled images make the epoch."""
-    config, options, network = problem.config.client, problem.config.fedpdm, problem.network
+def matched_labels(problem: Problem, rule: Confidence) -> Label:
+    """Labels of unlabelled images by matched probabilities. `Labels.own` has the class shares for the next round."""
+    options, network = problem.config.fedpdm, problem.network
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         del previous
         examples = Examples.of(data, cohort)
-        found = score_cohort(
-            problem, lambda images: network.probabilities(received.model, images), data.inputs, examples, num_views=1
-        )
+        probabilities = lambda images: network.probabilities(received.model, images)  # noqa: E731
+        found = score_cohort(problem, probabilities, data.inputs, examples, num_views=1)
         found, unlabelled = as_told(data, examples.rows, found), examples.unlabelled
         r, number = examples.own[SHARES], jnp.sum(unlabelled, axis=1, keepdims=True)
         predicted = class_counts(jnp.where(unlabelled, jnp.argmax(found, axis=-1), -1), problem.num_classes)
@@ -112,39 +109,49 @@ def local_training(problem: Problem, confidence: Confidence) -> Phase:
         matched = jax.vmap(lambda p, mask, shares: match(p, mask, shares, options.sharpness))(found, unlabelled, r)
         is_warm_up = examples.round < options.warm_up_rounds
         matched = jnp.where(is_warm_up[:, None, None], found, matched)
-        made = label_by_scores(problem, matched, examples._replace(present=unlabelled), confidence)
+        made = label_by_scores(problem, matched, examples._replace(present=unlabelled), rule)
+        report = made.report._replace(qualified=made.report.qualified | examples.labelled)
+        return made._replace(report=report, own={SHARES: r_next, **made.own}, more=())
 
+    return label
+
+
+def on_both_batches(problem: Problem) -> Phase:
+    """Steps on a labelled and an unlabelled batch. Unlabelled images make the epoch."""
+    config, options, network = problem.config.client, problem.config.fedpdm, problem.network
+
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        """Its work is added to logits, float32 [M, 2, C], in the first epoch and in later ones."""
+        del received, previous
+        examples = Examples.of(data, cohort)
+        unlabelled = examples.unlabelled
         deck = Deck.shuffled(examples, unlabelled, examples.keys, config.epochs)
         keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
         labelled = Deck.shuffled(examples, examples.labelled, keys, config.epochs)
         steps = jnp.where(deck.size > 0, deck.num_steps(config.batch_size), labelled.num_steps(config.batch_size))
+        r, r_next, number = examples.own[SHARES], cohort.labels.own[SHARES], jnp.sum(unlabelled, axis=1, keepdims=True)
         given = class_counts(examples.labels, problem.num_classes)
         q = jnp.stack([given + number * shares for shares in (r, r_next)], axis=1)
         q /= jnp.maximum(jnp.sum(q, axis=-1, keepdims=True), 1)
         t = options.adjustment * (examples.round + 1) / problem.config.num_rounds
-        adjustment = t[:, None, None] * jnp.log(q + 1e-12)
-        work = FedPDMWork(deck, labelled, made.report.labels, made.weights, adjustment)
-        report = made.report._replace(qualified=made.report.qualified | examples.labelled)
-        return Jobs(steps, work, report, {SHARES: r_next, **made.own})
+        return Plan({"unlabelled": deck, "labelled": labelled}, steps, t[:, None, None] * jnp.log(q + 1e-12))
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
         """CE(labelled, weak) + CE(confident, strong), both means over their whole batch."""
-        work, (weak_key, strong_key) = at.work, jax.random.split(at.key)
-        known = work.labelled.batch(at.step, config.batch_size).read(at.data)
-        views = problem.weak(weak_key, known.inputs), problem.strong(strong_key, batch.inputs)
-        groups = [([view], mask) for view, mask in zip(views, (known.mask, batch.mask))]
+        known, unlabelled, (weak_key, strong_key) = batch.labelled, batch.unlabelled, jax.random.split(at.key)
+        views = problem.weak(weak_key, known.inputs), problem.strong(strong_key, unlabelled.inputs)
+        groups = [([view], mask) for view, mask in zip(views, (known.mask, unlabelled.mask))]
         (of_labelled, of_strong), after = train_views(network, model, groups, together=True)
-        adjustment = work.adjustment[jnp.minimum(batch.epoch, 1)]
-        labels, weights = work.labels[batch.positions], work.weights[batch.positions]
+        adjustment = at.work[jnp.minimum(unlabelled.epoch, 1)]
+        labels, weights = (leaf[unlabelled.positions] for leaf in (at.labels.report.labels, at.labels.weights))
         labelled_loss = cross_entropy(of_labelled.logits + adjustment, known.labels, known.mask)
-        pseudo_loss = cross_entropy(of_strong.logits + adjustment, labels, batch.mask, weights)
-        number = jnp.sum(known.mask) + jnp.sum(batch.mask & (weights > 0))
+        pseudo_loss = cross_entropy(of_strong.logits + adjustment, labels, unlabelled.mask, weights)
+        number = jnp.sum(known.mask) + jnp.sum(unlabelled.mask & (weights > 0))
         metrics = {"labelled_loss": labelled_loss, "unlabelled_loss": pseudo_loss}
         value = labelled_loss + pseudo_loss
         return Loss(value, after.batch_stats, metrics, sums={LABELS: number.astype(jnp.float32)})
 
-    phase = local_sgd(problem, prepare, loss)
-    return averaged(phase, options.ema_decay) if options.ema_decay else phase
+    return local_training(problem, plan, loss, dict.fromkeys(("unlabelled", "labelled"), config.batch_size))
 
 
 def match(probabilities: jax.Array, mask: jax.Array, shares: jax.Array, sharpness: float) -> jax.Array:
@@ -200,7 +207,7 @@ class Averaging(NamedTuple):
 
 
 def averaged(phase: Phase, decay: float) -> Phase:
-    """A phase of `local_sgd` that uploads the moving average of its models, including normalisation statistics.
+    """A phase of `local_training` that uploads the moving average of its models, including normalisation statistics.
 
     The average begins as the received model. A client without unlabelled images uploads its last model, as in the code.
     """
@@ -216,7 +223,7 @@ def averaged(phase: Phase, decay: float) -> Phase:
 
     def finish(received: Broadcast, work, carry: Averaging, num_steps) -> Finished:
         learner = carry.training.learner
-        learner = learner._replace(model=where(work.deck.size > 0, carry.average, learner.model))
+        learner = learner._replace(model=where(work.decks["unlabelled"].size > 0, carry.average, learner.model))
         return phase.finish(received, work, carry.training._replace(learner=learner), num_steps)
 
     return phase._replace(start=start, step=step, finish=finish)

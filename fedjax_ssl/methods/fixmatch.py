@@ -11,15 +11,17 @@ from FedAvg:
 """
 
 import jax
+import jax.numpy as jnp
 
-from fedjax_ssl.client import Rule, Views, Weigh, consistency_phase, make_confidence, own_confidence
+from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, total, train_views
 from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.engine import Method, Problem, no_op
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, share, word
 from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
-from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
 
 VARIANTS: Variants = {
@@ -49,18 +51,29 @@ def defaults() -> Section:
 def fixmatch(problem: Problem) -> Method:
     """FedAvg+FixMatch as a Method."""
     options, data = problem.config.fixmatch, problem.config.data
-    confidence = make_confidence(problem, options.threshold)
+    rule = make_confidence(problem, options.threshold)
 
-    def label(images: Views, weigh: Weigh):
-        """Eq. 4: hard labels of the weak views, with a weight of 1 where they are confident, else 0."""
-        return weigh(jax.nn.softmax(images.logits))
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        """Eq. 3 and 4: cross-entropy of labelled images, and of strong views towards confident hard labels."""
+        seen = passes(problem, model, batch, at, options.label_mode)
+        labels, weights = rule.label(at.labels, jax.nn.softmax(seen.scores))
+        pseudo_loss = cross_entropy(seen.strong.logits, labels, batch.unlabelled.mask, weights)
+        return total(problem, batch, seen, pseudo_loss, weights)
 
-    def loss(images: Views, labels: jax.Array, weights: jax.Array) -> jax.Array:
-        """Eq. 4: mean cross-entropy of the strong views, see `fixmatch.loss_over`."""
-        return cross_entropy(images.strong.logits, labels, images.mask, weights)
+    def loss_over_confident(model: Model, batch: Batches, at: At) -> Loss:
+        """As in SemiFL's code: the other images have no strong view, and without a confident one there is no step."""
+        seen = passes(problem, model, batch, at, options.label_mode, strong=False)
+        labels, weights = rule.label(at.labels, jax.nn.softmax(seen.scores))
+        mask, key = batch.unlabelled.mask & (weights > 0), jax.random.split(at.key, 3)[1]
+        strong = [problem.strong(key, batch.unlabelled.inputs)]
+        (of_strong,), after = train_views(problem.network, seen.model, [(strong, mask)])
+        pseudo_loss = cross_entropy(of_strong.logits, labels, mask, weights)
+        is_step = jnp.any(mask) if batch.labelled is None else jnp.any(mask) | jnp.any(batch.labelled.mask)
+        return total(problem, batch, seen._replace(model=after), pseudo_loss, weights)._replace(counts=is_step)
 
-    phase = consistency_phase(problem, Rule(label, loss), confidence, options.label_mode, options.loss_over)
-    method = alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data, confidence))
+    if options.loss_over == "confident" and problem.config.consistency.batch_norm == "together":
+        raise UserError("consistency.batch_norm='together' needs a strong view of every image, not of confident ones")
+    method = on_both_kinds(problem, loss if options.loss_over == "batch" else loss_over_confident, rule)
     if options.server == "alternate":
         return method
     if not server_has_labels(data):

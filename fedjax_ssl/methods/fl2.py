@@ -17,26 +17,25 @@ statistics come from equally weighted batches. Only the sizes of these batches d
 server's images, in class order, and 2,048 for the others; here all have 250.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import (
     At,
-    Batch,
+    Batches,
     Confidence,
     Deck,
     Examples,
-    Hooks,
     Loss,
+    Plan,
     label_cohort,
-    local_sgd,
+    local_training,
     make_confidence,
-    own_confidence,
 )
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import Broadcast, Cohort, Jobs, Method, Phase, Previous, Problem, Received, State
+from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Phase, Previous, Problem, Received, State
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy, soft_label_loss
 from fedjax_ssl.learning.sgd import Model
@@ -100,26 +99,14 @@ def defaults() -> Section:
     return section
 
 
-class FL2Work(NamedTuple):
-    """What one client trains on; leaves [n_max] are for all its images."""
-
-    deck: Deck  # D_a, the accepted images
-    labels: jax.Array  # int32 [n_max]
-    surest: jax.Array  # bool [n_max], D_f
-    status: jax.Array  # float32 [], tau_k
-
-
 def fl2(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.fl2
-    confidence = make_confidence(problem, options.threshold, options.strictly, hard=True)
+    rule = make_confidence(problem, options.threshold, options.strictly, hard=True)
     by_status = Link(weigh_by_status) if options.status_weights else None
-    return alternating(
-        problem,
-        (local_training(problem, confidence),),
-        own=lambda data, model: own_confidence(problem, data, confidence),
-        aggregation=fedavg(problem, weighted_by=by_status),
-    )
+    aggregation = fedavg(problem, weighted_by=by_status)
+    label = adaptive_labels(problem, rule)
+    return alternating(problem, (on_accepted(problem),), label=label, rule=rule, aggregation=aggregation)
 
 
 def weigh_by_status(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
@@ -129,37 +116,53 @@ def weigh_by_status(flow: Flow, current: Model, state: State, data: FederatedDat
     return flow._replace(scores=jnp.where(jnp.sum(room) > 0, room, received.accepted))
 
 
-def local_training(problem: Problem, confidence: Confidence) -> Phase:
-    """A client's labels, and its epochs on the accepted images."""
+def adaptive_labels(problem: Problem, rule: Confidence) -> Label:
+    """CAT: tau_k is the client's mean confidence, tau_k(c) depends on how often c is predicted.
+
+    `Labels.more` says which images are in D_f, bool [M, n_max].
+    """
+    options = problem.config.fl2
+
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
+        del previous
+        examples = Examples.of(data, cohort, split_keys(cohort)[0])
+        made = label_cohort(problem, received.model, data, examples, rule, options.label_views)
+        largest, present = made.more, examples.present
+        status = jnp.sum(jnp.where(present, largest, 0.0), axis=1) / jnp.maximum(jnp.sum(present, axis=1), 1)
+        surest = largest > options.threshold if options.strictly else largest >= options.threshold
+        return made._replace(tells={STATUS: status}, more=surest)
+
+    return label
+
+
+def split_keys(cohort: Cohort) -> tuple[jax.Array, jax.Array]:
+    """Keys for labelling and for the order of training, [M] each."""
+    label_keys, shuffle_keys = jax.vmap(jax.random.split, out_axes=1)(cohort.keys())
+    return label_keys, shuffle_keys
+
+
+def on_accepted(problem: Problem) -> Phase:
+    """A client's epochs on the accepted images, D_a."""
     network, config, options = problem.network, problem.config.client, problem.config.fl2
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        """CAT: tau_k is the client's mean confidence, tau_k(c) depends on how often c is predicted."""
-        del previous
-        label_keys, shuffle_keys = jax.vmap(jax.random.split, out_axes=1)(cohort.keys())
-        examples = Examples.of(data, cohort, label_keys)
-        made = label_cohort(problem, received.model, data, examples, confidence, options.label_views)
-        largest, present = made.largest, examples.present
-        work = FL2Work(
-            deck=Deck.shuffled(examples, made.report.qualified, shuffle_keys, config.epochs),
-            labels=made.report.labels,
-            surest=largest > options.threshold if options.strictly else largest >= options.threshold,
-            status=jnp.sum(jnp.where(present, largest, 0.0), axis=1) / jnp.maximum(jnp.sum(present, axis=1), 1),
-        )
-        return Jobs(work.deck.num_steps(config.batch_size), work, made.report, made.own)
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        del received, previous
+        qualified, (_, shuffle_keys) = cohort.labels.report.qualified, split_keys(cohort)
+        deck = Deck.shuffled(Examples.of(data, cohort), qualified, shuffle_keys, config.epochs)
+        return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size))
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
         strong_key, weak_key = jax.random.split(at.key)
-        images, labels = batch.inputs, at.work.labels[batch.positions]
+        images, mask, positions = batch.unlabelled.inputs, batch.unlabelled.mask, batch.unlabelled.positions
+        labels, surest = at.labels.report.labels[positions], mask & at.labels.more[positions]
         strong = problem.strong(strong_key, images)  # one draw for all passes
-        surest = batch.mask & at.work.surest[batch.positions]
 
         def passed(params, view):
-            (outputs,), batch_stats = network.train(model._replace(params=params), (view,), batch.mask)
+            (outputs,), batch_stats = network.train(model._replace(params=params), (view,), mask)
             return outputs.logits, batch_stats
 
         logits, batch_stats = passed(model.params, strong)
-        value = cross_entropy(logits, labels, batch.mask)  # L_a
+        value = cross_entropy(logits, labels, mask)  # L_a
         metrics = {"adaptive_loss": value}
         if options.consistency_weight:
             current, target = jax.lax.stop_gradient((model.params, logits))
@@ -171,13 +174,13 @@ def local_training(problem: Problem, confidence: Confidence) -> Phase:
             # The gradient is computed at w* = w + eps and applied at w.
             perturbed = jax.tree.map(jnp.add, model.params, moved)
             consistency_loss = soft_label_loss(  # L_cs
-                passed(perturbed, strong)[0], jax.nn.softmax(target), surest.astype(jnp.float32), batch.mask
+                passed(perturbed, strong)[0], jax.nn.softmax(target), surest.astype(jnp.float32), mask
             )
             metrics["consistency_loss"] = consistency_loss
             value += options.consistency_weight * consistency_loss
         return Loss(value, batch_stats, {"client_loss": value, **metrics})
 
-    return local_sgd(problem, prepare, loss, hooks=Hooks(metadata=lambda work, model, totals: {STATUS: work.status}))
+    return local_training(problem, plan, loss, {"unlabelled": config.batch_size})
 
 
 def perturbation(params: Any, gradients: Any, radius: float, adaptive: bool = True) -> Any:

@@ -13,19 +13,25 @@ import jax.numpy as jnp
 
 from fedjax_ssl.client import (
     LABELLED,
+    LossFunction,
+    both_kinds,
     class_counts,
     class_shares,
     global_model,
-    needs_prior,
+    is_acr,
+    labels_of_received,
+    local_training,
+    own_confidence,
     own_optimizers,
-    own_trainer,
+    own_states,
     self_training,
     trained_parts_of,
 )
-from fedjax_ssl.client.local_sgd import Adapt
+from fedjax_ssl.client.confidence import Confidence
 from fedjax_ssl.client.self_training import Tell
+from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import CLASSIFIER, Method, Phase, Problem, Received, State
+from fedjax_ssl.engine import CLASSIFIER, Label, Method, Phase, Problem, Received, State
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.server import (
     CLASSIFICATION,
@@ -58,6 +64,8 @@ def alternating(
     phases: tuple[Phase, ...],
     own: Own | None = None,
     *,
+    label: Label | None = None,
+    rule: Confidence | None = None,
     parts: tuple[str, ...] = CLASSIFIER,
     aggregation: Aggregation | None = None,
     server_loss: MakeServerLoss | None = None,
@@ -70,6 +78,8 @@ def alternating(
         problem: the run's. `server.epochs=0` skips the server's training, `server.pretrain_epochs=0` the pre-training.
         phases: a client's work on the global model (`Broadcast`); () if no client takes part.
         own: the method's entries of the clients' memory.
+        label: makes the pseudo-labels of a round; None: there are none.
+        rule: which of them count; clients keep its state with `confidence.memory='run'`. None: no such rule.
         parts: the parts of the model that clients train and upload.
         aggregation: aggregates these parts; None: the chain of `config.aggregation`.
         server_loss: the server's loss, which trains `parts`; None: cross-entropy of backbone and classifier.
@@ -84,24 +94,51 @@ def alternating(
         state = pretrained_classifier(problem, data, key, server_loss, at_server)
         model = state.model
         optimizers = own_optimizers(problem, data, model, parts) if phases else {}
+        states = own_confidence(problem, data, rule) if rule else {}
         return state._replace(
             server={
                 **aggregation.init(model.params),
                 **own_optimizer(config.server, model, at_server, CLASSIFICATION),
                 **state.server,
             },
-            clients={**optimizers, **(own(data, model) if own else {})},
+            clients={**optimizers, **states, **(own(data, model) if own else {})},
         )
 
     return Method(
         init=init,
         broadcast=lambda state, data, key: global_model(problem, state),
+        label=label,
         phases=phases,
         aggregate=aggregation.aggregate,
         server_after=lambda state, data, key: train_classifier(problem, state, data, key, server_loss, at_server),
         # Without clients only the server has images.
         statistics=make_statistics(problem.network, config.model, None if phases else "server"),
     )
+
+
+def on_both_kinds(
+    problem: Problem,
+    loss: LossFunction,
+    rule: Confidence,
+    *,
+    parts: tuple[str, ...] = CLASSIFIER,
+    label: Label | None = None,
+    **others: Any,
+) -> Method:
+    """`alternating`, whose clients take steps on a labelled and an unlabelled batch, as FixMatch does.
+
+    Args:
+        problem: the run's; see `both_kinds` for the fields of `config.consistency`.
+        loss: the loss of one step.
+        rule: which labels count.
+        parts: the parts of the model that clients train and upload.
+        label: None: `labels_of_received`.
+        others: keywords of `alternating`.
+    """
+    plan, sizes = both_kinds(problem)
+    label = label or labels_of_received(problem, rule, problem.config.consistency.include_labelled)
+    phases = (local_training(problem, plan, loss, sizes, parts),)
+    return alternating(problem, phases, label=label, rule=rule, parts=parts, **others)
 
 
 def self_supervised(
@@ -111,7 +148,7 @@ def self_supervised(
     *,
     parts: tuple[str, ...],
     aggregation: Aggregation | None = None,
-    adapt: Adapt | None = None,
+    optimizer: MakeOptimizer | None = None,
 ) -> Method:
     """Clients train without labels and the server averages. Its labels only fit the classifier `config.probe`.
 
@@ -121,13 +158,16 @@ def self_supervised(
         own: the method's entries of the clients' memory.
         parts: the parts of the model that clients train and upload, without the classifier.
         aggregation: aggregates these parts; None: the chain of `config.aggregation`.
-        adapt: changes the phase's optimizer, see `Hooks.adapt`.
+        optimizer: of the clients, see `local_training`.
     """
     aggregation = aggregation or fedavg(problem, parts=parts)
 
     def init(data: FederatedData, key: jax.Array) -> State:
         model = problem.network.init(key)
-        memory = {**own_optimizers(problem, data, model, parts, adapt=adapt), **(own(data, model) if own else {})}
+        memory = {
+            **own_optimizers(problem, data, model, parts, optimizer=optimizer),
+            **(own(data, model) if own else {}),
+        }
         return State(jnp.int32(0), model, aggregation.init(model.params), memory)
 
     method = Method(
@@ -158,7 +198,7 @@ def trained_by_role(
     If a run starts from a given model (`init_from`) that lacks a classifier of the trainer, that classifier starts as a
     copy of the given model's classifier.
 
-    If the trainer needs the class shares of the labelled images, every broadcast contains them. The labelled clients
+    ACR needs the class shares of the labelled images, so every broadcast contains them. The labelled clients
     report them once, before the first round.
 
     Args:
@@ -173,12 +213,13 @@ def trained_by_role(
     config, parts = problem.config, trained_parts_of(problem)
 
     def memory(data: FederatedData, model: Model) -> dict[str, Any]:
-        return {**own_trainer(problem, data), **(own(data, model) if own else {})}
+        return {**own_states(problem, data), **(own(data, model) if own else {})}
 
     weighted_by = None if unlabelled is None else by_role(labelled_images, unlabelled, share)
     aggregation = fedavg(problem, weighted_by=weighted_by, parts=parts)
-    method = alternating(problem, self_training(problem, tell), memory, parts=parts, aggregation=aggregation)
-    if not needs_prior(problem):
+    label, phases = self_training(problem, tell)
+    method = alternating(problem, phases, memory, label=label, parts=parts, aggregation=aggregation)
+    if not is_acr(problem):
         return method
 
     def init(data: FederatedData, key: jax.Array) -> State:

@@ -20,8 +20,6 @@ with any label is labelled; in its turn it also trains on its images without lab
 Accuracies in SemiAnAgg's tables: SVHN 82.48, CIFAR-100 32.49, CIFAR-100-LT 16.98, ISIC 2018 68.49.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
@@ -29,22 +27,21 @@ from ml_collections import ConfigDict
 from fedjax_ssl.client import (
     STANDARD,
     At,
-    Batch,
+    Batches,
     Deck,
     Examples,
-    Hooks,
     Loss,
-    OnLabels,
+    Plan,
     labelled_phase,
-    local_sgd,
+    local_training,
     mean_teacher_phase,
     own_teachers,
     trained_models,
     trained_parts_of,
 )
-from fedjax_ssl.client.by_role import at_unlabelled_rate, unlabelled_problem
+from fedjax_ssl.client.by_role import unlabelled_optimizer
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Finished, Jobs, Method, Phase, Previous, Problem, State
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Jobs, Method, Phase, Previous, Problem, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import information_loss
@@ -92,12 +89,11 @@ def isofed(problem: Problem) -> Method:
             raise UserError("isofed.unlabelled_loss='mean_teacher' has no labels; leave confidence.debias 'none'")
         how = {"temperature": 0.5, "decay": options.ema_decay, "statistics": "averaged"}
         with_teacher = mean_teacher_phase(problem, lambda received: options.consistency_weight, **how)
-        phases = labelled_phase(problem), with_teacher
-        method = alternating(problem, phases, own=own_teachers)
+        method = alternating(problem, (labelled_phase(problem), with_teacher), own=own_teachers)
     if options.adaptation != "none":
         labelled, unlabelled = method.phases
         first, second = adaptation(problem, of_labelled=True), adaptation(problem, of_labelled=False)
-        method = method._replace(phases=(first, continued(labelled), continued(second), unlabelled))
+        method = method._replace(phases=(first, continued(labelled), second, unlabelled))
 
     def has_turn(state: State, data: FederatedData) -> jax.Array:
         turn = labelled_clients(data) == is_labelled_turn(options, state.round)
@@ -119,57 +115,48 @@ def adaptation(problem: Problem, of_labelled: bool) -> Phase:
 
     Each role has its learning rate and clipping. The optimizer starts afresh, and a second classifier is not trained.
     """
-    of_role = problem if of_labelled else unlabelled_problem(problem)
-    of_role = of_role._replace(config=of_role.config.copy_and_resolve_references())
-    options, config, network = of_role.config.isofed, of_role.config.client, problem.network
-    config.persistent = False
+    options, config, network = problem.config.isofed, problem.config.client, problem.network
     metric = "labelled_adaptation_loss" if of_labelled else "unlabelled_adaptation_loss"
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         del received, previous
         examples = Examples.of(data, cohort)
         chosen = labelled_clients(data)[cohort.clients] == of_labelled
         deck = Deck.shuffled(examples, examples.present & chosen[:, None], examples.keys, options.adaptation_epochs)
-        return Jobs(deck.num_steps(config.batch_size), OnLabels(deck))
+        return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size))
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        images = problem.weak(at.key, batch.inputs)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        images, mask = problem.weak(at.key, batch.unlabelled.inputs), batch.unlabelled.mask
 
-        (outputs,), batch_stats = network.train(model, (images,), batch.mask)
-        each, of_mean = information_loss(outputs.logits, batch.mask)
+        (outputs,), batch_stats = network.train(model, (images,), mask)
+        each, of_mean = information_loss(outputs.logits, mask)
         value = each - of_mean if options.adaptation == "information" else each
         return Loss(value, batch_stats, {metric: value})
 
     parts = trained_parts_of(problem) if options.unlabelled_loss == "trainer" else CLASSIFIER
-    resting = functools.partial(without_parts, parts=tuple(part for part in parts if part not in CLASSIFIER))
-    phase = local_sgd(of_role, prepare, loss, parts, hooks=Hooks(adapt=resting, handed_on=True))
-    return phase if of_labelled else at_unlabelled_rate(problem, phase)
+    resting = tuple(part for part in parts if part not in CLASSIFIER)
+    of_role = problem.optimizer if of_labelled else unlabelled_optimizer(problem)
+    return local_training(
+        problem,
+        plan,
+        loss,
+        {"unlabelled": config.batch_size},
+        parts,
+        optimizer=lambda rate: without_parts(of_role(rate), resting),
+        memory=None,
+        continues=not of_labelled,
+    )
 
 
 def continued(phase: Phase) -> Phase:
-    """A phase of `local_sgd` that starts from the model of the previous phase, and hands it on if it takes no step.
-
-    Args:
-        phase: starts from the received model; its upload has the same parts as that of the previous phase.
-    """
+    """A phase of `local_training` that goes on from the model of the previous phase, with or without a step."""
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs = phase.prepare(received, data, cohort, previous)
-        takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
-        work = jobs.work, trained_models(received, previous)
-        return jobs._replace(work=work, takes_part=takes_part | previous.took_part)
+        work = jobs.work._replace(plan=jobs.work.plan._replace(start=trained_models(received, previous)))
+        return jobs._replace(work=work, takes_part=(jobs.num_steps > 0) | previous.took_part)
 
-    def start(received: Broadcast, data: FederatedData, work, own):
-        training = phase.start(received, data, work[0], own)
-        return training._replace(learner=training.learner._replace(model=work[1]))
-
-    def step(received: Broadcast, data: FederatedData, work, carry, index: jax.Array, key: jax.Array):
-        return phase.step(received, data, work[0], carry, index, key)
-
-    def finish(received: Broadcast, work, carry, num_steps) -> Finished:
-        return phase.finish(received, work[0], carry, num_steps)
-
-    return Phase(prepare, start, step, finish)
+    return phase._replace(prepare=prepare)
 
 
 ENTRY = Entry(

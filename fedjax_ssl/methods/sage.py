@@ -19,13 +19,14 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Rule, Views, Weigh, consistency_phase, make_confidence, own_confidence
-from fedjax_ssl.client.consistency import check_both_label
+from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, total
+from fedjax_ssl.client.passes import check_both_label
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.fields import Section, real, share
 from fedjax_ssl.learning.losses import soft_label_loss
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.frames import on_both_kinds
 
 VARIANTS: Variants = {
     "paper": {  # the setting of its experiments on CIFAR-10, and of ProxyFL's
@@ -63,18 +64,18 @@ def defaults() -> Section:
 def sage(problem: Problem) -> Method:
     """Its Algorithm 1 as a Method."""
     options = problem.config.sage
-    confidence = make_confidence(problem, options.threshold)
+    rule = make_confidence(problem, options.threshold)
     check_both_label(problem, "sage")
 
-    def target(images: Views, weigh: Weigh):
-        local, received = jax.nn.softmax(images.by_local), jax.nn.softmax(images.by_received)
-        return mixed_labels(local, received, weigh(local), weigh(received), half_gap=options.half_gap)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        seen = passes(problem, model, batch, at)
+        local, received = jax.nn.softmax(seen.by_local), jax.nn.softmax(seen.by_received)
+        both = rule.label(at.labels, local), rule.label(at.labels, received)
+        targets, weights = mixed_labels(local, received, *both, half_gap=options.half_gap)
+        soft_loss = soft_label_loss(seen.strong.logits, targets, weights, batch.unlabelled.mask)
+        return total(problem, batch, seen, soft_loss, weights)
 
-    def loss(images: Views, targets: jax.Array, weights: jax.Array) -> jax.Array:
-        return soft_label_loss(images.strong.logits, targets, weights, images.mask)
-
-    phase = consistency_phase(problem, Rule(target, loss), confidence)
-    return alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data, confidence))
+    return on_both_kinds(problem, loss, rule)
 
 
 def mixed_labels(local: jax.Array, received: jax.Array, local_labels, global_labels, *, half_gap: float):

@@ -16,9 +16,10 @@ and `code` together do the same, which most likely gave the paper's figures.
 """
 
 from fedjax_ssl.augment.mixup import MIX_ORDERS
-from fedjax_ssl.client import Examples, Labelled, fix_mix_phase, label_cohort, make_confidence, own_confidence
+from fedjax_ssl.client import Examples, fix_mix_phase, label_cohort, make_confidence
+from fedjax_ssl.client.fix_mix import label_keys
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import Broadcast, Method, Problem
+from fedjax_ssl.engine import Broadcast, Cohort, Labels, Method, Previous, Problem
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
@@ -59,21 +60,22 @@ def defaults() -> Section:
 def semifl(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.semifl
-    confidence = make_confidence(problem, options.threshold)
+    rule = make_confidence(problem, options.threshold)
 
-    def label(received: Broadcast, data: FederatedData, examples: Examples) -> Labelled:
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         """Eq. 4: the global model's hard labels, and whether each reaches the threshold."""
-        return label_cohort(problem, received.model, data, examples, confidence, options.label_views)
+        del previous
+        examples = Examples.of(data, cohort, label_keys(cohort))
+        return label_cohort(problem, received.model, data, examples, rule, options.label_views)
 
-    local_training = fix_mix_phase(  # eq. 5 to 8
+    on_fix_and_mix = fix_mix_phase(  # eq. 5 to 8
         problem,
-        label,
         mixup_alpha=options.mixup_alpha if options.mixup else 0.0,
         mix_weight=options.mix_weight,
         mix_order=options.mix_order,
         partners=options.partners,
     )
-    return alternating(problem, (local_training,), own=lambda data, model: own_confidence(problem, data, confidence))
+    return alternating(problem, (on_fix_and_mix,), label=label, rule=rule)
 
 
 ENTRY = Entry(

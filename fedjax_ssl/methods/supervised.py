@@ -16,7 +16,7 @@ is `all_labels`. Without it only labelled clients train, which is the lower boun
 may then have few or no labelled clients; the variant `labelled_cohorts` draws labelled clients only.
 """
 
-from fedjax_ssl.client import jobs_on_labels, local_sgd, loss_on_labels
+from fedjax_ssl.client import labelled_plan, local_training, loss_on_labels
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.fields import Section, word
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
@@ -42,7 +42,8 @@ def defaults() -> Section:
 
 def supervised(problem: Problem) -> Method:
     """FedAvg (or FedProx) on the visible labels, as a Method."""
-    phase = local_sgd(problem, jobs_on_labels(problem), loss_on_labels(problem))
+    sizes = {"labelled": problem.config.client.batch_size}
+    phase = local_training(problem, labelled_plan(problem), loss_on_labels(problem), sizes)
     method = alternating(problem, (phase,))
     if problem.config.supervised.cohort == "all":
         return method

@@ -27,32 +27,31 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.client import (
     At,
-    Batch,
-    Deck,
+    Batches,
     Examples,
-    Hooks,
     Loss,
     adjusted_cross_entropy,
-    jobs_without_labels,
+    is_acr,
     labelled_phase,
-    own_trainer,
-    states_and_report,
+    labels_of_received,
+    own_states,
+    train_views,
     unlabelled_phase,
 )
+from fedjax_ssl.client.by_role import unlabelled_optimizer
 from fedjax_ssl.client.confidence import MEMORY, fixed
-from fedjax_ssl.client.consistency import train_views
 from fedjax_ssl.client.labels import debiased
-from fedjax_ssl.client.self_training import make_trainer, states_of_round
-from fedjax_ssl.client.trainers import Seen, pseudo_label_loss
+from fedjax_ssl.client.self_training import rule_of, states_of_round
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Images, Jobs, Method, Phase, Previous, Problem
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Images, Label, Labels, Method, Phase, Previous, Problem
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import Section, real, whole, word
-from fedjax_ssl.learning.losses import info_nce, neighbourhood_loss
+from fedjax_ssl.learning.losses import cross_entropy, info_nce, neighbourhood_loss
 from fedjax_ssl.learning.sgd import BatchStats, Model, without_parts
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import BY_ROLE, alternating
@@ -120,13 +119,6 @@ def projector_of(config: ConfigDict) -> dict[str, Any]:
     return {PROJECTOR: head}
 
 
-class TwinSightWork(NamedTuple):
-    """What one client trains on: its unlabelled examples, and the prior for its labels, see `debiased`."""
-
-    deck: Deck
-    prior: jax.Array | None
-
-
 class TwinLosses(NamedTuple):
     """The models' results for a batch."""
 
@@ -138,13 +130,14 @@ class TwinLosses(NamedTuple):
 
 def twin_sight(problem: Problem) -> Method:
     """Its Algorithm 1 as a Method."""
-    options, trainer = problem.config.twin_sight, make_trainer(problem)
-    if trainer.heads:
-        raise UserError(
-            f"trainer.name={problem.config.trainer.name!r} trains heads that twin_sight's models do not have"
-        )
-    own = (lambda data, model: own_trainer(problem, data)) if options.pseudo_labels else None
-    return alternating(problem, (on_labels(problem), without_labels(problem)), own, parts=PARTS)
+    options = problem.config.twin_sight
+    if is_acr(problem):
+        raise UserError("trainer.name='acr' trains heads that twin_sight's models do not have")
+    phases = on_labels(problem), without_labels(problem)
+    if not options.pseudo_labels:
+        return alternating(problem, phases, parts=PARTS)
+    own = lambda data, model: own_states(problem, data)  # noqa: E731
+    return alternating(problem, phases, own, label=labels_and_states(problem), parts=PARTS)
 
 
 def twin_losses(problem: Problem, model: Model, first: Images, second: Images, mask: jax.Array) -> TwinLosses:
@@ -166,52 +159,53 @@ def on_labels(problem: Problem) -> Phase:
     """CE + 0.5 L_i + L_n on labelled images."""
     views_of, num_trained = views(problem), 2 if problem.config.client.labelled_views == "both" else 1
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        first, second = views_of(at.key, batch.inputs)
-
-        seen = twin_losses(problem, model, first, second, batch.mask)
-        trained, labels = seen.outputs[:num_trained], batch.labels
-        labelled_loss = adjusted_cross_entropy(trained, labels, batch.mask, at.work.adjustment)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        known = batch.labelled
+        seen = twin_losses(problem, model, *views_of(at.key, known.inputs), known.mask)
+        labelled_loss = adjusted_cross_entropy(seen.outputs[:num_trained], known.labels, known.mask, at.work)
         return Loss(labelled_loss + seen.value, seen.batch_stats, {"labelled_loss": labelled_loss})
 
     return labelled_phase(problem, loss, PARTS)
 
 
+def labels_and_states(problem: Problem) -> Label:
+    """The report of the labels that reach `trainer.threshold`, and the rule's states at the beginning of the round."""
+    confident = fixed(None, problem.num_classes, problem.config.trainer.threshold, strictly=False)
+    of_received = labels_of_received(problem, confident)
+
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
+        made = of_received(received, data, cohort, previous)
+        return made._replace(own=states_of_round(problem, Examples.of(data, cohort)))
+
+    return label
+
+
 def without_labels(problem: Problem) -> Phase:
     """0.5 L_i + L_n + 0.5 the loss of pseudo-labels, on unlabelled images."""
-    options, trainer = problem.config.twin_sight, make_trainer(problem)
-    views_of, plain_jobs = views(problem), jobs_without_labels(problem)
+    options, views_of, rule = problem.config.twin_sight, views(problem), rule_of(problem)
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        jobs = plain_jobs(received, data, cohort, previous)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        unlabelled = batch.unlabelled
+        seen = twin_losses(problem, model, *views_of(at.key, unlabelled.inputs), unlabelled.mask)
         if not options.pseudo_labels:
-            return jobs
-        examples = Examples.of(data, cohort)
-        confident = fixed(None, problem.num_classes, problem.config.trainer.threshold, strictly=False)
-        own = states_of_round(problem, trainer, examples)
-        made = states_and_report(problem, received.model, data, examples, examples.unlabelled, confident)
-        return jobs._replace(work=TwinSightWork(jobs.work.deck, made.prior), report=made.report, own=own)
+            return Loss(seen.value, seen.batch_stats, {"unlabelled_loss": seen.value, **seen.metrics})
+        labelling, trained = seen.outputs if options.labels_from == "weak" else seen.outputs[::-1]
+        logits = debiased(jax.lax.stop_gradient(labelling.logits), at.labels.prior)
+        p, labels = jax.nn.softmax(logits), jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        weights, state = rule.step(at.own[MEMORY], p, unlabelled.mask, unlabelled.positions, at.labels.size)
+        pseudo_loss = cross_entropy(trained.logits, labels, unlabelled.mask, weights)
+        if rule.regulariser is not None:
+            pseudo_loss = pseudo_loss + rule.regulariser(state, trained.logits, weights)
+        value = seen.value + options.pseudo_weight * pseudo_loss
+        metrics = {"unlabelled_loss": value, **seen.metrics, "pseudo_loss": pseudo_loss}
+        return Loss(value, seen.batch_stats, metrics, remember={MEMORY: state})
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        first, second = views_of(at.key, batch.inputs)
-
-        seen = twin_losses(problem, model, first, second, batch.mask)
-        value, metrics, state = seen.value, seen.metrics, ()
-        if options.pseudo_labels:
-            labelling, trained = seen.outputs if options.labels_from == "weak" else seen.outputs[::-1]
-            labelling = jax.lax.stop_gradient(labelling)
-            labelling = labelling._replace(logits=debiased(labelling.logits, at.work.prior))
-            targets, state = trainer.targets(at.own[MEMORY], Seen(labelling, batch, at.work.deck.size))
-            pseudo_loss = pseudo_label_loss(trainer, targets, state, (trained,), batch.mask)
-            value += options.pseudo_weight * pseudo_loss
-            metrics = {**metrics, "pseudo_loss": pseudo_loss}
-        return Loss(value, seen.batch_stats, {"unlabelled_loss": value, **metrics}, aux=state)
-
-    hooks = Hooks(remember=lambda own, model, state, step: {MEMORY: state})
-    if not options.pseudo_labels:
-        # The classifier has no loss here, so it must not decay.
-        hooks = Hooks(adapt=functools.partial(without_parts, parts=("classifier",)))
-    return unlabelled_phase(problem, prepare, loss, PARTS, hooks)
+    if options.pseudo_labels:
+        return unlabelled_phase(problem, loss, PARTS)
+    optimizer = unlabelled_optimizer(problem)  # the classifier has no loss here, so it must not decay
+    return unlabelled_phase(
+        problem, loss, PARTS, optimizer=lambda rate: without_parts(optimizer(rate), ("classifier",))
+    )
 
 
 def views(problem: Problem):

@@ -9,12 +9,13 @@ Defaults are those of the common library of semi-supervised methods, without tra
 
 import jax
 
-from fedjax_ssl.client import Rule, Views, Weigh, consistency_phase, make_confidence, own_confidence
+from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, total
 from fedjax_ssl.engine import Method, Problem
-from fedjax_ssl.fields import Section, real, share, word
+from fedjax_ssl.fields import Section, real, share
 from fedjax_ssl.learning.losses import soft_label_loss
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
-from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.frames import on_both_kinds
 
 VARIANTS: Variants = {
     "fedprox": {"client.proximal": 0.01},  # FedLabel's FedProx+UDA; no paper gives mu
@@ -28,24 +29,23 @@ def defaults() -> Section:
     section = Section()
     section.threshold = share(0.8)  # an image counts if its largest probability reaches it
     section.temperature = real(0.4, above=0)  # T of the sharpened target
-    section.label_mode = word("train", "eval")  # statistics for labels: 'train', the weak batch's; 'eval', the model's
     return section
 
 
 def uda(problem: Problem) -> Method:
     """FedAvg+UDA as a Method."""
     options = problem.config.uda
-    confidence = make_confidence(problem, options.threshold)
+    rule = make_confidence(problem, options.threshold)
 
-    def target(images: Views, weigh: Weigh):
-        _, weights = weigh(jax.nn.softmax(images.logits))
-        return jax.nn.softmax(images.logits / options.temperature), weights
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        """Cross-entropy of labelled images, and the divergence of strong views from sharpened soft labels."""
+        seen = passes(problem, model, batch, at)
+        _, weights = rule.label(at.labels, jax.nn.softmax(seen.scores))
+        targets = jax.nn.softmax(seen.scores / options.temperature)
+        soft_loss = soft_label_loss(seen.strong.logits, targets, weights, batch.unlabelled.mask)
+        return total(problem, batch, seen, soft_loss, weights)
 
-    def loss(images: Views, targets: jax.Array, weights: jax.Array) -> jax.Array:
-        return soft_label_loss(images.strong.logits, targets, weights, images.mask)
-
-    phase = consistency_phase(problem, Rule(target, loss), confidence, options.label_mode)
-    return alternating(problem, (phase,), own=lambda data, model: own_confidence(problem, data, confidence))
+    return on_both_kinds(problem, loss, rule)
 
 
 ENTRY = Entry(

@@ -81,7 +81,7 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
             sent = sent._replace(learning_rate=jnp.float32(config.client.learning_rate))
         message = () if method.personal is None else method.personal(state, data, clients, keys.personal)
         cohort = cohort_of(state, data, clients, group, message, keys.clients)
-        result = train_cohort(method.phases, sent, data, cohort, lanes, present=present)
+        result = train_cohort(method.phases, sent, data, cohort, lanes, present=present, label=method.label)
 
         if not set(result.upload.model.params) <= set(state.model.params):
             raise UserError(

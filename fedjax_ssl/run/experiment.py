@@ -28,7 +28,7 @@ from fedjax_ssl.engine.round import init_key, select_of
 from fedjax_ssl.engine.tracing import trace_exchange
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.sgd import Model, make_optimizer
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.run.features import read_data
@@ -218,7 +218,14 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: boo
     rule = import_rule(config.confidence.kind)
     augmentations = views.weak, views.strong
     return Problem(
-        config, network, *augmentations, facts["num_classes"], views.pair, own_rule=rule, lacks_labels=lacks_labels
+        config,
+        network,
+        *augmentations,
+        facts["num_classes"],
+        views.pair,
+        own_rule=rule,
+        lacks_labels=lacks_labels,
+        optimizer=functools.partial(make_optimizer, config.client),
     )
 
 

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.client import STANDARD, At, self_training
-from fedjax_ssl.client.acr import loss_of_both
+from fedjax_ssl.client import STANDARD, At, Batches, acr
 from fedjax_ssl.client.deck import Batch
-from fedjax_ssl.client.on_labels import OnLabels, class_shares
-from fedjax_ssl.client.self_training import make_trainer
-from fedjax_ssl.client.trainers import Seen
+from fedjax_ssl.client.on_labels import adjustment_of, class_shares
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Previous
 from fedjax_ssl.methods import METHODS
@@ -32,6 +29,7 @@ from tests.helpers.small_problem import (
     memory_of,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     probabilities,
     running_mean,
@@ -40,6 +38,7 @@ from tests.helpers.small_problem import (
     statistics_of,
     train,
 )
+from tests.helpers.trainers import Seen, make_trainer
 from tests.helpers.trainers_by_hand import FixMatch, FlexMatch
 
 LABELLED, UNLABELLED, BOTH = range(3)
@@ -72,9 +71,11 @@ def build(**fields):
 def run(data, client, own=None, **fields):
     problem, method = build(**fields)
     received, own = sent_down(problem), own or memory_of(problem, data, client)
-    first, after_labels = train(method.phases[0], received, data, client, own=own)
+    first, after_labels = train(phases_of(method)[0], received, data, client, own=own)
     own = {**own, **first.own, **after_labels.own}
-    second, finished = train(method.phases[1], received, data, client, own=own, previous=handed_on(first, after_labels))
+    second, finished = train(
+        phases_of(method)[1], received, data, client, own=own, previous=handed_on(first, after_labels)
+    )
     return Round(problem, received, {**own, **second.own, **finished.own}, first, after_labels, second, finished)
 
 
@@ -87,11 +88,11 @@ def gradient_of(model, x, targets, added=0.0):
 
 def labelled_by_hand(result, data, views=(mirrored,), added=0.0, velocity=None):
     """Two epochs of cross-entropy on the labelled images: the model, its statistics, the velocity, each step's loss."""
-    config, work = result.problem.config.client, result.first.work
+    config, deck = result.problem.config.client, result.first.work.decks["labelled"]
     model, statistics, losses = in_numpy(result.received.model.params), statistics_of(result.received.model), []
     velocity = velocity or at_rest(model)
-    for batch in batches(np.asarray(work.deck.order), int(work.deck.size), config.batch_size):
-        rows = np.asarray(work.deck.rows)[batch]
+    for batch in batches(np.asarray(deck.order), int(deck.size), config.batch_size):
+        rows = np.asarray(deck.rows)[batch]
         targets = np.eye(CLASSES)[np.asarray(data.visible_labels)[rows]] / len(rows) / len(views)
         x = [pixels_of(data, rows, view) for view in views]
         found = [gradient_of(model, one - one.mean(axis=0), targets, added) for one in x]
@@ -104,12 +105,12 @@ def labelled_by_hand(result, data, views=(mirrored,), added=0.0, velocity=None):
 
 def unlabelled_by_hand(result, data, rule, before, config=None, local=False, prior=None):
     """Two epochs on the pseudo-labels, by p / prior, after `before`: (model, statistics, velocity, ...)."""
-    config, work = config or result.problem.config.client, result.second.work
+    config, deck = config or result.problem.config.client, result.second.work.decks["unlabelled"]
     received, at_first = in_numpy(result.received.model.params), statistics_of(result.received.model)
     model, statistics, velocity = before[:3]
     weights_of_all, losses = [], []
-    for batch in batches(np.asarray(work.deck.order), int(work.deck.size), config.batch_size):
-        rows = np.asarray(work.deck.rows)[batch]
+    for batch in batches(np.asarray(deck.order), int(deck.size), config.batch_size):
+        rows = np.asarray(deck.rows)[batch]
         weak, strong = pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)
         labelling = (model, weak, weak.mean(axis=0)) if local else (received, weak, at_first)
         p = probabilities(*labelling)
@@ -174,7 +175,7 @@ def test_labels_without_the_client_s_prior(data, labels_from):
     rows = np.asarray(data.client_index[BOTH])[[1, 2, 4, 5]]  # without labels
     received, at_first = in_numpy(result.received.model.params), statistics_of(result.received.model)
     p = probabilities(received, pixels_of(data, rows, mirrored), at_first)
-    labels = np.asarray(result.second.report.labels)[[1, 2, 4, 5]]
+    labels = np.asarray(result.second.work.labels.report.labels)[[1, 2, 4, 5]]
     np.testing.assert_array_equal(labels, divided(p, p.mean(axis=0)).argmax(axis=1))
     assert np.any(labels != p.argmax(axis=1))
     before = labelled_by_hand(result, data)
@@ -223,7 +224,7 @@ def test_rate_and_clipping_by_role(data):
     problem, method = build(**fields)
     halved = result.received._replace(learning_rate=result.received.learning_rate / 2)
     job, finished = train(
-        method.phases[1], halved, data, UNLABELLED, own=memory_of(problem, data, UNLABELLED),
+        phases_of(method)[1], halved, data, UNLABELLED, own=memory_of(problem, data, UNLABELLED),
         previous=Previous(jax.tree.map(lambda x: x[None], result.after_labels.upload), jnp.array([False])),
     )  # fmt: skip
     half = result._replace(problem=problem, second=job)
@@ -266,10 +267,10 @@ def test_the_report_names_confident_labels(data):
     p = probabilities(
         in_numpy(result.received.model.params), pixels_of(data, rows, mirrored), statistics_of(result.received.model)
     )
-    np.testing.assert_array_equal(result.second.report.labels[:6], p.argmax(axis=1))
+    np.testing.assert_array_equal(result.second.work.labels.report.labels[:6], p.argmax(axis=1))
     known = np.asarray(data.visible_labels)[rows] >= 0
-    np.testing.assert_array_equal(result.second.report.qualified[:6], known | (p.max(axis=1) >= TAU))
-    assert not np.any(result.second.report.qualified[6:])
+    np.testing.assert_array_equal(result.second.work.labels.report.qualified[:6], known | (p.max(axis=1) >= TAU))
+    assert not np.any(result.second.work.labels.report.qualified[6:])
 
 
 # --- Logit adjustment. -----------------------------------------------------------------------------------------------
@@ -296,9 +297,9 @@ def test_semianagg_s_code_adds_a_tiny_share(images):
     config = apply_arguments(base_config(), "semianagg,code")
     problem = small_problem("semianagg,code")
     labels = jnp.array([[0] * (images - 2) + [2, 2]])
-    work = OnLabels.of(problem, types.SimpleNamespace(labels=labels), None)
+    adjustment = adjustment_of(problem, types.SimpleNamespace(labels=labels))
     expected = [np.log(1 - 2 / images), -27.63102, np.log(2 / images)]
-    np.testing.assert_allclose(work.adjustment[0], expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(adjustment[0], expected, rtol=1e-5, atol=1e-7)
     validate(config)
     with pytest.raises(UserError, match=r"client\.share_offset must be at least 0"):
         config.client.share_offset = -1.0
@@ -308,7 +309,7 @@ def test_semianagg_s_code_adds_a_tiny_share(images):
 def test_supervised_takes_it_too(data):
     problem = small_problem("supervised", **{"client.logit_adjustment": 1.0, "data.labels": "some_clients"})
     received = sent_down(problem)
-    job, finished = train(METHODS["supervised"].factory(problem).phases[0], received, data, LABELLED)
+    job, finished = train(phases_of(METHODS["supervised"].factory(problem))[0], received, data, LABELLED)
     result = Round(problem, received, None, job, None, None, None)
     model, *_ = labelled_by_hand(result, data, added=np.log([3 / 5, 1 / 5, 1 / 5]))
     assert_model(finished.upload.model, model)
@@ -336,11 +337,12 @@ def test_a_class_without_labels_takes_no_image_from_the_others():
         np.testing.assert_array_equal(target.labels, [0, 1, 2])
 
     received = sent_down(problem, prior)
-    loss = loss_of_both(problem, "labelled_loss")
+    loss = acr.loss_on_labels(problem, "labelled_loss")
     rows = np.array([1, 2, 3])
     small = federation([[0, 1, 0, 0], [-1] * 8])
     batch = Batch(rows, rows, rows, np.ones(3, bool), 0).read(small)
-    value = loss(received.model, batch, At(received, small, None, {}, None, 0)).value
+    at = At(received, small, {}, None, None, {}, None, 0, 1)
+    value = loss(received.model, Batches(labelled=batch), at).value
     x = pixels_of(small, rows, mirrored)
     x, params = x - x.mean(axis=0), in_numpy(received.model.params)
     standard = x @ np.asarray(received.model.params[STANDARD]["kernel"], float) + 0.1 * params["bias"].sum()
@@ -357,7 +359,7 @@ def test_both_classifiers_of_acr_train(data):
     prior = prior_of(problem, data)
     np.testing.assert_allclose(prior, np.array([4, 2, 1]) / 7, rtol=1e-6)  # of both clients with labels
     received, own = sent_down(problem, prior), memory_of(problem, data, BOTH)
-    phases = self_training(problem)
+    phases = phases_of(METHODS["fedavg_semi"].factory(problem))
     first, after = train(phases[0], received, data, BOTH, own=own, jit=True)
     second, finished = train(phases[1], received, data, BOTH, own=own, previous=handed_on(first, after), jit=True)
 
@@ -383,14 +385,14 @@ def test_both_classifiers_of_acr_train(data):
         return sgd_step(model, gradient, velocity, config, config.learning_rate)
 
     model, velocity, statistics = begin, at_rest(begin), start
-    for batch in batches(np.asarray(first.work.deck.order), 2, 3):
-        rows = np.asarray(first.work.deck.rows)[batch]
+    for batch in batches(np.asarray(first.work.decks["labelled"].order), 2, 3):
+        rows = np.asarray(first.work.decks["labelled"].rows)[batch]
         x, targets = pixels_of(data, rows, mirrored), np.eye(CLASSES)[np.asarray(data.visible_labels)[rows]] / len(rows)
         model, velocity = stepped(model, velocity, x - x.mean(axis=0), targets, targets, 1.5 * log_prior)
         statistics = running_mean(statistics, x)
     velocity, weights = at_rest(begin), []
-    for batch in batches(np.asarray(second.work.deck.order), 4, 3):
-        rows = np.asarray(second.work.deck.rows)[batch]
+    for batch in batches(np.asarray(second.work.decks["unlabelled"].order), 4, 3):
+        rows = np.asarray(second.work.decks["unlabelled"].rows)[batch]
         weak, strong = pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)
         standard, balanced = logits(begin, weak - start)
         q, b, s = (softmax(z) for z in (standard - 1.5 * log_prior, balanced, standard))

@@ -12,9 +12,7 @@ import pytest
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.client import Confidence, Examples, label_cohort, make_confidence, own_confidence, qualify
-from fedjax_ssl.client.confidence import KINDS, MEMORY, Averages, once_a_round
-from fedjax_ssl.client.self_training import states_of_round
-from fedjax_ssl.client.trainers import by_confidence
+from fedjax_ssl.client.confidence import KINDS, MEMORY, Averages, once_a_round, states_at_start
 from fedjax_ssl.engine.interface import Cohort, Problem
 from tests.helpers.toy_federation import federation
 from tests.helpers.trainers_by_hand import SoftMatch
@@ -199,7 +197,7 @@ def test_a_rule_gets_the_round(memory):
     assert state == pytest.approx(0.2 if memory == "round" else 0.6)
     np.testing.assert_array_equal(weights, [[1, memory == "round"]])
     assert after == ({} if memory == "round" else {MEMORY: state})
-    assert states_of_round(problem, by_confidence(rule), examples)[MEMORY] == state
+    assert states_at_start(problem, rule, examples) == state
 
 
 def test_a_rule_of_one_s_own_begins_with_the_method_s_threshold():

@@ -17,6 +17,7 @@ from tests.helpers.small_problem import (
     in_numpy,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -39,7 +40,7 @@ def fixmatch(labels, **fields):
     """(problem, phase) of FixMatch with labels at the server, at clients or at some."""
     fields = {"fixmatch.threshold": THRESHOLD, "consistency.unlabelled_weight": 0.6, "data.labels": labels, **fields}
     problem = small_problem("fixmatch", **fields)
-    return problem, METHODS["fixmatch"].factory(problem).phases[0]
+    return problem, phases_of(METHODS["fixmatch"].factory(problem))[0]
 
 
 TOGETHER, APART = {"consistency.batch_norm": "together"}, {"consistency.batch_norm": "apart"}
@@ -103,12 +104,12 @@ def test_every_epoch_takes_each_image_once_and_the_labelled_deck_goes_round(data
     problem, phase = fixmatch("clients")
     work = prepare(phase, sent_down(problem), data, A_FEW).work
     known, unknown = {0, 3, 4, 6}, {1, 2, 5, 7, 8}
-    for deck, members in (work.labelled, known), (work.deck, unknown):
+    for deck, members in (work.decks["labelled"], known), (work.decks["unlabelled"], unknown):
         assert int(deck.size) == len(members)
         for epoch in np.asarray(deck.order):
             assert set(epoch[: len(members)]) == members
     # Three labelled batches of 3 and 1 an epoch.
-    taken = [work.labelled.batch(jnp.int32(index), 3) for index in range(6)]
+    taken = [work.decks["labelled"].batch(jnp.int32(index), 3) for index in range(6)]
     places = [np.asarray(batch.positions)[np.asarray(batch.mask)] for batch in taken]
     assert [len(place) for place in places] == [3, 1, 3, 1, 3, 1]
     for index in range(2):
@@ -118,19 +119,21 @@ def test_every_epoch_takes_each_image_once_and_the_labelled_deck_goes_round(data
     # The orders are drawn apart: two decks of the same images have different ones.
     problem, phase = fixmatch("clients", **{"consistency.include_labelled": True})
     work = prepare(phase, sent_down(problem), data, ONLY_LABELS).work
-    assert work.deck.size == work.labelled.size == 5 and np.any(work.deck.order != work.labelled.order)
+    assert work.decks["unlabelled"].size == work.decks["labelled"].size == 5 and np.any(
+        work.decks["unlabelled"].order != work.decks["labelled"].order
+    )
 
 
 def test_labels_at_the_server_leave_no_labelled_part(data):
     for labels, views in ("server", [3, 3]), ("clients", [9]):
         problem = small_problem("fixmatch", **{"data.labels": labels})
-        phase, received = METHODS["fixmatch"].factory(problem).phases[0], sent_down(problem)
+        phase, received = phases_of(METHODS["fixmatch"].factory(problem))[0], sent_down(problem)
         job = jax.eval_shape(lambda phase=phase, received=received: prepare(phase, received, data, NO_LABELS))
         carry = jax.eval_shape(phase.start, received, data, job.work, {})
         jax.eval_shape(phase.step, received, data, job.work, carry, jnp.int32(0), jax.random.key(0))
         # The weak and the strong view alone; or with labelled images. `start` asks for the shapes of the metrics.
         assert problem.network.passes == [views, views]
-        assert (job.work.labelled is None) == (labels == "server")
+        assert ("labelled" not in job.work.decks) == (labels == "server")
         assert ("labelled_loss" in carry.totals) == (labels == "clients")
 
 
@@ -140,14 +143,17 @@ def test_statistics_together_are_those_of_all_that_is_present(data):
     problem = small_problem("fixmatch", **fields)
     facts = {"num_classes": 3, "image_shape": (2, 2, 1), "mean": (0.0,), "std": (1.0,)}
     problem = problem._replace(network=build_network(problem.config, facts))
-    phase, (small, small_phase) = METHODS["fixmatch"].factory(problem).phases[0], fixmatch("clients")
+    phase, (small, small_phase) = phases_of(METHODS["fixmatch"].factory(problem))[0], fixmatch("clients")
     work = prepare(small_phase, sent_down(small), data, A_FEW).work
     received = sent_down(small)._replace(model=jax.jit(problem.network.init)(jax.random.key(0)))
     carry = phase.start(received, data, work, {})
     carry = jax.jit(phase.step)(received, data, work, carry, jnp.int32(1), jax.random.key(0))
 
-    rows = np.asarray(work.deck.rows)
-    of_unlabelled, of_labelled = rows[work.deck.order[0, 3:5]], rows[work.labelled.order[0, 3:4]]
+    rows = np.asarray(work.decks["unlabelled"].rows)
+    of_unlabelled, of_labelled = (
+        rows[work.decks["unlabelled"].order[0, 3:5]],
+        rows[work.decks["labelled"].order[0, 3:4]],
+    )
     views = pixels_of(data, of_labelled, mirrored), pixels_of(data, of_unlabelled, mirrored)
     x = np.concatenate([*views, pixels_of(data, of_unlabelled, negative)])
     hidden = x @ np.asarray(received.model.params["backbone"]["hidden"]["kernel"], np.float64)
@@ -175,11 +181,11 @@ def test_the_report_scores_the_unlabelled_images_and_counts_the_labelled_as_trai
     p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
     known = np.asarray(data.visible_labels)[rows] >= 0
     level = p.max(axis=1)[~known].mean()  # the threshold that adapts looks at unlabelled images alone
-    np.testing.assert_allclose(job.work.confidence, level, rtol=1e-5)
-    report = jax.tree.map(lambda leaf: np.asarray(leaf)[:size], job.report)
+    np.testing.assert_allclose(job.work.labels.state, level, rtol=1e-5)
+    report = jax.tree.map(lambda leaf: np.asarray(leaf)[:size], job.work.labels.report)
     np.testing.assert_array_equal(report.labels, p.argmax(axis=1))
     np.testing.assert_array_equal(report.qualified, known | (p.max(axis=1) >= level))
-    assert 0 < np.sum(~report.qualified) < size and not job.report.qualified[size]
+    assert 0 < np.sum(~report.qualified) < size and not job.work.labels.report.qualified[size]
 
     truth = np.where(known, p.argmax(axis=1) + 1, p.argmax(axis=1)) % 3  # labelled images would be wrong
     one_row = jax.tree.map(lambda leaf: leaf[None], report)

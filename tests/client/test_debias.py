@@ -20,6 +20,7 @@ from tests.helpers.small_problem import (
     federation,
     in_numpy,
     mirrored,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -58,7 +59,7 @@ def build(method="fixmatch", **fields):
     fields = {f"{method}.threshold": THRESHOLD, "data.labels": "clients", **DEBIASED, **fields}
     problem = small_problem(method, **fields)
     validate(problem.config)
-    return problem, METHODS[method].factory(problem).phases[0]
+    return problem, phases_of(METHODS[method].factory(problem))[0]
 
 
 def prior_of(data, received, positions):
@@ -92,14 +93,14 @@ def test_a_client_labels_by_what_its_model_does_not_prefer_anyway(data, include_
     job = prepare(phase, received, data, 0)
     unlabelled = [place for place in range(SIZE) if include_labelled or place not in KNOWN]
     prior = prior_of(data, received, unlabelled)
-    np.testing.assert_allclose(job.work.prior, prior, rtol=1e-5)
+    np.testing.assert_allclose(job.work.labels.prior, prior, rtol=1e-5)
     rows = np.asarray(data.client_index[0])[:SIZE]
     params, centre = in_numpy(received.model.params), statistics_of(received.model)
     plain = probabilities(params, pixels_of(data, rows, mirrored), centre)
     p = divided(plain, prior)
-    np.testing.assert_array_equal(np.asarray(job.report.labels)[:SIZE], p.argmax(axis=1))
+    np.testing.assert_array_equal(np.asarray(job.work.labels.report.labels)[:SIZE], p.argmax(axis=1))
     qualified = (p.max(axis=1) >= THRESHOLD) & np.isin(np.arange(SIZE), unlabelled) | np.isin(np.arange(SIZE), KNOWN)
-    np.testing.assert_array_equal(np.asarray(job.report.qualified)[:SIZE], qualified)
+    np.testing.assert_array_equal(np.asarray(job.work.labels.report.qualified)[:SIZE], qualified)
     assert np.any(p.argmax(axis=1) != plain.argmax(axis=1))
 
 
@@ -119,7 +120,7 @@ def test_local_training_is_that_of_the_divided_probabilities(data):
 
 def test_it_is_off_by_default_and_then_nothing_is_divided(data):
     _, phase = build(**{"confidence.debias": "none"})
-    assert prepare(phase, sent_down(small_problem("fixmatch")), data, 0).work.prior is None
+    assert prepare(phase, sent_down(small_problem("fixmatch")), data, 0).work.labels.prior is None
     assert small_problem("fixmatch").config.confidence.debias == "none"
 
 

@@ -1,6 +1,7 @@
 """Local training on a fix set and a mix set against NumPy: FedAnchor's equations 5 to 10, SemiFL's 5 to 8."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import State, UserError
-from fedjax_ssl.client import Labelled, fix_mix_phase
+from fedjax_ssl.client import fix_mix_phase
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Cohort, Report
+from fedjax_ssl.engine.interface import Cohort, Labels, Report
 from fedjax_ssl.learning.batches import draw_with_replacement
 from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.methods import METHODS
@@ -22,6 +23,7 @@ from tests.helpers.small_problem import (
     assert_model,
     federation,
     loss_and_gradient,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -53,13 +55,13 @@ def squared(key, images):
 
 def train_by_hand(problem, data, received, work, weights, mix_weight, mix_order):
     """Unpadded batches, a pass for each of the two sets; weights are those of the client's images [n]."""
-    config, rows = problem.config.client, np.asarray(work.deck.rows)
+    config, rows = problem.config.client, np.asarray(work.decks["fix"].rows)
     model, statistics = in_numpy(received.model.params), statistics_of(received.model)
     velocity, losses = at_rest(model), []
-    one_hot, size = np.eye(CLASSES)[np.asarray(work.labels)], int(work.deck.size)
-    for number, fix in enumerate(batches(np.asarray(work.deck.order), size, config.batch_size)):
+    one_hot, size = np.eye(CLASSES)[np.asarray(work.labels.report.labels)], int(work.decks["fix"].size)
+    for number, fix in enumerate(batches(np.asarray(work.decks["fix"].order), size, config.batch_size)):
         epoch, place = divmod(number, -(-size // config.batch_size))
-        first, mix = place * config.batch_size, np.asarray(work.mix)
+        first, mix = place * config.batch_size, np.asarray(work.decks["mix"].order)
         partner = mix[epoch if len(mix) > 1 else 0, first : first + len(fix)]
         x, x_mix = pixels_of(data, rows[fix]), pixels_of(data, rows[partner])
         mixed = (0.3 * x + 0.7 * x_mix) ** 2, 0.3 * x**2 + 0.7 * x_mix**2
@@ -97,18 +99,19 @@ WEIGHTS = np.array([0.2, 1, 0, 0.7, 3, 0.4, 0, 1, 0, 0.5])  # 7 images, so that 
 def test_each_image_has_its_weight_in_both_losses(data, mixup_alpha, mix_weight, mix_order):
     problem = small_problem("semifl", weak=squared)
 
-    def label(received, data, examples):
+    def label(received, data, cohort, previous):
         report = Report(jnp.asarray(LABELS)[None], jnp.asarray(WEIGHTS > 0)[None])
-        return Labelled(report, weights=jnp.float32(WEIGHTS)[None])
+        return Labels(report, weights=jnp.float32(WEIGHTS)[None])
 
     options = {"mixup_alpha": mixup_alpha, "mix_weight": mix_weight, "mix_order": mix_order}
-    phase, received = fix_mix_phase(problem, label, **options), sent_down(problem)
+    method = types.SimpleNamespace(label=label, phases=(fix_mix_phase(problem, **options),))
+    (phase,), received = phases_of(method), sent_down(problem)
     job, finished = train(phase, received, data, 1)
     # Who has no weight is not in the fix set, but may be in the mix set.
-    assert job.work.deck.size == 7 and job.num_steps == 2 * 3
-    for epoch in np.asarray(job.work.deck.order):
+    assert job.work.decks["fix"].size == 7 and job.num_steps == 2 * 3
+    for epoch in np.asarray(job.work.decks["fix"].order):
         assert set(epoch[:7]) == set(np.flatnonzero(WEIGHTS))
-    assert set(np.asarray(job.work.mix).ravel()) & set(np.flatnonzero(WEIGHTS == 0))
+    assert set(np.asarray(job.work.decks["mix"].order).ravel()) & set(np.flatnonzero(WEIGHTS == 0))
     assert_as_by_hand(
         finished, train_by_hand(problem, data, received, job.work, WEIGHTS, mix_weight, mix_order), mix_weight
     )
@@ -140,14 +143,13 @@ def test_the_methods_train_on_what_qualifies(data, method, fields, mix_order):
     if method == "fedanchor":
         received = made.broadcast(State(jnp.int32(0), received.model), data, None)
         received = received._replace(learning_rate=jnp.float32(problem.config.client.learning_rate))
-    job, finished = train(made.phases[0], received, data, 1)
-    qualified = np.asarray(job.report.qualified)
-    assert 3 < qualified.sum() == job.work.deck.size < SIZE and qualified.sum() % 3
-    np.testing.assert_array_equal(job.work.labels, job.report.labels)
+    job, finished = train(phases_of(made)[0], received, data, 1)
+    qualified = np.asarray(job.work.labels.report.qualified)
+    assert 3 < qualified.sum() == job.work.decks["fix"].size < SIZE and qualified.sum() % 3
     if method == "semifl":  # eq. 4 without a view: the raw image
         model, x = received.model, pixels_of(data, data.client_index[1])
         p = probabilities(in_numpy(model.params), x, statistics_of(model))
-        np.testing.assert_array_equal(job.report.labels, p.argmax(axis=1))
+        np.testing.assert_array_equal(job.work.labels.report.labels, p.argmax(axis=1))
         np.testing.assert_array_equal(qualified, p.max(axis=1) >= 0.5)
     mix_weight = 0.6 if mix_order else 0
     by_hand = train_by_hand(problem, data, received, job.work, 1.0 * qualified, mix_weight, mix_order)
@@ -158,8 +160,8 @@ def test_the_methods_train_on_what_qualifies(data, method, fields, mix_order):
 
 def test_who_qualifies_with_nothing_has_no_step(data):
     problem = small_problem("semifl", **{"semifl.threshold": 1.0})
-    job = prepare(METHODS["semifl"].factory(problem).phases[0], sent_down(problem), data, 1)
-    assert job.num_steps == 0 and not np.any(job.report.qualified)
+    job = prepare(phases_of(METHODS["semifl"].factory(problem))[0], sent_down(problem), data, 1)
+    assert job.num_steps == 0 and not np.any(job.work.labels.report.qualified)
 
 
 def test_the_mix_set_is_drawn_with_replacement_from_the_whole_client(data):
@@ -170,17 +172,19 @@ def test_the_mix_set_is_drawn_with_replacement_from_the_whole_client(data):
     # 1000 expected each, standard deviation 29.
     assert np.all(np.abs(counts - 1000) < 5 * 29)
     problem = small_problem("semifl", **{"semifl.threshold": 0.6})
-    phase, received = METHODS["semifl"].factory(problem).phases[0], sent_down(problem)
-    once = np.asarray(prepare(phase, received, data, 0).work.mix)
+    phase, received = phases_of(METHODS["semifl"].factory(problem))[0], sent_down(problem)
+    once = np.asarray(prepare(phase, received, data, 0).work.decks["mix"].order)
     assert once.shape == (1, SIZE) and set(once[0]) == {0, 1}  # a client of two images
     problem.config.semifl.partners = "epoch"
-    anew = np.asarray(prepare(METHODS["semifl"].factory(problem).phases[0], received, data, 1).work.mix)
+    anew = np.asarray(
+        prepare(phases_of(METHODS["semifl"].factory(problem))[0], received, data, 1).work.decks["mix"].order
+    )
     assert anew.shape == (2, SIZE) and np.any(anew[0] != anew[1]) and 0 <= anew.min() <= anew.max() < SIZE
 
 
 def test_an_unknown_order_is_refused():
     with pytest.raises(UserError, match="unknown mix order 'never'; known: mix_then_augment, augment_then_mix"):
-        fix_mix_phase(small_problem("semifl"), None, mix_order="never")
+        fix_mix_phase(small_problem("semifl"), mix_order="never")
 
 
 def test_lambdas_are_drawn_before_the_steps_but_on_a_cpu(data, monkeypatch):
@@ -188,12 +192,12 @@ def test_lambdas_are_drawn_before_the_steps_but_on_a_cpu(data, monkeypatch):
     of_key = lambda key, alpha: jax.random.uniform(key) ** alpha  # noqa: E731
     monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", of_key)
     problem = small_problem("semifl", weak=squared, **METHOD_FIELDS["semifl"])
-    phase, received = METHODS["semifl"].factory(problem).phases[0], sent_down(problem)
+    phase, received = phases_of(METHODS["semifl"].factory(problem))[0], sent_down(problem)
     cohort, results = Cohort(jnp.arange(2), {}, jax.random.key(5)), []
     for platform in ("cpu", "gpu"):
         with use_platform(platform):
             jobs = jax.eval_shape(lambda: phase.prepare(received, data, cohort._replace(step_key=cohort.key), None))
             results.append(jax.jit(lambda: train_cohort((phase,), received, data, cohort, 2).upload)())
-        assert (jobs.work.mixing is None) == (platform == "cpu")
-    assert jobs.work.mixing.shape == (2, 2 * 4)  # two epochs of four batches
+        assert (jobs.work.plan.work is None) == (platform == "cpu")
+    assert jobs.work.plan.work.shape == (2, 2 * 4)  # two epochs of four batches
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), *results)

@@ -11,7 +11,7 @@ from fedjax_ssl import base_config
 from fedjax_ssl.client import (
     Examples,
     label_cohort,
-    label_for_report,
+    labels_for_report,
     make_confidence,
     qualify,
     score_by_own_models,
@@ -94,21 +94,26 @@ def problem_with(weak=None):
     return Problem(config, None, weak, None, CLASSES)
 
 
+def cohort_of(clients, seed=5):
+    return Cohort(jnp.array(clients), {}, jax.random.key(seed))
+
+
 def examples_of(clients, seed=5):
-    return Examples.of(DATA, Cohort(jnp.array(clients), {}, jax.random.key(seed)))
+    return Examples.of(DATA, cohort_of(clients, seed))
 
 
 def by_table(images):
     return jnp.array(TABLE)[images[:, 0, 0, 0].astype(jnp.int32) // 10]
 
 
-def labelled(examples, threshold, strictly):
+def labelled(cohort, threshold, strictly):
     """The labels of a cohort, and the report of a method with a fixed threshold, in one program."""
     problem = problem_with()._replace(network=types.SimpleNamespace(probabilities=lambda model, x: by_table(x)))
-    rule = make_confidence(problem, threshold, strictly)
-    return jax.jit(lambda examples: (
-        label_cohort(problem, None, DATA, examples, rule), label_for_report(problem, None, DATA, examples, threshold)
-    ))(examples)  # fmt: skip
+    rule, received = make_confidence(problem, threshold, strictly), types.SimpleNamespace(model=None)
+    return jax.jit(lambda cohort: (
+        label_cohort(problem, None, DATA, Examples.of(DATA, cohort), rule),
+        labels_for_report(problem, threshold)(received, DATA, cohort, None).report,
+    ))(cohort)  # fmt: skip
 
 
 def test_scores_of_a_cohort():
@@ -140,7 +145,7 @@ def test_labels_of_a_cohort():
     """The largest score's class, and whether it counts: at the threshold where that is asked for, padding never."""
     threshold = float(TABLE[9].max())
     for strictly in (False, True):
-        made, report = labelled(examples_of([2, 3, 0]), threshold, strictly)
+        made, report = labelled(cohort_of([2, 3, 0]), threshold, strictly)
         for job, client in enumerate((2, 3, 0)):
             rows = CLIENTS[client]
             best = TABLE[rows].max(axis=1)

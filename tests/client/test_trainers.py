@@ -11,11 +11,10 @@ from fedjax_ssl import UserError, base_config
 from fedjax_ssl.client.acr import STANDARD, distance, reversed_shares
 from fedjax_ssl.client.confidence import Averages, fairness
 from fedjax_ssl.client.deck import Batch
-from fedjax_ssl.client.self_training import make_trainer
-from fedjax_ssl.client.trainers import Seen
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.models import Outputs
 from tests.helpers.linear_network import softmax
+from tests.helpers.trainers import Seen, make_trainer
 from tests.helpers.trainers_by_hand import FixMatch, FlexMatch, FreeMatch, SoftMatch, fairness_by_hand
 
 CLASSES, N_MAX, SIZE, ROOM = 3, 12, 9, 4

@@ -10,9 +10,8 @@ from scipy.stats import norm
 
 from fedjax_ssl.client.confidence import KINDS
 from fedjax_ssl.client.deck import Batch
-from fedjax_ssl.client.labels import as_told, told_outputs
-from fedjax_ssl.client.self_training import make_trainer
-from fedjax_ssl.client.trainers import Seen
+from fedjax_ssl.client.labels import as_told
+from fedjax_ssl.client.self_training import told_outputs
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.data.federated import federate
@@ -32,6 +31,7 @@ from fedjax_ssl.models import Outputs
 from fedjax_ssl.run.validation import validate
 from tests.helpers.runs import make_tiny_config
 from tests.helpers.small_problem import SmallNetwork
+from tests.helpers.trainers import Seen, make_trainer
 
 ROWS = 7
 LIES = np.array([False, True, False, False, True, False, False])

@@ -30,7 +30,7 @@ def batches(order, size, batch_size):
 
 def train_by_hand(problem, data, received, work, rule, label_mode="train", only_confident=False, together=False,
                   both=False):  # fmt: skip
-    """The expected result of `consistency_phase` with the views `mirrored` and `negative`.
+    """The expected result of `on_both_kinds` with the views `mirrored` and `negative`.
 
     Args:
         problem, data, received: those of the phase.
@@ -46,15 +46,16 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
     first = in_numpy(received.model.params)
     model, statistics, velocity = dict(first), statistics_of(received.model), at_rest(first)
     start = statistics
-    unlabelled = batches(np.asarray(work.deck.order), int(work.deck.size), options.unlabelled_ratio * config.batch_size)
+    deck, known_deck = work.decks["unlabelled"], work.decks.get("labelled")
+    unlabelled = batches(np.asarray(deck.order), int(deck.size), options.unlabelled_ratio * config.batch_size)
     labelled = []
-    if work.labelled is not None:
-        labelled = batches(np.asarray(work.labelled.order), int(work.labelled.size), config.batch_size)
+    if known_deck is not None:
+        labelled = batches(np.asarray(known_deck.order), int(known_deck.size), config.batch_size)
     steps = max(len(unlabelled), len(labelled))
     if options.epoch_length == "unlabelled" and unlabelled:
-        steps = config.epochs * max(int(work.deck.size) // config.batch_size, 1)
+        steps = config.epochs * max(int(deck.size) // config.batch_size, 1)
     pairs = itertools.islice(zip(itertools.cycle(unlabelled or [[]]), itertools.cycle(labelled or [[]])), steps)
-    rows, history, counts = np.asarray(work.deck.rows), [], []
+    rows, history, counts = np.asarray(deck.rows), [], []
     for of_unlabelled, of_labelled in pairs:
         of_unlabelled, of_labelled = rows[np.array(of_unlabelled, int)], rows[np.array(of_labelled, int)]
         given = pixels_of(data, of_labelled, mirrored)

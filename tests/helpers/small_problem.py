@@ -5,17 +5,18 @@ operations compile once for all tests. Jitted, each variant of a step would be a
 time.
 """
 
+import functools
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.client import own_optimizers, own_trainer
+from fedjax_ssl.client import own_optimizers, own_states
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Previous, Problem
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.sgd import Model, make_optimizer
 from fedjax_ssl.models import Outputs
 from tests.helpers.linear_network import in_numpy, softmax
 
@@ -139,13 +140,28 @@ def small_problem(arguments, network=None, weak=mirrored, strong=negative, **fie
         "client.epochs": 2, "client.batch_size": 3, "client.learning_rate": 0.4, "client.momentum": 0.5,
         "client.weight_decay": 0.05, "client.clip_norm": 0.5, "client.nesterov": True, **fields,
     })  # fmt: skip
-    return Problem(config, network or SmallNetwork(), weak, strong, CLASSES, (weak, strong))
+    network, optimizer = network or SmallNetwork(), functools.partial(make_optimizer, config.client)
+    return Problem(config, network, weak, strong, CLASSES, (weak, strong), optimizer=optimizer)
 
 
 def sent_down(problem, extra=(), seed=4):
     """A broadcast with a model drawn from a seed."""
     rate = jnp.float32(problem.config.client.learning_rate)
     return Broadcast(problem.network.init(jax.random.key(seed)), rate, extra)
+
+
+def phases_of(method):
+    """A method's phases; the last one makes the round's labels before its plan, as the engine does."""
+    if method.label is None:
+        return method.phases
+    *before, last = method.phases
+
+    def prepare(received, data, cohort, previous):
+        labels = method.label(received, data, cohort, previous)
+        jobs = last.prepare(received, data, cohort._replace(labels=labels), previous)
+        return jobs._replace(own={**labels.own, **jobs.own})
+
+    return (*before, last._replace(prepare=prepare))
 
 
 def prepare(phase, received, data, client, own=None, previous=None, personal=()):
@@ -218,5 +234,5 @@ def assert_model(found, params, statistics=None):
 def memory_of(problem, data, client):
     """A client's memory before its first round."""
     model = problem.network.init(jax.random.key(0))
-    memory = {**own_trainer(problem, data), **own_optimizers(problem, data, model, CLASSIFIER)}
+    memory = {**own_states(problem, data), **own_optimizers(problem, data, model, CLASSIFIER)}
     return jax.tree.map(lambda leaf: leaf[client], memory)

@@ -77,7 +77,7 @@ def problem(clients_per_round=3, **fields):
         clients_per_round=clients_per_round,
         eval_batch_size=4,
         eval_measures=(),
-        aggregation=types.SimpleNamespace(),
+        aggregation=types.SimpleNamespace(clip_norm=0.0),
         num_clients=len(CLIENTS),
         **{name: sections[name] for name in ("attack", "compression", "availability", "privacy")},
     )

@@ -27,6 +27,7 @@ from tests.helpers.small_problem import (
     handed_on,
     itself,
     loss_and_gradient,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -68,13 +69,13 @@ def test_the_paper_s_backbone_and_the_other_stem():
 
 def epochs_by_hand(problem, data, received, work, epochs, weight, every):
     """Cross-entropy on given labels in batches of 3, drawn back behind some epochs: model and statistics."""
-    config, size = problem.config.client, int(work.deck.size)
+    config, size = problem.config.client, int(work.decks["unlabelled"].size)
     model, statistics = in_numpy(received.model.params), statistics_of(received.model)
     velocity, record = at_rest(model), None
     for epoch in range(epochs):
-        order = np.asarray(work.deck.order)[epoch, :size]
+        order = np.asarray(work.decks["unlabelled"].order)[epoch, :size]
         for first in range(0, size, 3):
-            rows = np.asarray(work.deck.rows)[order[first : first + 3]]
+            rows = np.asarray(work.decks["unlabelled"].rows)[order[first : first + 3]]
             x, targets = pixels_of(data, rows), np.eye(CLASSES)[np.asarray(data.visible_labels)[rows]] / len(rows)
             _, gradient = loss_and_gradient(model, x, x.mean(axis=0), targets)
             model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
@@ -94,12 +95,12 @@ def test_a_labelled_client_is_drawn_back_to_its_record(data, second_stage, weigh
     fields = {"cbafed.labelled_epochs": 7, "cbafed.local_record": weight, "cbafed.residual_every": every}
     problem, method = build(**fields, **{"client.epochs": 1 if second_stage else 8})
     received = sent_down(problem, extra(second_stage=second_stage))
-    job, finished = train(method.phases[0], received, data, LABELLED)
+    job, finished = train(phases_of(method)[0], received, data, LABELLED)
     epochs = 7 if second_stage else 8
     assert job.num_steps == 2 * epochs
     expected = epochs_by_hand(problem, data, received, job.work, epochs, weight, every)
     assert_model(finished.upload.model, *expected)
-    second, sent = train(method.phases[1], received, data, LABELLED, previous=handed_on(job, finished))
+    second, sent = train(phases_of(method)[1], received, data, LABELLED, previous=handed_on(job, finished))
     assert second.num_steps == 0 and second.takes_part
     chex.assert_trees_all_equal(sent.upload.model, finished.upload.model)
     assert sent.upload.metadata["labelled"] == 5
@@ -145,17 +146,17 @@ def test_the_views_that_were_labelled_are_trained_on(data, thresholds, rare, siz
     """One pass in batches of 3 over the accepted images, with one view each, drawn once."""
     problem, method = build(coin)
     received = sent_down(problem, extra(thresholds, rare), seed=1)
-    nothing = handed_on(*train(method.phases[0], received, data, SEVEN))
-    job, finished = train(method.phases[1], received, data, SEVEN, previous=nothing)
+    nothing = handed_on(*train(phases_of(method)[0], received, data, SEVEN))
+    job, finished = train(phases_of(method)[1], received, data, SEVEN, previous=nothing)
     labels, pixels = labelled_by_hand(problem, data, received, job, thresholds, rare)
     accepted = np.flatnonzero(labels >= 0)
     assert len(accepted) == size
-    np.testing.assert_array_equal(np.flatnonzero(job.report.qualified), accepted)
-    np.testing.assert_array_equal(np.asarray(job.report.labels)[accepted], labels[accepted])
+    np.testing.assert_array_equal(np.flatnonzero(job.work.labels.report.qualified), accepted)
+    np.testing.assert_array_equal(np.asarray(job.work.labels.report.labels)[accepted], labels[accepted])
     np.testing.assert_array_equal(finished.upload.metadata[COUNTS], np.bincount(labels[accepted], minlength=CLASSES))
 
     config, trained = problem.config.client, size - (size % 3 == 1)
-    order = np.asarray(job.work.deck.order)[0]
+    order = np.asarray(job.work.decks["unlabelled"].order)[0]
     assert set(order[:size]) == set(accepted) and job.num_steps == -(-trained // 3)
     model, statistics = in_numpy(received.model.params), statistics_of(received.model)
     velocity = at_rest(model)
@@ -174,26 +175,26 @@ def test_labels_without_the_client_s_prior():
     for debias in ("none", "app_u"):
         problem, method = build(coin, **{"confidence.debias": debias})
         received = sent_down(problem, extra(), seed=1)
-        nothing = handed_on(*train(method.phases[0], received, data, SEVEN))
-        job = prepare(method.phases[1], received, data, SEVEN, previous=nothing)
+        nothing = handed_on(*train(phases_of(method)[0], received, data, SEVEN))
+        job = prepare(phases_of(method)[1], received, data, SEVEN, previous=nothing)
         labels[debias], _ = labelled_by_hand(problem, data, received, job, (0.5, 0.5, 0.5), (False, False, False))
         accepted = labels[debias] >= 0
-        np.testing.assert_array_equal(np.asarray(job.report.qualified)[:7], accepted)
-        np.testing.assert_array_equal(np.asarray(job.report.labels)[:7][accepted], labels[debias][accepted])
+        np.testing.assert_array_equal(np.asarray(job.work.labels.report.qualified)[:7], accepted)
+        np.testing.assert_array_equal(np.asarray(job.work.labels.report.labels)[:7][accepted], labels[debias][accepted])
     assert np.any(labels["none"] != labels["app_u"])
 
 
 def test_nobody_trains_on_pseudo_labels_in_the_first_stage_and_a_lone_one_is_told(data):
     problem, method = build()
     received = sent_down(problem, extra((0.0, 0.0, 0.0), second_stage=False))
-    nothing = handed_on(*train(method.phases[0], received, data, SEVEN))
-    job, _ = train(method.phases[1], received, data, SEVEN, previous=nothing)
-    assert job.num_steps == 0 and not job.takes_part and not np.any(job.report.qualified)
+    nothing = handed_on(*train(phases_of(method)[0], received, data, SEVEN))
+    job, _ = train(phases_of(method)[1], received, data, SEVEN, previous=nothing)
+    assert job.num_steps == 0 and not job.takes_part and not np.any(job.work.labels.report.qualified)
 
     p = np.sort(np.max(problem.network.probabilities(received.model, data.inputs[data.client_index[THREE, :3]]), -1))
     threshold = (p[-1] + p[-2]) / 2  # one of three images is above it
     received = received._replace(extra=extra((threshold,) * 3))
-    job, finished = train(method.phases[1], received, data, THREE, previous=nothing)
+    job, finished = train(phases_of(method)[1], received, data, THREE, previous=nothing)
     assert job.num_steps == 0 and job.takes_part and np.sum(finished.upload.metadata[COUNTS]) == 1
     chex.assert_trees_all_equal(finished.upload.model.params, received.model.params)
 

@@ -38,6 +38,7 @@ from tests.helpers.small_problem import (
     loss_and_gradient,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     prepare,
     sent_down,
@@ -107,23 +108,23 @@ def test_labels_are_the_equations(data, fields, view):
     """Eq. 3 to 5 for a client, from raw images or from weak views; what qualifies is above the threshold."""
     _, method, state = build(weak=mirrored, **{"fedanchor.threshold": THRESHOLD, **fields})
     received = method.broadcast(state, data, None)
-    job = prepare(method.phases[0], received, data, 1)
+    job = prepare(phases_of(method)[0], received, data, 1)
     x = pixels_of(data, data.client_index[1], view)
     anchors = embeddings_of(state.model, pixels_of(data, data.server_index))
     scores = scores_by_hand(anchors, np.array(ANCHORS), embeddings_of(state.model, x), CLASSES)
     logits = (x - statistics_of(state.model)) @ in_numpy(state.model.params)["kernel"]
     by_classifier = (logits + in_numpy(state.model.params)["bias"]).argmax(axis=1)
-    np.testing.assert_array_equal(job.report.labels, scores.argmax(axis=1))
-    np.testing.assert_array_equal(job.report.qualified, scores.max(axis=1) > THRESHOLD)
-    assert 0 < np.sum(job.report.qualified) < SIZE
-    assert set(job.report.others) == {HEAD, "classification_head"}
-    np.testing.assert_array_equal(job.report.others[HEAD], job.report.labels)
-    np.testing.assert_array_equal(job.report.others["classification_head"], by_classifier)
-    assert np.any(by_classifier != np.asarray(job.report.labels))
-    liar = prepare(method.phases[0], received, data._replace(mislabelled=jnp.ones(len(data.inputs), bool)), 1)
-    for name, labels in job.report.others.items():  # those of an attacker with false labels
-        np.testing.assert_array_equal(liar.report.others[name], (labels + 1) % CLASSES)
-    np.testing.assert_array_equal(liar.report.labels, (job.report.labels + 1) % CLASSES)
+    np.testing.assert_array_equal(job.work.labels.report.labels, scores.argmax(axis=1))
+    np.testing.assert_array_equal(job.work.labels.report.qualified, scores.max(axis=1) > THRESHOLD)
+    assert 0 < np.sum(job.work.labels.report.qualified) < SIZE
+    assert set(job.work.labels.report.others) == {HEAD, "classification_head"}
+    np.testing.assert_array_equal(job.work.labels.report.others[HEAD], job.work.labels.report.labels)
+    np.testing.assert_array_equal(job.work.labels.report.others["classification_head"], by_classifier)
+    assert np.any(by_classifier != np.asarray(job.work.labels.report.labels))
+    liar = prepare(phases_of(method)[0], received, data._replace(mislabelled=jnp.ones(len(data.inputs), bool)), 1)
+    for name, labels in job.work.labels.report.others.items():  # those of an attacker with false labels
+        np.testing.assert_array_equal(liar.work.labels.report.others[name], (labels + 1) % CLASSES)
+    np.testing.assert_array_equal(liar.work.labels.report.labels, (job.work.labels.report.labels + 1) % CLASSES)
 
 
 # --- Departures from the paper: centred scores, a threshold that follows them, a penalty. ---------------------------
@@ -167,7 +168,7 @@ def test_labels_by_centred_scores_and_a_following_threshold(data, travels, centr
     fields = {"travels": travels, "centred": centred, "threshold_quantile": quantile, "threshold": 0.3}
     problem, method, state = build(**{f"fedanchor.{name}": value for name, value in fields.items()})
     received = method.broadcast(state, data, None)
-    job = prepare(method.phases[0], received, data, 1)
+    job = prepare(phases_of(method)[0], received, data, 1)
     anchors, labels = embeddings_of(state.model, pixels_of(data, data.server_index)), np.array(ANCHORS)
     centre = anchors.mean(axis=0) if centred else 0.0
     z = embeddings_of(state.model, pixels_of(data, data.client_index[1]))
@@ -176,9 +177,9 @@ def test_labels_by_centred_scores_and_a_following_threshold(data, travels, centr
         of_anchors = leave_one_out_by_hand(anchors, labels, centre)
         threshold = np.quantile(of_anchors[np.isfinite(of_anchors)], quantile)
         np.testing.assert_allclose(received.extra.threshold, threshold, rtol=1e-4)
-    np.testing.assert_array_equal(job.report.labels, scores.argmax(axis=1))
-    np.testing.assert_array_equal(job.report.qualified, scores.max(axis=1) > threshold)
-    assert 0 < np.sum(job.report.qualified) < SIZE
+    np.testing.assert_array_equal(job.work.labels.report.labels, scores.argmax(axis=1))
+    np.testing.assert_array_equal(job.work.labels.report.qualified, scores.max(axis=1) > threshold)
+    assert 0 < np.sum(job.work.labels.report.qualified) < SIZE
     _, plain, _ = build(**{"fedanchor.travels": travels})
     more = (HEAD_DIM if centred and travels == "class_means" else 0) + (1 if quantile else 0)
     counted = bytes_per_client(problem, method, state, data).down
@@ -223,8 +224,8 @@ def test_a_score_at_the_threshold_falls_short(data, threshold, qualifies):
     """Eq. 5 has 'above': embeddings that are zero score exactly 0."""
     _, method, state = build(**{"fedanchor.threshold": threshold})
     nothing = jax.tree.map(jnp.zeros_like, state.model)
-    job = prepare(method.phases[0], method.broadcast(state._replace(model=nothing), data, None), data, 1)
-    assert np.all(np.asarray(job.report.qualified) == qualifies)
+    job = prepare(phases_of(method)[0], method.broadcast(state._replace(model=nothing), data, None), data, 1)
+    assert np.all(np.asarray(job.work.labels.report.qualified) == qualifies)
 
 
 # --- What travels, Algorithm 1. --------------------------------------------------------------------------------------
@@ -452,7 +453,7 @@ def test_lambda_s_distribution_is_the_configured_one(data, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, a: alphas.append(a) or jnp.float32(0.3))
     _, method, state = build("fedanchor,mix", **{**SERVER, "fedanchor.mixup_alpha": 0.4})
     jax.eval_shape(method.server_after, state, data, jax.random.key(0))
-    at_server, received, (phase,) = len(alphas), method.broadcast(state, data, None), method.phases
+    at_server, received, (phase,) = len(alphas), method.broadcast(state, data, None), phases_of(method)
 
     def step():
         job = prepare(phase, received, data, 0)
@@ -480,8 +481,8 @@ def test_variants_of_the_losses(data, variant, at_clients, at_server):
     _, method, state = build(f"fedanchor,{variant}" if variant else "fedanchor")
     assert jax.eval_shape(method.server_after, state, data, jax.random.key(0))[1].keys() == at_server
     received = method.broadcast(state, data, None)
-    job = jax.eval_shape(lambda: prepare(method.phases[0], received, data, 0))
-    carry = jax.eval_shape(method.phases[0].start, received, data, job.work, {})
+    job = jax.eval_shape(lambda: prepare(phases_of(method)[0], received, data, 0))
+    carry = jax.eval_shape(phases_of(method)[0].start, received, data, job.work, {})
     assert carry.totals.keys() == {"client_loss", *at_clients}
 
 
@@ -499,8 +500,10 @@ def test_the_other_variants(data):
     _, method, state = build("fedanchor,all_pairs")
     assert method.broadcast(state, data, None).extra.anchors.embeddings.shape == (len(ANCHORS), HEAD_DIM)
     _, method, state = build("fedanchor,strong,no_clients", **{"model.normalisation": "running"})
-    job = prepare(method.phases[0], method.broadcast(state, data, None), data, 1)
-    assert job.num_steps == 0 and len(set(np.asarray(job.report.labels))) > 1  # nobody trains, and all label
+    job = prepare(phases_of(method)[0], method.broadcast(state, data, None), data, 1)
+    assert (
+        job.num_steps == 0 and len(set(np.asarray(job.work.labels.report.labels))) > 1
+    )  # nobody trains, and all label
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tests.helpers.small_problem import (
     assert_model,
     federation,
     loss_and_gradient,
+    phases_of,
     pixels_of,
     probabilities,
     running_mean,
@@ -95,14 +96,14 @@ def test_a_client_holds_two_views_to_its_target(data):
     params = {name: received.model.params[name] for name in ("backbone",)} | {"projector": own["projector"]}
     target, rows = received.model.params["backbone"], np.asarray(data.client_index[CLIENT])
     for visit in range(2):
-        job, finished = train(method.phases[0], received, data, CLIENT, own, jit=True)
+        job, finished = train(phases_of(method)[0], received, data, CLIENT, own, jit=True)
         params = {"backbone": received.model.params["backbone"], "projector": params["projector"]}
         leaves, treedef = jax.tree.flatten(params)
         names = [str(number) for number in range(len(leaves))]
         model = dict(zip(names, (np.asarray(leaf, np.float64) for leaf in leaves)))
         velocity, losses, running = at_rest(model), [], np.full(PIXELS, 0.25)
         for index in range(4):
-            order = np.asarray(job.work.deck.order)[index // 2]
+            order = np.asarray(job.work.decks["unlabelled"].order)[index // 2]
             batch = rows[order[:4] if index % 2 == 0 else order[4:7]]
             views = views_of(data, batch, jax.random.key(index))
             params = jax.tree.unflatten(treedef, [jnp.float32(model[name]) for name in names])

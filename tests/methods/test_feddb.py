@@ -17,6 +17,7 @@ from tests.helpers.small_problem import (
     loss_and_gradient,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -101,7 +102,7 @@ def test_steps_are_those_of_the_equations():
     data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1]])
     problem = small_problem("feddb", **{"feddb.threshold": 0.48, "feddb.momentum": 0.3})
     received, config = sent_down(problem), problem.config.client
-    (phase,) = METHODS["feddb"].factory(problem).phases
+    (phase,) = phases_of(METHODS["feddb"].factory(problem))
     factors = 1 / (1 + np.arange(10))
 
     def weighted(*arguments):
@@ -110,7 +111,9 @@ def test_steps_are_those_of_the_equations():
 
     job, finished = train(phase._replace(prepare=weighted), received, data, 0)
     liar = prepare(phase, received, data._replace(mislabelled=jnp.ones(len(data.inputs), bool)), 0)
-    np.testing.assert_array_equal(liar.report.labels, (job.report.labels + 1) % CLASSES)  # an attacker's false labels
+    np.testing.assert_array_equal(
+        liar.work.labels.report.labels, (job.work.labels.report.labels + 1) % CLASSES
+    )  # an attacker's false labels
 
     rows = np.asarray(data.client_index)[0, :9]
     labels = np.asarray(data.visible_labels)[rows]

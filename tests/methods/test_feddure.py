@@ -17,6 +17,7 @@ from tests.helpers.small_problem import (
     loss_and_gradient,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -38,7 +39,7 @@ def test_the_first_step_of_a_round_moves_nothing(persistent):
     state = jax.jit(method.init)(data, jax.random.key(0))
     assert bool(state.clients) == persistent
     own = jax.tree.map(lambda leaf: leaf[0] + 7 * (leaf.dtype == jnp.int32), state.clients)  # as after seven steps
-    (phase,) = method.phases
+    (phase,) = phases_of(method)
     job = prepare(phase, received, data, 0, own)
     carry = jax.jit(phase.start)(received, data, job.work, {**own, **job.own})
     step = jax.jit(phase.step)
@@ -71,7 +72,7 @@ def test_steps_are_those_of_the_equations(more):
     fields = {"client.batch_size": 2, **{f"feddure.{name}": value for name, value in options.items()}}
     problem = small_problem("feddure", **fields, **more)
     received, config = sent_down(problem), problem.config.client
-    job, finished = train(METHODS["feddure"].factory(problem).phases[0], received, data, 0, jit=True)
+    job, finished = train(phases_of(METHODS["feddure"].factory(problem))[0], received, data, 0, jit=True)
 
     rows = np.asarray(data.client_index)[0, :9]
     labels, rate = np.asarray(data.visible_labels)[rows], config.learning_rate
@@ -79,8 +80,8 @@ def test_steps_are_those_of_the_equations(more):
     local, velocity, of_local, effects, confident = model, at_rest(model), at_rest(model), [0.0], []
     regulator = {name: np.atleast_1d(np.float64(leaf)) for name, leaf in job.work.regulator.items()}
     first, second = at_rest(regulator), at_rest(regulator)  # Adam's moments
-    labelled = batches(np.asarray(job.work.labelled.order), 4, 2)
-    for step, unknown in enumerate(batches(np.asarray(job.work.deck.order), 5, 3)[:3]):
+    labelled = batches(np.asarray(job.work.decks["labelled"].order), 4, 2)
+    for step, unknown in enumerate(batches(np.asarray(job.work.decks["unlabelled"].order), 5, 3)[:3]):
         x, y = pixels_of(data, rows[labelled[step]], mirrored), np.eye(CLASSES)[labels[labelled[step]]]
         weak, strong = (pixels_of(data, rows[unknown], view) for view in (mirrored, negative))
         views = np.concatenate([x, weak, strong])

@@ -21,6 +21,7 @@ from tests.helpers.small_problem import (
     loss_and_gradient,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     probabilities,
     running_mean,
@@ -85,9 +86,9 @@ def train_by_hand(problem, data, received, work, credibility, drawn):
     model, statistics, velocity = dict(start), statistics_of(received.model), at_rest(start)
     label, count, member = (np.array(leaf) for leaf in credibility)
     members = np.flatnonzero(credibility.in_set)  # the set as it is when the round begins, and its labels
-    set_labels, rows = np.asarray(credibility.label), np.asarray(work.deck.rows)
+    set_labels, rows = np.asarray(credibility.label), np.asarray(work.decks["unlabelled"].rows)
     weak, strong = pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)
-    one_hot, losses, verdicts, order = np.eye(CLASSES), [], [], np.asarray(work.deck.order)
+    one_hot, losses, verdicts, order = np.eye(CLASSES), [], [], np.asarray(work.decks["unlabelled"].order)
     all_batches = batches(order, SIZE, BATCH)
     for number, batch in enumerate(all_batches):
         n, centre = len(batch), weak[batch].mean(axis=0)
@@ -140,7 +141,7 @@ def test_local_training_is_that_of_the_equations(labels_from, count_per, members
     fields = {"labels_from": labels_from, "count_per": count_per, "label_set": label_set}
     fields |= {"threshold": 0.6, "successive": 2, "kl_weight": 0.7}
     problem = small_problem("fedil", **{f"fedil.{name}": value for name, value in fields.items()})
-    phase, data = METHODS["fedil"].factory(problem).phases[0], federation([[-1], [-1] * SIZE], at_server=[0, 1])
+    phase, data = phases_of(METHODS["fedil"].factory(problem))[0], federation([[-1], [-1] * SIZE], at_server=[0, 1])
     drawn = lambda size, count: (1 + 2 * jnp.arange(count)) % size  # noqa: E731
     monkeypatch.setattr(fedil, "draw_with_replacement", lambda key, size, count: drawn(size, count))
 

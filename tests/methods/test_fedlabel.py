@@ -24,6 +24,7 @@ from tests.helpers.small_problem import (
     loss_and_gradient,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     probabilities,
     running_mean,
@@ -65,8 +66,8 @@ class Round(NamedTuple):
 def run(data, client, extra=ROUND, **fields):
     problem, method = build(**fields)
     received = sent_down(problem, extra)
-    first, supervised = train(method.phases[0], received, data, client)
-    second, finished = train(method.phases[1], received, data, client, previous=handed_on(first, supervised))
+    first, supervised = train(phases_of(method)[0], received, data, client)
+    second, finished = train(phases_of(method)[1], received, data, client, previous=handed_on(first, supervised))
     return Round(problem, received, first, supervised, second, finished)
 
 
@@ -75,8 +76,8 @@ def run(data, client, extra=ROUND, **fields):
 
 def drawn_rows(work):
     """The rows of the image table of each step, and their positions."""
-    size, order = int(work.deck.size), np.asarray(work.deck.order)
-    return [(np.asarray(work.deck.rows)[batch[:size]], batch[:size]) for batch in order] if size else []
+    size, order = int(work.decks["unlabelled"].size), np.asarray(work.decks["unlabelled"].order)
+    return [(np.asarray(work.decks["unlabelled"].rows)[batch[:size]], batch[:size]) for batch in order] if size else []
 
 
 def supervised_by_hand(result, data):
@@ -203,7 +204,7 @@ def test_the_divergence_is_of_images_with_the_same_label_from_both_experts(data,
     problem, method = build(**{f"fedlabel.{name}": value for name, value in fields.items()})
     received, local = sent_down(problem, ROUND), sent_down(problem, seed=23).model  # as if it had been trained
     previous = Previous(jax.tree.map(lambda leaf: leaf[None], Upload(local)), jnp.array([True]))
-    second, finished = train(method.phases[1], received, data, SOME, previous=previous)
+    second, finished = train(phases_of(method)[1], received, data, SOME, previous=previous)
     result = Round(problem, received, None, None, second, finished)
     _, _, history, agreed, contradicted = unlabelled_by_hand(
         result, data, (in_numpy(local.params), statistics_of(local))
@@ -217,7 +218,7 @@ def test_the_divergence_is_of_images_with_the_same_label_from_both_experts(data,
 def test_the_report_has_both_experts_labels(data, debias):
     """Debiased, each is divided by its own mean over the unlabelled images, although all images are looked at."""
     result = run(data, SOME, **{"confidence.debias": debias})
-    report, size = result.second.report, 9
+    report, size = result.second.work.labels.report, 9
     x = pixels_of(data, np.asarray(data.client_index[SOME])[:size])
     local, local_statistics, _ = supervised_by_hand(result, data)
     p_local = probabilities(local, x, local_statistics)
@@ -240,7 +241,7 @@ def test_images_without_a_step_are_not_looked_at(data, fields):
     result, size = run(data, SOME, **steps), 9
     drawn = {position for _, positions in drawn_rows(result.second.work) for position in positions}
     assert 3 <= len(drawn) < 6
-    report = result.second.report
+    report = result.second.work.labels.report
     np.testing.assert_array_equal(np.flatnonzero(report.made), sorted(drawn))
     positions = np.array(sorted(drawn))
     x = pixels_of(data, np.asarray(data.client_index[SOME])[positions])

@@ -12,7 +12,7 @@ from fedjax_ssl.methods.fedmatch.paired_batches import cut, largest_batch
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, fresh_plateau
 from tests.helpers import toy_federation
 from tests.helpers.fedmatch_by_hand import KEY, build, numbers, random_params
-from tests.helpers.small_problem import federation, small_problem, train
+from tests.helpers.small_problem import federation, phases_of, small_problem, train
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def prepared(problem, method, data, key):
     model = Model(params, problem.network.init(KEY).batch_stats)
     cohort = Cohort(jnp.array([0]), {PLATEAU: fresh_plateau((1,))}, key, personal={"entries": jnp.zeros(1)})
     received = Broadcast(model, jnp.float32(0.1), jnp.bool_(False))
-    return jax.tree.map(lambda leaf: leaf[0], method.phases[0].prepare(received, data, cohort, None))
+    return jax.tree.map(lambda leaf: leaf[0], phases_of(method)[0].prepare(received, data, cohort, None))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_room_of_a_batch_changes_nothing():
         params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
         received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(0.1), jnp.bool_(False))
         personal = {"entries": jnp.float32(0)}
-        found.append(train(method.phases[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)[1])
+        found.append(train(phases_of(method)[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)[1])
     np.testing.assert_allclose(numbers(found[0].upload), numbers(found[1].upload), atol=1e-6)
 
 
@@ -85,7 +85,7 @@ def test_the_order_of_batches_may_be_the_same_in_every_round(shuffle):
     problem, method = build("clients", shuffle=shuffle)
     data = federation([[0, 1, 2] + [-1] * 7])
     works = [prepared(problem, method, data, key).work[0] for key in jax.random.split(KEY, 2)]
-    for of_round in zip(*((work.deck.order, work.labelled.order) for work in works)):
+    for of_round in zip(*((work.decks["unlabelled"].order, work.decks["labelled"].order) for work in works)):
         assert np.array_equal(*of_round) == (not shuffle)
 
 

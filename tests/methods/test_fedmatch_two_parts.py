@@ -10,7 +10,16 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau, fresh_plateau
 from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, random_params, train_by_hand
 from tests.helpers.linear_network import in_numpy
-from tests.helpers.small_problem import CLASSES, federation, mirrored, pixels_of, probabilities, statistics_of, train
+from tests.helpers.small_problem import (
+    CLASSES,
+    federation,
+    mirrored,
+    phases_of,
+    pixels_of,
+    probabilities,
+    statistics_of,
+    train,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +44,7 @@ def test_a_client_s_training_is_that_of_the_equations(labels, threshold, present
     personal = {"entries": jnp.float32(0), "helpers": stacked, "present": jnp.array(present)}
     own = {PLATEAU: Plateau(jnp.float32(0.5), jnp.float32(0.0), jnp.int32(0))}  # no loss is below 0
 
-    job, finished = train(method.phases[0], received, data, 1, own, personal=personal)
+    job, finished = train(phases_of(method)[0], received, data, 1, own, personal=personal)
     helpers = [one for one, here in zip(all_helpers, present) if here]
     work = job.work[0]  # the plateau's state is beside it
     sigma, psi, after, steps, by_hand, confident = train_by_hand(problem, data, received, work, rate / 2, helpers)
@@ -79,20 +88,20 @@ def test_votes_may_be_of_probabilities_without_the_prior():
         "helpers": jax.tree.map(lambda leaf: leaf[None], helper),
         "present": jnp.ones(1, bool),
     }
-    job, finished = train(method.phases[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)
+    job, finished = train(phases_of(method)[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)
     work = job.work[0]
     sigma, psi, of_helper = (in_numpy(one) for one in (params[SIGMA], params[PSI], helper))
     theta, other = ({name: sigma[name] + one[name] for name in sigma} for one in (psi, of_helper))
-    rows, centre = np.asarray(work.deck.rows), statistics_of(received.model)
+    rows, centre = np.asarray(work.decks["unlabelled"].rows), statistics_of(received.model)
     unlabelled = [place for place in range(10) if data.visible_labels[rows[place]] < 0]
     prior = probabilities(theta, pixels_of(data, rows[unlabelled], mirrored), centre).mean(axis=0)
-    np.testing.assert_allclose(work.prior, prior, rtol=1e-5)
+    np.testing.assert_allclose(work.labels.prior, prior, rtol=1e-5)
 
     def divided(p):
         return p / prior / (p / prior).sum(axis=1, keepdims=True)
 
     losses, changed = [], []
-    for batch in np.split(np.asarray(work.deck.order)[0][:7], [4]):
+    for batch in np.split(np.asarray(work.decks["unlabelled"].order)[0][:7], [4]):
         x, strong = (pixels_of(data, rows[batch], view) for view in (problem.weak, problem.strong))
         plain, by_helper = probabilities(theta, x, x.mean(axis=0)), probabilities(other, x, centre)
         p, q = divided(plain), divided(by_helper)
@@ -113,7 +122,7 @@ def test_a_loss_that_falls_keeps_the_rate():
     params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
     received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(0.1), jnp.bool_(False))
     personal = {"entries": jnp.float32(0)}
-    _, finished = train(method.phases[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)
+    _, finished = train(phases_of(method)[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)
     plateau = finished.own[PLATEAU]
     assert (float(plateau.factor), int(plateau.waited)) == (1.0, 0)
     assert plateau.lowest == finished.metrics["labelled_loss"] > 0
@@ -128,7 +137,7 @@ def test_a_client_without_labels_goes_by_its_unlabelled_loss():
     personal = {"entries": jnp.float32(0)}
     before = Plateau(jnp.float32(1.0), jnp.float32(1e3), jnp.int32(0))
     for client, name in ((0, "labelled_loss"), (1, "client_loss")):
-        _, finished = train(method.phases[0], received, data, client, {PLATEAU: before}, personal=personal)
+        _, finished = train(phases_of(method)[0], received, data, client, {PLATEAU: before}, personal=personal)
         plateau = finished.own[PLATEAU]
         assert plateau.lowest == finished.metrics[name] > 0 and plateau.factor == 1
         rests = jax.tree.map(np.array_equal, finished.upload.model.params[SIGMA], params[SIGMA])

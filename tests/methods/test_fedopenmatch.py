@@ -19,6 +19,7 @@ from tests.helpers.small_problem import (
     loss_and_gradient,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -54,7 +55,7 @@ def test_labels_that_the_head_rejects_do_not_count():
     accepted |= np.asarray(data.visible_labels)[rows] >= 0  # visible labels count whatever the head says
     accepted[1] = False  # it was not confident
     assert 3 < accepted.sum() < 8
-    np.testing.assert_array_equal(job.report.qualified, [*accepted, False])
+    np.testing.assert_array_equal(job.work.labels.report.qualified, [*accepted, False])
 
 
 def test_steps_are_those_of_the_equations():
@@ -64,15 +65,15 @@ def test_steps_are_those_of_the_equations():
     fields = {"data.labels": "clients", **{f"fedopenmatch.{name}": value for name, value in options.items()}}
     problem = small_problem("fedopenmatch", SmallNetwork(ONE_VS_ALL, head_dim=CLASSES), **fields)
     received, config = sent_down(problem), problem.config.client
-    job, finished = train(METHODS["fedopenmatch"].factory(problem).phases[0], received, data, 0)
+    job, finished = train(phases_of(METHODS["fedopenmatch"].factory(problem))[0], received, data, 0)
 
     rows = np.asarray(data.client_index)[0, :10]
     labels, statistics = np.asarray(data.visible_labels)[rows], statistics_of(received.model)
     head = np.asarray(received.model.params[ONE_VS_ALL]["kernel"], np.float64)
     model, refused, values = {**in_numpy(received.model.params), "head": head}, 0, []
     velocity = at_rest(model)
-    labelled = batches(np.asarray(job.work.labelled.order), 4, config.batch_size)
-    for known, unknown in zip(labelled, batches(np.asarray(job.work.deck.order), 6, config.batch_size)):
+    labelled = batches(np.asarray(job.work.decks["labelled"].order), 4, config.batch_size)
+    for known, unknown in zip(labelled, batches(np.asarray(job.work.decks["unlabelled"].order), 6, config.batch_size)):
         given = pixels_of(data, rows[known], mirrored)
         weak, strong = (pixels_of(data, rows[unknown], view) for view in (mirrored, negative))
         views, n, y = np.concatenate([given, weak, strong]), len(unknown), np.eye(CLASSES)[labels[known]]

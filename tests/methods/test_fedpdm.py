@@ -15,6 +15,7 @@ from tests.helpers.small_problem import (
     loss_and_gradient,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -64,7 +65,7 @@ def test_steps_are_those_of_the_equations():
     options = {"threshold": 0.75, "shares_decay": 0.3, "adjustment": 0.8, "ema_decay": 0.6, "warm_up_rounds": 0}
     problem = small_problem("fedpdm", num_rounds=4, **{f"fedpdm.{name}": value for name, value in options.items()})
     received, config, before = sent_down(problem), problem.config.client, SHARES
-    (phase,) = METHODS["fedpdm"].factory(problem).phases
+    (phase,) = phases_of(METHODS["fedpdm"].factory(problem))
 
     factors = 1 / (1 + np.arange(10))  # weights of confident labels
 
@@ -87,8 +88,8 @@ def test_steps_are_those_of_the_equations():
     given = np.bincount(labels[~unlabelled], minlength=CLASSES)
 
     average, velocity, number = (model, statistics), at_rest(model), 0
-    labelled = batches(np.asarray(job.work.labelled.order), 4, config.batch_size)
-    for step, of_step in enumerate(batches(np.asarray(job.work.deck.order), 6, config.batch_size)):
+    labelled = batches(np.asarray(job.work.decks["labelled"].order), 4, config.batch_size)
+    for step, of_step in enumerate(batches(np.asarray(job.work.decks["unlabelled"].order), 6, config.batch_size)):
         places = labelled[step]
         shares = (given + 6 * (before, now)[step // 2]) / 10  # an epoch has two steps
         adjusted = {**model, "bias": model["bias"] + 0.8 * 1 / 4 * np.log(shares)}
@@ -110,7 +111,7 @@ def test_steps_are_those_of_the_equations():
 
 def test_a_client_with_labels_alone_uploads_its_last_model():
     problem = small_problem("fedpdm", **{"fedpdm.ema_decay": 1.0, "client.epochs": 1})  # an average that stays
-    (phase,) = METHODS["fedpdm"].factory(problem).phases
+    (phase,) = phases_of(METHODS["fedpdm"].factory(problem))
     received, own = sent_down(problem), {"unlabelled_shares": jnp.asarray(SHARES, jnp.float32)}
 
     def first_round(received, data, cohort, previous):
@@ -128,7 +129,7 @@ def test_a_rule_for_the_labels_counts_unlabelled_images_alone():
     fields = {"confidence.kind": "share", "confidence.share": 0.5, "fedpdm.warm_up_rounds": 2}
     problem = small_problem("fedpdm", **fields)
     received, own = sent_down(problem), {"unlabelled_shares": jnp.asarray(SHARES, jnp.float32)}
-    (phase,) = METHODS["fedpdm"].factory(problem).phases
+    (phase,) = phases_of(METHODS["fedpdm"].factory(problem))
 
     def third_round(received, data, cohort, previous):  # the first one behind the warm-up
         return phase.prepare(received, data, cohort._replace(round=jnp.array([2])), previous)

@@ -22,6 +22,7 @@ from tests.helpers.small_problem import (
     handed_on,
     loss_and_gradient,
     mirrored,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -178,11 +179,11 @@ def spliced_by_hand(received, own):
 def test_the_spliced_network_is_tuned_on_labels(data, frozen):
     problem, method = build(**{"fedtrinet.freeze_head": frozen})
     received, own, config = sent(problem), memory(), problem.config.client
-    job, finished = train(method.phases[0], received, data, SOME, own)
+    job, finished = train(phases_of(method)[0], received, data, SOME, own)
     assert job.num_steps == 2  # two epochs of three labelled images
     model, statistics, losses = spliced_by_hand(received.model, own), statistics_of(own[LOCAL]), []
     velocity = at_rest(model)
-    for epoch in np.asarray(job.work.deck.order):
+    for epoch in np.asarray(job.work.decks["unlabelled"].order):
         rows = np.asarray(data.client_index[SOME])[epoch[:3]]
         x = pixels_of(data, rows, mirrored)
         loss, gradient = loss_and_gradient(
@@ -200,7 +201,7 @@ def test_the_spliced_network_is_tuned_on_labels(data, frozen):
 
 def test_nothing_is_tuned_while_clients_train_on_labels_alone(data):
     problem, method = build()
-    jobs = [prepare(method.phases[0], sent(problem, r), data, SOME, memory()) for r in (-40, -1, 0)]
+    jobs = [prepare(phases_of(method)[0], sent(problem, r), data, SOME, memory()) for r in (-40, -1, 0)]
     assert [int(job.num_steps) for job in jobs] == [0, 0, 2]
 
 
@@ -248,8 +249,8 @@ def test_an_image_gets_the_label_of_the_sum_once_and_for_ever(data, client, play
             None,
             (in_numpy(received.model.params), statistics_of(received.model)),
         )
-        assert len(method.phases) == 1
-    job = prepare(method.phases[-1], received, data, client, own, previous)
+        assert len(phases_of(method)) == 1
+    job = prepare(phases_of(method)[-1], received, data, client, own, previous)
     new = [i for i in free if votes[i].max() >= threshold]
     for i in new:
         labels[i] = votes[i].argmax()
@@ -258,12 +259,12 @@ def test_an_image_gets_the_label_of_the_sum_once_and_for_ever(data, client, play
     assert job.own[ACCEPTED].rounds == 5 + (len(new) >= 2)
     np.testing.assert_array_equal(job.work.labels[: len(votes)], np.where(visible >= 0, visible, labels[: len(votes)]))
     has_one = labels[: len(votes)] >= 0
-    np.testing.assert_array_equal(job.report.qualified[: len(votes)], has_one | (visible >= 0))
+    np.testing.assert_array_equal(job.work.labels.report.qualified[: len(votes)], has_one | (visible >= 0))
     expected = np.where(has_one, labels[: len(votes)], votes.argmax(axis=1))
-    np.testing.assert_array_equal(job.report.labels[: len(votes)], expected)
-    assert int(job.work.deck.size) == np.sum(has_one | (visible >= 0)) and int(job.work.accepted.size) == np.sum(
-        has_one
-    )
+    np.testing.assert_array_equal(job.work.labels.report.labels[: len(votes)], expected)
+    assert int(job.work.decks["unlabelled"].size) == np.sum(has_one | (visible >= 0)) and int(
+        job.work.accepted.size
+    ) == np.sum(has_one)
     assert_model(job.work.start, *tuned)
 
 
@@ -274,22 +275,22 @@ def test_while_clients_train_on_labels_alone_nothing_is_accepted(data):
     nobody = Previous(
         jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape)), Upload(received.model)), jnp.array([False])
     )
-    job = prepare(method.phases[1], received, data, SOME, memory(), nobody)
-    assert int(job.work.deck.size) == 3 and int(job.work.accepted.size) == 0 and job.num_steps == 2
+    job = prepare(phases_of(method)[1], received, data, SOME, memory(), nobody)
+    assert int(job.work.decks["unlabelled"].size) == 3 and int(job.work.accepted.size) == 0 and job.num_steps == 2
     assert np.all(np.asarray(job.own[ACCEPTED].labels) == -1) and job.own[ACCEPTED].rounds == 0
     assert_model(job.work.start, in_numpy(received.model.params), statistics_of(received.model))
-    assert prepare(method.phases[1], received, data, NO_LABELS, memory(), nobody).num_steps == 0
+    assert prepare(phases_of(method)[1], received, data, NO_LABELS, memory(), nobody).num_steps == 0
 
 
 def test_one_player_trains_the_global_model(data):
     """FedAvg with pseudo-labels: two epochs of plain SGD from the received model on labels and accepted images."""
     problem, method = build(**{"fedtrinet.players": "one"})
     received, own = sent(problem, threshold=9.0), {ACCEPTED: memory({1: 2, 4: 0})[ACCEPTED]}
-    job, finished = train(method.phases[0], received, data, SOME, own)
+    job, finished = train(phases_of(method)[0], received, data, SOME, own)
     model, statistics, config = in_numpy(received.model.params), statistics_of(received.model), problem.config.client
     velocity, labels, rows = at_rest(model), np.asarray(job.work.labels), np.asarray(data.client_index[SOME])
     assert int(job.num_steps) == 4  # five images in batches of three, twice
-    for epoch in np.asarray(job.work.deck.order):
+    for epoch in np.asarray(job.work.decks["unlabelled"].order):
         for batch in (epoch[:3], epoch[3:5]):
             x = pixels_of(data, rows[batch], mirrored)
             targets = np.eye(CLASSES)[labels[batch]] / len(x)
@@ -316,9 +317,9 @@ def test_the_vote_may_be_of_probabilities_without_the_prior(data):
         p = probabilities(params, x, statistics)
         ratio = p / p[unlabelled].mean(axis=0)
         votes = votes + ratio / ratio.sum(axis=1, keepdims=True)
-    job = prepare(method.phases[1], received, data, SOME, own, previous)
-    np.testing.assert_array_equal(job.report.labels[:9][unlabelled], votes.argmax(axis=1)[unlabelled])
-    plain = prepare(build()[1].phases[1], received, data, SOME, own, previous).report.labels[:9][unlabelled]
+    job = prepare(phases_of(method)[1], received, data, SOME, own, previous)
+    np.testing.assert_array_equal(job.work.labels.report.labels[:9][unlabelled], votes.argmax(axis=1)[unlabelled])
+    plain = prepare(phases_of(build()[1])[1], received, data, SOME, own, previous).report.labels[:9][unlabelled]
     assert np.any(plain != votes.argmax(axis=1)[unlabelled])
 
 
@@ -336,8 +337,8 @@ def test_training_goes_on_from_the_tuned_network_on_labels_and_accepted_images(d
     problem, method = build(**{"fedtrinet.min_new_labels": 99})
     config, own = problem.config.client, memory({1: 2, 4: 0, 5: 1, 8: 1}, rounds)
     received = sent(problem, number, threshold=9.0)
-    first, tuned = train(method.phases[0], received, data, SOME, own)
-    job, finished = train(method.phases[1], received, data, SOME, own, handed_on(first, tuned))
+    first, tuned = train(phases_of(method)[0], received, data, SOME, own)
+    job, finished = train(phases_of(method)[1], received, data, SOME, own, handed_on(first, tuned))
     model, statistics = in_numpy(tuned.upload.model.params), statistics_of(tuned.upload.model)
     velocity, losses, labels = at_rest(model), [], np.asarray(job.work.labels)
     assert int(job.num_steps) == 6  # two epochs of seven images in batches of three
@@ -345,7 +346,7 @@ def test_training_goes_on_from_the_tuned_network_on_labels_and_accepted_images(d
     accepted = [epoch[part] for epoch in np.asarray(job.work.accepted.order) for part in (slice(0, 3), slice(3, 4))]
     for step in range(6):
         epoch, part = divmod(step, 3)
-        of_all = np.asarray(job.work.deck.order)[epoch, :7][3 * part : 3 * part + 3]
+        of_all = np.asarray(job.work.decks["unlabelled"].order)[epoch, :7][3 * part : 3 * part + 3]
         more = accepted[step % 4]
         assert set(labels[more]) <= {0, 1, 2} and set(more) <= {1, 4, 5, 8}
         x, also = pixels_of(data, rows[of_all], mirrored), pixels_of(data, rows[more], mirrored)

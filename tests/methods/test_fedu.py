@@ -21,6 +21,7 @@ from tests.helpers.small_problem import (
     federation,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     prepare,
     sent_down,
@@ -124,13 +125,13 @@ def test_the_target_is_an_average_of_the_past():
 def test_fedu_s_visits_are_those_by_hand(data, threshold, is_near):
     """The first, of target and predictor from the server; the second, whose predictor depends on the divergence."""
     problem = problem_of("fedu", **{"fedu.threshold": threshold, "fedu.decay": 0.8})
-    (phase,) = METHODS["fedu"].factory(problem).phases
+    (phase,) = phases_of(METHODS["fedu"].factory(problem))
     own = memory_of(problem, None, data)
     first, second = (sent_down(problem, np.int32(number), seed=number) for number in (4, 9))
     online, target = kernels(first.model.params, *ONLINE), kernels(first.model.params, *ENCODER)
     job, finished = train(phase, first, data, CLIENT, own, jit=True)
     assert int(job.num_steps) == 4  # of 7 images two batches of 3, in two epochs
-    trained, target, seen, mean = visit(problem, data, job.work.deck, online, target)
+    trained, target, seen, mean = visit(problem, data, job.work.decks["unlabelled"], online, target)
     assert finished.metrics["byol_loss"] == pytest.approx(mean, rel=1e-4)
     assert set(finished.upload.model.params) == set(ONLINE) and not finished.upload.metadata
     assert_kernels(finished.upload.model.params, trained)
@@ -149,7 +150,7 @@ def test_fedu_s_visits_are_those_by_hand(data, threshold, is_near):
     online = kernels(second.model.params, *ONLINE)
     if not is_near:
         online["predictor"] = trained["predictor"]
-    trained, target, _, _ = visit(problem, data, job.work.deck, online, target)
+    trained, target, _, _ = visit(problem, data, job.work.decks["unlabelled"], online, target)
     assert_kernels(finished.upload.model.params, trained)
     assert_kernels(finished.own["target"], target)
     assert finished.own["last_round"] == 9
@@ -157,27 +158,27 @@ def test_fedu_s_visits_are_those_by_hand(data, threshold, is_near):
 
 def test_a_client_with_fewer_images_than_a_batch_trains_on_all_of_them(data):
     problem = problem_of("fedu", **{"fedu.threshold": 100.0, "fedu.decay": 0.8})
-    (phase,) = METHODS["fedu"].factory(problem).phases
+    (phase,) = phases_of(METHODS["fedu"].factory(problem))
     received = sent_down(problem, np.int32(4))
     online, target = kernels(received.model.params, *ONLINE), kernels(received.model.params, *ENCODER)
     job, finished = train(phase, received, data, 0, memory_of(problem, None, data), jit=True)
     assert int(job.num_steps) == 2  # both images, in two epochs
-    trained, target, _, _ = visit(problem, data, job.work.deck, online, target, client=0)
+    trained, target, _, _ = visit(problem, data, job.work.decks["unlabelled"], online, target, client=0)
     assert_kernels(finished.upload.model.params, trained)
     assert_kernels(finished.own["target"], target)
 
 
 def test_the_first_target_may_be_the_online_encoder_itself(data):
     problem = problem_of("fedu,code", **{"fedu.decay": 0.8})
-    (phase,) = METHODS["fedu"].factory(problem).phases
+    (phase,) = phases_of(METHODS["fedu"].factory(problem))
     received, own = sent_down(problem, np.int32(0)), memory_of(problem, None, data)
     online, target = kernels(received.model.params, *ONLINE), kernels(received.model.params, *ENCODER)
     job, finished = train(phase, received, data, CLIENT, own, jit=True)
-    trained, target, _, _ = visit(problem, data, job.work.deck, online, target, alias=True)
+    trained, target, _, _ = visit(problem, data, job.work.decks["unlabelled"], online, target, alias=True)
     assert_kernels(finished.upload.model.params, trained)
     assert_kernels(finished.own["target"], {name: trained[name] for name in ENCODER})
     job, finished = train(phase, received, data, CLIENT, {**own, **finished.own, "divergence": np.float32(0)}, jit=True)
-    trained, target, _, _ = visit(problem, data, job.work.deck, online, target)
+    trained, target, _, _ = visit(problem, data, job.work.decks["unlabelled"], online, target)
     assert_kernels(finished.own["target"], target)
 
 
@@ -188,13 +189,13 @@ def begun(phase, received, data, own):
 
 def test_both_encoders_may_begin_with_the_global_one(data):
     problem = problem_of("fedu,both")
-    (phase,) = METHODS["fedu"].factory(problem).phases
+    (phase,) = phases_of(METHODS["fedu"].factory(problem))
     received = sent_down(problem, np.int32(3))
     own = memory_of(problem, received, data, last_round=np.int32(2), divergence=np.float32(0))
     encoder = {name: received.model.params[name] for name in ENCODER}
     carry = begun(phase, received, data, own)
     jax.tree.map(np.testing.assert_array_equal, carry.own["target"], encoder)
-    kept = begun(METHODS["fedu"].factory(problem_of("fedu")).phases[0], received, data, own)
+    kept = begun(phases_of(METHODS["fedu"].factory(problem_of("fedu")))[0], received, data, own)
     jax.tree.map(np.testing.assert_array_equal, kept.own["target"], own["target"])
 
 
@@ -203,7 +204,7 @@ def test_both_encoders_may_begin_with_the_global_one(data):
 
 def start_of(problem, data, received, **entries):
     """The online kernels with which a client begins."""
-    (phase,) = METHODS["fedema"].factory(problem).phases
+    (phase,) = phases_of(METHODS["fedema"].factory(problem))
     carry = begun(phase, received, data, memory_of(problem, received, data, **entries))
     return carry.learner.model
 
@@ -215,7 +216,7 @@ def mixture(own, received, mu):
 def test_fedema_s_second_visit_takes_tau_of_its_own(data):
     """lambda_k is tau over the first divergence, which is that of the second visit; then it stays."""
     problem = problem_of("fedema", **{"fedema.tau": 0.7})
-    (phase,) = METHODS["fedema"].factory(problem).phases
+    (phase,) = phases_of(METHODS["fedema"].factory(problem))
     own = memory_of(problem, None, data)
     received = [sent_down(problem, np.int32(number), seed=number) for number in range(3)]
     first = train(phase, received[0], data, CLIENT, own, jit=True)[1]
@@ -230,7 +231,9 @@ def test_fedema_s_second_visit_takes_tau_of_its_own(data):
     np.testing.assert_array_equal(model.batch_stats["mean"], received[1].model.batch_stats["mean"])
     own = {**own, **first.own}
     job, second = train(phase, received[1], data, CLIENT, own, jit=True)
-    trained, target, _, _ = visit(problem, data, job.work.deck, expected, kernels(first.own["target"], *ENCODER))
+    trained, target, _, _ = visit(
+        problem, data, job.work.decks["unlabelled"], expected, kernels(first.own["target"], *ENCODER)
+    )
     assert_kernels(second.upload.model.params, trained)
     assert_kernels(second.own["target"], target)
     assert second.own["scale"] == first.own["scale"]
@@ -255,7 +258,7 @@ def test_mu_is_at_most_one(data, fields, mu):
 def test_the_divergence_may_be_that_from_the_received_encoder(data):
     """So that the scale is set at the second visit, of which mu is tau as well."""
     problem = problem_of("fedema", **{"fedema.divergence": "received", "fedema.tau": 0.6})
-    (phase,) = METHODS["fedema"].factory(problem).phases
+    (phase,) = phases_of(METHODS["fedema"].factory(problem))
     received = [sent_down(problem, np.int32(number), seed=number) for number in range(3)]
     own = memory_of(problem, None, data)
     first = train(phase, received[0], data, CLIENT, own, jit=True)[1]
@@ -279,7 +282,7 @@ def test_a_selective_client_that_missed_a_round_begins_anew(data, last_round, is
     entries |= {"scale": np.float32(1e6), "last_round": np.int32(last_round)}
     source = received.model.params if is_new else own
     assert_kernels(start_of(problem, data, received, **entries).params, kernels(source, *ONLINE))
-    (phase,) = METHODS["fedema"].factory(problem).phases
+    (phase,) = phases_of(METHODS["fedema"].factory(problem))
     memory = memory_of(problem, received, data, **entries)
     target = received.model.params if is_new else memory["target"]
     assert_kernels(begun(phase, received, data, memory).own["target"], kernels(target, *ENCODER))

@@ -13,7 +13,7 @@ from fedjax_ssl.run.validation import validate
 from fedjax_ssl.server import SERVER_MODEL
 from fedjax_ssl.server.aggregation import OPT_STATE
 from tests.helpers.consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand
-from tests.helpers.small_problem import federation, sent_down, small_problem, train
+from tests.helpers.small_problem import federation, phases_of, sent_down, small_problem, train
 
 THRESHOLD = 0.6
 NO_LABELS, A_FEW = range(2)
@@ -50,7 +50,7 @@ def test_local_training_is_that_of_the_equations(data, client, fields):
     """The loss over the batch or over its confident images, with labels made in training or evaluation mode."""
     problem, method = build(**fields)
     received, options = sent_down(problem), problem.config.fixmatch
-    job, finished = train(method.phases[0], received, data, client)
+    job, finished = train(phases_of(method)[0], received, data, client)
     only_confident = options.loss_over == "confident"
     together = problem.config.data.labels == "clients" and not only_confident
     rule = hard_labels(options.threshold)
@@ -76,13 +76,13 @@ def test_rows_of_the_papers_tables_have_names(method, variants, labels_from, pro
 def test_a_step_in_which_nothing_counts_changes_nothing(data):
     problem, method = build(**CONFIDENT, **{"fixmatch.threshold": 1.0})
     received = sent_down(problem)
-    job, finished = train(method.phases[0], received, data, NO_LABELS)
+    job, finished = train(phases_of(method)[0], received, data, NO_LABELS)
     assert job.num_steps == 6 and finished.metrics["confident_share"] == 0
     for found, before in zip(jax.tree.leaves(finished.upload.model), jax.tree.leaves(received.model)):
         np.testing.assert_array_equal(found, before)
     # Over the batch it is a step: of weight decay, and of the statistics.
     _, method = build(**{"fixmatch.threshold": 1.0})
-    _, finished = train(method.phases[0], received, data, NO_LABELS)
+    _, finished = train(phases_of(method)[0], received, data, NO_LABELS)
     for found, before in zip(jax.tree.leaves(finished.upload.model), jax.tree.leaves(received.model)):
         assert np.all(found != before)
 
@@ -93,7 +93,7 @@ def test_a_label_counts_from_the_threshold_on(data):
     two_classes = jnp.float32([0, 0, -1e9])  # probabilities of exactly 1/2, whatever the image
     params = {"backbone": {"bias": two_classes}, "classifier": {"kernel": jnp.zeros((4, 3))}}
     received = received._replace(model=Model(params, received.model.batch_stats), learning_rate=jnp.float32(0))
-    _, finished = train(method.phases[0], received, data, NO_LABELS)
+    _, finished = train(phases_of(method)[0], received, data, NO_LABELS)
     assert finished.metrics["confident_share"] == 1
 
 

@@ -20,6 +20,7 @@ from tests.helpers.small_problem import (
     loss_and_gradient,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -102,11 +103,11 @@ def labels_by_hand(problem, data, received, client=CLIENT):
 
 def train_by_hand(problem, data, received, work):
     """L_a at w, L_cs at w* = w + eps, eps by ASAM from L_p: an unpadded loop. Statistics are of the pass at w alone."""
-    config, options, rows = problem.config.client, problem.config.fl2, np.asarray(work.deck.rows)
+    config, options, rows = problem.config.client, problem.config.fl2, np.asarray(work.decks["unlabelled"].rows)
     labels, counts, surest, *_ = labels_by_hand(problem, data, received)
     model, statistics = in_numpy(received.model.params), statistics_of(received.model)
     velocity, losses = at_rest(model), []
-    for batch in batches(np.asarray(work.deck.order), int(counts.sum()), config.batch_size):
+    for batch in batches(np.asarray(work.decks["unlabelled"].order), int(counts.sum()), config.batch_size):
         x, size, sure = pixels_of(data, rows[batch], negative), len(batch), surest[batch][:, None]
         one_hot, centre = np.eye(CLASSES)[labels[batch]], x.mean(axis=0)
         adaptive_loss, gradient = loss_and_gradient(model, x, centre, one_hot / size)
@@ -139,10 +140,10 @@ def train_by_hand(problem, data, received, work):
 def test_a_client_trains_as_by_hand(data, fields):
     problem, method = build(**fields)
     received = sent_down(problem)
-    job, finished = train(method.phases[0], received, data, CLIENT, jit=True)
+    job, finished = train(phases_of(method)[0], received, data, CLIENT, jit=True)
     labels, counts, surest, tau, _ = labels_by_hand(problem, data, received)
-    np.testing.assert_array_equal(job.report.labels, labels)
-    np.testing.assert_array_equal(job.report.qualified, counts)
+    np.testing.assert_array_equal(job.work.labels.report.labels, labels)
+    np.testing.assert_array_equal(job.work.labels.report.qualified, counts)
     assert 0 < sum(surest & counts) <= sum(counts) < SIZE  # each set has something to say
     assert (problem.config.confidence.kind == "sat") == (sum(surest) < sum(counts))
     assert float(finished.upload.metadata["status"]) == pytest.approx(tau, rel=1e-5)
@@ -158,7 +159,7 @@ def test_without_a_perturbation_it_is_fixmatch_with_adaptive_thresholds(data, fi
     """w* is w, L_cs is 0 and has no gradient: the client trains as by hand without it."""
     problem, method = build(**fields)
     received = sent_down(problem)
-    job, finished = train(method.phases[0], received, data, CLIENT, jit=True)
+    job, finished = train(phases_of(method)[0], received, data, CLIENT, jit=True)
     assert float(finished.metrics["consistency_loss"]) == pytest.approx(0, abs=1e-6)
     model, statistics, _ = train_by_hand(build(**{"fl2.consistency_weight": 0.0})[0], data, received, job.work)
     assert_model(finished.upload.model, model, statistics)
@@ -182,14 +183,14 @@ def test_another_rule_may_make_its_thresholds(data, kind):
     problem, method = build(**({"confidence.kind": kind} if kind != "sat" else {}))
     assert problem.config.confidence.kind == kind
     received = sent_down(problem)
-    job = prepare(method.phases[0], received, data, CLIENT)
+    job = prepare(phases_of(method)[0], received, data, CLIENT)
     x = pixels_of(data, np.asarray(data.client_index[CLIENT]), mirrored)
     p = probabilities(in_numpy(received.model.params), x, statistics_of(received.model))
     best, share = p.max(axis=1), p.mean(axis=0) / p.mean(axis=0).max()
     thresholds = {"sat": best.mean() * share, "client_mean": [best.mean()] * CLASSES, "fixed": [0.75] * CLASSES}[kind]
     expected = best > np.asarray(thresholds)[p.argmax(axis=1)]
     assert 0 < sum(expected) < SIZE
-    np.testing.assert_array_equal(job.report.qualified, expected)
+    np.testing.assert_array_equal(job.work.labels.report.qualified, expected)
 
 
 @pytest.mark.parametrize("strictly", [True, False])
@@ -198,8 +199,8 @@ def test_a_confidence_at_the_threshold_counts_in_the_code(data, strictly):
     problem, method = build(**{"fl2.strictly": strictly, "fl2.threshold": 0.5})
     params = {"backbone": {"bias": jnp.float32([0, 0, -1e9])}, "classifier": {"kernel": jnp.zeros((4, 3))}}
     received = sent_down(problem)._replace(model=Model(params, sent_down(problem).model.batch_stats))
-    job, _ = train(method.phases[0]._replace(step=lambda *a: a[3]), received, data, CLIENT)
-    assert np.sum(job.report.qualified) == job.work.deck.size == (0 if strictly else SIZE)
+    job, _ = train(phases_of(method)[0]._replace(step=lambda *a: a[3]), received, data, CLIENT)
+    assert np.sum(job.work.labels.report.qualified) == job.work.decks["unlabelled"].size == (0 if strictly else SIZE)
     assert np.sum(job.work.surest) == (0 if strictly else SIZE)
 
 

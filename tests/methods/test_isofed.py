@@ -24,6 +24,7 @@ from tests.helpers.small_problem import (
     handed_on,
     loss_and_gradient,
     mirrored,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -139,11 +140,11 @@ def test_the_adaptation_looks_at_no_label(kind, client, data):
     fields = {"client.unlabelled_learning_rate": 0.2, "client.unlabelled_clip_norm": 0.1}
     problem, method = method_of(**{"isofed.adaptation": kind, "isofed.adaptation_epochs": 2, **fields})
     received = sent_down(problem)
-    phases = [method.phases[0]] if client == LABELLED else method.phases[:3]
+    phases = [phases_of(method)[0]] if client == LABELLED else phases_of(method)[:3]
     job, finished = through(phases, received, data, client)[-1]
     work, role = (job.work, "labelled") if client == LABELLED else (job.work[0], "unlabelled")
-    assert int(job.num_steps) == 4 and int(work.deck.size) == (5 if client == LABELLED else 4)
-    model, statistics, losses = adapted_by_hand(problem, data, client, received, work.deck)
+    assert int(job.num_steps) == 4 and int(work.decks["unlabelled"].size) == (5 if client == LABELLED else 4)
+    model, statistics, losses = adapted_by_hand(problem, data, client, received, work.decks["unlabelled"])
     assert_model(finished.upload.model, model, statistics)
     np.testing.assert_allclose(finished.metrics[f"{role}_adaptation_loss"], np.mean(losses), rtol=1e-4)
     hidden = data._replace(visible_labels=jnp.full_like(data.visible_labels, -1))
@@ -167,7 +168,7 @@ def test_the_adaptation_has_an_optimiser_of_its_own_and_a_second_classifier_rest
     network = SmallNetwork(STANDARD, head_dim=CLASSES)
     problem = small_problem("isofed", network, **{"client.epochs": 1, **fields})
     method, received = METHODS["isofed"].factory(problem), sent_down(problem)
-    phase = method.phases[0]
+    phase = phases_of(method)[0]
     _, finished = train(phase, received, data, LABELLED, personal=jnp.bool_(True))
     assert "opt_state" not in finished.own
     old, new = received.model.params, finished.upload.model.params
@@ -178,10 +179,12 @@ def test_the_adaptation_has_an_optimiser_of_its_own_and_a_second_classifier_rest
 def test_a_labelled_client_goes_on_from_the_adapted_model(data):
     problem, method = method_of()
     received = sent_down(problem)
-    first, (job, _), (between, _), (last_job, last) = through(method.phases, received, data, LABELLED, {"trainer": ()})
+    first, (job, _), (between, _), (last_job, last) = through(
+        phases_of(method), received, data, LABELLED, {"trainer": ()}
+    )
     assert int(between.num_steps) == 0  # the other role's adaptation
     config = problem.config.client
-    model, statistics, _ = adapted_by_hand(problem, data, LABELLED, received, first[0].work.deck)
+    model, statistics, _ = adapted_by_hand(problem, data, LABELLED, received, first[0].work.decks["unlabelled"])
     velocity = at_rest(model)
     for batch in batches(np.asarray(job.work[0].deck.order), 5, 3):
         rows = np.asarray(data.client_index[LABELLED])[batch]
@@ -197,9 +200,9 @@ def test_an_unlabelled_client_goes_on_from_the_adapted_model(data):
     """Through a labelled phase in which it has no step."""
     problem, method = method_of()
     received, own = sent_down(problem), {"trainer": ()}
-    first, between, adapted = through(method.phases[:3], received, data, UNLABELLED, own)
+    first, between, adapted = through(phases_of(method)[:3], received, data, UNLABELLED, own)
     assert int(first[0].num_steps) == 0 and int(between[0].num_steps) == 0
-    job = prepare(method.phases[3], received, data, UNLABELLED, own, handed_on(*adapted), jnp.bool_(True))
+    job = prepare(phases_of(method)[3], received, data, UNLABELLED, own, handed_on(*adapted), jnp.bool_(True))
     model, statistics, _ = adapted_by_hand(problem, data, UNLABELLED, received, adapted[0].work[0].deck)
     assert_model(job.work.begin, model, statistics)
     assert int(job.num_steps) == 2
@@ -210,7 +213,7 @@ def test_a_mean_teacher_in_the_place_of_pseudo_labels(data):
     problem, method = method_of(",mean_teacher", **{"isofed.consistency_weight": 3.0, "isofed.ema_decay": 0.3})
     received = sent_down(problem)
     own = jax.tree.map(lambda leaf: leaf[0], own_teachers(data, received.model))
-    _, _, adapted, (job, last) = through(method.phases, received, data, UNLABELLED, own)
+    _, _, adapted, (job, last) = through(phases_of(method), received, data, UNLABELLED, own)
     model, _, _ = adapted_by_hand(problem, data, UNLABELLED, received, adapted[0].work[0].deck)
     teacher, centre, losses = in_numpy(received.model.params), statistics_of(received.model), []
     config, velocity, statistics = problem.config.client, at_rest(model), statistics_of(adapted[1].upload.model)
@@ -235,20 +238,20 @@ def test_a_mean_teacher_in_the_place_of_pseudo_labels(data):
 
 def test_a_phase_that_goes_on_begins_with_a_fresh_optimiser(data):
     problem, method = method_of(",no_adaptation")
-    assert len(method.phases) == 2
-    phase = continued(method.phases[0])
+    assert len(phases_of(method)) == 2
+    phase = continued(phases_of(method)[0])
     received, turn = sent_down(problem), jnp.bool_(True)
     other = sent_down(problem, seed=9)
-    nothing = handed_on(*train(method.phases[0], received, data, UNLABELLED, personal=turn))
+    nothing = handed_on(*train(phases_of(method)[0], received, data, UNLABELLED, personal=turn))
     alone = train(phase, received, data, LABELLED, previous=nothing, personal=turn)[1]
-    plain = train(method.phases[0], received, data, LABELLED, personal=turn)[1]
+    plain = train(phases_of(method)[0], received, data, LABELLED, personal=turn)[1]
     for found, expected in zip(jax.tree.leaves(alone.upload), jax.tree.leaves(plain.upload)):
         np.testing.assert_array_equal(found, expected)  # nobody came before
     before = nothing._replace(
         took_part=jnp.array([True]), upload=nothing.upload._replace(model=jax.tree.map(lambda x: x[None], other.model))
     )
     _, after = train(phase, received, data, LABELLED, previous=before, personal=turn)
-    from_other = train(method.phases[0], other, data, LABELLED, personal=turn)[1]
+    from_other = train(phases_of(method)[0], other, data, LABELLED, personal=turn)[1]
     for found, expected in zip(jax.tree.leaves(after.upload), jax.tree.leaves(from_other.upload)):
         np.testing.assert_array_equal(found, expected)
 

@@ -31,7 +31,7 @@ from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.train import checkpoint_interval
 from fedjax_ssl.run.validation import validate
 from tests.helpers.runs import make_fedanchor_config as make_tiny_config
-from tests.helpers.small_problem import CLASSES, SmallNetwork, federation, sent_down, small_problem
+from tests.helpers.small_problem import CLASSES, SmallNetwork, federation, phases_of, sent_down, small_problem
 from tests.helpers.small_problem import train as train_client
 from tests.helpers.tiny_methods import build, compiled, make_config
 
@@ -210,7 +210,7 @@ def test_a_late_upload_counts_by_its_factor(trained):
     except UserError as error:
         assert "availability.late_weight must be 0" in str(error)
         return
-    if not method.phases or method.personal is not None:  # the latter are refused when the run is built
+    if not phases_of(method) or method.personal is not None:  # the latter are refused when the run is built
         return
     state, data, key = trained.states[0], trained.experiment.data, jax.random.key(0)
     sent, rng = trained.sent.up, np.random.default_rng(0)
@@ -311,7 +311,7 @@ def test_every_setting_traces_and_no_views_of_a_step_share_a_key(name, labels):
 
         return phase._replace(step=step)
 
-    phases = tuple(noted(number, phase) for number, phase in enumerate(method.phases))
+    phases = tuple(noted(number, phase) for number, phase in enumerate(phases_of(method)))
     round_fn = make_round(problem, method._replace(phases=phases), lanes=1)
     state, _ = jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, experiment.state_shape)
@@ -322,7 +322,7 @@ def test_every_setting_traces_and_no_views_of_a_step_share_a_key(name, labels):
     if labels != settings[-1]:
         return
 
-    for number, phase in enumerate(method.phases):
+    for number, phase in enumerate(phases_of(method)):
 
         def keys(key, arguments, step=phase.step):
             seen.clear()
@@ -414,7 +414,7 @@ def test_a_label_of_a_quarter_s_weight_has_a_quarter_of_the_loss(name, fields):
 
         problem = small_problem(name, SmallNetwork(ONE_VS_ALL, head_dim=CLASSES), **{"client.epochs": 1, **fields})
         problem = problem._replace(own_rule=rule)
-        (phase,) = METHODS[name].factory(problem).phases
+        (phase,) = phases_of(METHODS[name].factory(problem))
         return float(train_client(phase, sent_down(problem), federation([[-1] * 3]), 0)[1].metrics["unlabelled_loss"])
 
     assert loss(0.25) == pytest.approx(loss(1.0) / 4, rel=1e-5) and loss(0.25) > 0.01

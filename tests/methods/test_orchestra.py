@@ -26,6 +26,7 @@ from tests.helpers.small_problem import (
     handed_on,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     sent_down,
     small_problem,
@@ -245,7 +246,7 @@ def broadcast(problem, number):
 def test_a_client_s_training_is_that_by_hand(data):
     """Clusters, turns, target and memory; turns are those of the same keys."""
     problem = problem_of(**{"orchestra.decay": 0.8, "orchestra.temperature": 0.5})
-    phase, clustering = METHODS["orchestra"].factory(problem).phases
+    phase, clustering = phases_of(METHODS["orchestra"].factory(problem))
     received = broadcast(problem, 3)
     own = {"projections": Ring(vectors_of(6, DIM, seed=5), np.int32(0))}
     job, finished = train(phase, received, data, CLIENT, own, jit=True)
@@ -255,7 +256,11 @@ def test_a_client_s_training_is_that_by_hand(data):
     target = kernels(received.model.params["target"], *ENCODER)
     centroids, state = np.asarray(received.extra.centroids, np.float64), {"target": target, "step": 0}
     losses, memory, running, of_target = [], list(own["projections"].rows), np.full(4, 0.25), np.full(4, 0.25)
-    orders = batches(np.asarray(job.work.deck.order), int(job.work.deck.size), problem.config.client.batch_size)
+    orders = batches(
+        np.asarray(job.work.decks["unlabelled"].order),
+        int(job.work.decks["unlabelled"].size),
+        problem.config.client.batch_size,
+    )
     for step, batch in enumerate(orders):
         rows = np.asarray(data.client_index[CLIENT])[batch]
         turns_key = jax.random.split(jax.random.key(step), 4)[3]
@@ -314,7 +319,7 @@ def test_a_client_s_training_is_that_by_hand(data):
 
 def test_the_first_round_clusters_and_does_not_train(data):
     problem = problem_of()
-    phase, _ = METHODS["orchestra"].factory(problem).phases
+    phase, _ = phases_of(METHODS["orchestra"].factory(problem))
     received = broadcast(problem, 0)
     own = {"projections": Ring(vectors_of(6, DIM, seed=5), np.int32(0))}
     job, finished = train(phase, received, data, CLIENT, own, jit=True)

@@ -31,6 +31,7 @@ from tests.helpers.small_problem import (
     federation,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     sent_down,
     small_problem,
@@ -171,23 +172,23 @@ def test_local_training_is_that_of_the_equations(data, variants, client, fields)
     problem, method = build(*variants, **weights, **fields)
     options, config = problem.config.proxyfl, problem.config.client
     received = sent_down(problem, extra=jnp.asarray(PRIOR_SENT, jnp.float32))
-    job, finished = train(method.phases[0], received, data, client, jit=True)
+    job, finished = train(phases_of(method)[0], received, data, client, jit=True)
 
     first = named(received.model.params)
     w, velocity, statistics = dict(first), at_rest(first), statistics_of(received.model)
-    rows, counts, metrics = np.asarray(job.work.deck.rows), np.zeros(CLASSES), []
+    rows, counts, metrics = np.asarray(job.work.decks["unlabelled"].rows), np.zeros(CLASSES), []
     seen = set()
     of_deck = lambda deck, index: np.asarray(deck.order)[0][index * 3 : min(index * 3 + 3, int(deck.size))]  # noqa: E731
-    num_labelled = max(-(-int(job.work.labelled.size) // 3), 1)
+    num_labelled = max(-(-int(job.work.decks["labelled"].size) // 3), 1)
     for index in range(job.num_steps):
-        of_unlabelled = rows[of_deck(job.work.deck, index)]
-        of_labelled = rows[of_deck(job.work.labelled, index % num_labelled)]
+        of_unlabelled = rows[of_deck(job.work.decks["unlabelled"], index)]
+        of_labelled = rows[of_deck(job.work.decks["labelled"], index % num_labelled)]
         given = pixels_of(data, of_labelled, mirrored)
         weak, strong = pixels_of(data, of_unlabelled, mirrored), pixels_of(data, of_unlabelled, negative)
         truth = np.asarray(data.visible_labels)[of_labelled]
         pool = np.concatenate([given, weak, strong]).mean(axis=0)
         p = lambda x, model, centre: softmax((x - centre) @ model["kernel"] + model["bias"])  # noqa: E731
-        prior = 1.0 if job.work.prior is None else np.asarray(job.work.prior, np.float64)
+        prior = 1.0 if job.work.labels.prior is None else np.asarray(job.work.labels.prior, np.float64)
         labels = Labels(
             options, p(weak, w, pool), p(weak, first, statistics), truth, p(given, first, statistics), prior
         )  # fmt: skip
@@ -215,7 +216,7 @@ def test_local_training_is_that_of_the_equations(data, variants, client, fields)
 def test_counts_are_those_of_the_last_local_epoch(data):
     problem, method = build(**{"client.epochs": 3, "proxyfl.threshold": 0.0})
     received = sent_down(problem, extra=jnp.asarray(PRIOR_SENT, jnp.float32))
-    job, finished = train(method.phases[0], received, data, A_FEW, jit=True)
+    job, finished = train(phases_of(method)[0], received, data, A_FEW, jit=True)
     rows, first = np.asarray(data.client_index[A_FEW])[:10], named(received.model.params)
     truth = np.asarray(data.visible_labels)[rows]
     x = pixels_of(data, rows[truth < 0], mirrored) - statistics_of(received.model)
@@ -370,7 +371,7 @@ def test_each_part_is_switched_off_alone(data):
         problem, _ = build(**{"proxyfl.contrastive": False, "proxyfl.tuning": tuning})
         method, state, received = uploads(problem)
         assert state.server == {} and method.broadcast(state, None, None).extra == ()  # no prior travels
-        _, finished = train(method.phases[0], sent_down(problem), data, A_FEW)
+        _, finished = train(phases_of(method)[0], sent_down(problem), data, A_FEW)
         assert finished.upload.metadata == {} and set(finished.upload.model.params) == {"backbone", "classifier"}
         assert "contrastive_loss" not in finished.metrics
         after, _ = method.aggregate(state, None, received, jax.random.key(0))
@@ -396,11 +397,11 @@ def test_without_both_it_is_fixmatch_with_global_labels(data, client):
         ((), "fixmatch", {"consistency.labels_from": "received"}),
     ):
         problem, built = build(*variants, method=method, **fields)
-        finished.append(train(built.phases[0], sent_down(problem), data, client)[1])
+        finished.append(train(phases_of(built)[0], sent_down(problem), data, client)[1])
     assert finished[0].metrics.keys() == finished[1].metrics.keys()
     for found, expected in zip(*(jax.tree.leaves((one.metrics, one.upload)) for one in finished)):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
-    of_confident = train(build("plain_proxyfl")[1].phases[0], sent_down(problem), data, client)[1]
+    of_confident = train(phases_of(build("plain_proxyfl")[1])[0], sent_down(problem), data, client)[1]
     assert (
         client == NO_LABELS
         or of_confident.metrics["unlabelled_loss"] > 1.2 * finished[0].metrics["unlabelled_loss"] > 0
@@ -413,7 +414,7 @@ def test_without_both_it_is_sage_that_trusts_the_global_model_alone(data):
     finished = []
     for variants, method, fields in (("plain_proxyfl",), "proxyfl", plain), ((), "sage", {"sage.half_gap": 1e-9}):
         problem, built = build(*variants, method=method, **fields)
-        finished.append(train(built.phases[0], sent_down(problem), data, A_FEW)[1])
+        finished.append(train(phases_of(built)[0], sent_down(problem), data, A_FEW)[1])
     for name in finished[0].metrics:
         np.testing.assert_allclose(finished[0].metrics[name], finished[1].metrics[name], rtol=1e-5)
     for part, leaf in (("backbone", "bias"), ("classifier", "kernel")):

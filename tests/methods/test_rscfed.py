@@ -24,6 +24,7 @@ from tests.helpers.small_problem import (
     federation,
     handed_on,
     itself,
+    phases_of,
     pixels_of,
     probabilities,
     running_mean,
@@ -78,10 +79,10 @@ def train_by_hand(problem, data, received, own, work):
     velocity = {name: 0.1 * np.ones_like(leaf) for name, leaf in student.items()}
     teacher, centre = in_numpy(own["teacher"].params), statistics_of(own["teacher"])
     steps, losses = int(own["teacher_steps"]), []
-    for epoch in np.asarray(work.deck.order):
-        epoch = epoch[: int(work.deck.size)]
+    for epoch in np.asarray(work.decks["unlabelled"].order):
+        epoch = epoch[: int(work.decks["unlabelled"].size)]
         for first in range(0, len(epoch), 3):
-            rows = np.asarray(work.deck.rows)[epoch[first : first + 3]]
+            rows = np.asarray(work.decks["unlabelled"].rows)[epoch[first : first + 3]]
             of_teacher, x = views(data, rows, len(losses))
             if steps == 0:
                 teacher, centre = dict(in_numpy(received.model.params)), statistics_of(received.model)
@@ -117,8 +118,8 @@ def test_the_student_is_held_near_its_teacher(data, steps, fields):
     """Seven images in batches of 3, so that the last one is short; two views; the client's own momentum."""
     problem, method = build(coin, **{"rscfed.consistency_weight": 0.8, **fields})
     received, own = sent_down(problem), memory(problem, problem.network.init(jax.random.key(2)), steps)
-    nothing = handed_on(*train(method.phases[0], received, data, UNLABELLED, own))
-    job, finished = train(method.phases[1], received, data, UNLABELLED, own, nothing, jit=True)
+    nothing = handed_on(*train(phases_of(method)[0], received, data, UNLABELLED, own))
+    job, finished = train(phases_of(method)[1], received, data, UNLABELLED, own, nothing, jit=True)
     student, statistics, velocity, teacher, centre, now, loss = train_by_hand(problem, data, received, own, job.work)
     assert job.num_steps == 6 == now - steps == finished.own["teacher_steps"] - steps
     assert_model(finished.upload.model, student, statistics)
@@ -127,7 +128,7 @@ def test_the_student_is_held_near_its_teacher(data, steps, fields):
         np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(finished.metrics["unlabelled_loss"], loss, rtol=1e-4)
     assert finished.upload.metadata["labelled"] == 0
-    rows = job.work.deck.rows[:7]  # both views were drawn, and differ in some step
+    rows = job.work.decks["unlabelled"].rows[:7]  # both views were drawn, and differ in some step
     assert any(not np.array_equal(*views(data, rows, index)) for index in range(6))
 
 
@@ -139,8 +140,8 @@ def test_the_weight_rises_over_the_ramp(data):
         own = memory(problem, problem.network.init(jax.random.key(2)), 3)
         state = State(jnp.int32(number), problem.network.init(jax.random.key(4)))
         received = method.broadcast(state, data, None)
-        nothing = handed_on(*train(method.phases[0], received, data, 2, own))
-        job, finished = train(method.phases[1], received, data, 2, own, nothing, jit=True)
+        nothing = handed_on(*train(phases_of(method)[0], received, data, 2, own))
+        job, finished = train(phases_of(method)[1], received, data, 2, own, nothing, jit=True)
         assert job.num_steps == 1
         losses.append(finished.metrics["unlabelled_loss"])
     np.testing.assert_allclose(losses, losses[-1] * np.array([0, 0.25, 1, 1]))
@@ -280,11 +281,11 @@ def test_a_client_in_two_groups_trains_twice(data):
     received = method.broadcast(state, data, None)
     for _ in range(2):
         for client in range(NUM_CLIENTS):
-            first, finished = train(method.phases[0], received, data, client, memories[client])
+            first, finished = train(phases_of(method)[0], received, data, client, memories[client])
             if first.num_steps > 0:
                 memories[client] = {**memories[client], **finished.own}
             previous = handed_on(first, finished)
-            _, finished = train(method.phases[1], received, data, client, memories[client], previous, jit=True)
+            _, finished = train(phases_of(method)[1], received, data, client, memories[client], previous, jit=True)
             memories[client] = {**memories[client], **finished.own}
             models.append([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(finished.upload.model)])
             clients.append(client)

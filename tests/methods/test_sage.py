@@ -16,7 +16,7 @@ from fedjax_ssl.run.validation import validate
 from tests.helpers.consistency_by_hand import assert_as_by_hand, train_by_hand
 from tests.helpers.linear_network import softmax
 from tests.helpers.runs import TINY_BACKBONE
-from tests.helpers.small_problem import CLASSES, federation, prepare, sent_down, small_problem, train
+from tests.helpers.small_problem import CLASSES, federation, phases_of, prepare, sent_down, small_problem, train
 
 THRESHOLD, HALF_GAP = 0.6, 0.2
 A_FEW, NO_LABELS, ONLY_LABELS, ONE = range(4)
@@ -36,7 +36,7 @@ def build(labels="clients", method="sage", **fields):
     fields = {"data.labels": labels, "sage.threshold": THRESHOLD, "sage.half_gap": HALF_GAP, **fields}
     problem = small_problem(method, **fields)
     validate(problem.config)
-    return problem, METHODS[method].factory(problem).phases[0]
+    return problem, phases_of(METHODS[method].factory(problem))[0]
 
 
 @functools.partial(jax.jit, static_argnames=("threshold", "half_gap"))
@@ -125,11 +125,11 @@ def test_the_unlabelled_deck_holds_the_labelled_images_too_and_an_epoch_goes_twi
     _, phase = build(**PROTOCOL)
     problem, received = build()[0], sent_down(build()[0])
     jobs = [prepare(phase, received, data, client) for client in range(4)]
-    assert [int(job.work.deck.size) for job in jobs] == [9, 7, 4, 1]
-    assert [int(job.work.labelled.size) for job in jobs] == [4, 0, 4, 0]
+    assert [int(job.work.decks["unlabelled"].size) for job in jobs] == [9, 7, 4, 1]
+    assert [int(job.work.decks["labelled"].size) for job in jobs] == [4, 0, 4, 0]
     # floor(n / 3) steps of 6 unlabelled images, two epochs; a client of one image takes a step an epoch.
     assert [int(job.num_steps) for job in jobs] == [6, 4, 2, 2]
-    assert jobs[0].work.deck.order.shape[0] == 2 * problem.config.client.epochs  # no order comes twice
+    assert jobs[0].work.decks["unlabelled"].order.shape[0] == 2 * problem.config.client.epochs  # no order comes twice
     qualified = np.asarray(jobs[A_FEW].report.qualified)
     assert np.all(qualified[[0, 3, 4, 6]]) and not qualified[9]
 

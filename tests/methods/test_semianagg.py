@@ -25,6 +25,7 @@ from tests.helpers.small_problem import (
     federation,
     memory_of,
     mirrored,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -73,7 +74,7 @@ def test_what_a_client_tells_of_its_classes(data, compared, debias, tau):
     anchor_mean = 0.25  # where the small network's statistics begin
     lay_out = jax.jit(
         lambda client, own: prepare(
-            method.phases[1], received, data, client, own=own, previous=nothing_before(received)
+            phases_of(method)[1], received, data, client, own=own, previous=nothing_before(received)
         ).work.rest.metadata[COSINES]
     )
     for client in (UNLABELLED, BOTH):
@@ -281,8 +282,8 @@ def test_another_round_has_the_same_anchor_and_it_is_no_part_of_a_lane(data):
     own[ANCHOR] = jnp.ones((10, 4))
 
     def begin(own):
-        job = prepare(method.phases[1], received, data, UNLABELLED, own=own, previous=nothing_before(received))
-        return job.own, method.phases[1].start(received, data, job.work, {**own, **job.own}).own
+        job = prepare(phases_of(method)[1], received, data, UNLABELLED, own=own, previous=nothing_before(received))
+        return job.own, phases_of(method)[1].start(received, data, job.work, {**own, **job.own}).own
 
     of_labelling, carried = jax.eval_shape(begin, own)
     assert ANCHOR not in of_labelling and ANCHOR not in carried and "trainer" in carried

@@ -17,6 +17,7 @@ from tests.helpers.small_problem import (
     itself,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     prepare,
     probabilities,
@@ -55,7 +56,7 @@ def label(data):
         cohort = Cohort(clients, {}, jax.random.key(5))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(labels, "score_cohort", recorded)
-            report = METHODS["semifl"].factory(problem).phases[0].prepare(received, data, cohort, None).report
+            report = phases_of(METHODS["semifl"].factory(problem))[0].prepare(received, data, cohort, None).report
         return report.labels, report.qualified, scores.pop()
 
     return lambda received, clients: map(np.asarray, run(received, jnp.array(clients)))
@@ -99,7 +100,7 @@ def test_lambda_s_distribution_is_the_configured_one(data, monkeypatch):
     alphas = []
     monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, a: alphas.append(a) or jnp.float32(0.3))
     problem = small_problem("semifl", **{"semifl.mixup_alpha": 0.4})
-    received, (phase,) = sent_down(problem), METHODS["semifl"].factory(problem).phases
+    received, (phase,) = sent_down(problem), phases_of(METHODS["semifl"].factory(problem))
 
     def step():
         job = prepare(phase, received, data, 0)

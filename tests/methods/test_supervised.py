@@ -13,6 +13,7 @@ from tests.helpers.small_problem import (
     federation,
     loss_and_gradient,
     mirrored,
+    phases_of,
     pixels_of,
     prepare,
     running_mean,
@@ -35,12 +36,12 @@ def test_the_epochs_of_a_client_are_sgd_on_its_visible_labels(data, proximal):
     """With FedProx's mu the gradient has mu (w - w_t) besides, clipped with the rest."""
     problem = small_problem("supervised", **{"client.proximal": proximal})
     received, config = sent_down(problem), problem.config.client
-    job, finished = train(METHODS["supervised"].factory(problem).phases[0], received, data, A_FEW)
+    job, finished = train(phases_of(METHODS["supervised"].factory(problem))[0], received, data, A_FEW)
     assert job.num_steps == 4  # two epochs of the four labelled images, in batches of three and of one
 
     first = in_numpy(received.model.params)
     model, velocity, statistics, losses = dict(first), at_rest(first), statistics_of(received.model), []
-    rows, order = np.asarray(data.client_index[A_FEW]), np.asarray(job.work.deck.order)
+    rows, order = np.asarray(data.client_index[A_FEW]), np.asarray(job.work.decks["labelled"].order)
     for batch in batches(order, 4, 3):
         x = pixels_of(data, rows[batch], mirrored)
         targets = np.eye(CLASSES)[np.asarray(data.visible_labels)[rows[batch]]] / len(batch)
@@ -57,7 +58,7 @@ def test_the_epochs_of_a_client_are_sgd_on_its_visible_labels(data, proximal):
 
 def test_who_has_no_label_takes_no_part(data):
     problem = small_problem("supervised")
-    phase, received = METHODS["supervised"].factory(problem).phases[0], sent_down(problem)
+    phase, received = phases_of(METHODS["supervised"].factory(problem))[0], sent_down(problem)
     jobs = [prepare(phase, received, data, client) for client in (A_FEW, NO_LABELS, ALL)]
     assert [int(job.num_steps) for job in jobs] == [4, 0, 2]
     assert all(job.takes_part is None for job in jobs)  # whoever has a step
@@ -71,5 +72,5 @@ def test_the_variant_all_labels_trains_on_every_image(variant, steps):
     dataset = Dataset("", images, labels, images[:2], labels[:2], num_classes=3, mean=(0.0,), std=(1.0,), flip=False)
     partition = Partition(none, [np.arange(5), np.arange(5, 8), np.arange(8, 11)], np.array([5, 7]))
     data, _ = federate(dataset, partition, seed=0, reveal_labels=problem.config.data.reveal_labels)
-    phase, received = METHODS["supervised"].factory(problem).phases[0], sent_down(problem)
+    phase, received = phases_of(METHODS["supervised"].factory(problem))[0], sent_down(problem)
     assert [int(prepare(phase, received, data, client).num_steps) for client in range(3)] == steps

@@ -27,6 +27,7 @@ from tests.helpers.small_problem import (
     handed_on,
     mirrored,
     negative,
+    phases_of,
     pixels_of,
     prepare,
     sent_down,
@@ -186,7 +187,7 @@ def problem_of(arguments="", **fields):
 
 def both_phases(problem, data, client, jit=True):
     """A client's two phases: the jobs, and what each leaves."""
-    first, second = METHODS["twin_sight"].factory(problem).phases
+    first, second = phases_of(METHODS["twin_sight"].factory(problem))
     received, own = sent_down(problem), {"trainer": ()} if problem.config.twin_sight.pseudo_labels else {}
     labelled = train(first, received, data, client, own, jit=jit)
     unlabelled = train(second, received, data, client, own, handed_on(*labelled), jit=jit)
@@ -235,7 +236,12 @@ def test_a_client_with_labels(views, data):
     received, (job, _), (idle, finished) = both_phases(problem, data, LABELLED)
     assert (int(job.num_steps), int(idle.num_steps), bool(idle.takes_part)) == (4, 0, True)
     expected = by_hand(
-        problem, data, LABELLED, *start_of(received), job.work.deck, cross_entropy_of(data, views == "both")
+        problem,
+        data,
+        LABELLED,
+        *start_of(received),
+        job.work.decks["unlabelled"],
+        cross_entropy_of(data, views == "both"),
     )
     assert_same(finished.upload.model, *expected[:2])
 
@@ -291,7 +297,7 @@ def freematch_of(problem):
 def test_freematch_s_averages_and_its_term(memory, data):
     fields = {"confidence.momentum": 0.3, "confidence.fairness_weight": 0.4, "confidence.memory": memory}
     problem = problem_of(",freematch", **fields)
-    phases, received = METHODS["twin_sight"].factory(problem).phases, sent_down(problem)
+    phases, received = phases_of(METHODS["twin_sight"].factory(problem)), sent_down(problem)
     own = jax.tree.map(lambda leaf: leaf[UNLABELLED], own_trainer(problem, data))
     idle = handed_on(*train(phases[0], received, data, UNLABELLED, own))
     job, finished = train(phases[1], received, data, UNLABELLED, own, idle, jit=True)
@@ -311,7 +317,7 @@ def test_freematch_s_averages_and_its_term(memory, data):
 def test_a_cohort_of_more_rows_than_clients_has_a_state_for_each(data):
     """RSCFed's groups, say, name a client twice."""
     problem = problem_of(",freematch")
-    phase, received = METHODS["twin_sight"].factory(problem).phases[1], sent_down(problem)
+    phase, received = phases_of(METHODS["twin_sight"].factory(problem))[1], sent_down(problem)
     clients = jnp.array([UNLABELLED] * (len(data.client_size) + 1))
     own = jax.tree.map(lambda leaf: leaf[clients], own_trainer(problem, data))
     upload = jax.tree.map(lambda leaf: jnp.zeros((len(clients), *leaf.shape)), Upload(received.model))
@@ -326,7 +332,7 @@ def test_without_pseudo_labels_the_classifier_stays(data):
     """Its weights do not decay either."""
     problem = problem_of(",code")
     received, _, (job, finished) = both_phases(problem, data, UNLABELLED)
-    assert job.report is None
+    assert job.work.labels.report is None
     pseudo = pseudo_labels_of(problem)
     model, means = start_of(received)
     still = {**model}
@@ -351,7 +357,9 @@ def test_a_client_of_both_kinds_trains_on_one_after_the_other(data):
     problem = problem_of(",code,partial", **{"client.proximal": 0.0, "confidence.debias": "app_u"})
     received, (job, handed), (after, finished) = both_phases(problem, data, BOTH)
     assert (int(job.num_steps), int(after.num_steps)) == (2, 2)
-    model, means, _ = by_hand(problem, data, BOTH, *start_of(received), job.work.deck, cross_entropy_of(data))
+    model, means, _ = by_hand(
+        problem, data, BOTH, *start_of(received), job.work.decks["unlabelled"], cross_entropy_of(data)
+    )
     assert_same(handed.upload.model, model, means)
     first, centres = start_of(received)
     rows = np.asarray(data.client_index[BOTH])[[1, 3, 4]]

@@ -6,7 +6,7 @@ from fedjax_ssl import UserError
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.run.validation import validate
 from tests.helpers.consistency_by_hand import assert_as_by_hand, train_by_hand
-from tests.helpers.small_problem import federation, sent_down, small_problem, train
+from tests.helpers.small_problem import federation, phases_of, sent_down, small_problem, train
 
 
 def sharpened(temperature, threshold):
@@ -28,7 +28,7 @@ def test_local_training_is_that_of_the_equations(labels, client, together, label
     fields = {"uda.threshold": 0.6, "uda.temperature": 0.7, "data.labels": labels}
     problem = small_problem("uda", **fields, **{"consistency.labels_from": labels_from})
     received = sent_down(problem)
-    job, finished = train(METHODS["uda"].factory(problem).phases[0], received, data, client)
+    job, finished = train(phases_of(METHODS["uda"].factory(problem))[0], received, data, client)
     rule = sharpened(temperature=0.7, threshold=0.6)
     by_hand = train_by_hand(problem, data, received, job.work, rule, together=together)
     assert_as_by_hand(finished, by_hand)

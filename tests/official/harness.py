@@ -130,8 +130,8 @@ class Job(NamedTuple):
     report: Any
 
     def batches(self, batch_size: int, deck: Any = None) -> list[np.ndarray]:
-        """The rows of the image table in each local step, with short last batches, by `work.deck` or another deck."""
-        deck = self.work.deck if deck is None else deck
+        """The rows of the image table in each local step, with short last batches; by default of unlabelled images."""
+        deck = self.work.decks["unlabelled"] if deck is None else deck
         batches = []
         for order in deck.order:
             rows = deck.rows[order[: int(deck.size)]]
@@ -199,7 +199,8 @@ def train(problem: Problem, data: FederatedData, rounds: int, method: Method | N
         def prepare(broadcast, data, cohort, previous):
             laid_out = phase.prepare(broadcast, data, cohort, previous)
             work = jax.tree.map(_without_key, laid_out.work)
-            jax.debug.callback(keep, cohort.clients, laid_out.num_steps, work, laid_out.report)
+            report = None if cohort.labels is None else cohort.labels.report
+            jax.debug.callback(keep, cohort.clients, laid_out.num_steps, work, report)
             return laid_out
 
         return phase._replace(prepare=prepare)

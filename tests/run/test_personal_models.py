@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_ssl.client.local_sgd import Training
 
 from fedjax_ssl import UserError, train
-from fedjax_ssl.client.local_sgd import Training
 from fedjax_ssl.client.personal import OWN_PARTS, _with_own
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Phase
@@ -27,6 +27,7 @@ from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.validation import validate
 from tests.helpers.runs import SMALL, make_fedanchor_config
+from tests.helpers.small_problem import phases_of
 from tests.helpers.toy_federation import CLIENTS, OneNumber, federation, problem, toy_method, toy_state
 
 PERSONAL = {
@@ -62,7 +63,7 @@ def train_alone(method, state, data, client, head, key):
     sent = method.broadcast(state, data, key)
     sent = sent._replace(model=sent.model.with_parts(classifier=head))
     cohort = Cohort(jnp.array([client]), {}, key)
-    return row(train_cohort(method.phases, sent, data, cohort, lanes=1, debug=True).upload.model.params, 0)
+    return row(train_cohort(phases_of(method), sent, data, cohort, lanes=1, debug=True).upload.model.params, 0)
 
 
 @pytest.fixture(scope="module")

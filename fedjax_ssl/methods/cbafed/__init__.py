@@ -26,14 +26,15 @@ import jax.numpy as jnp
 from fedjax_ssl.client import (
     LABELLED,
     At,
-    Batch,
+    Batches,
     Deck,
     Examples,
-    Hooks,
     Loss,
+    Plan,
     class_counts,
     global_model,
     labelled_phase,
+    labelled_plan,
     score_cohort,
     unlabelled_phase,
     weak_views,
@@ -44,7 +45,8 @@ from fedjax_ssl.engine import (
     CLASSIFIER,
     Broadcast,
     Cohort,
-    Jobs,
+    Label,
+    Labels,
     Method,
     Metrics,
     Phase,
@@ -125,15 +127,6 @@ class CBAFedExtra(NamedTuple):
     second_stage: jax.Array  # bool [], whether clients without labels train
 
 
-class CBAFedWork(NamedTuple):
-    """What a client without labels trains on."""
-
-    deck: Deck  # the images with an accepted label
-    labels: jax.Array  # int32 [n_max]
-    counts: jax.Array  # float32 [C], of the accepted labels
-    view_key: jax.Array  # raw key of the views that were labelled
-
-
 def cbafed(problem: Problem) -> Method:
     """Both stages as a Method."""
     config, options = problem.config, problem.config.cbafed
@@ -171,59 +164,77 @@ def cbafed(problem: Problem) -> Method:
         options.warm_up_rounds, options.local_record, options.global_record, options.residual_every
     )
     aggregation = fedavg(problem, weighted_by=own_weights(number_of_labels), after_mean=(residual,))
-    method = alternating(problem, (on_given_labels(problem), on_accepted_labels(problem)), aggregation=aggregation)
+    phases = on_given_labels(problem), on_accepted_labels(problem)
+    method = alternating(problem, phases, label=label_views(problem), aggregation=aggregation)
     return method._replace(init=init, broadcast=broadcast, aggregate=aggregate)
 
 
 def on_given_labels(problem: Problem) -> Phase:
     """Epochs of cross-entropy with the residual connection; `client.epochs` of them in the first stage."""
-    config, options = problem.config.copy_and_resolve_references(), problem.config.cbafed
-    config.client.epochs = max(options.labelled_epochs, config.client.epochs)
-    longest = labelled_phase(problem._replace(config=config))
+    config, options = problem.config.client, problem.config.cbafed
+    most = max(options.labelled_epochs, config.epochs)
+    longest = labelled_plan(problem, most)
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        jobs = longest.prepare(received, data, cohort, previous)
-        epochs = jnp.where(received.extra.second_stage, options.labelled_epochs, problem.config.client.epochs)
-        return jobs._replace(num_steps=jobs.num_steps // config.client.epochs * epochs)
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        planned = longest(received, data, cohort, previous)
+        epochs = jnp.where(received.extra.second_stage, options.labelled_epochs, config.epochs)
+        return planned._replace(num_steps=planned.num_steps // most * epochs)
 
-    phase = longest._replace(prepare=prepare)
-    return with_residual(phase, config.client.batch_size, options.local_record, options.residual_every)
+    phase = labelled_phase(problem, plan=plan)
+    return with_residual(phase, config.batch_size, options.local_record, options.residual_every)
 
 
-def on_accepted_labels(problem: Problem) -> Phase:
-    """Labels weak views by the received model, trains on these views, and makes the upload of both phases."""
-    options, config, network = problem.config.cbafed, problem.config.client, problem.network
+def label_views(problem: Problem) -> Label:
+    """The received model labels a weak view of each image; the class's threshold decides.
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+    `Labels.more` is the raw keys of these views, on which clients train.
+    """
+    options, network = problem.config.cbafed, problem.network
+
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         del previous
-        examples = Examples.of(data, cohort)
-        view_keys, order_keys = jax.vmap(jax.random.split)(examples.keys).T
-        logits = score_cohort(
-            problem,
-            lambda images: network.predict(received.model, images).logits,
-            data.inputs,
-            examples._replace(keys=view_keys),
-            num_views=1,
-        )
+        view_keys, _ = split_keys(cohort)
+        examples = Examples.of(data, cohort, view_keys)
+        logits_of = lambda images: network.predict(received.model, images).logits  # noqa: E731
+        logits = score_cohort(problem, logits_of, data.inputs, examples, num_views=1)
         p = jax.nn.softmax(without_prior(problem.config.confidence.debias, logits, examples.unlabelled))
         labels, accepted = accept(p, received.extra.acceptance, options.second_labels)
         accepted &= examples.unlabelled & received.extra.second_stage
-        deck = Deck.shuffled(examples, accepted, order_keys, config.epochs)
-        deck = deck._replace(size=deck.size - (deck.size % config.batch_size == 1))  # skips a last batch of one image
         counts = class_counts(jnp.where(accepted, labels, -1), problem.num_classes)
-        work = CBAFedWork(deck, labels, counts, jax.random.key_data(view_keys))
+        return Labels(Report(labels, accepted), tells={COUNTS: counts}, more=jax.random.key_data(view_keys))
+
+    return label
+
+
+def split_keys(cohort: Cohort) -> tuple[jax.Array, jax.Array]:
+    """Keys of the views that are labelled, and of the order of training, [M] each."""
+    view_keys, order_keys = jax.vmap(jax.random.split)(cohort.keys()).T
+    return view_keys, order_keys
+
+
+def on_accepted_labels(problem: Problem) -> Phase:
+    """Trains on the views that were labelled, and makes the upload of both phases."""
+    config, network = problem.config.client, problem.network
+
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        del received, previous
+        accepted, (_, order_keys) = cohort.labels.report.qualified, split_keys(cohort)
+        deck = Deck.shuffled(Examples.of(data, cohort), accepted, order_keys, config.epochs)
+        deck = deck._replace(size=deck.size - (deck.size % config.batch_size == 1))  # skips a last batch of one image
         num_steps = deck.num_steps(config.batch_size)
-        return Jobs(num_steps, work, Report(labels, accepted), takes_part=jnp.any(accepted, axis=1))
+        return Plan({"unlabelled": deck}, num_steps, takes_part=jnp.any(accepted, axis=1))
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        keys = jnp.broadcast_to(jax.random.wrap_key_data(at.work.view_key), batch.positions.shape)
-        images = weak_views(problem.weak, keys, batch.positions, batch.inputs)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        unlabelled = batch.unlabelled
+        keys = jnp.broadcast_to(jax.random.wrap_key_data(at.labels.more), unlabelled.positions.shape)
+        images = weak_views(problem.weak, keys, unlabelled.positions, unlabelled.inputs)
 
-        (outputs,), batch_stats = network.train(model, (images,), batch.mask)
-        value = cross_entropy(outputs.logits, at.work.labels[batch.positions], batch.mask)
+        (outputs,), batch_stats = network.train(model, (images,), unlabelled.mask)
+        labels = at.labels.report.labels[unlabelled.positions]
+        value = cross_entropy(outputs.logits, labels, unlabelled.mask)
         return Loss(value, batch_stats, {"unlabelled_loss": value})
 
-    return unlabelled_phase(problem, prepare, loss, hooks=Hooks(metadata=lambda work, *_: {COUNTS: work.counts}))
+    return unlabelled_phase(problem, loss, plan=plan)
 
 
 ENTRY = Entry(

@@ -41,12 +41,12 @@ class Recorded(NamedTuple):
 
 
 def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> Phase:
-    """A phase of `local_sgd` with a residual connection every few epochs; the first record is the model after epoch 0.
+    """A `labelled_phase` with a residual connection every few epochs; the first record is the model after epoch 0.
 
     Training continues from the mean; the optimizer state is unchanged.
 
     Args:
-        phase: the phase; its work has a `deck`.
+        phase: the phase.
         batch_size: examples per batch.
         weight: the record's weight; the model has weight 1.
         every: interval in epochs.
@@ -58,7 +58,7 @@ def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> P
 
     def step(received: Broadcast, data: FederatedData, work, carry: Recorded, index, key) -> Recorded:
         training = phase.step(received, data, work, carry.training, index, key)
-        done, steps = jnp.divmod(index + 1, jnp.maximum(num_batches(work.deck.size, batch_size), 1))
+        done, steps = jnp.divmod(index + 1, jnp.maximum(num_batches(work.decks["labelled"].size, batch_size), 1))
         model, record = drawn_back(training.learner.model, carry.record, done - 1, weight, every, steps == 0)
         record = where((steps == 0) & (done == 1), model, record)
         return Recorded(training._replace(learner=training.learner._replace(model=model)), record)

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from fedjax_ssl.augment.mixup import MIX_ORDERS
 from fedjax_ssl.client import (
     Examples,
-    Labelled,
     fix_mix_phase,
     global_model,
     make_confidence,
@@ -29,9 +28,10 @@ from fedjax_ssl.client import (
     own_optimizers,
     score_cohort,
 )
+from fedjax_ssl.client.fix_mix import label_keys
 from fedjax_ssl.client.labels import as_told, label_by_scores
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import CLASSIFIER, Broadcast, Method, Metrics, Problem, State
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Labels, Method, Metrics, Previous, Problem, State
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.fields import RECIPES, Section, real, share, whole, word
 from fedjax_ssl.learning.schedule import learning_rate_at
@@ -166,8 +166,9 @@ def fedanchor(problem: Problem) -> Method:
 
     # --- Clients: pseudo-labels, eq. 3 to 5. -----------------------------------------------------------------------
 
-    def label(received: Broadcast, data: FederatedData, examples: Examples) -> Labelled:
-        anchors, threshold = received.extra
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
+        del previous
+        examples, (anchors, threshold) = Examples.of(data, cohort, label_keys(cohort)), received.extra
 
         def scores(images):  # eq. 3, and the classification head's probabilities
             outputs = network.predict(received.model, images)
@@ -188,9 +189,8 @@ def fedanchor(problem: Problem) -> Method:
         )
         return made._replace(report=report)
 
-    local_training = fix_mix_phase(  # eq. 5 to 10
+    on_fix_and_mix = fix_mix_phase(  # eq. 5 to 10
         problem,
-        label,
         mixup_alpha=options.mixup_alpha if options.client_mixup else 0.0,
         mix_weight=options.mix_weight,
         mix_order=options.mix_order,
@@ -251,7 +251,8 @@ def fedanchor(problem: Problem) -> Method:
     return Method(
         init=init,
         broadcast=broadcast,
-        phases=(local_training,),
+        label=label,
+        phases=(on_fix_and_mix,),
         aggregate=aggregation.aggregate,
         server_after=server_after,
         statistics=make_statistics(network, config.model),

@@ -23,7 +23,7 @@ opposite sign (`feddure.effect`). The code's cosine schedule begins after its la
 
 from typing import Any
 
-from fedjax_ssl.client import own_optimizers
+from fedjax_ssl.client import labels_for_report, own_optimizers
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem
 from fedjax_ssl.fields import Section, real, share, whole, word
@@ -81,9 +81,10 @@ def feddure(problem: Problem) -> Method:
     """FedDure as a Method."""
 
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
-        return own_optimizers(problem, data, model, CLASSIFIER, adapt=rising(problem))
+        return own_optimizers(problem, data, model, CLASSIFIER, optimizer=rising(problem))
 
-    return alternating(problem, (local_training(problem),), own)
+    label = labels_for_report(problem, problem.config.feddure.threshold)
+    return alternating(problem, (local_training(problem),), own, label=label)
 
 
 ENTRY = Entry(

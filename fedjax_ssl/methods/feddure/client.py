@@ -1,27 +1,18 @@
 """A client's training: the steps of C-reg, and of the local model and F-reg, which exist for one round."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, label_for_report, local_sgd
-from fedjax_ssl.client.consistency import train_views
+from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, train_views
+from fedjax_ssl.client import local_training as training
+from fedjax_ssl.client.steps import MakeOptimizer, Work
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Jobs, Phase, Previous, Problem
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Phase, Previous, Problem
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import select, where
 from fedjax_ssl.methods.feddure.pair import PAIR, Pair, fresh_regulator, local_losses, optimizers, risen, step_of_both
-
-
-class FedDureWork(NamedTuple):
-    """What one client trains on."""
-
-    deck: Deck  # its unlabelled images
-    labelled: Deck
-    regulator: dict[str, jax.Array]  # F-reg before its first step
 
 
 def local_training(problem: Problem) -> Phase:
@@ -29,37 +20,37 @@ def local_training(problem: Problem) -> Phase:
     network, options, size = problem.network, problem.config.feddure, problem.config.client.batch_size
     num_steps = options.tuning_steps + options.steps
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        del previous
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        """Its work is F-reg before its first step."""
+        del received, previous
         examples = Examples.of(data, cohort)
         keys = jax.vmap(lambda key: jax.random.split(key, 3))(examples.keys)
         deck = Deck.shuffled(examples, examples.unlabelled, keys[:, 0], num_steps)
         labelled = Deck.shuffled(examples, examples.labelled, keys[:, 1], num_steps)
         regulator = jax.vmap(lambda key: fresh_regulator(key, problem.num_classes, options.fine_hidden))(keys[:, 2])
-        report = label_for_report(problem, received.model, data, examples, options.threshold)
         steps = jnp.where(jnp.any(examples.present, axis=1), num_steps, 0)
-        return Jobs(steps, FedDureWork(deck, labelled, regulator), report)
+        return Plan({"unlabelled": deck, "labelled": labelled}, steps, regulator)
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
         """C-reg's loss. Computing it also takes the step of the local model and of F-reg."""
         labelled_key, weak_key, strong_key = jax.random.split(at.key, 3)
-        known = at.work.labelled.batch(at.step, size).read(at.data)
-        labelled = problem.weak(labelled_key, known.inputs)
-        weak, strong = problem.weak(weak_key, batch.inputs), problem.strong(strong_key, batch.inputs)
+        known, mask = batch.labelled, batch.unlabelled.mask
+        labelled, images = problem.weak(labelled_key, known.inputs), batch.unlabelled.inputs
+        weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
 
-        groups = [([labelled], known.mask), ([weak, strong], batch.mask)]
+        groups = [([labelled], known.mask), ([weak, strong], mask)]
         (of_labelled, of_weak, of_strong), after = train_views(network, model, groups, together=True)
         labelled_loss = cross_entropy(of_labelled.logits, known.labels, known.mask)
         p = jax.lax.stop_gradient(jax.nn.softmax(of_weak.logits))
         confident = jnp.max(p, axis=-1) >= options.threshold
         each = -jnp.sum(p * jax.nn.log_softmax(of_strong.logits), axis=-1)
-        number = jnp.maximum(jnp.sum(batch.mask), 1)
-        loss_on_own_labels = jnp.sum(jnp.where(batch.mask & confident, each, 0.0)) / number
+        number = jnp.maximum(jnp.sum(mask), 1)
+        loss_on_own_labels = jnp.sum(jnp.where(mask & confident, each, 0.0)) / number
 
-        losses = local_losses(problem, model, (labelled, known), (weak, batch), p)
-        pair, effect = step_of_both(problem, at, losses, p, batch.mask)
+        losses = local_losses(problem, model, (labelled, known), (weak, batch.unlabelled), p)
+        pair, effect = step_of_both(problem, at, losses, p, mask)
         y_tilde = jnp.argmax(jax.lax.stop_gradient(of_strong.logits), axis=-1)
-        effect_loss = effect * cross_entropy(of_strong.logits, y_tilde, batch.mask)
+        effect_loss = effect * cross_entropy(of_strong.logits, y_tilde, mask)
 
         step = at.step - options.tuning_steps  # counted from the first one of all three
         lambda_ = options.unlabelled_weight * jnp.minimum(1.0, (step + 1) / options.unlabelled_rise)
@@ -68,34 +59,34 @@ def local_training(problem: Problem) -> Phase:
         value = labelled_loss + jnp.where(all_three, further, 0.0)
         metrics = {"labelled_loss": labelled_loss, "unlabelled_loss": jnp.where(all_three, loss_on_own_labels, 0.0)}
         metrics["learning_effect"] = jnp.where(all_three, effect, 0.0)
-        counts = jnp.any(known.mask) | (all_three & jnp.any(batch.mask))
-        return Loss(value, after.batch_stats, metrics, aux=where(all_three, pair, at.own[PAIR]), counts=counts)
+        counts = jnp.any(known.mask) | (all_three & jnp.any(mask))
+        remember = {PAIR: where(all_three, pair, at.own[PAIR])}
+        return Loss(value, after.batch_stats, metrics, counts, remember)
 
-    hooks = Hooks(remember=lambda own, model, aux, step: {PAIR: aux}, adapt=rising(problem))
-    phase = local_sgd(problem, prepare, loss, batch_size=options.unlabelled_batch, hooks=hooks)
-    return with_pair(problem, phase)
+    sizes = {"unlabelled": options.unlabelled_batch, "labelled": size}
+    return with_pair(problem, training(problem, plan, loss, sizes, optimizer=rising(problem)))
 
 
 def with_pair(problem: Problem, phase: Phase) -> Phase:
     """The phase with a fresh local model and a fresh F-reg, which are discarded at its end."""
 
-    def start(received: Broadcast, data: FederatedData, work: FedDureWork, own):
+    def start(received: Broadcast, data: FederatedData, work: Work, own):
         params = select(received.model.params, CLASSIFIER)
         of_local, of_regulator = optimizers(problem, received.learning_rate)
-        pair = Pair(params, of_local.init(params), work.regulator, of_regulator.init(work.regulator))
+        pair = Pair(params, of_local.init(params), work.plan.work, of_regulator.init(work.plan.work))
         carry = phase.start(received, data, work, {**own, PAIR: pair})
         of_client, rise = carry.learner.opt_state
         rise = jax.tree.map(jnp.zeros_like, rise)  # counts the steps of this round, even if the optimizer is persistent
         return carry._replace(learner=carry.learner._replace(opt_state=(of_client, rise)))
 
-    def finish(received: Broadcast, work: FedDureWork, carry, num_steps):
+    def finish(received: Broadcast, work: Work, carry, num_steps):
         finished = phase.finish(received, work, carry, num_steps)
         return finished._replace(own={name: value for name, value in finished.own.items() if name != PAIR})
 
     return phase._replace(start=start, finish=finish)
 
 
-def rising(problem: Problem):
-    """Makes C-reg's optimizer from `config.client`'s: its learning rate rises over the first steps."""
+def rising(problem: Problem) -> MakeOptimizer:
+    """Makes C-reg's optimizer from the clients': its learning rate rises over the first steps."""
     rise = risen(problem.config.feddure.warm_up_steps)
-    return lambda of_client: optax.chain(of_client, optax.scale_by_schedule(rise))
+    return lambda rate: optax.chain(problem.optimizer(rate), optax.scale_by_schedule(rise))

@@ -9,7 +9,7 @@ import optax
 
 from fedjax_ssl.client import At, Batch
 from fedjax_ssl.engine import Images, Problem
-from fedjax_ssl.learning.sgd import Model, make_optimizer
+from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import norm
 
 PAIR = "pair"  # the entry of a client's memory while it trains: its local model and F-reg
@@ -25,9 +25,9 @@ class Pair(NamedTuple):
 
 
 def optimizers(problem: Problem, learning_rate: jax.Array):
-    """The optimizers of the local model, `config.client`'s like that of C-reg, and of F-reg."""
+    """The optimizers of the local model, the clients' like that of C-reg, and of F-reg."""
     options = problem.config.feddure
-    of_local = make_optimizer(problem.config.client, learning_rate)
+    of_local = problem.optimizer(learning_rate)
     rise = risen(options.warm_up_steps + options.wait_steps, options.wait_steps)
     return optax.chain(of_local, optax.scale_by_schedule(rise)), optax.adam(options.fine_learning_rate)
 

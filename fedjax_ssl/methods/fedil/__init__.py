@@ -19,13 +19,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, global_model, label_for_report, local_sgd, qualify
+from fedjax_ssl.client import (
+    At,
+    Batches,
+    Deck,
+    Examples,
+    Loss,
+    Plan,
+    global_model,
+    labels_for_report,
+    local_training,
+    qualify,
+)
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import (
     CLASSIFIER,
     Broadcast,
     Cohort,
-    Jobs,
     Method,
     Metrics,
     Phase,
@@ -81,10 +91,9 @@ def defaults() -> Section:
     return section
 
 
-class FedILWork(NamedTuple):
-    """What one client trains on; positions count the client's examples."""
+class LabelSet(NamedTuple):
+    """A client's pseudo-label set D^l at the beginning of a round; positions count the client's examples."""
 
-    deck: Deck  # all its examples
     set_labels: jax.Array  # int32 [n_max], labels of the set's members at the beginning of the round
     set_first: jax.Array  # int32 [n_max], positions, those of the set's members first
     set_size: jax.Array  # int32 []
@@ -94,7 +103,10 @@ def fedil(problem: Problem) -> Method:
     """Algorithms 1 and 2 as a Method."""
     options = problem.config.fedil
     frame = alternating(
-        problem, (local_training(problem),), own=lambda data, model: {CREDIBILITY: no_credibility(data)}
+        problem,
+        (on_all_images(problem),),
+        own=lambda data, model: {CREDIBILITY: no_credibility(data)},
+        label=labels_for_report(problem, options.threshold),
     )
 
     def init(data: FederatedData, key: jax.Array) -> State:
@@ -135,26 +147,22 @@ def fedil(problem: Problem) -> Method:
     )
 
 
-def local_training(problem: Problem) -> Phase:
+def on_all_images(problem: Problem) -> Phase:
     """Algorithm 2: the three losses of a step, and the counts of its labels."""
     network, config, options = problem.network, problem.config.client, problem.config.fedil
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        del previous
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        del received, previous
         examples, credibility = Examples.of(data, cohort), cohort.own[CREDIBILITY]
-        work = FedILWork(
-            deck=Deck.shuffled(examples, examples.present, examples.keys, config.epochs),
-            set_labels=credibility.label,
-            set_first=jnp.argsort(~credibility.in_set, axis=1, stable=True),
-            set_size=jnp.sum(credibility.in_set, axis=1),
-        )
-        report = label_for_report(problem, received.model, data, examples, options.threshold)
-        return Jobs(work.deck.num_steps(config.batch_size), work, report)
+        deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
+        first = jnp.argsort(~credibility.in_set, axis=1, stable=True)
+        members = LabelSet(credibility.label, first, jnp.sum(credibility.in_set, axis=1))
+        return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size), members)
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        work: FedILWork = at.work
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        members: LabelSet = at.work
         weak_key, strong_key, set_key, set_view_key = jax.random.split(at.key, 4)
-        images, mask = batch.inputs, batch.mask
+        images, mask, positions = batch.unlabelled.inputs, batch.unlabelled.mask, batch.unlabelled.positions
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)  # eq. 7
         reference = network.predict(at.received.extra, weak).logits  # y_0 of eq. 10
         frozen = None  # the received theta' only gives labels: a divergence from it would have no gradient
@@ -163,9 +171,9 @@ def local_training(problem: Problem) -> Phase:
         views = (weak, strong)
         if options.label_set:
             # A batch of D^l, with replacement. While the set is empty, the batch's images are used, with a loss of 0.
-            places = draw_with_replacement(set_key, jnp.maximum(work.set_size, 1), config.batch_size)
-            drawn = jnp.where(work.set_size > 0, work.set_first[places], batch.positions)
-            views += (problem.weak(set_view_key, at.data.inputs[work.deck.rows[drawn]]),)
+            places = draw_with_replacement(set_key, jnp.maximum(members.set_size, 1), config.batch_size)
+            drawn = jnp.where(members.set_size > 0, members.set_first[places], positions)
+            views += (problem.weak(set_view_key, at.data.inputs[at.decks["unlabelled"].rows[drawn]]),)
 
         outputs, batch_stats = network.train(model, views, mask)
         of_weak, of_strong = outputs[0].logits, outputs[1].logits
@@ -175,26 +183,23 @@ def local_training(problem: Problem) -> Phase:
         kl_loss = kl_divergence(reference, of_weak, mask)  # xi_b of eq. 12
         set_loss = jnp.float32(0.0)
         if options.label_set:  # xi_c, eq. 15
-            set_loss = cross_entropy(outputs[2].logits, work.set_labels[drawn], mask & (work.set_size > 0))
+            set_loss = cross_entropy(outputs[2].logits, members.set_labels[drawn], mask & (members.set_size > 0))
         value = pseudo_loss + options.kl_weight * kl_loss + set_loss  # eq. 14
         agreed = jnp.argmax(reference, axis=-1).astype(jnp.int32) == labels  # eq. 18
-        counts = mask & ((batch.epoch == config.epochs - 1) | (options.count_per == "epoch"))
+        counts = mask & ((batch.unlabelled.epoch == config.epochs - 1) | (options.count_per == "epoch"))
         metrics = {
             "client_loss": value,
             "pseudo_loss": pseudo_loss,
             "kl_loss": kl_loss,
             "set_loss": set_loss,
             "confident_share": jnp.sum(confident & mask) / jnp.sum(mask),
-            "set_size": work.set_size.astype(jnp.float32),
+            "set_size": members.set_size.astype(jnp.float32),
         }
-        return Loss(value, batch_stats, metrics, aux=(batch.positions, labels, confident & agreed, counts))
+        # Eq. 17 to 21.
+        counted = advance(at.own[CREDIBILITY], positions, labels, confident & agreed, counts, options.successive)
+        return Loss(value, batch_stats, metrics, remember={CREDIBILITY: counted})
 
-    def remember(own, model: Model, aux, index: jax.Array):  # eq. 17 to 21
-        del model, index
-        positions, labels, credible, counts = aux
-        return {CREDIBILITY: advance(own[CREDIBILITY], positions, labels, credible, counts, options.successive)}
-
-    return local_sgd(problem, prepare, loss, hooks=Hooks(remember=remember))
+    return local_training(problem, plan, loss, {"unlabelled": config.batch_size})
 
 
 ENTRY = Entry(

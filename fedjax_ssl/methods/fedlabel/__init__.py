@@ -17,27 +17,27 @@ momentum, that step is short; at 0.03 with momentum 0.9 it overshoots: see `advi
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import (
     At,
-    Batch,
+    Batches,
     Deck,
     Examples,
-    Hooks,
     Loss,
     LossFunction,
-    OnLabels,
+    Plan,
     global_model,
-    local_sgd,
+    local_training,
     loss_on_labels,
     own_optimizers,
     trained_models,
 )
-from fedjax_ssl.client.local_sgd import Adapt
+from fedjax_ssl.client.on_labels import adjustment_of
+from fedjax_ssl.client.steps import MakeOptimizer, Training, Work
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import (
     CLASSIFIER,
@@ -45,7 +45,8 @@ from fedjax_ssl.engine import (
     Broadcast,
     Cohort,
     Finished,
-    Jobs,
+    Label,
+    Labels,
     Method,
     Phase,
     Previous,
@@ -63,7 +64,6 @@ from fedjax_ssl.methods.fedlabel.client import (
     EXPERTS,
     ORDERS,
     PARTNERS,
-    ExpertChoice,
     divergence_of_other,
     drawn_deck,
     label_drawn,
@@ -149,36 +149,25 @@ def defaults() -> Section:
     return section
 
 
-class FedLabelWork(NamedTuple):
-    """What a client trains on in the second phase."""
-
-    deck: Deck  # its unlabelled images
-    choice: ExpertChoice  # of the experts for each image, leaves [n_max, ...]
-    supervised: Model  # w_L
-    labelled: jax.Array  # float32 [], number of labelled images in all steps of the first phase
-
-
 def fedlabel(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.fedlabel
     if options.upload == "two_models" and problem.config.aggregation.clip_norm:
         raise UserError("aggregation.clip_norm is not for fedlabel.upload='two_models', which would clip only one")
-    adapt, size = never_cleared if options.replica else None, problem.config.client.batch_size
+    size = problem.config.client.batch_size
+    optimizer = (lambda rate: never_cleared(problem.optimizer(rate))) if options.replica else None
 
-    def prepare_labelled(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+    def labelled_draws(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         del received, previous
         examples = Examples.of(data, cohort)
         deck = drawn_deck(examples, examples.labelled, options.labelled_steps, size)
-        return Jobs(deck.num_steps(size), OnLabels.of(problem, examples, deck))
+        return Plan({"labelled": deck}, deck.num_steps(size), adjustment_of(problem, examples))
 
-    supervised = local_sgd(  # tau steps of cross-entropy on labelled images (eq. 1)
-        problem,
-        prepare_labelled,
-        loss_on_labels(problem, view=functools.partial(view, problem, problem.weak)),
-        hooks=Hooks(handed_on=True),
-    )
-    own = lambda data, model: own_optimizers(problem, data, model, CLASSIFIER, UNLABELLED, adapt)  # noqa: E731
-    method = alternating(problem, (supervised, unlabelled_phase(problem, adapt)), own=own)
+    on_labels = loss_on_labels(problem, view=functools.partial(view, problem, problem.weak))
+    supervised = local_training(problem, labelled_draws, on_labels, {"labelled": size})  # tau steps of eq. 1
+    own = lambda data, model: own_optimizers(problem, data, model, CLASSIFIER, UNLABELLED, optimizer)  # noqa: E731
+    phases = supervised, unlabelled_phase(problem, optimizer)
+    method = alternating(problem, phases, own=own, label=labels_of_experts(problem))
     aggregation = fedavg(
         problem,
         weighted_by=None if options.weights == "shared" else weights_told(USED),
@@ -190,37 +179,57 @@ def fedlabel(problem: Problem) -> Method:
     )
 
 
-def unlabelled_phase(problem: Problem, adapt: Adapt | None) -> Phase:
-    """tau' steps of eq. 8 on unlabelled images, and the upload of both phases."""
-    options, size = problem.config.fedlabel, problem.config.client.batch_size
+def labels_of_experts(problem: Problem) -> Label:
+    """Eq. 3 and 4: the labels of the images that are drawn in this round. `Labels.more` is an `ExpertChoice`."""
+    options = problem.config.fedlabel
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         examples, local = Examples.of(data, cohort), trained_models(received, previous)
-        deck = drawn_deck(examples, examples.unlabelled, options.unlabelled_steps, size)
-        choice, report = label_drawn(  # eq. 3 and 4
+        choice, report = label_drawn(
             problem,
             received.model,
             local,
             data,
             examples,
-            deck,
+            unlabelled_draws(problem, examples),
             threshold=options.threshold,
             confidence=options.confidence,
             experts=options.experts,
             partner=options.kl_partner,
         )
-        labelled = options.labelled_steps * jnp.minimum(jnp.sum(examples.labelled, axis=1), size)
-        work = FedLabelWork(deck, choice, local, labelled.astype(jnp.float32))
-        num_steps = jnp.where(received.extra >= options.unlabelled_from, deck.num_steps(size), 0)
-        return Jobs(num_steps, work, report, takes_part=previous.took_part | (num_steps > 0))
+        return Labels(report, more=choice)
 
-    hooks = Hooks(
-        metadata=functools.partial(metadata, problem),
-        adapt=adapt,
-        memory=UNLABELLED,
-    )
-    phase = local_sgd(problem, prepare, loss_on_kept(problem), hooks=hooks)
-    return with_both_changes(phase) if options.upload == "sum" else phase
+    return label
+
+
+def unlabelled_draws(problem: Problem, examples: Examples) -> Deck:
+    """The unlabelled images of a round's steps."""
+    steps, size = problem.config.fedlabel.unlabelled_steps, problem.config.client.batch_size
+    return drawn_deck(examples, examples.unlabelled, steps, size)
+
+
+class FirstPhase(NamedTuple):
+    """What a client brings from the phase on its labels."""
+
+    supervised: Model  # w_L
+    labelled: jax.Array  # float32 [], number of labelled images in all its steps
+
+
+def unlabelled_phase(problem: Problem, optimizer: MakeOptimizer | None) -> Phase:
+    """tau' steps of eq. 8 on unlabelled images, and the upload of both phases."""
+    options, size = problem.config.fedlabel, problem.config.client.batch_size
+
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        examples = Examples.of(data, cohort)
+        deck = unlabelled_draws(problem, examples)
+        labelled = options.labelled_steps * jnp.minimum(jnp.sum(examples.labelled, axis=1), size)
+        work = FirstPhase(trained_models(received, previous), labelled.astype(jnp.float32))
+        num_steps = jnp.where(received.extra >= options.unlabelled_from, deck.num_steps(size), 0)
+        return Plan({"unlabelled": deck}, num_steps, work, takes_part=previous.took_part | (num_steps > 0))
+
+    sizes, loss = {"unlabelled": size}, loss_on_kept(problem)
+    phase = local_training(problem, plan, loss, sizes, optimizer=optimizer, memory=UNLABELLED)
+    return with_first_phase(problem, phase)
 
 
 def loss_on_kept(problem: Problem) -> LossFunction:
@@ -228,12 +237,13 @@ def loss_on_kept(problem: Problem) -> LossFunction:
     options, network = problem.config.fedlabel, problem.network
     over_kept = options.loss_over == "kept"
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        images, strong = batch.inputs, view(problem, problem.strong, at.data, batch.rows, at.key)
-        choice = jax.tree.map(lambda leaf: leaf[batch.positions], at.work.choice)
-        kept = batch.mask & (choice.probability > options.threshold)  # eq. 4
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        images, in_batch = batch.unlabelled.inputs, batch.unlabelled.mask
+        strong = view(problem, problem.strong, at.data, batch.unlabelled.rows, at.key)
+        choice = jax.tree.map(lambda leaf: leaf[batch.unlabelled.positions], at.labels.more)
+        kept = in_batch & (choice.probability > options.threshold)  # eq. 4
         agrees = kept & choice.agrees
-        mask = kept if over_kept else batch.mask
+        mask = kept if over_kept else in_batch
 
         # Running statistics take the strong view first, as in the code.
         (of_strong, of_images), batch_stats = network.train(model, (strong, images), mask)
@@ -251,34 +261,32 @@ def loss_on_kept(problem: Problem) -> LossFunction:
     return loss
 
 
-def with_both_changes(phase: Phase) -> Phase:
-    """A phase of `local_sgd` that uploads the sum of both phases' changes."""
+def with_first_phase(problem: Problem, phase: Phase) -> Phase:
+    """The second phase, whose upload has both phases' changes by `fedlabel.upload`, and r_k."""
+    options, network = problem.config.fedlabel, problem.network
 
-    def finish(received: Broadcast, work: FedLabelWork, carry, num_steps) -> Finished:
-        model = both_changes(received, work, carry.learner.model, carry.totals)
-        return phase.finish(received, work, carry._replace(learner=carry.learner._replace(model=model)), num_steps)
+    def finish(received: Broadcast, work: Work, carry: Training, num_steps) -> Finished:
+        first: FirstPhase = work.plan.work
+        learner, kept = carry.learner, carry.totals["kept"]
+        if options.upload == "sum":
+            learner = learner._replace(model=both_changes(received, first, learner.model, kept))
+        finished = phase.finish(received, work, carry._replace(learner=learner), num_steps)
+        used = jnp.maximum(kept, 1.0) if options.weights == "pseudo_labels" else first.labelled + kept
+        apart = {SUPERVISED: trained_parts(network, first.supervised, CLASSIFIER)}
+        metadata = {USED: used, **(apart if options.upload == "two_models" else {})}
+        return finished._replace(upload=finished.upload._replace(metadata=metadata))
 
     return phase._replace(finish=finish)
 
 
-def both_changes(received: Broadcast, work: FedLabelWork, model: Model, totals) -> Model:
+def both_changes(received: Broadcast, first: FirstPhase, model: Model, kept: jax.Array) -> Model:
     """w + (w_L - w) + (w_U - w); statistics are the mean over the phases that took a step."""
     params = jax.tree.map(
-        lambda u, local, w: u + (local - w), model.params, work.supervised.params, received.model.params
+        lambda u, local, w: u + (local - w), model.params, first.supervised.params, received.model.params
     )
-    share = jnp.where(totals["kept"] > 0, jnp.where(work.labelled > 0, 0.5, 1.0), 0.0)
+    share = jnp.where(kept > 0, jnp.where(first.labelled > 0, 0.5, 1.0), 0.0)
     mean = lambda local, u: (1 - share) * local + share * u  # noqa: E731
-    return Model(params, jax.tree.map(mean, work.supervised.batch_stats, model.batch_stats))
-
-
-def metadata(problem: Problem, work: FedLabelWork, model: Model, totals) -> dict[str, Any]:
-    """r_k, and w_L if it is averaged separately."""
-    del model
-    options = problem.config.fedlabel
-    kept_alone = options.weights == "pseudo_labels"
-    used = jnp.maximum(totals["kept"], 1.0) if kept_alone else work.labelled + totals["kept"]
-    apart = {SUPERVISED: trained_parts(problem.network, work.supervised, CLASSIFIER)}
-    return {USED: used, **(apart if options.upload == "two_models" else {})}
+    return Model(params, jax.tree.map(mean, first.supervised.batch_stats, model.batch_stats))
 
 
 def view(problem: Problem, augment: Augmentation, data: FederatedData, rows: jax.Array, key: jax.Array) -> jax.Array:

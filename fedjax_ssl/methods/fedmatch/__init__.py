@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Batch, Confidence, Loss, LossFunction, global_model, make_confidence
+from fedjax_ssl.client import At, Batches, Confidence, Loss, LossFunction, global_model, make_confidence
 from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.labels import clients_may_have_labels
@@ -36,6 +36,7 @@ from fedjax_ssl.methods.fedmatch.client import (
     disjoint_phase,
     helper_logits,
     inter_client_consistency,
+    labels_of_sum,
     own_memory,
 )
 from fedjax_ssl.methods.fedmatch.phases import (
@@ -163,7 +164,7 @@ def defaults() -> Section:
 def fedmatch(problem: Problem) -> Method:
     """Both algorithms, labels at the clients and labels at the server, as a Method."""
     config, network, options = problem.config, problem.network, problem.config.fedmatch
-    confidence = make_confidence(problem, options.threshold, hard=True)
+    rule = make_confidence(problem, options.threshold, hard=True)
     clients_train = (SIGMA, PSI) if clients_may_have_labels(config.data) or config.data.reveal_labels else (PSI,)
     num_helpers, smallest = min(options.helpers, config.num_clients - 1), {PSI: options.smallest}
     aggregation = fedavg(problem, parts=clients_train)
@@ -181,7 +182,7 @@ def fedmatch(problem: Problem) -> Method:
             **aggregation.init(parts),
             **own_optimizer(config.server, model, (SIGMA,), CLASSIFICATION),
         }
-        own = own_memory(problem, data, model, clients_train, confidence)
+        own = own_memory(problem, data, model, clients_train, rule)
         records = repeated(nothing, len(data.record_ids))
         state = State(jnp.int32(0), model, server, own, {UPLOADS: records})
         rate = jnp.float32(config.server.pretrain_learning_rate)
@@ -247,12 +248,11 @@ def fedmatch(problem: Problem) -> Method:
 
     # --- Clients: in each step sigma by L_s, if they have labels, then psi by L_u; a sparse upload. ------------------
 
-    local_training = disjoint_phase(
+    disjoint_learning = disjoint_phase(
         problem,
         clients_train,
         labelled_loss(problem),
-        unlabelled_loss(problem, confidence),
-        confidence=confidence,
+        unlabelled_loss(problem, rule),
         largest=options.unlabelled_batch,
         shuffle=options.shuffle,
         patience=options.patience,
@@ -276,7 +276,8 @@ def fedmatch(problem: Problem) -> Method:
         broadcast=lambda state, data, key: global_model(problem, with_parts(state), extra=helpers_travel(state)),
         personal=personal,
         recalls=recalls if num_helpers else None,
-        phases=(sparse_upload(local_training, options.least_change, smallest),),
+        label=labels_of_sum(problem, rule),
+        phases=(sparse_upload(disjoint_learning, options.least_change, smallest),),
         aggregate=aggregate,
         statistics=make_statistics(network, config.model),
         wire_bytes=sparse_wire_bytes(options.index_bytes),
@@ -286,37 +287,38 @@ def fedmatch(problem: Problem) -> Method:
 def labelled_loss(problem: Problem) -> LossFunction:
     """L_s = lambda_s l(f(alpha(x); sigma + psi), y), which trains sigma."""
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        images = problem.weak(at.key, batch.inputs)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        known = batch.labelled
+        images = problem.weak(at.key, known.inputs)
 
-        (outputs,), batch_stats = problem.network.train(merged(model), (images,), batch.mask)
-        value = cross_entropy(outputs.logits, batch.labels, batch.mask)
+        (outputs,), batch_stats = problem.network.train(merged(model), (images,), known.mask)
+        value = cross_entropy(outputs.logits, known.labels, known.mask)
         weighted = problem.config.fedmatch.labelled_weight * value
         # Without labels there is no step: momentum and weight decay would still move sigma.
-        return Loss(weighted, batch_stats, {"labelled_loss": value}, counts=jnp.any(batch.mask))
+        return Loss(weighted, batch_stats, {"labelled_loss": value}, counts=jnp.any(known.mask))
 
     return loss
 
 
-def unlabelled_loss(problem: Problem, confidence: Confidence) -> LossFunction:
+def unlabelled_loss(problem: Problem, rule: Confidence) -> LossFunction:
     """L_u, which trains psi: consistency with helpers, the voted label for a strong view, the L1 and L2 terms."""
     network, options = problem.network, problem.config.fedmatch
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
-        images, (weak_key, strong_key) = batch.inputs, jax.random.split(at.key)
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        images, mask, (weak_key, strong_key) = batch.unlabelled.inputs, batch.unlabelled.mask, jax.random.split(at.key)
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)
         helpers, present = helper_logits(problem, at.received, at.work.personal, weak)
 
-        (of_weak, of_strong), batch_stats = network.train(merged(model), (weak, strong), batch.mask)
-        voting, votes = (debiased(logits, at.work.prior) for logits in (of_weak.logits, helpers))
-        guess, weights = confidence.label(at.work.confidence, jax.nn.softmax(voting), at.work.deck.size)
-        confident = batch.mask & (weights > 0)  # Q
+        (of_weak, of_strong), batch_stats = network.train(merged(model), (weak, strong), mask)
+        voting, votes = (debiased(logits, at.labels.prior) for logits in (of_weak.logits, helpers))
+        guess, weights = rule.label(at.labels, jax.nn.softmax(voting))
+        confident = mask & (weights > 0)  # Q
         helper_loss = inter_client_consistency(helpers, present, of_weak.logits, confident)
         pseudo_loss = cross_entropy(of_strong.logits, agreed_labels(guess, votes, present), confident)
         l1, l2 = distances(model.params)
         value = options.helper_weight * helper_loss + options.pseudo_weight * pseudo_loss
         value += options.l1_weight * l1 + options.l2_weight * l2
-        share = jnp.sum(confident) / jnp.maximum(jnp.sum(batch.mask), 1)
+        share = jnp.sum(confident) / jnp.maximum(jnp.sum(mask), 1)
         metrics = {"client_loss": value, "helper_loss": helper_loss, "pseudo_loss": pseudo_loss}
         return Loss(value, batch_stats, {**metrics, "confident_share": share})
 

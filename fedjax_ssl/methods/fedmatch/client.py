@@ -6,44 +6,46 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Hooks, LossFunction
-from fedjax_ssl.client.confidence import Confidence, own_confidence
-from fedjax_ssl.client.deck import Batch, Deck, Examples
-from fedjax_ssl.client.labels import states_and_report
-from fedjax_ssl.client.local_sgd import Loss, local_sgd, own_optimizers
+from fedjax_ssl.client import (
+    At,
+    Batches,
+    Confidence,
+    Examples,
+    Loss,
+    LossFunction,
+    Plan,
+    labels_of_received,
+    local_training,
+    own_confidence,
+    own_optimizers,
+)
+from fedjax_ssl.client.steps import Work
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Broadcast, Cohort, Jobs, Phase, Previous, Problem
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Label, Labels, Phase, Previous, Problem
 from fedjax_ssl.learning.losses import kl_divergence
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import zeros_unless
-from fedjax_ssl.methods.fedmatch.paired_batches import cut, labelled_batch, largest_batch, pair_decks
+from fedjax_ssl.methods.fedmatch.paired_batches import PairedDecks, cut, labelled_batch, largest_batch, pair_decks
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, fresh_plateau, in_turn, merged, with_plateau
 
 SIGMA_OPTIMIZER = "sigma_optimizer"  # in a client's memory; psi's optimizer has the usual entry
 
 
-class FedMatchWork(NamedTuple):
-    """What one client trains on."""
+class Paired(NamedTuple):
+    """What one client trains on: its batches, and what it received for itself."""
 
-    # deck, batches, size, labelled: see `PairedDecks`.
-    deck: Deck
-    batches: jax.Array
-    size: jax.Array
-    labelled: Deck | None
-    confidence: Any  # the rule's state, see `states_and_report`
-    # float32 [C], the prior by which all voters' probabilities are divided, see `debiased`; None: no division.
-    prior: jax.Array | None
+    decks: PairedDecks
     personal: dict[str, Any]  # the message to this client
 
 
 def own_memory(
-    problem: Problem, data: FederatedData, model: Model, parts: tuple[str, ...], confidence: Confidence
+    problem: Problem, data: FederatedData, model: Model, parts: tuple[str, ...], rule: Confidence
 ) -> dict[str, Any]:
     """The entries of the clients' memory, leaves [K, ...]; `parts` are the parts that clients train."""
     sigma = own_optimizers(problem, data, model, (SIGMA,), SIGMA_OPTIMIZER) if SIGMA in parts else {}
     return {
         PLATEAU: fresh_plateau((len(data.ids),)),
-        **own_confidence(problem, data, confidence),
+        **own_confidence(problem, data, rule),
         **own_optimizers(problem, data, model, (PSI,)),
         **sigma,
     }
@@ -55,7 +57,6 @@ def disjoint_phase(
     labelled_loss: LossFunction,
     unlabelled_loss: LossFunction,
     *,
-    confidence: Confidence,
     largest: int,
     shuffle: bool,
     patience: int,
@@ -67,7 +68,6 @@ def disjoint_phase(
         parts: SIGMA and PSI; or only PSI if no client has labels.
         labelled_loss: the loss of a model in two parts on a labelled batch; one of its metrics is `labelled_loss`.
         unlabelled_loss: that on an unlabelled batch; one of its metrics is `client_loss`.
-        confidence: which pseudo-labels count.
         largest: largest unlabelled batch at clients with labels; 0: as large as any client's can be.
         shuffle: False: batches have the same order in each round.
         patience: see `with_plateau`, which watches a client's labelled loss, or the other one if it has no labels. 0:
@@ -82,38 +82,47 @@ def disjoint_phase(
         """The length of an unlabelled batch's arrays; it depends on shapes only."""
         return (largest or largest_batch(problem, data.width)) if with_labels else config.batch_size
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        del previous
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        del received, previous
         examples = Examples.of(data, cohort)
-        made = states_and_report(problem, merged(received.model), data, examples, examples.unlabelled, confidence)
         keys = examples.keys
         if not shuffle:
             keys = jax.vmap(lambda client: jax.random.fold_in(jax.random.key(0), client))(cohort.clients)
         paired = pair_decks(problem, examples, keys, room_of(data), with_labels)
         num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * paired.batches, 0)
-        return Jobs(
-            num_steps, FedMatchWork(*paired, made.confidence, made.prior, cohort.personal), made.report, made.own
-        )
+        return Plan({}, num_steps, Paired(paired, cohort.personal))
 
-    # Both read batches of their own, not the phase's.
-    def labelled_step(model: Model, batch: Batch, at: At) -> Loss:
-        labelled = labelled_batch(at.work.labelled, at.step, config.batch_size)
-        return labelled_loss(model, labelled.read(at.data), at)
+    # A client has its own batch sizes, so its steps cut their batches themselves.
+    def labelled_step(model: Model, batch: Batches, at: At) -> Loss:
+        labelled = labelled_batch(at.work.decks.labelled, at.step, config.batch_size)
+        return labelled_loss(model, Batches(labelled=labelled.read(at.data)), at)
 
-    def unlabelled_step(model: Model, batch: Batch, at: At) -> Loss:
-        unlabelled = cut(at.work.deck, at.step, at.work.batches, at.work.size, room_of(at.data))
-        return unlabelled_loss(model, unlabelled.read(at.data), at)
+    def unlabelled_step(model: Model, batch: Batches, at: At) -> Loss:
+        decks = at.work.decks
+        unlabelled = cut(decks.deck, at.step, decks.batches, decks.size, room_of(at.data))
+        return unlabelled_loss(model, Batches(unlabelled=unlabelled.read(at.data)), at)
 
-    def watched(work: FedMatchWork, of_visit) -> jax.Array:
-        if work.labelled is None:
+    def watched(work: Work, of_visit) -> jax.Array:
+        labelled = work.plan.work.decks.labelled
+        if labelled is None:
             return of_visit["client_loss"]
-        return jnp.where(work.labelled.size > 0, of_visit["labelled_loss"], of_visit["client_loss"])
+        return jnp.where(labelled.size > 0, of_visit["labelled_loss"], of_visit["client_loss"])
 
-    phases = [local_sgd(problem, prepare, unlabelled_step, (PSI,))]
+    phases = [local_training(problem, plan, unlabelled_step, {}, (PSI,))]
     if with_labels:
-        phases = [local_sgd(problem, prepare, labelled_step, (SIGMA,), hooks=Hooks(memory=SIGMA_OPTIMIZER)), *phases]
+        phases = [local_training(problem, plan, labelled_step, {}, (SIGMA,), memory=SIGMA_OPTIMIZER), *phases]
     phase = in_turn(*phases)
     return with_plateau(phase, watched, patience) if patience else phase
+
+
+def labels_of_sum(problem: Problem, rule: Confidence) -> Label:
+    """`labels_of_received` by the model theta = sigma + psi."""
+    of_received = labels_of_received(problem, rule)
+
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
+        return of_received(received._replace(model=merged(received.model)), data, cohort, previous)
+
+    return label
 
 
 def helper_logits(problem: Problem, received: Broadcast, personal: Mapping[str, Any], images: jax.Array):

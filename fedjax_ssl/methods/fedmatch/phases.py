@@ -64,7 +64,7 @@ def in_turn(*phases: Phase) -> Phase:
     """A phase in whose steps several phases take one step each, in order, on the same model.
 
     Args:
-        phases: phases of `local_sgd`; the first one's `prepare` is used. Each trains other `parts` and has its own
+        phases: phases of `local_training`; the first one's `prepare` is used. Each trains other `parts` and has its own
             `memory`. Their metrics, memory and metadata must have different names.
     """
 
@@ -122,7 +122,7 @@ def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], pat
     """A phase with a learning rate for each client, divided by 3 after `patience` visits without a new lowest loss.
 
     Args:
-        phase: reads its learning rate from the broadcast, as `local_sgd` does.
+        phase: reads its learning rate from the broadcast, as `local_training` does.
         watched: (work, metrics) -> float32 [], the loss of a visit.
         patience: number of the client's visits, which are the rounds in which it trains.
 
@@ -155,7 +155,7 @@ def sparse_upload(phase: Phase, least_change: float, smallest: Mapping[str, floa
     """A phase whose upload keeps the received model's entries wherever training changed them too little to be sent.
 
     Args:
-        phase: a phase of `local_sgd`, or composed of such phases.
+        phase: a phase of `local_training`, or composed of such phases.
         least_change: an entry is sent, uncut, if it differs from the received one by more than this.
         smallest: by part, entries up to this magnitude count as 0 in this comparison.
 

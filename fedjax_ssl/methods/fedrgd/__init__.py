@@ -20,8 +20,8 @@ they change every step.
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import global_model
-from fedjax_ssl.client.local_sgd import OPT_STATE
+from fedjax_ssl.client import global_model, labels_for_report
+from fedjax_ssl.client.steps import OPT_STATE
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Metrics, Problem, Received, Selection, State, WireBytes, no_op
 from fedjax_ssl.engine.interface import completed, trained_parts
@@ -31,7 +31,7 @@ from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.learning.trees import norm, repeated, row, tree_bytes, where_rows
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.fedrgd.client import Place, at_place, local_training
+from fedjax_ssl.methods.fedrgd.client import Place, at_place, on_all_images
 from fedjax_ssl.methods.fedrgd.server import replica_means, train_replicas
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import CLASSIFICATION, group_members
@@ -120,8 +120,12 @@ def fedrgd(problem: Problem) -> Method:
         raise UserError(
             f"aggregation.optimizer={name!r} moves one model, but fedrgd has one of each group: take 'fedavg'"
         )
+    if config.aggregation.clip_norm:
+        raise UserError("aggregation.clip_norm is not for fedrgd, whose clients start from their group's model")
     check_own_mean(problem)
-    frame = alternating(problem, (at_place(local_training(problem)),))
+    # The report has the global model's labels; training makes its own labels in each step.
+    label = labels_for_report(problem, options.threshold)
+    frame = alternating(problem, (at_place(on_all_images(problem)),), label=label)
 
     def init(data: FederatedData, key: jax.Array) -> State:
         state = frame.init(data, key)

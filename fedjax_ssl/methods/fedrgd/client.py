@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Batch, Deck, Examples, Loss, Work, label_for_report, local_sgd, qualify
+from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, local_training, qualify
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Jobs, Phase, Previous, Problem
 from fedjax_ssl.engine.interface import completed
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 def at_place(phase: Phase) -> Phase:
-    """A phase of `local_sgd` that starts from a `Place`; the place's memory returns to the server with the upload.
+    """A phase of `local_training` that starts from a `Place`; the place's memory returns to the server with the upload.
 
     `prepare`, which runs once for the whole cohort, sees the broadcast's model.
     """
@@ -50,33 +50,31 @@ def at_place(phase: Phase) -> Phase:
     return Phase(prepare, start, step, finish)
 
 
-def local_training(problem: Problem) -> Phase:
+def on_all_images(problem: Problem) -> Phase:
     """T steps of a user: FixMatch with labels of its current model, or self-training."""
     network, config, options = problem.network, problem.config.client, problem.config.fedrgd
     self_training = options.users == "self_training"
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        del previous
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.present, examples.keys, options.steps)
         deck = deck.of_whole_batches(config.batch_size)
-        # The report has the global model's labels; training makes its own labels in each step.
-        report = label_for_report(problem, received.model, data, examples, options.threshold)
-        return Jobs(jnp.where(deck.size > 0, options.steps, 0), Work(deck), report)
+        return Plan({"unlabelled": deck}, jnp.where(deck.size > 0, options.steps, 0))
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
         weak_key, strong_key = jax.random.split(at.key)
-        images = batch.inputs
+        images, mask = batch.unlabelled.inputs, batch.unlabelled.mask
         weak = problem.weak(weak_key, images)
         views = (weak,) if self_training else (weak, problem.strong(strong_key, images))
 
-        outputs, batch_stats = network.train(model, views, batch.mask)
+        outputs, batch_stats = network.train(model, views, mask)
         guess = network.predict(model, weak).logits if self_training else outputs[0].logits
         guess = jax.lax.stop_gradient(jax.nn.softmax(guess))
         labels, confident = qualify(guess, options.threshold, strictly=False)
-        value = cross_entropy(outputs[-1].logits, labels, batch.mask, confident)
-        count = jnp.maximum(jnp.sum(batch.mask), 1)
-        metrics = {"client_loss": value, "confident_share": jnp.sum(confident & batch.mask) / count}
+        value = cross_entropy(outputs[-1].logits, labels, mask, confident)
+        count = jnp.maximum(jnp.sum(mask), 1)
+        metrics = {"client_loss": value, "confident_share": jnp.sum(confident & mask) / count}
         return Loss(value, batch_stats, metrics)
 
-    return local_sgd(problem, prepare, loss)
+    return local_training(problem, plan, loss, {"unlabelled": config.batch_size})

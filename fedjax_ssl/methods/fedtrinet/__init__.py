@@ -30,26 +30,27 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.client import (
     At,
-    Batch,
+    Batches,
     Deck,
     Examples,
-    Hooks,
     Loss,
+    Plan,
     global_model,
-    jobs_on_labels,
-    local_sgd,
+    labelled_plan,
+    local_training,
     loss_on_labels,
     own_optimizers,
+    train_views,
     trained_models,
 )
-from fedjax_ssl.client.consistency import train_views
-from fedjax_ssl.client.local_sgd import Adapt
+from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import (
     CLASSIFIER,
     Broadcast,
     Cohort,
-    Jobs,
+    Label,
+    Labels,
     Method,
     Metrics,
     Phase,
@@ -126,21 +127,12 @@ class Extra(NamedTuple):
     threshold: jax.Array  # float32 [], for the sum of the players' probabilities
 
 
-class FedTriNetWork(NamedTuple):
-    """What one client trains on after labelling."""
-
-    deck: Deck  # its labelled and accepted images
-    accepted: Deck  # only the accepted ones
-    labels: jax.Array  # int32 [n_max], visible and accepted labels
-    apart: jax.Array  # bool [], whether each step also has a batch of accepted images
-    start: Model  # the model to start from, w_s
-
-
 def fedtrinet(problem: Problem) -> Method:
     """The code's rounds as a Method."""
     options = problem.config.fedtrinet
     head = head_part(problem.network, options.head_blocks)
-    adapt, splices = freezing(head) if options.freeze_head else None, options.players != "one"
+    splices = options.players != "one"
+    optimizer = freezing(head, problem.optimizer) if options.freeze_head else problem.optimizer
     if splices and not head:
         raise UserError(
             "fedtrinet takes the head part of the global model's backbone, which has no parameter; take another one, "
@@ -150,12 +142,12 @@ def fedtrinet(problem: Problem) -> Method:
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         memory = {ACCEPTED: no_labels(data)}
         if splices:
-            memory |= own_optimizers(problem, data, model, CLASSIFIER, TUNING, adapt)
+            memory |= own_optimizers(problem, data, model, CLASSIFIER, TUNING, optimizer)
             memory[LOCAL] = repeated(model, len(data.ids))
         return memory
 
-    phases = (tuning(problem, head, adapt), training(problem, head)) if splices else (training(problem, head),)
-    frame = alternating(problem, phases, own=own)
+    phases = (tuning(problem, head, optimizer), training(problem)) if splices else (training(problem),)
+    frame = alternating(problem, phases, own=own, label=labels_of_players(problem, head))
 
     def init(data: FederatedData, key: jax.Array) -> State:
         state = frame.init(data, key)
@@ -197,32 +189,39 @@ def threshold_at(options: ConfigDict, r: jax.Array, confidence: jax.Array) -> ja
     return jnp.where(r < 0, PLAYERS[options.players] + 1.0, threshold)
 
 
-def tuning(problem: Problem, head: tuple[str, ...], adapt: Adapt | None) -> Phase:
+def tuning(problem: Problem, head: tuple[str, ...], optimizer: MakeOptimizer) -> Phase:
     """Local epochs of the spliced network on the labels."""
-    on_labels = jobs_on_labels(problem)
+    on_labels, sizes = labelled_plan(problem), {"labelled": problem.config.client.batch_size}
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        jobs = on_labels(received, data, cohort, previous)
-        return jobs._replace(num_steps=jnp.where(received.extra.round >= 0, jobs.num_steps, 0))
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        planned = on_labels(received, data, cohort, previous)
+        return planned._replace(num_steps=jnp.where(received.extra.round >= 0, planned.num_steps, 0))
 
-    return local_sgd(
+    return local_training(
         problem,
-        prepare,
+        plan,
         loss_on_labels(problem, "tuning_loss"),
-        hooks=Hooks(
-            begin=lambda received, work, own: splice(head, received.model, own[LOCAL]),
-            adapt=adapt,
-            memory=TUNING,
-            handed_on=True,
-        ),
+        sizes,
+        begin=lambda received, own: splice(head, received.model, own[LOCAL]),
+        optimizer=optimizer,
+        memory=TUNING,
     )
 
 
-def training(problem: Problem, head: tuple[str, ...]) -> Phase:
-    """The vote of the three players, and local epochs on labels and accepted images."""
-    options, config, network = problem.config.fedtrinet, problem.config.client, problem.network
+class Voted(NamedTuple):
+    """What the vote gives to a client's training."""
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+    start: Model  # the model to start from, w_s
+    labels: jax.Array  # int32 [n_max], visible and accepted labels
+    accepted: jax.Array  # bool [n_max], the images with an accepted label
+    apart: jax.Array  # bool [], whether each step also has a batch of accepted images
+
+
+def labels_of_players(problem: Problem, head: tuple[str, ...]) -> Label:
+    """The vote of the three players. `Labels.more` is a `Voted`."""
+    options = problem.config.fedtrinet
+
+    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         examples, old, w = Examples.of(data, cohort), cohort.own[ACCEPTED], received.model
         voting = received.extra.round >= 0
         if options.players == "one":
@@ -238,41 +237,46 @@ def training(problem: Problem, head: tuple[str, ...]) -> Phase:
         accepted, chosen = accept(old, votes, received.extra.threshold, examples.unlabelled, options.min_new_labels)
 
         has_one = accepted.labels >= 0
-        keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
-        work = FedTriNetWork(
-            deck=Deck.shuffled(examples, examples.labelled | has_one, examples.keys, config.epochs),
-            accepted=Deck.shuffled(examples, has_one, keys, config.epochs),
-            labels=jnp.where(examples.labelled, examples.labels, accepted.labels),
-            apart=accepted.rounds > 0,
-            start=w_s,
-        )
         labels = jnp.where(has_one, accepted.labels, jnp.where(voting, chosen, -1))
-        report = Report(labels, examples.labelled | has_one)
-        return Jobs(work.deck.num_steps(config.batch_size), work, report, {ACCEPTED: accepted})
+        visible = jnp.where(examples.labelled, examples.labels, accepted.labels)
+        more = Voted(w_s, visible, has_one, accepted.rounds > 0)
+        return Labels(Report(labels, examples.labelled | has_one), {ACCEPTED: accepted}, more=more)
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
+    return label
+
+
+def training(problem: Problem) -> Phase:
+    """Local epochs on labels and accepted images; the batch `labelled` has both, and `accepted` only the latter."""
+    options, config, network = problem.config.fedtrinet, problem.config.client, problem.network
+
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        del received, previous
+        examples, voted = Examples.of(data, cohort), cohort.labels.more
+        keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
+        deck = Deck.shuffled(examples, examples.labelled | voted.accepted, examples.keys, config.epochs)
+        decks = {"labelled": deck, "accepted": Deck.shuffled(examples, voted.accepted, keys, config.epochs)}
+        return Plan(decks, deck.num_steps(config.batch_size), start=voted.start)
+
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
         key, accepted_key = jax.random.split(at.key)
-        more = at.work.accepted.batch(at.step, config.batch_size).read(at.data)
-        mask = more.mask & at.work.apart
+        known, more, voted = batch.labelled, batch.accepted, at.labels.more
+        mask = more.mask & voted.apart
         views = (
-            ([problem.weak(key, batch.inputs)], batch.mask),
+            ([problem.weak(key, known.inputs)], known.mask),
             ([problem.weak(accepted_key, more.inputs)], mask),
         )
-        epoch = batch.epoch + config.epochs * at.received.extra.round  # s
+        epoch = known.epoch + config.epochs * at.received.extra.round  # s
         weight = options.accepted_weight * jnp.clip((epoch - options.ramp_from) / options.ramp_epochs, 0.0, 1.0)
 
         (of_batch, of_accepted), after = train_views(network, model, list(views))
-        both_loss = cross_entropy(of_batch.logits, at.work.labels[batch.positions], batch.mask)
-        accepted_loss = cross_entropy(of_accepted.logits, at.work.labels[more.positions], mask)
-        value = jnp.where(at.work.apart, 0.5 * (both_loss + weight * accepted_loss), both_loss)
-        metrics = {"client_loss": value, "accepted_loss": accepted_loss, "accepted": at.work.accepted.size}
+        both_loss = cross_entropy(of_batch.logits, voted.labels[known.positions], known.mask)
+        accepted_loss = cross_entropy(of_accepted.logits, voted.labels[more.positions], mask)
+        value = jnp.where(voted.apart, 0.5 * (both_loss + weight * accepted_loss), both_loss)
+        metrics = {"client_loss": value, "accepted_loss": accepted_loss, "accepted": at.decks["accepted"].size}
         return Loss(value, after.batch_stats, metrics)
 
-    hooks = Hooks(
-        begin=lambda received, work, own: work.start,
-        remember=None if options.players == "one" else lambda own, model, aux, step: {LOCAL: model},
-    )
-    return local_sgd(problem, prepare, loss, hooks=hooks)
+    after = None if options.players == "one" else lambda own, model: {LOCAL: model}
+    return local_training(problem, plan, loss, dict.fromkeys(("labelled", "accepted"), config.batch_size), after=after)
 
 
 ENTRY = Entry(

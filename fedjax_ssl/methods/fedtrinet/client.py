@@ -1,6 +1,6 @@
 """Spliced networks, and permanent pseudo-labels once the sum of several models is confident (FedTriNet)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -9,6 +9,7 @@ import optax
 
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.client.labels import logits_of_each, without_prior
+from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.learning.sgd import Model
@@ -52,8 +53,8 @@ def splice(head: tuple[str, ...], one: Model, other: Model) -> Model:
     return Model(with_head(other.params, one.params), with_head(other.batch_stats, one.batch_stats))
 
 
-def freezing(head: tuple[str, ...]) -> Callable[[optax.GradientTransformation], optax.GradientTransformation]:
-    """For `Hooks.adapt`: the head has no gradient, no share in gradient norms, and no weight decay."""
+def freezing(head: tuple[str, ...], optimizer: MakeOptimizer) -> MakeOptimizer:
+    """The optimizer, for which the head has no gradient, no share in gradient norms, and no weight decay."""
 
     def is_head(params):
         return jax.tree_util.tree_map_with_path(
@@ -62,7 +63,7 @@ def freezing(head: tuple[str, ...]) -> Callable[[optax.GradientTransformation], 
 
     # Before the optimizer, so that norms and momentum exclude the head's gradient; and after it, against weight decay.
     frozen = optax.masked(optax.set_to_zero(), is_head)
-    return lambda optimizer: optax.chain(frozen, optimizer, frozen)
+    return lambda rate: optax.chain(frozen, optimizer(rate), frozen)
 
 
 class Accepted(NamedTuple):

@@ -22,14 +22,13 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.augment import quarter_turns
-from fedjax_ssl.client import At, Batch, Deck, Examples, Hooks, Loss, Work, global_model, local_sgd
-from fedjax_ssl.client.local_sgd import Adapt
+from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, global_model, local_training
+from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import (
     Broadcast,
     Cohort,
     Images,
-    Jobs,
     Method,
     Metrics,
     Phase,
@@ -108,9 +107,9 @@ def orchestra(problem: Problem) -> Method:
     dim, num_clients = problem.config.model.projector_dim, problem.config.num_clients
     mean = fedavg(problem, weighted_by=by_batches(problem.config.client.batch_size), parts=PARTS)
     # In the client's steps the target follows the online encoder.
-    adapt = functools.partial(followed_by, follower=TARGET, leaders=ENCODER, decay=options.decay)
-    phases = training(problem, adapt), clusters.centroids_phase(options.local_clusters)
-    method = self_supervised(problem, phases, parts=PARTS, aggregation=mean, adapt=adapt)
+    optimizer = lambda rate: followed_by(problem.optimizer(rate), TARGET, ENCODER, options.decay)  # noqa: E731
+    phases = training(problem, optimizer), clusters.centroids_phase(options.local_clusters)
+    method = self_supervised(problem, phases, parts=PARTS, aggregation=mean, optimizer=optimizer)
 
     def init(data: FederatedData, key: jax.Array) -> State:
         model_key, centroids_key, rings_key = jax.random.split(key, 3)
@@ -161,12 +160,12 @@ def target_projections(problem: Problem, model: Model, target: Any, images: Imag
     return unit_vectors(outputs.heads[PROJECTOR]), with_companion_statistics(model.batch_stats, TARGET, of_target)
 
 
-def training(problem: Problem, adapt: Adapt) -> Phase:
+def training(problem: Problem, optimizer: MakeOptimizer) -> Phase:
     """`client.epochs` passes over a client's images in whole batches; the first round only fills the memory."""
     options, config, network = problem.config.orchestra, problem.config.client, problem.network
     first_view, second_view = problem.views
 
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         del previous
         examples, is_first = Examples.of(data, cohort), received.extra.round == 0
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
@@ -181,13 +180,14 @@ def training(problem: Problem, adapt: Adapt) -> Phase:
             return clusters.filled(project, data.inputs, examples, rings, config.batch_size)
 
         rings = jax.lax.cond(is_first, filled, lambda rings: rings, cohort.own[PROJECTIONS])
-        return Jobs(steps, Work(deck), own={PROJECTIONS: rings}, takes_part=jnp.any(examples.present, axis=1))
+        takes_part = jnp.any(examples.present, axis=1)
+        return Plan({"unlabelled": deck}, steps, own={PROJECTIONS: rings}, takes_part=takes_part)
 
-    def loss(model: Model, batch: Batch, at: At) -> Loss:
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
         first_key, second_key, third_key, turns_key = jax.random.split(at.key, 4)
-        images = batch.inputs
+        images, mask = batch.unlabelled.inputs, batch.unlabelled.mask
         first, second = first_view(first_key, images), second_view(second_key, images)
-        turns = jax.random.randint(turns_key, batch.rows.shape, 0, 4)
+        turns = jax.random.randint(turns_key, mask.shape, 0, 4)
         third = quarter_turns(first_view(third_key, images), turns)
 
         def assigned(vectors: jax.Array) -> jax.Array:
@@ -197,19 +197,16 @@ def training(problem: Problem, adapt: Adapt) -> Phase:
         still = jax.lax.stop_gradient(model)
         # The value that the target has after this step of the optimizer.
         target = moving_average(still.params[TARGET], select(still.params, ENCODER), options.decay)
-        of_target, batch_stats = target_projections(problem, still, target, first, batch.mask)
-        outputs, batch_stats = network.train(model._replace(batch_stats=batch_stats), (second, third), batch.mask)
+        of_target, batch_stats = target_projections(problem, still, target, first, mask)
+        outputs, batch_stats = network.train(model._replace(batch_stats=batch_stats), (second, third), mask)
         projections = unit_vectors(outputs[0].heads[PROJECTOR])
-        cluster_loss = assignment_loss(assigned(projections), assigned(of_target), batch.mask)
-        rotation_loss = cross_entropy(outputs[1].heads[ROTATION], turns, batch.mask)
+        cluster_loss = assignment_loss(assigned(projections), assigned(of_target), mask)
+        rotation_loss = cross_entropy(outputs[1].heads[ROTATION], turns, mask)
         metrics = {"cluster_loss": cluster_loss, "rotation_loss": rotation_loss}
-        return Loss(cluster_loss + rotation_loss, batch_stats, metrics, aux=(of_target, batch.mask))
+        remember = {PROJECTIONS: clusters.pushed(at.own[PROJECTIONS], of_target, mask)}
+        return Loss(cluster_loss + rotation_loss, batch_stats, metrics, remember=remember)
 
-    def remember(own, model: Model, aux, index: jax.Array) -> dict[str, Any]:
-        del model, index
-        return {PROJECTIONS: clusters.pushed(own[PROJECTIONS], *aux)}
-
-    return local_sgd(problem, prepare, loss, PARTS, hooks=Hooks(remember=remember, adapt=adapt))
+    return local_training(problem, plan, loss, {"unlabelled": config.batch_size}, PARTS, optimizer=optimizer)
 
 
 def _projector(model: ConfigDict) -> functools.partial[Projector]:

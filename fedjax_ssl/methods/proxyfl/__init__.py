@@ -21,15 +21,15 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import Rule, Views, Weigh, consistency_phase, global_model, make_confidence, own_confidence
-from fedjax_ssl.client.consistency import check_both_label
+from fedjax_ssl.client import At, Batches, Loss, global_model, make_confidence, passes, total
+from fedjax_ssl.client.passes import check_both_label
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received, State
 from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.methods.proxyfl.client import COUNTS, FEATURES, PROXIES, contrastive_loss
 from fedjax_ssl.methods.proxyfl.server import tune_proxies
 from fedjax_ssl.models.projectors import Projection
@@ -88,24 +88,25 @@ def proxyfl(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.proxyfl
     # Almost every image has a weight above 0 by a soft rule, so ICPL would treat all as confident.
-    confidence = make_confidence(problem, options.threshold, hard=options.contrastive)
+    rule = make_confidence(problem, options.threshold, hard=options.contrastive)
     parts = (*CLASSIFIER, FEATURES, PROXIES) if options.contrastive else CLASSIFIER
 
     check_both_label(problem, "proxyfl")
 
-    def label(images: Views, weigh: Weigh):
-        """Labels of the received model, and their weights: int32 and float32 [B]."""
-        labels, weights = weigh(jax.nn.softmax(images.by_received))
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        seen, mask = passes(problem, model, batch, at), batch.unlabelled.mask
+        labels, weights = rule.label(at.labels, jax.nn.softmax(seen.by_received))
         if options.confident == "either":
-            weights = jnp.maximum(weights, weigh(jax.nn.softmax(images.by_local))[1])
-        return labels, weights
+            weights = jnp.maximum(weights, rule.label(at.labels, jax.nn.softmax(seen.by_local))[1])
+        counted = mask if options.loss_over == "batch" else mask & (weights > 0)  # eq. 9
+        pseudo_loss = cross_entropy(seen.strong.logits, labels, counted, weights)
+        if not options.contrastive:
+            return total(problem, batch, seen, pseudo_loss, weights)
+        contrast, counts = contrastive_loss(problem, rule, model, batch, seen, at, labels, weights)
+        result = total(problem, batch, seen, pseudo_loss, weights, options.contrastive_weight * contrast)
+        return result._replace(metrics={**result.metrics, "contrastive_loss": contrast}, sums={COUNTS: counts})
 
-    def loss(images: Views, labels: jax.Array, weights: jax.Array) -> jax.Array:
-        counted = images.mask if options.loss_over == "batch" else images.mask & (weights > 0)  # eq. 9
-        return cross_entropy(images.strong.logits, labels, counted, weights)
-
-    contrastive = functools.partial(contrastive_loss, problem, confidence) if options.contrastive else None
-    rule, links = Rule(label, loss, contrastive), []
+    links = []
     if options.tuning:
         links.append(
             tune_proxies(
@@ -119,14 +120,8 @@ def proxyfl(problem: Problem) -> Method:
     if options.contrastive:
         uniform = jnp.full(problem.num_classes, 1 / problem.num_classes)
         links.append(Link(functools.partial(update_prior, options), lambda params: {PRIOR: uniform}))
-    phase = consistency_phase(problem, rule, confidence, parts=parts)
-    method = alternating(
-        problem,
-        (phase,),
-        own=lambda data, model: own_confidence(problem, data, confidence),
-        parts=parts,
-        aggregation=fedavg(problem, after_mean=tuple(links), parts=parts),
-    )
+    aggregation = fedavg(problem, after_mean=tuple(links), parts=parts)
+    method = on_both_kinds(problem, loss, rule, parts=parts, aggregation=aggregation)
     if not options.contrastive:
         return method
     return method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[PRIOR]))

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Confidence, Loss, Views
+from fedjax_ssl.client import At, Batches, Confidence
+from fedjax_ssl.client.passes import Passed
 from fedjax_ssl.engine import Problem
 from fedjax_ssl.learning.losses import unit_vectors
 from fedjax_ssl.learning.sgd import Model
@@ -15,54 +16,65 @@ COUNTS = "class_counts"  # metadata of uploads: how many images of each class a 
 
 def contrastive_loss(
     problem: Problem,
-    confidence: Confidence,
+    rule: Confidence,
     model: Model,
-    known: Views,
-    images: Views,
+    batch: Batches,
+    seen: Passed,
     at: At,
     labels: jax.Array,
     weights_of_labels: jax.Array,
-) -> Loss:
+) -> tuple[jax.Array, jax.Array]:
     """ICPL: pulls every image to the proxies of its candidate classes, and away from images that share none of them.
 
     The only candidate of a confident image is its label; those of other images are the classes more likely than in the
     prior.
+
+    Args:
+        problem, model, batch, at: of the step.
+        rule: which labels count.
+        seen: what the network made of the batch.
+        labels, weights_of_labels: int32 and float32 [B], the labels of the unlabelled images.
+
+    Returns:
+        The loss, float32 []; and the counts of labels by class that the client reports, float32 [C], 0 before its last
+        epoch.
     """
     options, num_classes, prior = problem.config.proxyfl, problem.num_classes, at.received.extra
-    counts, p = weights_of_labels > 0, jax.nn.softmax(images.by_received)
+    mask, counts, p = batch.unlabelled.mask, weights_of_labels > 0, jax.nn.softmax(seen.by_received)
 
     def candidates(p, labels, counts):  # xi_i
         return jnp.where(counts[:, None], jax.nn.one_hot(labels, num_classes) > 0, p > prior)
 
     xi = candidates(p, labels, counts)
-    weights = p if options.weights_from == "received" else jax.nn.softmax(images.by_local)
+    weights = p if options.weights_from == "received" else jax.nn.softmax(seen.by_local)
     weights = jnp.where(counts[:, None], 1.0, weights) * xi
-    of_labelled = jax.nn.one_hot(known.labels, num_classes)
-    labelled_xi = of_labelled > 0
-    if options.labelled_sets == "received":
-        q = jax.nn.softmax(known.by_received)
-        of_known, weights_of_known = confidence.label(at.work.confidence, q, at.work.deck.size)
-        labelled_xi = candidates(q, of_known, weights_of_known > 0)
     # Both views of an image have the same candidates; labelled images are only negatives.
-    sets, mask = jnp.concatenate([xi, xi, labelled_xi]), jnp.concatenate([images.mask, images.mask, known.mask])
-    pulls, number = jnp.concatenate([weights, weights, jnp.zeros_like(of_labelled)]), len(images.mask)
-    told = jnp.concatenate([
-        jax.nn.one_hot(labels, num_classes) * (counts & images.mask)[:, None],
-        of_labelled * known.mask[:, None],
-    ])  # fmt: skip
+    sets, masks, pulls = [xi, xi], [mask, mask], [weights, weights]
+    views = [seen.weak, seen.strong]
+    told = [jax.nn.one_hot(labels, num_classes) * (counts & mask)[:, None]]
+    if batch.labelled:
+        of_labelled = jax.nn.one_hot(batch.labelled.labels, num_classes)
+        labelled_xi = of_labelled > 0
+        if options.labelled_sets == "received":
+            q = jax.nn.softmax(seen.labelled_by_received)
+            of_known, weights_of_known = rule.label(at.labels, q)
+            labelled_xi = candidates(q, of_known, weights_of_known > 0)
+        sets, masks, pulls = [*sets, labelled_xi], [*masks, batch.labelled.mask], [*pulls, jnp.zeros_like(of_labelled)]
+        views.append(seen.labelled)
+        told.append(of_labelled * batch.labelled.mask[:, None])
+    of_sets, present, number = jnp.concatenate(sets), jnp.concatenate(masks), len(mask)
 
-    z = unit_vectors(jnp.concatenate([view.heads[FEATURES] for view in (images.weak, images.strong, known.weak)]))
+    z = unit_vectors(jnp.concatenate([view.heads[FEATURES] for view in views]))
     omega = model.params["classifier"]["kernel"].T
     v = unit_vectors(jnp.matmul(omega, model.params[PROXIES]["kernel"], precision="highest"))
-    positives = jnp.sum(z * jnp.matmul(pulls, v, precision="highest"), axis=-1)
-    losses = disjoint_sets_losses(z, positives, sets, mask, options.least_similarity)[: 2 * number]
-    usable = (mask & jnp.any(sets, axis=1))[: 2 * number]
+    positives = jnp.sum(z * jnp.matmul(jnp.concatenate(pulls), v, precision="highest"), axis=-1)
+    losses = disjoint_sets_losses(z, positives, of_sets, present, options.least_similarity)[: 2 * number]
+    usable = (present & jnp.any(of_sets, axis=1))[: 2 * number]
     sure = jnp.tile(counts, 2)
     groups = [usable] if options.contrastive_over == "all" else [usable & sure, usable & ~sure]
     value = add_up(jnp.sum(jnp.where(group, losses, 0.0)) / jnp.maximum(jnp.sum(group), 1) for group in groups)
-    last_epoch = at.step >= at.work.num_steps - at.work.num_steps // problem.config.client.epochs
-    sums = {COUNTS: jnp.where(last_epoch, jnp.sum(told, axis=0), 0.0)}
-    return Loss(options.contrastive_weight * value, (), {"contrastive_loss": value}, sums=sums)
+    last_epoch = at.step >= at.num_steps - at.num_steps // problem.config.client.epochs
+    return value, jnp.where(last_epoch, jnp.sum(jnp.concatenate(told), axis=0), 0.0)
 
 
 def disjoint_sets_losses(

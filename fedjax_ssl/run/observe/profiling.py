@@ -157,6 +157,8 @@ def step_flops(experiment: Experiment, state: Any) -> float:
 
     def one_step(state: State, data: FederatedData):
         _, broadcast, cohort = one_job(experiment.problem, method, state, data)
+        if method.label is not None and len(method.phases) == 1:
+            cohort = cohort._replace(labels=method.label(broadcast, data, cohort, None))
         jobs = phase.prepare(broadcast, data, cohort, None)
         work = row(jobs.work, 0)
         return broadcast, work, phase.start(broadcast, data, work, row({**cohort.own, **jobs.own}, 0))

@@ -1,7 +1,7 @@
 """Local SGD on a linear network against NumPy: steps, memory, what is told, and the update that is clipped."""
 
+import functools
 import types
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,12 @@ import optax
 import pytest
 
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.client import Deck, Examples, Hooks, Loss, global_model, local_sgd, own_optimizers, trained_models
+from fedjax_ssl.client import Deck, Examples, Loss, Plan, global_model, local_training, own_optimizers, trained_models
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import CLASSIFIER, Cohort, Jobs, Previous, Problem, State, Upload
+from fedjax_ssl.engine.delivery import clipped
+from fedjax_ssl.engine.interface import CLASSIFIER, Cohort, Previous, Problem, State, Upload
 from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.learning.sgd import Model, make_optimizer
 from fedjax_ssl.learning.trees import row
 from tests.helpers.linear_network import LinearNetwork, at_rest, in_numpy, loss_and_gradient, sgd_step
 from tests.helpers.toy_federation import federation
@@ -26,12 +27,6 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (10, 2, 2, 1)).astype(np.uint
 DATA = federation(CLIENTS, dict(enumerate(LABELS)))._replace(inputs=jnp.array(IMAGES))
 
 
-class Work(NamedTuple):
-    """What `local_sgd` asks for."""
-
-    deck: Deck
-
-
 EVERYONE = types.SimpleNamespace(ids=range(3))  # K clients
 
 
@@ -40,25 +35,29 @@ def problem_with(**fields):
     config.num_clients = 3
     config.client.epochs, config.client.batch_size, config.client.learning_rate = 2, 2, RATE
     config.update_from_flattened_dict(fields)
-    return Problem(config, LinearNetwork(PIXELS, CLASSES), None, None, CLASSES)
+    optimizer = functools.partial(make_optimizer, config.client)
+    return Problem(config, LinearNetwork(PIXELS, CLASSES), None, None, CLASSES, optimizer=optimizer)
 
 
-def phase_of(problem, counts=False, **hooks):
+def phase_of(problem, counts=False, **how):
     """Cross-entropy of the visible labels; with `counts` only the steps of odd numbers are taken."""
     config = problem.config.client
 
-    def prepare(received, data, cohort, previous):
+    def plan(received, data, cohort, previous):
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
-        return Jobs(deck.num_steps(config.batch_size), Work(deck))
+        return Plan({"labelled": deck}, deck.num_steps(config.batch_size), tells={"size": deck.size})
 
     def loss(model, batch, at):
-        (outputs,), batch_stats = problem.network.train(model, (batch.inputs,), batch.mask)
-        value = cross_entropy(outputs.logits, batch.labels, batch.mask)
+        known = batch.labelled
+        (outputs,), batch_stats = problem.network.train(model, (known.inputs,), known.mask)
+        value = cross_entropy(outputs.logits, known.labels, known.mask)
         taken = at.step % 2 == 1 if counts else None
-        return Loss(value, batch_stats, {"client_loss": value}, {"rows": jnp.sum(batch.rows * batch.mask)}, taken)
+        rows = jnp.sum(known.rows * known.mask)
+        remember = {"total": at.own["total"] + (at.step + 1) * rows} if "total" in at.own else {}
+        return Loss(value, batch_stats, {"client_loss": value}, taken, remember, {"rows": rows})
 
-    return local_sgd(problem, prepare, loss, hooks=Hooks(**hooks))
+    return local_training(problem, plan, loss, {"labelled": config.batch_size}, **how)
 
 
 def run(problem, phase, clients=(0, 1, 2), own=None):
@@ -102,7 +101,6 @@ FIELDS = {
     "momentum and weight decay": {"client.momentum": 0.9, "client.weight_decay": 0.05, "client.clip_norm": 0.0},
     "gradient clipped": {"client.clip_norm": 0.1, "client.nesterov": True},
     "proximal": {"client.proximal": 0.7, "client.clip_norm": 0.0},
-    "update clipped": {"aggregation.clip_norm": 0.2, "client.clip_norm": 0.0},
 }
 
 
@@ -114,34 +112,26 @@ def test_steps_equal_numpy(name):
     np.testing.assert_array_equal(result.num_steps, [2 * 3, 0, 2 * 2])
     np.testing.assert_array_equal(result.took_part, [True, False, True])
     start = in_numpy(received.model.params)
-    clip_norm = problem.config.aggregation.clip_norm
     for job in (0, 2):
-        model, _, loss, *_ = steps_by_hand(problem.config.client, start, row(jobs.work.deck, job))
-        length = np.sqrt(sum(np.sum((model[leaf] - start[leaf]) ** 2) for leaf in start))
-        if clip_norm:  # the whole update, as one vector, where it is too long
-            assert length > clip_norm
-            model = {leaf: start[leaf] + clip_norm / length * (model[leaf] - start[leaf]) for leaf in start}
+        model, _, loss, *_ = steps_by_hand(problem.config.client, start, row(jobs.work.decks["labelled"], job))
         assert_models_equal(row(result.upload.model.params, job), model)
         assert result.upload.model.batch_stats == ()
         np.testing.assert_allclose(result.metrics[0][0]["client_loss"][job], loss, rtol=1e-5)
-    assert result.memory_of_steps == {} and result.upload.metadata == {}
+    assert result.memory_of_steps == {} and set(result.upload.metadata) == {"rows", "size"}
 
 
-def test_parts_that_clients_keep_are_not_clipped():
-    """They are not sent, so the update is the change of the others."""
-    uploads, length = [], 0.1
-    for fields in ({}, {"aggregation.clip_norm": length, "personal_parts": ("classifier",)}):
-        problem = problem_with(**FIELDS["plain"], **fields)
-        result, received, _ = run(problem, phase_of(problem))
-        uploads.append(result.upload.model.params)
-    whole, clipped = uploads
-    np.testing.assert_array_equal(clipped["classifier"]["kernel"], whole["classifier"]["kernel"])
-    start = np.asarray(received.model.params["backbone"]["bias"])
-    for job in (0, 2):
-        change = np.asarray(whole["backbone"]["bias"][job]) - start
-        assert np.linalg.norm(change) > length
-        expected = start + length * change / np.linalg.norm(change)
-        np.testing.assert_allclose(clipped["backbone"]["bias"][job], expected, atol=1e-6)
+def test_an_update_is_clipped_as_one_vector_where_it_is_delivered():
+    """Of the parts that are sent: a client's own parts are not among them."""
+    problem, norm = problem_with(**FIELDS["plain"]), 0.1
+    for sent in (CLASSIFIER, ("backbone",)):
+        result, received, _ = run(problem, phase_of(problem, sent=sent))
+        shorter = clipped(result.upload.model, received.model, norm)
+        for job in (0, 2):
+            trained = row(result.upload.model.params, job)
+            of_parts = (trained, {part: received.model.params[part] for part in sent}, row(shorter.params, job))
+            new, old, found = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(each)]) for each in of_parts)
+            assert np.linalg.norm(new - old) > norm
+            np.testing.assert_allclose(found, old + norm * (new - old) / np.linalg.norm(new - old), atol=1e-6)
 
 
 def test_parts_that_are_not_sent_may_go_far_from_the_received_ones():
@@ -150,7 +140,7 @@ def test_parts_that_are_not_sent_may_go_far_from_the_received_ones():
     result, received, jobs = run(problem, phase_of(problem, sent=("classifier",)))
     assert result.upload.model.params.keys() == {"classifier"}
     for job in (0, 2):
-        deck, start = row(jobs.work.deck, job), in_numpy(received.model.params)
+        deck, start = row(jobs.work.decks["labelled"], job), in_numpy(received.model.params)
         model, *_ = steps_by_hand(problem.config.client, start, deck, kept=["bias"])
         np.testing.assert_allclose(result.upload.model.params["classifier"]["kernel"][job], model["kernel"], atol=2e-5)
 
@@ -160,7 +150,7 @@ def test_a_step_that_does_not_count_leaves_model_and_optimiser():
     problem = problem_with(**{"client.weight_decay": 0.1, "client.clip_norm": 0.0})
     result, received, jobs = run(problem, phase_of(problem, counts=True))
     for job in (0, 2):
-        deck = row(jobs.work.deck, job)
+        deck = row(jobs.work.decks["labelled"], job)
         model, _, loss, *_ = steps_by_hand(problem.config.client, in_numpy(received.model.params), deck, counts=True)
         assert_models_equal(row(result.upload.model.params, job), model)
         np.testing.assert_allclose(result.metrics[0][0]["client_loss"][job], loss, rtol=1e-5)  # it is looked at
@@ -168,46 +158,39 @@ def test_a_step_that_does_not_count_leaves_model_and_optimiser():
 
 def test_a_metric_of_each_image_is_refused_before_it_is_added_up():
     problem = problem_with()
-    loss = lambda model, batch, at: Loss(jnp.float32(0), (), {"mine": batch.mask})  # noqa: E731
+    plan = lambda received, data, cohort, previous: Plan({}, jnp.ones(3, jnp.int32))  # noqa: E731
+    loss = lambda model, batch, at: Loss(jnp.float32(0), (), {"mine": jnp.zeros(2)})  # noqa: E731
     with pytest.raises(UserError, match="the method's metric 'mine' must be a scalar"):
-        run(problem, local_sgd(problem, phase_of(problem).prepare, loss))
+        run(problem, local_training(problem, plan, loss, {}))
 
 
-def test_remember_metadata_and_a_persistent_optimiser():
-    """After each step `remember` is given what the loss laid aside; `metadata` once what has been summed up."""
+def test_memory_metadata_and_a_persistent_optimiser():
+    """`after` is given what the loss remembers, and the model after the step; the plan's and the sums are told."""
     problem = problem_with(**{"client.persistent": True, "client.clip_norm": 0.0})
 
-    def remember(own, model, aux, index):
-        total = own["total"] + (index + 1) * aux["rows"] + jnp.sum(model.params["backbone"]["bias"])
-        return {"total": total}
-
-    def metadata(work, model, totals):
-        return {"size": work.deck.size, "loss": totals["client_loss"], "bias": model.params["backbone"]["bias"]}
+    def after(own, model):
+        return {"total": own["total"] + jnp.sum(model.params["backbone"]["bias"])}
 
     empty = own_optimizers(problem, EVERYONE, problem.network.init(jax.random.key(1)), CLASSIFIER)
     before = jax.tree.map(lambda leaf: 0.01 * (1 + jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape), empty)
     own = {**before, "total": jnp.array([5.0, 6.0, 7.0]), "other": jnp.array([1, 2, 3])}
-    result, received, jobs = run(problem, phase_of(problem, remember=remember, metadata=metadata), own=own)
-    assert set(result.memory_of_steps) == {"opt_state", "total", "other"}
+    result, received, jobs = run(problem, phase_of(problem, after=after), own=own)
+    assert set(result.memory_of_steps) == {"opt_state", "total"}  # nothing else is written
     start, momenta = in_numpy(received.model.params), lambda own, job: in_numpy(row(own["opt_state"][2].trace, job))
     for job in (0, 2):
-        deck, total = row(jobs.work.deck, job), float(own["total"][job])
-        model, velocity, loss, seen, after_each = steps_by_hand(
-            problem.config.client, start, deck, momenta(before, job)
-        )
+        deck, total = row(jobs.work.decks["labelled"], job), float(own["total"][job])
+        model, velocity, _, seen, after_each = steps_by_hand(problem.config.client, start, deck, momenta(before, job))
         for index, (rows, then) in enumerate(zip(seen, after_each)):
             total += (index + 1) * rows.sum() + then["bias"].sum()
         assert_models_equal(row(result.upload.model.params, job), model)
         for name, leaf in momenta(result.memory_of_steps, job).items():
             np.testing.assert_allclose(leaf, velocity[name], atol=2e-5)
         np.testing.assert_allclose(result.memory_of_steps["total"][job], total, rtol=1e-5)
-        sent = row(result.upload.metadata, job)
-        assert sent["size"] == len(CLIENTS[job])
-        np.testing.assert_allclose(sent["loss"], loss * len(seen), rtol=1e-5)
-        np.testing.assert_allclose(sent["bias"], model["bias"], atol=2e-5)
-    np.testing.assert_array_equal(result.memory_of_steps["other"], [1, 2, 3])
-    for mine, untouched in zip(jax.tree.leaves(row(result.memory_of_steps, 1)), jax.tree.leaves(row(own, 1))):
-        np.testing.assert_array_equal(mine, untouched)  # client 1 made no step
+        told = row(result.upload.metadata, job)
+        assert told["size"] == len(CLIENTS[job]) and told["rows"] == sum(rows.sum() for rows in seen)
+    untouched = {name: own[name] for name in result.memory_of_steps}
+    for mine, old in zip(jax.tree.leaves(row(result.memory_of_steps, 1)), jax.tree.leaves(row(untouched, 1))):
+        np.testing.assert_array_equal(mine, old)  # client 1 made no step
 
 
 def test_optimisers_that_start_afresh_leave_no_memory():
@@ -222,11 +205,11 @@ def test_the_learning_rate_travels():
     received = global_model(problem, state, extra=jnp.int32(7))
     np.testing.assert_allclose(received.learning_rate, RATE * (1 + np.cos(np.pi / 4)) / 2, rtol=1e-6)
     assert received.model is state.model and received.extra == 7
-    phase, deck = phase_of(problem_with(**{"client.learning_rate": 99.0, "client.clip_norm": 0.0})), None
+    phase = phase_of(problem_with(**{"client.learning_rate": 99.0, "client.clip_norm": 0.0}))
     cohort = Cohort(jnp.array([2]), {}, jax.random.key(0))
-    deck = row(phase.prepare(received, DATA, cohort, None).work.deck, 0)
-    carry = phase.start(received, DATA, Work(deck), {})
-    carry = phase.step(received, DATA, Work(deck), carry, jnp.int32(0), cohort.key)
+    work = row(phase.prepare(received, DATA, cohort, None).work, 0)
+    carry, deck = phase.start(received, DATA, work, {}), work.decks["labelled"]
+    carry = phase.step(received, DATA, work, carry, jnp.int32(0), cohort.key)
     rows = np.asarray(deck.rows)[np.asarray(deck.order)[0, :2]]
     model = in_numpy(received.model.params)
     gradient = loss_and_gradient(model, IMAGES[rows].reshape(2, -1) / 255, np.eye(CLASSES)[LABELS[rows]])[1]
@@ -243,52 +226,29 @@ def test_training_may_begin_with_another_model_and_have_an_optimiser_of_its_own(
         **own_optimizers(problem, EVERYONE, other, CLASSIFIER),
         **own_optimizers(problem, EVERYONE, other, CLASSIFIER, memory="second"),
     }
-    phase = phase_of(problem, begin=lambda received, work, own: other, memory="second")
+    phase = phase_of(problem, begin=lambda received, own: other, memory="second")
     result, received, jobs = run(problem, phase, own=own)
     assert set(result.memory_of_steps) == {"second"}
     for job in (0, 2):
-        model, velocity, *_ = steps_by_hand(problem.config.client, in_numpy(other.params), row(jobs.work.deck, job))
+        model, velocity, *_ = steps_by_hand(
+            problem.config.client, in_numpy(other.params), row(jobs.work.decks["labelled"], job)
+        )
         assert_models_equal(row(result.upload.model.params, job), model)
         for name, leaf in in_numpy(row(result.memory_of_steps["second"][2].trace, job)).items():
             np.testing.assert_allclose(leaf, velocity[name], atol=2e-5)
     assert not np.allclose(in_numpy(received.model.params)["kernel"], in_numpy(other.params)["kernel"], atol=0.1)
 
 
-def test_what_is_sent_is_clipped_unless_it_is_handed_on():
-    """A method may also replace the trained model before `finish`; then its replacement is sent, and clipped."""
-    problem = problem_with(**{"aggregation.clip_norm": 0.3, "client.clip_norm": 0.0})
-
-    def doubled(phase):
-        def finish(received, work, carry, num_steps):
-            model = jax.tree.map(lambda new, old: old + 2 * (new - old), carry.learner.model, received.model)
-            carry = carry._replace(learner=carry.learner._replace(model=model))
-            return phase.finish(received, work, carry, num_steps)
-
-        return phase._replace(finish=finish)
-
-    for handed_on in (False, True):
-        result, received, jobs = run(problem, doubled(phase_of(problem, handed_on=handed_on)))
-        start = in_numpy(received.model.params)
-        for job in (0, 2):
-            model, *_ = steps_by_hand(problem.config.client, start, row(jobs.work.deck, job))
-            change = {leaf: 2 * (model[leaf] - start[leaf]) for leaf in start}
-            length = np.sqrt(sum(np.sum(leaf**2) for leaf in change.values()))
-            assert length > 0.3
-            factor = 1 if handed_on else 0.3 / length
-            expected = {leaf: start[leaf] + factor * change[leaf] for leaf in start}
-            assert_models_equal(row(result.upload.model.params, job), expected)
-
-
 def test_a_phase_may_adapt_its_optimiser():
     """A half of each step, and a state of its own in the clients' memory."""
     problem = problem_with(**{"client.persistent": True, "client.clip_norm": 0.0, "client.momentum": 0.0})
-    adapt = lambda optimizer: optax.chain(optimizer, optax.trace(0.0), optax.scale(0.5))  # noqa: E731
+    optimizer = lambda rate: optax.chain(problem.optimizer(rate), optax.trace(0.0), optax.scale(0.5))  # noqa: E731
     model = problem.network.init(jax.random.key(1))
-    own = own_optimizers(problem, EVERYONE, model, CLASSIFIER, adapt=adapt)
-    result, _, jobs = run(problem, phase_of(problem, adapt=adapt), own=own)
+    own = own_optimizers(problem, EVERYONE, model, CLASSIFIER, optimizer=optimizer)
+    result, _, jobs = run(problem, phase_of(problem, optimizer=optimizer), own=own)
     half = problem_with(**{"client.learning_rate": RATE / 2, "client.clip_norm": 0.0, "client.momentum": 0.0})
     for job in (0, 2):
-        expected, *_ = steps_by_hand(half.config.client, in_numpy(model.params), row(jobs.work.deck, job))
+        expected, *_ = steps_by_hand(half.config.client, in_numpy(model.params), row(jobs.work.decks["labelled"], job))
         assert_models_equal(row(result.upload.model.params, job), expected)
     assert jax.tree.structure(result.memory_of_steps["opt_state"]) == jax.tree.structure(own["opt_state"])
 

@@ -1,0 +1,174 @@
+"""A step's views of labelled and unlabelled images through the network; shared by FixMatch and its relatives."""
+
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.client.deck import Deck, Examples
+from fedjax_ssl.client.labels import labelling_logits
+from fedjax_ssl.client.steps import At, Batches, Loss, MakePlan, Plan
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.data.labels import clients_may_have_labels
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Previous, Problem
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.learning.losses import cross_entropy
+from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.models import Outputs
+from fedjax_ssl.models.network import Network
+
+
+def train_views(
+    network: Network, model: Model, groups: list[tuple[list[jax.Array], jax.Array]], together: bool = False
+) -> tuple[list[Outputs], Model]:
+    """Passes views through the network in training mode, group by group; the views of a group share a forward pass.
+
+    Args:
+        network: the architecture.
+        model: the model in training.
+        groups: each has the views [B, H, W, C] of one batch and its mask, bool [B]; a group without views is skipped.
+        together: whether all views share one forward pass and one set of batch statistics; else each view has its own
+            statistics.
+
+    Returns:
+        The Outputs of each view in order, and the model with its statistics after the passes.
+    """
+    if together:
+        views, masks = zip(*((view, mask) for views, mask in groups for view in views))
+        (outputs,), batch_stats = network.train(model, (jnp.concatenate(views),), jnp.concatenate(masks))
+        ends = [0, *itertools.accumulate(map(len, views))]
+        of_views = [jax.tree.map(lambda leaf, a=a, b=b: leaf[a:b], outputs) for a, b in itertools.pairwise(ends)]
+        return of_views, model._replace(batch_stats=batch_stats)
+    passed: list[Outputs] = []
+    for views, mask in groups:
+        if views:
+            outputs, batch_stats = network.train(model, tuple(views), mask)
+            passed += outputs
+            model = model._replace(batch_stats=batch_stats)
+    return passed, model
+
+
+class Passed(NamedTuple):
+    """Outputs in training mode of the labelled images' weak views and of the unlabelled ones' weak and strong views."""
+
+    labelled: Outputs | None  # None: no client has labels
+    weak: Outputs | None  # None: weak views have no training pass
+    strong: Outputs | None
+    # Logits of the weak views that may make labels, float32 [B, C], without gradient; XLA removes what is not read.
+    by_received: jax.Array  # by the received model
+    by_local: jax.Array  # by the model in training
+    scores: jax.Array  # one of the two, by `consistency.labels_from`
+    labelled_by_received: jax.Array | None  # as `by_received`, of the labelled images
+    model: Model  # with its statistics after the passes
+
+
+def passes(
+    problem: Problem, model: Model, batch: Batches, at: At, label_mode: str = "train", strong: bool = True
+) -> Passed:
+    """Passes a step's views through the network, by `consistency.batch_norm` and `consistency.labels_from`.
+
+    Args:
+        problem: the run's `Problem`.
+        model: the model in training.
+        batch: the examples of the step.
+        at: of the step.
+        label_mode: the normalisation statistics with which the model in training labels: 'train', those of the batch;
+            'eval', its own. The received model always uses its own.
+        strong: whether the unlabelled images have strong views in these passes.
+    """
+    network, options, unlabelled = problem.network, problem.config.consistency, batch.unlabelled
+    together = options.batch_norm == "together" or (options.batch_norm == "auto" and batch.labelled and strong)
+    weak_key, strong_key, labelled_key = jax.random.split(at.key, 3)
+    weak = problem.weak(weak_key, unlabelled.inputs)
+
+    def scores(logits: jax.Array, rows: jax.Array = unlabelled.rows) -> jax.Array:
+        return labelling_logits(at, logits, rows)
+
+    # With separate statistics, weak views that the received model labels need no training pass.
+    trained = [weak] * (label_mode == "train" and bool(together or options.labels_from == "local"))
+    groups = [(trained + [problem.strong(strong_key, unlabelled.inputs)] * strong, unlabelled.mask)]
+    of_labelled = of_weak = known_by_received = None
+    by_received = scores(network.predict(at.received.model, weak).logits)
+    if batch.labelled:
+        known = problem.weak(labelled_key, batch.labelled.inputs)
+        known_by_received = scores(network.predict(at.received.model, known).logits, batch.labelled.rows)
+        groups.insert(0, ([known], batch.labelled.mask))
+    outputs, after = train_views(network, model, groups, bool(together))
+    if batch.labelled:
+        of_labelled = outputs.pop(0)
+    if trained:
+        of_weak = outputs.pop(0)
+    by_local = scores((of_weak or network.predict(model, weak)).logits)
+    chosen = by_received if options.labels_from == "received" else by_local
+    of_strong = outputs[0] if strong else None
+    return Passed(of_labelled, of_weak, of_strong, by_received, by_local, chosen, known_by_received, after)
+
+
+def total(
+    problem: Problem,
+    batch: Batches,
+    seen: Passed,
+    unlabelled_loss: jax.Array,
+    weights: jax.Array,
+    further: jax.Array | float = 0.0,
+) -> Loss:
+    """L = H(y, f(a(x))) + lambda_u L_u, a further term, and the share of confident images.
+
+    Args:
+        problem: the run's `Problem`.
+        batch: the examples of the step.
+        seen: what the network made of them.
+        unlabelled_loss: L_u, float32 [].
+        weights: float32 [B], of the unlabelled images; above 0 for a confident one.
+        further: float32 [], is added.
+    """
+    known, mask = batch.labelled, batch.unlabelled.mask
+    share = jnp.sum((weights > 0) & mask) / jnp.maximum(jnp.sum(mask), 1)
+    metrics = {"unlabelled_loss": unlabelled_loss, "confident_share": share}
+    value = problem.config.consistency.unlabelled_weight * unlabelled_loss + further
+    if known:
+        metrics["labelled_loss"] = cross_entropy(seen.labelled.logits, known.labels, known.mask)
+        value = metrics["labelled_loss"] + value
+    return Loss(value, seen.model.batch_stats, {**metrics, "client_loss": value})
+
+
+def both_kinds(problem: Problem) -> tuple[MakePlan, dict[str, int]]:
+    """(plan, sizes) for `local_training`: epochs over unlabelled examples, and beside them over labelled ones.
+
+    With `consistency.include_labelled` the labelled examples are among the unlabelled ones, too. If no client can have
+    labels, there is no labelled batch.
+    """
+    config, options, where = problem.config.client, problem.config.consistency, problem.config.data
+    sizes = {"unlabelled": options.unlabelled_ratio * config.batch_size, "labelled": config.batch_size}
+    with_labels = clients_may_have_labels(where) or where.reveal_labels or where.centralised
+    fixed_length = options.epoch_length == "unlabelled"
+
+    def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
+        del received, previous
+        examples = Examples.of(data, cohort)
+        included = examples.present if options.include_labelled else examples.unlabelled
+        passes = config.epochs * (options.unlabelled_ratio if fixed_length else 1)
+        decks = {"unlabelled": Deck.shuffled(examples, included, examples.keys, passes)}
+        if with_labels:
+            keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
+            decks["labelled"] = Deck.shuffled(examples, examples.labelled, keys, config.epochs)
+        # The shorter deck repeats.
+        steps = jnp.max(jnp.stack([deck.num_steps(sizes[name]) for name, deck in decks.items()]), axis=0)
+        if fixed_length:
+            size = decks["unlabelled"].size
+            length = jnp.maximum(size // config.batch_size, 1)  # our choice: a small client takes one step
+            steps = jnp.where(size > 0, config.epochs * length, steps)
+        return Plan(decks, steps)
+
+    return plan, sizes
+
+
+def check_both_label(problem: Problem, name: str) -> None:
+    """Checks the configuration of a method that labels by both the received model and the model in training.
+
+    Raises:
+        UserError: `consistency.labels_from` asks for labels by the received model only.
+    """
+    if problem.config.consistency.labels_from != "local":
+        raise UserError(f"consistency.labels_from='received' is for a method that labels by one model; {name} has both")

@@ -1,0 +1,265 @@
+"""Local training: steps of SGD on named batches of a client's examples. A method gives a plan and the loss of a step.
+
+The plan runs once a round for the whole cohort: it shuffles each client's examples into decks, one for each batch of a
+step. Then every client takes its steps in a lane.
+"""
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl.client.deck import Batch, Deck
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine.interface import (
+    CLASSIFIER,
+    Broadcast,
+    Cohort,
+    Finished,
+    Jobs,
+    Labels,
+    Metrics,
+    Phase,
+    Previous,
+    Problem,
+    State,
+    Upload,
+    checked_metrics,
+    completed,
+    trained_parts,
+)
+from fedjax_ssl.learning import sgd
+from fedjax_ssl.learning.losses import proximal_term
+from fedjax_ssl.learning.schedule import learning_rate_at
+from fedjax_ssl.learning.sgd import BatchStats, Learner, Model
+from fedjax_ssl.learning.trees import repeated, select, where, where_rows
+
+OPT_STATE = "opt_state"  # name of a persistent optimizer's state in a client's memory
+MakeOptimizer = Callable[[jax.Array], optax.GradientTransformation]  # learning rate -> optimizer
+
+
+class Plan(NamedTuple):
+    """What the clients of a cohort train on in a phase; leaves [M, ...]."""
+
+    decks: Mapping[str, Deck]  # a shuffled deck for each of a step's batches, by the batch's name
+    num_steps: jax.Array  # int32 [M], local steps
+    work: Any = ()  # whatever else the loss reads, as `At.work`
+    tells: Mapping[str, Any] = {}  # metadata of the uploads that is known before training, by name
+    start: Model | None = None  # the models that training begins with; None: the received model
+    own: Mapping[str, Any] = {}  # as in `Jobs`
+    takes_part: jax.Array | None = None  # as in `Jobs`
+
+
+# (received, data, cohort, results of the previous phase or None) -> the plan of the whole cohort.
+MakePlan = Callable[[Broadcast, FederatedData, Cohort, Previous | None], Plan]
+
+
+class Batches(types.SimpleNamespace):
+    """The examples of one step: a `Batch` for each of the plan's decks. A usual name without a deck is None."""
+
+    labelled: Batch | None = None
+    unlabelled: Batch | None = None
+
+
+class At(NamedTuple):
+    """What the loss of a step may read besides the model and the batches."""
+
+    received: Broadcast  # what the server sent
+    data: FederatedData  # the federation's data
+    decks: Mapping[str, Deck]  # the client's decks
+    labels: Labels | None  # the client's pseudo-labels of this round; None if the method makes none
+    work: Any  # `Plan.work` of this client
+    own: Mapping[str, Any]  # the client's memory, without the optimizer's state
+    key: jax.Array  # the PRNG key of this step
+    step: jax.Array  # int32 [], number of this step, from 0
+    num_steps: jax.Array  # int32 [], the client's steps in this phase
+
+
+class Loss(NamedTuple):
+    """The loss of a model on the batches of a step."""
+
+    value: jax.Array  # float32 [], the minimised value
+    batch_stats: BatchStats  # the model's normalisation statistics after this forward pass
+    metrics: Metrics  # scalars by name, averaged over the client's steps
+    # bool [], whether the step is taken; None: it is. If it were taken with a zero gradient, weight decay and momentum
+    # would still change the model.
+    counts: jax.Array | None = None
+    remember: Mapping[str, Any] = {}  # entries of the client's memory after the step
+    # Values by name, summed over the client's steps in this phase, as `Upload.metadata`: of the last phase for the
+    # server, of another one for the next phase's plan.
+    sums: Mapping[str, jax.Array] = {}
+
+
+# The loss of one step: a pure function, differentiated with respect to the model's trained parts.
+LossFunction = Callable[[Model, Batches, At], Loss]
+# (the client's memory with what the loss remembers, the model after the step) -> further entries of its memory.
+After = Callable[[Mapping[str, Any], Model], Mapping[str, Any]]
+
+
+class Work(NamedTuple):
+    """A client's plan and labels, as its steps read them."""
+
+    plan: Plan
+    labels: Labels | None
+
+    @property
+    def decks(self) -> Mapping[str, Deck]:
+        """The client's decks."""
+        return self.plan.decks
+
+    def at(self, received: Broadcast, data: FederatedData, own: Mapping[str, Any], key: Any, step: jax.Array) -> At:
+        """What the loss of this step reads."""
+        return At(received, data, self.decks, self.labels, self.plan.work, own, key, step, self.plan.num_steps)
+
+    def batches(self, data: FederatedData, sizes: Mapping[str, int], step: jax.Array) -> Batches:
+        """The examples of this step."""
+        decks = self.plan.decks
+        return Batches(
+            **{name: deck.batch(step, sizes[name]).read(data) for name, deck in decks.items() if name in sizes}
+        )
+
+
+class Training(NamedTuple):
+    """The state of a client's loop."""
+
+    learner: Learner  # model and optimizer
+    own: Mapping[str, Any]  # the client's memory, without the optimizer's state
+    learned: Mapping[str, Any]  # the entries of the memory that steps change, as they are now
+    totals: Metrics  # float32 [] by name, sums of the metrics over the steps so far
+    sums: Metrics  # `Loss.sums`, summed over the steps so far
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """The client's memory as it is now."""
+        return {**self.own, **self.learned}
+
+
+def local_training(
+    problem: Problem,
+    plan: MakePlan,
+    loss: LossFunction,
+    sizes: Mapping[str, int],
+    parts: tuple[str, ...] = CLASSIFIER,
+    *,
+    sent: tuple[str, ...] | None = None,
+    begin: Callable[[Broadcast, Mapping[str, Any]], Model] | None = None,
+    after: After | None = None,
+    optimizer: MakeOptimizer | None = None,
+    memory: str | None = OPT_STATE,
+    continues: bool = False,
+) -> Phase:
+    """Makes a phase that trains the received model by `config.client` and uploads the trained parts.
+
+    With `client.proximal` FedProx's term keeps the model near the received one.
+
+    Args:
+        problem: the run's `Problem`.
+        plan: makes the plan of a cohort.
+        loss: the loss of one step.
+        sizes: examples in each batch, by the batch's name.
+        parts: the parts of the model that are trained.
+        sent: the parts that are uploaded and included in FedProx's term; None: all trained parts. The others come from
+            `begin` and are lost unless `after` keeps them.
+        begin: (received, the client's memory) -> the model that training begins with; None: `Plan.start`.
+        after: what the client remembers of the model after each step; None: only the loss changes its memory.
+        optimizer: learning rate -> the phase's optimizer; None: the problem's.
+        memory: name of the persistent optimizer's state in the client's memory. If several phases have an optimizer,
+            each needs its own entry, see `own_optimizers`. None: each job has a new optimizer.
+        continues: whether training goes on from the model of the previous phase, and the job takes part if it took
+            part in that phase.
+
+    Returns:
+        The Phase. Its `start` raises a UserError if a metric of the loss is not a scalar.
+    """
+    network, config = problem.network, problem.config.client
+    optimizer, sent = optimizer or problem.optimizer, sent or parts
+    persistent = config.persistent and memory is not None
+
+    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+        planned = plan(received, data, cohort, previous)
+        if continues:
+            takes_part = planned.num_steps > 0 if planned.takes_part is None else planned.takes_part
+            start = trained_models(received, previous)
+            planned = planned._replace(start=start, takes_part=previous.took_part | takes_part)
+        work = Work(planned._replace(own={}, takes_part=None), cohort.labels)
+        return Jobs(planned.num_steps, work, planned.own, planned.takes_part)
+
+    @jax.jit  # so that it is traced once for equal shapes
+    def first_step(model: Model, received: Broadcast, data: FederatedData, work: Work, own: Mapping[str, Any]):
+        at = work.at(received, data, own, jax.random.key(0), jnp.int32(0))
+        result = loss(model, work.batches(data, sizes, at.step), at)
+        return result, {**result.remember, **(after({**own, **result.remember}, model) if after else {})}
+
+    def start(received: Broadcast, data: FederatedData, work: Work, own) -> Training:
+        model = received.model if work.plan.start is None else work.plan.start
+        model = model if begin is None else begin(received, own)
+        learner = sgd.start(optimizer(received.learning_rate), model, parts)
+        if persistent:
+            learner = learner._replace(opt_state=own[memory])
+        others = {name: value for name, value in own.items() if name != memory}
+        shapes, learned = jax.eval_shape(first_step, model, received, data, work, others)
+        totals = dict.fromkeys(checked_metrics(shapes.metrics), jnp.zeros(()))
+        sums = {name: jnp.zeros(sum.shape) for name, sum in shapes.sums.items()}
+        kept = {name: value for name, value in others.items() if name not in learned}
+        return Training(learner, kept, {name: others[name] for name in learned}, totals, sums)
+
+    def step(received: Broadcast, data: FederatedData, work: Work, carry: Training, index, key) -> Training:
+        batches, at = work.batches(data, sizes, index), work.at(received, data, carry.memory, key, index)
+
+        def whole_loss(model: Model):
+            result = loss(model, batches, at)
+            value = result.value
+            if config.proximal:
+                term = proximal_term(select(model.params, sent), select(received.model.params, sent))
+                value = value + config.proximal * term
+            return value, (result.batch_stats, result)
+
+        learner, result = sgd.step(whole_loss, optimizer(received.learning_rate), carry.learner, parts)
+        if result.counts is not None:
+            learner = where(result.counts, learner, carry.learner)
+        learned = {**carry.learned, **result.remember}
+        if after is not None:
+            learned = {**learned, **after({**carry.own, **learned}, learner.model)}
+        totals, sums = jax.tree.map(jnp.add, (carry.totals, carry.sums), (dict(result.metrics), dict(result.sums)))
+        return Training(learner, carry.own, learned, totals, sums)
+
+    def finish(received: Broadcast, work: Work, carry: Training, num_steps) -> Finished:
+        told = {} if work.labels is None else work.labels.tells
+        upload = Upload(trained_parts(network, carry.learner.model, sent), {**told, **work.plan.tells, **carry.sums})
+        own = {**carry.learned, **({memory: carry.learner.opt_state} if persistent else {})}
+        return Finished(upload, own, jax.tree.map(lambda total: total / jnp.maximum(num_steps, 1), carry.totals))
+
+    return Phase(prepare, start, step, finish)
+
+
+def global_model(problem: Problem, state: State, extra: Any = ()) -> Broadcast:
+    """A broadcast of the global model, this round's learning rate and whatever `extra` a method sends."""
+    rate = learning_rate_at(problem.config, problem.config.client.learning_rate, state.round)
+    return Broadcast(state.model, rate, extra)
+
+
+def trained_models(received: Broadcast, previous: Previous) -> Model:
+    """Each job's whole model after the previous phase, leaves [M, ...]; the received model if the job has none."""
+    whole = repeated(received.model, len(previous.took_part))
+    return where_rows(previous.took_part, completed(whole, previous.upload.model), whole)
+
+
+def own_optimizers(
+    problem: Problem,
+    data: FederatedData,
+    model: Model,
+    parts: tuple[str, ...],
+    memory: str = OPT_STATE,
+    optimizer: MakeOptimizer | None = None,
+) -> dict[str, Any]:
+    """The entry of `State.clients` for persistent optimizers, every leaf [K, ...]; {} if each job has a new optimizer.
+
+    With momentum the entry is as large as K models, on the device and in every checkpoint.
+    """
+    if not problem.config.client.persistent:
+        return {}
+    opt_state = (optimizer or problem.optimizer)(0.0).init(select(model.params, parts))
+    return {memory: repeated(opt_state, len(data.ids))}
