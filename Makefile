@@ -17,11 +17,11 @@ test-quick: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/python -m pytest $(addprefix tests/,$(QUICK))
 
-# Each method against an independent implementation of its official code; writes the table of docs/official_code.md.
+# Each method against an independent implementation of its official code; writes docs/official_code.csv.
 test-official: .venv/installed
 	rm -rf .pytest_cache/official
 	FEDJAX_SSL_OFFICIAL_RESULTS=.pytest_cache/official .venv/bin/python -m pytest tests/official
-	.venv/bin/python tests/official/table.py .pytest_cache/official > docs/official_code.md
+	.venv/bin/python docs/official_code.py .pytest_cache/official
 
 # A tiny round of every method compiled for TPUs and a GPU that are not here; takes the extras accelerators and cuda12,
 # and skips what is not installed. An hour or two of a processor; PART selects tests as pytest's -k does.

@@ -1,4 +1,4 @@
-"""Faults of all kinds in large numbers; docs/notebook/reliability.md has the figures, and the tests have each fault
+"""Faults of all kinds in large numbers; docs/reliability.md has the figures, and the tests have each fault
 once.
 
     python benchmarks/reliability.py                       # all parts, one after the other

@@ -8,7 +8,7 @@
 100 clients of 495 images, Dirichlet alpha 0.1, 500 labelled images (anchors) at the server, 10 clients a round, 5 local
 epochs, 500 rounds.
 The threshold is the paper's, 0.6. The recipe is not: it is `strong`, with 40 epochs on weak views of the anchors before
-the first round. Only with these settings do the clients improve the model (docs/notebook/cifar10.md). The variant
+the first round. Only with these settings do the clients improve the model (docs/results/server_cifar10.md). The variant
 `paper` undoes both: plain SGD, and 5 epochs before the first round.
 Arguments: paper, surest, wrn28_2 (default resnet18), iid, server_labels=, alpha=, images= (per client), and the other
 variants of fedjax_ssl/methods/fedanchor/. Another method keeps the recipe and uses its own threshold.

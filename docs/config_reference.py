@@ -1,10 +1,10 @@
 """The page about the configuration: every field from `base_config()`, every description from its comment in the source.
 
-    python docs/config_reference.py > docs/configs.md
+    python docs/config_reference.py    # prints it; the site has it as configs.md
 
 Defaults and ranges are those of the configuration itself. A field's description is the comment behind its assignment,
 or, where there is none, the comment above it; a comment above an assignment that has its own opens a group of fields.
-A method's own fields and variants are on its page alone (`method_reference.py`).
+A method's own fields and variants are on its page alone (`endings.py`).
 """
 
 import re

@@ -1,15 +1,32 @@
-"""What mkdocs calls while it builds the site: equations become MathML."""
+"""What mkdocs calls while it builds the site: pages are made from the sources and records, equations become MathML."""
 
 import html
 import logging
 import re
 
+import config_reference
+import endings
+import leaderboard
+import official_code
 from latex2mathml.converter import convert
+from mkdocs.structure.files import File
 
 log = logging.getLogger("mkdocs.hooks")  # a warning here ends a strict build
 
 # What pymdownx.arithmatex leaves of $...$ and $$...$$.
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>', re.DOTALL)
+
+
+def on_files(files, config):
+    """Adds the pages that nobody writes by hand."""
+    for module, name in ((config_reference, "configs"), (leaderboard, "leaderboard"), (official_code, "official_code")):
+        files.append(File.generated(config, f"{name}.md", content=module.page()))
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """Ends pages with what is made from the sources, such as a method's fields."""
+    return f"{markdown.rstrip()}\n\n{endings.ending(page.file.src_uri)}"
 
 
 def on_page_content(content, page, **_):

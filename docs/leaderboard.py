@@ -1,7 +1,7 @@
-"""The page docs/leaderboard.md, from the runs' records in docs/leaderboard/BOARD.csv.
+"""The page about the leaderboard, from the runs' records in docs/leaderboard/BOARD.csv.
 
     python docs/leaderboard.py add WORKDIR BOARD    # the finished runs of a sweep of configs/sweeps/leaderboard.py
-    python docs/leaderboard.py > docs/leaderboard.md
+    python docs/leaderboard.py    # prints the page; the site has it as leaderboard.md
 
 A record is a line for each run: its accuracies of the last rounds, bytes and seconds, the row's number of tries and
 the fields that they chose, the commit, JAX and processor, and the checksum of the run's metrics. The page has no figure
@@ -64,7 +64,6 @@ export JAX_NUM_CPU_DEVICES=1   # these two: to compile sooner, where runs are as
 export XLA_FLAGS=--xla_backend_optimization_level=0   # JAX 0.10 also has --xla_cpu_use_fusion_emitters=false
 python launch.py sweep configs/sweeps/leaderboard.py:BOARD --workdir=runs/BOARD --tries=6
 python docs/leaderboard.py add runs/BOARD BOARD
-python docs/leaderboard.py > docs/leaderboard.md
 ```
 
 The sweep goes on where it was stopped; `--rows='FixMatch;UDA'` runs some rows. Boards of `features`

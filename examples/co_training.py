@@ -1,4 +1,4 @@
-"""A method with two models at each client that label images for each other: docs/how_to/extend_a_method.md.
+"""A method with two models at each client that label images for each other: docs/how_to/change_a_method.md.
 
 python launch.py --config.method=examples/co_training.py:co_training --config.data.labels=clients
 """

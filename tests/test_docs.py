@@ -1,4 +1,4 @@
-"""The documentation builds without a warning and names every field, and its examples run."""
+"""The documentation builds without a warning and names every field; its examples run."""
 
 import importlib.util
 import json
@@ -37,6 +37,7 @@ TINY = {
     "log.report": False,
 }
 
+MADE = {"configs", "leaderboard", "official_code"}  # pages that the site makes
 FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -63,16 +64,37 @@ def test_descriptions_are_those_of_the_source(root):
     assert fields["devices"].group.startswith("These change speed only.")
     assert fields["fedanchor.mix_weight"] == Field("1.0", "b of eq. 10", "Local training (section 4.3, appendix B).")
     page = script(root, "config_reference").page()
-    assert (root / "docs" / "configs.md").read_text(encoding="utf-8") == page, "python docs/config_reference.py"
     assert "* `lanes=None` or int \u2265 1: clients trained side by side" in page
     assert "* `data.unknown_share=0.25`, in [0, 1): " in page and "* `cohorts='keyed'`: How" in page
     assert "* `schedule='constant'` or 'cosine': schedule" in page
     assert "* `eval_neighbours=200`, \u2265 1: for 'knn'" in page and "* `data.imbalance=1.0`, any number: IF" in page
     assert "* `server.epochs=1`: as `client.epochs`\n" in page
     assert "* `iid` sets `data.alpha=1000.0`\n" in page
-    of_method = script(root, "method_reference").page
-    assert "* `fedanchor.threshold=0.6`, \u2265 -1: t of eq. 5" in of_method("fedanchor")
-    assert "* `no_label_set`: `fedil.label_set=False`\n" in of_method("fedil")
+    ending = script(root, "endings").ending
+    assert "* `fedanchor.threshold=0.6`, \u2265 -1: t of eq. 5" in ending("methods/fedanchor.md")
+    assert "* `no_label_set`: `fedil.label_set=False`\n" in ending("methods/fedil.md")
+    assert ending("data.md") == ""
+
+
+def test_what_the_readme_names_exists(root):
+    text = (root / "README.md").read_text(encoding="utf-8")
+    names = re.findall(r"\]\((?!https?:)([^)#]+)", text) + re.findall(r"python ((?:docs|benchmarks)/\w+\.py)", text)
+    assert names and [name for name in names if not (root / name).exists()] == []
+
+
+def test_the_sources_name_pages_that_exist(root):
+    files = [
+        file for folder in ("fedjax_ssl", "configs", "examples", "notebooks") for file in (root / folder).rglob("*")
+    ]
+    texts = [file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".ipynb", ".toml")]
+    pages = set(re.findall(r"\bdocs/[\w/]+\.md", "".join(texts))) - {f"docs/{name}.md" for name in MADE}
+    assert pages and sorted(page for page in pages if not (root / page).exists()) == []
+
+
+def test_every_method_but_isofed_is_compared_with_its_code(root):
+    compared = script(root, "official_code")
+    assert {line["method"] for line in compared.read()} == set(methods.METHODS) - {"isofed"}
+    assert compared.page().count("\n| ") == len(compared.read()) + 1
 
 
 @pytest.mark.parametrize("name, picture", [("draw_round", "round.svg"), ("draw_results", "methods.svg")])
@@ -87,16 +109,10 @@ def test_the_picture_of_a_round_names_functions_that_exist(root):
             assert f"def {name}(" in source, f"{file} has no {name}"
 
 
-def test_the_page_of_each_method_is_up_to_date(root):
-    """If a page is outdated, `python docs/method_reference.py` writes it."""
-    module = script(root, "method_reference")
+def test_every_method_has_a_page(root):
     overview = (root / "docs" / "methods.md").read_text(encoding="utf-8")
-    pages = {file.stem: file.read_text(encoding="utf-8") for file in module.PAGES.glob("*.md")}
-    assert set(pages) == set(methods.METHODS)
-    for name, page in pages.items():
-        assert page == module.page(name), f"docs/methods/{name}.md: run python docs/method_reference.py"
-        assert f"(methods/{name}.md)" in overview
-    assert module.KINDS_PAGE.read_text(encoding="utf-8") == module.kinds_page()
+    assert {file.stem for file in (root / "docs" / "methods").glob("*.md")} == set(methods.METHODS)
+    assert [name for name in methods.METHODS if f"(methods/{name}.md)" not in overview] == []
 
 
 def make_tiny():
@@ -108,7 +124,7 @@ def make_tiny():
 @pytest.fixture
 def adding_a_method(root, tmp_path, monkeypatch):
     """The pages' files by name, their commands by workdir, and the use from Python; the folder has the files."""
-    pages = ("tutorials/your_method.md", "how_to/change_a_method.md", "how_to/extend_a_method.md")
+    pages = ("tutorials/your_method.md", "how_to/change_a_method.md")
     page = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in pages).replace(" \\\n   ", "")
     files, uses = {}, []
     for text in FENCE.findall(page):
@@ -250,8 +266,8 @@ def site(site_folder):
 
 def test_the_site_builds_without_a_warning(site, root):
     docs = root / "docs"
-    pages = {str(file.relative_to(docs).with_suffix("")) for file in docs.rglob("*.md")} | {"configs"}
-    assert pages <= {name.removesuffix(".html") for name in site}
+    pages = {str(file.relative_to(docs).with_suffix("")) for file in docs.rglob("*.md")}
+    assert pages | MADE <= {name.removesuffix(".html") for name in site}
     for name in flatten(base_config().to_dict()):
         section = name.partition(".")[0]
         page = f"methods/{section}.html" if section in methods.METHODS else "configs.html"

@@ -4,7 +4,7 @@
 
 ResNet-8, 100 clients of 100 images, 10 a round, 500 labelled images (anchors) at the server, 2,000 validation images.
 The first rows ask in 12 rounds whether clients with all their labels improve the global model. FedAnchor's rows have 30
-rounds. docs/notebook/cifar10.md has the results.
+rounds. docs/results/server_cifar10.md has the results.
 """
 
 from fedjax_ssl.sweep import Sweep

@@ -2,7 +2,7 @@
 
     python launch.py sweep configs/sweeps/leaderboard.py:BOARD --workdir=runs/BOARD --tries=6
     python docs/leaderboard.py add runs/BOARD BOARD
-    python docs/leaderboard.py > docs/leaderboard.md
+    python docs/leaderboard.py    # prints the table
 
 A board is named DATA_LABELS. DATA is `digits`, `mnist`, `cifar10`, `table` or `features`; LABELS is `server`, `clients`
 or `some_clients`. Digits, MNIST and CIFAR-10 have the small CNN. `table` has the digits as rows of 64 features and an

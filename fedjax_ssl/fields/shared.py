@@ -72,7 +72,7 @@ def shared_fields() -> Section:
     config.checkpoint_every_persistent = whole(50, least=1)
     # The report shows the latent space after these rounds and the last one; 0 is before the first.
     config.snapshot_rounds = several((), whole(least=0))
-    # These change speed only. None is the default that was measured for the backend.
+    # These change speed only. With None the library chooses what was fastest in its measurements.
     config.lanes = whole(None, least=1)  # clients trained side by side on each device
     config.devices = whole(None, least=1)  # devices to use; None: all of them, on a CPU one per client
     config.eval_batch_size = whole(None, least=1)  # images per batch when images are labelled or the model is evaluated

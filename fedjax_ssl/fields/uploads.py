@@ -51,7 +51,7 @@ def compression_fields() -> Section:
     """What an upload leaves out."""
     section = Section()
     # Compression of uploads: 'none', 'int8' with random rounding, or 'top_k', only the largest numbers; see
-    # docs/how_to/failures.md.
+    # docs/how_to/robustness.md.
     section.kind = word("none", "int8", "top_k")
     section.share = real(0.05, above=0, most=1)  # with 'top_k': k / number of parameters
     # With 'top_k': a client adds its compression error to its next update; needs one more model for each client.

@@ -20,7 +20,7 @@ def augment_fields() -> Section:
     section.order = word("flavour", "geometry_first")
     # m of RandAugment, 0 to 10 ('fedlabel': up to 30); 'usb' and 'fedmatch' draw it at random.
     section.magnitude = whole(10, least=0, most=30)
-    # For inputs other than images, see docs/how_to/tables_and_text.md.
+    # For inputs other than images, see docs/how_to/own_data.md.
     section.noise = real(0.1, least=0)  # features and tables, both views: Gaussian, in standard deviations
     # Strong views: the share of features set to their mean, of a table's values set missing, of tokens masked.
     section.masked = share(0.2)

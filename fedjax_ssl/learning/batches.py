@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_ssl.learning.devices import num_devices, on_each_device, platform
 
 # On a CPU the intermediate values of a few rows stay in the caches; more rows are slower and allocate new memory.
-# A TPU's compiler takes half as long for 250 rows as for 500, docs/accelerators.md.
+# A TPU's compiler takes half as long for 250 rows as for 500.
 ROWS_AT_ONCE = {"cpu": 64, "tpu": 250}
 MOST_ROWS = 500  # on other platforms
 Count = TypeVar("Count", int, jax.Array)

@@ -47,7 +47,7 @@ def kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
 # shifted inputs side by side, and one batched matrix product. 'loop': one lane after the other. 'packed': the lanes'
 # activations lie side by side throughout the backbone, see `packing`; backbones that cannot be packed use 'grouped'.
 LANE_FORMS = ("grouped", "im2col", "loop", "packed")
-# By platform; 'grouped' on others. The TPU's default was only compiled, not timed, see docs/accelerators.md.
+# By platform; 'grouped' on others. The TPU's default was only compiled, not timed, see docs/performance.md.
 DEFAULT_LANE_FORM = {"cpu": "loop", "tpu": "packed"}
 _forced_lane_form = contextvars.ContextVar("lane_form", default=None)
 

@@ -17,7 +17,7 @@ OWN_GROUPS = pathlib.Path("/proc/self/cgroup")  # a line for each hierarchy: NUM
 SET_BY_USER = ("JAX_NUM_CPU_DEVICES", "xla_force_host_platform_device_count", "xla_cpu_multi_thread_eigen")
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 # Programs compile in an eighth less time, and the small CNN's steps take an eighth less time:
-# docs/notebook/performance.md. Set for a single program, it crashes the process (jaxlib 0.10.2).
+# docs/performance.md. Set for a single program, it crashes the process (jaxlib 0.10.2).
 PLAIN_LOOPS = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"
 
 

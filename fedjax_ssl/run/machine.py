@@ -180,7 +180,7 @@ def most_lanes(config: ConfigDict) -> int | None:
     """How many clients train side by side on each device by default; None: the whole cohort.
 
     One on a CPU: vmap turns convolutions into grouped ones, which the CPU backend runs several times slower. On a TPU,
-    as many as fill its channels (one for a wide backbone), see `packing`; docs/accelerators.md has the estimates.
+    as many as fill its channels (one for a wide backbone), see `packing`; docs/performance.md has the estimates.
     """
     if platform() != "tpu":
         return 1 if platform() == "cpu" else None
@@ -295,7 +295,7 @@ def memory_limit(groups: Sequence[pathlib.Path] | None = None) -> int | None:
 
 
 def _compiler_options(backbone: str) -> dict[str, str]:
-    """XLA's options for a backbone's programs; docs/notebook/performance.md has the figures.
+    """XLA's options for a backbone's programs; docs/performance.md has the figures.
 
     On a CPU XLA hands matrix products and convolutions to a library. On CPUs without 512-bit vectors the library is
     fast for small ones and slow for large ones: a step of Wide-ResNet-28-2 takes 404 ms with it and 335 ms without, a

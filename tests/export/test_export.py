@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -129,16 +130,12 @@ def random_cnn(images):
     return network, model, expected
 
 
-def test_the_layers_of_the_documentation_are_those_of_the_cnn(random_cnn, images):
-    """The page's NumPy code gives the network's probabilities."""
+def test_the_example_in_numpy_is_the_cnn(random_cnn, images):
     _, model, expected = random_cnn
-    page = (ROOT / "docs" / "reference" / "safetensors.md").read_text(encoding="utf-8")
-    (example,) = [text for text in page.split("```python\n")[1:] if "normalised_relu" in text]
+    scores = runpy.run_path(str(ROOT / "examples" / "exported_cnn.py"))["scores"]
     tensors = _flat({"params": model.params, "batch_stats": model.batch_stats})
-    names = {"tensors": tensors, "mean": [0.3], "std": [0.4], "images": images[:100]}
-    exec(compile(example.partition("```")[0], "export.md", "exec"), names)
-    np.testing.assert_allclose(jax.nn.softmax(names["scores"]), expected, atol=1e-5)
-    np.testing.assert_array_equal(names["labels"], expected.argmax(axis=1))
+    found = scores(tensors, [0.3], [0.4], images[:100])
+    np.testing.assert_allclose(jax.nn.softmax(found), expected, atol=1e-5)
 
 
 def test_onnx_takes_convolutions_and_pooling(random_cnn, images):

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import re
+import runpy
 from types import SimpleNamespace
 
 import jax
@@ -107,8 +108,9 @@ def shapes_of_a_round(config):
 
 @pytest.fixture(scope="module")
 def cells(root):
-    """(method, kind) -> the cell of the table in docs/reference/kinds.md."""
-    lines = (root / "docs/reference/kinds.md").read_text().partition("| method |")[2].splitlines()
+    """(method, kind) -> the cell of the table at the end of the site's page on kinds."""
+    ending = runpy.run_path(str(root / "docs" / "endings.py"))["ending"]
+    lines = ending("reference/kinds.md").partition("| method |")[2].splitlines()
     kinds = [word.strip() for word in lines[0].split("|")[:-1]]
     rows = [re.fullmatch(r"\| \[`(\w+)`\]\(.*?\) \| (.*) \|", line) for line in lines]
     return {(row[1], kind): cell for row in rows if row for kind, cell in zip(kinds, row[2].split(" | "))}

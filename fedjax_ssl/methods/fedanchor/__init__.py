@@ -70,7 +70,7 @@ def _anchor_head(model: Section) -> Callable[..., nn.Module]:
 HEADS = {HEAD: _anchor_head}
 CONTRASTIVE = {"anchor_head": ("anchor_head",), "model": ("backbone", "anchor_head")}
 
-# Found by screening on held-out images of CIFAR-10, under the recipe `strong` (docs/notebook/cifar10.md). It includes
+# Found by screening on held-out images of CIFAR-10, under the recipe `strong`. It includes
 # shared fields: for correct labels, the anchors must be learned before the first round.
 NATURAL_IMAGES = {"server.augmentation": "weak", "server.pretrain_epochs": 40}
 

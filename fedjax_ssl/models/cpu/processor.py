@@ -18,6 +18,6 @@ def description() -> str:
 def has_wide_vectors() -> bool:
     """Whether the processor has vectors of 512 bits (AVX-512), according to Linux; False on other systems.
 
-    XLA's library for convolutions has kernels for them; docs/notebook/performance.md has its speed.
+    XLA's library for convolutions has kernels for them; docs/performance.md has its speed.
     """
     return "avx512f" in description().split()

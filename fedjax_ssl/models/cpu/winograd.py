@@ -8,7 +8,7 @@ rows (Winograd 1980; Lavin and Gray, "Fast Algorithms for Convolutional Neural N
 
 where * is an ordinary convolution along the width for each of the m + 2 entries. The gradients use the same three
 linear maps, transposed. Filtering along both axes needs a quarter of the multiplications, but is little faster and
-takes twice as long to compile; docs/notebook/performance.md has the figures and the rounding error.
+takes twice as long to compile; docs/performance.md has the figures and the rounding error.
 """
 
 import functools

@@ -1,12 +1,14 @@
-"""The last section of each page in docs/methods/: where labels may be, configurations, variants and fields.
+"""What the site adds to the end of some pages, from the registry and the comments in the sources.
 
-    python docs/method_reference.py          # writes it into the pages
+    python docs/endings.py methods/fixmatch.md    # prints that of a page
 
-It comes from the registry and from the comments in the methods' files; tests/test_docs.py compares it with the pages.
-Likewise the table of methods and kinds of inputs in docs/reference/kinds.md.
+A page in docs/methods/ gets where labels may be, configurations, variants and fields; the overviews of methods, sweeps
+and kinds of inputs get their tables.
 """
 
+import ast
 import pathlib
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -22,23 +24,47 @@ sys.path.append(str(pathlib.Path(__file__).parent))
 import config_reference as reference
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = ROOT / "docs" / "methods"
-KINDS_PAGE = ROOT / "docs" / "reference" / "kinds.md"
-MARK = "<!-- docs/method_reference.py -->"
 NEED_A_BACKBONE = ("fedcon", "fedema", "fedtrinet", "fedu")  # methods that have no use for model.name=linear
+SOURCE = r" (?=[A-Z][\w, -]*(?: et al\.| and Wang,| and Noble,))| \[arXiv| Eq\. | ICLR 2026"  # where an idea ends
 LEAST = 4  # fields of a variant that another variant names instead of repeating them
 
 
-def page(name: str) -> str:
-    """A method's page: what stands before the mark, and the section as it is now."""
-    path = PAGES / f"{name}.md"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return text.partition(MARK)[0].rstrip() + "\n\n" + "\n".join([MARK, *_section(name, METHODS[name])])
+def ending(page: str) -> str:
+    """What the site adds to a page, such as 'methods/sage.md'; '' for most pages."""
+    folder, _, name = page.removesuffix(".md").partition("/")
+    if folder == "methods" and name in METHODS:
+        return "\n".join(_section(name, METHODS[name]))
+    tables = {"methods.md": _methods, "tutorials/paper_table.md": _sweeps, "reference/kinds.md": _kinds}
+    return "\n".join(tables[page]()) if page in tables else ""
+
+
+def _methods() -> Iterator[str]:
+    """The table of methods, with the beginning of each page up to its source."""
+    yield "## All methods\n"
+    yield "| method | `data.labels` | idea |\n|---|---|---|"
+    for name, entry in METHODS.items():
+        title, _, text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8").partition("\n\n")
+        sentences = " ".join(text.partition("\n\n")[0].split())
+        idea = re.split(SOURCE, sentences)[0]
+        idea = re.sub(r"\]\((?!\.\./|http)", "](methods/", idea).replace("](../", "](")
+        yield f"| [{title.removeprefix('# ')}](methods/{name}.md) | {', '.join(entry.settings)} | {idea} |"
+    yield ""
+
+
+def _sweeps() -> Iterator[str]:
+    """The table of committed sweeps, with the first line of each file."""
+    yield "## All sweeps\n"
+    yield "| file in `configs/sweeps/` | what it compares |\n|---|---|"
+    for path in sorted((ROOT / "configs" / "sweeps").glob("*.py")):
+        about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        yield f"| `{path.name}` | {reference.text(about.splitlines()[0])} |"
+    yield ""
 
 
 def _section(name: str, entry: Entry) -> Iterator[str]:
-    yield "\n## Settings\n"
+    yield "## Settings\n"
     yield reference.bullet(f"`data.labels`: {', '.join(f'`{setting}`' for setting in entry.settings)}")
+    yield reference.bullet(f"Code: `{_code(name)}`")
     configs = [f"`configs/{path.name}`" for path in sorted((ROOT / "configs").glob(f"{name}_*.py"))]
     if configs:
         yield reference.bullet(f"Configurations: {', '.join(configs)}")
@@ -60,13 +86,14 @@ def _section(name: str, entry: Entry) -> Iterator[str]:
     yield ""
 
 
-def kinds_page() -> str:
-    """The page about other inputs than images: what stands before the mark, and which method takes which kind."""
-    return KINDS_PAGE.read_text(encoding="utf-8").partition(MARK)[0].rstrip() + "\n\n" + "\n".join([MARK, *_kinds()])
+def _code(name: str) -> str:
+    """A method's file, or its folder."""
+    file = pathlib.Path("fedjax_ssl", "methods", f"{name}.py")
+    return str(file) if (ROOT / file).exists() else f"{file.with_suffix('')}/"
 
 
 def _kinds() -> Iterator[str]:
-    yield "\n## Methods and kinds\n"
+    yield "## Methods and kinds\n"
     yield f"| method | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}"
     for name, entry in METHODS.items():
         other = "no" if entry.images_alone else "yes"
@@ -104,6 +131,4 @@ def _cell(comment: str) -> str:
 
 
 if __name__ == "__main__":
-    for name in METHODS:
-        (PAGES / f"{name}.md").write_text(page(name), encoding="utf-8")
-    KINDS_PAGE.write_text(kinds_page(), encoding="utf-8")
+    print(ending(sys.argv[1]), end="")
