@@ -229,7 +229,7 @@ def test_a_config_file_that_fails_is_one_line(text, tmp_path, capfd):
     [
         ("augment.num_ops=-1", "augment.num_ops must be at least 0, not -1"),
         ("augment.magnitude=99", "augment.magnitude must be at least 0 and at most 30, not 99"),
-        ("fedanchor.mix_order=mix_then_augmnt", "fedanchor.mix_order is .*; the nearest is mix_then_augment; known"),
+        ("fedanchor.contrastive_trains=anchor_hed", "fedanchor.contrastive_trains is .*; the nearest is anchor_head"),
         ("augment.flavour=standart", "augment.flavour is 'standart'"),
         ("model.name=resnt18", "model.name is 'resnt18'; the nearest is resnet18; known"),
         ("model.normalisation=statik", "model.normalisation is 'statik'; the nearest is static"),
