@@ -40,7 +40,7 @@ def test_plain_fixmatch_equals_the_compiled_rounds(example):
 
     def batches(job):
         """As many steps as the longer list has batches; the shorter one starts again."""
-        few, many = job.batches(config.batch_size, job.work.labelled), job.batches(config.batch_size)
+        few, many = job.batches(config.batch_size, job.work.decks["labelled"]), job.batches(config.batch_size)
         for index in range(job.num_steps):
             known, rows = few[index % len(few)], many[index % len(many)]
             yield mirrored(images[known]), labels[known], mirrored(images[rows]), rolled(images[rows])

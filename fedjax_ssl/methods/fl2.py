@@ -36,7 +36,7 @@ from fedjax_ssl.client import (
 )
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Phase, Previous, Problem, Received, State
-from fedjax_ssl.fields import Section, real, share, whole, word
+from fedjax_ssl.fields import Section, real, share, word
 from fedjax_ssl.learning.losses import cross_entropy, soft_label_loss
 from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import norm
@@ -87,14 +87,9 @@ def defaults() -> Section:
     section = Section()
     section.threshold = share(0.95)  # tau_f of the set D_f; also for all labels if confidence.kind is 'fixed'
     section.strictly = True  # whether a confidence must exceed the threshold, as in the paper; False: may equal it
-    # Probabilities are averaged over this many weak views; 0: the raw image.
-    section.label_views = whole(1, least=0)
     section.consistency_weight = real(1.0, least=0)  # weight of SACR's loss; 0: without it
     section.radius = real(0.1, least=0)  # rho, the length of the perturbation; the paper has 1.0 on CIFAR-100
     section.perturbation = word("asam", "sam")  # section 5.1; 'sam': eq. 12 as printed
-    # The target of the perturbed model's prediction: from the same strong view, or from a 'weak' one (its code's option
-    # use_weak).
-    section.target_view = word("strong", "weak")
     section.status_weights = True  # LSAA; False: aggregation.weights
     return section
 
@@ -126,7 +121,7 @@ def adaptive_labels(problem: Problem, rule: Confidence) -> Label:
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         del previous
         examples = Examples.of(data, cohort, split_keys(cohort)[0])
-        made = label_cohort(problem, received.model, data, examples, rule, options.label_views)
+        made = label_cohort(problem, received.model, data, examples, rule, num_views=1)
         largest, present = made.more, examples.present
         status = jnp.sum(jnp.where(present, largest, 0.0), axis=1) / jnp.maximum(jnp.sum(present, axis=1), 1)
         surest = largest > options.threshold if options.strictly else largest >= options.threshold
@@ -152,7 +147,7 @@ def on_accepted(problem: Problem) -> Phase:
         return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size))
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
-        strong_key, weak_key = jax.random.split(at.key)
+        strong_key, _ = jax.random.split(at.key)
         images, mask, positions = batch.unlabelled.inputs, batch.unlabelled.mask, batch.unlabelled.positions
         labels, surest = at.labels.report.labels[positions], mask & at.labels.more[positions]
         strong = problem.strong(strong_key, images)  # one draw for all passes
@@ -166,8 +161,6 @@ def on_accepted(problem: Problem) -> Phase:
         metrics = {"adaptive_loss": value}
         if options.consistency_weight:
             current, target = jax.lax.stop_gradient((model.params, logits))
-            if options.target_view == "weak":
-                target = passed(current, problem.weak(weak_key, images))[0]
             # L_p, of the most confident images; without any its gradient is 0, and nothing is perturbed.
             slope = jax.grad(lambda params: cross_entropy(passed(params, strong)[0], labels, surest))(current)
             moved = perturbation(current, slope, options.radius, options.perturbation == "asam")

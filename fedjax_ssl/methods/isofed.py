@@ -61,8 +61,6 @@ def defaults() -> Section:
     """The section `config.isofed`; all its fields are inferred."""
     section = Section()
     section.order = word("labelled_first", "unlabelled_first")  # who trains first
-    section.labelled_rounds = whole(1, least=1)  # rounds in a row in which clients with labels train
-    section.unlabelled_rounds = whole(1, least=1)  # rounds in a row in which the other clients train
     # A client's adaptation of the received model: 'information', the mean entropy of predictions minus the entropy of
     # their mean; 'entropy', only the mean entropy; 'none'.
     section.adaptation = word("information", "entropy", "none")
@@ -104,10 +102,7 @@ def isofed(problem: Problem) -> Method:
 
 def is_labelled_turn(options: ConfigDict, number: jax.Array) -> jax.Array:
     """Whether clients with labels train in round `number`, from 0: bool []."""
-    place = number % (options.labelled_rounds + options.unlabelled_rounds)
-    if options.order == "unlabelled_first":
-        return place >= options.unlabelled_rounds
-    return place < options.labelled_rounds
+    return number % 2 == (options.order == "unlabelled_first")
 
 
 def adaptation(problem: Problem, of_labelled: bool) -> Phase:

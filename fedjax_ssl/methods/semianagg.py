@@ -78,8 +78,6 @@ def defaults() -> Section:
     # lambda_1, the weight of all labelled clients together; other clients have the rest.
     section.labelled_share = share(0.5)
     section.anchor_seed = whole(0, least=0, most=MOST_SEED)  # the seed from which clients create the anchor
-    # Images whose cosines count: 'confident' ones, whose pseudo-label reaches trainer.threshold, or 'all'.
-    section.compared = word("confident", "all")
     # Weights of clients without labels in a round in which none has a pseudo-label (see trainer.accepted): 'uniform',
     # the limit of eq. 5; or 'labelled': labelled clients have all the weight.
     section.without_labels = word("uniform", "labelled")
@@ -98,10 +96,9 @@ def semianagg(problem: Problem) -> Method:
         return {ANCHOR: unit_vectors(features).reshape(*rows.shape, -1)}
 
     def tell(outputs: Outputs, examples: Examples, confident: jax.Array) -> dict[str, Any]:
-        compared = confident if options.compared == "confident" else examples.unlabelled
         cosines = jnp.sum(unit_vectors(outputs.features) * examples.own[ANCHOR], axis=-1)
         labels = jnp.argmax(outputs.logits, axis=-1)
-        return {COSINES: class_cosines(cosines, labels, compared, problem.num_classes)}
+        return {COSINES: class_cosines(cosines, labels, confident, problem.num_classes)}
 
     def weights(received: Received) -> jax.Array:
         scores = diversity(received.uploads.metadata[COSINES], unlabelled_images(received) > 0)

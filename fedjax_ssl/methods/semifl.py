@@ -15,7 +15,6 @@ have to share; it draws mix partners anew in each epoch; and it uses PyTorch's i
 and `code` together do the same, which most likely gave the paper's figures.
 """
 
-from fedjax_ssl.augment.mixup import MIX_ORDERS
 from fedjax_ssl.client import Examples, fix_mix_phase, label_cohort, make_confidence
 from fedjax_ssl.client.fix_mix import label_keys
 from fedjax_ssl.data.federated import FederatedData
@@ -52,7 +51,6 @@ def defaults() -> Section:
     section.mixup = True  # False: only the fix loss
     section.mixup_alpha = real(0.75, above=0)  # a of lambda ~ Beta(a, a), eq. 6
     section.mix_weight = real(1.0, least=0)  # lambda of L_fix + lambda L_mix, eq. 8
-    section.mix_order = word("augment_then_mix", *MIX_ORDERS)  # eq. 6; 'mix_then_augment' is FedAnchor's
     section.partners = word("round", "epoch")  # how often mix partners are drawn; its code: 'epoch'
     return section
 
@@ -72,7 +70,7 @@ def semifl(problem: Problem) -> Method:
         problem,
         mixup_alpha=options.mixup_alpha if options.mixup else 0.0,
         mix_weight=options.mix_weight,
-        mix_order=options.mix_order,
+        mix_order="augment_then_mix",  # eq. 6
         partners=options.partners,
     )
     return alternating(problem, (on_fix_and_mix,), label=label, rule=rule)

@@ -264,7 +264,7 @@ def supervised_loss(problem: Problem, data: FederatedData, augmentation: str) ->
 
 
 def supervised_mixup_loss(
-    problem: Problem, data: FederatedData, augmentation: str, alpha: float, mix_weight: float, mix_order: str
+    problem: Problem, data: FederatedData, augmentation: str, alpha: float, mix_weight: float
 ) -> ServerLoss:
     """The clients' fix and mix losses, on all of the server's images (FedAnchor's earlier version, section 3.5).
 
@@ -274,7 +274,6 @@ def supervised_mixup_loss(
         augmentation: the augmentation of the fix set, 'strong' or 'weak'.
         alpha: a in lambda ~ Beta(a, a), one lambda for each batch.
         mix_weight: b in L_fix + b L_mix, eq. 10.
-        mix_order: see `mix_inputs`.
 
     Returns:
         The loss. Its metrics are `server_loss` on the batch and `server_mix_loss` on mixtures of the batch with images
@@ -299,7 +298,7 @@ def supervised_mixup_loss(
         partners = labelled[draw_with_replacement(partner_key, len(labelled), len(rows))]
         images = data.inputs[rows]
         others, kind = data.inputs[partners], problem.network.inputs
-        mixture, mixing = mix_inputs(kind, problem.weak, mix_key, images, others, alpha, mix_order, mixing)
+        mixture, mixing = mix_inputs(kind, problem.weak, mix_key, images, others, alpha, "mix_then_augment", mixing)
         views = (augment(augment_key, images), mixture)
         outputs, batch_stats = problem.network.train(model, views, mask)
         fix_loss = cross_entropy(outputs[0].logits, labels, mask)

@@ -130,7 +130,6 @@ METHOD_FIELDS = {
         ("semifl", {"semifl.mixup": False}, ""),
         ("semifl", {"semifl.partners": "epoch"}, "augment_then_mix"),
         ("fedanchor", {}, "mix_then_augment"),
-        ("fedanchor", {"fedanchor.mix_order": "augment_then_mix"}, "augment_then_mix"),
         ("fedanchor", {"fedanchor.client_mixup": False}, ""),
     ],
 )

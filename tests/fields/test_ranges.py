@@ -84,7 +84,7 @@ NOT_ZERO = named(
     "fedpdm: sharpness",
     "fedrgd: groups steps",
     "fedtrinet: decay_rounds factor head_blocks min_new_labels ramp_epochs",
-    "isofed: adaptation_epochs labelled_rounds unlabelled_rounds",
+    "isofed: adaptation_epochs",
     "orchestra: clustering_steps clusters local_clusters memory temperature",
     "proxyfl: tuning_batch_size tuning_learning_rate",
     "rscfed: group_size groups labelled_factor temperature",

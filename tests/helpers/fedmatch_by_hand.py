@@ -58,14 +58,14 @@ def train_by_hand(problem, data, received, work, rate, helpers):
         sigma, psi, the statistics; each step's (L_u, helper loss, pseudo loss, CE of labelled images), batch sizes, and
         number of confident images.
     """
-    config, options = problem.config.client, problem.config.fedmatch
+    config, options, decks = problem.config.client, problem.config.fedmatch, work.plan.work.decks
     sigma, psi = (in_numpy(received.model.params[name]) for name in (SIGMA, PSI))
     helper_models = [{name: sigma[name] + one[name] for name in sigma} for one in map(in_numpy, helpers)]
     received_statistics = statistics = statistics_of(received.model)
-    velocities, rows, one_hot = [at_rest(sigma), at_rest(psi)], np.asarray(work.deck.rows), np.eye(CLASSES)
+    velocities, rows, one_hot = [at_rest(sigma), at_rest(psi)], np.asarray(decks.deck.rows), np.eye(CLASSES)
     weak, strong = pixels_of(data, rows, problem.weak), pixels_of(data, rows, problem.strong)
-    truth, unlabelled = np.asarray(data.visible_labels)[rows], int(work.deck.size)
-    labelled = 0 if work.labelled is None else int(work.labelled.size)
+    truth, unlabelled = np.asarray(data.visible_labels)[rows], int(decks.deck.size)
+    labelled = 0 if decks.labelled is None else int(decks.labelled.size)
     per_epoch = round((labelled or unlabelled) / config.batch_size)
     size = -(-unlabelled // per_epoch) if labelled else config.batch_size
     steps, sizes, confident_images = [], [], []
@@ -73,7 +73,7 @@ def train_by_hand(problem, data, received, work, rate, helpers):
         for number in range(per_epoch):
             supervised, added = 0.0, []
             if labelled:
-                batch = np.asarray(work.labelled.order)[epoch][:labelled]
+                batch = np.asarray(decks.labelled.order)[epoch][:labelled]
                 batch = batch[number * config.batch_size : (number + 1) * config.batch_size]
                 theta, x = {name: sigma[name] + psi[name] for name in psi}, weak[batch]
                 targets = one_hot[truth[batch]] / len(batch)
@@ -81,7 +81,7 @@ def train_by_hand(problem, data, received, work, rate, helpers):
                 gradient = {name: options.labelled_weight * leaf for name, leaf in gradient.items()}
                 sigma, velocities[0] = sgd_step(sigma, gradient, velocities[0], config, rate)
                 added, sizes = [x], [*sizes, len(batch)]
-            batch = np.asarray(work.deck.order)[epoch][:unlabelled][number * size : (number + 1) * size]
+            batch = np.asarray(decks.deck.order)[epoch][:unlabelled][number * size : (number + 1) * size]
             theta = {name: sigma[name] + psi[name] for name in psi}
             x, x_strong = weak[batch], strong[batch]
             p = probabilities(theta, x, x.mean(axis=0))

@@ -117,7 +117,7 @@ def labelled_by_hand(problem, data, received, job, thresholds, rare):
     first, centre = in_numpy(received.model.params), statistics_of(received.model)
     p, pixels = [], []
     for position in range(7):
-        key = jax.random.wrap_key_data(job.work.rest.view_key)
+        key = jax.random.wrap_key_data(job.work.labels.more)
         key = jax.random.fold_in(jax.random.fold_in(key, position), 0)
         row = [int(data.client_index[SEVEN, position])]
         x = pixels_of(data, row, lambda _, images, key=key: coin(key, images))

@@ -392,7 +392,7 @@ def test_both_rates_follow_the_schedule(data, fields):
 @pytest.mark.parametrize("contrastive", [True, False])
 def test_pre_training_has_both_losses_or_one(data, contrastive):
     """For epochs of its own, whatever those of a round."""
-    fields = {"fedanchor.contrastive_epochs": 0, "fedanchor.pretrain_contrastive": contrastive}
+    fields = {"fedanchor.contrastive_epochs": 0, "fedanchor.contrastive": contrastive}
     problem, method, _ = build(**{**SERVER, **fields, "server.epochs": 0, "server.pretrain_epochs": 1})
     key = jax.random.key(3)
     state, fresh = method.init(data, key), problem.network.init(jax.random.split(key)[0])
@@ -416,7 +416,7 @@ def test_the_server_s_fix_and_mix_losses_are_those_of_the_equations(data, monkey
     monkeypatch.setattr(training, "draw_with_replacement", lambda key, size, count: jnp.asarray(drawn))
     monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
     problem, _, state = build(weak=itself, strong=negative)
-    loss_fn = training.supervised_mixup_loss(problem, data, "strong", 0.75, 2.0, "mix_then_augment")
+    loss_fn = training.supervised_mixup_loss(problem, data, "strong", 0.75, 2.0)
     rows, mask = data.server_index[:4], jnp.array([True, True, True, False])
     loss, (_, metrics) = loss_fn(state.model, rows, data.visible_labels[rows], mask, jax.random.key(0))
 
@@ -510,7 +510,6 @@ def test_the_other_variants(data):
     "field, value, words",
     [
         ("fedanchor.travels", "pigeons", "fedanchor.travels is 'pigeons'; known: class_means, all_pairs"),
-        ("fedanchor.mix_order", "never", "known: mix_then_augment, augment_then_mix"),
         ("fedanchor.contrastive_trains", "all", "known: model, anchor_head"),
         ("fedanchor.contrastive_augmentation", "odd", "known: none, weak, strong"),
         ("fedanchor.negatives", "all", "known: batch, class"),

@@ -227,7 +227,7 @@ def test_the_report_has_both_experts_labels(data, debias):
     if debias == "app_u":
         p_global, p_local = (divided(p, p[~known].mean(axis=0)) for p in (p_global, p_local))
     labels, probability, *_ = choose_by_hand(p_global, p_local, "variance", "both")
-    np.testing.assert_allclose(result.second.work.choice.probability[:size], probability, rtol=1e-4)
+    np.testing.assert_allclose(result.second.work.labels.more.probability[:size], probability, rtol=1e-4)
     np.testing.assert_array_equal(report.labels[:size], labels)
     np.testing.assert_array_equal(report.others["global"][:size], p_global.argmax(axis=1))
     np.testing.assert_array_equal(report.others["local"][:size], p_local.argmax(axis=1))
@@ -255,7 +255,7 @@ def test_images_without_a_step_are_not_looked_at(data, fields):
         experts = [p / p.sum(axis=1, keepdims=True) for p in experts]
     labels, probability, *_ = choose_by_hand(*experts, "variance", "both")
     np.testing.assert_array_equal(report.labels[positions], labels)
-    np.testing.assert_allclose(result.second.work.choice.probability[positions], probability, rtol=1e-4)
+    np.testing.assert_allclose(result.second.work.labels.more.probability[positions], probability, rtol=1e-4)
     known = np.flatnonzero(np.asarray(data.visible_labels)[np.asarray(data.client_index[SOME])[:size]] >= 0)
     np.testing.assert_array_equal(np.flatnonzero(report.qualified), sorted({*positions[probability > BETA], *known}))
 

@@ -160,7 +160,7 @@ def test_uploads_are_averaged_uniformly_and_remembered(labels):
 @pytest.mark.parametrize("round_number", [8, 9])
 def test_what_travels_down_is_counted_entry_by_entry(round_number, sparse_down):
     """In round 9 client 1 gets the psi of clients 3 and 2; client 0 has never uploaded and gets both parts whole."""
-    problem, method = build("clients", smallest=0.2, least_change=0.3, sparse_down=sparse_down, index_bytes=2)
+    problem, method = build("clients", smallest=0.2, least_change=0.3, sparse_down=sparse_down)
     data = federation([[0, -1]] * NUM_CLIENTS)
     state = method.init(data, KEY)._replace(round=jnp.int32(round_number))
     names = (SIGMA, PSI) if sparse_down else (PSI,)
@@ -199,9 +199,9 @@ def test_what_travels_down_is_counted_entry_by_entry(round_number, sparse_down):
     np.testing.assert_array_equal(message["entries"], [entries, ENTRIES])
     one = jax.tree.map(lambda leaf: leaf[0], message)
     others = 4 + 4 * PIXELS  # the learning rate, and the running mean
-    assert method.wire_bytes.down(sent, one) == 6 * entries + others
+    assert method.wire_bytes.down(sent, one) == 4 * entries + others
     upload = Upload(Model({}, sent.model.batch_stats), {"entries": jnp.float32(7)})
-    assert method.wire_bytes.up(upload) == 6 * 7 + 4 * PIXELS
+    assert method.wire_bytes.up(upload) == 4 * 7 + 4 * PIXELS
 
 
 def test_without_helpers_nothing_but_a_count_is_personal():

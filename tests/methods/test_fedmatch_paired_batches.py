@@ -34,7 +34,7 @@ def test_an_epoch_has_as_many_batches_of_both_kinds(bound, labelled, unlabelled,
     data = federation([[1] * labelled + [-1] * unlabelled])
     job = prepared(problem, method, data, KEY)
     assert job.num_steps == 2 * steps  # epochs
-    assert steps == 0 or job.work[0].size == size
+    assert steps == 0 or job.work[0].plan.work.decks.size == size
 
 
 def prepared(problem, method, data, key):
@@ -84,8 +84,8 @@ def test_the_room_of_a_batch_changes_nothing():
 def test_the_order_of_batches_may_be_the_same_in_every_round(shuffle):
     problem, method = build("clients", shuffle=shuffle)
     data = federation([[0, 1, 2] + [-1] * 7])
-    works = [prepared(problem, method, data, key).work[0] for key in jax.random.split(KEY, 2)]
-    for of_round in zip(*((work.decks["unlabelled"].order, work.decks["labelled"].order) for work in works)):
+    works = [prepared(problem, method, data, key).work[0].plan.work.decks for key in jax.random.split(KEY, 2)]
+    for of_round in zip(*((work.deck.order, work.labelled.order) for work in works)):
         assert np.array_equal(*of_round) == (not shuffle)
 
 

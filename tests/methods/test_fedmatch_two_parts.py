@@ -90,9 +90,10 @@ def test_votes_may_be_of_probabilities_without_the_prior():
     }
     job, finished = train(phases_of(method)[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)
     work = job.work[0]
+    deck = work.plan.work.decks.deck
     sigma, psi, of_helper = (in_numpy(one) for one in (params[SIGMA], params[PSI], helper))
     theta, other = ({name: sigma[name] + one[name] for name in sigma} for one in (psi, of_helper))
-    rows, centre = np.asarray(work.decks["unlabelled"].rows), statistics_of(received.model)
+    rows, centre = np.asarray(deck.rows), statistics_of(received.model)
     unlabelled = [place for place in range(10) if data.visible_labels[rows[place]] < 0]
     prior = probabilities(theta, pixels_of(data, rows[unlabelled], mirrored), centre).mean(axis=0)
     np.testing.assert_allclose(work.labels.prior, prior, rtol=1e-5)
@@ -101,7 +102,7 @@ def test_votes_may_be_of_probabilities_without_the_prior():
         return p / prior / (p / prior).sum(axis=1, keepdims=True)
 
     losses, changed = [], []
-    for batch in np.split(np.asarray(work.decks["unlabelled"].order)[0][:7], [4]):
+    for batch in np.split(np.asarray(deck.order)[0][:7], [4]):
         x, strong = (pixels_of(data, rows[batch], view) for view in (problem.weak, problem.strong))
         plain, by_helper = probabilities(theta, x, x.mean(axis=0)), probabilities(other, x, centre)
         p, q = divided(plain), divided(by_helper)

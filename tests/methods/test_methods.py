@@ -39,7 +39,6 @@ NUM_CLIENTS, NUM_ROUNDS = 8, 2
 OTHER_SETTINGS = [(name, labels) for name, entry in METHODS.items() for labels in entry.settings[1:] or entry.settings]
 MORE_VIEWS = {
     "supervised": {"client.labelled_views": "both"},
-    "fl2": {"fl2.target_view": "weak"},
     "fedavg_semi": {"trainer.name": "acr"},
 }
 

@@ -178,14 +178,13 @@ def aggregate_by_hand(models, group, accepted, labelled, sizes, options, uniform
             continue
         used += 1
         factor = {i: options.labelled_factor if labelled[i] else 1.0 for i in rows}
-        f = {i: (1 if uniform else sizes[i]) * (factor[i] if options.factor_in_mean else 1) for i in rows}
+        f = {i: 1 if uniform else sizes[i] for i in rows}
         total = sum(f.values())
         means = [sum(f[i] / total * models[i][tensor] for i in rows) for tensor in range(len(models[0]))]
         beta = options.beta_labelled if any(labelled[i] for i in rows) else options.beta
         u = {}
         for i in rows:
-            squares = [np.sum((tensor - mean) ** 2) for tensor, mean in zip(models[i], means)]
-            distance = np.sqrt(np.sum(squares)) if options.distance == "whole" else np.sum(np.sqrt(squares))
+            distance = sum(np.sqrt(np.sum((tensor - mean) ** 2)) for tensor, mean in zip(models[i], means))
             u[i] = factor[i] * f[i] / total * np.exp(-beta * distance / sizes[i])
         for i in rows:
             weights[i] += u[i] / sum(u.values())
@@ -208,14 +207,7 @@ def upload(clients, group, accepted, seed=0):
     return jax.tree.map(jnp.asarray, received), [[t[i].astype(np.float64) for t in tensors] for i in range(rows)]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"rscfed.factor_in_mean": True},
-        {"rscfed.distance": "whole", "rscfed.labelled_factor": 1.0, "aggregation.weights": "uniform"},
-    ],
-)
+@pytest.mark.parametrize("fields", [{}, {"rscfed.labelled_factor": 1.0, "aggregation.weights": "uniform"}])
 def test_the_global_model_is_the_mean_of_the_groups_models(data, fields):
     """Of four groups one has a labelled client, one lost an upload, one a single upload, and one lost them all."""
     betas = {"rscfed.beta": 2.0, "rscfed.beta_labelled": 0.7}
@@ -255,13 +247,11 @@ def test_weights_survive_where_their_exponentials_underflow():
     np.testing.assert_allclose(found, [[0, 1, 0], [0.25, 0.75, 0], [0, 0, 0]], rtol=1e-6)
 
 
-def test_distances_are_added_up_over_tensors_or_are_of_one_vector():
-    """Two models on both sides of their mean: 3 and 4 away in two tensors, hence 7 or 5."""
+def test_distances_are_added_up_over_tensors():
+    """Two models on both sides of their mean: 3 and 4 away in two tensors, hence 7."""
     models = {"a": jnp.array([[0.0, 0.0], [6.0, 0.0]]), "b": jnp.array([[8.0], [0.0]])}
     shares, both = jnp.full((1, 2), 0.5), jnp.ones((1, 2), bool)
-    for kind, distance in (("tensors", 7), ("whole", 5)):
-        found = jax.jit(distances_to_mean, static_argnums=3)(models, shares, both, kind)
-        np.testing.assert_allclose(found, [[distance, distance]])
+    np.testing.assert_allclose(jax.jit(distances_to_mean)(models, shares, both), [[7, 7]])
 
 
 # --- A round. --------------------------------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ def label(data):
         cohort = Cohort(clients, {}, jax.random.key(5))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(labels, "score_cohort", recorded)
-            report = phases_of(METHODS["semifl"].factory(problem))[0].prepare(received, data, cohort, None).report
+            jobs = phases_of(METHODS["semifl"].factory(problem))[0].prepare(received, data, cohort, None)
+        report = jobs.work.labels.report
         return report.labels, report.qualified, scores.pop()
 
     return lambda received, clients: map(np.asarray, run(received, jnp.array(clients)))

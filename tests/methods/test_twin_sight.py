@@ -253,7 +253,7 @@ def test_a_client_without_labels(arguments, data):
     received, (none, _), (job, finished) = both_phases(problem, data, UNLABELLED)
     assert (int(none.num_steps), int(job.num_steps)) == (0, 4)
     pseudo = pseudo_labels_of(problem)
-    *expected, losses = by_hand(problem, data, UNLABELLED, *start_of(received), job.work.rest.deck, pseudo)
+    *expected, losses = by_hand(problem, data, UNLABELLED, *start_of(received), job.work.decks["unlabelled"], pseudo)
     assert sum(pseudo.found) > 0
     assert_same(finished.upload.model, *expected)
     np.testing.assert_allclose(finished.metrics["unlabelled_loss"], np.mean(losses), rtol=1e-4)
@@ -267,7 +267,7 @@ def test_labels_without_the_client_s_prior(data):
     rows = np.asarray(data.client_index[UNLABELLED])[:5]
     prior = softmax((pixels_of(data, rows, mirrored) - means["own"]) @ model["k"] @ model["w"]).mean(axis=0)
     pseudo = pseudo_labels_of(problem, prior)
-    *expected, _ = by_hand(problem, data, UNLABELLED, model, means, job.work.rest.deck, pseudo)
+    *expected, _ = by_hand(problem, data, UNLABELLED, model, means, job.work.decks["unlabelled"], pseudo)
     assert sum(pseudo.found) > 0
     assert_same(finished.upload.model, *expected)
 
@@ -302,7 +302,7 @@ def test_freematch_s_averages_and_its_term(memory, data):
     idle = handed_on(*train(phases[0], received, data, UNLABELLED, own))
     job, finished = train(phases[1], received, data, UNLABELLED, own, idle, jit=True)
     freematch = freematch_of(problem)
-    *expected, losses = by_hand(problem, data, UNLABELLED, *start_of(received), job.work.rest.deck, freematch)
+    *expected, losses = by_hand(problem, data, UNLABELLED, *start_of(received), job.work.decks["unlabelled"], freematch)
     assert 0 < np.mean(freematch.found) < 1
     assert_same(finished.upload.model, *expected)
     np.testing.assert_allclose(finished.metrics["unlabelled_loss"], np.mean(losses), rtol=1e-4)
@@ -332,13 +332,13 @@ def test_without_pseudo_labels_the_classifier_stays(data):
     """Its weights do not decay either."""
     problem = problem_of(",code")
     received, _, (job, finished) = both_phases(problem, data, UNLABELLED)
-    assert job.work.labels.report is None
+    assert job.work.labels is None
     pseudo = pseudo_labels_of(problem)
     model, means = start_of(received)
     still = {**model}
     velocity, options, config = at_rest(model), problem.config.twin_sight, problem.config.client
     assert config.weight_decay > 0
-    for batch in batches(np.asarray(job.work.rest.deck.order), 5, 3):
+    for batch in batches(np.asarray(job.work.decks["unlabelled"].order), 5, 3):
         rows = np.asarray(data.client_index[UNLABELLED])[batch]
         first, second, centre = centred_views(data, rows)
 
@@ -365,7 +365,7 @@ def test_a_client_of_both_kinds_trains_on_one_after_the_other(data):
     rows = np.asarray(data.client_index[BOTH])[[1, 3, 4]]
     prior = softmax((pixels_of(data, rows, mirrored) - centres["own"]) @ first["k"] @ first["w"]).mean(axis=0)
     pseudo = pseudo_labels_of(problem, prior)
-    model, means, _ = by_hand(problem, data, BOTH, model, means, after.work.rest.deck, pseudo)
+    model, means, _ = by_hand(problem, data, BOTH, model, means, after.work.decks["unlabelled"], pseudo)
     assert problem.config.twin_sight.pseudo_weight == 5.0
     assert_same(finished.upload.model, model, means)
 

@@ -42,7 +42,7 @@ def train_client(run: Run, model: Any, job: Job, loss: Callable[[Step], Any], un
     """One client's model after its steps; `loss` is added to the labelled images' mean cross-entropy."""
     images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     config = run.problem.config.client
-    unlabelled, labelled = job.batches(unlabelled_size), job.batches(config.batch_size, job.work.labelled)
+    unlabelled, labelled = job.batches(unlabelled_size), job.batches(config.batch_size, job.work.decks["labelled"])
 
     def loss_of_step(index, statistics):
         # The shorter list of batches starts again.

@@ -113,10 +113,10 @@ def test_rounds_of_feddure(case):
     def train_client(job):
         params, statistics = model["params"], model["batch_stats"]
         local, coarse, of_local = params, optimiser(0), optimiser(options.wait_steps)
-        regulator = jax.tree.map(lambda leaf: np.array(leaf, np.float64), job.work.regulator)
+        regulator = jax.tree.map(lambda leaf: np.array(leaf, np.float64), job.work.plan.work)
         of_regulator = Adam(options.fine_learning_rate)
-        known = job.batches(config.batch_size, job.work.labelled)
-        others = job.batches(options.unlabelled_batch, job.work.deck)
+        known = job.batches(config.batch_size, job.work.decks["labelled"])
+        others = job.batches(options.unlabelled_batch, job.work.decks["unlabelled"])
         for number in range(options.tuning_steps + options.steps):
             rows = known[number % len(known)] if known else np.zeros(0, int)
             unlabelled = others[number % len(others)]

@@ -113,7 +113,7 @@ def test_rounds_of_fedmatch(where):
                 others = [client for client in vectors if client != job.client]
                 distance = [np.linalg.norm(vectors[client] - vectors[job.client]) for client in others]
                 helpers, voted = [added(sigma, kept[others[int(np.argmin(distance))]])], voted + 1
-            work = job.work
+            work = job.work.plan.work.decks
             num_labelled = sum(label >= 0 for label in clients[job.client])
             num_unlabelled = len(clients[job.client]) - num_labelled
             num_steps = round((num_labelled if with_labels else num_unlabelled) / 2)

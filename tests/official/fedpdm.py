@@ -75,7 +75,7 @@ def test_rounds_of_fedpdm():
             shares[job.client] = 0.99 * histogram + 0.01 * before
         params, statistics, number = model["params"], model["batch_stats"], 0
         average, sgd = model, SGD.of(config)
-        batches = job.batches(4), job.batches(4, job.work.labelled)
+        batches = job.batches(4), job.batches(4, job.work.decks["labelled"])
         epoch_length = len(batches[0]) // config.epochs
         for step in range(max(map(len, batches)) if not batches[0] else len(batches[0])):
             u, x = (of_deck[step % len(of_deck)] if of_deck else np.array([], int) for of_deck in batches)

@@ -89,7 +89,7 @@ def test_rounds_of_fedrgd(users):
             sgd.rate = rate_of(number)
         for place, job in enumerate(of_round.jobs[0]):
             dealt.add((job.client, place))
-            for rows in job.batches(4, job.work[0].deck)[:STEPS]:
+            for rows in job.batches(4, job.work[0].decks["unlabelled"])[:STEPS]:
                 places[place] = user_step(of_places[place], places[place], rows)
         at_server = [rows for _, rows in of_round.seen if np.all(rows < len(ANCHORS))]
         for group, sgd in enumerate(of_replicas):

@@ -15,7 +15,7 @@ def dimmed(images):
 
 def steps(job, size):
     """For each step of all epochs: positions of its images among the client's, and of their partners."""
-    deck, mix = job.work.deck, job.work.mix
+    deck, mix = job.work.decks["fix"], job.work.decks["mix"].order
     for epoch, order in enumerate(deck.order):
         for first in range(0, int(deck.size), size):
             places = np.arange(first, min(first + size, int(deck.size)))

@@ -18,7 +18,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.augment.mixup import MIX_ORDERS
 from fedjax_ssl.client import (
     Examples,
     fix_mix_phase,
@@ -117,7 +116,6 @@ def defaults() -> Section:
     section.mixup_alpha = real(0.75, above=0)  # a of eq. 8
     section.client_mixup = True  # whether clients use the mix loss (Table 3)
     section.mix_weight = real(1.0, least=0)  # b of eq. 10
-    section.mix_order = word("mix_then_augment", *MIX_ORDERS)  # eq. 8 and 9; 'augment_then_mix' is SemiFL's order
     # Server training (sections 4.1, 4.4 and 4.5). The paper only gives values for the first three fields.
     section.server_mixup = False  # whether the server uses the clients' losses: FedAnchor (mix)
     section.contrastive = True  # whether there is a contrastive loss; False: Table 3's "w/o contr loss"
@@ -131,7 +129,6 @@ def defaults() -> Section:
     section.self_pairs = False  # whether eq. 1's numerator includes i = j
     # Weight of a penalty on the common part of all embeddings, which eq. 1 does not constrain.
     section.common_direction_weight = real(0.0, least=0)
-    section.pretrain_contrastive = True  # whether pre-training has contrastive epochs too
     return section
 
 
@@ -193,7 +190,6 @@ def fedanchor(problem: Problem) -> Method:
         problem,
         mixup_alpha=options.mixup_alpha if options.client_mixup else 0.0,
         mix_weight=options.mix_weight,
-        mix_order=options.mix_order,
     )
 
     # --- Server: w_{t+1} = sum_m n_m / sum n_m w_m (Algorithm 1). A client with an empty fix set sent nothing. -----
@@ -217,7 +213,7 @@ def fedanchor(problem: Problem) -> Method:
     def classification_loss(data: FederatedData):
         if not options.server_mixup:
             return supervised_loss(problem, data, config.server.augmentation)
-        mixup = options.mixup_alpha, options.mix_weight, options.mix_order  # FedAnchor (mix)
+        mixup = options.mixup_alpha, options.mix_weight  # FedAnchor (mix)
         return supervised_mixup_loss(problem, data, config.server.augmentation, *mixup)
 
     lambdas = functools.partial(server_lambda, alpha=options.mixup_alpha) if options.server_mixup else None
@@ -241,7 +237,7 @@ def fedanchor(problem: Problem) -> Method:
             optimizers |= own_optimizer(config.server, model, training.parts, training.memory)
         state = State(jnp.int32(0), model, optimizers if config.server.pretrain_persistent else {})
         epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
-        epochs = epochs, epochs * (options.contrastive and options.pretrain_contrastive)
+        epochs = epochs, epochs * options.contrastive
         state, _ = train_tasks(problem, state, data, train_key, trainings, (rate, rate), epochs)
         model = state.model
         server = {**aggregation.init(model.params), **optimizers, **state.server}

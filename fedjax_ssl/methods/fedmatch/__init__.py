@@ -52,12 +52,12 @@ from fedjax_ssl.methods.fedmatch.phases import (
 )
 from fedjax_ssl.methods.fedmatch.server import (
     ENTRIES,
+    SPARSE_WIRE_BYTES,
     embed_models,
     entries_of_helpers,
     entries_sent,
     nearest_clients,
     no_vectors,
-    sparse_wire_bytes,
     with_uploads,
 )
 from fedjax_ssl.server import (
@@ -146,8 +146,6 @@ def defaults() -> Section:
     section.smallest = real(5e-6, least=0)
     # delta_thres: entries that changed by no more than this are not sent; with labels at the server 1e-5.
     section.least_change = real(5e-5, least=0)
-    # Bytes of an entry's position in a sparse message; the paper only counts values, 4 bytes each.
-    section.index_bytes = whole(0, least=0)
     # Whether messages to clients count as sparse too: only what differs from the client's last upload. The server then
     # stores two models for each client instead of one.
     section.sparse_down = True
@@ -280,7 +278,7 @@ def fedmatch(problem: Problem) -> Method:
         phases=(sparse_upload(disjoint_learning, options.least_change, smallest),),
         aggregate=aggregate,
         statistics=make_statistics(network, config.model),
-        wire_bytes=sparse_wire_bytes(options.index_bytes),
+        wire_bytes=SPARSE_WIRE_BYTES,
     )
 
 

@@ -117,10 +117,8 @@ def entries_of_helpers(options: ConfigDict, helpers: Any, present: jax.Array, he
     return jnp.sum(jnp.where(present, each, 0.0), axis=1)
 
 
-def sparse_wire_bytes(index_bytes: int) -> WireBytes:
-    """Bytes of messages with `ENTRIES`: values, positions of `index_bytes` each, and complete statistics."""
-    entry_bytes = VALUE_BYTES + index_bytes
-    return WireBytes(
-        down=lambda sent, own: entry_bytes * own[ENTRIES] + tree_bytes((sent.model.batch_stats, sent.learning_rate)),
-        up=lambda upload: entry_bytes * upload.metadata[ENTRIES] + tree_bytes(upload.model.batch_stats),
-    )
+# Of messages with `ENTRIES`: their values, without positions as in the paper, and complete statistics.
+SPARSE_WIRE_BYTES = WireBytes(
+    down=lambda sent, own: VALUE_BYTES * own[ENTRIES] + tree_bytes((sent.model.batch_stats, sent.learning_rate)),
+    up=lambda upload: VALUE_BYTES * upload.metadata[ENTRIES] + tree_bytes(upload.model.batch_stats),
+)

@@ -12,8 +12,9 @@ GPT and ICPL can be switched off separately. Without both, and with `proxyfl.los
 FixMatch with global labels. The paper's mean over confident images makes longer steps if few images are confident.
 
 Paper and public code differ. Defaults follow the paper, except for the server's tuning, where they follow the code,
-which produced the figures (eq. 2 is `proxyfl.tuning_negatives='client'`). The variant `code` follows the code. The
-experiments' setting is SAGE's, see its variant `paper`, including the code's shared optimizer and normalisation.
+which produced the figures: eq. 2 measures distances to the client's other proxies instead. The variant `code` follows
+the code. The experiments' setting is SAGE's, see its variant `paper`, including the code's shared optimizer and
+normalisation.
 """
 
 import functools
@@ -78,8 +79,6 @@ def defaults() -> Section:
     section.tuning_epochs = whole(100, least=0)  # Q; 10 on CIFAR-100, where more epochs overfit
     section.tuning_batch_size = whole(4, least=1)  # proxies in a step
     section.tuning_learning_rate = real(0.005, above=0)  # learning rate of its plain SGD
-    # Negatives: the other 'global' proxies (code), or the client's own other proxies ('client', eq. 2).
-    section.tuning_negatives = word("global", "client")
     section.tuning_margin = real(100.0, least=0)  # largest margin of the true class (code); 0: none, as printed
     return section
 
@@ -113,7 +112,6 @@ def proxyfl(problem: Problem) -> Method:
                 epochs=options.tuning_epochs,
                 batch_size=options.tuning_batch_size,
                 learning_rate=options.tuning_learning_rate,
-                negatives=options.tuning_negatives,
                 largest_margin=options.tuning_margin,
             )
         )

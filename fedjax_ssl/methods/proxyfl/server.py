@@ -39,14 +39,12 @@ def tuned_proxies(
     epochs: int,
     batch_size: int,
     learning_rate: float,
-    negatives: str = "global",
     largest_margin: float = 0.0,
 ) -> jax.Array:
     """Global proxy tuning (ProxyFL): plain SGD on the points (omega_m^c, c) of all clients m and classes c.
 
         l(m, c) = -log( exp(-d_c) / sum_j exp(-d_j) )
-        d_j = |omega_m^c - Omega^j|                    negatives = 'global': against the other global proxies
-        d_j = |Omega^c - omega_m^j|                    negatives = 'client': against the client's other proxies (eq. 2)
+        d_j = |omega_m^c - Omega^j|
 
     A margin is added to the true distance d_c: the distance of the most isolated averaged proxy to its nearest
     neighbour, at most `largest_margin`.
@@ -59,7 +57,6 @@ def tuned_proxies(
         epochs: Q; 0 returns the average.
         batch_size: points per step; a short last batch is trained on.
         learning_rate: SGD's learning rate.
-        negatives: 'global' or 'client'.
         largest_margin: 0: no margin.
 
     Returns:
@@ -82,10 +79,7 @@ def tuned_proxies(
         of_client, labels = proxies[clients[points]], classes[points]
 
         def loss(tuned):
-            if negatives == "global":
-                d = distances(of_client[jnp.arange(len(points)), labels][:, None], tuned)
-            else:
-                d = distances(tuned[labels][:, None], of_client)
+            d = distances(of_client[jnp.arange(len(points)), labels][:, None], tuned)
             logits = -(d + margin * jax.nn.one_hot(labels, num_classes))
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
             return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.maximum(jnp.sum(mask), 1)

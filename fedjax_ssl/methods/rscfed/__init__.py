@@ -15,7 +15,7 @@ set `rscfed.teacher_statistics='received'`: with 'first' the teacher would keep 
 
 A labelled client counts 6 times, as with the command `--un_dist=avg` in the README of xmed-lab/RSCFed@4872944. Later
 READMEs lack this argument, but the code (train_main.py:284-287 at ae35f03) still reads it. If it is empty, a labelled
-client counts 36 times (`rscfed.factor_in_mean`); the first commit (8d9c2e7, train_main.py:328) then leaves out the
+client counts 36 times; the first commit (8d9c2e7, train_main.py:328) then leaves out the
 distances. The code also adds up distances of PyTorch's batch counters; with normalisation layers these make all weights
 of a group underflow. Here they are left out, and the nearest upload always keeps a weight.
 """
@@ -32,7 +32,7 @@ from fedjax_ssl.fields import Section, real, share, whole, word
 from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.methods.rscfed.server import DISTANCES, distance_reweighted
+from fedjax_ssl.methods.rscfed.server import distance_reweighted
 from fedjax_ssl.server import fedavg
 
 FIELDS = {
@@ -93,13 +93,9 @@ def defaults() -> Section:
     # Squared errors are divided by the images 'present' in a batch, or always by the 'batch_size'.
     section.loss_over = word("present", *DIVISORS)
     section.labelled_factor = real(6.0, above=0)  # factor of a labelled client's weight, after its distance
-    # Whether the factor also enters the mean from which distances are measured, so that it counts squared.
-    section.factor_in_mean = False
     # The weight is exp(-beta d / n) for an upload at distance d with n images, in a group without labels.
     section.beta = real(1e4, least=0)
     section.beta_labelled = real(100.0, least=0)  # beta of a group with a labelled client
-    # Distances: the sum of the distances of all 'tensors'; 'whole': the distance of all numbers as one vector.
-    section.distance = word("tensors", *DISTANCES)
     return section
 
 
@@ -134,10 +130,8 @@ def rscfed(problem: Problem) -> Method:
         options.groups,
         lambda received: received.uploads.metadata[LABELLED] > 0,
         factor=options.labelled_factor,
-        factor_in_mean=options.factor_in_mean,
         beta=options.beta,
         beta_labelled=options.beta_labelled,
-        distance=options.distance,
     )
     method = alternating(
         problem,

@@ -12,8 +12,6 @@ from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
 from fedjax_ssl.server.aggregation import Flow, Link, client_weights, group_members
 
-DISTANCES = ("tensors", "whole")
-
 
 def distance_reweighted(
     kind: str,
@@ -21,10 +19,8 @@ def distance_reweighted(
     is_labelled: Callable[[Received], jax.Array],
     *,
     factor: float,
-    factor_in_mean: bool,
     beta: float,
     beta_labelled: float,
-    distance: str = "tensors",
 ) -> Link:
     """Weights uploads so that their mean is the plain mean of the models of all groups that have uploads.
 
@@ -36,10 +32,8 @@ def distance_reweighted(
         num_groups: G; `Received.group` is 0 to G - 1, None for one group.
         is_labelled: received -> bool [R], the uploads whose weight is multiplied.
         factor: their factor.
-        factor_in_mean: whether f_i has this factor too, so that u_i has its square.
         beta: beta of a group without a labelled client.
         beta_labelled: beta of a group with a labelled client.
-        distance: see `distances_to_mean`.
     """
 
     def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
@@ -48,9 +42,9 @@ def distance_reweighted(
         in_group = group_members(received, num_groups)
         labelled = is_labelled(received)
         factors = jnp.where(labelled, factor, 1.0)
-        shares = jnp.where(in_group, sizes * factors if factor_in_mean else sizes, 0.0)
+        shares = jnp.where(in_group, sizes, 0.0)
         shares /= jnp.maximum(jnp.sum(shares, axis=1, keepdims=True), jnp.finfo(jnp.float32).tiny)
-        distances = distances_to_mean(received.uploads.model, shares, in_group, distance)
+        distances = distances_to_mean(received.uploads.model, shares, in_group)
         betas = jnp.where(jnp.any(in_group & labelled, axis=1), beta_labelled, beta)
         weights = consensus_weights(shares, distances, received.sizes, factors, betas)
         return flow._replace(scores=jnp.sum(weights, axis=0))
@@ -58,14 +52,13 @@ def distance_reweighted(
     return Link(apply)
 
 
-def distances_to_mean(models: Any, shares: jax.Array, in_group: jax.Array, kind: str) -> jax.Array:
-    """d_i = |w_i - wbar| of each group's models, wbar = sum_i f_i w_i.
+def distances_to_mean(models: Any, shares: jax.Array, in_group: jax.Array) -> jax.Array:
+    """d_i = |w_i - wbar| of each group's models, wbar = sum_i f_i w_i, summed over their tensors.
 
     Args:
         models: a pytree with leaves [R, ...], including normalisation statistics; a row in no group is ignored.
         shares: float32 [G, R], f_i, whose rows sum to 1 or are 0.
         in_group: bool [G, R].
-        kind: 'tensors', the sum of the distances of each tensor; 'whole', the distance of all numbers as one vector.
 
     Returns:
         float32 [G, R], 0 for a row that is not in the group.
@@ -78,10 +71,7 @@ def distances_to_mean(models: Any, shares: jax.Array, in_group: jax.Array, kind:
         def deviation(leaf):
             return jnp.where(column(members, leaf), leaf - weighted_sum(share, leaf), 0)
 
-        deviations = jax.tree.map(deviation, models)
-        if kind == "whole":
-            return row_norms(deviations)
-        return sum(row_norms(leaf) for leaf in jax.tree.leaves(deviations))
+        return sum(row_norms(deviation(leaf)) for leaf in jax.tree.leaves(models))
 
     return jax.lax.map(of_group, (shares, in_group))
 
