@@ -129,7 +129,7 @@ def machine_for(target: str, chips: int, lanes: int, form: str = ""):
     from jax.experimental import topologies
     from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
-    from fedjax_ssl.learning.devices import AXIS
+    from fedjax_ssl.base.devices import AXIS
     from fedjax_ssl.run.machine import Machine
 
     platform, name = TARGETS[target].platform, TARGETS[target].topologies[chips]
@@ -271,7 +271,7 @@ def compile_one(options: dict) -> dict:
     """Compiles one program in this process and describes it."""
     import time
 
-    from fedjax_ssl.learning.devices import use_platform
+    from fedjax_ssl.base.devices import use_platform
     from fedjax_ssl.run.observe.profiling import step_flops
 
     with use_platform(TARGETS[options["target"]].platform):

@@ -37,8 +37,8 @@ sys.path.insert(0, str(ROOT))
 
 import fedjax_ssl  # noqa: E402
 from benchmarks.harness import describe, write  # noqa: E402
+from fedjax_ssl.base.errors import StoppedError  # noqa: E402
 from fedjax_ssl.data.sources import load_dataset  # noqa: E402
-from fedjax_ssl.errors import StoppedError  # noqa: E402
 from fedjax_ssl.report import write_report  # noqa: E402
 from tests.helpers.kept_programs import keep_programs  # noqa: E402
 

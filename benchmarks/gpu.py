@@ -174,12 +174,12 @@ def time_lane_step(name: str, dtype: str, lanes: int, form: str, repeats: int, n
     from harness import seconds_of
 
     from fedjax_ssl import base_config
-    from fedjax_ssl.kinds.images import Images
-    from fedjax_ssl.learning.losses import cross_entropy
-    from fedjax_ssl.learning.sgd import Model
+    from fedjax_ssl.data.kinds.images import Images
     from fedjax_ssl.models import build_model
     from fedjax_ssl.models.network import Network
     from fedjax_ssl.models.passes import use_lane_form
+    from fedjax_ssl.ops.losses import cross_entropy
+    from fedjax_ssl.ops.sgd import Model
 
     config = base_config()
     config.model.name, config.model.dtype = name, dtype

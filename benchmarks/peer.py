@@ -29,14 +29,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedjax_ssl import base_config, use_every_core
-from fedjax_ssl.augment import strong_augment, weak_augment
 from fedjax_ssl.client import Labelled, fix_mix_phase
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data.kinds import Images
 from fedjax_ssl.engine import Broadcast, Cohort, Problem, Report, trained_parts
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.kinds import Images
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.augment import strong_augment, weak_augment
 from fedjax_ssl.run.machine import find_machine, use
 from fedjax_ssl.server.aggregation import weighted_mean
 

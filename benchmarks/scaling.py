@@ -37,13 +37,13 @@ import numpy as np
 from harness import describe, random_federation, seconds_of, write
 
 from fedjax_ssl import base_config
-from fedjax_ssl.augment import strong_augment, weak_augment
+from fedjax_ssl.data.kinds import Images
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.engine.round import init_key, make_round
-from fedjax_ssl.kinds import Images
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.augment import strong_augment, weak_augment
 from fedjax_ssl.run.machine import find_machine
 
 IMAGE_SHAPE = (28, 28, 1)

@@ -12,9 +12,9 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fedjax_ssl.base.fields import ARGUMENT_FIELDS, Range
 from fedjax_ssl.cli.source_docs import read_fields
 from fedjax_ssl.config import ARGUMENTS, base_config, flatten, ranges
-from fedjax_ssl.fields import ARGUMENT_FIELDS, Range
 from fedjax_ssl.methods import METHODS
 
 INTRODUCTION = """# Configuration

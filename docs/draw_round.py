@@ -73,7 +73,7 @@ ROUND = [
     (
         "server",
         "10. Trains on its anchors",
-        ["server/training.py: train_on_server_labels", "learning/losses.py: label_contrastive_loss"],
+        ["server/training.py: train_on_server_labels", "ops/losses.py: label_contrastive_loss"],
         ["an epoch of cross-entropy,", "an epoch of contrast: eq. 1, 2"],
     ),
     (

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedjax_ssl.cli.source_docs import read_fields
 from fedjax_ssl.config import ranges
-from fedjax_ssl.kinds import IMAGE, KINDS
+from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.entry import Entry
 

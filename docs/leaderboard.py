@@ -21,10 +21,10 @@ import statistics
 import sys
 from collections.abc import Sequence
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import CHANGES_NO_RESULT
+from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.config import differences, for_seed
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.records.workdir import LOG, SUMMARY
 from fedjax_ssl.report.table import LAST, costs, half_interval

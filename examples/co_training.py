@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from fedjax_ssl.client import Loss, labelled_phase, unlabelled_phase
 from fedjax_ssl.client.confidence import mean_present
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem
-from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.methods import Entry, Section, alternating, share
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
+from fedjax_ssl.ops.losses import cross_entropy
 
 PARTS = (*CLASSIFIER, "peer")
 

@@ -11,14 +11,14 @@ from fedjax_ssl import base_config
 from fedjax_ssl.data import Dataset, federate, make_partition
 from fedjax_ssl.engine import Problem
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.learning.sgd import make_optimizer
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import Heads
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.sgd import make_optimizer
 
 
 class Vectors(NamedTuple):
-    """How an example is stored and given to the network; see `fedjax_ssl.kinds`."""
+    """How an example is stored and given to the network; see `fedjax_ssl.data.kinds`."""
 
     shape: tuple[int]  # shape of an example
 

@@ -3,14 +3,14 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedjax_ssl.errors import StoppedError, TrainingError, UserError
+from fedjax_ssl.base.errors import StoppedError, TrainingError, UserError
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ imports these
     from fedjax_ssl.config import base_config, load_config_file
     from fedjax_ssl.engine.interface import State
-    from fedjax_ssl.predictor import Prediction, Predictor, load
     from fedjax_ssl.run.cores import use_every_core
     from fedjax_ssl.run.train import train
+    from fedjax_ssl.serve.predictor import Prediction, Predictor, load
 
     __version__: str
 
@@ -31,11 +31,11 @@ __all__ = [
 
 # Name -> module, imported at first use: importing JAX takes seconds, and --help or a mistyped command does not need it.
 _HOMES = {
-    "Prediction": "predictor",
-    "Predictor": "predictor",
+    "Prediction": "serve.predictor",
+    "Predictor": "serve.predictor",
     "State": "engine.interface",
     "base_config": "config",
-    "load": "predictor",
+    "load": "serve.predictor",
     "load_config_file": "config",
     "train": "run.train",
     "use_every_core": "run.cores",

@@ -14,21 +14,15 @@ NAME = "fedjax_ssl"
 # From the bottom up. A room is a folder or a flat file. It may import rooms of lower floors, but no other room of its
 # own floor. `fedjax_ssl/__init__.py` is above the library, and the command line above that.
 FLOORS = (
-    ("errors",),
-    ("files",),
-    ("fields",),
-    ("imports", "learning"),
-    ("augment",),
-    ("kinds",),
+    ("base",),
+    ("ops",),
     ("data",),
     ("models", "records"),
-    ("engine", "encoders"),
+    ("engine", "report"),
     ("client", "server"),
     ("methods",),
     ("config",),
-    ("predictor",),
-    ("report",),
-    ("export", "run"),
+    ("run", "serve"),
     ("sweep", "flower"),
     ("__init__",),
     ("cli",),
@@ -36,23 +30,16 @@ FLOORS = (
 )
 # Rooms that may import only some of the rooms below them, and which.
 KNOWS = {
-    "errors": (),
-    "files": ("errors",),
-    "fields": ("errors",),
-    "learning": ("errors",),
-    "augment": ("errors", "learning"),
-    "kinds": ("errors", "augment"),
-    "data": ("errors", "files", "kinds", "learning"),
-    "models": ("errors", "imports", "kinds", "learning"),
-    "engine": ("errors", "learning", "data", "models"),
-    "methods": (
-        *("errors", "fields", "imports", "learning", "augment", "data", "models", "engine", "client"),
-        "server",
-    ),
-    "records": ("errors", "files", "fields", "imports", "kinds", "data"),
-    "report": ("errors", "files", "fields", "imports", "kinds", "data", "records"),
+    "base": (),
+    "ops": ("base",),
+    "data": ("base", "ops"),
+    "models": ("base", "ops", "data"),
+    "records": ("base", "data"),
+    "report": ("base", "data", "records"),
+    "engine": ("base", "ops", "data", "models"),
+    "methods": ("base", "ops", "data", "models", "engine", "client", "server"),
 }
-MOST_FLAT_FILES = 6
+MOST_FLAT_FILES = 1
 
 
 def files_of(package):
@@ -191,9 +178,9 @@ def test_few_flat_files():
 
 
 def test_help_waits_for_no_library(library):
-    of_fields = [others for module, others in library[1].items() if room(module) == "fields"]
+    of_fields = [others for module, others in library[1].items() if module.startswith("base.fields")]
     assert of_fields and set.union(*of_fields) <= {*sys.stdlib_module_names, "ml_collections"}
-    assert library[1]["errors"] <= sys.stdlib_module_names
+    assert library[1]["base.errors"] <= sys.stdlib_module_names
 
 
 def test_nothing_imports_flower(library):
@@ -205,19 +192,20 @@ def test_what_computes_reads_no_command_line_and_no_disk(library):
     """Methods and the layers below, except data, use no files: they are pure functions of arrays."""
     disk = {"argparse", "orbax", "pathlib", "shutil", "tempfile", "absl", "os", "io"}
     for module, others in library[1].items():
-        if room(module) in ("learning", "engine", "client", "server", "methods", "augment"):
+        if room(module) in ("ops", "engine", "client", "server", "methods"):
             assert not others & disk, f"{module} imports {others & disk}"
 
 
 # --- These tests can fail: a library of a few files with one import too many. ---------------------------------------
 
 RIGHT = {
-    "__init__": "from fedjax_ssl.errors import UserError",
-    "errors": "",
+    "__init__": "from fedjax_ssl.base.errors import UserError",
+    "base/__init__": "",
+    "base/errors": "",
     "engine/__init__": '"""The engine."""\nfrom fedjax_ssl.engine.lanes import run',
-    "engine/lanes": "from fedjax_ssl.learning import trees",
-    "learning/__init__": "",
-    "learning/trees": "import jax",
+    "engine/lanes": "from fedjax_ssl.ops import trees",
+    "ops/__init__": "",
+    "ops/trees": "import jax",
     "client/__init__": "from fedjax_ssl.engine import run",
     "server/__init__": "from fedjax_ssl import engine",
     "methods/__init__": "from fedjax_ssl import client, server",
@@ -228,11 +216,11 @@ RIGHT = {
     "file, line, words",
     [
         (None, "", ""),
-        ("learning/trees", "import fedjax_ssl.engine.lanes", "learning.trees imports engine.lanes"),
+        ("ops/trees", "import fedjax_ssl.engine.lanes", "ops.trees imports engine.lanes"),
         ("engine/lanes", "def f():\n    from fedjax_ssl.methods import x", "engine.lanes imports methods.__init__"),
         ("client/__init__", "from fedjax_ssl import server", "client.__init__ imports server.__init__"),
         ("client/__init__", "from ..server import y", "client.__init__ imports server.__init__"),
-        ("errors", "import fedjax_ssl", "errors imports __init__"),
+        ("base/errors", "import fedjax_ssl", "base.errors imports __init__"),
     ],
 )
 def test_an_import_too_many_is_seen(tmp_path, file, line, words):
@@ -249,5 +237,5 @@ def test_a_circle_is_seen(tmp_path):
         (tmp_path / f"{name}.py").parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.py").write_text(text + "\n")
     assert circle(read(tmp_path)[0]) == []
-    (tmp_path / "learning" / "trees.py").write_text("def f():\n    from fedjax_ssl.engine.lanes import run\n")
-    assert circle(read(tmp_path)[0]) == ["engine.lanes", "learning.trees", "engine.lanes"]
+    (tmp_path / "ops" / "trees.py").write_text("def f():\n    from fedjax_ssl.engine.lanes import run\n")
+    assert circle(read(tmp_path)[0]) == ["engine.lanes", "ops.trees", "engine.lanes"]

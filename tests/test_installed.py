@@ -12,9 +12,9 @@ import tomllib
 import pytest
 
 import launch
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import CONFIGS
 from fedjax_ssl.config import find_config_file, parse_config
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import CONFIGS
 from tests.helpers.runs import ROOT
 
 

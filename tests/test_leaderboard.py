@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.sweep import Sweep, load_sweep
 from fedjax_ssl.sweep.search import Search

@@ -11,7 +11,7 @@ after the last round. Every server trains on 1,000 images a round: FedAnchor's i
 with seed 0 and LDA 0.1.
 """
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.sweep import Sweep
 
 SERVER = {"server.augmentation": "weak", "server.pretrain_epochs": 40}

@@ -17,7 +17,7 @@ each line.
 The results are in docs/results/robustness.md.
 """
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.sweep import Sweep
 
 METHODS = {

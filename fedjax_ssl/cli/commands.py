@@ -10,10 +10,10 @@ from typing import Any
 
 from absl import flags
 
+from fedjax_ssl.base.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
+from fedjax_ssl.base.files import CONFIGS, expanded, replace_file
 from fedjax_ssl.cli import help
 from fedjax_ssl.cli.help import Command
-from fedjax_ssl.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
-from fedjax_ssl.files import CONFIGS, expanded, replace_file
 from fedjax_ssl.run.observe import log
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.under_way import resume_command
@@ -136,7 +136,7 @@ def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
     label column), the accuracy is printed.
     """
     with doing("loading JAX"):
-        from fedjax_ssl.predictor import predict_file
+        from fedjax_ssl.serve.predictor import predict_file
 
     with doing("compiling and predicting"):
         found = predict_file(own.workdir, own.out, own.npz, own.images, own.key, own.allow_code, own.csv)
@@ -155,7 +155,7 @@ def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
     pip install 'fedjax_ssl[onnx]'.
     """
     with doing("loading JAX"):
-        from fedjax_ssl.export import export_run
+        from fedjax_ssl.serve.export import export_run
 
     with doing("exporting"):
         print(export_run(words[0], own.out, own.format, own.allow_code, own.license))
@@ -171,7 +171,7 @@ def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> Non
     if not own.encoder or not own.out:
         raise UserError("convert-weights takes --encoder=NAME and --out=FILE.safetensors")
     with doing("loading JAX"):
-        from fedjax_ssl.encoders import convert
+        from fedjax_ssl.models.encoders import convert
 
     with doing("converting"):
         number = convert(expanded(words[0]), own.encoder, pathlib.Path(own.out))

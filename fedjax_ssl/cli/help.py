@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from fedjax_ssl.base.fields import RECIPES, Range, shared_fields
+from fedjax_ssl.base.files import CONFIGS
 from fedjax_ssl.cli.source_docs import docstring, read_arguments, read_fields, read_methods, summary
-from fedjax_ssl.fields import RECIPES, Range, shared_fields
-from fedjax_ssl.files import CONFIGS
 
 WIDTH = 80
 
@@ -20,7 +20,7 @@ EXAMPLES = """\
   python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/methods
 """
 
-# The most used fields; the others are in fields/ and the methods' files.
+# The most used fields; the others are in base/fields/ and the methods' files.
 MAIN_FIELDS = (
     "method",
     "num_rounds",

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fedjax_ssl.files import PACKAGE
+from fedjax_ssl.base.files import PACKAGE
 
 
 class Field(NamedTuple):

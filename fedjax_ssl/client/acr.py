@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from fedjax_ssl.client.confidence import moved
 from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction
 from fedjax_ssl.engine.interface import Problem
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
 
 STANDARD = "standard"  # the head h; the classifier is the balanced h_b
 

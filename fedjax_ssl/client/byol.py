@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client.deck import Deck, Examples
 from fedjax_ssl.client.steps import At, Batches, Loss, Plan, local_training
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Metrics, Phase, Previous, Problem
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.losses import negative_cosine
-from fedjax_ssl.learning.sgd import Model, Params
-from fedjax_ssl.learning.trees import WITHOUT_PARAMETERS, add_up, moving_average, norm, repeated, select, where
+from fedjax_ssl.ops.losses import negative_cosine
+from fedjax_ssl.ops.sgd import Model, Params
+from fedjax_ssl.ops.trees import WITHOUT_PARAMETERS, add_up, moving_average, norm, repeated, select, where
 
 PROJECTOR, PREDICTOR = "projector", "predictor"
 ENCODER = ("backbone", PROJECTOR)

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.imports import import_own, is_own, one_line
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Labels, Problem
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.imports import import_own, is_own, one_line
-from fedjax_ssl.learning.trees import repeated
+from fedjax_ssl.ops.trees import repeated
 
 FIELD = "confidence.kind"
 MEMORY = "trainer"  # the state's entry in a client's memory, named as in checkpoints of earlier versions

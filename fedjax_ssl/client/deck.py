@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Cohort
-from fedjax_ssl.learning.batches import epoch_orders, num_batches
+from fedjax_ssl.ops.batches import epoch_orders, num_batches
 
 
 class Examples(NamedTuple):

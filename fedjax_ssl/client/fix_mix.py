@@ -7,7 +7,8 @@ augmentation. Each of them is also mixed with an example drawn from all of the c
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.augment.mixup import MIX_ORDERS, lambda_of, mix_inputs
+from fedjax_ssl.base.devices import platform
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client.deck import Deck, Examples
 from fedjax_ssl.client.steps import At, Batches, Loss, Plan, local_training
 from fedjax_ssl.data.federated import FederatedData
@@ -21,12 +22,11 @@ from fedjax_ssl.engine.interface import (
     Problem,
     job_keys,
 )
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.batches import draw_with_replacement, num_batches
-from fedjax_ssl.learning.devices import platform
-from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import check_mixtures
+from fedjax_ssl.ops.augment.mixup import MIX_ORDERS, lambda_of, mix_inputs
+from fedjax_ssl.ops.batches import draw_with_replacement, num_batches
+from fedjax_ssl.ops.losses import cross_entropy, mixup_cross_entropy
+from fedjax_ssl.ops.sgd import Model
 
 PARTNERS = ("round", "epoch")  # how often the mix set is drawn
 

@@ -12,8 +12,8 @@ from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.client.steps import At
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Augmentation, Broadcast, Cohort, Label, Labels, Previous, Problem, Report
-from fedjax_ssl.learning.batches import map_batches
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.batches import map_batches
+from fedjax_ssl.ops.sgd import Model
 
 LEAST_PRIOR = 1e-6  # the smallest prior of a class; a smaller one would make any probability the largest
 

@@ -15,8 +15,8 @@ from fedjax_ssl.client.by_role import unlabelled_phase
 from fedjax_ssl.client.steps import At, Batches, Loss
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Phase, Problem
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import repeated
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import repeated
 
 TEACHER, STEPS = "teacher", "teacher_steps"  # entries of a client's memory
 STATISTICS = ("first", "received", "averaged")  # sources of a teacher's normalisation statistics

@@ -9,10 +9,10 @@ from fedjax_ssl.client.deck import Deck, Examples
 from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction, MakePlan, Plan
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Previous, Problem
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import add_up
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import add_up
 
 VIEWS = ("weak", "both")  # values of `client.labelled_views`
 View = Callable[[FederatedData, jax.Array, jax.Array], jax.Array]  # (data, rows [B], key) -> images [B, H, W, C]

@@ -6,17 +6,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client.deck import Deck, Examples
 from fedjax_ssl.client.labels import labelling_logits
 from fedjax_ssl.client.steps import At, Batches, Loss, MakePlan, Plan
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.labels import clients_may_have_labels
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Previous, Problem
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
 
 
 def train_views(

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError, known_are
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import (
     Broadcast,
@@ -27,9 +28,8 @@ from fedjax_ssl.engine.interface import (
     Received,
     State,
 )
-from fedjax_ssl.errors import UserError, known_are
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import repeated, select
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import repeated, select
 
 OWN_PARTS = "own_parts"  # entry of the clients' memory: parameters of these parts, leaves [K, ...]
 

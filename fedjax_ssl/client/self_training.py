@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client import acr
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
 from fedjax_ssl.client.confidence import MEMORY, make_confidence, states_at_start
@@ -17,11 +18,10 @@ from fedjax_ssl.client.labels import as_told, debiased, labelling_logits, prior_
 from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Label, Labels, Phase, Previous, Problem, Report
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import BatchStats, Model
-from fedjax_ssl.learning.trees import repeated
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import BatchStats, Model
+from fedjax_ssl.ops.trees import repeated
 
 ACCEPTED = "accepted"  # metadata of every upload: the number of pseudo-labels behind it, see `trainer.accepted`
 

@@ -31,11 +31,11 @@ from fedjax_ssl.engine.interface import (
     completed,
     trained_parts,
 )
-from fedjax_ssl.learning import sgd
-from fedjax_ssl.learning.losses import proximal_term
-from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.learning.sgd import BatchStats, Learner, Model
-from fedjax_ssl.learning.trees import repeated, select, where, where_rows
+from fedjax_ssl.ops import sgd
+from fedjax_ssl.ops.losses import proximal_term
+from fedjax_ssl.ops.schedule import learning_rate_at
+from fedjax_ssl.ops.sgd import BatchStats, Learner, Model
+from fedjax_ssl.ops.trees import repeated, select, where, where_rows
 
 OPT_STATE = "opt_state"  # name of a persistent optimizer's state in a client's memory
 MakeOptimizer = Callable[[jax.Array], optax.GradientTransformation]  # learning rate -> optimizer

@@ -3,6 +3,7 @@
 `base_config()` has every field. `load_config_file` reads a config file, `parse_config` also words of a command line.
 """
 
+from fedjax_ssl.base.fields import differences, flatten
 from fedjax_ssl.config.base import (
     ARGUMENTS,
     add_section,
@@ -22,7 +23,6 @@ from fedjax_ssl.config.load import (
     override,
     parse_config,
 )
-from fedjax_ssl.fields import differences, flatten
 
 __all__ = [
     "ARGUMENTS",

@@ -5,9 +5,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.errors import UserError, nearest
-from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, Section, flatten, shared_fields
-from fedjax_ssl.imports import forget_changed, is_own
+from fedjax_ssl.base.errors import UserError, nearest
+from fedjax_ssl.base.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, Section, flatten, shared_fields
+from fedjax_ssl.base.imports import forget_changed, is_own
 from fedjax_ssl.methods import METHODS, find_method, registered, section_of
 from fedjax_ssl.models import BACKBONES
 

@@ -9,11 +9,11 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import flatten
+from fedjax_ssl.base.files import CONFIGS, expanded
+from fedjax_ssl.base.imports import one_line, run_file
 from fedjax_ssl.config.base import add_section
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import flatten
-from fedjax_ssl.files import CONFIGS, expanded
-from fedjax_ssl.imports import one_line, run_file
 from fedjax_ssl.methods import METHODS, find_method, section_of
 
 OVERRIDE = "--config."

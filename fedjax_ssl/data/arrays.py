@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import expanded
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import expanded
 
 # All images form one array on the host and on the device. This is the most that a large GPU can hold besides a model.
 MAX_BYTES = 8 * 10**9

@@ -16,9 +16,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError, first_line
+from fedjax_ssl.base.files import private_cache, refuse_link
 from fedjax_ssl.data.arrays import MAX_BYTES
-from fedjax_ssl.errors import UserError, first_line
-from fedjax_ssl.files import private_cache, refuse_link
 
 try:
     import fcntl

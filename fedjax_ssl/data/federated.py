@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.owners import NO_ROWS, Partition
 from fedjax_ssl.data.poison import poison
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.data.table import image_table, table_shape
-from fedjax_ssl.errors import UserError
 
 ATTACKERS = 100  # folded into the seed for the draw of attackers
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import MAX_BYTES, Arrays, existing_path
 from fedjax_ssl.data.decoded import check_size, decode_once, read_image
-from fedjax_ssl.errors import UserError, first_line
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 TEST_EVERY = 5  # used if the folder has no test set

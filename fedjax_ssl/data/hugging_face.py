@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.decoded import Encoded, decode_once
 from fedjax_ssl.data.tables import check_column, find_class_names, find_owners, for_test, known_codes
-from fedjax_ssl.errors import UserError, first_line
 
 
 def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.long_tail import draw_of_each_class
-from fedjax_ssl.errors import UserError
 
 LABELS = ("server", "clients", "some_clients", "profile")  # who holds labels
 _BETA = re.compile(r"\s*beta\(([^(),]+),([^(),]+)\)\s*")

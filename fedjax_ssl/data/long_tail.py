@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 
 
 def tail_counts(largest: int, imbalance: float, num_classes: int) -> np.ndarray:

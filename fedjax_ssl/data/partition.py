@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.labels import (
     check_labels,
     clients_may_have_labels,
@@ -21,7 +22,6 @@ from fedjax_ssl.data.owners import NO_ROWS, UNKNOWN, Partition, hold_out
 from fedjax_ssl.data.partition_file import check_labelled_clients, load_for
 from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.data.unknown import deal_unknown
-from fedjax_ssl.errors import UserError
 
 LABEL_STREAM = 2  # number of the seed's random stream for clients' labels
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data import npz
 from fedjax_ssl.data.labels import share_of
 from fedjax_ssl.data.owners import NO_ROWS, Partition
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import replace_arrays
 
 _SERVER_KEY, _KEYS = "server_index", ("client_index", "client_size")
 _LABELLED_KEY, _VALIDATION_KEY = "labelled_index", "validation_index"  # missing in files of earlier versions

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 
 # The smallest number of a client's examples in SemiFL and RSCFed, and the largest number of draws to reach it.
 MIN_EXAMPLES = 10

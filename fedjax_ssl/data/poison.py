@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.sources import Dataset
-from fedjax_ssl.errors import UserError
 
 DRAWS = 101  # folded into the seed for the draws of this attack
 PER_MILLE = 5.0  # used when `attack.strength` is 0

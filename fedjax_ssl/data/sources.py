@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError, known_are
+from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data import folder, hugging_face, npz, packages, tables, tfds
 from fedjax_ssl.data.arrays import Arrays
-from fedjax_ssl.errors import UserError, known_are
-from fedjax_ssl.files import expanded
 
 
 class Dataset(NamedTuple):
@@ -30,7 +30,8 @@ class Dataset(NamedTuple):
     std: tuple[float, ...]  # per channel, in the same units, never 0
     flip: bool  # whether a horizontal flip keeps an image's class
     class_names: tuple[str, ...] = ()  # the classes' names, in the order of the labels; () if unknown
-    kind: str = "image"  # kind of inputs, see `fedjax_ssl.kinds`: arrays are [N, ...] in the stored form of the kind
+    # The kind of inputs, see `fedjax_ssl.data.kinds`: arrays are [N, ...] in the stored form of the kind.
+    kind: str = "image"
     details: Mapping[str, Any] = {}  # what users of the model must know about inputs of this kind, besides mean and std
     owners: np.ndarray | None = None  # int32 [N], the client of each training row, for the partition 'natural'
     unknown_test: np.ndarray | None = None  # [U, ...], test inputs of no class, see `unknown.set_apart`

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.learning.devices import platform
+from fedjax_ssl.base.devices import platform
 
 
 @jax.tree_util.register_pytree_node_class

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError, first_line, known_are
 from fedjax_ssl.data.arrays import existing_path
-from fedjax_ssl.errors import UserError, first_line, known_are
-from fedjax_ssl.kinds import table, text
+from fedjax_ssl.data.kinds import table, text
 
 MOST_CATEGORIES = 100  # of a column; names and identifiers are not categories
 MOSTLY_NUMBERS = 0.9  # share of numbers above which a column counts as numeric, and other fields as mistakes

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import Arrays
-from fedjax_ssl.errors import UserError, first_line
 
 _FILE_FORMAT = "array_record"
 # EMNIST's images are stored transposed (mirrored and rotated by 90 degrees).

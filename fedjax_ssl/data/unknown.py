@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.owners import UNKNOWN, Partition
 from fedjax_ssl.data.sources import FORMATS, Dataset
-from fedjax_ssl.errors import UserError
 
 # Facts that give a data set's numbers their meaning; two data sets can be joined only if they agree.
 _MEANINGS = ("columns", "categories", "vocabulary")

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.federated import FederatedData, Holdings, small_arrays, unknown_table
 from fedjax_ssl.data.table import image_table, table_shape
-from fedjax_ssl.errors import UserError
 
 MOST_ENTRIES = 2**24  # largest table of rows (clients x largest client) that has only one width: 64 MiB
 # Shares of rounds that fit the narrower widths. Each width needs its own program.

@@ -27,7 +27,7 @@ from fedjax_ssl.engine.interface import (
     trained_parts,
     write_records,
 )
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 
 __all__ = [
     "CLASSIFIER",

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.devices import num_devices
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import (
     Broadcast,
@@ -27,9 +29,7 @@ from fedjax_ssl.engine.interface import (
     job_keys,
 )
 from fedjax_ssl.engine.lanes import JobTable, Source, deal, run_in_a_python_loop, run_in_lanes
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.devices import num_devices
-from fedjax_ssl.learning.trees import where_rows
+from fedjax_ssl.ops.trees import where_rows
 
 MEMORY = "a client's memory"  # for messages
 

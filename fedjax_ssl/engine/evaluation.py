@@ -10,10 +10,10 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.owners import UNKNOWN
 from fedjax_ssl.engine.interface import Metrics, Problem, Report, checked_metrics, joined
 from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, macro_auc, measure, open_set
-from fedjax_ssl.learning.batches import map_batches
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.batches import map_batches
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
 
 RULE = "pseudo_label_accuracy_"  # prefix of the name of a labelling rule
 # (logits or features [n, ...], labels int32 [n]) -> measures, by name.

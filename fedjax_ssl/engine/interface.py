@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import row, select
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import row, select
 
 Images = jax.Array
 Augmentation = Callable[[jax.Array, Images], Images]
@@ -111,7 +111,7 @@ class Received(NamedTuple):
 
     uploads: Upload  # Upload with leaves [R, ...]
     # bool [R], whether the row has an upload that is finite and not far longer than the others, see
-    # `fedjax_ssl.engine.screening.too_long`.
+    # `fedjax_ssl.engine.untrusted.screening.too_long`.
     accepted: jax.Array
     clients: jax.Array  # int32 [R], the client of each row
     group: jax.Array | None  # int32 [R], as in `Selection`; None: no groups

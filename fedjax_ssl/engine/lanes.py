@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from fedjax_ssl.learning.devices import AXIS, num_devices
-from fedjax_ssl.learning.trees import row, where_rows
+from fedjax_ssl.base.devices import AXIS, num_devices
+from fedjax_ssl.ops.trees import row, where_rows
 
 ON_ALL_DEVICES = PartitionSpec()
 BY_DEVICE = PartitionSpec(None, AXIS)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.learning.losses import unit_vectors
+from fedjax_ssl.ops.losses import unit_vectors
 
 # Value of `eval_measures` -> the measures that it adds to the records (their names after the set's name), in words. All
 # are from 0 to 1.

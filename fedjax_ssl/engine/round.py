@@ -5,10 +5,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.attacks import told_counts
 from fedjax_ssl.engine.cohort import CohortResult
-from fedjax_ssl.engine.delivery import delivered
 from fedjax_ssl.engine.evaluation import measure_model, score_report
 from fedjax_ssl.engine.interface import (
     Method,
@@ -22,11 +21,12 @@ from fedjax_ssl.engine.interface import (
     checked_metrics,
     joined,
 )
-from fedjax_ssl.engine.privacy import one_private_upload, poisson
 from fedjax_ssl.engine.turns import Sent, train_clients
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.draws import draw_distinct
-from fedjax_ssl.learning.trees import all_finite
+from fedjax_ssl.engine.untrusted.attacks import told_counts
+from fedjax_ssl.engine.untrusted.delivery import delivered
+from fedjax_ssl.engine.untrusted.privacy import one_private_upload, poisson
+from fedjax_ssl.ops.draws import draw_distinct
+from fedjax_ssl.ops.trees import all_finite
 
 PRIVACY = 2**31 - 1  # folded into the key of aggregation, to get the key of the noise
 

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.devices import num_devices
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.cohort import CohortResult, cohort_of, train_cohort
-from fedjax_ssl.engine.delivery import present_jobs, transmitted
 from fedjax_ssl.engine.interface import Broadcast, Method, Selection, State
-from fedjax_ssl.engine.screening import accepted_rows, longest_update
-from fedjax_ssl.learning.devices import num_devices
-from fedjax_ssl.learning.trees import row
+from fedjax_ssl.engine.untrusted.delivery import present_jobs, transmitted
+from fedjax_ssl.engine.untrusted.screening import accepted_rows, longest_update
+from fedjax_ssl.ops.trees import row
 
 
 class Sent(NamedTuple):

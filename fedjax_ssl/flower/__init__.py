@@ -7,7 +7,7 @@ configs/flower/ is an example. They need the extra `flower`; the rest of the lib
 import importlib
 from types import ModuleType
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 
 
 def flower(module: str) -> ModuleType:

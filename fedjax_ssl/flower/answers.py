@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.interface import Upload
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.messages import from_record
-from fedjax_ssl.learning.sgd import BatchStats
+from fedjax_ssl.ops.sgd import BatchStats
 
 MOST = 2**31 - 1  # the largest int32
 # Limit on means of a layer's input, far above those in training; its square times all images is finite in float32.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import FederatedData, dataset_facts
 from fedjax_ssl.data.federated import Holdings
 from fedjax_ssl.data.views import Views
@@ -23,14 +24,13 @@ from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.interface import Cohort, Method, Problem
 from fedjax_ssl.engine.round import init_key, round_keys
 from fedjax_ssl.engine.tracing import one_job
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower import flower
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import from_record, to_record
 from fedjax_ssl.flower.settings import digest, node_settings, run_config
 from fedjax_ssl.flower.views import LABELS_SUM, node_holdings, own_holdings
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import row
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import row
 from fedjax_ssl.records.manifest import labels_sum
 from fedjax_ssl.run.experiment import make_method, make_problem
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.flower import flower
 
 app = flower("flwr.app")

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import expanded, replace_file
 from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import expanded, replace_file
 from fedjax_ssl.flower.roster import say
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.errors import TrainingError, UserError, printable
+from fedjax_ssl.base.errors import TrainingError, UserError, printable
 from fedjax_ssl.flower.answers import Hello, read_hello
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.run.observe.clock import doing

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.base.errors import TrainingError, UserError
 from fedjax_ssl.data.views import narrowest, widths_of
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.evaluation import measure_model
 from fedjax_ssl.engine.interface import Received, State
 from fedjax_ssl.engine.round import aggregate_uploads, before_clients, init_key, round_keys
-from fedjax_ssl.engine.screening import accepted_rows, longest_update
 from fedjax_ssl.engine.tracing import one_job
 from fedjax_ssl.engine.turns import Sent
-from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.engine.untrusted.screening import accepted_rows, longest_update
 from fedjax_ssl.flower import flower
 from fedjax_ssl.flower.answers import Reply, read_compiling, read_reply, read_statistics
 from fedjax_ssl.flower.client import one_device
@@ -27,7 +27,7 @@ from fedjax_ssl.flower.roster import Roster, say
 from fedjax_ssl.flower.settings import RUN, digest, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.flower.views import facts_text, outline, server_view
-from fedjax_ssl.learning.trees import all_finite, tree_bytes
+from fedjax_ssl.ops.trees import all_finite, tree_bytes
 from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
 from fedjax_ssl.server.statistics import Sums, asked_clients, make_statistics, num_passes

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import UserError, known_are
+from fedjax_ssl.base.fields import CHANGES_NO_RESULT
+from fedjax_ssl.base.files import expanded
 from fedjax_ssl.config import OVERRIDE, flatten, parse_config
-from fedjax_ssl.errors import UserError, known_are
-from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import expanded
 from fedjax_ssl.run.validation import validate
 
 # Flower's run config, `[tool.flwr.app.config]` of the project, with defaults.

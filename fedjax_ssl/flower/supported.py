@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.tracing import one_job
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.flower.tables import used_whole
 from fedjax_ssl.run.dependence import Trace, reads, server_stages, some_received, trace, without_clients
 from fedjax_ssl.run.experiment import Experiment, make_method

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data import (
     Dataset,
     FederatedData,
@@ -21,11 +23,9 @@ from fedjax_ssl.data import (
     make_partition,
 )
 from fedjax_ssl.data.federated import Holdings, hold, shapes_of, small_arrays, unknown_table
+from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.table import image_table
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import expanded
-from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.records.manifest import labels_sum
 from fedjax_ssl.run.experiment import Experiment, initialiser, make_method, make_problem
 from fedjax_ssl.run.features import read_data

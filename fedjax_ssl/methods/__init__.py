@@ -9,10 +9,10 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from fedjax_ssl.base.errors import UserError, nearest
+from fedjax_ssl.base.fields import RECIPES, WORDS, Section, real, several, share, shared_fields, whole, word
+from fedjax_ssl.base.imports import import_own, is_own, name_of, one_line
 from fedjax_ssl.engine import Method, Problem
-from fedjax_ssl.errors import UserError, nearest
-from fedjax_ssl.fields import RECIPES, WORDS, Section, real, several, share, shared_fields, whole, word
-from fedjax_ssl.imports import import_own, is_own, name_of, one_line
 from fedjax_ssl.methods.entry import Entry, check_entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import BACKBONES

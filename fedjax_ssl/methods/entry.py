@@ -6,10 +6,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section, shared_fields
 from fedjax_ssl.data.labels import LABELS as LABELS_AT
 from fedjax_ssl.engine import Method, Problem
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import Section, shared_fields
 
 Factory = Callable[..., Any]  # makes a head's module
 Variants = Mapping[str, Mapping[str, Any]]  # name -> the variant's values of fields

@@ -16,9 +16,9 @@ after the other and counts in both means.
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, share, word
 from fedjax_ssl.client import ACCEPTED, STANDARD
 from fedjax_ssl.engine import Method, Problem, Received
-from fedjax_ssl.fields import Section, share, word
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 

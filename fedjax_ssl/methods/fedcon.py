@@ -28,17 +28,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, real, share, whole, word
 from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, global_model, local_training, own_optimizers
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Method, Metrics, Phase, Previous, Problem, State
-from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.learning.losses import cross_entropy, kl_divergence, negative_cosine
-from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import moving_average, repeated, row, select, where_rows
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import Projector, heads_drawn
+from fedjax_ssl.ops.losses import cross_entropy, kl_divergence, negative_cosine
+from fedjax_ssl.ops.schedule import learning_rate_at, warmed_up
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import moving_average, repeated, row, select, where_rows
 from fedjax_ssl.server import CLASSIFICATION, train_on_server_labels
 from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 

@@ -22,6 +22,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, share, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -40,11 +41,10 @@ from fedjax_ssl.client.labels import as_told, label_by_scores, mean_prediction
 from fedjax_ssl.client.steps import MakePlan
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Previous, Problem, Received
-from fedjax_ssl.fields import Section, share, word
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import fedavg
 from fedjax_ssl.server.aggregation import own_weights
 

@@ -17,16 +17,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, real, share, word
 from fedjax_ssl.client import byol
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Method, Problem
-from fedjax_ssl.fields import Section, real, share, word
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import moving_average, repeated, select
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedu import EXPERIMENT, FIELDS
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.models.byol import BYOL_HEADS
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import moving_average, repeated, select
 
 ONLINE, DIVERGENCE, SCALE = "online", "divergence", "scale"  # a client's memory; a scale of 0 means none yet
 VARIANTS: Variants = {

@@ -20,6 +20,8 @@ is left out, because it does not say what is adjusted.
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section, real, share
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -35,13 +37,11 @@ from fedjax_ssl.client import (
 from fedjax_ssl.client.confidence import mean_present
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Label, Labels, Method, Previous, Problem
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import Section, real, share
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
 ONE_VS_ALL = "one_vs_all"  # the head

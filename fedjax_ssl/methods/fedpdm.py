@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, real, share, whole
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -40,12 +41,11 @@ from fedjax_ssl.client import (
 from fedjax_ssl.client.labels import as_told, label_by_scores
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Finished, Label, Labels, Method, Phase, Previous, Problem
-from fedjax_ssl.fields import Section, real, share, whole
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import where
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import where
 from fedjax_ssl.server import fedavg
 from fedjax_ssl.server.aggregation import weights_told
 

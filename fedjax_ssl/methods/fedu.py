@@ -16,15 +16,15 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, real, share, word
 from fedjax_ssl.client import byol
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Method, Problem
-from fedjax_ssl.fields import Section, real, share, word
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import repeated, where
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.models.byol import BYOL_HEADS
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import repeated, where
 
 DIVERGENCE = "divergence"  # the entry of a client's memory with the divergence of its last training
 FIELDS = {  # of FedU and FedEMA; also resets shared defaults that another config may have changed

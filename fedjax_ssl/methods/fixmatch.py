@@ -13,15 +13,15 @@ from FedAvg:
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section, share, word
 from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, total, train_views
 from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.engine import Method, Problem, no_op
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import Section, share, word
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
 from fedjax_ssl.methods.frames import on_both_kinds
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
 
 VARIANTS: Variants = {

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, real, share, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -36,12 +37,11 @@ from fedjax_ssl.client import (
 )
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Phase, Previous, Problem, Received, State
-from fedjax_ssl.fields import Section, real, share, word
-from fedjax_ssl.learning.losses import cross_entropy, soft_label_loss
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import norm
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.ops.losses import cross_entropy, soft_label_loss
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import norm
 from fedjax_ssl.server import Flow, Link, fedavg
 
 FIELDS = {"confidence.kind": "sat"}  # CAT; another rule may be set instead

@@ -32,7 +32,7 @@ from fedjax_ssl.client.self_training import Tell
 from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Label, Method, Phase, Problem, Received, State
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import (
     CLASSIFICATION,
     Aggregation,

@@ -24,6 +24,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section, real, share, whole, word
 from fedjax_ssl.client import (
     STANDARD,
     At,
@@ -42,12 +44,10 @@ from fedjax_ssl.client import (
 from fedjax_ssl.client.by_role import unlabelled_optimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Jobs, Method, Phase, Previous, Problem, State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.learning.losses import information_loss
-from fedjax_ssl.learning.sgd import Model, without_parts
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import BY_ROLE, alternating, trained_by_role, unlabelled_images
+from fedjax_ssl.ops.losses import information_loss
+from fedjax_ssl.ops.sgd import Model, without_parts
 from fedjax_ssl.server import labelled_clients, only_eligible
 
 VARIANTS: Variants = {

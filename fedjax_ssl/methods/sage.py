@@ -19,14 +19,14 @@ import math
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, real, share
 from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, total
 from fedjax_ssl.client.passes import check_both_label
 from fedjax_ssl.engine import Method, Problem
-from fedjax_ssl.fields import Section, real, share
-from fedjax_ssl.learning.losses import soft_label_loss
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import on_both_kinds
+from fedjax_ssl.ops.losses import soft_label_loss
+from fedjax_ssl.ops.sgd import Model
 
 VARIANTS: Variants = {
     "paper": {  # the setting of its experiments on CIFAR-10, and of ProxyFL's

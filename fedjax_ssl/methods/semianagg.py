@@ -23,16 +23,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import MOST_SEED, Section, share, whole, word
 from fedjax_ssl.client import ACCEPTED, STANDARD, Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Method, Phase, Problem, Received
-from fedjax_ssl.fields import MOST_SEED, Section, share, whole, word
-from fedjax_ssl.learning.losses import unit_vectors
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.untrained import kaiming_model
+from fedjax_ssl.ops.losses import unit_vectors
+from fedjax_ssl.ops.sgd import Model
 
 FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "trainer.threshold": 0.9}
 VARIANTS: Variants = {

@@ -16,9 +16,9 @@ is `all_labels`. Without it only labelled clients train, which is the lower boun
 may then have few or no labelled clients; the variant `labelled_cohorts` draws labelled clients only.
 """
 
+from fedjax_ssl.base.fields import Section, word
 from fedjax_ssl.client import labelled_plan, local_training, loss_on_labels
 from fedjax_ssl.engine import Method, Problem
-from fedjax_ssl.fields import Section, word
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.server import labelled_clients, only_eligible

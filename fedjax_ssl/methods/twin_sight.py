@@ -30,6 +30,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section, real, whole, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -49,14 +51,12 @@ from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.client.self_training import rule_of, states_of_round
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Images, Label, Labels, Method, Phase, Previous, Problem
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import Section, real, whole, word
-from fedjax_ssl.learning.losses import cross_entropy, info_nce, neighbourhood_loss
-from fedjax_ssl.learning.sgd import BatchStats, Model, without_parts
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import BY_ROLE, alternating
 from fedjax_ssl.models import Outputs, Projector
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
+from fedjax_ssl.ops.losses import cross_entropy, info_nce, neighbourhood_loss
+from fedjax_ssl.ops.sgd import BatchStats, Model, without_parts
 
 TWIN, PROJECTOR = "twin", "projector"  # the second network, and its head
 PARTS = (*CLASSIFIER, TWIN)

@@ -9,13 +9,13 @@ Defaults are those of the common library of semi-supervised methods, without tra
 
 import jax
 
+from fedjax_ssl.base.fields import Section, real, share
 from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, total
 from fedjax_ssl.engine import Method, Problem
-from fedjax_ssl.fields import Section, real, share
-from fedjax_ssl.learning.losses import soft_label_loss
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
 from fedjax_ssl.methods.frames import on_both_kinds
+from fedjax_ssl.ops.losses import soft_label_loss
+from fedjax_ssl.ops.sgd import Model
 
 VARIANTS: Variants = {
     "fedprox": {"client.proximal": 0.01},  # FedLabel's FedProx+UDA; no paper gives mu

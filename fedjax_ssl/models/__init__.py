@@ -11,9 +11,9 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_ssl.errors import UserError, known_are
-from fedjax_ssl.imports import is_own
-from fedjax_ssl.kinds import IMAGE, KINDS
+from fedjax_ssl.base.errors import UserError, known_are
+from fedjax_ssl.base.imports import is_own
+from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.models.cnn import LeNet, SmallCNN
 from fedjax_ssl.models.heads import CLASSIFIER_INITS, Heads, Linear, Outputs, heads_drawn
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
@@ -59,7 +59,7 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "linear": NoBackbone,
     "transformer": Transformer,
 }
-# The kinds of inputs that a backbone takes, see `fedjax_ssl.kinds`. Backbones that are not listed take images only.
+# The kinds of inputs that a backbone takes, see `fedjax_ssl.data.kinds`. Backbones that are not listed take images.
 _TAKE = {
     "mlp": (IMAGE, "features", "table"),
     "linear": (IMAGE, "features", "table"),
@@ -78,7 +78,7 @@ def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
           and `dtype` (of the computation, 'float32' or 'bfloat16'; parameters are float32).
         num_classes: number of classes.
         heads: name -> function from the `model` section to the head's factory, see `Heads`; None: no heads.
-        kind: name of the kind of inputs, see `fedjax_ssl.kinds`.
+        kind: name of the kind of inputs, see `fedjax_ssl.data.kinds`.
         of_inputs: keyword arguments for the backbone's factory that follow from the inputs; None: none.
 
     Returns:

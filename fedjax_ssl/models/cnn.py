@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.models.layers import Conv, FlatDense, check_sides, max_pool2d
 from fedjax_ssl.models.normalisation import Normalisation
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from fedjax_ssl.learning.devices import platform
+from fedjax_ssl.base.devices import platform
 from fedjax_ssl.models.layers import convolution_init, global_average_pool
 from fedjax_ssl.models.normalisation import Normalisation
 
@@ -57,7 +57,7 @@ class EfficientNet(nn.Module):
     """EfficientNet-Lite0: no squeeze-and-excitation, ReLU6; features [B, 1280], 3,371,008 parameters.
 
     The padding is TensorFlow's "SAME", as in the network of the published weights. That network adds 1e-3 to variances
-    in normalisation; the conversion of weights corrects for the difference (`fedjax_ssl/encoders/names.py`).
+    in normalisation; the conversion of weights corrects for the difference (`fedjax_ssl/models/encoders/names.py`).
 
     Source: Tan and Le, "EfficientNet", ICML 2019; Lite0 by R. Liu, TensorFlow's blog, March 2020.
     """

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_ssl.learning.devices import platform
+from fedjax_ssl.base.devices import platform
 from fedjax_ssl.models import packing
 
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.devices import platform
+from fedjax_ssl.base.devices import platform
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.models import packing, passes
 from fedjax_ssl.models.cpu import convolution as on_cpu
 

@@ -7,11 +7,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.kinds import Inputs, kind_name, kind_of
-from fedjax_ssl.learning.batches import map_batches
-from fedjax_ssl.learning.sgd import BatchStats, Model
+from fedjax_ssl.data.kinds import Inputs, kind_name, kind_of
 from fedjax_ssl.models import Outputs, build_model, check_backbone, heads_drawn, is_own
 from fedjax_ssl.models.normalisation import pooled_statistics
+from fedjax_ssl.ops.batches import map_batches
+from fedjax_ssl.ops.sgd import BatchStats, Model
 
 
 class Network(NamedTuple):

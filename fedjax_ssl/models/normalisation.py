@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.devices import platform
+from fedjax_ssl.base.devices import platform
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.models import packing
 
 POLICIES = ("static", "running", "group", "none")

@@ -14,8 +14,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.imports import import_own, is_own, one_line
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.imports import import_own, is_own, one_line
 from fedjax_ssl.models.normalisation import Normalisation
 
 FIELD = "model.name"

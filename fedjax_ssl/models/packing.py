@@ -17,7 +17,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.learning.devices import platform
+from fedjax_ssl.base.devices import platform
 from fedjax_ssl.models import passes
 
 CHANNELS = 128  # of a TPU's registers and matrix units

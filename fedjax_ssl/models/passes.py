@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ssl.learning.devices import platform
+from fedjax_ssl.base.devices import platform
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.sgd import Model
 
 
 def kaiming_model(network: Network, key: jax.Array) -> Model:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 
 QUICK_GELU = 1.702  # CLIP's GELU is x sigmoid(1.702 x)
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fedjax_ssl.errors import UserError, first_line
-from fedjax_ssl.files import free_name, make_folder
+from fedjax_ssl.base.errors import UserError, first_line
+from fedjax_ssl.base.files import free_name, make_folder
 from fedjax_ssl.records.manifest import (
     Manifest,
     TrainedWith,

@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.records.workdir import forbidden_changes
 
 # With rowids, a long row shares its last page and is not read when another row is looked up.

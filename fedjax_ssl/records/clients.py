@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data.npz import read_arrays
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import replace_arrays
 
 OVER_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of clients", "spread": "spread over clients"}
 MODELS = {"": "last model", "best_": "best model"}  # beginning of a figure's name in summary.json -> in words

@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any
 
-from fedjax_ssl.errors import UserError, first_line
+from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.records.sealed import read_sealed, write_sealed
 from fedjax_ssl.records.workdir import DATASET
 

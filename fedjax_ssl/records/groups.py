@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.errors import UserError, printable
-from fedjax_ssl.fields import CHANGES_NO_RESULT, differences, flatten
-from fedjax_ssl.files import read_json
+from fedjax_ssl.base.errors import UserError, printable
+from fedjax_ssl.base.fields import CHANGES_NO_RESULT, differences, flatten
+from fedjax_ssl.base.files import read_json
 from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
 from fedjax_ssl.records.workdir import ROWS
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import Dataset, Partition, dataset_facts
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.partition_file import arrays_of
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.sealed import read_sealed, write_sealed
 from fedjax_ssl.records.workdir import (

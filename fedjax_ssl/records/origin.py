@@ -17,9 +17,9 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from fedjax_ssl.errors import printable
-from fedjax_ssl.files import PACKAGE, make_folder, replaced
-from fedjax_ssl.imports import RUN_AS, source_of
+from fedjax_ssl.base.errors import printable
+from fedjax_ssl.base.files import PACKAGE, make_folder, replaced
+from fedjax_ssl.base.imports import RUN_AS, source_of
 from fedjax_ssl.records.sealed import read_sealed, write_sealed
 from fedjax_ssl.records.workdir import ORIGIN, ORIGIN_FILES
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError, first_line, printable
+from fedjax_ssl.base.fields import flatten
+from fedjax_ssl.base.imports import name_of
+from fedjax_ssl.data.kinds import kind_name, kind_of
 from fedjax_ssl.data.npz import read_arrays
-from fedjax_ssl.errors import UserError, first_line, printable
-from fedjax_ssl.fields import flatten
-from fedjax_ssl.imports import name_of
-from fedjax_ssl.kinds import kind_name, kind_of
 from fedjax_ssl.records.clients import (
     MODELS,
     OVER_CLIENTS,
@@ -170,7 +170,7 @@ class RunRecords(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of its examples, a name in `fedjax_ssl.kinds.KINDS`, such as 'image'."""
+        """The kind of its examples, a name in `fedjax_ssl.data.kinds.KINDS`, such as 'image'."""
         return kind_name(self.dataset())
 
     @property

@@ -5,7 +5,7 @@ import json
 import pathlib
 from typing import Any
 
-from fedjax_ssl.files import read_json, replace_file
+from fedjax_ssl.base.files import read_json, replace_file
 
 _SUM = "sha256"  # the entry with the checksum of all others
 

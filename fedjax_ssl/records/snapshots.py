@@ -4,9 +4,9 @@ import pathlib
 
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import make_folder, replace_arrays
 from fedjax_ssl.data.npz import read_arrays
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import make_folder, replace_arrays
 
 
 def save_snapshot(folder: pathlib.Path, round_number: int, of: str, snapshot: dict[str, np.ndarray]) -> None:

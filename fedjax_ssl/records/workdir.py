@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ssl.errors import BusyError, UserError, first_line
-from fedjax_ssl.fields import CHANGES_NO_RESULT, differences, flatten
-from fedjax_ssl.files import free_name, read_json, read_whole, replace_file, replaced
-from fedjax_ssl.imports import CODE_FIELDS, is_own, name_of
+from fedjax_ssl.base.errors import BusyError, UserError, first_line
+from fedjax_ssl.base.fields import CHANGES_NO_RESULT, differences, flatten
+from fedjax_ssl.base.files import free_name, read_json, read_whole, replace_file, replaced
+from fedjax_ssl.base.imports import CODE_FIELDS, is_own, name_of
 
 try:
     import fcntl

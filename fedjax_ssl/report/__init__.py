@@ -2,8 +2,8 @@
 
 import pathlib
 
-from fedjax_ssl.errors import UserError, known_are
-from fedjax_ssl.files import expanded
+from fedjax_ssl.base.errors import UserError, known_are
+from fedjax_ssl.base.files import expanded
 from fedjax_ssl.records.runs import find_runs
 from fedjax_ssl.report import style
 from fedjax_ssl.report.comparison import write_comparison

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.records.clients import MODELS
 from fedjax_ssl.records.groups import Group, name_data_sets, read_groups, what_differs
 from fedjax_ssl.report import figures, page, style

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from fedjax_ssl.errors import UserError, known_are
-from fedjax_ssl.files import replace_file
+from fedjax_ssl.base.errors import UserError, known_are
+from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.report.table import INTERVAL, REVEALED, OverSeeds, Row, half_interval, make_runs_table, make_table
 
 LOW_IS_GOOD = "spread over clients"  # part of the names of columns in which lower is better

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_ssl.base.errors import printable
+from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.data import server_has_labels
-from fedjax_ssl.errors import printable
-from fedjax_ssl.files import replace_file
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.words import describe_model

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from fedjax_ssl.errors import UserError, printable
-from fedjax_ssl.files import replace_file
+from fedjax_ssl.base.errors import UserError, printable
+from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.report import style
 
 Part = Mapping[str, Any]

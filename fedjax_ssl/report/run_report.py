@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.fields import CHANGES_NO_RESULT, differences, flatten
-from fedjax_ssl.files import expanded, read_json
-from fedjax_ssl.imports import name_of
+from fedjax_ssl.base.fields import CHANGES_NO_RESULT, differences, flatten
+from fedjax_ssl.base.files import expanded, read_json
+from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.records.clients import OVER_CLIENTS, TESTED, over_clients
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.origin import read_starts

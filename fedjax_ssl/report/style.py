@@ -14,8 +14,8 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedjax_ssl.errors import printable
-from fedjax_ssl.files import make_folder, replaced
+from fedjax_ssl.base.errors import printable
+from fedjax_ssl.base.files import make_folder, replaced
 
 # Okabe and Ito's colours, which every kind of colour vision can distinguish; without their yellow and black, which
 # vanish on white and on black. More curves than colours also differ in line style.

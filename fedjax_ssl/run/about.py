@@ -5,10 +5,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.config import add_section, base_config, for_seed
 from fedjax_ssl.data.unknown import has_unknown
 from fedjax_ssl.engine.measures import OPEN_SET, words_of
-from fedjax_ssl.imports import name_of
 from fedjax_ssl.methods import METHODS, find_method
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.files import cache_folder, make_folder, read_json, replace_file
+from fedjax_ssl.base.files import cache_folder, make_folder, read_json, replace_file
 from fedjax_ssl.models.passes import LANE_FORMS
 
 TUNED, COMPILED = "tuned.json", "compiled.json"  # in the user's cache

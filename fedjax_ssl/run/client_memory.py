@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import free_name
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import free_name
 from fedjax_ssl.records.client_rows import ClientRows, Owner
 from fedjax_ssl.records.manifest import partition_sum
 from fedjax_ssl.records.workdir import CLIENTS, Workdir

@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client.personal import OWN_PARTS
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.cohort import cohort_of, train_cohort
 from fedjax_ssl.engine.interface import Broadcast, Method, Problem, State, completed
 from fedjax_ssl.engine.round import round_keys, select_of
 from fedjax_ssl.engine.tracing import num_jobs
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.batches import map_batches
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import row, where
+from fedjax_ssl.ops.batches import map_batches
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import row, where
 from fedjax_ssl.records.clients import GLOBAL, PERSONAL, TUNED
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.server.statistics import batches_of, mean_of_sums, sum_statistics

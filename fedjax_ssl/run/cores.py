@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 from ml_collections import ConfigDict
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 
 CONTROL_GROUPS = pathlib.Path("/sys/fs/cgroup")
 OWN_GROUPS = pathlib.Path("/proc/self/cgroup")  # a line for each hierarchy: NUMBER:CONTROLLERS:PATH

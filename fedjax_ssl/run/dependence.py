@@ -13,7 +13,7 @@ from jax.extend.core import Literal
 
 from fedjax_ssl.engine.interface import Method, Problem, Received
 from fedjax_ssl.engine.round import select_of
-from fedjax_ssl.learning.trees import repeated
+from fedjax_ssl.ops.trees import repeated
 
 Stage = Callable[..., Any]  # (state, data, received, clients [M]) -> the server's new state, or what it sends
 

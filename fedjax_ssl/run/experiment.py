@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client.confidence import import_rule
 from fedjax_ssl.client.personal import with_own_parts
 from fedjax_ssl.data import (
@@ -20,17 +21,16 @@ from fedjax_ssl.data import (
     make_partition,
 )
 from fedjax_ssl.data.federated import Holdings, hold, put_whole, shapes_of, small_arrays
+from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
-from fedjax_ssl.encoders import backbone_of
-from fedjax_ssl.engine.delivery import first_memory, has_memory
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import init_key, select_of
 from fedjax_ssl.engine.tracing import trace_exchange
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.kinds import IMAGE, kind_name, kind_of
-from fedjax_ssl.learning.sgd import Model, make_optimizer
+from fedjax_ssl.engine.untrusted.delivery import first_memory, has_memory
 from fedjax_ssl.methods import find_method
+from fedjax_ssl.models.encoders import backbone_of
 from fedjax_ssl.models.network import build_network
+from fedjax_ssl.ops.sgd import Model, make_optimizer
 from fedjax_ssl.run.features import read_data
 from fedjax_ssl.run.hosts import tree_from_first
 from fedjax_ssl.run.machine import memory_limit

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.augment import image_views
+from fedjax_ssl.base.errors import UserError, first_line
+from fedjax_ssl.base.files import expanded, private_cache, refuse_link, replaced
 from fedjax_ssl.data import SOURCES, Dataset, feature_statistics, load_dataset
+from fedjax_ssl.data.kinds import IMAGE
 from fedjax_ssl.data.unknown import has_unknown, set_apart
-from fedjax_ssl.encoders import checksum, find_encoder, frozen
-from fedjax_ssl.errors import UserError, first_line
-from fedjax_ssl.files import expanded, private_cache, refuse_link, replaced
-from fedjax_ssl.kinds import IMAGE
+from fedjax_ssl.models.encoders import checksum, find_encoder, frozen
+from fedjax_ssl.ops.augment import image_views
 from fedjax_ssl.run.observe.clock import Doing, doing
 from fedjax_ssl.run.observe.log import say, warn
 

@@ -19,7 +19,7 @@ from fedjax_ssl.data.views import Views
 from fedjax_ssl.engine.dispatch import Dispatch
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import round_keys, select_of
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_memory import ClientMemory
 from fedjax_ssl.run.experiment import Experiment

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData, stack_seeds
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.learning.trees import row
+from fedjax_ssl.ops.trees import row
 from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment

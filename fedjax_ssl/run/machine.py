@@ -15,15 +15,15 @@ from jax.experimental.multihost_utils import host_local_array_to_global_array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.devices import AXIS, platform, use_platform
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import cache_folder, private_cache
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import cache_folder, private_cache
-from fedjax_ssl.learning.devices import AXIS, platform, use_platform
-from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.cpu.processor import has_wide_vectors
 from fedjax_ssl.models.packing import CHANNELS
 from fedjax_ssl.models.passes import use_lane_form
+from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import Choice, recall
 from fedjax_ssl.run.cores import control_groups

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import for_seed
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.client_rows import check_rows
 from fedjax_ssl.records.ending import METHOD, ROUNDS, spent

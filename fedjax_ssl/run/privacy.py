@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ssl.engine.compression import remembers
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.tracing import trace_exchange
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.engine.untrusted.compression import remembers
+from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run.dependence import reads, server_stages, some_received, trace
 from fedjax_ssl.server.statistics import num_exchanging
 

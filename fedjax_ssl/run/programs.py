@@ -16,7 +16,7 @@ from fedjax_ssl.engine.dispatch import make_dispatch, over_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.engine.tracing import num_jobs
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.choices import is_cached_here, recall_seconds, remember_seconds
 from fedjax_ssl.run.client_tests import clients_at_once, make_client_tests

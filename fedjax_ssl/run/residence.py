@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.federated import Holdings
 from fedjax_ssl.data.views import MOST_ENTRIES
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.records.client_rows import MOST_ROW_BYTES
 
 SHARE = 4  # images and the clients' memory may each take 1 / SHARE of the device's memory

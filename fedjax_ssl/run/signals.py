@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from fedjax_ssl.files import discard_unfinished
+from fedjax_ssl.base.files import discard_unfinished
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 _holding: list["Signals"] = []  # the one that receives the signals of a watching process

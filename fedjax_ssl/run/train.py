@@ -12,14 +12,14 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.files import expanded, replace_arrays, replace_file
+from fedjax_ssl.base.imports import CODE_FIELDS, is_own, name_of
 from fedjax_ssl.config import flatten
 from fedjax_ssl.data import class_counts, save_partition
+from fedjax_ssl.data.kinds import IMAGE
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.files import expanded, replace_arrays, replace_file
-from fedjax_ssl.imports import CODE_FIELDS, is_own, name_of
-from fedjax_ssl.kinds import IMAGE
-from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import SECONDS, fields_to_raise, in_words

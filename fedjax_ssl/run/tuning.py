@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.devices import platform
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.cohort import cohort_of, train_cohort
 from fedjax_ssl.engine.interface import Phase
 from fedjax_ssl.engine.round import select_of
 from fedjax_ssl.engine.tracing import num_jobs
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.devices import platform
 from fedjax_ssl.models.passes import lane_form
 from fedjax_ssl.run.choices import Choice, remember
 from fedjax_ssl.run.experiment import Experiment, build_experiment, build_whole, initialise

@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 from collections.abc import Iterator
 
-from fedjax_ssl.errors import StoppedError, UserError, outside_reason
+from fedjax_ssl.base.errors import StoppedError, UserError, outside_reason
 
 _command: str | None = None  # that resumes the run
 

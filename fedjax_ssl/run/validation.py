@@ -5,15 +5,15 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.augment import check_rand_augment
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import shared_fields
+from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.config import add_section, flatten, ranges
 from fedjax_ssl.data import check_labels, server_has_labels
 from fedjax_ssl.data.unknown import check_unknown
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import shared_fields
-from fedjax_ssl.imports import name_of
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.methods.entry import Entry
+from fedjax_ssl.ops.augment import check_rand_augment
 
 
 def validate(config: ConfigDict) -> None:

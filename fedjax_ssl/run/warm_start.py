@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data import Partition, dataset_facts, load_partition
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import expanded
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.words import labels_revealed

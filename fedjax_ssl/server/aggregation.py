@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import (
     CLASSIFIER,
@@ -18,10 +19,9 @@ from fedjax_ssl.engine.interface import (
     completed,
     trained_parts,
 )
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import column, norm, select, weighted_sum, where
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import column, norm, select, weighted_sum, where
 from fedjax_ssl.server import robust
 
 WEIGHTS = ("size", "qualified", "uniform")

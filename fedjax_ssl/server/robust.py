@@ -5,8 +5,8 @@ Only `geometric_median` uses the weights; all others only leave out uploads of w
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import clip_update, column, row_norms, weighted_sum, where
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import clip_update, column, row_norms, weighted_sum, where
 
 WEISZFELD_STEPS = 10
 SMOOTHING = 1e-5  # nu of RFA: weights are divided by distances, which are at least nu

@@ -5,13 +5,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.devices import num_devices, on_each_device
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import State, Statistics
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import Section
-from fedjax_ssl.learning.devices import num_devices, on_each_device
-from fedjax_ssl.learning.sgd import BatchStats, Model
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.sgd import BatchStats, Model
 
 BATCH_SIZE = 250  # rows in a batch of the statistics pass, as in SemiFL
 SOURCES = ("server", "cohort", "all", "all_mixed", "moments")

@@ -6,17 +6,17 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.augment.mixup import lambda_of, mix_inputs
+from fedjax_ssl.base.devices import platform
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
-from fedjax_ssl.learning import sgd
-from fedjax_ssl.learning.batches import batch_positions, draw_with_replacement
-from fedjax_ssl.learning.devices import platform
-from fedjax_ssl.learning.losses import cross_entropy, mixup_cross_entropy
-from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.learning.sgd import BatchStats, Model, make_optimizer
-from fedjax_ssl.learning.trees import select
 from fedjax_ssl.models import check_mixtures
+from fedjax_ssl.ops import sgd
+from fedjax_ssl.ops.augment.mixup import lambda_of, mix_inputs
+from fedjax_ssl.ops.batches import batch_positions, draw_with_replacement
+from fedjax_ssl.ops.losses import cross_entropy, mixup_cross_entropy
+from fedjax_ssl.ops.schedule import learning_rate_at
+from fedjax_ssl.ops.sgd import BatchStats, Model, make_optimizer
+from fedjax_ssl.ops.trees import select
 from fedjax_ssl.server.statistics import make_statistics
 
 ServerLossResult = tuple[jax.Array, tuple[BatchStats, Metrics]]

@@ -16,9 +16,9 @@ import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
+from fedjax_ssl.base.errors import TrainingError, UserError
+from fedjax_ssl.base.files import expanded, replace_file
 from fedjax_ssl.data import server_has_labels
-from fedjax_ssl.errors import TrainingError, UserError
-from fedjax_ssl.files import expanded, replace_file
 from fedjax_ssl.records.words import measured_each_round
 from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_others
 from fedjax_ssl.report.look import to_csv, to_markdown, write_tables

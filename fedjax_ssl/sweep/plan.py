@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import UserError, known_are
+from fedjax_ssl.base.fields import CHANGES_NO_RESULT
+from fedjax_ssl.base.files import CONFIGS, expanded
 from fedjax_ssl.config import (
     add_section,
     base_config,
@@ -21,9 +24,6 @@ from fedjax_ssl.config import (
     overridden_fields,
     override,
 )
-from fedjax_ssl.errors import UserError, known_are
-from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.files import CONFIGS, expanded
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.words import labels_revealed
 from fedjax_ssl.records.workdir import METRICS, SUMMARY, read_rounds

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from fedjax_ssl.errors import BusyError, StoppedError, TrainingError
+from fedjax_ssl.base.errors import BusyError, StoppedError, TrainingError
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.log import say
 from fedjax_ssl.run.train import train

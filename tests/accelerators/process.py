@@ -96,7 +96,7 @@ def tiny_experiment(method: str, variant: str, labels: str, model: str):
 
 
 def main(target: str, chips: int) -> None:
-    from fedjax_ssl.learning.devices import use_platform
+    from fedjax_ssl.base.devices import use_platform
 
     for line in sys.stdin:
         program = json.loads(line)

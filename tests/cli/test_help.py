@@ -8,9 +8,9 @@ import pytest
 
 import launch
 from fedjax_ssl import base_config
+from fedjax_ssl.base.fields import ARGUMENT_FIELDS, RECIPES
 from fedjax_ssl.cli import help, source_docs
 from fedjax_ssl.config import apply_arguments, flatten
-from fedjax_ssl.fields import ARGUMENT_FIELDS, RECIPES
 from fedjax_ssl.methods import METHODS
 from tests.helpers.runs import ROOT
 

@@ -18,8 +18,8 @@ import pytest
 import launch
 from fedjax_ssl import StoppedError, UserError, train
 from fedjax_ssl.__main__ import leave_out_callbacks
+from fedjax_ssl.base.errors import outside_reason
 from fedjax_ssl.cli import commands
-from fedjax_ssl.errors import outside_reason
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.workdir import METRICS, Workdir
 from fedjax_ssl.run import under_way

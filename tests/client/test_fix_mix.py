@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import State, UserError
+from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.client import fix_mix_phase
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Cohort, Labels, Report
-from fedjax_ssl.learning.batches import draw_with_replacement
-from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.ops.batches import draw_with_replacement
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (
@@ -44,7 +44,7 @@ def data():
 
 @pytest.fixture(autouse=True)
 def one_lambda(monkeypatch):
-    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
+    monkeypatch.setattr("fedjax_ssl.ops.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
 
 
 def squared(key, images):
@@ -189,7 +189,7 @@ def test_an_unknown_order_is_refused():
 def test_lambdas_are_drawn_before_the_steps_but_on_a_cpu(data, monkeypatch):
     """All that a cohort may need at once, with the keys of the steps: the same."""
     of_key = lambda key, alpha: jax.random.uniform(key) ** alpha  # noqa: E731
-    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", of_key)
+    monkeypatch.setattr("fedjax_ssl.ops.augment.mixup.sample_lambda", of_key)
     problem = small_problem("semifl", weak=squared, **METHOD_FIELDS["semifl"])
     phase, received = phases_of(METHODS["semifl"].factory(problem))[0], sent_down(problem)
     cohort, results = Cohort(jnp.arange(2), {}, jax.random.key(5)), []

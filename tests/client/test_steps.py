@@ -12,11 +12,11 @@ import pytest
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.client import Deck, Examples, Loss, Plan, global_model, local_training, own_optimizers, trained_models
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.delivery import clipped
 from fedjax_ssl.engine.interface import CLASSIFIER, Cohort, Previous, Problem, State, Upload
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model, make_optimizer
-from fedjax_ssl.learning.trees import row
+from fedjax_ssl.engine.untrusted.delivery import clipped
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model, make_optimizer
+from fedjax_ssl.ops.trees import row
 from tests.helpers.linear_network import LinearNetwork, at_rest, in_numpy, loss_and_gradient, sgd_step
 from tests.helpers.toy_federation import federation
 

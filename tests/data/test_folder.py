@@ -9,9 +9,9 @@ import pytest
 from ml_collections import config_dict
 from PIL import Image
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import decoded, load_dataset
 from fedjax_ssl.data.folder import load_folder
-from fedjax_ssl.errors import UserError
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import base_config
 from fedjax_ssl.data import decoded, load_dataset, make_partition
-from fedjax_ssl.errors import UserError
 
 FEATURES = datasets.Features(
     {"img": datasets.Image(), "label": datasets.ClassLabel(names=["tree", "bird"]), "writer": datasets.Value("string")}

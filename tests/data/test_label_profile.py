@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import base_config
 from fedjax_ssl.data import make_partition, save_partition
 from fedjax_ssl.data.partition_file import arrays_of
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.run.validation import validate
 from tests.helpers.partitions import LABELS, assert_no_row_twice, data_config, expect_line, sizes_of

@@ -5,9 +5,9 @@ import fractions
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import make_partition
 from fedjax_ssl.data.long_tail import tail_counts
-from fedjax_ssl.errors import UserError
 from tests.helpers.partitions import LABELS, assert_no_row_twice, class_counts, data_config, labels_of, sizes_of
 
 CIFAR100 = labels_of(100)

@@ -8,8 +8,8 @@ import pytest
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.data import load_dataset
+from fedjax_ssl.data.kinds import wrong_facts
 from fedjax_ssl.data.sources import dataset_facts
-from fedjax_ssl.kinds import wrong_facts
 
 
 def load(**fields):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import base_config
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import PARTITIONS, make_partition
 from fedjax_ssl.data.labels import draw_server_labels
 from fedjax_ssl.data.partition_schemes import dirichlet_classes, dirichlet_clients
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.run.validation import validate
 from tests.helpers.partitions import (
     LABELS,

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import PARTITIONS, make_partition
 from fedjax_ssl.data.partition_schemes import dirichlet_pairs, profiles
-from fedjax_ssl.errors import UserError
 from tests.helpers.partitions import LABELS, assert_no_row_twice, class_counts, data_config, labels_of, sizes_of
 
 

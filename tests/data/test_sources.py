@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import SOURCES, load_dataset
 from fedjax_ssl.data.sources import channel_statistics, feature_statistics
-from fedjax_ssl.errors import UserError
 
 
 def data_config(source="npz", path="", flip=False, standardise=True):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.data.table import FlatTable, image_table
-from fedjax_ssl.learning.devices import use_platform
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 4, 5, 3), np.uint8)
 

@@ -8,9 +8,9 @@ import pytest
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.data import load_dataset, make_partition
+from fedjax_ssl.data.kinds import wrong_facts
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.data.tables import read_columns
-from fedjax_ssl.kinds import wrong_facts
 
 GOOD = "age,colour,who,label\n" + "".join(f"{20 + n},{'rgb'[n % 3]},c{n % 2},{n % 2}\n" for n in range(20))
 

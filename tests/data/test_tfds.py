@@ -19,9 +19,9 @@ import pytest
 import scipy.io
 from ml_collections import config_dict
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.data.tfds import _STAND_IN, _quiet
-from fedjax_ssl.errors import UserError
 
 TRAIN, TEST = 40, 10
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import Dataset, Partition
 from fedjax_ssl.data.federated import hold, put_whole
 from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
 from fedjax_ssl.engine.interface import Received, State, read_records, write_records
-from fedjax_ssl.errors import UserError
 
 SIZES = (3, 0, 5, 2, 1, 4)
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])

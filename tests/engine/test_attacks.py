@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client.confidence import KINDS
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.labels import as_told
@@ -18,16 +19,15 @@ from fedjax_ssl.data.federated import federate
 from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.poison import between, places
 from fedjax_ssl.data.sources import Dataset
-from fedjax_ssl.engine.attacks import attacked, told_counts
 from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.evaluation import measure_model
 from fedjax_ssl.engine.interface import Broadcast, Problem, Upload
 from fedjax_ssl.engine.round import received_rows
-from fedjax_ssl.engine.updates import changed_by, moved_by
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.engine.untrusted.attacks import attacked, told_counts
+from fedjax_ssl.engine.untrusted.updates import changed_by, moved_by
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.validation import validate
 from tests.helpers.runs import make_tiny_config
 from tests.helpers.small_problem import SmallNetwork

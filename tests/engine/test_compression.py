@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.engine.compression import compressed, compressed_bytes, int8, num_kept, remembers, top_k
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.engine.untrusted.compression import compressed, compressed_bytes, int8, num_kept, remembers, top_k
+from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.runs import make_tiny_config

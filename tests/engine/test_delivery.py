@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.data import stack_seeds
-from fedjax_ssl.engine.delivery import LATE, LOST, delivered, first_memory, present_jobs
 from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.interface import Received, Selection, State, Upload
 from fedjax_ssl.engine.round import _of_those_who_answer, make_round
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.engine.untrusted.delivery import LATE, LOST, delivered, first_memory, present_jobs
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.server import fedavg
 from fedjax_ssl.server.aggregation import chain, mean, own_weights

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_ssl.engine.dispatch import make_dispatch
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 from tests.helpers.toy_federation import TRUTH, federation, problem, toy_method, toy_state
 
 

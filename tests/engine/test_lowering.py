@@ -13,11 +13,11 @@ import pytest
 from jax import export
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from fedjax_ssl.base.devices import AXIS, use_platform
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.learning.devices import AXIS, use_platform
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import BACKBONES, packing
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import build_experiment, make_problem
 from tests.helpers.runs import make_tiny_config
 

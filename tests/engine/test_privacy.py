@@ -8,11 +8,11 @@ import pytest
 from scipy.special import gammaln
 from scipy.stats import binom
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Broadcast, Received, Upload
-from fedjax_ssl.engine.privacy import one_private_upload, poisson
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.engine.untrusted.privacy import one_private_upload, poisson
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.privacy import Accountant, check_private, make_accountant
 from tests.helpers.runs import make_tiny_config

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl.engine.compression import num_kept
-from fedjax_ssl.engine.delivery import LATE, LOST
 from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.engine.untrusted.compression import num_kept
+from fedjax_ssl.engine.untrusted.delivery import LATE, LOST
 from fedjax_ssl.report.conditions import conditions
 from fedjax_ssl.run.experiment import initialise
 from fedjax_ssl.run.loop import to_record

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.cohort import cohort_of
 from fedjax_ssl.engine.interface import (
     Finished,
@@ -21,8 +22,7 @@ from fedjax_ssl.engine.interface import (
 )
 from fedjax_ssl.engine.round import RoundKeys, _means, init_key, make_round, uniform
 from fedjax_ssl.engine.tracing import num_jobs
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.toy_federation import (
     CLIENTS,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.engine.screening import longest_update, too_long
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.engine.untrusted.screening import longest_update, too_long
+from fedjax_ssl.ops.sgd import Model
 from tests.helpers.toy_federation import problem, run, toy_method, toy_phase
 
 

@@ -13,7 +13,7 @@ from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.interface import Finished, Jobs, Upload
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 from tests.helpers.runs import ROOT
 from tests.helpers.toy_federation import (
     CLIENTS,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.base.errors import TrainingError, UserError
 from fedjax_ssl.flower.settings import digest, run_config
 from fedjax_ssl.flower.views import facts_text, outline
 from tests.helpers.flower_run import needs_flower, settings

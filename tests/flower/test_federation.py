@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import train
+from fedjax_ssl.base.errors import TrainingError
 from fedjax_ssl.data import views
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.flower.settings import digest, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
-from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run import experiment, residence
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.feed import cohort_of

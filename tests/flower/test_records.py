@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import load, train
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.flower.settings import run_config
 from fedjax_ssl.flower.views import outline
 from tests.helpers.flower_run import needs_flower, settings

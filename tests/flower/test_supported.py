@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.flower.settings import digest, node_settings, run_config
 from fedjax_ssl.flower.supported import check_supported
 from fedjax_ssl.flower.tables import used_whole

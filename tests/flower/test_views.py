@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.flower.settings import run_config
 from fedjax_ssl.flower.views import node_holdings, outline, server_view
 from tests.helpers.flower_run import needs_flower, settings

@@ -16,9 +16,9 @@ jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
+from fedjax_ssl.base.devices import AXIS  # noqa: E402
 from fedjax_ssl.engine.round import make_round  # noqa: E402
-from fedjax_ssl.learning.batches import map_batches  # noqa: E402
-from fedjax_ssl.learning.devices import AXIS  # noqa: E402
+from fedjax_ssl.ops.batches import map_batches  # noqa: E402
 from fedjax_ssl.run.experiment import build_experiment, initialise  # noqa: E402
 from fedjax_ssl.run.machine import use_machine  # noqa: E402
 from tests.helpers.runs import SMALL, make_fedanchor_config  # noqa: E402

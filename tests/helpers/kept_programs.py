@@ -10,9 +10,9 @@ from unittest import mock
 
 import jax
 
+from fedjax_ssl.base.imports import is_own
 from fedjax_ssl.config import flatten
 from fedjax_ssl.data.sources import dataset_facts
-from fedjax_ssl.imports import is_own
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.run.programs import compile_program
 from tests.helpers.runs import TINY_BACKBONE

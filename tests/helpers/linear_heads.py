@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.kinds import Images
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.data.kinds import Images
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.sgd import Model
 from tests.helpers.linear_network import at_rest, sgd_step
 from tests.helpers.small_problem import CLASSES, KEPT, PIXELS, SIDE
 

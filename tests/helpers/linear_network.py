@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.sgd import Model
 
 
 class LinearNetwork:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from ml_collections import config_dict
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import make_partition
-from fedjax_ssl.errors import UserError
 
 
 def data_config(**fields):

@@ -16,8 +16,8 @@ from fedjax_ssl.client import own_optimizers, own_states
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Previous, Problem
-from fedjax_ssl.learning.sgd import Model, make_optimizer
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.sgd import Model, make_optimizer
 from tests.helpers.linear_network import in_numpy, softmax
 
 SIDE, PIXELS, CLASSES, HEAD_DIM = 2, 4, 3, 5

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.base.devices import AXIS
+from fedjax_ssl.base.fields import shared_fields
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine.interface import (
     Broadcast,
@@ -27,10 +29,8 @@ from fedjax_ssl.engine.interface import (
     Upload,
 )
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.fields import shared_fields
-from fedjax_ssl.learning.devices import AXIS
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.sgd import Model
 
 CLIENTS = [[4, 1], [7], [0, 9, 3], [], [8, 2, 6]]  # rows of the image table
 TRUTH = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 1])

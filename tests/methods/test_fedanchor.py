@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import State, UserError
+from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, Upload
-from fedjax_ssl.learning.devices import use_platform
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedanchor import HEAD, VARIANTS
 from fedjax_ssl.methods.fedanchor.client import (
@@ -414,7 +414,7 @@ def test_the_server_s_fix_and_mix_losses_are_those_of_the_equations(data, monkey
     """FedAnchor (mix): L_fix on the batch plus b L_mix with partners from all anchors."""
     drawn = np.array([5, 0, 5, 7])
     monkeypatch.setattr(training, "draw_with_replacement", lambda key, size, count: jnp.asarray(drawn))
-    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
+    monkeypatch.setattr("fedjax_ssl.ops.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
     problem, _, state = build(weak=itself, strong=negative)
     loss_fn = training.supervised_mixup_loss(problem, data, "strong", 0.75, 2.0)
     rows, mask = data.server_index[:4], jnp.array([True, True, True, False])
@@ -440,7 +440,7 @@ def test_the_server_s_lambdas_are_drawn_before_its_steps_but_on_a_cpu(data, monk
             scan = next(e for e in jax.make_jaxpr(stage)(state).eqns if e.primitive.name == "scan")
             in_steps.append("random_gamma" in str(scan.params["jaxpr"]))
             of_key = lambda key, alpha: jax.random.uniform(key) ** alpha  # noqa: E731
-            patch.setattr("fedjax_ssl.augment.mixup.sample_lambda", of_key)
+            patch.setattr("fedjax_ssl.ops.augment.mixup.sample_lambda", of_key)
             results.append(jax.jit(lambda state: method.server_after(state, data, jax.random.key(3)))(state))
     assert in_steps == [True, False]
     assert results[0][1].keys() == {"server_loss", "server_mix_loss"}
@@ -450,7 +450,8 @@ def test_the_server_s_lambdas_are_drawn_before_its_steps_but_on_a_cpu(data, monk
 def test_lambda_s_distribution_is_the_configured_one(data, monkeypatch):
     """At the server and at clients."""
     alphas = []
-    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, a: alphas.append(a) or jnp.float32(0.3))
+    note = lambda key, a: alphas.append(a) or jnp.float32(0.3)  # noqa: E731
+    monkeypatch.setattr("fedjax_ssl.ops.augment.mixup.sample_lambda", note)
     _, method, state = build("fedanchor,mix", **{**SERVER, "fedanchor.mixup_alpha": 0.4})
     jax.eval_shape(method.server_after, state, data, jax.random.key(0))
     at_server, received, (phase,) = len(alphas), method.broadcast(state, data, None), phases_of(method)

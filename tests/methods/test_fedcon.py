@@ -8,11 +8,11 @@ import pytest
 
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, State, Upload
-from fedjax_ssl.learning.losses import negative_cosine
-from fedjax_ssl.learning.schedule import warmed_up
-from fedjax_ssl.learning.sgd import make_optimizer
-from fedjax_ssl.learning.trees import row
 from fedjax_ssl.methods import METHODS, fedcon
+from fedjax_ssl.ops.losses import negative_cosine
+from fedjax_ssl.ops.schedule import warmed_up
+from fedjax_ssl.ops.sgd import make_optimizer
+from fedjax_ssl.ops.trees import row
 from fedjax_ssl.run.validation import validate
 from fedjax_ssl.sweep import load_sweep, plan
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step

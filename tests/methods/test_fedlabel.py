@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.interface import Previous, Received, State, Upload
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS, fedlabel
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.validation import validate
 from tests.helpers.experts_by_hand import choose_by_hand
 from tests.helpers.linear_network import at_rest, divided, in_numpy, sgd_step

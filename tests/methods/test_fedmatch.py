@@ -7,10 +7,10 @@ import pytest
 
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, Upload
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.fedmatch import PARTS, UPLOADS, VECTORS
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau
 from fedjax_ssl.methods.fedmatch.server import Vectors, noise_image
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.validation import validate
 from fedjax_ssl.server import CLASSIFICATION
 from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, numbers, random_params

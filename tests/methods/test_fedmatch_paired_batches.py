@@ -7,9 +7,9 @@ import pytest
 
 from fedjax_ssl.client import Deck, Examples
 from fedjax_ssl.engine.interface import Broadcast, Cohort
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.fedmatch.paired_batches import cut, largest_batch
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, fresh_plateau
+from fedjax_ssl.ops.sgd import Model
 from tests.helpers import toy_federation
 from tests.helpers.fedmatch_by_hand import KEY, build, numbers, random_params
 from tests.helpers.small_problem import federation, phases_of, small_problem, train

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.engine.interface import Broadcast
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau, fresh_plateau
+from fedjax_ssl.ops.sgd import Model
 from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, random_params, train_by_hand
 from tests.helpers.linear_network import in_numpy
 from tests.helpers.small_problem import (

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.engine.round import make_round, round_keys
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedrgd.client import Place
 from fedjax_ssl.methods.fedrgd.server import replica_means, train_replicas
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.validation import validate
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (

@@ -7,11 +7,11 @@ import pytest
 
 from fedjax_ssl import base_config
 from fedjax_ssl.engine.interface import Previous, State, Upload
-from fedjax_ssl.learning.sgd import Model, make_optimizer
 from fedjax_ssl.methods import METHODS, fedtrinet
 from fedjax_ssl.methods.fedtrinet import ACCEPTED, LOCAL, Extra
 from fedjax_ssl.methods.fedtrinet.client import Accepted, freezing, head_part, splice
 from fedjax_ssl.models.network import build_network
+from fedjax_ssl.ops.sgd import Model, make_optimizer
 from fedjax_ssl.run.validation import validate
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (

@@ -8,12 +8,12 @@ import pytest
 from fedjax_ssl.client import byol
 from fedjax_ssl.client.deck import Deck
 from fedjax_ssl.config import apply_arguments, base_config, differences, flatten
-from fedjax_ssl.learning.losses import negative_cosine
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import moving_average
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import Heads, Linear, Projector
 from fedjax_ssl.models.resnet import ResNet
+from fedjax_ssl.ops.losses import negative_cosine
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import moving_average
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_heads import DIM, LinearHeads, assert_kernels, descend, kernels, projected, unit
 from tests.helpers.small_problem import (

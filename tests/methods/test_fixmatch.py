@@ -7,8 +7,8 @@ import pytest
 
 from fedjax_ssl import UserError
 from fedjax_ssl.engine.interface import Received, State, Upload
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.validation import validate
 from fedjax_ssl.server import SERVER_MODEL
 from fedjax_ssl.server.aggregation import OPT_STATE

@@ -7,9 +7,9 @@ import pytest
 
 from fedjax_ssl.client import make_confidence
 from fedjax_ssl.engine.interface import Received, Upload
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fl2 import perturbation
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.validation import validate
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client import STANDARD, own_teachers
 from fedjax_ssl.engine.interface import Received, Selection, State, Upload
 from fedjax_ssl.engine.round import _of_those_who_answer
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.isofed import continued, is_labelled_turn
 from tests.helpers.consistency_by_hand import batches

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import base_config, train
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client import LABELLED, Confidence
 from fedjax_ssl.config import apply_arguments, flatten
 from fedjax_ssl.engine import CLASSIFIER, Received, Upload
 from fedjax_ssl.engine.round import make_round, select_of
-from fedjax_ssl.engine.updates import leaves_by_path, moved_by
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.engine.untrusted.updates import leaves_by_path, moved_by
 from fedjax_ssl.flower.supported import check_supported
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS, NAMES, frames
 from fedjax_ssl.methods.entry import LABELS_AT, check_entry
 from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.train import checkpoint_interval

@@ -6,16 +6,16 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.engine.interface import Cohort, Received, State, Upload
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.losses import assignment_loss
-from fedjax_ssl.learning.sgd import followed_by
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.orchestra import Clusters, by_batches
 from fedjax_ssl.methods.orchestra.client import Ring, filled, local_centroids, pushed
 from fedjax_ssl.methods.orchestra.server import global_centroids
 from fedjax_ssl.methods.orchestra.sinkhorn import sinkhorn
+from fedjax_ssl.ops.losses import assignment_loss
+from fedjax_ssl.ops.sgd import followed_by
 from fedjax_ssl.server.aggregation import Flow
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_heads import DIM, LinearHeads, assert_kernels, descend, kernels, projected, unit

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, State, Upload
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.batches import epoch_orders
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.proxyfl import COUNTS, FEATURES, PRIOR, PROXIES, VARIANTS
 from fedjax_ssl.methods.proxyfl.client import disjoint_sets_losses
 from fedjax_ssl.methods.proxyfl.server import tuned_proxies
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.batches import epoch_orders
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import make_problem
 from fedjax_ssl.run.validation import validate
 from tests.helpers.linear_network import at_rest, sgd_step, softmax

@@ -10,8 +10,8 @@ import pytest
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from fedjax_ssl import base_config, methods
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments, for_seed
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.models.heads import Linear
 from fedjax_ssl.records.workdir import Workdir

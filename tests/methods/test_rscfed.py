@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import train as train_run
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import row
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.rscfed.server import consensus_weights, distances_to_mean
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import row
 from fedjax_ssl.run.validation import validate
 from tests.helpers.linear_network import in_numpy, sgd_step
 from tests.helpers.runs import TINY_BACKBONE, make_fedanchor_config

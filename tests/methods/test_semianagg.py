@@ -9,11 +9,11 @@ from fedjax_ssl import base_config
 from fedjax_ssl.config import flatten
 from fedjax_ssl.data import dataset_facts, load_dataset
 from fedjax_ssl.engine.interface import Previous, Received, State, Upload
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.semianagg import ANCHOR, COSINES, class_cosines, diversity
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.models.untrained import kaiming_model
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.validation import validate
 from fedjax_ssl.server.roles import role_weights
 from fedjax_ssl.sweep import load_sweep, plan

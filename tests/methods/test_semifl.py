@@ -9,8 +9,8 @@ import pytest
 
 from fedjax_ssl.client import labels
 from fedjax_ssl.engine.interface import Cohort
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.ops.sgd import Model
 from tests.helpers.linear_network import in_numpy
 from tests.helpers.small_problem import (
     federation,
@@ -99,7 +99,8 @@ def test_a_probability_at_the_threshold_counts(label):
 
 def test_lambda_s_distribution_is_the_configured_one(data, monkeypatch):
     alphas = []
-    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, a: alphas.append(a) or jnp.float32(0.3))
+    note = lambda key, a: alphas.append(a) or jnp.float32(0.3)  # noqa: E731
+    monkeypatch.setattr("fedjax_ssl.ops.augment.mixup.sample_lambda", note)
     problem = small_problem("semifl", **{"semifl.mixup_alpha": 0.4})
     received, (phase,) = sent_down(problem), phases_of(METHODS["semifl"].factory(problem))
 

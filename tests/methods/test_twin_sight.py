@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client import own_trainer
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Cohort, Previous, Upload, trained_parts
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import tree_bytes
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.twin_sight import PARTS, TWIN, views
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.consistency_by_hand import batches

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.kinds import Images
-from fedjax_ssl.learning.devices import use_platform
+from fedjax_ssl.base.devices import use_platform
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.data.kinds import Images
 from fedjax_ssl.models import BACKBONES, POLICIES, Heads, Linear, build_model, heads_drawn
 from fedjax_ssl.models.cnn import SmallCNN
 from fedjax_ssl.models.network import Network

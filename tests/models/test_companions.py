@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import dataset_facts, load_dataset
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models import Projector
 from fedjax_ssl.models.network import _overlaid, build_network, companion_model, with_companion_statistics
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server.statistics import mean_of_sums, sum_statistics
 from tests.helpers.runs import TINY_BACKBONE, make_tiny_config
 

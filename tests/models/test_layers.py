@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.learning.devices import use_platform
+from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.models.cpu import convolution, processor
 from fedjax_ssl.models.layers import conv2d, global_average_pool, max_pool2d, overlapping_max_pool2d
 from fedjax_ssl.models.passes import LANE_FORMS, use_lane_form

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.devices import use_platform
+from fedjax_ssl.base.devices import use_platform
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.models.normalisation import EPSILON, Normalisation, batch_normalise, number_of_groups
 
 # Two views of ten rows, of which ten and three are valid.

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data import Dataset, dataset_facts
-from fedjax_ssl.errors import UserError
 from fedjax_ssl.models import BACKBONES, POLICIES, build_model
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.run.machine import find_machine

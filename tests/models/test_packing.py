@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.learning.devices import use_platform
+from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.models import POLICIES, Heads, packing
 from fedjax_ssl.models.cnn import SmallCNN
 from fedjax_ssl.models.packing import block_diagonal

@@ -51,7 +51,7 @@ def label_contrastive(z, labels, negatives, self_pairs):
 
 @pytest.mark.parametrize("pairs", ["printed", pytest.param("of_the_class", marks=pytest.mark.slow)])
 def test_rounds_of_fedanchor(pairs, monkeypatch):
-    monkeypatch.setattr("fedjax_ssl.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(LAMBDA))
+    monkeypatch.setattr("fedjax_ssl.ops.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(LAMBDA))
     as_printed = pairs == "printed"
     negatives, self_pairs = ("batch", False) if as_printed else ("class", True)
     own = {"fedanchor.negatives": negatives, "fedanchor.self_pairs": self_pairs}

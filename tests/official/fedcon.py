@@ -88,7 +88,7 @@ def averaged(old, new, share):
 
 @pytest.mark.parametrize("variant", ["code", pytest.param("repaired", marks=pytest.mark.slow)])
 def test_rounds_of_fedcon(variant, monkeypatch):
-    monkeypatch.setattr("fedjax_ssl.learning.sgd.TRUST", TRUST)
+    monkeypatch.setattr("fedjax_ssl.ops.sgd.TRUST", TRUST)
     as_code, views = variant == "code", itertools.cycle((mirrored, rolled))  # each step of this method calls two views
     momentum = VARIANTS["code"]["client.momentum"] if as_code else 0.9
     fields = {**FIELDS, "client.momentum": momentum}

@@ -28,8 +28,8 @@ from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run import experiment
 from fedjax_ssl.run.validation import validate
 from tests.official import reference

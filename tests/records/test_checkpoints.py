@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from tests.helpers.runs import files_of_at_most
 

@@ -12,7 +12,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.records.client_rows import ClientRows, Owner, check_rows
 from tests.helpers.runs import files_of_at_most
 

@@ -9,8 +9,8 @@ import pytest
 import fedjax_ssl
 import launch
 from fedjax_ssl import train
+from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data import load_dataset
-from fedjax_ssl.files import replace_arrays
 from fedjax_ssl.records.clients import accuracy_of_clients, over_clients
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import write_report

@@ -15,7 +15,7 @@ import pytest
 import fedjax_ssl
 import launch
 from fedjax_ssl import UserError, train
-from fedjax_ssl.errors import printable
+from fedjax_ssl.base.errors import printable
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run

@@ -9,8 +9,8 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import UserError, train
+from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data.partition_file import load_partition
-from fedjax_ssl.files import replace_arrays
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.run import experiment

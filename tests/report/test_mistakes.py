@@ -4,7 +4,7 @@ from unittest import mock
 
 import numpy as np
 
-from fedjax_ssl.kinds import text
+from fedjax_ssl.data.kinds import text
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.report import mistakes, run_report
 

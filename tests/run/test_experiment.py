@@ -18,8 +18,8 @@ from ml_collections import FrozenConfigDict
 
 import launch
 from fedjax_ssl import TrainingError, UserError, train
-from fedjax_ssl.errors import BusyError
-from fedjax_ssl.learning.devices import use_platform
+from fedjax_ssl.base.devices import use_platform
+from fedjax_ssl.base.errors import BusyError
 from fedjax_ssl.models.layers import conv2d
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.runs import read_run

@@ -14,8 +14,8 @@ from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.engine.dispatch import Dispatch
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.round import RoundResult
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import row
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import row
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.snapshots import snapshot_files
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir

@@ -15,10 +15,10 @@ from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Phase
 from fedjax_ssl.engine.round import round_keys, select_of
 from fedjax_ssl.engine.tracing import trace_exchange
-from fedjax_ssl.learning.sgd import Learner, Model
-from fedjax_ssl.learning.trees import row, tree_bytes
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.sgd import Learner, Model
+from fedjax_ssl.ops.trees import row, tree_bytes
 from fedjax_ssl.records.clients import CLIENT_TESTS
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import figures, style

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import StoppedError, UserError
 from fedjax_ssl.config import base_config
 from fedjax_ssl.data import views
 from fedjax_ssl.engine.interface import Selection
-from fedjax_ssl.errors import StoppedError, UserError
-from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.records.client_rows import ClientRows
 from fedjax_ssl.run import experiment, residence
 from fedjax_ssl.run.client_memory import ClientMemory

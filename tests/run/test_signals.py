@@ -48,7 +48,7 @@ def test_a_process_goes_while_python_waits_for_native_code(start, tmp_path, numb
     process = start(
         "-c",
         "import pathlib\n"
-        "from fedjax_ssl.files import replaced\n"
+        "from fedjax_ssl.base.files import replaced\n"
         "from fedjax_ssl.run.signals import watch_signals\n"
         "watch_signals(lambda: 'nothing is lost')\n"
         f"with replaced(pathlib.Path({str(path)!r})) as file:\n"

@@ -6,9 +6,9 @@ from unittest import mock
 import jax
 import pytest
 
+from fedjax_ssl.base.devices import platform, use_platform
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import load_config_file
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.devices import platform, use_platform
 from fedjax_ssl.run import choices, machine, tuning
 from fedjax_ssl.run.choices import Choice, recall, remember
 from fedjax_ssl.run.experiment import build_experiment, initialise

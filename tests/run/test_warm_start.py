@@ -10,11 +10,11 @@ import pytest
 
 import launch
 from fedjax_ssl import load, train
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.client import STANDARD
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.engine.interface import CLASSIFIER, State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import replace_arrays
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run

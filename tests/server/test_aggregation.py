@@ -10,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from fedjax_ssl.engine.interface import Received, State, Upload
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import Link, chain, fedavg, mean, optimizer, screen, weights, weights_told, with_server_model
 from fedjax_ssl.server.aggregation import client_weights, weighted_mean
 

@@ -7,8 +7,8 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from fedjax_ssl.engine.interface import Method, State
-from fedjax_ssl.learning.losses import cross_entropy
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.server.probe import FEDERATED, ridge, with_probe
 from tests.helpers.linear_heads import DIM, LinearHeads, assert_kernels, descend, kernels
 from tests.helpers.linear_network import softmax

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.interface import Received, State, Upload
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.server import fedavg, robust
 from fedjax_ssl.server.aggregation import MEANS

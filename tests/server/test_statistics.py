@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import base_config
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data.kinds import Images
 from fedjax_ssl.engine.interface import Problem, State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.kinds import Images
 from fedjax_ssl.methods import frames
 from fedjax_ssl.models import Normalisation, Outputs
 from fedjax_ssl.models.network import Network

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import launch
-from fedjax_ssl.errors import TrainingError, UserError
+from fedjax_ssl.base.errors import TrainingError, UserError
 from fedjax_ssl.sweep import run_sweep, work
 from fedjax_ssl.sweep.search import LogUniform, Search, tries_of, with_best
 from tests.helpers.runs import pretended

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import launch
-from fedjax_ssl.errors import BusyError, TrainingError, UserError
-from fedjax_ssl.files import replace_file
+from fedjax_ssl.base.errors import BusyError, TrainingError, UserError
+from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.records.groups import read_groups
 from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, progress_of, run_sweep, work

@@ -9,11 +9,11 @@ import jax
 import pytest
 
 import launch
+from fedjax_ssl.base.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.errors import BusyError, TrainingError, UserError
-from fedjax_ssl.predictor import load
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.serve.predictor import load
 from fedjax_ssl.sweep import _plan_tries, load_sweep, plan, run_sweep, warm_ups_of, work
 from fedjax_ssl.sweep.search import Search
 from tests.helpers.runs import pretended

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, real, share, whole
 from fedjax_ssl.client import (
     LABELLED,
     At,
@@ -57,13 +58,12 @@ from fedjax_ssl.engine import (
     State,
     trained_parts,
 )
-from fedjax_ssl.fields import Section, real, share, whole
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.cbafed.client import Acceptance, accept, acceptance
 from fedjax_ssl.methods.cbafed.residual import RECORD, residual_over_rounds, with_residual
 from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
 from fedjax_ssl.methods.frames import alternating, given_labels
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import fedavg, own_weights
 
 COUNTS = "class_counts"  # accepted pseudo-labels of each class: sent by clients, kept at the server

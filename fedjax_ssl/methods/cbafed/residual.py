@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Finished, Phase, Received, State
-from fedjax_ssl.learning.batches import num_batches
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import where
+from fedjax_ssl.ops.batches import num_batches
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import where
 from fedjax_ssl.server.aggregation import Flow, Link
 
 

@@ -18,6 +18,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import RECIPES, Section, real, share, whole, word
 from fedjax_ssl.client import (
     Examples,
     fix_mix_phase,
@@ -31,9 +33,6 @@ from fedjax_ssl.client.fix_mix import label_keys
 from fedjax_ssl.client.labels import as_told, label_by_scores
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Labels, Method, Metrics, Previous, Problem, State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import RECIPES, Section, real, share, whole, word
-from fedjax_ssl.learning.schedule import learning_rate_at
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedanchor.client import (
     AnchorEmbeddings,
@@ -45,6 +44,7 @@ from fedjax_ssl.methods.fedanchor.client import (
 )
 from fedjax_ssl.methods.fedanchor.server import contrastive_loss
 from fedjax_ssl.models.heads import Linear
+from fedjax_ssl.ops.schedule import learning_rate_at
 from fedjax_ssl.server import (
     CLASSIFICATION,
     ServerTask,

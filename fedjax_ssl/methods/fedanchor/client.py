@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.learning.losses import unit_vectors
+from fedjax_ssl.ops.losses import unit_vectors
 
 
 class ClassAnchors(NamedTuple):

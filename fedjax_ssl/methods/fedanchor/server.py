@@ -4,8 +4,8 @@ import jax
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
-from fedjax_ssl.learning.losses import common_direction_penalty, label_contrastive_loss
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.losses import common_direction_penalty, label_contrastive_loss
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
 

@@ -23,14 +23,14 @@ opposite sign (`feddure.effect`). The code's cosine schedule begins after its la
 
 from typing import Any
 
+from fedjax_ssl.base.fields import Section, real, share, whole, word
 from fedjax_ssl.client import labels_for_report, own_optimizers
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem
-from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.feddure.client import local_training, rising
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.ops.sgd import Model
 
 FIELDS = {"data.labels": "clients"}
 VARIANTS: Variants = {

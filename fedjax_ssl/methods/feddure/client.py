@@ -9,10 +9,10 @@ from fedjax_ssl.client import local_training as training
 from fedjax_ssl.client.steps import MakeOptimizer, Work
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Phase, Previous, Problem
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import select, where
 from fedjax_ssl.methods.feddure.pair import PAIR, Pair, fresh_regulator, local_losses, optimizers, risen, step_of_both
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import select, where
 
 
 def local_training(problem: Problem) -> Phase:

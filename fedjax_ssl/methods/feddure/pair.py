@@ -9,8 +9,8 @@ import optax
 
 from fedjax_ssl.client import At, Batch
 from fedjax_ssl.engine import Images, Problem
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import norm
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import norm
 
 PAIR = "pair"  # the entry of a client's memory while it trains: its local model and F-reg
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, real, share, whole, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -45,15 +46,14 @@ from fedjax_ssl.engine import (
     State,
     no_op,
 )
-from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.learning.batches import draw_with_replacement
-from fedjax_ssl.learning.losses import cross_entropy, kl_divergence
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import cosines, select
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedil.client import advance, no_credibility
 from fedjax_ssl.methods.fedil.server import add_increment, mean_increment, no_increments, stays_below
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.ops.batches import draw_with_replacement
+from fedjax_ssl.ops.losses import cross_entropy, kl_divergence
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import cosines, select
 from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
 
 FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 0}  # eq. 25 is a plain mean

@@ -22,6 +22,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section, real, share, whole, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -53,11 +55,6 @@ from fedjax_ssl.engine import (
     Problem,
     trained_parts,
 )
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.learning.losses import cross_entropy, mean_square_distances
-from fedjax_ssl.learning.sgd import Model, never_cleared
-from fedjax_ssl.learning.trees import select
 from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
 from fedjax_ssl.methods.fedlabel.client import (
     CONFIDENCES,
@@ -69,6 +66,9 @@ from fedjax_ssl.methods.fedlabel.client import (
     label_drawn,
 )
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.ops.losses import cross_entropy, mean_square_distances
+from fedjax_ssl.ops.sgd import Model, never_cleared
+from fedjax_ssl.ops.trees import select
 from fedjax_ssl.server import fedavg, half_told, weights_told
 
 FIELDS = {"data.labels": "clients"}

@@ -9,7 +9,7 @@ from fedjax_ssl.client.deck import Deck, Examples
 from fedjax_ssl.client.labels import logits_of_each, without_prior
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem, Report
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 
 
 class ExpertChoice(NamedTuple):

@@ -18,17 +18,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, real, share, whole
 from fedjax_ssl.client import At, Batches, Confidence, Loss, LossFunction, global_model, make_confidence
 from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.labels import clients_may_have_labels
 from fedjax_ssl.engine import Method, Metrics, Problem, Received, State
 from fedjax_ssl.engine.interface import completed, read_records, write_records
-from fedjax_ssl.fields import Section, real, share, whole
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.schedule import learning_rate_at
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import repeated, select, zeros_unless
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedmatch import sparse
 from fedjax_ssl.methods.fedmatch.client import (
@@ -60,6 +56,10 @@ from fedjax_ssl.methods.fedmatch.server import (
     no_vectors,
     with_uploads,
 )
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.schedule import learning_rate_at
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import repeated, select, zeros_unless
 from fedjax_ssl.server import (
     CLASSIFICATION,
     fedavg,

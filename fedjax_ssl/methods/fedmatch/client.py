@@ -22,11 +22,11 @@ from fedjax_ssl.client import (
 from fedjax_ssl.client.steps import Work
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Label, Labels, Phase, Previous, Problem
-from fedjax_ssl.learning.losses import kl_divergence
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import zeros_unless
 from fedjax_ssl.methods.fedmatch.paired_batches import PairedDecks, cut, labelled_batch, largest_batch, pair_decks
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, fresh_plateau, in_turn, merged, with_plateau
+from fedjax_ssl.ops.losses import kl_divergence
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import zeros_unless
 
 SIGMA_OPTIMIZER = "sigma_optimizer"  # in a client's memory; psi's optimizer has the usual entry
 

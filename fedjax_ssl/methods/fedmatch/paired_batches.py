@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.engine.interface import Problem
-from fedjax_ssl.learning.batches import num_batches
+from fedjax_ssl.ops.batches import num_batches
 
 # Values of `data.partition` that give every client the same number of images and of labelled images, to within one.
 EQUAL_SHARES = ("dirichlet_pairs", "iid", "lda", "stratified")

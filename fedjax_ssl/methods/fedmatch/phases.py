@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Metrics, Phase, Previous, Upload
-from fedjax_ssl.learning.losses import proximal_term
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import add_up, select
 from fedjax_ssl.methods.fedmatch import sparse
+from fedjax_ssl.ops.losses import proximal_term
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import add_up, select
 
 SIGMA, PSI = "sigma", "psi"  # the two parts of `params`, trained on labelled and on unlabelled images
 DIVISOR = 3.0  # divides the learning rate

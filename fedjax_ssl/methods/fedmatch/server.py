@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.engine.interface import Received, WireBytes
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import tree_bytes, zeros_unless
 from fedjax_ssl.methods.fedmatch import sparse
 from fedjax_ssl.methods.fedmatch.phases import PSI
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import tree_bytes, zeros_unless
 
 MEAN, DEVIATION = 125.0, 125.0  # of the noise, in pixel values from 0 to 255
 

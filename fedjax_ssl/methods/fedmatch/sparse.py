@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.learning.trees import add_up
+from fedjax_ssl.ops.trees import add_up
 
 
 def cut(tree: Any, smallest: float) -> Any:

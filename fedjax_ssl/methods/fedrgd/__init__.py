@@ -20,20 +20,20 @@ they change every step.
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section, share, whole, word
 from fedjax_ssl.client import global_model, labels_for_report
 from fedjax_ssl.client.steps import OPT_STATE
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Metrics, Problem, Received, Selection, State, WireBytes, no_op
 from fedjax_ssl.engine.interface import completed, trained_parts
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import Section, share, whole, word
-from fedjax_ssl.learning.draws import draw_distinct
-from fedjax_ssl.learning.schedule import learning_rate_at, warmed_up
-from fedjax_ssl.learning.trees import norm, repeated, row, tree_bytes, where_rows
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedrgd.client import Place, at_place, on_all_images
 from fedjax_ssl.methods.fedrgd.server import replica_means, train_replicas
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.ops.draws import draw_distinct
+from fedjax_ssl.ops.schedule import learning_rate_at, warmed_up
+from fedjax_ssl.ops.trees import norm, repeated, row, tree_bytes, where_rows
 from fedjax_ssl.server import CLASSIFICATION, group_members
 from fedjax_ssl.server.aggregation import check_own_mean, client_weights
 

@@ -9,8 +9,8 @@ from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, local_tra
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Jobs, Phase, Previous, Problem
 from fedjax_ssl.engine.interface import completed
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
 
 
 class Place(NamedTuple):

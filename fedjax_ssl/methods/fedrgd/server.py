@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server.aggregation import weighted_mean
 from fedjax_ssl.server.training import CLASSIFICATION, supervised_loss, train_on_server_labels
 

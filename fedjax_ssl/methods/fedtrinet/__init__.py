@@ -28,6 +28,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section, real, whole, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -59,15 +61,13 @@ from fedjax_ssl.engine import (
     Report,
     State,
 )
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import Section, real, whole, word
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import repeated, where_rows, zeros_unless
 from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
 from fedjax_ssl.methods.fedtrinet.client import accept, freezing, head_part, no_labels, splice, vote
 from fedjax_ssl.methods.fedtrinet.server import mean_confidence
 from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import repeated, where_rows, zeros_unless
 
 FIELDS = {"data.labels": "clients", "aggregation.weights": "uniform"}
 VARIANTS: Variants = {

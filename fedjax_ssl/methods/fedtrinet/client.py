@@ -12,9 +12,9 @@ from fedjax_ssl.client.labels import logits_of_each, without_prior
 from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import add_up
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import add_up
 
 
 def head_part(network: Network, blocks: int = 1) -> tuple[str, ...]:

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.learning.batches import map_batches
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.batches import map_batches
+from fedjax_ssl.ops.sgd import Model
 
 
 def mean_confidence(

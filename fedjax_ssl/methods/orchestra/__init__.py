@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.augment import quarter_turns
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section, real, share, whole
 from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, global_model, local_training
 from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
@@ -37,11 +38,6 @@ from fedjax_ssl.engine import (
     Received,
     State,
 )
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import Section, real, share, whole
-from fedjax_ssl.learning.losses import assignment_loss, cross_entropy, unit_vectors
-from fedjax_ssl.learning.sgd import Model, followed_by
-from fedjax_ssl.learning.trees import moving_average, select
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.methods.orchestra import client as clusters
@@ -49,6 +45,10 @@ from fedjax_ssl.methods.orchestra.client import CENTROIDS, PROJECTIONS, Ring
 from fedjax_ssl.methods.orchestra.server import global_centroids
 from fedjax_ssl.models import Linear, Projector
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
+from fedjax_ssl.ops.augment import quarter_turns
+from fedjax_ssl.ops.losses import assignment_loss, cross_entropy, unit_vectors
+from fedjax_ssl.ops.sgd import Model, followed_by
+from fedjax_ssl.ops.trees import moving_average, select
 from fedjax_ssl.server import Link, fedavg, own_weights
 
 PROJECTOR, ROTATION, TARGET = "projector", "rotation", "target"

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Images, Jobs, Phase, Previous, Upload
-from fedjax_ssl.learning.losses import unit_vectors
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.orchestra.sinkhorn import sinkhorn
+from fedjax_ssl.ops.losses import unit_vectors
+from fedjax_ssl.ops.sgd import Model
 
 PROJECTIONS = "projections"  # the entry of the clients' memory, a `Ring`
 CENTROIDS = "centroids"  # metadata of an upload, float32 [L, D]; the server's entry has the same name

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.learning.losses import unit_vectors
 from fedjax_ssl.methods.orchestra.sinkhorn import sinkhorn
+from fedjax_ssl.ops.losses import unit_vectors
 
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 1e-4
 MAX_ITERATIONS = 100  # of Sinkhorn-Knopp

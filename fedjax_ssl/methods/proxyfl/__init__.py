@@ -22,18 +22,18 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import Section, real, share, whole, word
 from fedjax_ssl.client import At, Batches, Loss, global_model, make_confidence, passes, total
 from fedjax_ssl.client.passes import check_both_label
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received, State
-from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.learning.losses import cross_entropy
-from fedjax_ssl.learning.sgd import Model
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.methods.proxyfl.client import COUNTS, FEATURES, PROXIES, contrastive_loss
 from fedjax_ssl.methods.proxyfl.server import tune_proxies
 from fedjax_ssl.models.projectors import Projection
+from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import Flow, Link, fedavg
 
 PRIOR = "prior"  # the entry of the server's memory with the shares of the classes

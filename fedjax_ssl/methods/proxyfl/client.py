@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from fedjax_ssl.client import At, Batches, Confidence
 from fedjax_ssl.client.passes import Passed
 from fedjax_ssl.engine import Problem
-from fedjax_ssl.learning.losses import unit_vectors
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import add_up
+from fedjax_ssl.ops.losses import unit_vectors
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import add_up
 
 FEATURES, PROXIES = "feature_projection", "proxy_projection"  # the heads P_f and P_w
 COUNTS = "class_counts"  # metadata of uploads: how many images of each class a client has labelled or trusts

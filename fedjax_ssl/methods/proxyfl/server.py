@@ -8,8 +8,8 @@ import optax
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Received, State
-from fedjax_ssl.learning.batches import batch_positions, epoch_orders, num_batches
-from fedjax_ssl.learning.sgd import Model
+from fedjax_ssl.ops.batches import batch_positions, epoch_orders, num_batches
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server.aggregation import Flow, Link
 
 

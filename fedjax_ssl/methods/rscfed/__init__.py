@@ -23,16 +23,16 @@ of a group underflow. Here they are left out, and the nearest upload always keep
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section, real, share, whole, word
 from fedjax_ssl.client import LABELLED, global_model, labelled_phase, mean_teacher_phase, own_teachers
 from fedjax_ssl.client.mean_teacher import DIVISORS, STATISTICS
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Method, Problem, Selection, State
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.fields import Section, real, share, whole, word
-from fedjax_ssl.learning.draws import draw_distinct
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.methods.rscfed.server import distance_reweighted
+from fedjax_ssl.ops.draws import draw_distinct
 from fedjax_ssl.server import fedavg
 
 FIELDS = {

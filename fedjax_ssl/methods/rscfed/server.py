@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Received, State
-from fedjax_ssl.learning.sgd import Model
-from fedjax_ssl.learning.trees import column, row_norms, weighted_sum
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import column, row_norms, weighted_sum
 from fedjax_ssl.server.aggregation import Flow, Link, client_weights, group_members
 
 

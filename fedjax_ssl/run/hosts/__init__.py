@@ -17,10 +17,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import TrainingError, UserError
+from fedjax_ssl.base.fields import CHANGES_NO_RESULT
+from fedjax_ssl.base.imports import CODE_FIELDS, is_own
 from fedjax_ssl.config import differences, flatten, typed
-from fedjax_ssl.errors import TrainingError, UserError
-from fedjax_ssl.fields import CHANGES_NO_RESULT
-from fedjax_ssl.imports import CODE_FIELDS, is_own
 from fedjax_ssl.records.origin import checksum_of_library
 from fedjax_ssl.run.hosts.cluster import find_place
 from fedjax_ssl.run.hosts.link import HostLink

@@ -4,7 +4,7 @@ import os
 import re
 from typing import NamedTuple
 
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.base.errors import UserError
 
 FLAGS = ("coordinator", "num_processes", "process_id")
 FOUND = ("slurm", "gketpu", "gcetpu")  # JAX's names of the clusters that are detected: SLURM, and two kinds of TPU pods

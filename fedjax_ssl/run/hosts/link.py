@@ -16,7 +16,7 @@ import time
 
 import jax
 
-from fedjax_ssl.errors import StoppedError, UserError, first_line
+from fedjax_ssl.base.errors import StoppedError, UserError, first_line
 from fedjax_ssl.run.hosts.cluster import Place
 from fedjax_ssl.run.hosts.coordinator import GO, HERE, READY, VOICE
 from fedjax_ssl.run.observe import clock, log

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_ssl.base.errors import TrainingError
 from fedjax_ssl.data.federated import of_seed
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.errors import TrainingError
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.clients import save_client_tests, test_figures
 from fedjax_ssl.records.snapshots import save_best, save_snapshot

@@ -8,7 +8,7 @@ import pathlib
 import sys
 from collections.abc import Iterable, Iterator
 
-from fedjax_ssl.errors import first_line
+from fedjax_ssl.base.errors import first_line
 
 # Warnings, errors; also long tasks; also each program, round, checkpoint.
 QUIET, NORMAL, VERBOSE = logging.WARNING, logging.INFO, logging.DEBUG

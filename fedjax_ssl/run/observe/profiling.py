@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.devices import num_devices, use_platform
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.config import for_seed
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.tracing import num_jobs, one_job
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import replace_file
-from fedjax_ssl.learning.devices import num_devices, use_platform
-from fedjax_ssl.learning.trees import row
+from fedjax_ssl.ops.trees import row
 from fedjax_ssl.records.workdir import check_folder, fresh_workdir
 from fedjax_ssl.run.experiment import Experiment, build_whole, initialise
 from fedjax_ssl.run.machine import use_machine

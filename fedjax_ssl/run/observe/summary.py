@@ -8,11 +8,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base import devices
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import read_json
 from fedjax_ssl.engine.measures import confusion_matrix, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
-from fedjax_ssl.errors import UserError
-from fedjax_ssl.files import read_json
-from fedjax_ssl.learning import devices
 from fedjax_ssl.records.clients import MODELS, figure_name, over_clients, test_figures
 from fedjax_ssl.records.origin import packages, read_starts
 from fedjax_ssl.records.runs import read_run

@@ -13,7 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.files import make_folder, replace_file
+from fedjax_ssl.base.files import make_folder, replace_file
 from fedjax_ssl.records.workdir import TENSORBOARD, Workdir
 
 WANDB_ID = "wandb_id"  # a file in the workdir

@@ -3,10 +3,10 @@
 from typing import Any, NamedTuple
 
 from fedjax_ssl.client.personal import OWN_PARTS
-from fedjax_ssl.engine.compression import compressed_bytes
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.tracing import trace_exchange
-from fedjax_ssl.learning.trees import tree_bytes
+from fedjax_ssl.engine.untrusted.compression import compressed_bytes
+from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.server.statistics import num_exchanging, num_passes
 
 

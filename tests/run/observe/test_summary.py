@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl.files import replace_arrays
+from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.records.snapshots import save_snapshot
 from fedjax_ssl.records.workdir import CLASS_COUNTS, METRICS, SNAPSHOTS, TIMINGS, Workdir
 from fedjax_ssl.run.about import about

@@ -1,0 +1,37 @@
+"""The fields that all methods share: defaults, ranges, meanings; recipes. Does not import JAX, so that help is fast.
+
+A field is declared with its default and its range (`section.py`). Methods declare their own sections in the same way.
+"""
+
+from fedjax_ssl.base.fields.recipes import ARGUMENT_FIELDS, RECIPES, WORDS
+from fedjax_ssl.base.fields.section import (
+    MOST_SEED,
+    Range,
+    Section,
+    differences,
+    flatten,
+    real,
+    several,
+    share,
+    whole,
+    word,
+)
+from fedjax_ssl.base.fields.shared import CHANGES_NO_RESULT, shared_fields
+
+__all__ = [
+    "ARGUMENT_FIELDS",
+    "CHANGES_NO_RESULT",
+    "MOST_SEED",
+    "RECIPES",
+    "WORDS",
+    "Range",
+    "Section",
+    "differences",
+    "flatten",
+    "real",
+    "several",
+    "share",
+    "shared_fields",
+    "whole",
+    "word",
+]

@@ -1,0 +1,84 @@
+"""Fields of the data: sources, who has labels, the partition."""
+
+from fedjax_ssl.base.fields.section import Section, real, several, share, whole, word
+
+
+def residence_fields() -> Section:
+    """Where a federation is stored; it changes no result. See docs/how_to/large_federations.md."""
+    section = Section()
+    # Where the images are: all on the 'device'; or on the 'host', which sends the images of each round's clients.
+    # 'auto': on the device if they take at most a quarter of its memory.
+    section.data = word("auto", "device", "host")
+    # Where the memory of clients and the server's records of each client are: on the 'device', on the 'host', or on
+    # 'disk' in a file of the workdir, of which 256 MiB are cached on the host. 'auto': the first of these with enough
+    # room.
+    section.clients = word("auto", "device", "host", "disk")
+    return section
+
+
+def data_fields() -> Section:
+    """The images, who holds them, and who has their labels."""
+    section = Section()
+    # A data set, such as 'cifar10', 'mnist' or 'digits'; or a format, 'npz', 'npy', 'folder', 'csv' or 'datasets'
+    # (Hugging Face). All are listed in docs/data.md.
+    section.source = "cifar10"
+    section.path = ""  # path of the npz, csv or parquet file, or of the folder
+    section.test_path = ""  # csv: another one for testing; '': every fifth labelled row of each class
+    section.label_column = ""  # csv or 'datasets': column of the labels; a row with an empty label is unlabelled
+    section.client_column = ""  # csv or 'datasets': column of each row's client, for the partition 'natural'
+    section.ignore_columns = ""  # csv: columns to leave out, separated by commas
+    section.text_column = ""  # csv: column of texts to classify; '': rows of numbers and categories
+    section.text_versions = ""  # a second csv with as many rows, whose columns are versions of the texts
+    section.text_length = whole(64, least=1)  # tokens of a text; longer texts are cut
+    section.vocabulary = whole(5000, least=1)  # largest number of words; the most frequent ones are kept
+    section.weak_views = whole(1, least=1)  # number of weak views: the first ones of features or texts with V views
+    # Folder or 'datasets': resize images to N x N pixels; 0: all have the same size.
+    section.image_size = whole(0, least=0)
+    # How an image becomes square before it is resized: 'crop' takes the centre, 'stretch' resizes the whole image.
+    section.fit = word("crop", "stretch")
+    section.tfds_dir = ""  # data_dir of TensorFlow Datasets; '': its default, ~/tensorflow_datasets
+    section.flip = False  # npz, npy, folder or 'datasets': whether mirroring an image keeps its class
+    section.standardise = True  # subtract channel means, divide by deviations; False: pixels are 0 to 1 (FedMatch)
+    # The means and deviations for that: the data set's 'own', or always those of 'cifar10', as in FedLabel's code.
+    section.normalisation = word("own", "cifar10")
+    section.labels = word("server", "clients", "some_clients", "profile")  # who has labels; see docs/data.md
+    # With 'clients': the share of each client's images that are labelled.
+    section.labelled_share = real(0.1, above=0, most=1)
+    # With 'clients', instead of the share: labelled images per class and client.
+    section.labels_per_class = whole(0, least=0)
+    # With 'clients', instead: labelled images in total, balanced over classes. The partitions 'lda', 'iid',
+    # 'main_class' and 'profiles' leave out the remainder of their division by clients.
+    section.num_labelled = whole(0, least=0)
+    section.labelled_clients = whole(1, least=1)  # with 'some_clients': how many clients have all their labels
+    section.labelled_rule = word("random", "most_classes")  # which clients those are; see docs/data.md
+    # With 'profile': the share of labelled images of each client; or the distribution from which shares are drawn,
+    # such as 'beta(a,b)'.
+    section.label_profile = ("beta(0.3,0.3)",)
+    # Training images held out, equally many of each class. Rounds are then evaluated on them, not on the test set.
+    section.validation = whole(0, least=0)
+    section.server_labels = whole(500, least=0)  # S, labelled images of the server; with 'server' and 'profile'
+    section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class
+    # Classes that clients hold and the model does not know, such as (7, 8, 9); see docs/how_to/unknown_classes.md.
+    section.unknown_classes = several((), whole(least=0), distinct=True)
+    # A second data set with unknown images only: a name of data.source, an npz file or a folder.
+    section.unknown_source = ""
+    # Share of unknown images at each client, in addition to examples_per_client.
+    section.unknown_share = real(0.25, least=0, below=1)
+    of_dirichlet = ("dirichlet_clients", "dirichlet_pairs", "dirichlet_classes")
+    # How the clients' images are partitioned; see docs/data.md.
+    section.partition = word("lda", "iid", "stratified", *of_dirichlet, "shards", "profiles", "main_class", "natural")
+    # Of the Dirichlet partitions: lower is more heterogeneous. 'dirichlet_pairs' (SAGE) is far milder than the others.
+    section.alpha = real(0.1, above=0)
+    section.classes_per_client = whole(2, least=1)  # with 'shards': classes of each client
+    section.main_share = share(0.4)  # with 'main_class': the share of a client's images that are of its main class
+    section.examples_per_client = whole(0, least=0)  # upper bound for each client; 0: none
+    # Share of each client's images that become its own test images, which nobody trains on; see
+    # docs/how_to/personal_models.md.
+    section.client_test_share = real(0.0, least=0, below=1)
+    section.partition_file = ""  # a saved partition to use instead
+    section.reveal_labels = False  # shows hidden labels to the method, for an upper bound; every table marks it
+    section.centralised = False  # the server holds all images and labels, for an upper bound; every table marks it
+    # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed; n_max is the size of
+    # the source's smallest class. IF, largest class / smallest class; negative: reversed order; 1: no long tail.
+    section.imbalance = real(1.0)
+    return section

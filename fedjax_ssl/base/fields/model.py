@@ -1,0 +1,45 @@
+"""Fields of the model: the backbone with its heads, the probe on its features."""
+
+from fedjax_ssl.base.fields.section import Section, whole, word
+
+
+def model_fields() -> Section:
+    """The backbone, its normalisation and its heads."""
+    section = Section()
+    # 'cnn', 'lenet', 'resnet8', 'resnet9', 'resnet18', 'resnet34', 'resnet50', 'wrn16_1', 'wrn28_2', 'wrn28_8', 'vit';
+    # for images of about 224 x 224 pixels: 'resnet18_imagenet'; for tables and features: 'mlp', or 'linear', a
+    # classifier without a backbone; for texts: 'transformer'. Or your own, see docs/how_to/own_backbone.md.
+    section.name = "resnet18"
+    # Channels of a ResNet's first stage; 0: 16 for 'resnet8', 64 for others. Or the width of 'mlp' (0: 128),
+    # 'transformer' (64) and 'vit' (96).
+    section.width = whole(0, least=0)
+    section.depth = whole(0, least=0)  # layers of 'mlp', blocks of 'transformer' (0: 2) and 'vit' (0: 6)
+    section.patch = whole(0, least=0)  # side of a patch of 'vit' in pixels; 0: 4
+    section.anchor_dim = whole(128, least=0)  # width of the anchor head, for methods that have one
+    # Hidden width of the projector and the predictor, for methods that have them.
+    section.projector_hidden = whole(4096, least=1)
+    section.projector_dim = whole(2048, least=1)  # width of their outputs
+    section.normalisation = word("running", "static", "group", "none")  # see docs/concepts/statistics.md
+    # With 'static': the images from which statistics are computed; see docs/concepts/statistics.md.
+    section.statistics = word("server", "cohort", "all", "all_mixed", "moments")
+    section.statistics_passes = whole(2, least=1)  # exchanges per round under 'moments', at most one per layer
+    # In the mean of statistics all 'batches' count equally, or by their 'samples' ((FL)^2). 'moments' does not use it.
+    section.statistics_weights = word("batches", "samples")
+    # Initial classifier: 'lecun', a normal kernel of variance 1 / fan-in; 'torch', a uniform one with a third of that
+    # variance ((FL)^2, SemiFL); 'torch_linear', classifier and heads as torch.nn.Linear (most public code).
+    section.classifier_init = word("lecun", "torch", "torch_linear")
+    section.dtype = word("float32", "bfloat16")  # type of computations; parameters are float32
+    # Precision of float32 products: the platform's 'default', bfloat16 on TPUs and perhaps TF32 on GPUs; or 'highest',
+    # full float32, several times slower there.
+    section.float32_products = word("default", "highest")
+    return section
+
+
+def probe_fields() -> Section:
+    """The classifier of self-supervised methods."""
+    # For fedu, fedema and orchestra: the server fits a linear classifier to its labelled images after each round.
+    section = Section()
+    # Before testing, fine-tune the whole model on the labelled images for this many epochs, with the
+    # server's optimizer at a constant learning rate. Clients continue with the model before fine-tuning.
+    section.epochs = whole(0, least=0)
+    return section

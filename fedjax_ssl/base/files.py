@@ -1,0 +1,185 @@
+"""Reads files, and writes them atomically, synced to the disk before the call returns.
+
+A run's folder may come from anybody, so nothing is written through a symbolic link in it.
+"""
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import pathlib
+import secrets
+import stat
+from collections.abc import Iterator
+from typing import IO, Any
+
+from fedjax_ssl.base.errors import UserError
+
+PACKAGE = pathlib.Path(__file__).resolve().parent
+# The folder of config files: beside the package in a checkout, inside the package if it is installed.
+CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
+
+_unfinished: set[pathlib.Path] = set()  # temporary files of this process
+
+
+def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Expands ~ or ~USER at the start of a path.
+
+    Raises:
+        UserError: there is no such user.
+    """
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{os.fspath(path)[:200]!r} begins with a home folder that is not known") from error
+
+
+def replace_file(path: pathlib.Path, text: str) -> None:
+    """Writes a text file. Characters that UTF-8 cannot encode, such as in a name in another encoding, are escaped."""
+    with replaced(path) as file:
+        file.write(text.encode(errors="backslashreplace"))
+
+
+def replace_arrays(path: pathlib.Path, **arrays: Any) -> None:
+    """Writes an npz file of arrays."""
+    import numpy as np  # here: callers that only replace text should not wait for it
+
+    with replaced(path) as file:
+        np.savez_compressed(file, **arrays)
+
+
+@contextlib.contextmanager
+def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Opens a temporary file that replaces `path`, even a link, at the end; after an error, `path` is unchanged."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    _unfinished.add(temporary)
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+        _unfinished.discard(temporary)
+
+
+def make_folder(path: pathlib.Path) -> None:
+    """Makes a folder inside an existing one: if a run's folder was moved away, it is not made again."""
+    path.mkdir(exist_ok=True)
+
+
+def refuse_link(path: pathlib.Path) -> None:
+    """Raises an OSError if a path is a symbolic link, even a broken one."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, f"{path} is a link, through which nothing is written")
+
+
+def read_whole(path: pathlib.Path) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file: a pipe would block.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return path.read_bytes()
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        OSError: see `read_whole`.
+        ValueError: it is not JSON.
+    """
+    try:
+        return json.loads(read_whole(path))
+    except RecursionError:
+        raise ValueError("too many brackets inside each other") from None
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Waits until a folder's entries are on the disk; does nothing on systems without such a call (Windows)."""
+    if os.name != "posix":
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # EINVAL: the file system has no such call
+            raise
+    finally:
+        os.close(number)
+
+
+def free_name(path: pathlib.Path) -> pathlib.Path:
+    """The path, or the first of PATH_2, PATH_3, ... that does not exist."""
+    names = itertools.chain([path], (path.with_name(f"{path.name}_{number}") for number in itertools.count(2)))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def discard_unfinished() -> None:
+    """Removes the temporary files of unfinished writes, for a process that is about to end."""
+    for temporary in list(_unfinished):
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def cache_folder() -> pathlib.Path:
+    """The library's folder in the user's cache."""
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedjax_ssl"
+
+
+def private_cache(name: str, most_bytes: int) -> pathlib.Path | None:
+    """A folder in the user's cache, made if it is missing.
+
+    Compiled programs are code, so no other user may write there or into a folder above. The least recently used files
+    are removed.
+
+    Args:
+        name: the folder's name.
+        most_bytes: limit on the size of all its files.
+
+    Returns:
+        The folder; None if other users can write there, it cannot be made, or the system cannot tell (Windows).
+    """
+    folder = cache_folder() / name
+    try:
+        cache_folder().parent.mkdir(parents=True, exist_ok=True)
+        for place in (cache_folder(), folder):
+            place.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or not _is_ours_alone(folder):
+            return None
+        files = []
+        for entry in os.scandir(folder):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed or renamed it
+                files.append((entry.stat(follow_symlinks=False), pathlib.Path(entry.path)))
+        total = 0
+        for state, path in sorted(files, key=lambda file: max(file[0].st_atime, file[0].st_mtime), reverse=True):
+            total += state.st_size
+            if total > most_bytes:
+                path.unlink(missing_ok=True)
+    except OSError:
+        return None
+    return folder
+
+
+def _is_ours_alone(folder: pathlib.Path) -> bool:
+    """Whether only this user and root can write into a folder, or replace it by another folder or a link."""
+    if not hasattr(os, "getuid"):
+        return False
+    own = os.getuid()
+    for path in (folder.absolute(), pathlib.Path(os.path.realpath(folder))):
+        for place in (path, *path.parents):
+            state = place.stat()
+            if {state.st_uid, place.lstat().st_uid} - {own, 0}:
+                return False
+            of_group = (
+                state.st_mode & stat.S_IWGRP and state.st_gid != own
+            )  # a user's own group often has the user's number
+            if (of_group or state.st_mode & stat.S_IWOTH) and not state.st_mode & stat.S_ISVTX:
+                return False
+    return True

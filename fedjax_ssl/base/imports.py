@@ -1,0 +1,126 @@
+"""Imports a user's code by import path, MODULE:NAME or FILE.py:NAME, and reports its errors in one line."""
+
+import contextlib
+import hashlib
+import importlib
+import os
+import pathlib
+import re
+import sys
+import traceback
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from fedjax_ssl.base.errors import UserError, first_line, nearest
+from fedjax_ssl.base.files import expanded, read_whole
+
+CODE_FIELDS = ("method", "model.name", "confidence.kind")  # fields that may name a user's code
+RUN_AS = "fedjax_ssl_own_"  # how the modules' names begin that `run_file` makes
+
+_FILES: dict[pathlib.Path, types.ModuleType] = {}  # imported files; one run uses one version of them
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is an import path."""
+    return ":" in name
+
+
+def name_of(method: str) -> str:
+    """A method's name without its path; `method` is a name or an import path."""
+    place, _, name = method.rpartition(":")
+    return re.split(r"[/\\.]", place.removesuffix(".py"))[-1] if place and name == "ENTRY" else name
+
+
+def import_own(field: str, name: str) -> tuple[Any, str | None]:
+    """Imports the object that a path names.
+
+    Args:
+        field: the field of the configuration, for messages.
+        name: MODULE:NAME or FILE.py:NAME. A module is installed or in the current folder; a file may import from
+            its own folder.
+
+    Returns:
+        The object, and the file that it was imported from; None if the module has no file.
+
+    Raises:
+        UserError: the name leads nowhere, or the import fails.
+    """
+    place, _, attribute = name.rpartition(":")
+    path = expanded(place).resolve() if place.endswith(".py") else None
+    # Appended, so that these modules replace no installed module. Python itself searches the script's folder only.
+    folder = str(path.parent) if path else os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)
+    importlib.invalidate_caches()  # the file may have been written just now
+    with one_line(field, name, f"importing {place} fails", path and str(path)):
+        if path is None:
+            module = importlib.import_module(place)
+        elif path not in _FILES:
+            module = _FILES[path] = run_file(path)
+        else:
+            module = _FILES[path]
+    file = getattr(module, "__file__", None)  # a folder without an __init__.py has none
+    if not hasattr(module, attribute):
+        known = [key for key in vars(module) if not key.startswith("_")]
+        raise UserError(f"{field}={name}: {file or place} has no {attribute or 'such name'}{nearest(attribute, known)}")
+    return getattr(module, attribute), file
+
+
+def forget_changed() -> None:
+    """Forgets the imported files that are changed or gone, so that the next import runs them again."""
+    for file, module in list(_FILES.items()):
+        if not file.is_file() or file.read_bytes() != source_of(module):
+            _FILES.pop(file, None)
+
+
+def run_file(file: pathlib.Path) -> types.ModuleType:
+    """Runs a Python file, and returns its module.
+
+    Args:
+        file: an absolute path that ends with .py.
+
+    Raises:
+        Exception: whatever the file raises.
+    """
+    source = read_whole(file)
+    # A prefix and a digest, so that a file called random.py, or two of one name, replace no other module.
+    module = types.ModuleType(f"{RUN_AS}{file.stem}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}")
+    module.__file__ = str(file)
+    module.__dict__["__source__"] = source
+    sys.modules[module.__name__] = module  # dataclasses, and so Flax modules, look up annotations there
+    # These bytes, which the run's origin keeps. Python's own loader may run an older version from its cache instead.
+    exec(compile(source, str(file), "exec", dont_inherit=True), vars(module))
+    return module
+
+
+def source_of(module: types.ModuleType) -> bytes:
+    """The content of a loaded module's file; what ran, if `run_file` made the module.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return vars(module).get("__source__") or read_whole(pathlib.Path(str(module.__file__)))
+
+
+@contextlib.contextmanager
+def one_line(field: str, name: str, what: str, file: str | None = None) -> Iterator[None]:
+    """Turns an error in a user's code into a UserError of one line, which names the place in the code.
+
+    Args:
+        field: the field of the configuration, for messages.
+        name: the import path.
+        what: what fails.
+        file: the user's file, whose line is named; by default the last file of the traceback.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # It is the user's code: it may raise anything.
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and f.filename[0] != "<"
+        ]
+        frames = [frame for frame in frames if file in (None, frame.filename)]
+        where = f" in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
+        raise UserError(f"{field}={name}: {what} ({type(error).__name__}{where}: {first_line(error)})") from error

@@ -1,0 +1,119 @@
+"""Feature vectors, such as the outputs of a frozen encoder: one per example, or V precomputed views of each example.
+
+The first W (`data.weak_views`) of V views are weak, the others strong; one is drawn for each example. If there is only
+one weak view, weak views are made from it by Gaussian noise. If there are no strong views, they are made from weak
+views by setting a share of the features to their mean.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.data.kinds.kind import Facts, Kind, are_numbers, are_sizes
+from fedjax_ssl.ops.augment import Views
+
+NOISE = 0.1  # of features and tables, both views: Gaussian, in standard deviations
+MASKED = 0.2  # strong views: the share of features set to their mean, of a table's values set missing, of tokens masked
+
+
+class Features(NamedTuple):
+    """Float vectors, stored as float32; the first of V views represents the example."""
+
+    shape: tuple[int, ...]  # (D,) or (V, D)
+    # mean and std: of each of the D features over all views of the training set; features of an encoder share one std.
+    mean: np.ndarray
+    std: np.ndarray
+
+    def to_network(self, inputs: jax.Array) -> jax.Array:
+        """Standardises examples [B, D] or [B, V, D], or views [B, D], by `mean` and `std`: float32 [B, D]."""
+        return (first(inputs) - self.mean) / self.std
+
+    @staticmethod
+    def together(views: Sequence[jax.Array]) -> jax.Array:
+        """Concatenates views [B, D] and the first views of examples [B, V, D] into one batch: float32 [., D]."""
+        return jnp.concatenate([first(view).astype(jnp.float32) for view in views])
+
+
+def first(inputs: jax.Array) -> jax.Array:
+    """The first of V views: [B, V, D] to [B, D]."""
+    return inputs[:, 0] if inputs.ndim == 3 else inputs
+
+
+def drawn(key: jax.Array, inputs: jax.Array, start: int, end: int) -> jax.Array:
+    """Draws one of the views `start` to `end` - 1 of each example: [B, V, D] to [B, D]."""
+    numbers = jax.random.randint(key, (len(inputs),), start, end)
+    return jnp.take_along_axis(inputs, numbers[:, None, None], axis=1)[:, 0]
+
+
+def weak_view(key: jax.Array, inputs: jax.Array, num_weak: int, std: np.ndarray) -> jax.Array:
+    """Draws a weak view if there are several; otherwise adds noise to the first view."""
+    if num_weak > 1:
+        return drawn(key, inputs, 0, num_weak)
+    return noisy(key, first(inputs), std)
+
+
+def strong_view(key: jax.Array, inputs: jax.Array, num_weak: int, mean: np.ndarray, std: np.ndarray) -> jax.Array:
+    """Draws a strong view if there are any; otherwise sets a share of a weak view's features to their mean."""
+    if inputs.ndim == 3 and inputs.shape[1] > num_weak:
+        return drawn(key, inputs, num_weak, inputs.shape[1])
+    weak_key, mask_key = jax.random.split(key)
+    seen = weak_view(weak_key, inputs, num_weak, std)
+    return jnp.where(jax.random.bernoulli(mask_key, MASKED, seen.shape), mean, seen)
+
+
+def noisy(key: jax.Array, inputs: jax.Array, std: np.ndarray) -> jax.Array:
+    """Adds Gaussian noise whose deviation is `NOISE` times `std`."""
+    return inputs + NOISE * std * jax.random.normal(key, inputs.shape)
+
+
+def _views(config: Any, facts: Facts) -> Views:
+    inputs: Any = KIND.inputs(facts)
+    given = {"num_weak": facts["weak_views"], "std": inputs.std}
+    strong = functools.partial(strong_view, mean=inputs.mean, **given)
+    return Views(functools.partial(weak_view, **given), strong, (strong, strong))
+
+
+def _wrong(facts: Facts) -> str:
+    shape, num_weak = facts.get("shape"), facts.get("weak_views")
+    if not are_sizes(shape, 1, 2):
+        return f"shape is {shape!r}; it must be [features] or [views, features]"
+    for name, above in (("mean", -np.inf), ("std", 0.0)):
+        if not are_numbers(facts.get(name), shape[-1], above):
+            return f"{name} must be {shape[-1]} finite numbers{' above 0' if name == 'std' else ''}, one a feature"
+    if type(num_weak) is not int or not 1 <= num_weak <= (shape[0] if len(shape) == 2 else 1):
+        return f"weak_views is {num_weak!r}; it must be one of the views' numbers"
+    encoded = facts.get("encoded_images")  # [H, W, C] of the images that a frozen encoder saw
+    if encoded is not None and not (are_sizes(encoded, 3) and isinstance(facts.get("weights"), str)):
+        return f"encoded_images is {encoded!r}; it must be [height, width, channels], with the weights' checksum"
+    return ""
+
+
+def _given(features: Any, facts: Facts) -> np.ndarray:
+    """Numbers [B, D] or [B, V, D]."""
+    features, shape = np.asarray(features), tuple(facts["shape"])
+    is_good = features.ndim in (2, 3) and features.dtype.kind in "fiu" and features.size
+    if not is_good or features.shape[-1] != shape[-1]:
+        raise UserError(f"features are {features.dtype} {features.shape}; the model takes numbers [B, {shape[-1]}]")
+    with np.errstate(over="ignore"):
+        # Only the first view is kept, so that programs need one shape only.
+        features = (features[:, 0] if features.ndim == 3 else features).astype(np.float32)
+    if not np.isfinite(features).all():
+        raise UserError("features have values that are not finite in float32")
+    return features
+
+
+KIND = Kind(
+    noun="feature vectors",
+    stored=np.float32,
+    inputs=lambda facts: Features(
+        tuple(facts["shape"]), np.asarray(facts["mean"], np.float32), np.asarray(facts["std"], np.float32)
+    ),
+    views=_views,
+    wrong=_wrong,
+    given=_given,
+)

@@ -1,0 +1,64 @@
+"""Images: pixels from 0 to 255, with the views that the section `augment` defines."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.data.kinds.kind import Facts, Kind, are_numbers, are_sizes
+from fedjax_ssl.ops.augment import image_views
+
+
+class Images(NamedTuple):
+    """Images with values in 0..255, stored as uint8."""
+
+    shape: tuple[int, int, int]  # (height, width, channels)
+    # mean and std: of the data set, for each channel, in units of [0, 1] pixel values.
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def to_network(self, inputs: jax.Array) -> jax.Array:
+        """Standardises pixels by the data set's mean and deviation."""
+        return (inputs.astype(jnp.float32) / 255.0 - jnp.array(self.mean)) / jnp.array(self.std)
+
+
+def _wrong(facts: Facts) -> str:
+    if not are_sizes(facts.get("image_shape"), 3):
+        return f"image_shape is {facts.get('image_shape')!r}; it must be [height, width, channels]"
+    channels = facts["image_shape"][2]
+    for name, above in (("mean", -np.inf), ("std", 0.0)):
+        if not are_numbers(facts.get(name), channels, above):
+            bound = " above 0" if name == "std" else ""
+            return f"{name} is {facts.get(name)!r}; it must be {channels} finite numbers{bound}, one a channel"
+    return ""
+
+
+def _given(images: Any, facts: Facts) -> np.ndarray:
+    """Checks images: uint8 [B, H, W, C], or [B, H, W] for one channel, or other numbers from 0 to 255."""
+    images, shape = np.asarray(images), tuple(facts["image_shape"])
+    if images.ndim == 3 and shape[-1] == 1:
+        images = images[..., np.newaxis]
+    if images.shape[1:] != shape or not len(images) or images.dtype.kind not in "fiu":
+        wanted = "x".join(map(str, shape))
+        raise UserError(
+            f"images are {images.dtype} {images.shape}; the model takes numbers [B, H, W, C] of {wanted}, B at least 1"
+        )
+    if images.dtype != np.uint8:
+        images = images.astype(np.float32)
+        if not (images.min() >= 0 and images.max() <= 255):
+            raise UserError("images have values outside of 0 to 255; give pixels as they are, not normalised")
+        if images.max() <= 1 and len(np.unique(images)) > 2:
+            raise UserError("images have no value above 1; the model takes pixels from 0 to 255: multiply by 255")
+    return images
+
+
+KIND = Kind(
+    noun="images",
+    stored=np.uint8,
+    inputs=lambda facts: Images(tuple(facts["image_shape"]), tuple(facts["mean"]), tuple(facts["std"])),
+    views=lambda config, facts: image_views(config, tuple(facts["image_shape"]), facts["flip"]),
+    wrong=_wrong,
+    given=_given,
+)

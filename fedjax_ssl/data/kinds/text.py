@@ -1,0 +1,156 @@
+"""Texts as token ids, 0 = padding; or V versions of each text, such as back-translations, with the original first.
+
+Weak views delete a few tokens; strong views also mask some. The first W (`data.weak_views`) of V versions are weak, the
+others strong. If there are several weak versions, a weak view is one of them, drawn for each text without further
+changes; likewise a strong view if there are strong versions.
+
+Source: back-translations as strong views are from UDA (Xie et al., NeurIPS 2020), deletion from EDA (Wei and Zou, EMNLP
+2019), masking from BERT (Devlin et al., NAACL 2019). Mixup is wordMixup (Guo et al., "Augmenting Data with Mixup for
+Sentence Classification", 2019).
+"""
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.data.kinds.features import MASKED, drawn, first
+from fedjax_ssl.data.kinds.kind import Facts, Kind, are_sizes
+from fedjax_ssl.data.kinds.table import is_missing
+from fedjax_ssl.ops.augment import Views
+
+PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+DELETED = 0.1  # both views: the share of tokens deleted
+_WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
+
+
+class Text(NamedTuple):
+    """Token ids, stored as int32."""
+
+    shape: tuple[int, ...]  # (L,) or (V, L)
+    num_tokens: int  # ids are below num_tokens; num_tokens itself is the id of the mask
+    mix_order: str = "augment_then_mix"  # tokens of a mixture cannot be deleted
+
+    @property
+    def keywords(self) -> Mapping[str, Any]:
+        """Keywords for a backbone's factory: the number of ids to embed, including the mask."""
+        return {"num_tokens": self.num_tokens + 1}
+
+    def to_network(self, inputs: jax.Array) -> jax.Array:
+        """Converts texts [B, L] or [B, V, L] and views [B, L] to int32 [B, L], mixtures [B, 3 L] to [B, 3, L]."""
+        inputs = first(inputs)
+        if inputs.shape[1] == 3 * self.shape[-1]:
+            return inputs.reshape(len(inputs), 3, -1)
+        return inputs.astype(jnp.int32)
+
+    def mix(self, a: jax.Array, b: jax.Array, lam: jax.Array) -> jax.Array:
+        """Prepares mixup of embeddings by the backbone: ids of a, ids of b, weight of a, float32 [B, 3 L]."""
+        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+        return jnp.concatenate([a, b, jnp.full_like(a, lam)], axis=1)
+
+    def together(self, views: Sequence[jax.Array]) -> jax.Array:
+        """Concatenates views and examples; if any is a mixture, the others become mixtures with themselves."""
+        views = [first(view).astype(jnp.float32) for view in views]
+        longest = max(view.shape[1] for view in views)
+        return jnp.concatenate([v if v.shape[1] == longest else self.mix(v, v, jnp.float32(1.0)) for v in views])
+
+
+def weak_view(key: jax.Array, tokens: jax.Array, num_weak: int) -> jax.Array:
+    """Draws a weak version if there are several; otherwise deletes a few tokens of the first version."""
+    if num_weak > 1:
+        return drawn(key, tokens, 0, num_weak)
+    return deleted(key, first(tokens), DELETED)
+
+
+def strong_view(key: jax.Array, tokens: jax.Array, num_weak: int, mask: int) -> jax.Array:
+    """Draws a strong version if there are any; otherwise masks tokens of a weak view."""
+    if tokens.ndim == 3 and tokens.shape[1] > num_weak:
+        return drawn(key, tokens, num_weak, tokens.shape[1])
+    weak_key, mask_key = jax.random.split(key)
+    tokens = weak_view(weak_key, tokens, num_weak)
+    masked = jax.random.bernoulli(mask_key, MASKED, tokens.shape) & (tokens != PADDING)
+    return jnp.where(masked, jnp.asarray(mask, tokens.dtype), tokens)
+
+
+def deleted(key: jax.Array, tokens: jax.Array, share: float) -> jax.Array:
+    """Replaces a share of the tokens by padding, which attention ignores; other tokens keep their positions."""
+    gone = jax.random.bernoulli(key, share, tokens.shape)
+    return jnp.where(gone, jnp.zeros((), tokens.dtype), tokens)
+
+
+def _views(config: Any, facts: Facts) -> Views:
+    num_weak = facts["weak_views"]
+    strong = functools.partial(strong_view, mask=facts["num_tokens"], num_weak=num_weak)
+    return Views(functools.partial(weak_view, num_weak=num_weak), strong, (strong, strong))
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, in lower case."""
+    return _WORD.findall(text.lower())
+
+
+def make_vocabulary(texts: Iterable[str], size: int) -> list[str]:
+    """The most frequent words of texts, at most `size`; equally frequent words are in alphabetical order."""
+    counts = Counter(word for text in texts for word in words(text))
+    return [word for word, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:size]]
+
+
+def tokenise(texts: Iterable[str], vocabulary: list[str], length: int) -> np.ndarray:
+    """The first `length` words of each text as ids: int32 [N, length]."""
+    ids = {word: number for number, word in enumerate(vocabulary, start=FIRST_WORD)}
+    rows = [[ids.get(word, UNKNOWN) for word in words(text)[:length]] for text in texts]
+    tokens = np.zeros((len(rows), length), np.int32)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = row
+    return tokens
+
+
+def _wrong(facts: Facts) -> str:
+    shape, number, vocabulary = facts.get("shape"), facts.get("num_tokens"), facts.get("vocabulary")
+    if not are_sizes(shape, 1, 2):
+        return f"shape is {shape!r}; it must be [tokens] or [versions, tokens]"
+    if type(number) is not int or number < 1:
+        return f"num_tokens is {number!r}; it must be a whole number from 1 on"
+    if vocabulary and not (
+        isinstance(vocabulary, list)
+        and len(vocabulary) == number - FIRST_WORD
+        and all(isinstance(word, str) for word in vocabulary)
+    ):
+        return f"vocabulary must be {number - FIRST_WORD} words"
+    num_weak = facts.get("weak_views")
+    if type(num_weak) is not int or not 1 <= num_weak <= (shape[0] if len(shape) == 2 else 1):
+        return f"weak_views is {num_weak!r}; it must be one of the versions' numbers"
+    return ""
+
+
+def _given(texts: Any, facts: Facts) -> np.ndarray:
+    """Tokenises texts [B] if the data set has a vocabulary, None and NaN as ''; or checks token ids [B, L]."""
+    length, found = facts["shape"][-1], np.asarray(texts)
+    if not found.size:
+        raise UserError("there are no texts")
+    if found.ndim == 1 and found.dtype.kind in "UO" and facts.get("vocabulary"):
+        # `texts`, not `found`, in which a NaN may be the text 'nan'.
+        known = ("" if not isinstance(text, str) and is_missing(str(text)) else str(text) for text in texts)
+        return tokenise(known, facts["vocabulary"], length)
+    if found.dtype.kind not in "iu" or found.shape[1:] != (length,):
+        wanted = "a list of texts, or token ids" if facts.get("vocabulary") else "token ids"
+        raise UserError(f"texts are {found.dtype} {found.shape}; the model takes {wanted} [B, {length}]")
+    if found.min() < 0 or found.max() >= facts["num_tokens"]:
+        raise UserError(f"token ids are {found.min()} to {found.max()}; the model's are 0 to {facts['num_tokens'] - 1}")
+    return found.astype(np.int32)
+
+
+KIND = Kind(
+    noun="texts",
+    stored=np.int32,
+    inputs=lambda facts: Text(tuple(facts["shape"]), facts["num_tokens"]),
+    views=_views,
+    wrong=_wrong,
+    given=_given,
+)

@@ -1,0 +1,73 @@
+"""Decides which uploads are accepted: those that are finite and not far longer than the others."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.engine.cohort import CohortResult
+from fedjax_ssl.engine.interface import Broadcast
+from fedjax_ssl.engine.untrusted.updates import changed_by, received_by_path
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import WITHOUT_PARAMETERS, all_finite, norm, row_norms
+
+LONGEST = 1000.0  # the largest accepted length of an update, in lower medians of the cohort's
+
+
+def longest_update(config: Any) -> float:
+    """The run's `longest` for `accepted_rows`. With privacy noise it is 0: no upload may affect another one."""
+    return 0.0 if config.privacy.noise else LONGEST
+
+
+def accepted_rows(result: CohortResult, broadcast: Broadcast, longest: float) -> jax.Array:
+    """Whether each row has an upload that is finite and not far longer than the others.
+
+    Args:
+        result: the cohort's results.
+        broadcast: the broadcast of this round.
+        longest: the largest accepted length, in medians, see `too_long`; 0: any length.
+
+    Returns:
+        bool [R].
+
+    Raises:
+        UserError: nothing is uploaded.
+    """
+    if not jax.tree.leaves(result.upload.model):
+        raise UserError(WITHOUT_PARAMETERS)
+    accepted = result.took_part & all_finite(result.upload, batch_ndim=1)
+    if longest:
+        accepted &= ~too_long(result.upload.model, broadcast, accepted, longest)
+    return accepted
+
+
+def too_long(sent: Model, broadcast: Broadcast, counted: jax.Array, times: float) -> jax.Array:
+    """Whether each upload is far longer than the others. A client that sends 1e30 everywhere would dominate the mean.
+
+    Lengths are Euclidean norms of an upload's change: of all parameters as one vector, and separately of all
+    statistics. The median is the lower median, so that of two uploads it is the shorter one. If it is 0, because most
+    uploads have not changed, the length of the broadcast replaces it. An upload whose change is no longer than the
+    broadcast is never too long, however little the others have changed.
+
+    Args:
+        sent: leaves [R, ...].
+        broadcast: the broadcast of this round; parts that are missing in its model count as 0.
+        counted: bool [R], the uploads over which the median is taken.
+        times: the largest length that is not too long, in medians.
+
+    Returns:
+        bool [R].
+    """
+    found = jnp.zeros(counted.shape, bool)
+    for part in Model._fields:
+        changes = changed_by(getattr(sent, part), broadcast, part)
+        if changes:
+            lengths = row_norms(changes)
+            ranked = jnp.sort(jnp.where(counted, lengths, jnp.inf))
+            median = ranked[jnp.maximum(jnp.sum(counted) - 1, 0) // 2]
+            received = received_by_path(broadcast, part)
+            length = norm(received) if received else 0.0
+            usual = jnp.where(median > 0, median, length)
+            found |= (lengths > jnp.maximum(times * usual, length)) & (usual > 0)
+    return found

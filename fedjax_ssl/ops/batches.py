@@ -1,0 +1,75 @@
+"""Batches of an epoch, and functions over many rows in chunks that fit into memory."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.base.devices import num_devices, on_each_device, platform
+
+# On a CPU the intermediate values of a few rows stay in the caches; more rows are slower and allocate new memory.
+# A TPU's compiler takes half as long for 250 rows as for 500.
+ROWS_AT_ONCE = {"cpu": 64, "tpu": 250}
+MOST_ROWS = 500  # on other platforms
+Count = TypeVar("Count", int, jax.Array)
+
+
+def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int | None) -> Any:
+    """Maps `function` over the leading axis of `rows`, at most `batch_size` rows at a time on each device.
+
+    Args:
+        function: a pytree with leaves [B, ...] to a pytree with leaves [B, ...], each row independent of the others.
+        rows: leaves [n, ...]. Pass indices instead of images, so that each chunk gathers its own.
+        batch_size: the largest B; None: a number that is fast on the platform.
+
+    Returns:
+        The function's result with leaves [n, ...].
+    """
+    count, devices = len(jax.tree.leaves(rows)[0]), num_devices()
+    batch_size = batch_size or ROWS_AT_ONCE.get(platform(), MOST_ROWS)
+    num_chunks = -(-count // (batch_size * devices)) * devices
+    # Equal chunks, for the least padding; on a TPU full chunks, because passes of equal shapes are compiled once.
+    chunk = batch_size if platform() == "tpu" and num_chunks > devices else -(-count // num_chunks)
+
+    def to_chunks(leaf):
+        padded = jnp.pad(leaf, [(0, num_chunks * chunk - count)] + [(0, 0)] * (leaf.ndim - 1), mode="edge")
+        return padded.reshape(num_chunks, chunk, *leaf.shape[1:])
+
+    results = on_each_device(lambda chunks: jax.lax.map(function, chunks), jax.tree.map(to_chunks, rows))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], results)
+
+
+def epoch_orders(key: jax.Array, included: jax.Array, epochs: int) -> jax.Array:
+    """A random order of the included positions for each epoch; the other positions follow.
+
+    Args:
+        key: a PRNG key.
+        included: bool [n].
+        epochs: E.
+
+    Returns:
+        int32 [E, n].
+    """
+    draws = jax.random.uniform(key, (epochs, len(included)))
+    return jnp.argsort(jnp.where(included, draws, jnp.inf), axis=1)
+
+
+def draw_with_replacement(key: jax.Array, size: jax.Array | int, count: int) -> jax.Array:
+    """Draws `count` positions from 0 to size - 1 with replacement: int32 [count]."""
+    return jnp.minimum(jnp.floor(jax.random.uniform(key, (count,)) * size).astype(jnp.int32), size - 1)
+
+
+def num_batches(count: Count, batch_size: int) -> Count:
+    """The number of batches in an epoch over `count` examples, including a short last batch."""
+    return -(-count // batch_size)
+
+
+def batch_positions(batch: jax.Array, batch_size: int, count: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+    """The positions of batch number `batch` in a list of `count` entries.
+
+    Returns:
+        The positions, int32 [batch_size], beyond the end in a short last batch; and their mask, bool [batch_size].
+    """
+    positions = batch * batch_size + jnp.arange(batch_size)
+    return positions, positions < count

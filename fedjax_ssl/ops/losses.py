@@ -1,0 +1,268 @@
+"""Losses, each a pure function of a (possibly padded) batch."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl.ops.trees import add_up
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """Mean cross-entropy over the examples in the mask: sum_b w_b H(y_b, p_b) / (number of these examples).
+
+    Args:
+        logits: float32 [B, C].
+        labels: int32 [B]; labels outside the mask are ignored.
+        mask: bool [B].
+        weights: float32 or bool [B]; None: 1. With 1[confident] this is FixMatch's eq. 4, a mean over the whole batch.
+
+    Returns:
+        float32 []; 0 if the mask is empty.
+    """
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(mask, labels, 0))
+    losses = losses if weights is None else weights * losses
+    return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def mixup_cross_entropy(
+    logits: jax.Array,
+    labels: jax.Array,
+    partner_labels: jax.Array,
+    mixing: jax.Array,
+    mask: jax.Array,
+    weights: jax.Array | None = None,
+) -> jax.Array:
+    """lambda l(f(x_mix), y) + (1 - lambda) l(f(x_mix), y'): the mix loss, FedAnchor eq. 9 (SemiFL eq. 7).
+
+    Args:
+        logits: float32 [B, C], logits of the mixed images.
+        labels, partner_labels: int32 [B], labels y and y' of the two images of each mixture.
+        mixing: float32 [], the lambda of the batch.
+        mask: bool [B].
+        weights: float32 [B], weight of each mixture; None: 1.
+    """
+    first = cross_entropy(logits, labels, mask, weights)
+    return mixing * first + (1 - mixing) * cross_entropy(logits, partner_labels, mask, weights)
+
+
+def soft_label_loss(logits: jax.Array, targets: jax.Array, weights: jax.Array, mask: jax.Array) -> jax.Array:
+    """1/B sum_b w_b KL(q_b || p_b) over the batch, UDA's consistency (Xie et al., 2020).
+
+    Args:
+        logits: float32 [B, C], logits of the strong views, p = softmax.
+        targets: float32 [B, C], the distributions q.
+        weights: float32 [B], 0 for rejected images.
+        mask: bool [B], False for padding.
+    """
+    entropies = jnp.sum(jax.scipy.special.xlogy(targets, targets), axis=-1)
+    divergences = entropies - jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
+    return jnp.sum(jnp.where(mask, weights * divergences, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def kl_divergence(reference_logits: jax.Array, logits: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean of KL(p_0, p) over the examples in the mask; p_0 is the reference's distribution (FedIL eq. 12).
+
+    Args:
+        reference_logits: float32 [B, C], without gradient.
+        logits: float32 [B, C].
+        mask: bool [B].
+    """
+    reference = jax.nn.log_softmax(jax.lax.stop_gradient(reference_logits))
+    divergences = jnp.sum(jnp.exp(reference) * (reference - jax.nn.log_softmax(logits)), axis=-1)
+    return jnp.sum(jnp.where(mask, divergences, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def proximal_term(params: Any, reference: Any) -> jax.Array:
+    """1/2 |w - w_t|^2 over all leaves, the term of FedProx (Li et al., 2020, eq. 2) without its mu: float32 []."""
+    squares = jax.tree.map(lambda leaf, other: jnp.sum(jnp.square(leaf - other)), params, reference)
+    return 0.5 * add_up(jax.tree.leaves(squares))
+
+
+def mean_square_distances(params: Any, reference: Any) -> jax.Array:
+    """The sum over all leaves of mean((w - w')^2), so that each tensor weighs the same: float32 []."""
+    means = jax.tree.map(lambda leaf, other: jnp.mean(jnp.square(leaf - other)), params, reference)
+    return add_up(jax.tree.leaves(means))
+
+
+def unit_vectors(vectors: jax.Array) -> jax.Array:
+    """Each row divided by its length, in float32; a zero row stays zero and has a zero gradient."""
+    squared = jnp.sum(jnp.square(vectors.astype(jnp.float32)), axis=-1, keepdims=True)
+    positive = squared > 0
+    return jnp.where(positive, vectors / jnp.sqrt(jnp.where(positive, squared, 1.0)), 0.0)
+
+
+def negative_cosine(predictions: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
+    """-mean_b cos(p_b, z_b) over the examples in the mask, without a gradient for z (BYOL, Grill et al., 2020).
+
+    Args:
+        predictions, targets: float32 [B, D], p and z.
+        mask: bool [B], False for padding.
+
+    Returns:
+        float32 []; 0 if the mask is empty.
+    """
+    similarities = jnp.sum(unit_vectors(predictions) * unit_vectors(jax.lax.stop_gradient(targets)), axis=-1)
+    return -jnp.sum(jnp.where(mask, similarities, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def label_contrastive_loss(
+    embeddings: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    num_classes: int,
+    temperature: float,
+    negatives: str = "batch",
+    self_pairs: bool = False,
+) -> jax.Array:
+    """The label contrastive loss of FedAnchor, eq. 1 and 2, on one batch of anchors.
+
+        l(c) = -log( sum_{y(i) = y(j) = c} exp(s_ij / tau) / sum_{y(i) != y(j)} exp(s_ij / tau) )
+        L_c  = 1/C sum_c l(c),     s_ij the cosine similarity of z_i and z_j
+
+    A class without a pair in the batch is left out of the sum (its l(c) would contain log 0). If the batch has only one
+    class, all classes are left out. The loss is not bounded below: it can be negative.
+
+    Args:
+        embeddings: float32 [B, D], the anchor head's outputs z.
+        labels: int32 [B].
+        mask: bool [B]; False marks padding.
+        num_classes: C.
+        temperature: tau.
+        negatives: the pairs in the denominator: 'batch', every pair of unequal labels in the batch (as printed), or
+            'class', those whose first example is of class c.
+        self_pairs: whether the numerator includes i = j. The printed equation does not exclude it; a self pair always
+            has similarity 1, so it only reduces the gradient.
+
+    Returns:
+        float32 [].
+    """
+    z = unit_vectors(embeddings)
+    exponents = jnp.matmul(z, z.T, precision="highest") / temperature
+    both = mask[:, None] & mask[None, :]
+    same = labels[:, None] == labels[None, :]
+    positive = both & same if self_pairs else both & same & ~jnp.eye(len(labels), dtype=bool)
+    negative = both & ~same
+    one_hot = jax.nn.one_hot(labels, num_classes)
+
+    def log_sums(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """For each class: log sum exp(s / tau) over pairs whose first example has it (0 without any), and if any."""
+        highest = jnp.max(jnp.where(pairs, exponents, -jnp.inf), axis=1)  # [B]
+        highest = jnp.max(jnp.where(one_hot > 0, highest[:, None], -jnp.inf), axis=0)  # [C]
+        some = highest > -jnp.inf
+        # The largest of a class's exponents is subtracted from all, so that exp neither overflows nor gives only zeros.
+        highest = jax.lax.stop_gradient(jnp.where(some, highest, 0.0))
+        terms = jnp.exp(jnp.where(pairs, exponents - highest[labels][:, None], -jnp.inf))
+        sums = jnp.matmul(jnp.sum(terms, axis=1), one_hot, precision="highest")
+        return jnp.log(jnp.where(some, sums, 1.0)) + highest, some
+
+    numerator, has_positive = log_sums(positive)
+    denominator, has_negative = log_sums(negative)
+    if negatives == "batch":
+        denominator = jax.nn.logsumexp(jnp.where(has_negative, denominator, jnp.finfo(jnp.float32).min))
+        has_negative = jnp.any(has_negative)
+    return jnp.sum(jnp.where(has_positive & has_negative, denominator - numerator, 0.0)) / num_classes
+
+
+def common_direction_penalty(embeddings: jax.Array, mask: jax.Array) -> jax.Array:
+    """|mean_b z_b/|z_b||^2, the squared length of the mean unit vector of a batch.
+
+    It is the mean cosine similarity over all pairs of the batch, including i = j. The label contrastive loss does not
+    depend on it: a constant added to every similarity cancels in its quotient.
+
+    Args:
+        embeddings: float32 [B, D].
+        mask: bool [B].
+
+    Returns:
+        float32 [] in [0, 1].
+    """
+    total = jnp.sum(jnp.where(mask[:, None], unit_vectors(embeddings), 0.0), axis=0)
+    return jnp.sum(jnp.square(total / jnp.maximum(jnp.sum(mask), 1)))
+
+
+def info_nce(one: jax.Array, other: jax.Array, mask: jax.Array, temperature: float) -> jax.Array:
+    """The mean over 2B views i of -log( exp(s_ij / tau) / sum_{k != i} exp(s_ik / tau) ).
+
+    j is the other view of i's image, s the cosine similarity (SimCLR, Chen et al., ICML 2020, eq. 1).
+
+    Args:
+        one, other: float32 [B, D], projections of two views of the same images.
+        mask: bool [B], False for padding, which is never a candidate.
+        temperature: tau.
+
+    Returns:
+        float32 []; 0 for fewer than two images.
+    """
+    z, present = unit_vectors(jnp.concatenate([one, other])), jnp.tile(mask, 2)
+    similarities = jnp.matmul(z, z.T, precision="highest") / temperature
+    candidates = present[None, :] & ~jnp.eye(len(z), dtype=bool)
+    # A finite number, so that a view without candidates has a zero gradient instead of NaN.
+    logits = jnp.where(candidates, similarities, jnp.finfo(jnp.float32).min / 2)
+    positives = jnp.sum(z * jnp.roll(z, len(one), axis=0), axis=-1) / temperature
+    losses = jax.nn.logsumexp(logits, axis=-1) - positives
+    return jnp.sum(jnp.where(present, losses, 0.0)) / jnp.maximum(jnp.sum(present), 1)
+
+
+def assignment_loss(logits: jax.Array, target_logits: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean of -sum_j q_j log p_j over the examples in the mask; p and q are softmax, and q has no gradient.
+
+    Args:
+        logits, target_logits: float32 [B, G].
+        mask: bool [B], False for padding.
+    """
+    targets = jax.nn.softmax(jax.lax.stop_gradient(target_logits))
+    losses = -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
+    return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def gram_distance(one: jax.Array, other: jax.Array, mask: jax.Array) -> jax.Array:
+    """|Z Z^T - Z' Z'^T|_F^2 of two models' unit vectors Z and Z' for the same images: how their similarities differ.
+
+    Args:
+        one, other: float32 [B, D] and [B, D'], features.
+        mask: bool [B], False for padding.
+    """
+
+    def gram(features):
+        z = jnp.where(mask[:, None], unit_vectors(features), 0.0)
+        return jnp.matmul(z, z.T, precision="highest")
+
+    return jnp.sum(jnp.square(gram(one) - gram(other)))
+
+
+def neighbourhood_loss(one: jax.Array, other: jax.Array, mask: jax.Array, replica: bool = False) -> jax.Array:
+    """|Z Z^T - Z' Z'^T|_F^2 / B^2, see `gram_distance`: images that are near in one model should be near in the other.
+
+    Args:
+        one, other, mask: as in `gram_distance`; B is the number of present images, and the divisor is at least 1.
+        replica: whether the divisor is B XOR 2 (a bug of Twin-sight's code), which is 0 for two images.
+
+    Returns:
+        float32 [].
+    """
+    count = jnp.sum(mask)
+    number = jnp.bitwise_xor(count, 2) if replica else jnp.square(count)
+    return gram_distance(one, other, mask) / jnp.maximum(number, 1)
+
+
+def information_loss(logits: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The two parts of information maximisation: the mean entropy of the predictions, and the entropy of their mean.
+
+    Their difference is small if every prediction is confident and all classes are predicted equally often (Krause,
+    Perona and Gomes, "Discriminative Clustering by Regularized Information Maximization", NIPS 2010).
+
+    Args:
+        logits: float32 [B, C].
+        mask: bool [B], False for padding.
+
+    Returns:
+        mean_b H(p_b) and H(mean_b p_b), float32 [], in nats.
+    """
+    log_p, count = jax.nn.log_softmax(logits), jnp.maximum(jnp.sum(mask), 1)
+    p = jnp.exp(log_p)
+    each = jnp.sum(jnp.where(mask, -jnp.sum(p * log_p, axis=-1), 0.0)) / count
+    mean = jnp.sum(jnp.where(mask[:, None], p, 0.0), axis=0) / count
+    tiny = jnp.finfo(jnp.float32).tiny
+    return each, -jnp.sum(mean * jnp.log(jnp.maximum(mean, tiny)))

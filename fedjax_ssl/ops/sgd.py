@@ -1,0 +1,160 @@
+"""The optimizer that a section of the configuration names, and one step of it; for clients and the server."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.ops.trees import select
+
+TRUST = 0.001  # of 'lars': the length of a step by the length of the weights, at a learning rate of 1
+Params = Any
+BatchStats = Any
+
+
+class Model(NamedTuple):
+    """A model's parameters and normalisation statistics, which are trained, sent, averaged and tested."""
+
+    params: Params  # a dict by part ('backbone', 'classifier', a head's name)
+    batch_stats: BatchStats  # statistics of the normalisation layers; an empty dict without such statistics
+
+    def with_parts(self, **parts: Any) -> "Model":
+        """The model with these parts added or replaced."""
+        return self._replace(params={**self.params, **parts})
+
+
+class Learner(NamedTuple):
+    """The carry of a training loop."""
+
+    model: Model  # the whole model
+    opt_state: Any  # the optimizer's state, of the trained parts only
+
+
+def start(optimizer: optax.GradientTransformation, model: Model, parts: tuple[str, ...]) -> Learner:
+    """A Learner that trains `parts` of a model's parameters, with a fresh optimizer."""
+    return Learner(model, optimizer.init(select(model.params, parts)))
+
+
+def step(
+    loss_fn: Callable[[Model], Any], optimizer: optax.GradientTransformation, learner: Learner, parts: tuple[str, ...]
+) -> tuple[Learner, Any]:
+    """One update of the named parts; all other parts have no gradient, momentum or weight decay.
+
+    A head that a loss does not use must not decay: PyTorch, which the papers use, skips parameters without a gradient.
+
+    Args:
+        loss_fn: model -> (loss [], (batch_stats, aux)).
+        optimizer: the optimizer of the learner's state.
+        learner: the learner before the step.
+        parts: names of top-level entries of `params`.
+
+    Returns:
+        The learner after the step, and aux.
+    """
+    params, batch_stats = learner.model
+    trained = select(params, parts)
+
+    def loss_of_trained(trained):
+        return loss_fn(Model({**params, **trained}, batch_stats))
+
+    gradients, (batch_stats, aux) = jax.grad(loss_of_trained, has_aux=True)(trained)
+    updates, opt_state = optimizer.update(gradients, learner.opt_state, trained)
+    model = Model({**params, **optax.apply_updates(trained, updates)}, batch_stats)
+    return Learner(model, opt_state), aux
+
+
+def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> optax.GradientTransformation:
+    """Gradient clipping, then weight decay added to the gradient, then the optimizer.
+
+    'sgd' is PyTorch's SGD; 'adam' (Kingma and Ba, 2015) has no momentum field. 'lars' (You et al., 2017) is SimCLR's,
+    which decays by its own rule, and neither decays nor rescales biases and the scales of normalisation layers.
+
+    Args:
+        config: a section with `optimizer`, `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping);
+            with `spare_classifier` the classifier is neither clipped nor decayed.
+        learning_rate: a number or a traced scalar; it is not part of the optimizer's state.
+        clip_norm: replaces the section's, if not None.
+
+    Raises:
+        UserError: the optimizer cannot spare the classifier.
+    """
+    clip_norm = config.clip_norm if clip_norm is None else clip_norm
+    clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
+    decay = optax.add_decayed_weights(config.weight_decay)
+    spares = getattr(config, "spare_classifier", False)
+    if spares:
+        clip, decay = optax.masked(clip, _but_the_classifier), optax.masked(decay, _but_the_classifier)
+    if config.optimizer == "lars":
+        if spares:
+            raise UserError("optimizer='lars' decays by its own rule, so spare_classifier cannot be used with it")
+        lars = optax.lars(
+            learning_rate,
+            config.weight_decay,
+            weight_decay_mask=_are_matrices,
+            trust_coefficient=TRUST,
+            trust_ratio_mask=_are_matrices,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+        )
+        return optax.chain(clip, lars)
+    if config.optimizer == "adam":
+        return optax.chain(clip, decay, optax.adam(learning_rate, nesterov=config.nesterov))
+    return optax.chain(clip, decay, optax.trace(config.momentum, config.nesterov), optax.scale(-learning_rate))
+
+
+def _are_matrices(params: Any) -> Any:
+    """Mask of the leaves with more than one axis."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def _but_the_classifier(params: dict[str, Any]) -> dict[str, Any]:
+    """Mask of the leaves outside of the classifier."""
+    return {part: jax.tree.map(lambda _, own=part != "classifier": own, leaves) for part, leaves in params.items()}
+
+
+def without_parts(optimizer: optax.GradientTransformation, parts: tuple[str, ...]) -> optax.GradientTransformation:
+    """An optimizer that does not change these parts: no weight decay, no momentum from earlier steps.
+
+    Its state for them, such as a persistent momentum, changes as in a step with these gradients.
+    """
+
+    def update(gradients, state, params):
+        updates, state = optimizer.update(gradients, state, params)
+        return {**updates, **{part: jax.tree.map(jnp.zeros_like, updates[part]) for part in parts}}, state
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def followed_by(
+    optimizer: optax.GradientTransformation, follower: str, leaders: tuple[str, ...], decay: float
+) -> optax.GradientTransformation:
+    """Extends an optimizer to a part that is a moving average of other parts, without gradients.
+
+    In each step follower = decay * follower + (1 - decay) * leaders, with the leaders before the step.
+
+    Args:
+        optimizer: the optimizer of all other parts; it does not see the follower.
+        follower: the name of this part, which has an entry for each leader.
+        leaders: the names of the parts that it follows.
+        decay: the decay of the moving average.
+    """
+
+    def others(parts: dict[str, Any]) -> dict[str, Any]:
+        return {name: part for name, part in parts.items() if name != follower}
+
+    def update(gradients, state, params):
+        updates, state = optimizer.update(others(gradients), state, others(params))
+        towards = jax.tree.map(
+            lambda own, new: (1 - decay) * (new - own), params[follower], {name: params[name] for name in leaders}
+        )
+        return {**updates, follower: towards}, state
+
+    return optax.GradientTransformation(lambda params: optimizer.init(others(params)), update)
+
+
+def never_cleared(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """An optimizer that in step i uses the sum of the gradients of steps 1 to i, as if they were never zeroed."""
+    return optax.chain(optax.trace(1.0), optimizer)

@@ -1,0 +1,8 @@
+"""Exports a trained model: safetensors, StableHLO, ONNX, or a folder for the Hugging Face Hub.
+
+It uses the records of runs and the predictor, but no training code.
+"""
+
+from fedjax_ssl.serve.export.formats import FORMATS, export_run
+
+__all__ = ["FORMATS", "export_run"]

@@ -1,0 +1,132 @@
+"""The export formats, and `export_run`, which writes one of them."""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.base.errors import UserError, known_are
+from fedjax_ssl.base.files import expanded, replaced
+from fedjax_ssl.base.imports import name_of
+from fedjax_ssl.records.dataset import read_dataset
+from fedjax_ssl.records.words import describe_model
+from fedjax_ssl.records.workdir import read_config
+from fedjax_ssl.serve.export import hub, programs
+from fedjax_ssl.serve.predictor import Predictor, load
+
+# Facts of the data set that are not about the model's inputs, or are elsewhere in the exported facts.
+_NOT_OF_INPUTS = ("name", "num_classes", "class_names", "flip", "num_train", "num_test")
+
+
+class Exported(NamedTuple):
+    """A model to export.
+
+    Attributes:
+        folder: the run's.
+        predictor: its model.
+        facts: what a user of the parameters must know, JSON; see docs/how_to/export.md.
+    """
+
+    folder: pathlib.Path
+    predictor: Predictor
+    facts: dict[str, Any]
+
+
+def safetensors(model: Exported) -> bytes:
+    """Parameters and normalisation statistics, as `params.LAYER.NAME` and `batch_stats.LAYER.NAME`; facts as metadata.
+
+    Kernels of convolutions are [height, width, in, out], of dense layers [in, out]; float32.
+    """
+    from safetensors.numpy import save
+
+    trees = {"params": model.predictor.params, "batch_stats": model.predictor.batch_stats}
+    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in model.facts.items()}
+    return save(_flat(trees), metadata)
+
+
+# Format -> the file's bytes. 'hub' is a folder.
+FILES: dict[str, Callable[[Exported], bytes]] = {
+    "safetensors": safetensors,
+    "stablehlo": lambda model: programs.stablehlo(model.predictor),
+    "onnx": lambda model: programs.onnx(model.predictor, model.facts),
+}
+FORMATS = (*FILES, "hub")
+
+
+def export_run(
+    workdir: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    format: str,
+    allow_code: bool = False,
+    license: str = "unknown",
+) -> pathlib.Path:
+    """Writes the model of a run's newest checkpoint.
+
+    Args:
+        workdir: the folder of a run, finished or not.
+        out: the file to write; for 'hub' a folder, which may exist.
+        format: one of `FORMATS`.
+        allow_code: see `fedjax_ssl.load`.
+        license: of the model, for the card of 'hub': an identifier of the Hugging Face Hub, such as 'apache-2.0'.
+
+    Returns:
+        `out`.
+
+    Raises:
+        UserError: the format is unknown, its package is missing or cannot hold this model, the run cannot be loaded,
+            or the file cannot be written. Nothing has been written then.
+    """
+    if not format or not out:
+        raise UserError(f"export takes --format={'|'.join(FORMATS)} and --out=PATH")
+    if format not in FORMATS:
+        raise UserError(f"--format is {format!r}{known_are(format, FORMATS)}")
+    path = expanded(out)
+    if format == "hub":
+        hub.check_folder(path)
+    if format == "onnx":
+        programs.import_jax2onnx()  # before anything slow
+    model = _exported(expanded(workdir), allow_code)
+    if format == "hub":
+        files = {name: FILES[name](model) for name in ("safetensors", "stablehlo")}
+        contents = hub.contents(model.folder, model.facts, files, license)
+    else:
+        contents = {path.name: FILES[format](model)}
+    folder = path if format == "hub" else path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            with replaced(folder / name) as file:
+                file.write(content)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def _exported(folder: pathlib.Path, allow_code: bool) -> Exported:
+    predictor = load(folder, allow_code)
+    config, dataset = read_config(folder), read_dataset(folder)
+    facts = {
+        "library": "fedjax_ssl",
+        "method": name_of(config["method"]),
+        "backbone": describe_model(config),
+        "normalisation": config["model"]["normalisation"],
+        "dtype": config["model"]["dtype"],
+        "data": dataset.get("name", config["data"]["source"]),
+        **{name: value for name, value in dataset.items() if name not in _NOT_OF_INPUTS},  # their kind, shape, scale
+        "class_names": list(predictor.class_names),
+        "round": predictor.round,
+    }
+    return Exported(folder, predictor, facts)
+
+
+def _flat(tree: Any, name: str = "") -> dict[str, np.ndarray]:
+    """Flattens a tree of dicts to arrays by dotted names."""
+    if not hasattr(tree, "items"):
+        return {name: np.ascontiguousarray(tree)}
+    found: dict[str, np.ndarray] = {}
+    for key, part in tree.items():
+        found |= _flat(part, f"{name}.{key}" if name else key)
+    return found

@@ -1,0 +1,379 @@
+"""The range of every field, declared beside its default, checked with values inside and outside."""
+
+import functools
+import math
+
+import pytest
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from fedjax_ssl import base_config
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import CHANGES_NO_RESULT, shared_fields
+from fedjax_ssl.client.confidence import KINDS
+from fedjax_ssl.client.on_labels import VIEWS
+from fedjax_ssl.config import apply_arguments, flatten, override, ranges
+from fedjax_ssl.data import NORMALISATIONS
+from fedjax_ssl.data.labels import LABELS
+from fedjax_ssl.data.partition_schemes import PARTITIONS
+from fedjax_ssl.engine.measures import MEASURES
+from fedjax_ssl.engine.untrusted.attacks import ATTACKS
+from fedjax_ssl.engine.untrusted.attacks import LABELS as FALSE_LABELS
+from fedjax_ssl.engine.untrusted.compression import COMPRESSIONS
+from fedjax_ssl.methods import METHODS, Section, real, several, share, whole, word
+from fedjax_ssl.models import CLASSIFIER_INITS
+from fedjax_ssl.models.normalisation import POLICIES
+from fedjax_ssl.ops.augment.flavours import FLAVOURS
+from fedjax_ssl.run.validation import validate
+from fedjax_ssl.server.aggregation import MEANS, OPTIMIZERS, WEIGHTS
+from fedjax_ssl.server.statistics import SOURCES
+from fedjax_ssl.server.statistics import WEIGHTS as BATCH_WEIGHTS
+
+# --- The whole table. Fields are listed explicitly, so that a missing or wrong range is noticed. ----------------------
+
+
+def named(*lines):
+    """Dotted names from lines such as 'client: epochs batch_size'; ': seed' is a field without a section."""
+    names = set()
+    for line in lines:
+        section, _, fields = line.partition(":")
+        names |= {".".join(filter(None, (section, field))) for field in fields.split()}
+    assert names <= set(FIELDS)
+    return names
+
+
+FIELDS = flatten(base_config())
+RANGES = ranges()
+NUMBERS = {field for field, its_range in RANGES.items() if its_range.kind in (int, float)}
+FREE_TEXTS = named(
+    ": init_from",
+    "data: source path tfds_dir partition_file unknown_source",
+    "encoder: weights",
+    "data: test_path label_column client_column ignore_columns text_column text_versions",
+    "model: name",
+)
+NEGATIVE = named(
+    "data: imbalance",  # reversed
+    "fedanchor: threshold",  # a cosine, like the next
+    "proxyfl: least_similarity",
+    "cbafed: base",
+)
+NOT_ZERO = named(
+    ": num_rounds num_clients clients_per_round eval_batch_size checkpoint_every",
+    ": lanes devices rounds_per_dispatch",
+    "data: alpha classes_per_client imbalance labelled_clients labelled_share server_labels",
+    "data: text_length vocabulary weak_views",
+    "encoder: adapters.blocks batch_size weak_views",
+    "model: projector_dim projector_hidden statistics_passes",
+    "attack: targets",
+    "client: batch_size epochs learning_rate unlabelled_learning_rate",
+    "server: batch_size learning_rate pretrain_learning_rate",
+    "aggregation: learning_rate",
+    "compression: share",
+    "privacy: delta",
+    "consistency: unlabelled_ratio",
+    "confidence: share n_sigma",
+    "cbafed: labelled_epochs residual_every",
+    "fedanchor: contrastive_batch_size contrastive_learning_rate mixup_alpha temperature",
+    "fedcon: projector_hidden",
+    "feddure: fine_hidden fine_learning_rate steps unlabelled_batch unlabelled_rise",
+    "fedema: scale",
+    "fedil: average_rounds stop_rounds successive",
+    "fedlabel: labelled_steps unlabelled_steps",
+    "fedmatch: helper_interval",
+    "fedpdm: sharpness",
+    "fedrgd: groups steps",
+    "fedtrinet: decay_rounds factor head_blocks min_new_labels ramp_epochs",
+    "isofed: adaptation_epochs",
+    "orchestra: clustering_steps clusters local_clusters memory temperature",
+    "proxyfl: tuning_batch_size tuning_learning_rate",
+    "rscfed: group_size groups labelled_factor temperature",
+    "sage: half_gap",
+    "semifl: mixup_alpha",
+    "twin_sight: projector_dim projector_hidden temperature",
+    "uda: temperature",
+)
+# With one of these at 1e30 a run trains, or stops because its state is not finite.
+LARGE = named(
+    "stop: bytes seconds",
+    "data: alpha imbalance",
+    "client: clip_norm learning_rate logit_adjustment proximal unlabelled_clip_norm weight_decay",
+    "client: unlabelled_learning_rate",
+    "server: clip_norm learning_rate pretrain_learning_rate weight_decay",
+    "aggregation: clip_norm learning_rate norm_bound",
+    "attack: strength",
+    "privacy: noise",
+    "consistency: unlabelled_weight",
+    "confidence: fairness_weight n_sigma",
+    "trainer: strength",
+    "cbafed: base global_record labelled_factor local_record rare",
+    "fedanchor: common_direction_weight contrastive_learning_rate mix_weight mixup_alpha temperature threshold",
+    "fedcon: consistency_weight",
+    "feddure: fine_learning_rate unlabelled_weight",
+    "fedema: scale",
+    "fedil: kl_weight stop_below",
+    "fedlabel: consistency_weight mean_proximal",
+    "fedopenmatch: consistency_weight entropy_weight",
+    "fedpdm: adjustment sharpness",
+    "fedmatch: helper_weight l1_weight l2_weight labelled_weight least_change pseudo_weight smallest",
+    "fedtrinet: accepted_weight factor",
+    "fedu: threshold",
+    "fl2: consistency_weight radius",
+    "isofed: consistency_weight",
+    "orchestra: temperature",
+    "proxyfl: contrastive_weight tuning_learning_rate tuning_margin",
+    "rscfed: beta beta_labelled consistency_weight labelled_factor temperature",
+    "sage: half_gap",
+    "semifl: mix_weight mixup_alpha",
+    "twin_sight: contrastive_weight neighbourhood_weight pseudo_weight temperature",
+    "uda: temperature",
+)
+
+
+@functools.cache
+def config_of(section):
+    """A configuration with this section, a method's or a shared one."""
+    return apply_arguments(base_config(), section if section in METHODS else "fedanchor")
+
+
+def answer(field, value):
+    """The error of `validate` for a value of any type, or None."""
+    section, _, name = field.rpartition(".")
+    try:
+        RANGES[field].check(field, value)
+    except UserError as error:  # `validate` begins with these checks, but of all fields
+        return of_one_line(field, value, error)
+    config = config_of(section).copy_and_resolve_references()
+    part = config[section] if section else config
+    with part.ignore_type():
+        part[name] = value
+    try:
+        validate(config)
+    except UserError as error:
+        return of_one_line(field, value, error)
+    return None
+
+
+def of_one_line(field, value, error):
+    assert "\n" not in str(error) and field in str(error), f"{field}={value!r}: {error}"
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    ("value", "meaningful"),
+    [
+        (-1, NEGATIVE),
+        (0, NUMBERS - NOT_ZERO),
+        (1e30, LARGE),
+        (10**30, LARGE),
+        (math.nan, set()),
+        (math.inf, set()),
+        ("word", FREE_TEXTS),
+        ("", FREE_TEXTS | {"log.wandb_project"}),
+    ],
+    ids=lambda value: f"{value!r:.6}" if not isinstance(value, set) else "",
+)
+def test_every_field_refuses_in_one_line_what_means_nothing(value, meaningful):
+    assert {field for field in FIELDS if answer(field, value) is None} == meaningful
+
+
+@pytest.mark.parametrize("text", ["1e30", "word"])
+def test_every_field_refuses_the_same_on_a_command_line(text):
+    """A text becomes a value within the field's range, or is refused in one line that names the field."""
+    accepted = set()
+    for field in FIELDS:
+        part = base_config().unlock()  # without the other sections: parsing time grows with their number
+        for name in set(part) - {"method", field.partition(".")[0]}:
+            del part[name]
+        try:
+            changed = override(part.lock(), [f"--config.{field}={text}"])
+            RANGES[field].check(field, flatten(changed)[field])
+            accepted.add(field)
+        except UserError as error:
+            assert "\n" not in str(error) and field in str(error), f"{field}={text!r}: {error}"
+    assert accepted & NUMBERS == (LARGE if text == "1e30" else set())
+
+
+def test_runs_that_differ_in_anything_else_are_neither_resumed_nor_seeds_of_one_another():
+    """The fields that change results by rounding only, and what is kept and shown."""
+    assert set(CHANGES_NO_RESULT) == named(
+        ": checkpoint_every devices eval_batch_size lanes rounds_per_dispatch",
+        ": snapshot_rounds",
+        "encoder: batch_size",
+        "log: report tensorboard wandb_project",
+        "residence: clients data",
+    )
+
+
+def test_every_number_has_a_declared_range_or_none_on_purpose():
+    """Every number has a limit, except where any finite number makes sense."""
+    open_ended = {
+        field
+        for field, its_range in ranges().items()
+        if field in NUMBERS and {its_range.least, its_range.above, its_range.most, its_range.below} == {None}
+    }
+    assert open_ended == named("data: imbalance", "cbafed: base")
+
+
+def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
+    """base/fields/ may import no other module, so it repeats these names."""
+    declared = {field: set(its_range.choices) for field, its_range in ranges().items() if its_range.choices}
+    for field, known in {
+        "data.normalisation": NORMALISATIONS,
+        "data.labels": LABELS,
+        "data.partition": {*PARTITIONS, "natural"},
+        "model.normalisation": POLICIES,
+        "model.statistics": SOURCES,
+        "model.statistics_weights": BATCH_WEIGHTS,
+        "model.classifier_init": CLASSIFIER_INITS,
+        "augment.flavour": FLAVOURS,
+        "client.labelled_views": VIEWS,
+        "aggregation.weights": WEIGHTS,
+        "aggregation.optimizer": OPTIMIZERS,
+        "aggregation.mean": MEANS,
+        "attack.kind": {"none", *ATTACKS, FALSE_LABELS, "poison"},
+        "compression.kind": {"none", *COMPRESSIONS},
+        "confidence.kind": KINDS,
+    }.items():
+        assert declared[field] == set(known), field
+    assert set(ranges()["eval_measures"].each.choices) == set(MEASURES)
+    assert shared_fields().ranges()["augment.magnitude"].most == max(f.max_magnitude for f in FLAVOURS.values())
+
+
+# --- Seeds. ----------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_reach_to_32_bits():
+    most = 2**32 - 1
+    for field, value in (("seed", most), ("seeds", (0, most)), ("semianagg.anchor_seed", most)):
+        assert answer(field, value) is None
+    assert answer("seed", most + 1) == f"seed must be at least 0 and at most {most}, not {most + 1}"
+    assert "each at least 0" in answer("seeds", (0, most + 1))
+
+
+# --- Declarers, by hand. ---------------------------------------------------------------------------------------------
+
+
+def section_of_all():
+    section = Section()
+    section.views = whole(2, least=2)
+    section.lanes = whole(None, least=1)
+    section.weight = real(0.5, least=0, below=1)
+    section.temperature = real(0.5, above=0)
+    section.part = share(0.5)
+    section.order = word("first", "last")
+    section.seeds = several((), whole(least=0), distinct=True)
+    section.mix = True
+    section.path = ""
+    section.scale = 1.0
+    section.inner = Section()
+    section.inner.count = 3
+    return section
+
+
+GOOD = {
+    "views": (2, 2**31 - 1),
+    "lanes": (None, 1),
+    "weight": (0, 0.999),
+    "temperature": (1e-37, 3e38),
+    "part": (0, 1),
+    "order": ("first", "last"),
+    "seeds": ((), (0, 3), [1]),
+    "mix": (True, False),
+    "path": ("", "a"),
+    "scale": (-1e30, 0, 5),
+    "inner.count": (-5, 0),
+}
+
+
+@pytest.mark.parametrize("field", GOOD)
+def test_what_a_range_takes(field):
+    for value in GOOD[field]:
+        section_of_all().ranges()[field].check(field, value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "line"),
+    [
+        ("views", 1, "must be at least 2, not 1"),
+        ("views", 2**31, "must be at most 2147483647 in size, not 2147483648"),
+        ("views", 2.0, "must be a whole number, not 2.0"),
+        ("views", True, "must be a whole number, not True"),
+        ("views", None, "must be a whole number, not None"),
+        ("lanes", 0, "must be at least 1, not 0"),
+        ("weight", 1, "must be at least 0 and below 1, not 1"),
+        ("weight", -1e-9, "must be at least 0 and below 1, not -1e-09"),
+        ("weight", 1 - 1e-12, "must be at least 0 and below 1, not 0.999999999999, which is 1 in computations"),
+        ("weight", math.nan, "must be a finite number, not nan"),
+        ("temperature", 0.0, "must be above 0, not 0.0"),
+        ("temperature", 1e-50, "must be above 0, not 1e-50, which is 0 in computations"),
+        ("temperature", 1e-40, "must be above 0, not 1e-40, which is 0 in computations"),
+        ("temperature", 3.5e38, "must be at most 3.4e+38 in size, not 3.5e+38"),
+        ("temperature", math.inf, "must be a finite number, not inf"),
+        ("temperature", "1", "must be a finite number, not '1'"),
+        ("part", 1.1, "must be at least 0 and at most 1, not 1.1"),
+        ("order", "lats", "is 'lats'; the nearest is last; known: first, last"),
+        ("order", 1, "is 1; known: first, last"),
+        ("seeds", (1, 1), "must be different whole numbers, each at least 0, not (1, 1)"),
+        ("seeds", (0, "a"), "must be different whole numbers, each at least 0, not (0, 'a')"),
+        ("seeds", [-1], "must be different whole numbers, each at least 0, not (-1,)"),
+        ("seeds", ([],), "must be different whole numbers, each at least 0, not ([],)"),
+        ("seeds", 3, "must be a tuple, not 3"),
+        ("mix", 1, "must be True or False, not 1"),
+        ("path", 3, "must be a text, not 3"),
+        ("scale", math.nan, "must be a finite number, not nan"),
+        ("scale", 10**400, f"must be at most 3.4e+38 in size, not {10**400}"),
+        ("scale", False, "must be a finite number, not False"),
+        ("inner.count", 0.5, "must be a whole number, not 0.5"),
+    ],
+)
+def test_what_a_range_refuses(field, value, line):
+    with pytest.raises(UserError) as refused:
+        section_of_all().ranges()[field].check(field, value)
+    assert str(refused.value) == f"{field} {line}"
+
+
+def test_a_section_gives_its_defaults_and_types():
+    section = section_of_all()
+    config = section.config()
+    assert config.to_dict() == {
+        "views": 2, "lanes": None, "weight": 0.5, "temperature": 0.5, "part": 0.5, "order": "first", "seeds": (),
+        "mix": True, "path": "", "scale": 1.0, "inner": {"count": 3},
+    }  # fmt: skip
+    assert config.get_type("lanes") is int and section.views == 2 and section.inner.count == 3
+    with pytest.raises(AttributeError, match="no field nothing"):
+        section.nothing  # noqa: B018
+    with pytest.raises(UserError, match="the default of views must be at least 2, not 1"):
+        section.views = whole(1, least=2)
+
+
+def test_a_plain_configuration_has_its_defaults_kinds():
+    """An own method's `defaults()` may return such a configuration."""
+    plain = ConfigDict({"level": 0.5, "views": 2, "mix": True, "name": "a", "many": (1,), "inner": {"count": 1}})
+    plain.lanes = placeholder(int)
+    section = Section.of(plain)
+    assert section.config().to_dict() == plain.to_dict() and section.config().get_type("lanes") is int
+    declared = section.ranges()
+    assert {name: its_range.kind for name, its_range in declared.items()} == {
+        "level": float, "views": int, "mix": bool, "name": str, "many": tuple, "inner.count": int, "lanes": int,
+    }  # fmt: skip
+    declared["lanes"].check("lanes", None)
+    with pytest.raises(UserError, match="level must be a finite number, not nan"):
+        declared["level"].check("level", math.nan)
+
+
+def test_ranges_in_words():
+    declared = {field: its_range.words() for field, its_range in section_of_all().ranges().items()}
+    assert declared == {
+        "views": "whole, at least 2",
+        "lanes": "whole, at least 1; or None",
+        "weight": "at least 0 and below 1",
+        "temperature": "above 0",
+        "part": "at least 0 and at most 1",
+        "order": "'first', 'last'",
+        "seeds": "different whole numbers, each at least 0",
+        "mix": "True or False",
+        "path": "a text",
+        "scale": "a finite number",
+        "inner.count": "a whole number",
+    }

@@ -1,0 +1,41 @@
+"""Rows in chunks: `ops/batches.py`."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.base.devices import use_platform
+from fedjax_ssl.ops.batches import map_batches
+
+
+@pytest.mark.parametrize(
+    ("platform", "batch_size", "count", "chunk"),
+    [
+        ("cpu", None, 200, 50),  # four even chunks of at most 64
+        ("cpu", None, 64, 64),
+        ("cpu", None, 65, 33),
+        ("gpu", None, 200, 200),
+        ("gpu", None, 1001, 334),  # at most 500
+        ("tpu", None, 200, 200),
+        ("tpu", None, 1001, 250),  # all chunks of all passes of one size
+        ("cpu", 100, 200, 100),  # what is asked for
+        ("cpu", 500, 7, 7),
+    ],
+)
+def test_rows_come_in_chunks_of_what_is_fast_on_the_platform(platform, batch_size, count, chunk):
+    seen = []
+
+    def double(rows):
+        seen.append(rows.shape)
+        return 2 * rows
+
+    with use_platform(platform):
+        shape = jax.eval_shape(
+            lambda rows: map_batches(double, rows, batch_size), jax.ShapeDtypeStruct((count, 3), np.float32)
+        ).shape
+    assert set(seen) == {(chunk, 3)} and shape == (count, 3)
+
+
+def test_chunks_change_no_row():
+    rows = np.arange(21).reshape(7, 3)  # the last chunk is a row short
+    np.testing.assert_array_equal(jax.jit(lambda rows: map_batches(lambda part: 2 * part, rows, 4))(rows), 2 * rows)

@@ -1,0 +1,240 @@
+"""The losses against NumPy written from the papers' equations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.ops.losses import (
+    common_direction_penalty,
+    cross_entropy,
+    gram_distance,
+    info_nce,
+    information_loss,
+    kl_divergence,
+    label_contrastive_loss,
+    mixup_cross_entropy,
+    neighbourhood_loss,
+    proximal_term,
+    soft_label_loss,
+    unit_vectors,
+)
+
+CLASSES = 4
+
+
+def softmax_rows(logits):
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture
+def batch():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(6, CLASSES)).astype(np.float32) * 3
+    return logits, rng.integers(0, CLASSES, 6), rng.integers(0, CLASSES, 6), np.array([1, 1, 0, 1, 1, 0], bool)
+
+
+def test_cross_entropy(batch):
+    logits, labels, _, mask = batch
+    probabilities = softmax_rows(logits)
+    expected = np.mean([-np.log(probabilities[i, labels[i]]) for i in range(6) if mask[i]])
+    np.testing.assert_allclose(cross_entropy(logits, labels, mask), expected, rtol=1e-6)
+    hostile = np.where(mask, labels, -7)  # padding may hold anything
+    np.testing.assert_allclose(cross_entropy(logits, hostile, mask), expected, rtol=1e-6)
+    assert cross_entropy(logits, labels, np.zeros(6, bool)) == 0.0
+
+
+@pytest.mark.parametrize("weights", [[0.5, 2.0, 9.0, 0.0, 1.0, 3.0], [0.0] * 6])
+def test_a_weight_for_each_image(batch, weights):
+    """sum_b w_b H_b over the number that count, whatever the weights add up to; in mixup the same."""
+    logits, labels, partners, mask = batch
+    log_p, weights = np.log(softmax_rows(logits)), np.array(weights, np.float32)
+    first, second = (
+        sum(-weights[i] * log_p[i, of[i]] for i in range(6) if mask[i]) / mask.sum() for of in (labels, partners)
+    )
+    np.testing.assert_allclose(cross_entropy(logits, labels, mask, weights), first, rtol=1e-6)
+    found = mixup_cross_entropy(logits, labels, partners, 0.3, mask, weights)
+    np.testing.assert_allclose(found, 0.3 * first + 0.7 * second, rtol=1e-5)
+    ones = cross_entropy(logits, labels, mask, np.ones(6, np.float32))
+    np.testing.assert_allclose(ones, cross_entropy(logits, labels, mask), rtol=1e-6)
+
+
+def test_soft_label_loss(batch):
+    """w_b KL(q_b || p_b) over the whole batch; where q is 0, 0 log 0 is 0; weight and mask leave images out."""
+    logits, _, _, mask = batch
+    rng = np.random.default_rng(2)
+    q = softmax_rows(rng.normal(size=(6, CLASSES))).astype(np.float32)
+    q[0] = [0, 1, 0, 0]
+    weights, p = np.array([1.0, 0.25, 7.0, 0.0, 2.0, 7.0], np.float32), softmax_rows(logits)
+    terms = [weights[b] * sum(q[b, c] * np.log(q[b, c] / p[b, c]) for c in range(CLASSES) if q[b, c]) for b in range(6)]
+    expected = sum(np.array(terms)[mask]) / mask.sum()
+    np.testing.assert_allclose(soft_label_loss(logits, q, weights, mask), expected, rtol=1e-5)
+    hostile = np.where(mask[:, None], q, np.nan).astype(np.float32)
+    np.testing.assert_allclose(soft_label_loss(logits, hostile, weights, mask), expected, rtol=1e-5)
+    assert np.all(np.isfinite(jax.grad(lambda x: soft_label_loss(x, q, weights, mask))(logits)))
+    assert soft_label_loss(logits, q, weights, np.zeros(6, bool)) == 0
+
+
+def test_mixup_cross_entropy(batch):
+    logits, labels, partners, mask = batch
+    log_probabilities = np.log(softmax_rows(logits))
+    expected = np.mean(
+        [-0.3 * log_probabilities[i, labels[i]] - 0.7 * log_probabilities[i, partners[i]] for i in range(6) if mask[i]]
+    )
+    np.testing.assert_allclose(mixup_cross_entropy(logits, labels, partners, 0.3, mask), expected, rtol=1e-6)
+
+
+def contrastive_by_hand(z, labels, temperature, negatives, self_pairs):
+    """FedAnchor eq. 1 and 2, pair by pair."""
+    similarity = lambda a, b: a @ b / (np.linalg.norm(a) * np.linalg.norm(b))  # noqa: E731
+    pairs = [(i, j) for i in range(len(z)) for j in range(len(z))]
+    total = 0.0
+    for c in range(CLASSES):
+        numerator = sum(
+            np.exp(similarity(z[i], z[j]) / temperature)
+            for i, j in pairs
+            if labels[i] == labels[j] == c and (self_pairs or i != j)
+        )
+        denominator = sum(
+            np.exp(similarity(z[i], z[j]) / temperature)
+            for i, j in pairs
+            if labels[i] != labels[j] and (negatives == "batch" or labels[i] == c)
+        )
+        if numerator > 0 and denominator > 0:
+            total -= np.log(numerator / denominator)
+    return total / CLASSES
+
+
+@pytest.mark.parametrize("negatives", ["batch", "class"])
+@pytest.mark.parametrize("self_pairs", [False, True])
+@pytest.mark.parametrize("temperature", [0.005, 0.05, 0.5])
+def test_label_contrastive_loss(negatives, self_pairs, temperature):
+    rng = np.random.default_rng(1)
+    z = rng.normal(size=(9, 5))
+    labels = np.array([0, 0, 0, 1, 1, 3, 2, 0, 1])  # classes 2 and 3 have one example: no pair but with itself
+    mask = np.array([1, 1, 1, 1, 1, 1, 1, 0, 0], bool)
+    expected = contrastive_by_hand(z[mask], labels[mask], temperature, negatives, self_pairs)
+    found = label_contrastive_loss(
+        jnp.float32(z), jnp.array(labels), jnp.array(mask), CLASSES, temperature, negatives, self_pairs
+    )
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+def test_label_contrastive_gradient_is_finite_where_the_loss_has_nothing_to_say():
+    gradient = jax.jit(jax.grad(lambda z, labels: label_contrastive_loss(z, labels, np.ones(3, bool), CLASSES, 0.1)))
+    one_class_only = gradient(np.ones((3, 2), np.float32), np.array([1, 1, 1]))
+    assert np.all(np.asarray(one_class_only) == 0)
+    with_zero_vector = gradient(np.float32([[0, 0], [1, 0], [0, 1]]), np.array([1, 1, 2]))
+    assert np.all(np.isfinite(with_zero_vector))
+    cold = jax.jit(jax.grad(lambda z, labels: label_contrastive_loss(z, labels, np.ones(3, bool), CLASSES, 0.005)))
+    opposite = cold(np.float32([[1, 0.1], [1, 0.2], [-1, 0]]), np.array([1, 1, 2]))  # exp(-1 / 0.005) is 0 in float32
+    assert np.all(np.isfinite(opposite)) and np.any(opposite != 0)
+
+
+def test_label_contrastive_loss_pulls_a_class_together():
+    labels, mask = np.array([0, 0, 1, 1]), np.ones(4, bool)
+    apart = np.float32([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    crossed = apart[[0, 2, 1, 3]]
+    loss = jax.jit(lambda z: label_contrastive_loss(z, labels, mask, 2, 0.5))
+    assert loss(apart) < loss(crossed)
+
+
+def test_unit_vectors():
+    rows = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32)
+    np.testing.assert_allclose(unit_vectors(rows), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
+
+
+def test_kl_divergence():
+    rng = np.random.default_rng(6)
+    reference, logits = rng.normal(size=(2, 6, 4)).astype(np.float32)
+    mask = np.array([1, 1, 0, 1, 1, 0], bool)
+    p, q = (np.exp(x) / np.exp(x).sum(axis=1, keepdims=True) for x in (reference, logits))
+    expected = np.mean(np.sum(p * np.log(p / q), axis=1)[mask])
+    np.testing.assert_allclose(kl_divergence(reference, logits, mask), expected, rtol=1e-5)
+    # The reference has no gradient: it is the server's.
+    assert np.all(np.asarray(jax.grad(lambda r: kl_divergence(r, logits, mask))(reference)) == 0)
+
+
+def test_proximal_term():
+    params, reference = {"a": np.array([1.0, 2.0]), "b": np.array([[3.0]])}, {"a": np.zeros(2), "b": np.ones((1, 1))}
+    assert proximal_term(params, reference) == 0.5 * (1 + 4 + 4)
+
+
+def test_the_common_direction_is_the_mean_similarity():
+    """Over all pairs, itself included; what eq. 1 cannot see: adding it to every similarity changes no loss there."""
+    rng = np.random.default_rng(0)
+    z = (rng.normal(size=(7, 5)) + 2).astype(np.float32)
+    mask = np.array([1, 1, 0, 1, 1, 1, 0], bool)
+    z[3] = 0
+    lengths = np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-30)
+    unit = (z / lengths)[mask]
+    expected = np.mean([a @ b for a in unit for b in unit])
+    penalty = jax.jit(jax.value_and_grad(common_direction_penalty))
+    found, gradient = penalty(z, mask)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert 0.1 < expected < 0.9
+    assert np.all(np.isfinite(gradient)) and np.all(np.asarray(gradient)[~mask] == 0)
+    assert penalty(z, np.zeros(7, bool))[0] == 0
+
+
+VIEWS = np.random.default_rng(5).normal(size=(2, 5, 3)).astype(np.float32)
+PRESENT = np.array([True, True, False, True, True])
+
+
+def test_info_nce_view_by_view():
+    z = VIEWS / np.linalg.norm(VIEWS, axis=-1, keepdims=True)
+    z = z[:, PRESENT].reshape(8, 3).astype(np.float64)
+    losses = []
+    for i in range(8):
+        similarity = [np.exp(z[i] @ z[j] / 0.3) for j in range(8)]
+        losses.append(-np.log(similarity[(i + 4) % 8] / (sum(similarity) - similarity[i])))
+    np.testing.assert_allclose(jax.jit(info_nce)(*VIEWS, PRESENT, 0.3), np.mean(losses), rtol=1e-5)
+    hostile = np.where(PRESENT[:, None], VIEWS, 1e6)  # padding may hold anything
+    np.testing.assert_allclose(jax.jit(info_nce)(*hostile, PRESENT, 0.3), np.mean(losses), rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [lambda one, mask: info_nce(one, VIEWS[1], mask, 0.07),
+                                  lambda one, mask: gram_distance(one, VIEWS[1], mask)])  # fmt: skip
+@pytest.mark.parametrize("count", [0, 1])
+def test_relations_between_images_of_which_there_are_too_few(loss, count):
+    mask = np.arange(5) < count
+    value, gradient = jax.jit(jax.value_and_grad(loss))(VIEWS[0], mask)
+    np.testing.assert_allclose(value, 0.0, atol=1e-6)
+    np.testing.assert_allclose(gradient, 0.0, atol=1e-5)
+
+
+def test_the_distance_of_gram_matrices():
+    one, other = VIEWS[0].astype(np.float64), VIEWS[1, :, :2].astype(np.float64)  # models of different width
+    expected = 0.0
+    for i in np.flatnonzero(PRESENT):
+        for j in np.flatnonzero(PRESENT):
+            near = [z[i] @ z[j] / np.linalg.norm(z[i]) / np.linalg.norm(z[j]) for z in (one, other)]
+            expected += (near[0] - near[1]) ** 2
+    np.testing.assert_allclose(jax.jit(gram_distance)(VIEWS[0], VIEWS[1, :, :2], PRESENT), expected, rtol=1e-5)
+    turned = 3 * VIEWS[0] @ np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
+    np.testing.assert_allclose(jax.jit(gram_distance)(VIEWS[0], turned.astype(np.float32), PRESENT), 0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("count, square, xor", [(64, 4096, 66), (5, 25, 7), (2, 4, 1), (1, 1, 3), (0, 1, 2)])
+def test_the_neighbourhood_s_divisor_is_a_square_or_an_exclusive_or(count, square, xor):
+    """B XOR 2 is 0 for two images, and then 1 is taken."""
+    one, other = np.random.default_rng(0).normal(size=(2, 64, 3)).astype(np.float32)
+    mask = np.arange(64) < count
+    distance = gram_distance(one, other, mask)
+    assert count < 2 or distance > 0.01
+    np.testing.assert_allclose(neighbourhood_loss(one, other, mask), distance / square, rtol=1e-6)
+    np.testing.assert_allclose(neighbourhood_loss(one, other, mask, replica=True), distance / xor, rtol=1e-6)
+
+
+def test_the_two_parts_of_information():
+    logits = 2 * VIEWS[0]
+    p = softmax_rows(logits.astype(np.float64))[PRESENT]
+    each, of_mean = jax.jit(information_loss)(logits, PRESENT)
+    np.testing.assert_allclose(each, np.mean([-np.sum(row * np.log(row)) for row in p]), rtol=1e-5)
+    mean = p.mean(axis=0)
+    np.testing.assert_allclose(of_mean, -np.sum(mean * np.log(mean)), rtol=1e-5)
+    assert jax.jit(information_loss)(logits, np.zeros(5, bool)) == (0.0, 0.0)
+    # Sure of one image for each class: nothing is unknown, and log C is known of all.
+    sure = jax.jit(information_loss)(np.eye(3, dtype=np.float32) * 1e4, np.ones(3, bool))
+    np.testing.assert_allclose(sure, [0.0, np.log(3)], atol=1e-6)

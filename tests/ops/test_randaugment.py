@@ -1,0 +1,276 @@
+"""RandAugment: what is drawn, for whom, and that the drawing works inside compiled loops and lanes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.ops.augment import FLAVOURS, Operation, get_flavour, rand_augment, strong_augment, weak_augment
+from fedjax_ssl.ops.augment.randaugment import draw_operations
+
+IMAGES = np.random.default_rng(0).integers(1, 256, (6, 32, 32, 3)).astype(np.uint8)
+
+
+@functools.cache
+def draw(flavour, magnitude, shape=(20000, 32, 32, 3)):
+    """Two operations for each of many images."""
+    draws = draw_operations(jax.random.key(3), get_flavour(flavour), shape, 2, magnitude)
+    return jax.tree.map(np.asarray, draws)
+
+
+def strengths_of(flavour, magnitude, operation):
+    draws = draw(flavour, magnitude)
+    return draws.strength[draws.operation == operation]
+
+
+@pytest.mark.parametrize("flavour", sorted(name for name, flavour in FLAVOURS.items() if flavour.pool))
+def test_every_operation_of_the_pool_is_drawn_equally_often(flavour):
+    chosen = FLAVOURS[flavour]
+    operations = draw(flavour, 10).operation
+    assert set(np.unique(operations)) <= {entry.operation for entry in chosen.pool} | {Operation.IDENTITY}
+    for entry in chosen.pool:
+        if entry.operation != Operation.IDENTITY:
+            expected = chosen.probability / len(chosen.pool)
+            deviation = np.sqrt(expected * (1 - expected) / operations.size)
+            assert abs(np.mean(operations == entry.operation) - expected) < 5 * deviation
+
+
+def test_pool_sizes_and_colour_only_operations():
+    assert {name: len(flavour.pool) for name, flavour in FLAVOURS.items()} == {
+        "semifl": 15,
+        "usb": 14,
+        "fixmatch": 14,
+        "fedlabel": 16,
+        "fedmatch": 13,
+        "none": 0,
+    }
+    assert (draw("fedlabel", 10).operation == Operation.CUTOUT).any()
+    assert not (draw("fedlabel", 10, (20000, 28, 28, 1)).operation == Operation.CUTOUT).any()
+
+
+def test_semifl_is_always_at_its_maximum():
+    assert set(strengths_of("semifl", 10, Operation.TRANSLATE_X)) == {-100.0, 100.0}
+    assert set(strengths_of("semifl", 10, Operation.POSTERIZE)) == {4.0}
+    assert set(strengths_of("semifl", 10, Operation.SOLARIZE)) == {0.0}
+    assert set(strengths_of("semifl", 10, Operation.CUTOUT)) == {40.0}
+    np.testing.assert_allclose(np.unique(strengths_of("semifl", 10, Operation.BRIGHTNESS)), [1.9], rtol=1e-6)
+    np.testing.assert_allclose(np.unique(strengths_of("semifl", 5, Operation.ROTATE)), [-15, 15], rtol=1e-6)
+    assert (draw("semifl", 10).cutout_size < 0).all()
+
+
+ENHANCE = (Operation.BRIGHTNESS, Operation.COLOR, Operation.CONTRAST, Operation.SHARPNESS)
+SHEAR, TRANSLATE = (Operation.SHEAR_X, Operation.SHEAR_Y), (Operation.TRANSLATE_X, Operation.TRANSLATE_Y)
+# By the public codes: the largest magnitude, the probability of an operation, the fill of a cutout, whether the weak
+# geometry comes first; and the smallest and the largest strength at this magnitude, for images of 32 pixels.
+UDA = {ENHANCE: (1.9, 1.9), SHEAR: (-0.3, 0.3), TRANSLATE: (-100, 100), (Operation.ROTATE,): (-30, 30),
+       (Operation.POSTERIZE,): (4, 4), (Operation.CUTOUT,): (40, 40)}  # fmt: skip
+EXTREMES = {
+    "semifl": (10, 0.5, (127, 127, 127), True, UDA | {(Operation.SOLARIZE,): (0, 0)}),
+    "fedlabel": (30, 1.0, (125, 123, 114), False, UDA | {
+        (Operation.SOLARIZE,): (256, 256), (Operation.SOLARIZE_ADD,): (110, 110),
+    }),
+    "fixmatch": (10, 0.5, (127, 127, 127), True, {
+        ENHANCE: (0.14, 0.95), SHEAR: (-0.3, 0.3), TRANSLATE: (-9, 9), (Operation.ROTATE,): (-30, 30),
+        (Operation.POSTERIZE,): (4, 8), (Operation.SOLARIZE,): (0, 230.4),
+    }),
+    "usb": (10, 1.0, (125, 123, 114), False, {
+        ENHANCE: (0.05, 0.95), SHEAR: (-0.3, 0.3), TRANSLATE: (-9.6, 9.6), (Operation.ROTATE,): (-30, 30),
+        (Operation.POSTERIZE,): (4, 7), (Operation.SOLARIZE,): (0, 256),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flavour", EXTREMES)
+def test_a_flavour_is_that_of_the_public_code(flavour):
+    magnitude, *facts, ranges = EXTREMES[flavour]
+    chosen = FLAVOURS[flavour]
+    assert [chosen.probability, chosen.fill, chosen.geometry_first] == facts
+    with_strength = {entry.operation for entry in chosen.pool if (entry.low, entry.high) != (0, 0)}
+    assert with_strength == {operation for operations in ranges for operation in operations}
+    for operations, (low, high) in ranges.items():
+        for operation in operations:
+            strengths = strengths_of(flavour, magnitude, operation)
+            reach = [strengths.min(), strengths.max()]
+            np.testing.assert_allclose(reach, [low, high], rtol=1e-6, atol=0.01 * (high - low), err_msg=operation.name)
+
+
+def test_fixmatch_draws_a_magnitude_up_to_m():
+    levels = (strengths_of("fixmatch", 10, Operation.BRIGHTNESS) - 0.05) / 0.09
+    np.testing.assert_allclose(np.unique(np.round(levels, 3)), np.arange(1, 11))
+    np.testing.assert_allclose(
+        np.unique(strengths_of("fixmatch", 4, Operation.ROTATE)),
+        np.arange(-12, 13, 3)[np.arange(-12, 13, 3) != 0],
+    )
+    # int(0.3 * m / 10 * 32): whole pixels, and none at magnitude 1.
+    assert set(np.abs(strengths_of("fixmatch", 4, Operation.TRANSLATE_Y))) == {0.0, 1.0, 2.0, 3.0}
+    assert set(strengths_of("fixmatch", 10, Operation.POSTERIZE)) == {4.0, 5.0, 6.0, 7.0, 8.0}
+    assert (draw("fixmatch", 10).cutout_size == 16).all()
+
+
+def test_usb_draws_uniform_magnitudes_and_cutouts():
+    rotations = strengths_of("usb", 5, Operation.ROTATE)
+    sizes = draw("usb", 5).cutout_size
+    translations = strengths_of("usb", 5, Operation.TRANSLATE_X)
+    for values, low, high in [(rotations, -30, 30), (sizes, 0, 16), (translations, -9.6, 9.6)]:
+        assert low <= values.min() < low + (high - low) / 100
+        assert high - (high - low) / 100 < values.max() <= high
+        assert abs(values.mean() - (low + high) / 2) < 5 * (high - low) / np.sqrt(12 * values.size)
+    assert set(strengths_of("usb", 5, Operation.POSTERIZE)) == {4.0, 5.0, 6.0, 7.0}
+
+
+def test_fedlabel_takes_its_magnitude_out_of_thirty():
+    def unique(operation):
+        return np.unique(strengths_of("fedlabel", 10, operation))
+
+    np.testing.assert_allclose(unique(Operation.COLOR), [0.7], rtol=1e-6)
+    np.testing.assert_allclose(unique(Operation.SHEAR_X), [-0.1, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(unique(Operation.SOLARIZE), [256 / 3], rtol=1e-6)
+    np.testing.assert_allclose(unique(Operation.POSTERIZE), [1.0])
+    np.testing.assert_allclose(np.unique(strengths_of("fedlabel", 1, Operation.POSTERIZE)), [1.0])
+
+
+def test_fedmatch_draws_levels_below_a_ceiling_of_each_image():
+    """Against NumPy's tables of ten levels, of which the first five are ever reached."""
+
+    def levels(low, high):
+        return np.linspace(low, high, 10)[:5]
+
+    def both_sides(high):
+        return np.unique(np.concatenate([1 - levels(0, high), 1 + levels(0, high)]))
+
+    for operation, expected in (
+        (Operation.ROTATE_ON_GREY, levels(0, 360)),
+        (Operation.SOLARIZE, np.sort(levels(256, 231))),
+        (Operation.POSTERIZE, np.unique(np.round(levels(8, 4)))),
+        (Operation.COLOR, both_sides(0.9)),
+        (Operation.SHARPNESS, both_sides(0.9)),
+        (Operation.CONTRAST, both_sides(0.5)),
+        (Operation.BRIGHTNESS, both_sides(0.3)),
+        (Operation.SHEAR_Y, both_sides(0.3) - 1),
+        (Operation.TRANSLATE_X, 32 * (both_sides(0.2) - 1)),
+    ):
+        values = np.unique(np.round(strengths_of("fedmatch", 0, operation), 4))
+        np.testing.assert_allclose(values, expected, atol=1e-3, err_msg=operation.name)
+    # Levels 0 and 1 both leave all 8 bits, with a share of (1/2 + 1/3 + 1/4 + 1/5) / 4 each.
+    bits = strengths_of("fedmatch", 0, Operation.POSTERIZE)
+    assert abs(np.mean(bits == 8) - (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 2) < 0.05
+    # Of many operations of one image the largest level is its ceiling less 1: uniform over 1 to 4, one for an image.
+    draws = draw_operations(jax.random.key(0), get_flavour("fedmatch"), (4000, 8, 8, 3), 400, 0)
+    strengths = np.where(np.asarray(draws.operation) == Operation.ROTATE_ON_GREY, np.asarray(draws.strength), -1)
+    shares = np.bincount(np.round(strengths.max(axis=0) / 40).astype(int), minlength=5) / 4000
+    assert shares[0] == 0 and np.abs(shares[1:] - 0.25).max() < 5 * np.sqrt(0.25 * 0.75 / 4000)
+    # Levels below a ceiling M are uniform: 0 has the share (1/2 + 1/3 + 1/4 + 1/5) / 4.
+    none = np.mean(np.round(strengths[strengths >= 0]) == 0)
+    assert abs(none - (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4) < 0.01
+    assert (np.asarray(draws.cutout_size) < 0).all()
+    # Both sides equally often.
+    colours = strengths_of("fedmatch", 0, Operation.COLOR)
+    assert abs(np.mean(colours[np.abs(colours - 1) > 1e-3] > 1) - 0.5) < 0.05
+
+
+@functools.cache
+def compiled(flavour, num_ops=2):
+    return jax.jit(lambda key, images: rand_augment(key, images, flavour, num_ops, 10))
+
+
+def test_every_image_draws_its_own_and_a_key_decides():
+    same = jnp.asarray(np.repeat(IMAGES[:1], 6, axis=0))
+    first = np.asarray(compiled("usb")(jax.random.key(0), same))
+    assert first.dtype == np.uint8 and first.shape == same.shape
+    assert len({image.tobytes() for image in first}) == 6
+    np.testing.assert_array_equal(first, compiled("usb")(jax.random.key(0), same))
+    assert (first != np.asarray(compiled("usb")(jax.random.key(1), same))).any()
+
+
+def test_lanes_and_loops_equal_single_calls():
+    """Under vmap over lanes, inside a while loop, as in the training step."""
+
+    def step(key, images):
+        return strong_augment(key, images, True, 4, "semifl", 2, 10)
+
+    keys = jax.random.split(jax.random.key(5), 6).reshape(3, 2)
+    lanes = jnp.asarray(IMAGES).reshape(3, 2, 32, 32, 3)
+
+    @jax.jit
+    def looped(keys, lanes):
+        return jax.lax.fori_loop(0, 2, lambda i, images: jax.vmap(step)(keys[:, i], images), lanes)
+
+    single = jax.jit(step)
+    expected = [single(keys[lane, 1], single(keys[lane, 0], lanes[lane])) for lane in range(3)]
+    np.testing.assert_array_equal(looped(keys, lanes), np.stack(expected))
+
+
+@pytest.mark.parametrize(
+    ("flavour", "order", "weak_first"),
+    [("semifl", "flavour", True), ("usb", "flavour", False), ("usb", "geometry_first", True)],
+)
+def test_strong_augmentation_is_both_in_the_order_of_the_flavour(flavour, order, weak_first):
+    key, images = jax.random.key(2), jnp.asarray(IMAGES)
+    weak_key, rand_key = jax.random.split(key)
+    weak = functools.partial(weak_augment, weak_key, flip=True, padding=4)
+    rand = functools.partial(compiled(flavour, num_ops=1), rand_key)
+    orders = [np.asarray(rand(weak(images))), np.asarray(weak(images=rand(images)))]
+    assert (orders[0] != orders[1]).any()
+    strong = jax.jit(lambda key, images: strong_augment(key, images, True, 4, flavour, 1, 10, order=order))(key, images)
+    np.testing.assert_array_equal(strong, orders[0 if weak_first else 1])
+
+
+def test_black_borders_reach_the_strong_views():
+    key, images = jax.random.key(4), jnp.asarray(IMAGES)  # which has no black pixel
+    strong = strong_augment(key, images, False, 4, "none", 0, 0, "zeros")
+    np.testing.assert_array_equal(strong, weak_augment(jax.random.split(key)[0], images, False, 4, "zeros"))
+    assert (np.asarray(strong) == 0).any(axis=(1, 2, 3)).sum() >= 5
+    assert not (np.asarray(strong_augment(key, images, False, 4, "none", 0, 0)) == 0).any()
+
+
+def test_without_operations_only_the_final_cutout_is_left():
+    augmented = np.asarray(rand_augment(jax.random.key(0), jnp.asarray(IMAGES), "fixmatch", 0, 10))
+    changed = (augmented != IMAGES).any(axis=-1)
+    assert changed.any(axis=(1, 2)).all()
+    assert (augmented[changed] == 127).all()
+    # Pillow's rectangles include their last row and column: up to 17 by 17 pixels.
+    assert changed.sum(axis=(1, 2)).max() <= 17 * 17
+
+
+@pytest.mark.parametrize(("num_ops", "magnitude"), [(2, 10), (0, 0), (-1, 99)])
+def test_the_flavour_none_leaves_the_weak_view_whatever_the_other_settings(num_ops, magnitude):
+    key, images = jax.random.key(4), jnp.asarray(IMAGES)
+    np.testing.assert_array_equal(rand_augment(key, images, "none", num_ops, magnitude), IMAGES)
+    strong = strong_augment(key, images, True, 4, "none", num_ops, magnitude)
+    assert (np.asarray(strong) != IMAGES).any(axis=(1, 2, 3)).all()
+    # Every image is a crop of its own reflected picture, perhaps mirrored, and nothing else: found by NumPy and Pillow.
+    for view, image in zip(np.asarray(strong), IMAGES):
+        mirrored = np.asarray(Image.fromarray(image).transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+        padded = [np.pad(side, ((4, 4), (4, 4), (0, 0)), mode="reflect") for side in (image, mirrored)]
+        crops = [
+            side[row : row + 32, column : column + 32] for side in padded for row in range(9) for column in range(9)
+        ]
+        assert any((view == crop).all() for crop in crops)
+    # The same images are drawn anew: a strong view is not the weak view of the same key.
+    assert (np.asarray(strong) != np.asarray(weak_augment(key, images, True, 4))).any()
+
+
+def test_the_flavour_none_without_padding_and_flip_compiles_nothing():
+    view = jax.make_jaxpr(lambda key, images: strong_augment(key, images, False, 0, "none", 2, 10))
+    traced = view(jax.random.key(0), jnp.asarray(IMAGES))
+    assert traced.jaxpr.outvars == [traced.jaxpr.invars[1]]  # the images themselves
+    assert "gather" not in str(traced)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((IMAGES, "autoaugment", 2, 10), "fedlabel, fedmatch, fixmatch, none, semifl, usb"),
+        ((IMAGES, "semifl", 2, 11), "from 0 to 10"),
+        ((IMAGES, "fedlabel", 1, 31), "from 0 to 30"),
+    ],
+)
+def test_bad_requests_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        rand_augment(jax.random.key(0), *arguments)
+    with pytest.raises(UserError, match=message):
+        strong_augment(jax.random.key(0), arguments[0], True, 4, *arguments[1:])
