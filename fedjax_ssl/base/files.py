@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from fedjax_ssl.base.errors import UserError
 
-PACKAGE = pathlib.Path(__file__).resolve().parent
+PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # The folder of config files: beside the package in a checkout, inside the package if it is installed.
 CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
 

@@ -25,7 +25,7 @@ class Field(NamedTuple):
 @functools.cache
 def read_fields() -> dict[str, Field]:
     """All fields of a configuration by their dotted names, in the order of the source."""
-    fields = _fields_of(PACKAGE / "fields", "shared_fields")
+    fields = _fields_of(PACKAGE / "base" / "fields", "shared_fields")
     for name in read_methods():
         own = _fields_of(_file_of(name), "defaults")
         fields.update({f"{name}.{field}": value for field, value in own.items()})
@@ -50,7 +50,7 @@ def _file_of(method: str) -> pathlib.Path:
 
 def read_arguments() -> list[str]:
     """The arguments of every config, besides methods, recipes and models."""
-    tree = _tree(PACKAGE / "fields" / "recipes.py")
+    tree = _tree(PACKAGE / "base" / "fields" / "recipes.py")
     return [*_keys(tree, "WORDS"), "the name of a model", *(f"{name}=" for name in _keys(tree, "ARGUMENT_FIELDS"))]
 
 

@@ -53,7 +53,7 @@ def test_overrides():
         ("--config.num_rounds=0", "num_rounds must be at least 1"),
         ("--config.devices=100", "devices is 100, but JAX finds 1"),
         ("--config.seeds=(1, 1)", r"seeds must be different whole numbers.*\(1, 1\)"),
-        ("--config.augment.resized=40", "augment.resized=40 and augment.padding=1 exclude each other"),
+        ("--config.augment.resized=40", "augment.resized=40 needs augment.padding=0"),
         ("--config.data.imbalance=0.5", "data.imbalance must be a number from 1 on, .* not 0.5"),
         ("--config.data.imbalance=1000", "imbalance=1000 leaves no image of class"),
         ("--config.data.source=npz", "npz"),

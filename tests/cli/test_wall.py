@@ -175,20 +175,6 @@ def header(shape):
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
-@pytest.mark.parametrize("second", ["x_train.npy", "x_train", "x_train.npy.npy"])
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_an_npz_with_two_arrays_of_one_name(second, tmp_path, capfd):
-    """NumPy might read another array than the one whose header was checked."""
-    path, good = tmp_path / "images.npz", header((2, 8, 8)) + bytes(128)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name in ("x_train.npy", "y_train.npy", "x_test.npy", "y_test.npy", second):
-            archive.writestr(name, good)
-    words = ["--config.data.source=npz", f"--config.data.path={path}", f"--workdir={tmp_path / 'run'}"]
-    status, line = outcome(capfd, f"--config={launch.QUICKSTART}", *words)
-    assert status == 2 and f"data.path={path} has 'x_train" in line and " twice; " in line
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     "kind", ["empty", "no_npy", "not_even_by_name", "huge", "not_python", "encrypted", "compression"]
 )
