@@ -157,7 +157,7 @@ def test_several_hosts_are_below_the_run(library):
 def test_what_a_run_shows_is_below_training(library):
     for module, others in library[0].items():
         if module.startswith("run.observe"):
-            assert not others & {"run.train", "run.seeds", "run.tuning"}, module
+            assert not others & {"run.train", "run.seeds"}, module
 
 
 def test_every_folder_has_a_face_that_says_what_it_is():

@@ -109,7 +109,7 @@ def npz(tmp_path):
 
 @pytest.mark.processes
 def test_accelerator(execute, npz, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where `tune` remembers
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     notebook = execute(
         "accelerator",
         SOURCE="npz",

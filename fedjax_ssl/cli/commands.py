@@ -90,24 +90,6 @@ def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
     profile(config, own.rounds, own.workdir)
 
 
-def run_tune(own: Any, words: list[str], overrides: list[str]) -> None:
-    """Finds the fastest layout of clients on this machine.
-
-    It times lanes, devices, forms of convolutions and XLA options on steps of the
-    config's clients, which takes minutes, mostly for compiling. Later runs with
-    the same method, model, cohort and batch size use the fastest, and say so. It
-    changes results by rounding only.
-    """
-    with doing("loading JAX"):
-        from fedjax_ssl.config import parse_config
-        from fedjax_ssl.run.cores import use_every_core
-        from fedjax_ssl.run.tuning import tune
-
-    config = parse_config(own.config or str(QUICKSTART), overrides)
-    use_every_core(config)
-    tune(config, own.repeats)
-
-
 def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
     """Writes the report of runs: figures, a page, a table.
 
@@ -246,7 +228,6 @@ COMMANDS = {
         },
         "FILE",
     ),
-    "tune": Command(run_tune, {**CONFIG, "repeats": (3, "how often each layout is timed")}),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "number of traced rounds")}),
 }
 

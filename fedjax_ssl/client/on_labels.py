@@ -14,7 +14,6 @@ from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import add_up
 
-VIEWS = ("weak", "both")  # values of `client.labelled_views`
 View = Callable[[FederatedData, jax.Array, jax.Array], jax.Array]  # (data, rows [B], key) -> images [B, H, W, C]
 
 

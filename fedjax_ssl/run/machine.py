@@ -22,10 +22,8 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.cpu.processor import has_wide_vectors
 from fedjax_ssl.models.packing import CHANNELS
-from fedjax_ssl.models.passes import use_lane_form
 from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.choices import Choice, recall
 from fedjax_ssl.run.cores import control_groups
 from fedjax_ssl.run.observe.log import warn
 
@@ -56,17 +54,14 @@ class Machine(NamedTuple):
     platform: str  # 'cpu', 'gpu' or 'tpu'
     mesh: Mesh | None  # the devices that share the lanes; None for a single one
     most_lanes: int | None  # the most clients that train side by side on each device; None: no limit
-    lane_form: str  # how convolutions of several lanes are computed, see `Choice`
     compiler_options: dict[str, Any]  # for XLA's compiler
     memory: int | None  # bytes of memory of one device; None: unknown
-    is_tuned: bool = False  # whether `tune` chose the layout
     float32_products: str = "default"  # see `config.model`
 
     def __str__(self) -> str:
         number = 1 if self.mesh is None else self.mesh.size
         several = f"{hosts.count()} hosts, " if hosts.count() > 1 else ""
-        tuned = ", laid out as tune found it to be fastest" if self.is_tuned else ""
-        return f"{several}{number} device{'s' * (number > 1)} ({self.platform}){tuned}"
+        return f"{several}{number} device{'s' * (number > 1)} ({self.platform})"
 
     def lanes(self, num_jobs: int) -> int:
         """How many jobs train side by side on each device; a job is a client of one of the seeds in a program."""
@@ -143,8 +138,6 @@ def use(machine: Machine) -> Iterator[Machine]:
         stack.enter_context(use_platform(machine.platform))
         if machine.mesh is not None:
             stack.enter_context(jax.set_mesh(machine.mesh))
-        if machine.lane_form:
-            stack.enter_context(use_lane_form(machine.lane_form))
         yield machine
 
 
@@ -152,9 +145,9 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
     """The machine that a configuration asks for, by its fields `devices`, `lanes` and `model.name`.
 
     Args:
-        config: the run's. Without `devices` and `lanes` it gets what `tune` stored. If nothing is stored, it gets all
-            devices; on a CPU, at most one core for each client of a round, and only as many cores as copies of the data
-            fit into a quarter of the memory.
+        config: the run's. Without `devices` it gets all devices; on a CPU, at most one core for each client of a round,
+            and only as many cores as copies of the data fit into a quarter of the memory. Without `lanes` it gets
+            `most_lanes`.
         data: the federation, of which each device holds a copy.
 
     Raises:
@@ -165,15 +158,13 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
         raise UserError(f"devices is {config.devices}, but JAX finds {len(devices)} ({devices[0].platform})")
     if config.devices is not None and config.devices % num_hosts:
         raise UserError(f"devices is {config.devices}, but of {num_hosts} hosts each must have equally many of them")
-    if data is not None and config.devices is None and config.lanes is None and num_hosts == 1:
-        tuned = recall(config, data.inputs.shape[1:])
-        if tuned is not None:
-            return machine_of(tuned, config)._replace(is_tuned=True)
     most = config.devices or len(devices)
     if config.devices is None and platform() == "cpu":
         most = max(min(most, most_devices(config, data)) // num_hosts, 1) * num_hosts
-    options = _compiler_options(config.model.name)
-    return machine_of(Choice(most, config.lanes or most_lanes(config), options=options), config)
+    chosen = _devices_of_each_host(most // num_hosts)
+    mesh = Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,)) if len(chosen) > 1 else None
+    options, products = _compiler_options(config.model.name), config.model.float32_products
+    return Machine(platform(), mesh, config.lanes or most_lanes(config), options, memory_limit(), products)
 
 
 def most_lanes(config: ConfigDict) -> int | None:
@@ -201,14 +192,6 @@ def with_products(precision: str, function: Any) -> Any:
             return function(*arguments, **options)
 
     return call
-
-
-def machine_of(choice: Choice, config: ConfigDict) -> Machine:
-    """The machine that lays a run's clients out by this choice."""
-    devices = _devices_of_each_host(choice.devices // hosts.count())
-    mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,)) if len(devices) > 1 else None
-    found = Machine(platform(), mesh, choice.lanes, choice.lane_form, dict(choice.options), memory_limit())
-    return found._replace(float32_products=config.model.float32_products)
 
 
 def _devices_of_each_host(number: int) -> list[jax.Device]:
@@ -303,11 +286,6 @@ def _compiler_options(backbone: str) -> dict[str, str]:
     """
     slow = platform() == "cpu" and backbone in LARGE_BACKBONES and not has_wide_vectors()
     return dict(WITHOUT_LIBRARY) if slow and _knows_options() else {}
-
-
-def compiler_option_sets() -> list[dict[str, str]]:
-    """The sets of XLA options that `tune` measures on this platform, the default first."""
-    return [{}, dict(WITHOUT_LIBRARY)] if platform() == "cpu" and _knows_options() else [{}]
 
 
 @functools.cache

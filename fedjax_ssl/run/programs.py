@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import functools
-import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -18,7 +17,6 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.choices import is_cached_here, recall_seconds, remember_seconds
 from fedjax_ssl.run.client_tests import clients_at_once, make_client_tests
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
@@ -28,7 +26,6 @@ from fedjax_ssl.run.observe.log import VERBOSE, say
 
 CLIENTS_TESTS = "the tests of clients"
 DISPATCH_CAPACITY = 50  # the most rounds in one dispatch
-CACHE_HIT = "/jax/compilation_cache/cache_hits"  # JAX's event in a thread whose program was in the cache
 
 
 class Program(NamedTuple):
@@ -67,15 +64,9 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     lower |= {title: functools.partial(lower_dispatch, machine, experiments, width) for width, title in rounds.items()}
 
     started = time.monotonic()
-    like = first.problem.config, first.data.inputs.shape[1:]
-    remembers = hosts.is_first() and is_cached_here()
-    seconds = recall_seconds(*like) if remembers else None
     if hosts.is_first():
-        known = "" if seconds is None else f"about {seconds:.0f} s, or less if the cache has these programs"
-        say(f"compiling ({known or 'a later start takes it from the cache'})")
-    programs, from_cache = _compile(machine, lower)
-    if remembers and with_init and not from_cache.intersection(rounds.values()):  # a resumed run compiles less
-        remember_seconds(*like, time.monotonic() - started)
+        say("compiling (a later start takes it from the cache)")
+    programs = _compile(machine, lower)
     machine.check_memory(programs["the rounds"])
     if with_init:
         machine.check_memory(programs["the first state"], "the first state")
@@ -88,14 +79,8 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     )
 
 
-def _compile(
-    machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]]
-) -> tuple[dict[str, jax.stages.Compiled], set[str]]:
-    """Traces programs one after the other and compiles each while the next is traced; the last one is the largest.
-
-    Returns:
-        The programs by name, and the names of those that JAX's cache had.
-    """
+def _compile(machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]]) -> dict[str, jax.stages.Compiled]:
+    """Traces programs one after the other and compiles each while the next is traced; the last one is the largest."""
     with doing("compiling") as task, Compilers() as compilers:
         for name, function in lower.items():
             task.text = f"tracing {name}"
@@ -104,7 +89,7 @@ def _compile(
             compilers.compile(name, lowered, aside=not name.startswith("the rounds"))
         programs = compilers.wait(task)
         give_back_memory()
-        return programs, compilers.from_cache
+        return programs
 
 
 def check_same_program(machine: Machine, name: str, lowered: jax.stages.Lowered) -> None:
@@ -133,24 +118,17 @@ class Compilers:
 
     The main thread only waits, so that Python still handles signals. After an exception it does not wait for the
     threads.
-
-    Attributes:
-        from_cache: names of the programs that JAX's cache had.
     """
 
     def __init__(self) -> None:
         """Starts nothing yet."""
         self._large, self._aside = (concurrent.futures.ThreadPoolExecutor(1, "compiler") for _ in range(2))
         self._programs: dict[str, concurrent.futures.Future[jax.stages.Compiled]] = {}
-        self._thread = threading.local()
-        self.from_cache: set[str] = set()
 
     def __enter__(self) -> "Compilers":
-        jax.monitoring.register_event_listener(self._on_event)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        jax.monitoring.unregister_event_listener(self._on_event)
         for pool in (self._large, self._aside):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -160,15 +138,10 @@ class Compilers:
         self._programs[name] = pool.submit(self._compiled, name, lowered)
 
     def _compiled(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        started, self._thread.name = time.monotonic(), name
+        started = time.monotonic()
         program = lowered.compile()
         say(f"compiled {name} in {time.monotonic() - started:.1f} s", VERBOSE)
         return program
-
-    def _on_event(self, event: str, **_: Any) -> None:
-        """JAX calls it in the thread that caused the event."""
-        if event == CACHE_HIT and hasattr(self._thread, "name"):
-            self.from_cache.add(self._thread.name)
 
     def wait(self, task: Doing) -> dict[str, jax.stages.Compiled]:
         """Waits until all programs are compiled; returns them by name, in the order in which they were started.

@@ -113,7 +113,7 @@ def train(
         _warn_of_other_code(runs)
         machine = open_folders.enter_context(use_machine(config, runs[0].experiment.largest))
         groups = group_runs(machine, [run for run in runs if not run.ended])
-        if groups and is_first and (machine.mesh is not None or machine.is_tuned):
+        if groups and is_first and machine.mesh is not None:
             say(f"clients train on {machine}")
         any_begins = any(run.state is None for run in runs)
         given = next((run.warm_start.model for run in runs if run.warm_start), None)

@@ -7,12 +7,11 @@ federations. The data of a run determine its kind: `facts["kind"]` names it; wit
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_ssl.base.errors import known_are
 from fedjax_ssl.data.kinds import features, images, table, text
 from fedjax_ssl.data.kinds.images import Images
 from fedjax_ssl.data.kinds.kind import Inputs, Kind
 
-__all__ = ["IMAGE", "KINDS", "Images", "Inputs", "Kind", "kind_name", "kind_of", "wrong_facts"]
+__all__ = ["IMAGE", "KINDS", "Images", "Inputs", "Kind", "kind_name", "kind_of"]
 
 IMAGE = "image"
 KINDS: dict[str, Kind] = {IMAGE: images.KIND, "features": features.KIND, "table": table.KIND, "text": text.KIND}
@@ -26,9 +25,3 @@ def kind_name(facts: Mapping[str, Any]) -> str:
 def kind_of(facts: Mapping[str, Any]) -> Kind:
     """The kind of a data set's inputs."""
     return KINDS[kind_name(facts)]
-
-
-def wrong_facts(facts: Mapping[str, Any]) -> str:
-    """What is wrong with facts that were read from a file; '' if nothing is."""
-    name = kind_name(facts)
-    return kind_of(facts).wrong(facts) if name in KINDS else f"kind is {name!r}{known_are(name, KINDS)}"

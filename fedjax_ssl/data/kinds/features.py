@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data.kinds.kind import Facts, Kind, are_numbers, are_sizes
+from fedjax_ssl.data.kinds.kind import Facts, Kind
 from fedjax_ssl.ops.augment import Views
 
 NOISE = 0.1  # of features and tables, both views: Gaussian, in standard deviations
@@ -78,21 +78,6 @@ def _views(config: Any, facts: Facts) -> Views:
     return Views(functools.partial(weak_view, **given), strong, (strong, strong))
 
 
-def _wrong(facts: Facts) -> str:
-    shape, num_weak = facts.get("shape"), facts.get("weak_views")
-    if not are_sizes(shape, 1, 2):
-        return f"shape is {shape!r}; it must be [features] or [views, features]"
-    for name, above in (("mean", -np.inf), ("std", 0.0)):
-        if not are_numbers(facts.get(name), shape[-1], above):
-            return f"{name} must be {shape[-1]} finite numbers{' above 0' if name == 'std' else ''}, one a feature"
-    if type(num_weak) is not int or not 1 <= num_weak <= (shape[0] if len(shape) == 2 else 1):
-        return f"weak_views is {num_weak!r}; it must be one of the views' numbers"
-    encoded = facts.get("encoded_images")  # [H, W, C] of the images that a frozen encoder saw
-    if encoded is not None and not (are_sizes(encoded, 3) and isinstance(facts.get("weights"), str)):
-        return f"encoded_images is {encoded!r}; it must be [height, width, channels], with the weights' checksum"
-    return ""
-
-
 def _given(features: Any, facts: Facts) -> np.ndarray:
     """Numbers [B, D] or [B, V, D]."""
     features, shape = np.asarray(features), tuple(facts["shape"])
@@ -114,6 +99,5 @@ KIND = Kind(
         tuple(facts["shape"]), np.asarray(facts["mean"], np.float32), np.asarray(facts["std"], np.float32)
     ),
     views=_views,
-    wrong=_wrong,
     given=_given,
 )

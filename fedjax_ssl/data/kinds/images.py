@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data.kinds.kind import Facts, Kind, are_numbers, are_sizes
+from fedjax_ssl.data.kinds.kind import Facts, Kind
 from fedjax_ssl.ops.augment import image_views
 
 
@@ -22,17 +22,6 @@ class Images(NamedTuple):
     def to_network(self, inputs: jax.Array) -> jax.Array:
         """Standardises pixels by the data set's mean and deviation."""
         return (inputs.astype(jnp.float32) / 255.0 - jnp.array(self.mean)) / jnp.array(self.std)
-
-
-def _wrong(facts: Facts) -> str:
-    if not are_sizes(facts.get("image_shape"), 3):
-        return f"image_shape is {facts.get('image_shape')!r}; it must be [height, width, channels]"
-    channels = facts["image_shape"][2]
-    for name, above in (("mean", -np.inf), ("std", 0.0)):
-        if not are_numbers(facts.get(name), channels, above):
-            bound = " above 0" if name == "std" else ""
-            return f"{name} is {facts.get(name)!r}; it must be {channels} finite numbers{bound}, one a channel"
-    return ""
 
 
 def _given(images: Any, facts: Facts) -> np.ndarray:
@@ -59,6 +48,5 @@ KIND = Kind(
     stored=np.uint8,
     inputs=lambda facts: Images(tuple(facts["image_shape"]), tuple(facts["mean"]), tuple(facts["std"])),
     views=lambda config, facts: image_views(config, tuple(facts["image_shape"]), facts["flip"]),
-    wrong=_wrong,
     given=_given,
 )

@@ -1,6 +1,5 @@
 """What a kind of inputs defines: how examples are stored, what a network takes, and which views there are."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -39,20 +38,5 @@ class Kind(NamedTuple):
     stored: type[np.generic]  # dtype of stored examples
     inputs: Callable[[Facts], Inputs]  # facts of a data set -> its inputs
     views: Callable[[Any, Facts], Views]  # configuration, facts -> the views
-    wrong: Callable[[Facts], str]  # facts that were read from a file -> what is wrong with them, or ''
     # Examples that a user gives to a trained model, facts -> stored examples. Raises a UserError.
     given: Callable[[Any, Facts], np.ndarray]
-
-
-def are_numbers(values: Any, number: int, above: float = -math.inf) -> bool:
-    """Whether a value from a file is a list of `number` finite numbers, all above a bound."""
-    return (
-        isinstance(values, list)
-        and len(values) == number
-        and all(type(value) in (int, float) and math.isfinite(value) and value > above for value in values)
-    )
-
-
-def are_sizes(values: Any, *numbers: int) -> bool:
-    """Whether a value from a file is a list of positive integers whose length is one of `numbers`."""
-    return isinstance(values, list) and len(values) in numbers and all(type(v) is int and v > 0 for v in values)

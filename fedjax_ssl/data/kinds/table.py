@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_ssl.base.errors import UserError, first_line, known_are
 from fedjax_ssl.data.kinds.features import MASKED, noisy
-from fedjax_ssl.data.kinds.kind import Facts, Kind, are_numbers
+from fedjax_ssl.data.kinds.kind import Facts, Kind
 from fedjax_ssl.ops.augment import Views, mix
 
 CORRUPTED = 0.3  # strong views: the share of values taken from other rows of the batch
@@ -139,21 +139,6 @@ def encode(columns: Any, facts: Facts, where: str = "the table") -> np.ndarray:
     return encoded
 
 
-def _wrong(facts: Facts) -> str:
-    columns, categories = facts.get("columns"), facts.get("categories")
-    if not isinstance(columns, list) or not columns or not all(isinstance(name, str) for name in columns):
-        return "columns must be names"
-    if not isinstance(categories, list) or len(categories) != len(columns):
-        return f"categories must be {len(columns)} lists of names, or null for numbers"
-    for names in categories:
-        if names is not None and not (isinstance(names, list) and names and all(isinstance(n, str) for n in names)):
-            return "categories must be lists of names, or null for numbers"
-    for name, above in (("mean", -np.inf), ("std", 0.0)):
-        if not are_numbers(facts.get(name), len(columns), above):
-            return f"{name} must be {len(columns)} finite numbers{' above 0' if name == 'std' else ''}, one a column"
-    return ""
-
-
 def _given(rows: Any, facts: Facts) -> np.ndarray:
     """Encodes columns by name, from a dict or a DataFrame, or checks stored rows [B, F]."""
     rows = encode(rows, facts) if isinstance(rows, Mapping) or hasattr(rows, "columns") else np.asarray(rows)
@@ -178,4 +163,4 @@ def _inputs(facts: Facts) -> Table:
     return Table((len(sizes),), np.asarray(facts["mean"], np.float32), np.asarray(facts["std"], np.float32), sizes)
 
 
-KIND = Kind(noun="rows", stored=np.float32, inputs=_inputs, views=_views, wrong=_wrong, given=_given)
+KIND = Kind(noun="rows", stored=np.float32, inputs=_inputs, views=_views, given=_given)

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.kinds.features import MASKED, drawn, first
-from fedjax_ssl.data.kinds.kind import Facts, Kind, are_sizes
+from fedjax_ssl.data.kinds.kind import Facts, Kind
 from fedjax_ssl.data.kinds.table import is_missing
 from fedjax_ssl.ops.augment import Views
 
@@ -111,24 +111,6 @@ def tokenise(texts: Iterable[str], vocabulary: list[str], length: int) -> np.nda
     return tokens
 
 
-def _wrong(facts: Facts) -> str:
-    shape, number, vocabulary = facts.get("shape"), facts.get("num_tokens"), facts.get("vocabulary")
-    if not are_sizes(shape, 1, 2):
-        return f"shape is {shape!r}; it must be [tokens] or [versions, tokens]"
-    if type(number) is not int or number < 1:
-        return f"num_tokens is {number!r}; it must be a whole number from 1 on"
-    if vocabulary and not (
-        isinstance(vocabulary, list)
-        and len(vocabulary) == number - FIRST_WORD
-        and all(isinstance(word, str) for word in vocabulary)
-    ):
-        return f"vocabulary must be {number - FIRST_WORD} words"
-    num_weak = facts.get("weak_views")
-    if type(num_weak) is not int or not 1 <= num_weak <= (shape[0] if len(shape) == 2 else 1):
-        return f"weak_views is {num_weak!r}; it must be one of the versions' numbers"
-    return ""
-
-
 def _given(texts: Any, facts: Facts) -> np.ndarray:
     """Tokenises texts [B] if the data set has a vocabulary, None and NaN as ''; or checks token ids [B, L]."""
     length, found = facts["shape"][-1], np.asarray(texts)
@@ -151,6 +133,5 @@ KIND = Kind(
     stored=np.int32,
     inputs=lambda facts: Text(tuple(facts["shape"]), facts["num_tokens"]),
     views=_views,
-    wrong=_wrong,
     given=_given,
 )
