@@ -20,7 +20,8 @@ import pytest
 
 import fedjax_ssl
 import launch
-from fedjax_ssl import base_config, imports, methods
+from fedjax_ssl import base_config, methods
+from fedjax_ssl.base import imports
 from fedjax_ssl.cli.source_docs import Field, read_fields
 from fedjax_ssl.config import flatten
 from fedjax_ssl.engine.round import make_round
@@ -67,7 +68,7 @@ def test_descriptions_are_those_of_the_source(root):
     assert "* `lanes=None` or int \u2265 1: clients trained side by side" in page
     assert "* `data.unknown_share=0.25`, in [0, 1): " in page
     assert "* `schedule='constant'` or 'cosine': schedule" in page
-    assert "* `data.imbalance=1.0`, any number: IF" in page
+    assert "* `data.imbalance=1.0`, any number: A long tail" in page
     assert "* `server.epochs=1`: as `client.epochs`\n" in page
     assert "* `iid` sets `data.alpha=1000.0`\n" in page
     ending = script(root, "endings").ending
@@ -110,7 +111,7 @@ def test_the_picture_of_a_round_names_functions_that_exist(root):
 
 
 def test_every_method_has_a_page(root):
-    overview = (root / "docs" / "methods.md").read_text(encoding="utf-8")
+    overview = script(root, "endings").ending("methods.md")  # the site's table
     assert {file.stem for file in (root / "docs" / "methods").glob("*.md")} == set(methods.METHODS)
     assert [name for name in methods.METHODS if f"(methods/{name}.md)" not in overview] == []
 
