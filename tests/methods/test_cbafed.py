@@ -68,13 +68,13 @@ def test_the_paper_s_backbone_and_the_other_stem():
 
 def epochs_by_hand(problem, data, received, work, epochs, weight, every):
     """Cross-entropy on given labels in batches of 3, drawn back behind some epochs: model and statistics."""
-    config, size = problem.config.client, int(work.decks["unlabelled"].size)
+    config, size = problem.config.client, int(work.decks["labelled"].size)
     model, statistics = in_numpy(received.model.params), statistics_of(received.model)
     velocity, record = at_rest(model), None
     for epoch in range(epochs):
-        order = np.asarray(work.decks["unlabelled"].order)[epoch, :size]
+        order = np.asarray(work.decks["labelled"].order)[epoch, :size]
         for first in range(0, size, 3):
-            rows = np.asarray(work.decks["unlabelled"].rows)[order[first : first + 3]]
+            rows = np.asarray(work.decks["labelled"].rows)[order[first : first + 3]]
             x, targets = pixels_of(data, rows), np.eye(CLASSES)[np.asarray(data.visible_labels)[rows]] / len(rows)
             _, gradient = loss_and_gradient(model, x, x.mean(axis=0), targets)
             model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)

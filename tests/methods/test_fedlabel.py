@@ -76,8 +76,9 @@ def run(data, client, extra=ROUND, **fields):
 
 def drawn_rows(work):
     """The rows of the image table of each step, and their positions."""
-    size, order = int(work.decks["unlabelled"].size), np.asarray(work.decks["unlabelled"].order)
-    return [(np.asarray(work.decks["unlabelled"].rows)[batch[:size]], batch[:size]) for batch in order] if size else []
+    (deck,) = work.decks.values()
+    size, order = int(deck.size), np.asarray(deck.order)
+    return [(np.asarray(deck.rows)[batch[:size]], batch[:size]) for batch in order] if size else []
 
 
 def supervised_by_hand(result, data):

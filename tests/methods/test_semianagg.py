@@ -279,7 +279,7 @@ def test_another_round_has_the_same_anchor_and_it_is_no_part_of_a_lane(data):
 
     def begin(own):
         job = prepare(phases_of(method)[1], received, data, UNLABELLED, own=own, previous=nothing_before(received))
-        return job.own, phases_of(method)[1].start(received, data, job.work, {**own, **job.own}).own
+        return job.own, phases_of(method)[1].start(received, data, job.work, {**own, **job.own}).memory
 
     of_labelling, carried = jax.eval_shape(begin, own)
     assert ANCHOR not in of_labelling and ANCHOR not in carried and "trainer" in carried
