@@ -29,14 +29,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedjax_ssl import base_config, use_every_core
-from fedjax_ssl.client import Labelled, fix_mix_phase
+from fedjax_ssl.client import Examples, fix_mix_phase
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.kinds import Images
-from fedjax_ssl.engine import Broadcast, Cohort, Problem, Report, trained_parts
+from fedjax_ssl.engine import Broadcast, Cohort, Labels, Problem, Report, trained_parts
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.augment import strong_augment, weak_augment
+from fedjax_ssl.ops.sgd import make_optimizer
 from fedjax_ssl.run.machine import find_machine, use
 from fedjax_ssl.server.aggregation import weighted_mean
 
@@ -251,20 +252,22 @@ def our_problem(image_shape, config, rand_augment):
     weak = functools.partial(weak_augment, flip=flip, padding=PADDING)
     strong = functools.partial(strong_augment, flip=flip, padding=PADDING, flavour="usb", num_ops=2, magnitude=10)
     network = Network(build_model(config.model, CLASSES), Images(image_shape, (0.5,), (0.25,)), "running")
-    return Problem(config, network, weak, strong if rand_augment else weak, CLASSES)
+    optimizer = functools.partial(make_optimizer, config.client)
+    return Problem(config, network, weak, strong if rand_augment else weak, CLASSES, optimizer=optimizer)
 
 
 def our_round(problem, machine, num_clients, lanes):
     """(broadcast, data, key) -> the mean model."""
 
-    def label(broadcast, data, examples):
-        return Labelled(Report(examples.labels, examples.present))
+    def label(broadcast, data, cohort, previous):
+        examples = Examples.of(data, cohort)
+        return Labels(Report(examples.labels, examples.present), weights=examples.present.astype(jnp.float32))
 
-    phase = fix_mix_phase(problem, label, mixup_alpha=0.75, mix_weight=1.0, mix_order="mix_then_augment", parts=PARTS)
+    phase = fix_mix_phase(problem, mixup_alpha=0.75, mix_weight=1.0, mix_order="mix_then_augment", parts=PARTS)
 
     def round_fn(broadcast, data, key):
         cohort = Cohort(jnp.arange(num_clients), {}, key)
-        result = train_cohort((phase,), broadcast, data, cohort, lanes)
+        result = train_cohort((phase,), broadcast, data, cohort, lanes, label=label)
         received = trained_parts(problem.network, broadcast.model, PARTS)
         return weighted_mean(result.upload.model, result.took_part.astype(jnp.float32), otherwise=received)
 

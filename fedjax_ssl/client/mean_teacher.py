@@ -5,7 +5,7 @@ client keeps its own teacher, a moving average of its student. The teacher start
 receives and is never reset; the student starts each round from the received model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client.by_role import unlabelled_phase
 from fedjax_ssl.client.steps import At, Batches, Loss
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Broadcast, Phase, Problem
+from fedjax_ssl.engine.interface import Phase, Problem
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import repeated
 
@@ -31,7 +31,7 @@ def own_teachers(data: FederatedData, model: Model) -> dict[str, Any]:
 
 def mean_teacher_phase(
     problem: Problem,
-    weight: Callable[[Broadcast], jax.Array | float],
+    weight: float,
     *,
     temperature: float,
     decay: float,
@@ -47,7 +47,7 @@ def mean_teacher_phase(
 
     Args:
         problem: the run's `Problem`.
-        weight: received -> the weight of the loss in this round.
+        weight: of the loss.
         temperature: T.
         decay: the largest decay of the average.
         statistics: the teacher's normalisation statistics: those of the 'first' model that the client received, of the
@@ -72,7 +72,7 @@ def mean_teacher_phase(
 
         (outputs,), batch_stats = network.train(model, (views,), mask)
         errors = jnp.sum(jnp.square(jax.nn.softmax(outputs.logits) - targets), axis=-1)
-        value = weight(at.received) * jnp.sum(jnp.where(mask, errors, 0.0)) / size
+        value = weight * jnp.sum(jnp.where(mask, errors, 0.0)) / size
         return Loss(value, batch_stats, {"unlabelled_loss": value}, remember={TEACHER: teacher})
 
     def after(own: Mapping[str, Any], model: Model) -> dict[str, Any]:

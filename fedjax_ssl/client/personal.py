@@ -125,9 +125,9 @@ def _without(model: Model, parts: tuple[str, ...]) -> Model:
 def _of_parts(path: Any, names: Any) -> bool:
     """Whether a leaf of the training state (parameter, optimizer state or statistic) belongs to one of the parts.
 
-    The client's memory, `Training.own`, is no part of the model, even if it contains another model.
+    The client's memory, `Training.own` and `learned`, is no part of the model, even if it contains another model.
     """
-    in_memory = any(getattr(key, "name", None) == "own" for key in path)
+    in_memory = any(getattr(key, "name", None) in ("own", "learned") for key in path)
     return not in_memory and any(getattr(key, "key", None) in names for key in path)
 
 

@@ -1,6 +1,5 @@
 """Many rounds as one program, for one seed or several at once."""
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax
@@ -41,19 +40,15 @@ class DispatchFunction(Protocol):
     ) -> Dispatch: ...
 
 
-def make_dispatch(
-    round_fn: RoundFunction, capacity: int, converged: Callable[[State], jax.Array] | None = None
-) -> DispatchFunction:
+def make_dispatch(round_fn: RoundFunction, capacity: int) -> DispatchFunction:
     """Makes a program of up to `capacity` rounds. Their number is traced, so another number needs no recompilation.
 
     Args:
         round_fn: a round, of one seed or of several.
         capacity: the largest number of rounds.
-        converged: see `Method`; for one seed only.
 
     Returns:
-        The program. It ends early if a round leaves a non-finite model, if every upload of a round was dropped, or if
-        the method ends the run.
+        The program. It ends early if a round leaves a non-finite model, or if every upload of a round was dropped.
     """
 
     round_fn = jax.jit(round_fn)  # traced once, here and in the loop
@@ -68,8 +63,7 @@ def make_dispatch(
             return Dispatch(state, buffer, so_far.rounds_done + 1, jnp.all(result.healthy))
 
         def goes_on(so_far: Dispatch) -> jax.Array:
-            over = False if converged is None else converged(so_far.state)
-            return (so_far.rounds_done < jnp.minimum(num_rounds, capacity)) & so_far.healthy & ~jnp.bool_(over)
+            return (so_far.rounds_done < jnp.minimum(num_rounds, capacity)) & so_far.healthy
 
         return jax.lax.while_loop(goes_on, body, Dispatch(state, buffer, jnp.int32(0), jnp.bool_(True)))
 

@@ -370,8 +370,6 @@ class Method(NamedTuple):
     # Makes pseudo-labels right before the last phase, which reads them in `Cohort.labels`; None: there are none. The
     # engine compares them with the true labels.
     label: Label | None = None
-    # State -> bool [], whether the run ends before its last round; None: never.
-    converged: Callable[[State], jax.Array] | None = None
     wire_bytes: WireBytes | None = None  # for messages whose size depends on their values; None: no such messages
 
 

@@ -57,8 +57,6 @@ def main(grid: Any, context: Any) -> None:
             folder.add(state, metrics, time.monotonic() - began, server.compiling, healthy)
             if not healthy:
                 raise TrainingError(f"round {int(state.round)}: the global state is not finite, or no upload was")
-            if experiment.method.converged is not None and bool(experiment.method.converged(state)):
-                break
         folder.conclude(state, server.tested(state) if config.data.validation else {})
 
 

@@ -8,16 +8,14 @@ What differs from FedU:
      others keep most of their own network;
   3. autoscaler: lambda_k = tau / d_k from the client's first visit, then constant.
 
-As in the public code, the divergence is how far the client's own last training moved its encoder. With
-`fedema.divergence='received'` it is the distance from its last encoder to the received global one, as other
-implementations read the paper.
+As in the public code, the divergence is how far the client's own last training moved its encoder.
 """
 
 from typing import Any
 
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, share, word
+from fedjax_ssl.base.fields import Section, real, share
 from fedjax_ssl.client import byol
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Method, Problem
@@ -42,7 +40,6 @@ def defaults() -> Section:
     # tau of the autoscaler: mu at a client's second visit; the code's script has 0.8 by default.
     section.tau = share(0.7)
     section.scale = real(None, above=0)  # one lambda for all clients instead of the autoscaler
-    section.divergence = word("training", "received")  # d_k: of the last training, or from the received encoder
     # With partial participation: clients that did not train in the round before start from the global networks.
     section.selective = False
     section.decay = share(0.99)  # decay of the target in each step
@@ -53,34 +50,20 @@ def defaults() -> Section:
 def fedema(problem: Problem) -> Method:
     """Its Algorithm 1 as a Method."""
     options = problem.config.fedema
-    of_training = options.divergence == "training"
 
     def autoscaled(scale, distance):
         if options.scale is not None:
             return jnp.float32(options.scale)
         return jnp.where(scale > 0, scale, options.tau / jnp.maximum(distance, jnp.finfo(jnp.float32).tiny))
 
-    def measured(received: Broadcast, own):
-        """lambda_k and d_k at the beginning of a visit."""
-        if of_training:
-            return own[SCALE], own[DIVERGENCE]
-        distance = byol.divergence(own[ONLINE]["backbone"], received.model.params["backbone"])
-        return autoscaled(own[SCALE], distance), distance
-
     def begin(received: Broadcast, own):
-        scale, distance = measured(received, own)
-        mu = jnp.minimum(1.0, scale * distance)
+        mu = jnp.minimum(1.0, own[SCALE] * own[DIVERGENCE])
         online = moving_average(own[ONLINE], select(received.model.params, byol.ONLINE), mu)
         return received.model.with_parts(**online)
 
     def leave(received: Broadcast, own, before, after):
-        scale, distance = measured(received, own)
-        has_trained = own[byol.LAST_ROUND] >= 0
-        if of_training:
-            distance = byol.divergence(before.params["backbone"], after.params["backbone"])
-            scale = autoscaled(own[SCALE], distance)
-        else:
-            scale = jnp.where(has_trained, scale, 0.0)
+        distance = byol.divergence(before.params["backbone"], after.params["backbone"])
+        scale = autoscaled(own[SCALE], distance)
         memory = {ONLINE: select(after.params, byol.ONLINE), DIVERGENCE: distance, SCALE: scale}
         return memory, {"divergence": distance}
 

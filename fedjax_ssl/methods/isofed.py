@@ -86,7 +86,7 @@ def isofed(problem: Problem) -> Method:
         if problem.config.confidence.debias != "none":
             raise UserError("isofed.unlabelled_loss='mean_teacher' has no labels; leave confidence.debias 'none'")
         how = {"temperature": 0.5, "decay": options.ema_decay, "statistics": "averaged"}
-        with_teacher = mean_teacher_phase(problem, lambda received: options.consistency_weight, **how)
+        with_teacher = mean_teacher_phase(problem, options.consistency_weight, **how)
         method = alternating(problem, (labelled_phase(problem), with_teacher), own=own_teachers)
     if options.adaptation != "none":
         labelled, unlabelled = method.phases

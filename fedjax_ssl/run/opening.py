@@ -116,7 +116,7 @@ def why_ended(
         if state is None:
             return ""
         config, done = experiment.problem.config, int(state.round)
-        if has_ended(experiment, state, done):
+        if has_ended(experiment, done):
             return ROUNDS if done >= config.num_rounds else METHOD
         return spent(folder.read(METRICS)[:done]).reason(config.stop)
 

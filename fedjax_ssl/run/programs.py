@@ -226,5 +226,5 @@ def lower_dispatch(machine: Machine, experiments: list[Experiment], width: int |
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)
         data = jax.eval_shape(stack_seeds, [experiment.data for experiment in experiments])
     capacity = max(config.rounds_per_dispatch or 0, DISPATCH_CAPACITY)
-    dispatch = machine.jit(make_dispatch(round_fn, capacity, first.method.converged), donate_argnums=0)
+    dispatch = machine.jit(make_dispatch(round_fn, capacity), donate_argnums=0)
     return dispatch.lower(state, data, hidden_labels, jax.ShapeDtypeStruct((), jnp.int32))

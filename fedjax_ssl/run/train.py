@@ -190,9 +190,9 @@ def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
     # With a stopping rule seeds may end at different rounds, and each has its own seconds.
     if not runs:
         return []
-    first, stop = runs[0].experiment, runs[0].experiment.problem.config.stop
+    stop = runs[0].experiment.problem.config.stop
     has_views = any(run.experiment.views is not None for run in runs)
-    alone = first.method.converged or has_views or stop.patience or stop.bytes or stop.seconds
+    alone = has_views or stop.patience or stop.bytes or stop.seconds
     together = 1 if alone else machine.seeds_together(len(runs))
     groups: list[list[Run]] = []
     for run in runs:

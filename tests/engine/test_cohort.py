@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Cohort, Finished, Jobs, Phase, Report
+from fedjax_ssl.engine.interface import Cohort, Finished, Jobs, Labels, Phase, Report
 
 FIRST = np.array([3, 0, 7, 1, 7, 0, 2, 5, 4, 1])  # steps of each client in the first phase
 SECOND = np.array([2, 2, 0, 0, 3, 0, 1, 5, 0, 4])  # and in the second
@@ -194,23 +194,28 @@ def test_steps_draw_apart_from_preparing():
     np.testing.assert_array_equal(result.num_steps, np.full(len(CLIENTS), 6))
 
 
-def with_report(phase, label):
-    """The phase with a report in which every label is this number, or with none."""
-
-    def prepare(*arguments):
-        shape = len(arguments[2].clients), 2
-        report = None if label is None else Report(jnp.full(shape, label), jnp.ones(shape, bool), {})
-        return phase.prepare(*arguments)._replace(report=report)
-
-    return phase._replace(prepare=prepare)
-
-
-@pytest.mark.parametrize("labels, last", [((None, None), None), ((5, None), 5), ((None, 6), 6), ((5, 6), 6)])
-def test_the_last_report_counts(labels, last):
+@pytest.mark.parametrize("labels", [None, 5])
+def test_labels_are_made_before_the_last_phase(labels):
+    """The last phase alone gets them, and the cohort reports them."""
     data = {"steps": jnp.zeros((2, 10), int), "part": jnp.zeros(10, bool)}
-    phases = tuple(with_report(walk(number), label) for number, label in enumerate(labels))
-    report = train_cohort(phases, BROADCAST, data, cohort_of(CLIENTS[:2]), 1, debug=True).report
-    assert (None if report is None else np.unique(report.labels).item()) == last
+    got = []
+
+    def label(broadcast, data, cohort, previous):
+        assert previous is not None  # the first phase has ended
+        return Labels(Report(jnp.full((2, 2), labels), jnp.ones((2, 2), bool)))
+
+    def watched(phase):
+        def prepare(broadcast, data, cohort, previous):
+            got.append(cohort.labels is not None)
+            return phase.prepare(broadcast, data, cohort, previous)
+
+        return phase._replace(prepare=prepare)
+
+    phases, cohort = (watched(walk(0)), watched(walk(1))), cohort_of(CLIENTS[:2])
+    made = None if labels is None else label
+    report = train_cohort(phases, BROADCAST, data, cohort, 1, debug=True, label=made).report
+    assert (None if report is None else np.unique(report.labels).item()) == labels
+    assert got == [False, labels is not None]
 
 
 def test_the_debug_loop_names_the_client():

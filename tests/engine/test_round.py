@@ -12,6 +12,7 @@ from fedjax_ssl.engine.cohort import cohort_of
 from fedjax_ssl.engine.interface import (
     Finished,
     Jobs,
+    Labels,
     Method,
     Report,
     Selection,
@@ -109,18 +110,17 @@ def test_what_a_client_remembers(round_fn):
     ],
 )
 def test_a_method_s_metrics_are_scalars_with_names_of_their_own(stage, metrics, line):
-    phase, facts = toy_phase(report=True), metrics if stage == "report" else {"fact": jnp.ones((6, 3))}
+    phase, facts = toy_phase(), metrics if stage == "report" else {"fact": jnp.ones((6, 3))}
 
-    def prepare(*arguments):
-        jobs = phase.prepare(*arguments)
-        return jobs._replace(report=jobs.report._replace(facts=facts))
+    def label(*_):
+        return Labels(Report(jnp.zeros((6, 3), jnp.int32), jnp.ones((6, 3), bool), facts=facts))
 
     def finish(*arguments):
         finished = phase.finish(*arguments)
         return finished._replace(metrics={**finished.metrics, **(metrics if stage == "client" else {})})
 
     stages = {stage: lambda state, *_: (state, metrics)} if stage in Method._fields else {}
-    method = toy_method(phases=(phase._replace(prepare=prepare, finish=finish),), **stages)
+    method = toy_method(phases=(phase._replace(finish=finish),), label=label, **stages)
     with pytest.raises(UserError, match=f"the method's metric {line}"):
         run(jax.jit(make_round(problem(), method, lanes=2)), [3, 0, 2, 4, 0, 1], [False] * 6, group=jnp.zeros(6, int))
 
@@ -312,15 +312,14 @@ def test_the_rule_in_use_is_scored_whatever_its_name():
     """
     given = {0: 0, 6: 0}  # visible: one of client 2's, one of client 4's
 
-    def prepare(received, data, cohort, previous):
+    def label(received, data, cohort, previous):
         right = jnp.array(TRUTH)[data.client_index[cohort.clients]] ^ (cohort.clients == 0)[:, None]  # of 0 wrong
-        report = Report(right, jnp.ones(right.shape, bool), {"global": 1 - right, "local": right})
-        return toy_phase().prepare(received, data, cohort, previous)._replace(report=report)
+        return Labels(Report(right, jnp.ones(right.shape, bool), {"global": 1 - right, "local": right}))
 
     def select(state, data, key):
         return Selection(state.server["draw"], present=state.server["draw"] != 0)
 
-    method = toy_method(phases=(toy_phase()._replace(prepare=prepare),), select=select)
+    method = toy_method(label=label, select=select)
     data = federation(visible=given)
     state, result = run(jax.jit(make_round(problem(), method, lanes=2)), [2, 4, 0, 3], data=data)
     metrics = result.metrics

@@ -23,7 +23,6 @@ from fedjax_ssl.engine.interface import (
     Phase,
     Problem,
     Received,
-    Report,
     Selection,
     State,
     Upload,
@@ -91,7 +90,7 @@ def toy_state(**server):
     return State(jnp.int32(0), Model({"classifier": jnp.float32(1)}, {}), server, clients)
 
 
-def toy_phase(report=False, in_turns=False):
+def toy_phase(in_turns=False):
     """Adds 1 + client in each step. A client with a true entry in `extra` sends NaN, one without examples nothing.
 
     It also remembers its row's number in the draw, or in its turn.
@@ -103,9 +102,7 @@ def toy_phase(report=False, in_turns=False):
         work = {"client": cohort.clients, "row": rows, "fails": fails, "personal": cohort.personal}
         steps = data.client_size[cohort.clients]
         own = {"labelled": cohort.own["labelled"] + 1 + rows}
-        shape = (len(rows), data.client_index.shape[1])
-        made = Report(jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool), {}) if report else None
-        return Jobs(steps, work, made, own)
+        return Jobs(steps, work, own)
 
     def start(received, data, work, own):
         return {"x": received.model.params["classifier"], "trained": own["trained"]}

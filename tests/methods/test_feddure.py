@@ -61,7 +61,7 @@ def test_the_fine_regulator_begins_as_torch_draws_its_linear_layers():
     assert np.abs(regulator["b2"]) * 20 <= 1
 
 
-@pytest.mark.parametrize("more", [{}, {"feddure.effect": "before_less_after", "feddure.coarse": False}])
+@pytest.mark.parametrize("more", [{}, {"feddure.coarse": False}])
 def test_steps_are_those_of_the_equations(more):
     """One of tuning and two of all three models. F-reg's slope is the difference of losses a step ahead."""
     data = federation([[0, 1, -1, -1, 2, -1, -1, 1, -1]])
@@ -110,7 +110,7 @@ def test_steps_are_those_of_the_equations(more):
                 regulator[name] = regulator[name] - 0.5 * mean / (np.sqrt(square) + 1e-8)
             before = on_labels(local)
             local, of_local = sgd_step(local, taught(regulator), of_local, config, rate)
-            effects.append((before - on_labels(local)) if more else (on_labels(local) - before))
+            effects.append(on_labels(local) - before)
             confident += (p.max(axis=1) >= 0.6).tolist()
             towards = np.eye(CLASSES)[probabilities(model, strong, centre).argmax(axis=1)]
             targets = 5 * step / 4 * (p.max(axis=1) >= 0.6)[:, None] * p + (not more) * effects[-1] * towards

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.client import Examples
-from fedjax_ssl.engine import Jobs, Phase, Report
-from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL, server_loss, with_inliers
+from fedjax_ssl.engine import Cohort, Labels, Report
+from fedjax_ssl.methods import METHODS, fedopenmatch
+from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL, labels_of_inliers, server_loss
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_heads import gradient_of
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
@@ -21,7 +21,6 @@ from tests.helpers.small_problem import (
     negative,
     phases_of,
     pixels_of,
-    prepare,
     probabilities,
     running_mean,
     sent_down,
@@ -33,7 +32,7 @@ from tests.helpers.small_problem import (
 LEAST = 0.6
 
 
-def test_labels_that_the_head_rejects_do_not_count():
+def test_labels_that_the_head_rejects_do_not_count(monkeypatch):
     data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1]])
     problem = small_problem(
         "fedopenmatch", SmallNetwork(ONE_VS_ALL, head_dim=CLASSES), **{"fedopenmatch.inlier": LEAST}
@@ -42,10 +41,12 @@ def test_labels_that_the_head_rejects_do_not_count():
 
     def confident(received, data, cohort, previous):
         examples = Examples.of(data, cohort)
-        return Jobs(jnp.ones(1, jnp.int32), (), Report(jnp.asarray(labels), examples.present.at[0, 1].set(False)))
+        return Labels(Report(jnp.asarray(labels), examples.present.at[0, 1].set(False)))
 
     received = sent_down(problem)
-    job = prepare(with_inliers(problem, Phase(confident, None, None, None)), received, data, 0)
+    monkeypatch.setattr(fedopenmatch, "labels_of_received", lambda *_: confident)
+    cohort = Cohort(jnp.array([0]), {}, jax.random.key(4))
+    made = labels_of_inliers(problem, None)(received, data, cohort, None)
     model, rows = received.model, np.asarray(data.client_index)[0, :9]
     kernel, bias = (
         np.asarray(model.params[part][name]) for part, name in ((ONE_VS_ALL, "kernel"), ("backbone", "bias"))
@@ -55,7 +56,7 @@ def test_labels_that_the_head_rejects_do_not_count():
     accepted |= np.asarray(data.visible_labels)[rows] >= 0  # visible labels count whatever the head says
     accepted[1] = False  # it was not confident
     assert 3 < accepted.sum() < 8
-    np.testing.assert_array_equal(job.work.labels.report.qualified, [*accepted, False])
+    np.testing.assert_array_equal(made.report.qualified[0], [*accepted, False])
 
 
 def test_steps_are_those_of_the_equations():

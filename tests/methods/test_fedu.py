@@ -255,25 +255,6 @@ def test_mu_is_at_most_one(data, fields, mu):
     assert_kernels(model.params, mixture(kernels(own, *ONLINE), kernels(received.model.params, *ONLINE), mu))
 
 
-def test_the_divergence_may_be_that_from_the_received_encoder(data):
-    """So that the scale is set at the second visit, of which mu is tau as well."""
-    problem = problem_of("fedema", **{"fedema.divergence": "received", "fedema.tau": 0.6})
-    (phase,) = phases_of(METHODS["fedema"].factory(problem))
-    received = [sent_down(problem, np.int32(number), seed=number) for number in range(3)]
-    own = memory_of(problem, None, data)
-    first = train(phase, received[0], data, CLIENT, own, jit=True)[1]
-    assert first.own["scale"] == 0
-    mine = kernels(first.own["online"], *ONLINE)
-    theirs = kernels(received[1].model.params, *ONLINE)
-    assert_kernels(start_of(problem, data, received[1], **first.own).params, mixture(mine, theirs, 0.6))
-    second = train(phase, received[1], data, CLIENT, {**own, **first.own}, jit=True)[1]
-    scale = 0.6 / np.linalg.norm(mine["backbone"] - theirs["backbone"])
-    assert second.own["scale"] == pytest.approx(scale, rel=1e-4)
-    mine, theirs = kernels(second.own["online"], *ONLINE), kernels(received[2].model.params, *ONLINE)
-    mu = min(1, scale * np.linalg.norm(mine["backbone"] - theirs["backbone"]))
-    assert_kernels(start_of(problem, data, received[2], **second.own).params, mixture(mine, theirs, mu))
-
-
 @pytest.mark.parametrize(("last_round", "is_new"), [(-1, True), (5, True), (6, False)])
 def test_a_selective_client_that_missed_a_round_begins_anew(data, last_round, is_new):
     problem = problem_of("fedema", **{"fedema.selective": True, "fedema.scale": 1e6})

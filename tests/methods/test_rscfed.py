@@ -9,7 +9,7 @@ import pytest
 from fedjax_ssl import train as train_run
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments
-from fedjax_ssl.engine.interface import Received, State, Upload
+from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.rscfed.server import consensus_weights, distances_to_mean
@@ -130,22 +130,6 @@ def test_the_student_is_held_near_its_teacher(data, steps, fields):
     assert finished.upload.metadata["labelled"] == 0
     rows = job.work.decks["unlabelled"].rows[:7]  # both views were drawn, and differ in some step
     assert any(not np.array_equal(*views(data, rows, index)) for index in range(6))
-
-
-def test_the_weight_rises_over_the_ramp(data):
-    """In round 1 of 4 the loss of a first step has a quarter of its weight, behind the ramp all of it."""
-    losses = []
-    for number in (0, 1, 4, 9):
-        problem, method = build(**{"rscfed.ramp_rounds": 4, "client.epochs": 1})
-        own = memory(problem, problem.network.init(jax.random.key(2)), 3)
-        state = State(jnp.int32(number), problem.network.init(jax.random.key(4)))
-        received = method.broadcast(state, data, None)
-        nothing = handed_on(*train(phases_of(method)[0], received, data, 2, own))
-        job, finished = train(phases_of(method)[1], received, data, 2, own, nothing, jit=True)
-        assert job.num_steps == 1
-        losses.append(finished.metrics["unlabelled_loss"])
-    np.testing.assert_allclose(losses, losses[-1] * np.array([0, 0.25, 1, 1]))
-    assert losses[-1] > 0
 
 
 # --- Groups. ---------------------------------------------------------------------------------------------------------

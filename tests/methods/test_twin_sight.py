@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.client import own_trainer
+from fedjax_ssl.client import own_states
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Cohort, Previous, Upload, trained_parts
 from fedjax_ssl.methods import METHODS
@@ -298,7 +298,7 @@ def test_freematch_s_averages_and_its_term(memory, data):
     fields = {"confidence.momentum": 0.3, "confidence.fairness_weight": 0.4, "confidence.memory": memory}
     problem = problem_of(",freematch", **fields)
     phases, received = phases_of(METHODS["twin_sight"].factory(problem)), sent_down(problem)
-    own = jax.tree.map(lambda leaf: leaf[UNLABELLED], own_trainer(problem, data))
+    own = jax.tree.map(lambda leaf: leaf[UNLABELLED], own_states(problem, data))
     idle = handed_on(*train(phases[0], received, data, UNLABELLED, own))
     job, finished = train(phases[1], received, data, UNLABELLED, own, idle, jit=True)
     freematch = freematch_of(problem)
@@ -319,7 +319,7 @@ def test_a_cohort_of_more_rows_than_clients_has_a_state_for_each(data):
     problem = problem_of(",freematch")
     phase, received = phases_of(METHODS["twin_sight"].factory(problem))[1], sent_down(problem)
     clients = jnp.array([UNLABELLED] * (len(data.client_size) + 1))
-    own = jax.tree.map(lambda leaf: leaf[clients], own_trainer(problem, data))
+    own = jax.tree.map(lambda leaf: leaf[clients], own_states(problem, data))
     upload = jax.tree.map(lambda leaf: jnp.zeros((len(clients), *leaf.shape)), Upload(received.model))
     previous = Previous(upload, jnp.zeros(len(clients), bool))
     jobs = jax.eval_shape(

@@ -21,7 +21,7 @@ from fedjax_ssl.records.snapshots import snapshot_files
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
 from fedjax_ssl.run import loop
 from fedjax_ssl.run.feed import WholeFeed
-from fedjax_ssl.run.loop import Listener, Run, RunsTogether, has_ended, run_rounds
+from fedjax_ssl.run.loop import Listener, Run, RunsTogether, run_rounds
 from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.observe.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
 from fedjax_ssl.run.observe.wire import Traffic
@@ -64,14 +64,13 @@ def counting(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "bytes_per_client", lambda *_: traffic)
     with contextlib.ExitStack() as stack:
 
-        def make(seeds=(0,), begun=0, unhealthy=(), ends_at=None, **fields):
+        def make(seeds=(0,), begun=0, unhealthy=(), **fields):
             runs = []
             for seed in seeds:
                 config = make_tiny_config(seed=seed, **fields)
-                converged = None if ends_at is None else (lambda state: state.round >= ends_at)
                 experiment = types.SimpleNamespace(
                     problem=types.SimpleNamespace(config=config),
-                    method=types.SimpleNamespace(converged=converged, wire_bytes=None),
+                    method=types.SimpleNamespace(wire_bytes=None),
                     data=None,
                     state_shape=None,
                 )
@@ -92,7 +91,7 @@ def counting(tmp_path, monkeypatch):
                     metrics = {name: jnp.full(state.round.shape, value) for name, value in each.items()}
                     metrics |= {"round": state.round, "a_loss": value_of(state)}
                     results.append(RoundResult(metrics, state.round + 10, healthy if len(seeds) > 1 else healthy[0]))
-                    if not healthy.all() or number == ends_at:
+                    if not healthy.all():
                         break
                 stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *results)
                 return Dispatch(state, stacked, jnp.int32(len(results)), jnp.bool_(True))
@@ -124,16 +123,6 @@ def test_a_loop_without_listeners_trains_all_the_same(counting):
     arguments, sizes = counting(begun=3, num_rounds=12, rounds_per_dispatch=7)
     (state,) = run_rounds(*arguments, [])
     assert sizes == [1, 7, 1] and float(value_of(state)) == 12
-
-
-def test_a_stopping_rule_ends_the_run_inside_a_dispatch(counting):
-    arguments, sizes = counting(num_rounds=20, rounds_per_dispatch=10, ends_at=4)
-    listener = Every()
-    (state,) = run_rounds(*arguments, [listener])
-    assert sizes == [1, 10] and float(value_of(state)) == 4
-    assert [(turn.done, turn.is_last) for turn in listener.turns] == [(0, False), (1, False), (4, True)]
-    experiment = arguments[2].runs[0].experiment
-    assert not has_ended(experiment, state_at(3, 0), 3) and has_ended(experiment, state_at(4, 0), 4)
 
 
 def snapshot(model, images, labels):
@@ -277,11 +266,8 @@ def test_seconds_end_a_start_after_a_dispatch_and_the_next_one_goes_on(counting,
 @pytest.mark.parametrize("stop", [{}, {"stop.patience": 2}, {"stop.bytes": 1e6}, {"stop.seconds": 1.0}])
 def test_seeds_of_other_shapes_and_those_that_may_be_stopped_train_apart(stop):
     problem = types.SimpleNamespace(config=make_tiny_config(**{"data.validation": 20, **stop}))
-    method = types.SimpleNamespace(converged=None)
     runs = [
-        types.SimpleNamespace(
-            experiment=types.SimpleNamespace(problem=problem, method=method, views=None, shapes=shapes), round=0
-        )
+        types.SimpleNamespace(experiment=types.SimpleNamespace(problem=problem, views=None, shapes=shapes), round=0)
         for shapes in (1, 1, 2, 2)
     ]
     machine = types.SimpleNamespace(seeds_together=lambda number: number)

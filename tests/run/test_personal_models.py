@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_ssl.client.local_sgd import Training
 
 from fedjax_ssl import UserError, train
 from fedjax_ssl.client.personal import OWN_PARTS, _with_own
+from fedjax_ssl.client.steps import Training
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Phase
 from fedjax_ssl.engine.round import round_keys, select_of
@@ -147,12 +147,13 @@ def test_own_parts_train_first_and_then_the_others():
     state, client = jax.jit(experiment.init)(data), jnp.array([2])
     head = jax.tree.map(lambda leaf: leaf + 0.1, state.model.params["classifier"])
 
-    def trained(phases, sent, own):
+    def trained(method, sent, own):
         cohort = Cohort(client, own, key)
-        return jax.jit(lambda sent, data: train_cohort(phases, sent, data, cohort, lanes=1))(sent, data)
+        train = lambda sent, data: train_cohort(method.phases, sent, data, cohort, lanes=1, label=method.label)  # noqa: E731
+        return jax.jit(train)(sent, data)
 
     own = {OWN_PARTS: {"classifier": jax.tree.map(lambda leaf: leaf[None], head)}}
-    found = trained(experiment.method.phases, experiment.method.broadcast(state, data, key), own)
+    found = trained(experiment.method, experiment.method.broadcast(state, data, key), own)
     (phase,), received = plain.phases, plain.broadcast(state, data, key)
     received = received._replace(model=received.model.with_parts(classifier=head))
     num_steps = int(found.num_steps[0])
@@ -167,7 +168,7 @@ def test_own_parts_train_first_and_then_the_others():
         }
         return after._replace(learner=after.learner._replace(model=after.learner.model.with_parts(**params)))
 
-    expected = trained((phase._replace(step=step),), received, {}).upload.model.params
+    expected = trained(plain._replace(phases=(phase._replace(step=step),)), received, {}).upload.model.params
     assert num_steps > 3
     assert_close(found.upload.model.params["backbone"], expected["backbone"])
     assert_close(found.memory_of_steps[OWN_PARTS]["classifier"], expected["classifier"])
@@ -182,12 +183,12 @@ def test_own_parts_train_first_and_then_the_others():
 def test_a_model_in_the_memory_changes_whichever_parts_train(index, trained):
     """A mean teacher is another model than the one in training."""
     zeros = Model({"backbone": 0, "classifier": 0}, ())
-    carry = Training(Learner(zeros, {"trace": zeros.params}), {"teacher": zeros}, {}, {})
+    carry = Training(Learner(zeros, {"trace": zeros.params}), {}, {"teacher": zeros}, {}, {})
     phase = Phase(None, None, lambda received, data, work, carry, *_: jax.tree.map(lambda leaf: leaf + 1, carry), None)
     received = Broadcast(Model({"backbone": 0}, ()), 0.1)
     after = _with_own(phase, 0.5).step(received, None, (None, {"classifier": 0}, 1), carry, jnp.int32(index), None)
     assert after.learner.model.params == after.learner.opt_state["trace"] == trained
-    assert after.own["teacher"].params == {"backbone": 1, "classifier": 1}
+    assert after.learned["teacher"].params == {"backbone": 1, "classifier": 1}
 
 
 def test_own_parts_are_in_no_message_and_not_in_the_bytes(finished):

@@ -18,12 +18,12 @@ How F-reg is trained here, through one step of plain SGD, is our choice, after M
 2019).
 
 d is the loss after the step minus the loss before it (base_ssl.py:782); the derivation of Meta Pseudo Labels has the
-opposite sign (`feddure.effect`). The code's cosine schedule begins after its last step, so it is left out.
+opposite sign. The code's cosine schedule begins after its last step, so it is left out.
 """
 
 from typing import Any
 
-from fedjax_ssl.base.fields import Section, real, share, whole, word
+from fedjax_ssl.base.fields import Section, real, share, whole
 from fedjax_ssl.client import labels_for_report, own_optimizers
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem
@@ -70,7 +70,6 @@ def defaults() -> Section:
     section.warm_up_steps = whole(0, least=0)  # steps of a round over which learning rates rise from 0
     section.wait_steps = whole(0, least=0)  # first steps in which the local model's rate is 0
     section.coarse = True  # whether C-reg learns from d
-    section.effect = word("after_less_before", "before_less_after")  # sign of d; the first is the code's
     section.fine = True  # whether F-reg weights images
     section.fine_hidden = whole(100, least=1)  # width of F-reg's hidden layer
     section.fine_learning_rate = real(1e-3, above=0)  # learning rate of its Adam

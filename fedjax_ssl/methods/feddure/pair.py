@@ -111,8 +111,7 @@ def step_of_both(problem: Problem, at: At, losses: Losses, p: jax.Array, mask: j
         return optax.apply_updates(pair.params, updates), state
 
     def learning_effect(params) -> jax.Array:
-        effect = losses.labelled(params) - losses.labelled(pair.params)
-        return -effect if options.effect == "before_less_after" else effect
+        return losses.labelled(params) - losses.labelled(pair.params)
 
     regulator, regulator_state = fine_regulator_step() if options.fine else (pair.regulator, pair.regulator_state)
     params, opt_state = local_step(regulator)

@@ -10,8 +10,7 @@ Yang, Yuan, Liu, Deng and Bao, 2023 (arXiv 2302.11823). What differs from FedAvg
 
 The paper gives no learning rate, batch size or weight of the divergence, and does not say how often the count advances.
 Its Theorem 1 (the increment's norm decreases if and only if theta' converges) does not hold as stated: a norm of 1/t
-decreases, but its sum diverges. The norm and its moving average are logged. `fedil.stop_below` ends a run once the norm
-has been below an absolute tolerance for `fedil.stop_rounds` rounds.
+decreases, but its sum diverges. The norm and its moving average are logged.
 """
 
 from typing import NamedTuple
@@ -48,7 +47,7 @@ from fedjax_ssl.engine import (
 )
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedil.client import advance, no_credibility
-from fedjax_ssl.methods.fedil.server import add_increment, mean_increment, no_increments, stays_below
+from fedjax_ssl.methods.fedil.server import add_increment, mean_increment, no_increments
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.batches import draw_with_replacement
 from fedjax_ssl.ops.losses import cross_entropy, kl_divergence
@@ -85,9 +84,6 @@ def defaults() -> Section:
     section.label_set = True  # whether there is a pseudo-label set (xi_c of eq. 14; Table II)
     section.kl_weight = real(1.0, least=0)  # weight of xi_b in eq. 11
     section.cosine_screening = True  # whether uploads are screened, eq. 25 (Table II)
-    section.average_rounds = whole(20, least=1)  # rounds in the moving average of the increment's norm (Figure 4)
-    section.stop_below = real(0.0, least=0)  # ends the run when the norm stays below it; 0: never
-    section.stop_rounds = whole(20, least=1)  # rounds for which it must stay below
     return section
 
 
@@ -111,7 +107,7 @@ def fedil(problem: Problem) -> Method:
 
     def init(data: FederatedData, key: jax.Array) -> State:
         state = add_server_model(frame.init(data, key))
-        increments = no_increments(max(options.average_rounds, options.stop_rounds))
+        increments = no_increments()
         return state._replace(server={**state.server, **increments})
 
     def same_direction(state: State, received: Received) -> jax.Array:
@@ -128,13 +124,10 @@ def fedil(problem: Problem) -> Method:
         """Eq. 24 and 25; if no upload passes, theta' stays."""
         after, metrics = aggregation.aggregate(state, data, received, key)
         after = add_increment(state, after, metrics["update_norm"])
-        metrics["update_norm_average"] = mean_increment(after, options.average_rounds)
+        metrics["update_norm_average"] = mean_increment(after)
         if options.cosine_screening:
             metrics["screened_out"] = jnp.sum(received.accepted & ~same_direction(state, received))
         return after, metrics
-
-    def converged(state: State) -> jax.Array:
-        return stays_below(state, options.stop_below, options.stop_rounds)
 
     return frame._replace(
         init=init,
@@ -143,7 +136,6 @@ def fedil(problem: Problem) -> Method:
         broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[SERVER_MODEL]),
         aggregate=aggregate,
         server_after=no_op,
-        converged=converged if options.stop_below > 0 else None,
     )
 
 

@@ -21,14 +21,13 @@ of a group underflow. Here they are left out, and the nearest upload always keep
 """
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import Section, real, share, whole, word
-from fedjax_ssl.client import LABELLED, global_model, labelled_phase, mean_teacher_phase, own_teachers
+from fedjax_ssl.client import LABELLED, labelled_phase, mean_teacher_phase, own_teachers
 from fedjax_ssl.client.mean_teacher import DIVISORS, STATISTICS
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import Broadcast, Method, Problem, Selection, State
+from fedjax_ssl.engine import Method, Problem, Selection, State
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.methods.rscfed.server import distance_reweighted
@@ -83,7 +82,6 @@ def defaults() -> Section:
     section.groups = whole(3, least=1)  # groups of a round, trained one after the other
     section.group_size = whole(5, least=1)  # clients per group, without replacement; clients_per_round is ignored
     section.consistency_weight = real(0.02, least=0)  # weight of the squared error to the teacher
-    section.ramp_rounds = whole(0, least=0)  # rounds in which that weight rises linearly from 0
     section.temperature = real(0.5, above=0)  # T of the teacher's probabilities, p^(1/T) / sum p^(1/T)
     # The teacher's largest decay: in its step t, from 0, the decay is min(1 - 1 / (t + 1), this).
     section.ema_decay = share(0.999)
@@ -113,13 +111,9 @@ def rscfed(problem: Problem) -> Method:
         clients = jax.vmap(lambda key: draw_distinct(key, len(data.client_size), options.group_size))(keys)
         return Selection(clients.reshape(-1), turns=options.groups)
 
-    def weight(received: Broadcast):
-        ramp = jnp.minimum(received.extra / options.ramp_rounds, 1.0) if options.ramp_rounds else 1.0
-        return ramp * options.consistency_weight
-
     with_teacher = mean_teacher_phase(
         problem,
-        weight,
+        options.consistency_weight,
         temperature=options.temperature,
         decay=options.ema_decay,
         statistics=options.teacher_statistics,
@@ -139,8 +133,6 @@ def rscfed(problem: Problem) -> Method:
         own=own_teachers,
         aggregation=fedavg(problem, weighted_by=reweighted),
     )
-    if options.ramp_rounds:  # clients need the number of the round
-        method = method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.round))
     return method._replace(select=select_groups)
 
 
