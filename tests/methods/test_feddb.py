@@ -107,7 +107,9 @@ def test_steps_are_those_of_the_equations():
 
     def weighted(*arguments):
         jobs = phase.prepare(*arguments)
-        return jobs._replace(work=jobs.work._replace(weights=jobs.work.weights * factors))
+        labels = jobs.work.labels
+        labels = labels._replace(weights=labels.weights * factors)
+        return jobs._replace(work=jobs.work._replace(labels=labels))
 
     job, finished = train(phase._replace(prepare=weighted), received, data, 0)
     liar = prepare(phase, received, data._replace(mislabelled=jnp.ones(len(data.inputs), bool)), 0)

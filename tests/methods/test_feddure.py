@@ -78,7 +78,7 @@ def test_steps_are_those_of_the_equations(more):
     labels, rate = np.asarray(data.visible_labels)[rows], config.learning_rate
     model, statistics = in_numpy(received.model.params), statistics_of(received.model)
     local, velocity, of_local, effects, confident = model, at_rest(model), at_rest(model), [0.0], []
-    regulator = {name: np.atleast_1d(np.float64(leaf)) for name, leaf in job.work.regulator.items()}
+    regulator = {name: np.atleast_1d(np.float64(leaf)) for name, leaf in job.work.plan.work.items()}
     first, second = at_rest(regulator), at_rest(regulator)  # Adam's moments
     labelled = batches(np.asarray(job.work.decks["labelled"].order), 4, 2)
     for step, unknown in enumerate(batches(np.asarray(job.work.decks["unlabelled"].order), 5, 3)[:3]):

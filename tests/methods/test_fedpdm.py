@@ -71,7 +71,9 @@ def test_steps_are_those_of_the_equations():
 
     def first_round(received, data, cohort, previous):
         jobs = phase.prepare(received, data, cohort._replace(round=jnp.array([0])), previous)
-        return jobs._replace(work=jobs.work._replace(weights=jobs.work.weights * factors))
+        labels = jobs.work.labels
+        labels = labels._replace(weights=labels.weights * factors)
+        return jobs._replace(work=jobs.work._replace(labels=labels))
 
     own = {"unlabelled_shares": jnp.asarray(before, jnp.float32)}
     job, finished = train(phase._replace(prepare=first_round), received, data, 0, own)
@@ -139,7 +141,7 @@ def test_a_rule_for_the_labels_counts_unlabelled_images_alone():
     p = probabilities(in_numpy(received.model.params), pixels_of(data, rows, mirrored), statistics_of(received.model))
     liar = data._replace(mislabelled=jnp.ones(len(data.inputs), bool))  # takes each image for one of the next class
     for shift, of_client in enumerate((data, liar)):
-        report = prepare(phase._replace(prepare=third_round), received, of_client, 0, own).report
+        report = prepare(phase._replace(prepare=third_round), received, of_client, 0, own).work.labels.report
         matched = scaled(np.roll(p[unlabelled], shift, axis=1), SHARES, 10.0)
         largest = matched.max(axis=1)
         np.testing.assert_array_equal(report.labels[unlabelled], matched.argmax(axis=1))

@@ -233,7 +233,7 @@ def test_batches_of_a_round_are_disjoint_while_images_last(data):
     problem, method = build(**{"client.batch_size": 2})
     received = sent_down(problem)
     job = prepare(phases_of(method)[0], received, data, 3, personal=Place(received.model, {}))
-    deck = job.work[0].deck
+    deck = job.work[0].decks["unlabelled"]
     batches = [np.asarray(deck.batch(jnp.int32(index), 2).positions) for index in range(3)]
     assert job.num_steps == STEPS and deck.size == 4
     assert len({*batches[0], *batches[1]}) == 4
@@ -257,7 +257,8 @@ def test_the_report_is_of_the_images_that_users_train_on(data):
     for users in ("fixmatch", "self_training"):
         problem, method = build(**{"fedrgd.users": users})
         received = sent_down(problem)
-        report = prepare(phases_of(method)[0], received, data, 1, personal=Place(received.model, {})).report
+        job = prepare(phases_of(method)[0], received, data, 1, personal=Place(received.model, {}))
+        report = job.work[0].labels.report
         p = probabilities(in_numpy(received.model.params), pixels_of(data, data.client_index[1]), 0.25)
         np.testing.assert_array_equal(report.labels, p.argmax(axis=1))
         counted[users] = np.asarray(report.qualified)

@@ -1,5 +1,7 @@
 """FedTriNet's threshold, spliced network, vote, memory of labels and loss, against NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,7 +156,7 @@ def test_a_frozen_head_stays_and_is_in_no_norm():
         "backbone": {"conv": jnp.array([3.0]), "rest": jnp.array([2.0])},
         "classifier": {"kernel": jnp.array([1.0])},
     }
-    optimizer = freezing(("conv",))(make_optimizer(config, 0.5))
+    optimizer = freezing(("conv",), functools.partial(make_optimizer, config))(0.5)
     opt_state, expected, velocity = optimizer.init(params), np.array([2.0, 1.0]), np.zeros(2)
     for _ in range(3):
         gradient = {
@@ -183,7 +185,7 @@ def test_the_spliced_network_is_tuned_on_labels(data, frozen):
     assert job.num_steps == 2  # two epochs of three labelled images
     model, statistics, losses = spliced_by_hand(received.model, own), statistics_of(own[LOCAL]), []
     velocity = at_rest(model)
-    for epoch in np.asarray(job.work.decks["unlabelled"].order):
+    for epoch in np.asarray(job.work.decks["labelled"].order):
         rows = np.asarray(data.client_index[SOME])[epoch[:3]]
         x = pixels_of(data, rows, mirrored)
         loss, gradient = loss_and_gradient(
@@ -257,15 +259,15 @@ def test_an_image_gets_the_label_of_the_sum_once_and_for_ever(data, client, play
     assert 0 < len(new) < len(free) < len(votes)
     np.testing.assert_array_equal(job.own[ACCEPTED].labels, labels)
     assert job.own[ACCEPTED].rounds == 5 + (len(new) >= 2)
-    np.testing.assert_array_equal(job.work.labels[: len(votes)], np.where(visible >= 0, visible, labels[: len(votes)]))
+    known = np.where(visible >= 0, visible, labels[: len(votes)])
+    np.testing.assert_array_equal(job.work.labels.more.labels[: len(votes)], known)
     has_one = labels[: len(votes)] >= 0
     np.testing.assert_array_equal(job.work.labels.report.qualified[: len(votes)], has_one | (visible >= 0))
     expected = np.where(has_one, labels[: len(votes)], votes.argmax(axis=1))
     np.testing.assert_array_equal(job.work.labels.report.labels[: len(votes)], expected)
-    assert int(job.work.decks["unlabelled"].size) == np.sum(has_one | (visible >= 0)) and int(
-        job.work.accepted.size
-    ) == np.sum(has_one)
-    assert_model(job.work.start, *tuned)
+    assert int(job.work.decks["labelled"].size) == np.sum(has_one | (visible >= 0))
+    assert int(job.work.decks["accepted"].size) == np.sum(has_one)
+    assert_model(job.work.plan.start, *tuned)
 
 
 def test_while_clients_train_on_labels_alone_nothing_is_accepted(data):
@@ -276,9 +278,10 @@ def test_while_clients_train_on_labels_alone_nothing_is_accepted(data):
         jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape)), Upload(received.model)), jnp.array([False])
     )
     job = prepare(phases_of(method)[1], received, data, SOME, memory(), nobody)
-    assert int(job.work.decks["unlabelled"].size) == 3 and int(job.work.accepted.size) == 0 and job.num_steps == 2
+    assert int(job.work.decks["labelled"].size) == 3 and job.num_steps == 2
+    assert int(job.work.decks["accepted"].size) == 0
     assert np.all(np.asarray(job.own[ACCEPTED].labels) == -1) and job.own[ACCEPTED].rounds == 0
-    assert_model(job.work.start, in_numpy(received.model.params), statistics_of(received.model))
+    assert_model(job.work.plan.start, in_numpy(received.model.params), statistics_of(received.model))
     assert prepare(phases_of(method)[1], received, data, NO_LABELS, memory(), nobody).num_steps == 0
 
 
@@ -288,9 +291,10 @@ def test_one_player_trains_the_global_model(data):
     received, own = sent(problem, threshold=9.0), {ACCEPTED: memory({1: 2, 4: 0})[ACCEPTED]}
     job, finished = train(phases_of(method)[0], received, data, SOME, own)
     model, statistics, config = in_numpy(received.model.params), statistics_of(received.model), problem.config.client
-    velocity, labels, rows = at_rest(model), np.asarray(job.work.labels), np.asarray(data.client_index[SOME])
+    velocity, rows = at_rest(model), np.asarray(data.client_index[SOME])
+    labels = np.asarray(job.work.labels.more.labels)
     assert int(job.num_steps) == 4  # five images in batches of three, twice
-    for epoch in np.asarray(job.work.decks["unlabelled"].order):
+    for epoch in np.asarray(job.work.decks["labelled"].order):
         for batch in (epoch[:3], epoch[3:5]):
             x = pixels_of(data, rows[batch], mirrored)
             targets = np.eye(CLASSES)[labels[batch]] / len(x)
@@ -319,7 +323,8 @@ def test_the_vote_may_be_of_probabilities_without_the_prior(data):
         votes = votes + ratio / ratio.sum(axis=1, keepdims=True)
     job = prepare(phases_of(method)[1], received, data, SOME, own, previous)
     np.testing.assert_array_equal(job.work.labels.report.labels[:9][unlabelled], votes.argmax(axis=1)[unlabelled])
-    plain = prepare(phases_of(build()[1])[1], received, data, SOME, own, previous).report.labels[:9][unlabelled]
+    plain = prepare(phases_of(build()[1])[1], received, data, SOME, own, previous)
+    plain = plain.work.labels.report.labels[:9][unlabelled]
     assert np.any(plain != votes.argmax(axis=1)[unlabelled])
 
 
@@ -340,13 +345,14 @@ def test_training_goes_on_from_the_tuned_network_on_labels_and_accepted_images(d
     first, tuned = train(phases_of(method)[0], received, data, SOME, own)
     job, finished = train(phases_of(method)[1], received, data, SOME, own, handed_on(first, tuned))
     model, statistics = in_numpy(tuned.upload.model.params), statistics_of(tuned.upload.model)
-    velocity, losses, labels = at_rest(model), [], np.asarray(job.work.labels)
+    velocity, losses, labels = at_rest(model), [], np.asarray(job.work.labels.more.labels)
     assert int(job.num_steps) == 6  # two epochs of seven images in batches of three
     rows = np.asarray(data.client_index[SOME])
-    accepted = [epoch[part] for epoch in np.asarray(job.work.accepted.order) for part in (slice(0, 3), slice(3, 4))]
+    orders = np.asarray(job.work.decks["accepted"].order)
+    accepted = [epoch[part] for epoch in orders for part in (slice(0, 3), slice(3, 4))]
     for step in range(6):
         epoch, part = divmod(step, 3)
-        of_all = np.asarray(job.work.decks["unlabelled"].order)[epoch, :7][3 * part : 3 * part + 3]
+        of_all = np.asarray(job.work.decks["labelled"].order)[epoch, :7][3 * part : 3 * part + 3]
         more = accepted[step % 4]
         assert set(labels[more]) <= {0, 1, 2} and set(more) <= {1, 4, 5, 8}
         x, also = pixels_of(data, rows[of_all], mirrored), pixels_of(data, rows[more], mirrored)

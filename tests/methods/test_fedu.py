@@ -194,9 +194,9 @@ def test_both_encoders_may_begin_with_the_global_one(data):
     own = memory_of(problem, received, data, last_round=np.int32(2), divergence=np.float32(0))
     encoder = {name: received.model.params[name] for name in ENCODER}
     carry = begun(phase, received, data, own)
-    jax.tree.map(np.testing.assert_array_equal, carry.own["target"], encoder)
+    jax.tree.map(np.testing.assert_array_equal, carry.memory["target"], encoder)
     kept = begun(phases_of(METHODS["fedu"].factory(problem_of("fedu")))[0], received, data, own)
-    jax.tree.map(np.testing.assert_array_equal, kept.own["target"], own["target"])
+    jax.tree.map(np.testing.assert_array_equal, kept.memory["target"], own["target"])
 
 
 # --- FedEMA. ---------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_a_selective_client_that_missed_a_round_begins_anew(data, last_round, is
     (phase,) = phases_of(METHODS["fedema"].factory(problem))
     memory = memory_of(problem, received, data, **entries)
     target = received.model.params if is_new else memory["target"]
-    assert_kernels(begun(phase, received, data, memory).own["target"], kernels(target, *ENCODER))
+    assert_kernels(begun(phase, received, data, memory).memory["target"], kernels(target, *ENCODER))
 
 
 @pytest.mark.parametrize("name", ["fedu", "fedema"])

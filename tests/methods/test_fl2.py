@@ -200,7 +200,7 @@ def test_a_confidence_at_the_threshold_counts_in_the_code(data, strictly):
     received = sent_down(problem)._replace(model=Model(params, sent_down(problem).model.batch_stats))
     job, _ = train(phases_of(method)[0]._replace(step=lambda *a: a[3]), received, data, CLIENT)
     assert np.sum(job.work.labels.report.qualified) == job.work.decks["unlabelled"].size == (0 if strictly else SIZE)
-    assert np.sum(job.work.surest) == (0 if strictly else SIZE)
+    assert np.sum(job.work.labels.more) == (0 if strictly else SIZE)
 
 
 # --- Aggregation. ----------------------------------------------------------------------------------------------------

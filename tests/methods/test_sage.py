@@ -129,7 +129,7 @@ def test_the_unlabelled_deck_holds_the_labelled_images_too_and_an_epoch_goes_twi
     # floor(n / 3) steps of 6 unlabelled images, two epochs; a client of one image takes a step an epoch.
     assert [int(job.num_steps) for job in jobs] == [6, 4, 2, 2]
     assert jobs[0].work.decks["unlabelled"].order.shape[0] == 2 * problem.config.client.epochs  # no order comes twice
-    qualified = np.asarray(jobs[A_FEW].report.qualified)
+    qualified = np.asarray(jobs[A_FEW].work.labels.report.qualified)
     assert np.all(qualified[[0, 3, 4, 6]]) and not qualified[9]
 
 
