@@ -11,7 +11,6 @@ from fedjax_ssl import base_config
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import CHANGES_NO_RESULT, shared_fields
 from fedjax_ssl.client.confidence import KINDS
-from fedjax_ssl.client.on_labels import VIEWS
 from fedjax_ssl.config import apply_arguments, flatten, override, ranges
 from fedjax_ssl.data import NORMALISATIONS
 from fedjax_ssl.data.labels import LABELS
@@ -227,7 +226,6 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
         "model.statistics_weights": BATCH_WEIGHTS,
         "model.classifier_init": CLASSIFIER_INITS,
         "augment.flavour": FLAVOURS,
-        "client.labelled_views": VIEWS,
         "aggregation.weights": WEIGHTS,
         "aggregation.optimizer": OPTIMIZERS,
         "aggregation.mean": MEANS,

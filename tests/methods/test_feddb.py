@@ -107,7 +107,8 @@ def test_steps_are_those_of_the_equations():
 
     def weighted(*arguments):
         jobs = phase.prepare(*arguments)
-        labels = jobs.work.labels._replace(weights=jobs.work.labels.weights * factors)
+        labels = jobs.work.labels
+        labels = labels._replace(weights=labels.weights * factors)
         return jobs._replace(work=jobs.work._replace(labels=labels))
 
     job, finished = train(phase._replace(prepare=weighted), received, data, 0)

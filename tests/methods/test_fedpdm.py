@@ -71,7 +71,8 @@ def test_steps_are_those_of_the_equations():
 
     def first_round(received, data, cohort, previous):
         jobs = phase.prepare(received, data, cohort._replace(round=jnp.array([0])), previous)
-        labels = jobs.work.labels._replace(weights=jobs.work.labels.weights * factors)
+        labels = jobs.work.labels
+        labels = labels._replace(weights=labels.weights * factors)
         return jobs._replace(work=jobs.work._replace(labels=labels))
 
     own = {"unlabelled_shares": jnp.asarray(before, jnp.float32)}

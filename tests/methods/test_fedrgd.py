@@ -258,9 +258,8 @@ def test_the_report_is_of_the_images_that_users_train_on(data):
     for users in ("fixmatch", "self_training"):
         problem, method = build(**{"fedrgd.users": users})
         received = sent_down(problem)
-        report = (
-            prepare(phases_of(method)[0], received, data, 1, personal=Place(received.model, {})).work[0].labels.report
-        )
+        job = prepare(phases_of(method)[0], received, data, 1, personal=Place(received.model, {}))
+        report = job.work[0].labels.report
         p = probabilities(in_numpy(received.model.params), pixels_of(data, data.client_index[1]), 0.25)
         np.testing.assert_array_equal(report.labels, p.argmax(axis=1))
         counted[users] = np.asarray(report.qualified)

@@ -259,8 +259,8 @@ def test_an_image_gets_the_label_of_the_sum_once_and_for_ever(data, client, play
     assert 0 < len(new) < len(free) < len(votes)
     np.testing.assert_array_equal(job.own[ACCEPTED].labels, labels)
     assert job.own[ACCEPTED].rounds == 5 + (len(new) >= 2)
-    voted = job.work.labels.more
-    np.testing.assert_array_equal(voted.labels[: len(votes)], np.where(visible >= 0, visible, labels[: len(votes)]))
+    known = np.where(visible >= 0, visible, labels[: len(votes)])
+    np.testing.assert_array_equal(job.work.labels.more.labels[: len(votes)], known)
     has_one = labels[: len(votes)] >= 0
     np.testing.assert_array_equal(job.work.labels.report.qualified[: len(votes)], has_one | (visible >= 0))
     expected = np.where(has_one, labels[: len(votes)], votes.argmax(axis=1))
@@ -278,8 +278,8 @@ def test_while_clients_train_on_labels_alone_nothing_is_accepted(data):
         jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape)), Upload(received.model)), jnp.array([False])
     )
     job = prepare(phases_of(method)[1], received, data, SOME, memory(), nobody)
-    decks = job.work.decks
-    assert int(decks["labelled"].size) == 3 and int(decks["accepted"].size) == 0 and job.num_steps == 2
+    assert int(job.work.decks["labelled"].size) == 3 and job.num_steps == 2
+    assert int(job.work.decks["accepted"].size) == 0
     assert np.all(np.asarray(job.own[ACCEPTED].labels) == -1) and job.own[ACCEPTED].rounds == 0
     assert_model(job.work.plan.start, in_numpy(received.model.params), statistics_of(received.model))
     assert prepare(phases_of(method)[1], received, data, NO_LABELS, memory(), nobody).num_steps == 0
@@ -291,11 +291,8 @@ def test_one_player_trains_the_global_model(data):
     received, own = sent(problem, threshold=9.0), {ACCEPTED: memory({1: 2, 4: 0})[ACCEPTED]}
     job, finished = train(phases_of(method)[0], received, data, SOME, own)
     model, statistics, config = in_numpy(received.model.params), statistics_of(received.model), problem.config.client
-    velocity, labels, rows = (
-        at_rest(model),
-        np.asarray(job.work.labels.more.labels),
-        np.asarray(data.client_index[SOME]),
-    )
+    velocity, rows = at_rest(model), np.asarray(data.client_index[SOME])
+    labels = np.asarray(job.work.labels.more.labels)
     assert int(job.num_steps) == 4  # five images in batches of three, twice
     for epoch in np.asarray(job.work.decks["labelled"].order):
         for batch in (epoch[:3], epoch[3:5]):
@@ -326,9 +323,8 @@ def test_the_vote_may_be_of_probabilities_without_the_prior(data):
         votes = votes + ratio / ratio.sum(axis=1, keepdims=True)
     job = prepare(phases_of(method)[1], received, data, SOME, own, previous)
     np.testing.assert_array_equal(job.work.labels.report.labels[:9][unlabelled], votes.argmax(axis=1)[unlabelled])
-    plain = prepare(phases_of(build()[1])[1], received, data, SOME, own, previous).work.labels.report.labels[:9][
-        unlabelled
-    ]
+    plain = prepare(phases_of(build()[1])[1], received, data, SOME, own, previous)
+    plain = plain.work.labels.report.labels[:9][unlabelled]
     assert np.any(plain != votes.argmax(axis=1)[unlabelled])
 
 
@@ -352,9 +348,8 @@ def test_training_goes_on_from_the_tuned_network_on_labels_and_accepted_images(d
     velocity, losses, labels = at_rest(model), [], np.asarray(job.work.labels.more.labels)
     assert int(job.num_steps) == 6  # two epochs of seven images in batches of three
     rows = np.asarray(data.client_index[SOME])
-    accepted = [
-        epoch[part] for epoch in np.asarray(job.work.decks["accepted"].order) for part in (slice(0, 3), slice(3, 4))
-    ]
+    orders = np.asarray(job.work.decks["accepted"].order)
+    accepted = [epoch[part] for epoch in orders for part in (slice(0, 3), slice(3, 4))]
     for step in range(6):
         epoch, part = divmod(step, 3)
         of_all = np.asarray(job.work.decks["labelled"].order)[epoch, :7][3 * part : 3 * part + 3]

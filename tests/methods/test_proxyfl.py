@@ -340,7 +340,7 @@ def test_the_first_prior_is_uniform():
 
 
 def test_the_server_tunes_the_mean_and_nothing_but_the_proxies():
-    options = {"epochs": 2, "learning_rate": 0.2, "batch_size": 3, "negatives": "client", "margin": 0.3}
+    options = {"epochs": 2, "learning_rate": 0.3, "batch_size": 3, "margin": 0.3}
     problem, _ = build(**{f"proxyfl.tuning_{name}": value for name, value in options.items()})
     method, state, received = uploads(problem)
     after, metrics = method.aggregate(state, None, received, jax.random.key(5))
@@ -353,8 +353,8 @@ def test_the_server_tunes_the_mean_and_nothing_but_the_proxies():
     of_clients = np.swapaxes(np.asarray(received.uploads.model.params["classifier"]["kernel"]), 1, 2)
     link_key = jax.random.split(jax.random.key(5), 4)[2]  # of weights, mean, tuning, prior
     orders = np.asarray(epoch_orders(link_key, jnp.repeat(received.accepted, CLASSES), 2))
-    expected = tuned_by_hand(named(mean.params)["kernel"].T, of_clients, np.asarray(received.accepted), orders, 3, 0.2,
-                             "client", 0.3)  # fmt: skip
+    expected = tuned_by_hand(named(mean.params)["kernel"].T, of_clients, np.asarray(received.accepted), orders, 3, 0.3,
+                             0.3)  # fmt: skip
     np.testing.assert_allclose(found["classifier"]["kernel"], expected.T, atol=1e-5)
     assert np.max(np.abs(expected.T - named(mean.params)["kernel"])) > 0.1
     assert metrics["update_norm"] > 0

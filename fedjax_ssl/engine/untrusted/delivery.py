@@ -17,7 +17,7 @@ from fedjax_ssl.engine.untrusted.attacks import attacked
 from fedjax_ssl.engine.untrusted.compression import COMPRESSIONS, compressed, remembers
 from fedjax_ssl.engine.untrusted.updates import changed_by, leaves_by_path, moved_by
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import clip_update, select
+from fedjax_ssl.ops.trees import clip_update
 
 LOST = "compression"  # entry of the clients' memory: the compression errors by path, leaves [K, ...]
 LATE = "late"  # entry of the server's memory: a `Late` with the uploads that arrive in the next round
@@ -126,8 +126,12 @@ def transmitted(
 
 
 def clipped(uploads: Model, sent: Model, clip_norm: float) -> Model:
-    """The uploads, leaves [R, ...], whose clients have shortened their updates to a norm of at most `clip_norm`."""
-    old = select(sent.params, tuple(uploads.params))
+    """The uploads, leaves [R, ...], whose clients have shortened their updates to a norm of at most `clip_norm`.
+
+    A part that was not broadcast is its own update.
+    """
+    nothing = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), uploads.params)
+    old = {name: sent.params.get(name, zeros) for name, zeros in nothing.items()}
     return uploads._replace(params=jax.vmap(lambda new: clip_update(new, old, clip_norm))(uploads.params))
 
 
