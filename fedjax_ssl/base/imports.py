@@ -53,7 +53,7 @@ def import_own(field: str, name: str) -> tuple[Any, str | None]:
     if folder not in sys.path:
         sys.path.append(folder)
     importlib.invalidate_caches()  # the file may have been written just now
-    with one_line(field, name, f"importing {place} fails", path and str(path)):
+    with one_line(field, name, f"importing {place} fails", str(path) if path else None):
         if path is None:
             module = importlib.import_module(place)
         elif path not in _FILES:

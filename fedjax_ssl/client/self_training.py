@@ -170,7 +170,7 @@ def pass_views(problem: Problem, model: Model, batch: Batches, at: At, strong_vi
         false = {name: as_told(at.data, rows, outputs[0].heads[name]) for name in heads}
         labelling = jax.lax.stop_gradient(outputs[0]._replace(heads={**outputs[0].heads, **false}))
         labelling = labelling._replace(logits=labelling_logits(at, labelling.logits, rows))
-    return Seen(labelling, outputs[-strong_views:], batch_stats)
+    return Seen(labelling, list(outputs[-strong_views:]), batch_stats)
 
 
 def loss_by_confidence(problem: Problem) -> LossFunction:

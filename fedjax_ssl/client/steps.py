@@ -38,7 +38,7 @@ from fedjax_ssl.ops.sgd import BatchStats, Learner, Model
 from fedjax_ssl.ops.trees import repeated, select, where, where_rows
 
 OPT_STATE = "opt_state"  # name of a persistent optimizer's state in a client's memory
-MakeOptimizer = Callable[[jax.Array], optax.GradientTransformation]  # learning rate -> optimizer
+MakeOptimizer = Callable[[jax.Array | float], optax.GradientTransformation]  # learning rate -> optimizer
 
 
 class Plan(NamedTuple):

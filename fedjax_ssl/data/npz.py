@@ -1,6 +1,7 @@
 """Loads a user's data set from one npz file, or from four npy files, which are memory-mapped; checks it."""
 
 import zipfile
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def load_npy(path: str) -> Arrays:
     return _checked(path, KEYS, arrays)
 
 
-def _checked(path: str, keys: tuple[str, ...], arrays: dict[str, np.ndarray]) -> Arrays:
+def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray]) -> Arrays:
     """The four arrays of a data set in their stored form; `keys` names them in the order of `KEYS`."""
     train, train_labels, test, test_labels = keys
     shape, shape_of_test = (_example(path, key, arrays[key]) for key in (train, test))

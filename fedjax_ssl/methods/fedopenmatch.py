@@ -81,8 +81,8 @@ def fedopenmatch(problem: Problem) -> Method:
         result = total(problem, batch, seen, pseudo_loss, weights, of_head)
         return result._replace(metrics={**result.metrics, "one_vs_all_loss": of_head})
 
-    how = {"parts": PARTS, "label": labels_of_inliers(problem, rule), "server_loss": server_loss}
-    return on_both_kinds(problem, loss, rule, **how)
+    label = labels_of_inliers(problem, rule)
+    return on_both_kinds(problem, loss, rule, parts=PARTS, label=label, server_loss=server_loss)
 
 
 def labels_of_inliers(problem: Problem, rule: Confidence) -> Label:

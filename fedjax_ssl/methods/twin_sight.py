@@ -140,10 +140,10 @@ def twin_sight(problem: Problem) -> Method:
     return alternating(problem, phases, own, label=labels_and_states(problem), parts=PARTS)
 
 
-def twin_losses(problem: Problem, model: Model, first: Images, second: Images, mask: jax.Array) -> TwinLosses:
+def twin_losses(problem: Problem, model: Model, views: tuple[Images, Images], mask: jax.Array) -> TwinLosses:
     """L_i of two views by the twin, L_n of the first view by both models; each model passes both views as one batch."""
     network, options = problem.network, problem.config.twin_sight
-    batch = [([first, second], mask)]
+    batch = [(list(views), mask)]
     twin = companion_model(model, TWIN)
     (one, other), twin = train_views(network.companions[TWIN], twin, batch, together=True)
     outputs, after = train_views(network, model, batch, together=True)
@@ -161,7 +161,7 @@ def on_labels(problem: Problem) -> Phase:
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         known = batch.labelled
-        seen = twin_losses(problem, model, *views_of(at.key, known.inputs), known.mask)
+        seen = twin_losses(problem, model, views_of(at.key, known.inputs), known.mask)
         labelled_loss = adjusted_cross_entropy(seen.outputs[:num_trained], known.labels, known.mask, at.work)
         return Loss(labelled_loss + seen.value, seen.batch_stats, {"labelled_loss": labelled_loss})
 
@@ -186,7 +186,7 @@ def without_labels(problem: Problem) -> Phase:
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         unlabelled = batch.unlabelled
-        seen = twin_losses(problem, model, *views_of(at.key, unlabelled.inputs), unlabelled.mask)
+        seen = twin_losses(problem, model, views_of(at.key, unlabelled.inputs), unlabelled.mask)
         if not options.pseudo_labels:
             return Loss(seen.value, seen.batch_stats, {"unlabelled_loss": seen.value, **seen.metrics})
         labelling, trained = seen.outputs if options.labels_from == "weak" else seen.outputs[::-1]

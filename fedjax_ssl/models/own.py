@@ -174,7 +174,8 @@ def _shown(path: tuple[str, ...]) -> str:
 
 def _check_features(name: str, features: Any, batch_size: int) -> None:
     """Raises a UserError unless `features` is a floating-point array [batch_size, F]."""
-    shape, dtype = getattr(features, "shape", ()), getattr(features, "dtype", None)
+    shape: tuple[int, ...] = getattr(features, "shape", ())
+    dtype = getattr(features, "dtype", None)
     if len(shape) != 2 or shape[0] != batch_size or not jnp.issubdtype(dtype, jnp.floating):
         raise UserError(
             f"model.name={name} gives {dtype or type(features).__name__} {shape} for {batch_size} images; a backbone "

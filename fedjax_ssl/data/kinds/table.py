@@ -67,7 +67,7 @@ def strong_view(key: jax.Array, rows: jax.Array, table: Table) -> jax.Array:
 
 
 def _views(config: Any, facts: Facts) -> Views:
-    table = KIND.inputs(facts)
+    table: Any = KIND.inputs(facts)
     strong = functools.partial(strong_view, table=table)
     return Views(functools.partial(weak_view, table=table), strong, (strong, strong))
 

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import logging.handlers
-import math
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator
@@ -41,7 +40,9 @@ _logger = logging.getLogger("fedjax_ssl")
 _logger.setLevel(_NOTE)
 _logger.propagate = False
 _screen = _Screen(NORMAL)
-_early = logging.handlers.BufferingHandler(math.inf)  # lines of the command so far, for a run.log that is opened later
+_early = logging.handlers.BufferingHandler(
+    sys.maxsize
+)  # lines of the command so far, for a run.log that is opened later
 _logger.addHandler(_screen)
 _given: set[pathlib.Path] = set()  # the run.log files that contain them
 
