@@ -176,7 +176,7 @@ def test_killed_at_any_moment_and_started_again_equals_uninterrupted(finished_ru
     assert [line["round"] for line in lines_of(workdir / "timings.jsonl") if "seconds" in line] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.processes
 def test_a_signal_saves_and_the_same_command_goes_on(start, tmp_path, number, status):
     workdir = tmp_path / "run"
