@@ -27,7 +27,8 @@ from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.config import differences, for_seed
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.records.workdir import LOG, SUMMARY
-from fedjax_ssl.report.table import LAST, costs, half_interval
+from fedjax_ssl.report.look import to_markdown
+from fedjax_ssl.report.table import LAST, NOTHING, OverSeeds, costs, half_interval
 from fedjax_ssl.sweep import TRIES, Cell, Sweep, accuracies_of, load_sweep, plan
 from fedjax_ssl.sweep.search import row_and_number, tries_of, with_best
 
@@ -215,27 +216,26 @@ def table(lines: list[dict[str, str]]) -> str:
         return [methods[method][seed] - methods[other][seed] for seed in sorted(shared)]
 
     ranked = sorted((method for method in methods if method != BOUND), key=mean, reverse=True)
-    rows = ["| rank | method | accuracy | minus labels alone | MB | seconds | seeds | chosen |", "|" + "---|" * 8]
-    for place, method in enumerate([*ranked, *({BOUND} & methods.keys())], start=1):
+    rows, bold = [], set()
+    for place, method in enumerate([*ranked, *({BOUND} & methods.keys())]):
         own = [line for line in lines if line["method"] == method]
-        accuracies, apart = list(methods[method].values()), minus(method, ALONE)
-        spread = f" ± {statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
+        apart = minus(method, ALONE) if method != ALONE else []
         behind = minus(method, ranked[0]) if method != BOUND else []
-        level = method in ranked[:1] or (len(behind) > 1 and abs(statistics.mean(behind)) <= half_interval(behind))
-        gain = "-"
-        if method != ALONE and len(apart) > 1:
-            gain = f"{statistics.mean(apart):+.2f} ± {half_interval(apart):.2f}"
-        cells = (
-            "-" if method == BOUND else str(place),
-            f"**{method}**" if level else method,
-            f"{mean(method):.2f}{spread}",
-            gain,
-            *(f"{statistics.mean(float(line[name]) for line in own):.4g}" for name in ("MB", "seconds")),
-            str(len(own)),
-            own[0]["chosen"] or "its own values",
+        if method in ranked[:1] or (len(behind) > 1 and abs(statistics.mean(behind)) <= half_interval(behind)):
+            bold.add((place, "method"))
+        gain = f"{statistics.mean(apart):+.2f} ± {half_interval(apart):.2f}" if len(apart) > 1 else "-"
+        rows.append(
+            {
+                "rank": "-" if method == BOUND else place + 1,
+                "method": method,
+                "accuracy": OverSeeds(list(methods[method].values())),
+                "minus labels alone": gain,
+                **{name: OverSeeds([float(line[name]) for line in own], spread=NOTHING) for name in ("MB", "seconds")},
+                "seeds": len(own),
+                "chosen": own[0]["chosen"] or "its own values",
+            }
         )
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+    return to_markdown(rows, bold).rstrip()
 
 
 def page() -> str:

@@ -13,7 +13,7 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.sweep import Sweep, load_sweep
 from fedjax_ssl.sweep.search import Search
-from tests.helpers.runs import make_tiny_config
+from tests.helpers.stub import make_stub_config
 
 
 @pytest.fixture
@@ -47,16 +47,16 @@ RUN = {  # a line of records
 
 
 @pytest.fixture
-def tried(board, finished_run, tmp_path, monkeypatch):
+def tried(board, stub_run, tmp_path, monkeypatch):
     """A finished row with the rate of its try 1, after try 0 with its own rate was worse and try 2 diverged."""
-    (tmp_path / "tiny.py").write_text("from tests.helpers.runs import make_tiny_config as get_config\n")
-    rate = make_tiny_config().client.learning_rate
+    (tmp_path / "tiny.py").write_text("from tests.helpers.stub import make_stub_config as get_config\n")
+    rate = make_stub_config().client.learning_rate
     search = Search({"*": {"client.learning_rate": (rate,)}}, {})
     sweep = Sweep(f"{tmp_path / 'tiny.py'}", {"FedAvg": ("", {"client.learning_rate": 0.5})}, search=search)
-    shutil.copytree(finished_run[0], tmp_path / "runs" / "FedAvg" / "seed_0")
+    shutil.copytree(stub_run[0], tmp_path / "runs" / "FedAvg" / "seed_0")
     for place, own in enumerate((0.5, rate, rate)):
         folder = tmp_path / "runs" / "tries" / f"FedAvg_try_{place}" / "seed_1000"
-        shutil.copytree(finished_run[0], folder)
+        shutil.copytree(stub_run[0], folder)
         config = json.loads((folder / "config.json").read_text())
         config |= {"seed": 1000, "client": {**config["client"], "learning_rate": own}}
         (folder / "config.json").write_text(json.dumps(config))

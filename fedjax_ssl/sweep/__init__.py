@@ -63,8 +63,6 @@ def run_sweep(
         TrainingError: one run or more failed; the others are finished and in the table.
         StoppedError: the disk is full or fails; the same command resumes the sweep.
     """
-    if tries < 0:
-        raise UserError(f"the number of tries must be 0 or more, not {tries}")
     if workdir is None:
         raise UserError("a sweep needs a --workdir, where it goes on when it is started again")
     root = expanded(workdir)
@@ -77,7 +75,7 @@ def run_sweep(
     undecided: set[str] = set()
     tried: list[Cell] = []
     asked: list[Cell] = []
-    if tries:
+    if tries > 0:
         plan(sweep, root, overrides)  # an error of the rows must come before the tries
         tried = _plan_tries(sweep, root / TRIES, overrides, tries)
         asked = [cell for cell in tried if row_and_number(cell.name)[0] in names]
@@ -93,24 +91,27 @@ def run_sweep(
         _list(warm_ups + cells)
         return cells
     decided = [cell for cell in cells if cell.name not in undecided]
-    for cell in cells:
-        if cell.name in undecided:
-            failures |= {run_name(cell, seed): "a try of its row failed" for seed in unfinished(cell)}
+    waiting = [cell for cell in cells if cell.name in undecided]
+    failures |= {run_name(cell, seed): "a try of its row failed" for cell in waiting for seed in unfinished(cell)}
     failures |= finish(_needed_warm_ups(decided), root, table.update, "warm-up")
     for number, cell in enumerate(decided, start=1):
         failures |= work_on(cell, cell.seeds, root, table.update, f"{number} of {len(decided)}")
     print(table.update(), end="")
-    if shown := [run.folder for cell in table.cells() for run in cell.row().runs]:
-        from fedjax_ssl.report.comparison import write_comparison
-
-        page = write_comparison([root], root / REPORT, sweep.target_accuracy, table_name="", only=shown)
-        say(f"report {page}")
+    _write_report(root, sweep.target_accuracy, table.cells())
+    for name, why in failures.items():
+        say(f"failed: {name}: {why}", QUIET)
     if failures:
-        for name, why in failures.items():
-            say(f"failed: {name}: {why}", QUIET)
         number = sum(len(cell.seeds) for cell in [*warm_ups_of(asked), *asked, *warm_ups, *cells])
         raise TrainingError(f"{len(failures)} of {number} runs of the sweep")
     return cells
+
+
+def _write_report(root: pathlib.Path, target: float, cells: list[Cell]) -> None:
+    """Writes the page of the table's runs, if there are any."""
+    from fedjax_ssl.report.comparison import write_comparison
+
+    if shown := [run.folder for cell in cells for run in cell.row().runs]:
+        say(f"report {write_comparison([root], root / REPORT, target, table_name='', only=shown)}")
 
 
 class _Table:

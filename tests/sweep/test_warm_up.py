@@ -20,12 +20,11 @@ from tests.helpers.runs import pretended
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 CONFIG = """
-from tests.helpers.runs import make_tiny_config
+from tests.helpers.stub import make_stub_config
 from fedjax_ssl.config import apply_arguments
 
 def get_config(arguments=""):
-    config = make_tiny_config(**{"num_rounds": 2, "server.pretrain_epochs": 0, "data.reveal_labels": False})
-    return apply_arguments(config, arguments)
+    return apply_arguments(make_stub_config(num_rounds=2), arguments)
 """
 FILE = """
 from fedjax_ssl.sweep import Sweep
@@ -33,9 +32,9 @@ from fedjax_ssl.sweep import Sweep
 def get_sweep():
     return Sweep(
         config="{config}",
-        methods={{"Warm": "supervised", "Cold": ("supervised", {{"init_from": ""}})}},
+        methods={{"Warm": "", "Cold": ("", {{"init_from": ""}})}},
         seeds=(0, 1),
-        warm_up=("supervised", {{"num_rounds": 1}}),
+        warm_up=("", {{"num_rounds": 1}}),
     )
 """
 
@@ -83,10 +82,10 @@ def test_every_row_begins_with_the_model_of_its_seed(sweep_file, tmp_path, capsy
 
 def test_a_warm_up_for_each_value_that_it_depends_on(sweep_file, tmp_path):
     sweep = load_sweep(sweep_file)._replace(
-        methods={"Warm": "supervised", "Cold": ("supervised", {"init_from": ""}),
-                 "Pinned": ("supervised", {"data.server_labels": 20})},
+        methods={"Warm": "", "Cold": ("", {"init_from": ""}),
+                 "Pinned": ("", {"data.server_labels": 20})},
         fields={"data.server_labels": (40, 60), "client.epochs": (1, 2)},
-        warm_up=("supervised", {"client.epochs": 5, "num_rounds": 1}),
+        warm_up=("", {"client.epochs": 5, "num_rounds": 1}),
     )  # fmt: skip
     cells = plan(sweep, tmp_path)
     found = {(cell.name, *cell.grid.values()): cell.config.init_from for cell in cells}
@@ -101,7 +100,7 @@ def test_a_warm_up_for_each_value_that_it_depends_on(sweep_file, tmp_path):
     with pytest.raises(UserError, match=r"rows of the sweep have values of their own for config\.init_from"):
         plan(sweep, tmp_path, ["--config.init_from=x"])
     with pytest.raises(UserError, match="share a folder"):
-        plan(sweep._replace(methods={"warm up": ("supervised", {"client.epochs": 5})}), tmp_path)
+        plan(sweep._replace(methods={"warm up": ("", {"client.epochs": 5})}), tmp_path)
 
 
 def test_tries_have_a_warm_up_with_the_same_images_held_out(sweep_file, tmp_path):
