@@ -50,7 +50,8 @@ def add_section(config: ConfigDict) -> ConfigDict:
         UserError: there is no such method.
     """
     forget_changed()
-    name, section = section_of(config.method), find_method(config.method).section()
+    section = find_method(config.method).section()  # imports a file, so that the next line knows its section
+    name = section_of(config.method)
     given = config[name] if name in config else None  # noqa: SIM401  # `get` is slow for a missing name
     if section is not None and flatten(section.config()).keys() - flatten(given or {}).keys():
         with config.unlocked():  # which a frozen one refuses

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import launch
-from fedjax_ssl import UserError, base_config, imports, methods
+from fedjax_ssl import UserError, base_config, methods
+from fedjax_ssl.base import imports
 from fedjax_ssl.client import make_confidence
 from fedjax_ssl.config import overlooked, parse_config
 from fedjax_ssl.engine import no_op

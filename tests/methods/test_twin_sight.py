@@ -240,7 +240,7 @@ def test_a_client_with_labels(views, data):
         data,
         LABELLED,
         *start_of(received),
-        job.work.decks["unlabelled"],
+        job.work.decks["labelled"],
         cross_entropy_of(data, views == "both"),
     )
     assert_same(finished.upload.model, *expected[:2])
@@ -358,7 +358,7 @@ def test_a_client_of_both_kinds_trains_on_one_after_the_other(data):
     received, (job, handed), (after, finished) = both_phases(problem, data, BOTH)
     assert (int(job.num_steps), int(after.num_steps)) == (2, 2)
     model, means, _ = by_hand(
-        problem, data, BOTH, *start_of(received), job.work.decks["unlabelled"], cross_entropy_of(data)
+        problem, data, BOTH, *start_of(received), job.work.decks["labelled"], cross_entropy_of(data)
     )
     assert_same(handed.upload.model, model, means)
     first, centres = start_of(received)

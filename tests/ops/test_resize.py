@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_ssl import UserError, augment, base_config
+from fedjax_ssl import UserError, base_config
+from fedjax_ssl.ops import augment
 from fedjax_ssl.ops.augment import check_resized, rand_augment, strong_augment
 
 # Jitted: each operation of its own would be a program of its own.
