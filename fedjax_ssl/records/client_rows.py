@@ -165,6 +165,8 @@ def check_rows(path: pathlib.Path, run: Owner, from_round: int) -> None:
     except UserError:
         raise
     except (sqlite3.DatabaseError, ValueError, TypeError, KeyError) as error:
+        if getattr(error, "sqlite_errorname", "").startswith("SQLITE_READONLY"):
+            raise UserError(f"cannot write {path}: {first_line(error)}") from error
         raise UserError(f"{path} is damaged: {first_line(error)}; put a copy back, which may be written to") from error
 
 
