@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.engine.interface import Broadcast
+from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau, fresh_plateau
 from fedjax_ssl.ops.sgd import Model
 from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, random_params, train_by_hand
@@ -77,8 +78,9 @@ def test_a_client_s_training_is_that_of_the_equations(labels, threshold, present
 
 def test_votes_may_be_of_probabilities_without_the_prior():
     """Who is confident, and the label of the vote, of all voters' probabilities divided by the client's prior."""
-    problem, method = build("clients", threshold=0.6, helper_weight=0.0, l1_weight=0.0, l2_weight=0.0)
+    problem, _ = build("clients", threshold=0.6, helper_weight=0.0, l1_weight=0.0, l2_weight=0.0)
     problem.config.confidence.debias, problem.config.client.epochs = "app_u", 1
+    method = METHODS["fedmatch"].factory(problem)  # a method reads `debias` when it is made
     data = federation([[0, -1, -1, 2, -1, -1, 1, -1, -1, -1]])
     params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
     received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(1e-9), jnp.bool_(True))

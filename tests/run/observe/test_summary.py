@@ -57,7 +57,7 @@ def test_test_figures_beside_validation_count_the_training_images_of_server_and_
     measures = {"data.validation": 10, "eval_measures": ("shots", "auc")}
     config = make_tiny_config(num_rounds=1, **measures)
     labels, predictions = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([0, 1, 1, 1, 2, 0, 2])
-    counts = {"clients": np.array([[1, 2, 4], [1, 1, 2]]), "server": np.array([1, 2, 1])}  # 3, 5 and 7 images
+    counts = {"clients": np.array([[4, 20, 60], [4, 10, 40]]), "server": np.array([2, 20, 10])}  # 10, 50, 110
     with contextlib.closing(Workdir(tmp_path / "run", config.to_dict(), about(config))) as folder:
         folder.begin(0)
         line = {"round": 1, "validation_accuracy": 0.9, "bytes_down": 0, "bytes_up": 0, "dropped_uploads": 0}
