@@ -70,7 +70,11 @@ def import_own(field: str, name: str) -> tuple[Any, str | None]:
 def forget_changed() -> None:
     """Forgets the imported files that are changed or gone, so that the next import runs them again."""
     for file, module in list(_FILES.items()):
-        if not file.is_file() or file.read_bytes() != source_of(module):
+        try:
+            changed = file.read_bytes() != source_of(module)
+        except OSError:  # it is gone, or may not be read any more
+            changed = True
+        if changed:
             _FILES.pop(file, None)
 
 

@@ -449,7 +449,7 @@ def test_own_optimisers_are_checkpointed_at_an_interval_of_their_own_and_resumed
     config = make_config("supervised")
     config.update_from_flattened_dict({"checkpoint_every": 2, "num_rounds": 4})
     state = train(config, tmp_path)
-    assert {folder.name for folder in (tmp_path / "checkpoints").glob("[0-9]*")} == {"2", "4"}
+    assert {folder.name for folder in (tmp_path / "checkpoints").glob("[0-9]*") if folder.is_dir()} == {"2", "4"}
     assert set(state.clients) == {"opt_state"} and set(state.server) == {"aggregation", "classification"}
     metrics = (tmp_path / "metrics.jsonl").read_text()
     shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been killed in round 4

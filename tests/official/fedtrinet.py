@@ -85,7 +85,7 @@ def test_rounds_of_fedtrinet(freezes):
                     counts[client] += new.sum() >= ENOUGH
                     brought.append((r, new.any(), new.all()))
             batches = second.batches(SIZE)
-            more = second.batches(SIZE, second.work.accepted) if counts[client] else []
+            more = second.batches(SIZE, second.work.decks["accepted"]) if counts[client] else []
             assert sorted(set(np.concatenate(batches))) == sorted(
                 row for row in np.asarray(run.data.client_index[client, : len(CLIENTS[client])]) if known[row] >= 0
             )

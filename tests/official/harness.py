@@ -130,8 +130,9 @@ class Job(NamedTuple):
     report: Any
 
     def batches(self, batch_size: int, deck: Any = None) -> list[np.ndarray]:
-        """The rows of the image table in each local step, with short last batches; by default of unlabelled images."""
-        deck = self.work.decks["unlabelled"] if deck is None else deck
+        """The rows of the image table in each local step, with short last batches; of unlabelled ones if any."""
+        decks = self.work.decks if deck is None else {}
+        deck = decks.get("unlabelled", decks.get("labelled")) if deck is None else deck
         batches = []
         for order in deck.order:
             rows = deck.rows[order[: int(deck.size)]]

@@ -251,7 +251,7 @@ def test_a_file_of_the_user_that_has_changed_is_told(finished_fedanchor_run, tmp
     assert "trained with another" not in capsys.readouterr().err
     (start,) = read_starts(tmp_path / "run")
     assert "tests/helpers/tiny_backbone.py" in start.files
-    changed = start._replace(files=dict.fromkeys(start.files, 64 * "0"))
+    changed = start._replace(files={**start.files, "tests/helpers/tiny_backbone.py": 64 * "0"})
     write_sealed(tmp_path / "run" / "origin.json", {"starts": [changed._asdict()]})
     fedjax_ssl.load(tmp_path / "run", allow_code=True)
     assert "run was trained with another tests/helpers/tiny_backbone.py" in capsys.readouterr().err
