@@ -122,7 +122,7 @@ def environment(target: str, folder: str) -> dict[str, str]:
     return {**os.environ, **own, **(of_tpu if TARGETS[target].platform == "tpu" else {})}
 
 
-def machine_for(target: str, chips: int, lanes: int, form: str = ""):
+def machine_for(target: str, chips: int, lanes: int):
     """Returns the `Machine`, and a function from a pytree of arrays to its shapes on that machine's devices."""
     import jax
     import numpy as np
@@ -148,15 +148,15 @@ def machine_for(target: str, chips: int, lanes: int, form: str = ""):
     def shapes(tree):
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree)
 
-    return Machine(platform, mesh, lanes, form, {}, None), shapes
+    return Machine(platform, mesh, lanes, {}, None), shapes
 
 
-def lower(part: str, target: str, chips: int, lanes: int, experiment, form: str = ""):
+def lower(part: str, target: str, chips: int, lanes: int, experiment):
     """Traces and lowers a program for a target. The experiment must have been built before, on the CPU."""
     from fedjax_ssl.run.machine import use
     from fedjax_ssl.run.programs import lower_dispatch
 
-    machine, shapes = machine_for(target, chips, lanes, form)
+    machine, shapes = machine_for(target, chips, lanes)
     names = ("data", "hidden_labels", "state_shape")
     experiment = experiment._replace(**{name: shapes(getattr(experiment, name)) for name in names})
     with use(machine):
@@ -280,7 +280,7 @@ def compile_one(options: dict) -> dict:
         raise SystemExit(f"{options['method']} trains no clients")
     target, lanes = options["target"], options["lanes"]
     started = time.process_time()
-    lowered = lower(options["part"], target, options["chips"], lanes, experiment, options["form"])
+    lowered = lower(options["part"], target, options["chips"], lanes, experiment)
     traced = time.process_time()
     compiled = lowered.compile()
     seconds = {"trace_cpu_seconds": traced - started, "compile_cpu_seconds": time.process_time() - traced}
@@ -347,14 +347,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--lanes", default="1,4,10", help="on each chip")
     parser.add_argument("--part", default="step,dispatch")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--form", default="", help="of the lanes' convolutions, see `models/passes.py`")
     parser.add_argument("--json", help="a file for the figures: those of the program, or a list")
     parser.add_argument("--compile", help=argparse.SUPPRESS)  # used by `compile_apart`: compile in this process
     options, fields = parser.parse_known_args(arguments)
     if options.compile:
         pathlib.Path(options.json).write_text(json.dumps(compile_one(json.loads(options.compile))))
         return 0
-    names, shared = ("target", "chips", "model", "method", "lanes", "part"), ("dtype", "form", "words")
+    names, shared = ("target", "chips", "model", "method", "lanes", "part"), ("dtype", "words")
     rows = [dict(zip(names, values)) for values in itertools.product(*(vars(options)[n].split(",") for n in names))]
     unknown = [row["target"] for row in rows if row["target"] not in TARGETS]
     unknown += [row["part"] for row in rows if row["part"] not in ("step", "dispatch")]
