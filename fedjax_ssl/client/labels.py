@@ -234,9 +234,9 @@ def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Arra
         rows: int32 [...], rows of the image table.
         scores: [..., C], scores of these images, in any unit.
     """
-    if data.mislabelled is None:
+    if data.attackers is None or data.attackers.mislabelled is None:
         return scores
-    return jnp.where(data.mislabelled[rows][..., None], jnp.roll(scores, 1, axis=-1), scores)
+    return jnp.where(data.attackers.mislabelled[rows][..., None], jnp.roll(scores, 1, axis=-1), scores)
 
 
 def labelling_logits(at: At, logits: jax.Array, rows: jax.Array) -> jax.Array:

@@ -15,8 +15,27 @@ from fedjax_ssl.data.table import image_table, table_shape
 ATTACKERS = 100  # folded into the seed for the draw of attackers
 
 
+class Attackers(NamedTuple):
+    """Who attacks in a federation, see `config.attack`; arrays on the host or on the device."""
+
+    clients: Any  # bool [K], the attackers
+    # bool [N], the images for which clients give false labels: their visible labels are already those of the next
+    # class, and pseudo-labels will be shifted in the same way. None: there are none.
+    mislabelled: Any = None
+    # int32 [T], rows of the images that attackers want mislabelled; None: attackers craft no images.
+    targets: Any = None
+
+
+class Here(NamedTuple):
+    """The clients of a view of a federation, which is not on the device as a whole; see `config.residence`."""
+
+    clients: jax.Array  # int32 [K'], ascending: the clients whose rows and memory are on the device
+    # int32 [K''], ascending: those whose records are on the device, see `Method.recalls`. None: those of `clients`.
+    records: jax.Array | None = None
+
+
 class FederatedData(NamedTuple):
-    """Everything that a method may see.
+    """The images, labels, rows and sizes of a federation.
 
     It stays on the device for the whole run, or is a view of a round's clients (`here`), whose rows of `inputs` change
     from round to round. So what a method remembers of each example belongs in its client's memory, [n_max] by the
@@ -38,19 +57,17 @@ class FederatedData(NamedTuple):
     test_inputs: jax.Array  # [T, ...], in the stored form
     test_labels: jax.Array  # int32 [T]
     seed: jax.Array  # uint32 [], the run's seed; data, not a constant, so that another seed needs no compilation
-    byzantine: jax.Array | None = None  # bool [K], the attackers, see `config.attack`; None: there are none
-    # bool [N], the images for which clients give false labels: their visible labels are already those of the next
-    # class, and pseudo-labels will be shifted in the same way. None: there are none.
-    mislabelled: jax.Array | None = None
-    # int32 [T], rows of the images that attackers want mislabelled; None: attackers craft no images.
-    targets: jax.Array | None = None
-    # int32 [K'], ascending: the clients whose rows and memory are on the device. None: all K. See `config.residence`.
-    here: jax.Array | None = None
     # float32 [C], number of labels of each class at clients, if not all clients' rows are on the device; else None.
     given_labels: jax.Array | None = None
+    here: Here | None = None  # None: all clients' rows, memory and records are on the device
+    # Two entries that the server's stages of a method do not get, see `seen`.
+    attackers: Attackers | None = None  # None: there are none
     unknown_inputs: jax.Array | None = None  # [U, ...], test inputs of no class of the model; None: there are none
-    # int32 [K''], ascending: the clients whose records are on the device, see `Method.recalls`. None: those of `ids`.
-    recorded: jax.Array | None = None
+
+    @property
+    def seen(self) -> "FederatedData":
+        """What the server's stages of a method get."""
+        return self._replace(attackers=None, unknown_inputs=None)
 
     @property
     def width(self) -> int:
@@ -60,20 +77,22 @@ class FederatedData(NamedTuple):
     @property
     def ids(self) -> jax.Array:
         """int32 [K'], the clients whose rows and memory are on the device, usually all K; memory is in this order."""
-        return jnp.arange(len(self.client_size), dtype=jnp.int32) if self.here is None else self.here
+        return jnp.arange(len(self.client_size), dtype=jnp.int32) if self.here is None else self.here.clients
 
     def place(self, clients: jax.Array) -> jax.Array:
         """Positions of some clients in `ids`, and so in the memory: int32 of the same shape."""
-        return clients if self.here is None else jnp.searchsorted(self.here, clients)
+        return clients if self.here is None else jnp.searchsorted(self.here.clients, clients)
 
     @property
     def record_ids(self) -> jax.Array:
         """int32 [K''], the clients whose records are on the device, usually all K; records are in this order."""
-        return self.ids if self.recorded is None else self.recorded
+        return self.ids if self.here is None or self.here.records is None else self.here.records
 
     def record_place(self, clients: jax.Array) -> jax.Array:
         """Positions of some clients in `record_ids`, and so in the records: int32 of the same shape."""
-        return self.place(clients) if self.recorded is None else jnp.searchsorted(self.recorded, clients)
+        if self.here is None or self.here.records is None:
+            return self.place(clients)
+        return jnp.searchsorted(self.here.records, clients)
 
     def rows_of(self, clients: jax.Array) -> jax.Array:
         """Rows in `inputs` of some clients' examples, int32 [M, n_max]; entries beyond `client_size` are padding."""
@@ -115,10 +134,10 @@ def seed_axes(data: FederatedData) -> Any:
 
 def stack_seeds(federations: list[FederatedData]) -> FederatedData:
     """Stacks those arrays of several seeds' federations that differ (see `SEED_AXES`)."""
-    axes = SEED_AXES._replace(inputs=None if federations[0].targets is None else 0)
+    axes = SEED_AXES._replace(inputs=0 if _crafted(federations[0].attackers) else None)
     leaves = [
         federations[0][place]
-        if axis is None or federations[0][place] is None
+        if axis is None
         else jax.tree.map(lambda *of: jnp.stack(of), *(federation[place] for federation in federations))
         for place, axis in enumerate(axes)
     ]
@@ -128,8 +147,14 @@ def stack_seeds(federations: list[FederatedData]) -> FederatedData:
 def of_seed(stacked: FederatedData, number: int) -> FederatedData:
     """The federation of one seed, out of a stack made by `stack_seeds`."""
     return FederatedData._make(
-        leaf if axis is None or leaf is None else leaf[number] for leaf, axis in zip(stacked, seed_axes(stacked))
+        leaf if axis is None else jax.tree.map(lambda of_all: of_all[number], leaf)
+        for leaf, axis in zip(stacked, seed_axes(stacked))
     )
+
+
+def _crafted(attackers: Attackers | None) -> bool:
+    """Whether attackers have crafted images."""
+    return attackers is not None and attackers.targets is not None
 
 
 class Holdings(NamedTuple):
@@ -146,9 +171,7 @@ class Holdings(NamedTuple):
     test_inputs: np.ndarray  # [T, ...]
     test_labels: np.ndarray  # int32 [T]
     seed: int
-    byzantine: np.ndarray | None  # bool [K]
-    mislabelled: np.ndarray | None  # bool [N]
-    targets: np.ndarray | None  # int32 [T]
+    attackers: Attackers | None
     given_labels: np.ndarray  # float32 [C], number of labels of each class at clients
     unknown_inputs: np.ndarray | None  # [U, ...]
 
@@ -204,19 +227,19 @@ def hold(
         nobodys = np.concatenate([partition.validation_index, *partition.client_test_rows])
         visible = np.setdiff1d(np.arange(len(visible_labels)), nobodys)
     visible_labels[visible] = np.maximum(dataset.y_train[visible], -1)  # nobody is told that an image is `UNKNOWN`
-    byzantine, mislabelled = _attackers(attack, partition, seed, len(visible_labels))
-    if mislabelled is not None:
-        lies = mislabelled & (visible_labels >= 0)
+    inputs, attackers = dataset.x_train, _attackers(attack, partition, seed, len(visible_labels))
+    if attackers is not None and attackers.mislabelled is not None:
+        lies = attackers.mislabelled & (visible_labels >= 0)
         visible_labels[lies] = (visible_labels[lies] + 1) % dataset.num_classes
     owners = np.repeat(np.arange(len(sizes)), sizes)
-    crafted = None
-    if attack is not None and attack.kind == "poison":
+    if attackers is not None and attack.kind == "poison":
         if dataset.kind != "image":
             raise UserError(f"attack.kind='poison' is for images; the data are {dataset.kind}")
-        crafted = poison(dataset, partition, np.flatnonzero(byzantine), visible_labels >= 0, attack, seed)
+        crafted = poison(dataset, partition, np.flatnonzero(attackers.clients), visible_labels >= 0, attack, seed)
+        inputs, attackers = crafted.images, attackers._replace(targets=crafted.targets.astype(np.int32))
     given = visible_labels[rows]
     return Holdings(
-        inputs=dataset.x_train if crafted is None else crafted.images,
+        inputs=inputs,
         hidden_labels=dataset.y_train.astype(np.int32),
         visible_labels=visible_labels,
         rows=rows,
@@ -227,9 +250,7 @@ def hold(
         test_inputs=dataset.x_test,
         test_labels=dataset.y_test.astype(np.int32),
         seed=seed,
-        byzantine=byzantine,
-        mislabelled=mislabelled,
-        targets=None if crafted is None else crafted.targets.astype(np.int32),
+        attackers=attackers,
         given_labels=np.bincount(given[given >= 0], minlength=dataset.num_classes).astype(np.float32),
         unknown_inputs=dataset.unknown_test,
     )
@@ -267,12 +288,11 @@ def put_whole(held: Holdings, same_images: FederatedData | None = None) -> tuple
     client_index[np.arange(width) < sizes[:, np.newaxis]] = held.rows
     shared = same_images is not None
     data = small_arrays(held)._replace(
-        inputs=same_images.inputs if shared and held.targets is None else image_table(held.inputs),
+        inputs=same_images.inputs if shared and not _crafted(held.attackers) else image_table(held.inputs),
         visible_labels=jnp.asarray(held.visible_labels),
         client_index=jnp.asarray(client_index),
         test_inputs=same_images.test_inputs if shared else image_table(held.test_inputs),
         test_labels=same_images.test_labels if shared else jnp.asarray(held.test_labels),
-        mislabelled=None if held.mislabelled is None else jnp.asarray(held.mislabelled),
         unknown_inputs=same_images.unknown_inputs if shared else unknown_table(held),
     )
     return data, jnp.asarray(held.hidden_labels)
@@ -289,9 +309,7 @@ def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedDa
     def shape(array: np.ndarray | jax.Array | None) -> jax.ShapeDtypeStruct | None:
         return None if array is None else jax.ShapeDtypeStruct(array.shape, array.dtype)
 
-    tables: dict[str, Any] = {
-        name: shape(getattr(held, name)) for name in ("visible_labels", "test_labels", "mislabelled")
-    }
+    tables: dict[str, Any] = {name: shape(getattr(held, name)) for name in ("visible_labels", "test_labels")}
     tables |= {name: table_shape(getattr(held, name)) for name in ("inputs", "test_inputs")}
     tables["unknown_inputs"] = None if held.unknown_inputs is None else table_shape(held.unknown_inputs)
     return jax.tree.map(shape, small_arrays(held))._replace(client_index=client_index, **tables)
@@ -314,8 +332,7 @@ def small_arrays(held: Holdings) -> FederatedData:
         test_inputs=none,
         test_labels=none,
         seed=jnp.asarray(held.seed, jnp.uint32),
-        byzantine=None if held.byzantine is None else jnp.asarray(held.byzantine),
-        targets=None if held.targets is None else jnp.asarray(held.targets),
+        attackers=jax.tree.map(jnp.asarray, held.attackers),
     )
 
 
@@ -324,19 +341,17 @@ def num_attackers(share: float, num_clients: int) -> int:
     return int(share * num_clients + 1e-9)
 
 
-def _attackers(
-    attack: Any, partition: Partition, seed: int, num_images: int
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Draws floor(share * K) attackers by the seed; returns `byzantine` and `mislabelled` of the federation."""
+def _attackers(attack: Any, partition: Partition, seed: int, num_images: int) -> Attackers | None:
+    """Draws floor(share * K) attackers by the seed; None: there are none."""
     if attack is None or attack.kind == "none":
-        return None, None
+        return None
     num_clients = len(partition.client_rows)
     order = np.random.default_rng([seed, ATTACKERS]).permutation(num_clients)
     drawn = order[: num_attackers(attack.share, num_clients)]
     byzantine = np.zeros(num_clients, bool)
     byzantine[drawn] = True
     if attack.kind != "labels":
-        return byzantine, None
+        return Attackers(byzantine)
     mislabelled = np.zeros(num_images, bool)
     mislabelled[np.concatenate([np.zeros(0, int), *(partition.client_rows[client] for client in drawn)])] = True
-    return byzantine, mislabelled
+    return Attackers(byzantine, mislabelled)

@@ -6,6 +6,7 @@ federation, so methods and random numbers are the same with and without a view. 
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data.federated import FederatedData, Holdings, small_arrays, unknown_table
+from fedjax_ssl.data.federated import Attackers, FederatedData, Here, Holdings, small_arrays, unknown_table
 from fedjax_ssl.data.table import image_table, table_shape
 
 MOST_ENTRIES = 2**24  # largest table of rows (clients x largest client) that has only one width: 64 MiB
@@ -79,14 +80,12 @@ class Views:
         )
         self._file = _stamp(held.inputs)
         self._whole: tuple[FederatedData, jax.Array] | None = None
-        targets = () if held.targets is None else (held.targets,)
-        self._fixed = np.concatenate([held.server_index, held.validation_index, *targets]).astype(np.int64)
+        crafted = () if held.attackers is None or held.attackers.targets is None else (held.attackers.targets,)
+        self._fixed = np.concatenate([held.server_index, held.validation_index, *crafted]).astype(np.int64)
         if on_device:
-            mislabelled = None if held.mislabelled is None else jnp.asarray(held.mislabelled)
             data = self._shared._replace(
                 inputs=image_table(held.inputs),
                 visible_labels=jnp.asarray(held.visible_labels),
-                mislabelled=mislabelled,
             )
             self._whole = data, jnp.asarray(held.hidden_labels)
         else:
@@ -95,8 +94,12 @@ class Views:
             self._shared = self._shared._replace(
                 server_index=jnp.asarray(parts[0]),
                 validation_index=jnp.asarray(parts[1]),
-                targets=None if held.targets is None else jnp.asarray(parts[2]),
             )
+            if held.attackers is not None:
+                targets = jnp.asarray(parts[2]) if crafted else None
+                self._shared = self._shared._replace(
+                    attackers=self._shared.attackers._replace(mislabelled=None, targets=targets)
+                )
 
     def width_for(self, clients: np.ndarray) -> int:
         """The smallest width that fits these clients."""
@@ -135,14 +138,13 @@ class Views:
         own = [held.rows_of(client) for client in clients]
         sizes = np.array([len(rows) for rows in own], np.int64)
         rows = np.concatenate([np.zeros(0, np.int32), *own])
-        here = jnp.asarray(_padded(clients, self.clients, len(held.sizes)))
-        ids = {"here": here, "recorded": self.recorded(clients)}
+        here = Here(jnp.asarray(_padded(clients, self.clients, len(held.sizes))), self.recorded(clients))
         index = np.zeros((self.clients, width), np.int32)
         present = np.arange(width) < np.pad(sizes, (0, self.clients - len(sizes)))[:, np.newaxis]
         if self._whole is not None:
             index[present] = rows
             data, hidden = self._whole
-            return data._replace(client_index=jnp.asarray(index), **ids), hidden
+            return data._replace(client_index=jnp.asarray(index), here=here), hidden
         first = len(self._fixed)
         index[present] = first + np.arange(len(rows), dtype=np.int32)
         taken = np.concatenate([self._fixed, rows])
@@ -160,13 +162,13 @@ class Views:
             inputs=table(held.inputs, *share),
             visible_labels=table(held.visible_labels),
             client_index=jnp.asarray(index),
-            mislabelled=None if held.mislabelled is None else table(held.mislabelled),
-            **ids,
+            here=here,
+            attackers=self._attackers_of(self._shared, table),
         )
         return data, table(held.hidden_labels)
 
     def recorded(self, clients: np.ndarray) -> jax.Array | None:
-        """`FederatedData.recorded` for a view with the records of these clients (ascending); None: those of `here`."""
+        """`Here.records` for a view with the records of these clients (ascending); None: those of its clients."""
         if not self._recalled:
             return None
         return jnp.asarray(_padded(clients, self.clients + self._recalled, len(self.held.sizes)))
@@ -193,11 +195,17 @@ class Views:
             inputs=table_shape(held.inputs, rows),
             visible_labels=table(held.visible_labels),
             client_index=rows_here(self.clients, width),
-            mislabelled=None if held.mislabelled is None else table(held.mislabelled),
-            here=rows_here(self.clients),
-            recorded=rows_here(self.clients + self._recalled) if self._recalled else None,
+            here=Here(rows_here(self.clients), rows_here(self.clients + self._recalled) if self._recalled else None),
+            attackers=self._attackers_of(shared, table),
         )
         return data, table(held.hidden_labels)
+
+    def _attackers_of(self, shared: FederatedData, table: Callable[[np.ndarray], Any]) -> Attackers | None:
+        """The attackers, with the false labels of a view's rows."""
+        held = self.held.attackers
+        if held is None or held.mislabelled is None:
+            return shared.attackers
+        return shared.attackers._replace(mislabelled=table(held.mislabelled))
 
 
 def _padded(clients: np.ndarray, number: int, num_clients: int) -> np.ndarray:

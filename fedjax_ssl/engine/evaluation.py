@@ -77,9 +77,9 @@ def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_la
     name, images, labels = measured_images(data, hidden_labels)
     more = _measures(problem, model, data, hidden_labels), _measures_of_features(problem, model, data)
     measured = evaluate(problem.network, model, name, images, labels, problem.config.eval_batch_size, *more)
-    if data.targets is None:
+    if data.attackers is None or data.attackers.targets is None:
         return measured
-    logits = problem.network.predict(model, data.inputs[data.targets]).logits
+    logits = problem.network.predict(model, data.inputs[data.attackers.targets]).logits
     return {**measured, "attack_success": jnp.mean(jnp.argmax(logits, axis=1) == problem.config.attack.to_class)}
 
 
@@ -100,7 +100,7 @@ def _measures(problem: Problem, model: Model, data: FederatedData, hidden_labels
         found = measure(names, logits, labels, counts)
         if unknown is not None:
             found |= open_set(logits, labels, unknown)
-        if data.targets is None:
+        if data.attackers is None or data.attackers.targets is None:
             return found
         attacked = labels == attack.from_class
         wrong = attacked & (jnp.argmax(logits, axis=1) == attack.to_class)

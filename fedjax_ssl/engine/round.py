@@ -124,7 +124,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         keys = round_keys(data.seed, state.round)
 
         # Select a cohort, train the server, and make the broadcast.
-        state, sent, before = before_clients(problem, method, state, data, keys)
+        state, sent, before = before_clients(problem, method, state, data.seen, keys)
 
         # The clients make pseudo-labels, train and upload; the uploads that arrive are aggregated.
         from_clients = {name: jnp.int32(0) for name in ("uploads", "dropped_uploads", "local_steps")}
@@ -137,9 +137,9 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
 
         # The server trains the new model; the normalisation statistics are updated.
         with jax.named_scope("server"):
-            state, after = method.server_after(state, data, keys.server_after)
+            state, after = method.server_after(state, data.seen, keys.server_after)
         with jax.named_scope("statistics"):
-            asked = data if not method.phases else _of_those_who_answer(config, data, sent.selection, result)
+            asked = data.seen if not method.phases else _of_those_who_answer(config, data.seen, sent.selection, result)
             state = method.statistics(state, asked, sent.selection.clients, keys.statistics)
         state = state._replace(round=state.round + 1)
 
@@ -182,10 +182,9 @@ def received_rows(config: Any, data: FederatedData, result: CohortResult, accept
     """
     sizes = _sizes(data, result)
     num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
-    if data.byzantine is not None:
-        sizes, num_qualified = (
-            told_counts(config.attack, counts, data.byzantine[result.clients]) for counts in (sizes, num_qualified)
-        )
+    if data.attackers is not None:
+        lies = data.attackers.clients[result.clients]
+        sizes, num_qualified = (told_counts(config.attack, counts, lies) for counts in (sizes, num_qualified))
     return Received(result.upload, accepted, result.clients, result.group, sizes, num_qualified)
 
 
@@ -221,7 +220,7 @@ def aggregate_uploads(
     )
     if config.privacy.noise:
         arrived = one_private_upload(config, arrived, sent.broadcast, jax.random.fold_in(keys.aggregate, PRIVACY))
-    state, aggregated = method.aggregate(state, data, arrived, keys.aggregate)
+    state, aggregated = method.aggregate(state, data.seen, arrived, keys.aggregate)
     state = state._replace(server={**state.server, **late})
     counts = _counts(config, data, sent, result, received)
     means = _means(result.metrics, received.accepted)
@@ -241,8 +240,8 @@ def _counts(config: Any, data: FederatedData, sent: Sent, result: CohortResult, 
         "dropped_uploads": jnp.sum(result.took_part & ~received.accepted),
         "local_steps": jnp.sum(result.num_steps),
     }
-    if data.byzantine is not None:
-        counts["byzantine_uploads"] = jnp.sum(result.took_part & data.byzantine[result.clients])
+    if data.attackers is not None:
+        counts["byzantine_uploads"] = jnp.sum(result.took_part & data.attackers.clients[result.clients])
     if config.availability.never:
         counts["answers"] = jnp.sum(result.present)
     if sent.selection.present is not None:

@@ -22,7 +22,7 @@ from fedjax_ssl.data import (
     dataset_facts,
     make_partition,
 )
-from fedjax_ssl.data.federated import Holdings, hold, shapes_of, small_arrays, unknown_table
+from fedjax_ssl.data.federated import Here, Holdings, hold, shapes_of, small_arrays, unknown_table
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.table import image_table
@@ -75,8 +75,10 @@ def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray)
         validation_index=jnp.arange(len(held.server_index), len(owned), dtype=jnp.int32),
         test_inputs=image_table(held.test_inputs),
         test_labels=jnp.asarray(held.test_labels),
-        here=jnp.array([len(sizes)], jnp.int32),  # the id of no client
-        recorded=jnp.arange(len(sizes), dtype=jnp.int32),  # the server's records are of all clients
+        here=Here(
+            jnp.array([len(sizes)], jnp.int32),  # the id of no client
+            jnp.arange(len(sizes), dtype=jnp.int32),  # the server's records are of all clients
+        ),
         unknown_inputs=unknown_table(held),
     )
     return view, jnp.asarray(held.hidden_labels[rows])
@@ -130,9 +132,7 @@ def of_clients(
         test_inputs=some[:0],
         test_labels=np.zeros(0, np.int32),
         seed=config.seed,
-        byzantine=None,
-        mislabelled=None,
-        targets=None,
+        attackers=None,
         given_labels=np.bincount(visible[visible >= 0], minlength=num_classes).astype(np.float32),
         unknown_inputs=None,
     )

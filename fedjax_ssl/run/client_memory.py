@@ -55,7 +55,7 @@ class ClientMemory:
             first: a view's data -> its `State.of_clients` before the first round.
             cache_bytes: limit on the rows on the host; beyond it they go to the disk.
             put: copies a tree of arrays to every device.
-            recorded: (state, a view's clients) -> `FederatedData.recorded`, see `make_recorded`.
+            recorded: (state, a view's clients) -> `Here.records`, see `make_recorded`.
         """
         self._rows = None if path is None else ClientRows(path, run, from_round)
         self._sizes, self._first, self._put, self._recorded = sizes, first, put, recorded
@@ -95,7 +95,7 @@ class ClientMemory:
             data: the view.
         """
         if self._recorded is not None:
-            data = data._replace(recorded=self._put(self._recorded(state, clients)))
+            data = data._replace(here=data.here._replace(records=self._put(self._recorded(state, clients))))
         memory, records = self._put(self.read(data))
         return state._replace(clients=memory, records=records), data
 
@@ -220,7 +220,8 @@ def open_memory(
         narrow = jax.eval_shape(experiment.init, views.shapes(views.widths[0])[0]).of_clients
         of_examples = jax.tree.map(_axis_of_examples, narrow, shape)
     traced = trace(lambda data: experiment.init(data).of_clients, experiment.data)
-    renewed = [bool(found & {"[0].here", "[0].recorded", "[0].client_index"}) for found in reads_each(traced)]
+    of_view = {"[0].here.clients", "[0].here.records", "[0].client_index"}
+    renewed = [bool(found & of_view) for found in reads_each(traced)]
     return ClientMemory(
         None if folder is None else folder.path / CLIENTS,
         run_of(experiment),
@@ -236,7 +237,7 @@ def open_memory(
 
 
 def make_recorded(machine: Machine, experiment: Experiment) -> Callable[[State, np.ndarray], Any] | None:
-    """Makes (state, a view's clients) -> `FederatedData.recorded`: these clients and those that a round recalls.
+    """Makes (state, a view's clients) -> `Here.records`: these clients and those that a round recalls.
 
     None if the method recalls no clients.
     """

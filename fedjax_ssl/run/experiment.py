@@ -315,11 +315,11 @@ def initialiser(problem: Problem, method: Method) -> Callable[[FederatedData], S
     @jax.jit
     def init(data: FederatedData) -> State:
         key = init_key(data.seed)
-        state = method.init(data, key)
+        state = method.init(data.seen, key)
         if method.phases and has_memory(problem.config):
             exchange = trace_exchange(problem, method, state, data)
             clients, server = first_memory(problem.config, exchange.upload, exchange.selection, len(data.ids))
             state = state._replace(clients={**state.clients, **clients}, server={**state.server, **server})
-        return method.statistics(state, data, jnp.zeros((0,), jnp.int32), key)
+        return method.statistics(state, data.seen, jnp.zeros((0,), jnp.int32), key)
 
     return init

@@ -70,8 +70,8 @@ def test_a_view_has_records_of_its_clients_and_of_those_that_a_round_recalls():
     views = Views(held, (5,), 3, most_images(held.sizes, (5,), 3), on_device=False, recalled=4)
     table = np.arange(12.0, dtype=np.float32).reshape(6, 2)
     data, _ = views.of(np.array([1, 4]), 5)
-    data = data._replace(recorded=views.recorded(np.array([0, 1, 4, 5])))
-    assert data.record_ids.shape == (7,) == views.shapes(5)[0].recorded.shape and len(data.ids) == 3
+    data = data._replace(here=data.here._replace(records=views.recorded(np.array([0, 1, 4, 5]))))
+    assert data.record_ids.shape == (7,) == views.shapes(5)[0].here.records.shape and len(data.ids) == 3
     here = np.concatenate([table[[0, 1, 4, 5]], np.zeros((3, 2), np.float32)])
     state = State(0, None, records={"last": here})
     clients = np.array([[4, 5], [1, 0]])

@@ -15,7 +15,7 @@ from fedjax_ssl.client.labels import as_told
 from fedjax_ssl.client.self_training import told_outputs
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.data import stack_seeds
-from fedjax_ssl.data.federated import federate
+from fedjax_ssl.data.federated import Attackers, federate
 from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.poison import between, places
 from fedjax_ssl.data.sources import Dataset
@@ -127,7 +127,7 @@ def test_counts_are_exaggerated_by_the_kind_of_lies_about_labels():
         options = types.SimpleNamespace(kind=kind, strength=strength)
         np.testing.assert_array_equal(told_counts(options, counts, lies), expected)
     # In a round those of all examples and those of the examples trained on.
-    data = types.SimpleNamespace(client_size=jnp.array([5, 7]), byzantine=lies[:2])
+    data = types.SimpleNamespace(client_size=jnp.array([5, 7]), attackers=Attackers(lies[:2]))
     report = types.SimpleNamespace(qualified=jnp.arange(7) < jnp.array([[3], [4]]))
     result = types.SimpleNamespace(
         upload=None, clients=jnp.array([1, 0]), group=None, present=jnp.ones(2, bool), report=report
@@ -154,21 +154,21 @@ def federated(kind, attackers=0.5, seed=0):
 
 
 def test_who_attacks_is_drawn_by_the_seed_and_whose_labels_are_false_follows():
-    drawn = {tuple(np.flatnonzero(federated("noise", seed=seed)[2].byzantine)) for seed in range(20)}
+    drawn = {tuple(np.flatnonzero(federated("noise", seed=seed)[2].attackers.clients)) for seed in range(20)}
     assert all(len(one) == 2 for one in drawn) and len(drawn) > 3
-    assert federated("none")[2].byzantine is None and federated("noise")[2].mislabelled is None
-    assert not federated("noise", 0.24)[2].byzantine.any()  # floor(0.24 * 4)
-    assert np.sum(federated("noise", 0.75)[2].byzantine) == 3
+    assert federated("none")[2].attackers is None and federated("noise")[2].attackers.mislabelled is None
+    assert not federated("noise", 0.24)[2].attackers.clients.any()  # floor(0.24 * 4)
+    assert np.sum(federated("noise", 0.75)[2].attackers.clients) == 3
     rows, labels, data = federated("labels", seed=4)
-    liars = np.concatenate([rows[client] for client in np.flatnonzero(data.byzantine)])
-    np.testing.assert_array_equal(np.flatnonzero(data.mislabelled), np.sort(liars))
+    liars = np.concatenate([rows[client] for client in np.flatnonzero(data.attackers.clients)])
+    np.testing.assert_array_equal(np.flatnonzero(data.attackers.mislabelled), np.sort(liars))
     visible = np.asarray(data.visible_labels)
     np.testing.assert_array_equal(visible[:2], labels[:2])  # the server's
     for row in (3, 5):
         assert visible[row] == (labels[row] + (row in liars)) % 3
     two = stack_seeds([data, federated("labels", seed=5)[2]])
-    assert two.byzantine.shape == (2, 4) and two.mislabelled.shape == (2, 10)
-    assert stack_seeds([federated("none")[2]] * 2).byzantine is None
+    assert two.attackers.clients.shape == (2, 4) and two.attackers.mislabelled.shape == (2, 10)
+    assert stack_seeds([federated("none")[2]] * 2).attackers is None
 
 
 def test_a_liar_s_scores_are_those_of_the_class_before():
@@ -243,18 +243,18 @@ def test_crafted_images_lie_on_a_line_and_more_of_them_at_its_labelled_end():
 @pytest.mark.parametrize(("anchors", "targets"), [(3, 1), (3, 2), (0, 2)])
 def test_attackers_replace_some_of_their_unlabelled_images_alone(anchors, targets):
     dataset, partition, data, _ = poisoned(anchors, labelled=[9, 21, 33, 45, 57, 69], **{"attack.targets": targets})
-    attackers = np.flatnonzero(data.byzantine)
+    attackers = np.flatnonzero(data.attackers.clients)
     own = np.concatenate([partition.client_rows[client] for client in attackers])
     changed = np.flatnonzero(np.any(np.asarray(data.inputs) != dataset.x_train, axis=(1, 2, 3)))
     crafted = np.asarray(data.inputs)[changed].reshape(-1, 4).astype(float)
     assert len(attackers) == 3 and set(changed) <= set(own) - set(partition.labelled_rows)
     assert len(changed) == round(0.1 * 72 / targets) * targets  # a hundred in a thousand
-    assert len(data.targets) == targets and set(np.asarray(data.targets)) <= set(own) - set(changed)
-    assert np.all(dataset.y_train[data.targets] == 1)
+    assert len(data.attackers.targets) == targets and set(np.asarray(data.attackers.targets)) <= set(own) - set(changed)
+    assert np.all(dataset.y_train[data.attackers.targets] == 1)
     # Each lies on a line from an image of class 2, of the server or their own, to a target, within rounding.
     known = np.arange(anchors) if anchors else own
     flat = dataset.x_train.reshape(-1, 4).astype(float)
-    starts, ends = flat[known[dataset.y_train[known] == 2]], flat[data.targets]
+    starts, ends = flat[known[dataset.y_train[known] == 2]], flat[data.attackers.targets]
     ways = (ends[None] - starts[:, None]).reshape(-1, 4)
     begins = np.repeat(starts, targets, axis=0)
     share = np.clip(np.sum((crafted[:, None] - begins) * ways, -1) / np.sum(ways**2, -1), 0, 1)
@@ -277,7 +277,7 @@ def test_crafted_images_are_a_seed_s_own_and_how_far_they_lead_is_measured():
     of_class = dataset.y_test == 1
     for number, data in enumerate((one, two)):
         expected = {
-            "attack_success": np.mean(given(dataset.x_train[np.asarray(data.targets)]) == 2),
+            "attack_success": np.mean(given(dataset.x_train[np.asarray(data.attackers.targets)]) == 2),
             "test_attacked_class": np.mean(given(dataset.x_test[of_class]) == 2),
         }
         for name, value in expected.items():

@@ -10,6 +10,7 @@ import pytest
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.data import stack_seeds
+from fedjax_ssl.data.federated import Attackers
 from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.interface import Received, Selection, State, Upload
 from fedjax_ssl.engine.round import _of_those_who_answer, make_round
@@ -171,7 +172,7 @@ HONEST = np.concatenate([(FULL - 1)[:, None], (1 + np.arange(5))[:, None] * np.a
 
 def test_attackers_uploads_alone_are_replaced():
     byzantine = np.array([True, False, True, False, False])
-    data = federation()._replace(byzantine=jnp.array(byzantine))
+    data = federation()._replace(attackers=Attackers(jnp.array(byzantine)))
     for turns in (1, 2):
         options = problem(4, **{"attack.kind": "scaled", "attack.strength": 3.0})
         round_fn = jax.jit(make_round(options, with_vector(toy_method(turns)), lanes=2))

@@ -15,6 +15,7 @@ import numpy as np
 from fedjax_ssl.base.devices import AXIS
 from fedjax_ssl.base.fields import shared_fields
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data.federated import Attackers
 from fedjax_ssl.engine.interface import (
     Broadcast,
     Finished,
@@ -171,7 +172,7 @@ def memories(round_fn):
 
 def arrivals(round_fn):
     """The accepted rows of each draw if client 4 attacks: (client, number), sorted."""
-    data, found = federation()._replace(byzantine=jnp.arange(5) == 4), []
+    data, found = federation()._replace(attackers=Attackers(jnp.arange(5) == 4)), []
     for draw in DRAWS:
         received = run(round_fn, *draw, data=data)[0].server["received"]
         rows = zip(received["clients"], received["uploads"].model.params["classifier"], received["accepted"])

@@ -13,6 +13,7 @@ import pytest
 from fedjax_ssl import State, UserError
 from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.config import apply_arguments, base_config
+from fedjax_ssl.data.federated import Attackers
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedanchor import HEAD, VARIANTS
@@ -121,7 +122,8 @@ def test_labels_are_the_equations(data, fields, view):
     np.testing.assert_array_equal(job.work.labels.report.others[HEAD], job.work.labels.report.labels)
     np.testing.assert_array_equal(job.work.labels.report.others["classification_head"], by_classifier)
     assert np.any(by_classifier != np.asarray(job.work.labels.report.labels))
-    liar = prepare(phases_of(method)[0], received, data._replace(mislabelled=jnp.ones(len(data.inputs), bool)), 1)
+    false = Attackers(None, jnp.ones(len(data.inputs), bool))
+    liar = prepare(phases_of(method)[0], received, data._replace(attackers=false), 1)
     for name, labels in job.work.labels.report.others.items():  # those of an attacker with false labels
         np.testing.assert_array_equal(liar.work.labels.report.others[name], (labels + 1) % CLASSES)
     np.testing.assert_array_equal(liar.work.labels.report.labels, (job.work.labels.report.labels + 1) % CLASSES)

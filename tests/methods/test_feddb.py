@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+from fedjax_ssl.data.federated import Attackers
 from fedjax_ssl.engine import Received, State, Upload
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.feddb import APP_U, balancing
@@ -112,7 +113,8 @@ def test_steps_are_those_of_the_equations():
         return jobs._replace(work=jobs.work._replace(labels=labels))
 
     job, finished = train(phase._replace(prepare=weighted), received, data, 0)
-    liar = prepare(phase, received, data._replace(mislabelled=jnp.ones(len(data.inputs), bool)), 0)
+    false = Attackers(None, jnp.ones(len(data.inputs), bool))
+    liar = prepare(phase, received, data._replace(attackers=false), 0)
     np.testing.assert_array_equal(
         liar.work.labels.report.labels, (job.work.labels.report.labels + 1) % CLASSES
     )  # an attacker's false labels

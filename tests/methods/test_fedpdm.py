@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.data.federated import Attackers
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedpdm import match
 from tests.helpers.consistency_by_hand import batches
@@ -139,7 +140,8 @@ def test_a_rule_for_the_labels_counts_unlabelled_images_alone():
     rows = np.asarray(data.client_index)[0, :10]
     unlabelled = np.asarray(data.visible_labels)[rows] < 0
     p = probabilities(in_numpy(received.model.params), pixels_of(data, rows, mirrored), statistics_of(received.model))
-    liar = data._replace(mislabelled=jnp.ones(len(data.inputs), bool))  # takes each image for one of the next class
+    false = Attackers(None, jnp.ones(len(data.inputs), bool))
+    liar = data._replace(attackers=false)  # takes each image for one of the next class
     for shift, of_client in enumerate((data, liar)):
         report = prepare(phase._replace(prepare=third_round), received, of_client, 0, own).work.labels.report
         matched = scaled(np.roll(p[unlabelled], shift, axis=1), SHARES, 10.0)

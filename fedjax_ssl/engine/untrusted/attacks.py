@@ -1,7 +1,7 @@
 """Attacks for any method: attackers replace their uploads.
 
-`FederatedData.byzantine` marks the attackers. Two kinds leave uploads unchanged and attack the data instead: with
-'labels' attackers train on false labels (`FederatedData.mislabelled`), with 'poison' they craft some of their images
+`FederatedData.attackers` marks the attackers. Two kinds leave uploads unchanged and attack the data instead: with
+'labels' attackers train on false labels (`Attackers.mislabelled`), with 'poison' they craft some of their images
 (`fedjax_ssl.data.poison`).
 """
 

@@ -110,7 +110,7 @@ def transmitted(
     if options.aggregation.clip_norm:
         uploads = uploads._replace(model=clipped(uploads.model, broadcast.model, options.aggregation.clip_norm))
     if options.attack.kind != "none":
-        lies = result.took_part & data.byzantine[result.clients]
+        lies = result.took_part & data.attackers.clients[result.clients]
         keys = _keys(result.clients, result.group, key, _ATTACK)
         uploads = attacked(options.attack, uploads, broadcast, lies, result.took_part & ~lies, keys)
     memory_of_steps = result.memory_of_steps
