@@ -1,6 +1,8 @@
 """Every field with its default and range, and the arguments of config files."""
 
+import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -30,15 +32,24 @@ def ranges(method: str = "") -> dict[str, Range]:
 
 
 def _all_fields(method: str = "") -> Section:
-    fields = shared_fields()
+    fields = _shared().copy()
     entries = {name: entry for name, entry in METHODS.items() if entry.reads in ("", name)}  # others read one of these
     if method:
         own = find_method(method)
         entries[section_of(method)] = own
     for name, entry in entries.items():
         if entry.defaults is not None:
-            setattr(fields, name, entry.section())
+            setattr(fields, name, _section(entry.defaults))
     return fields
+
+
+# Made once: a sweep plans hundreds of configurations.
+_shared = functools.cache(shared_fields)
+
+
+@functools.cache
+def _section(defaults: Callable[[], Section | ConfigDict]) -> Section:
+    return Section.of(defaults())
 
 
 def add_section(config: ConfigDict) -> ConfigDict:

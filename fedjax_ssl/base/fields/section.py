@@ -185,6 +185,12 @@ class Section:
             raise AttributeError(f"the section has no field {name}") from None
         return field if isinstance(field, Section) else field.default
 
+    def copy(self) -> "Section":
+        """The same fields; others can be added without changing this section."""
+        section = Section()
+        section._fields.update(self._fields)
+        return section
+
     @staticmethod
     def of(fields: "Section | ConfigDict") -> "Section":
         """Makes a section from a section or a ConfigDict, whose fields may have any value of their default's type."""
