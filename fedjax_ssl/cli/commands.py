@@ -1,11 +1,12 @@
 """The commands: what `python launch.py`, `fedjax-ssl` and `python -m fedjax_ssl` do, and their exit statuses."""
 
+import contextlib
 import os
 import pathlib
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from absl import flags
@@ -233,38 +234,34 @@ COMMANDS = {
 
 
 PATHS = ("workdir", "out", "against", "npz", "images", "csv")
+LEVELS = {"--quiet": log.QUIET, "--verbose": log.VERBOSE}
 AGAIN = {"sweep": "resumes the sweep", "report": "draws the report anew", "profile": "measures anew"}
 
 
 def run(command: str, words: list[str]) -> None:
     """Runs one command."""
-    own = flags.FlagValues()
-    for name, (default, meaning) in COMMANDS[command].flags.items():
-        kinds: dict[type, Callable[..., Any]] = {
-            bool: flags.DEFINE_bool,
-            int: flags.DEFINE_integer,
-            float: flags.DEFINE_float,
-        }
-        define = kinds.get(type(default), flags.DEFINE_string)
-        define(name, default, meaning, flag_values=own)
+    takes, own = COMMANDS[command], flags.FlagValues()
+    for name, (default, meaning) in takes.flags.items():
+        kinds: Mapping[type, Any] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float}
+        kinds.get(type(default), flags.DEFINE_string)(name, default, meaning, flag_values=own)
     overrides = [word for word in words if word.startswith("--config.")]
-    if overrides and command != "sweep" and "config" not in COMMANDS[command].flags:
+    if overrides and command != "sweep" and "config" not in takes.flags:
         raise UserError(f"{overrides[0]}: {command} takes no fields of a configuration")
     words = own(["launch.py", *(word for word in words if word not in overrides)])[1:]
-    for name in COMMANDS[command].flags:
+    for name in takes.flags:
         if own[name].present and own[name].value == "":  # such as from an unset shell variable
             raise UserError(f"--{name} is empty; leave it out, or give it a value")
         if name in PATHS and own[name].value:  # a shell leaves the ~ of --workdir=~/runs as it is
             own[name].value = str(expanded(own[name].value))
-    if not COMMANDS[command].fits(words):
-        names, see = COMMANDS[command].words, f"see python launch.py {command} --help"
-        if len(words) < len(names.split()):
-            raise UserError(f"which {command}? python launch.py {command} {names}; {see}")
+    number, see = len(takes.words.split()), f"see python launch.py {command} --help"
+    if len(words) < number:
+        raise UserError(f"which {command}? python launch.py {command} {takes.words}; {see}")
+    if len(words) > number and not takes.words.endswith("..."):
         word = next((word for word in words if word in COMMANDS), words[-1])
         meant = f"; a config is given as --config={word}" if ".py" in word else nearest(word, COMMANDS)
         meant = "; a command is the first word" if word in COMMANDS else meant
         raise UserError(f"cannot make sense of {word!r}{meant}; {see}")
-    COMMANDS[command].run(own, words, overrides)
+    takes.run(own, words, overrides)
 
 
 def main(argv: list[str], program: str = "python launch.py") -> int:
@@ -285,7 +282,8 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
 
     command, words = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
     try:
-        words = _without_level(words)
+        log.set_level(next((LEVELS[word] for word in reversed(words) if word in LEVELS), log.NORMAL))
+        words = [word for word in words if word not in LEVELS]
         if argv == ["--version"]:
             import fedjax_ssl
 
@@ -320,15 +318,6 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
     return 0
 
 
-LEVELS = {"--quiet": log.QUIET, "--verbose": log.VERBOSE}
-
-
-def _without_level(words: list[str]) -> list[str]:
-    """Applies the last of --quiet and --verbose, and returns the other words."""
-    log.set_level(next((LEVELS[word] for word in reversed(words) if word in LEVELS), log.NORMAL))
-    return [word for word in words if word not in LEVELS]
-
-
 def farewell(argv: list[str]) -> str:
     """What an interrupted command leaves behind, and how to resume it."""
     if argv[:1] and argv[0] in AGAIN:
@@ -347,12 +336,9 @@ def write_log(error: BaseException, folder: pathlib.Path | None = None) -> pathl
         error: any.
         folder: gets error.log; if it is None or cannot be written to, the folder for temporary files gets the log.
     """
-    names = [str(folder.absolute() / "error.log")] if folder else []
-    for name in (*names, f"fedjax_ssl-error-{os.getpid()}.log"):
-        try:
-            path = pathlib.Path(tempfile.gettempdir()) / name  # an absolute name stays as it is
+    paths = [folder.absolute() / "error.log"] if folder else []
+    for path in (*paths, pathlib.Path(tempfile.gettempdir()) / f"fedjax_ssl-error-{os.getpid()}.log"):
+        with contextlib.suppress(OSError):
             replace_file(path, "".join(traceback.format_exception(error)))
             return path
-        except OSError:
-            continue
     return "no log could be written"

@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ssl.base.fields import RECIPES, Range, shared_fields
+from fedjax_ssl.base.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, shared_fields
 from fedjax_ssl.base.files import CONFIGS
-from fedjax_ssl.cli.source_docs import docstring, read_arguments, read_fields, read_methods, summary
+from fedjax_ssl.cli.source_docs import docstring, read_fields, read_methods, summary
 
 WIDTH = 80
 
@@ -22,36 +22,12 @@ EXAMPLES = """\
 
 # The most used fields; the others are in base/fields/ and the methods' files.
 MAIN_FIELDS = (
-    "method",
-    "num_rounds",
-    "num_clients",
-    "clients_per_round",
-    "seed",
-    "seeds",
-    "schedule",
-    "checkpoint_every",
-    "devices",
-    "lanes",
-    "data.source",
-    "data.labels",
-    "data.server_labels",
-    "data.partition",
-    "data.alpha",
-    "data.examples_per_client",
-    "model.name",
-    "model.normalisation",
-    "client.epochs",
-    "client.batch_size",
-    "client.learning_rate",
-    "client.proximal",
-    "server.epochs",
-    "server.learning_rate",
-    "server.pretrain_epochs",
-    "aggregation.optimizer",
-    "confidence.kind",
-    "log.tensorboard",
-    "log.wandb_project",
-)
+    "method", "num_rounds", "num_clients", "clients_per_round", "seed", "seeds", "schedule", "checkpoint_every",
+    "devices", "lanes", "data.source", "data.labels", "data.server_labels", "data.partition", "data.alpha",
+    "data.examples_per_client", "model.name", "model.normalisation", "client.epochs", "client.batch_size",
+    "client.learning_rate", "client.proximal", "server.epochs", "server.learning_rate", "server.pretrain_epochs",
+    "aggregation.optimizer", "confidence.kind", "log.tensorboard", "log.wandb_project",
+)  # fmt: skip
 
 
 class Command(NamedTuple):
@@ -64,11 +40,6 @@ class Command(NamedTuple):
     # Names of the words that follow the command, as in 'FILE'; one that ends in '...' stands for one or more.
     words: str = ""
 
-    def fits(self, words: list[str]) -> bool:
-        """Whether the command accepts this number of words."""
-        names = self.words.split()
-        return len(words) >= len(names) if self.words.endswith("...") else len(words) == len(names)
-
 
 def overview(commands: Mapping[str, Command]) -> str:
     """The help of launch.py as a whole."""
@@ -76,7 +47,7 @@ def overview(commands: Mapping[str, Command]) -> str:
     arguments = {
         "methods": f"{', '.join(read_methods())}, method=FILE.py:NAME; then one of the method's variants",
         "recipes": ", ".join(RECIPES),
-        "others": ", ".join(read_arguments()),
+        "others": ", ".join([*WORDS, "the name of a model", *(f"{name}=" for name in ARGUMENT_FIELDS)]),
     }
     return "\n".join(
         [

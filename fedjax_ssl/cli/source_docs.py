@@ -48,12 +48,6 @@ def _file_of(method: str) -> pathlib.Path:
     return path if path.exists() else path.with_suffix("") / "__init__.py"
 
 
-def read_arguments() -> list[str]:
-    """The arguments of every config, besides methods, recipes and models."""
-    tree = _tree(PACKAGE / "base" / "fields" / "recipes.py")
-    return [*_keys(tree, "WORDS"), "the name of a model", *(f"{name}=" for name in _keys(tree, "ARGUMENT_FIELDS"))]
-
-
 def docstring(path: pathlib.Path) -> str:
     """A module's docstring; '' without one."""
     return ast.get_docstring(_tree(path)) or ""

@@ -25,7 +25,7 @@ from fedjax_ssl.report.look import to_csv, to_markdown, write_tables
 from fedjax_ssl.report.table import LAST
 from fedjax_ssl.run.observe.log import QUIET, say
 from fedjax_ssl.sweep.plan import Cell, Sweep, by_argument, load_sweep, plan, progress_of, warm_ups_of
-from fedjax_ssl.sweep.search import Methods, Search, changed, is_named, row_and_number, tries_of, with_best
+from fedjax_ssl.sweep.search import Search, changed, is_named, row_and_number, tries_of, with_best
 from fedjax_ssl.sweep.work import finish, has_diverged, run_name, unfinished, work_on
 
 __all__ = [
@@ -84,8 +84,8 @@ def run_sweep(
         else:
             failures, undecided = _finish_tries(asked, root / TRIES)
             write_tries(root, sweep.search, tried, accuracies_of(tried))
-    table = _Table(sweep, root, overrides, tried, tries)
-    cells = [cell for cell in table.cells(say) if cell.name in names]
+    planned = _planner(sweep, root, overrides, tried, tries)
+    cells = [cell for cell in planned(say) if cell.name in names]
     warm_ups = warm_ups_of(cells)
     if dry_run:
         _list(warm_ups + cells)
@@ -93,11 +93,12 @@ def run_sweep(
     decided = [cell for cell in cells if cell.name not in undecided]
     waiting = [cell for cell in cells if cell.name in undecided]
     failures |= {run_name(cell, seed): "a try of its row failed" for cell in waiting for seed in unfinished(cell)}
-    failures |= finish(_needed_warm_ups(decided), root, table.update, "warm-up")
+    update = lambda: write_table(root, sweep, planned())  # noqa: E731
+    failures |= finish(_needed_warm_ups(decided), root, update, "warm-up")
     for number, cell in enumerate(decided, start=1):
-        failures |= work_on(cell, cell.seeds, root, table.update, f"{number} of {len(decided)}")
-    print(table.update(), end="")
-    _write_report(root, sweep.target_accuracy, table.cells())
+        failures |= work_on(cell, root, update, f"{number} of {len(decided)}")
+    print(update(), end="")
+    _write_report(root, sweep.target_accuracy, planned())
     for name, why in failures.items():
         say(f"failed: {name}: {why}", QUIET)
     if failures:
@@ -114,33 +115,22 @@ def _write_report(root: pathlib.Path, target: float, cells: list[Cell]) -> None:
         say(f"report {write_comparison([root], root / REPORT, target, table_name='', only=shown)}")
 
 
-class _Table:
-    """The rows of a sweep, with the fields of their best tries. Other processes may finish tries and rows meanwhile.
+def _planner(
+    sweep: Sweep, root: pathlib.Path, overrides: Sequence[str], tried: list[Cell], tries: int
+) -> Callable[..., list[Cell]]:
+    """Returns a function that plans the rows with the fields of their best tries, which it tells line by line.
 
-    Args:
-        sweep: the sweep.
-        root: its folder.
-        overrides: words for all runs.
-        tried: the cells of the tries.
-        tries: number of tries for each row.
+    Other processes may finish tries meanwhile.
     """
+    plans: dict[str, list[Cell]] = {}
 
-    def __init__(self, sweep: Sweep, root: pathlib.Path, overrides: Sequence[str], tried: list[Cell], tries: int):
-        self._sweep, self._root, self._overrides, self._tried, self._tries = sweep, root, overrides, tried, tries
-        self._methods: Methods = {}
-        self._cells: list[Cell] = []
+    def planned(tell: Callable[[str], object] = lambda line: None) -> list[Cell]:
+        best = with_best(sweep.methods, sweep.search, tries, accuracies_of(tried), tell)
+        if repr(best) not in plans:  # planning reads the config's file, which may have been edited since
+            plans[repr(best)] = plan(sweep._replace(methods=best), root, overrides)
+        return plans[repr(best)]
 
-    def cells(self, tell: Callable[[str], object] = lambda line: None) -> list[Cell]:
-        """The cells of the rows; `tell` is called with a line about the best try of each."""
-        best = with_best(self._sweep.methods, self._sweep.search, self._tries, accuracies_of(self._tried), tell)
-        if best != self._methods:  # planning reads the config's file, which may have been edited since
-            self._methods = best
-            self._cells = plan(self._sweep._replace(methods=best), self._root, self._overrides)
-        return self._cells
-
-    def update(self) -> str:
-        """Writes the table's files; returns the Markdown."""
-        return write_table(self._root, self._sweep, self.cells())
+    return planned
 
 
 def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
@@ -191,9 +181,9 @@ def _plan_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str], n
         warm_up=warm_up,
     )
     cells = plan(sweep, workdir, overrides)
-    if any(measured_each_round(cell.config) != "validation" for cell in cells):
-        raise UserError("the tries of a sweep need validation images; set data.validation in its search's fields")
     for config in (cell.config for cell in cells):
+        if measured_each_round(config) != "validation":
+            raise UserError("the tries of a sweep need validation images; set data.validation in its search's fields")
         if config.personal_parts and not server_has_labels(config.data):
             raise UserError(f"tries look at the global model, whose {config.personal_parts[0]} nobody trains")
     return cells

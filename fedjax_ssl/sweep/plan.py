@@ -5,7 +5,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -90,37 +90,38 @@ def load_sweep(sweep_file: str) -> Sweep:
     if not isinstance(sweep, Sweep):
         raise UserError(f"get_sweep of {sweep_file} must return a fedjax_ssl.sweep.Sweep")
     try:
-        _check(sweep)
+        if mistake := next(_mistakes(sweep), None):
+            raise UserError(mistake)
+        config = base_config()
+        _set(config, "seeds", tuple(sweep.seeds))
+        validate(config)
     except (UserError, AttributeError, TypeError) as error:
         raise UserError(f"{sweep_file}: {error}") from error
     return sweep
 
 
-def _check(sweep: Sweep) -> None:
-    """Checks what would else be read as something else, or fail late. `plan` checks the fields and their values."""
+def _mistakes(sweep: Sweep) -> Iterator[str]:
+    """What would else be read as something else, or fail late. `plan` checks the fields and their values."""
     search = Search({}, {}) if sweep.search is None else sweep.search
-    rows = {**sweep.methods, WARM_UP: sweep.warm_up or ""}
+    rows: dict[str, Any] = {**sweep.methods, WARM_UP: sweep.warm_up or ""}
     for name, row in rows.items():
         match row:
             case str() | (str(), Mapping()):
                 continue
-        raise UserError(f"the row {name!r} must be a config's arguments or (arguments, {{field: value}}), not {row!r}")
+        yield f"the row {name!r} must be a config's arguments or (arguments, {{field: value}}), not {row!r}"
     grids = [*sweep.fields.items(), *(pair for space in search.space.values() for pair in space.items())]
     for field, values in [("seeds", sweep.seeds), *grids]:
         if not isinstance(values, tuple | list | range) or not values:
-            raise UserError(f"the values of {field} must be a tuple, as in (1,) or (1, 2), not {values!r}")
+            yield f"the values of {field} must be a tuple, as in (1,) or (1, 2), not {values!r}"
         if isinstance(values, LogUniform) and not 0 < values.low <= values.high < math.inf:
-            raise UserError(f"the range of {field} must be numbers with 0 < low <= high, not {values}")
+            yield f"the range of {field} must be numbers with 0 < low <= high, not {values}"
     own = {field for row in rows.values() for field in _own_fields(row)}
     if {"seed", "seeds"} & {*own, *dict(grids), *sweep.common, *search.fields}:
-        raise UserError("seeds are no field of a sweep: all rows have those of its entry `seeds`")
-    config = base_config()
-    _set(config, "seeds", tuple(sweep.seeds))
-    validate(config)
+        yield "seeds are no field of a sweep: all rows have those of its entry `seeds`"
     if sweep.search and search.seed in sweep.seeds:
-        raise UserError(f"search.seed must be one that no row has as a seed, not {search.seed!r}")
+        yield f"search.seed must be one that no row has as a seed, not {search.seed!r}"
     if not 0 < sweep.target_accuracy <= 1:
-        raise UserError(f"target_accuracy must be a share above 0 and at most 1, not {sweep.target_accuracy!r}")
+        yield f"target_accuracy must be a share above 0 and at most 1, not {sweep.target_accuracy!r}"
 
 
 def by_argument(choices: Mapping[str, Any], name: str) -> Any:
@@ -143,14 +144,12 @@ def plan(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str] = ()) -> 
     """
     cells = []
     for name, method in sweep.methods.items():
-        own_fields = _own_fields(method)
-        axes = [(own_fields[field],) if field in own_fields else values for field, values in sweep.fields.items()]
-        cells += [
-            _cell(sweep, workdir, name, method, dict(zip(sweep.fields, each))) for each in itertools.product(*axes)
-        ]
+        own = _own_fields(method)
+        axes = [(own[field],) if field in own else values for field, values in sweep.fields.items()]
+        grids = [dict(zip(sweep.fields, values)) for values in itertools.product(*axes)]
+        cells += [_cell(sweep, workdir, name, method, grid) for grid in grids]
     _check_overrides(sweep, cells, overrides)
-    if sweep.warm_up is not None:
-        cells = [_warmed_up(sweep, workdir, cell) for cell in cells]
+    cells = [_warmed_up(sweep, workdir, cell) for cell in cells]
     folders = [cell.folder for cell in warm_ups_of(cells) + cells]
     if len(set(folders)) < len(folders):
         raise UserError("two rows of the sweep would share a folder: their names are too much alike")
@@ -209,17 +208,13 @@ def _own_fields(method: str | tuple[Any, ...]) -> Mapping[str, Any]:
 
 def _warmed_up(sweep: Sweep, workdir: pathlib.Path, cell: Cell) -> Cell:
     """Lets a row begin with the warm-up model for its values, unless it has an `init_from` of its own."""
-    if "init_from" in {**sweep.common, **_own_fields(sweep.methods[cell.name])}:
+    if sweep.warm_up is None or "init_from" in {**sweep.common, **_own_fields(sweep.methods[cell.name])}:
         return cell
-    warm_up = _cell(sweep, workdir, WARM_UP, sweep.warm_up, {**cell.grid, **_of_grid(sweep, sweep.warm_up)})
+    set_by_it = {field: value for field, value in _own_fields(sweep.warm_up).items() if field in sweep.fields}
+    warm_up = _cell(sweep, workdir, WARM_UP, sweep.warm_up, {**cell.grid, **set_by_it})
     # Relative to the sweep's folder, so that the rows' configurations do not depend on its location.
     cell.config.init_from = warm_up.folder.relative_to(workdir).as_posix()
     return cell._replace(warm_up=warm_up)
-
-
-def _of_grid(sweep: Sweep, method: str | tuple[Any, ...]) -> dict[str, Any]:
-    """The fields of the grid that a method sets itself."""
-    return {field: value for field, value in _own_fields(method).items() if field in sweep.fields}
 
 
 def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: Sequence[str]) -> None:
@@ -229,12 +224,11 @@ def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: Sequence[str]) 
         UserError: an override names the seeds, a field of the grid, a field that a row sets, even by its arguments, or
             `init_from` in a sweep with a warm-up.
     """
-    own = {field for method in sweep.methods.values() if not isinstance(method, str) for field in method[1]}
+    own = {field for method in sweep.methods.values() for field in _own_fields(method)}
+    own |= {"seed", "seeds", *sweep.fields} | ({"init_from"} if sweep.warm_up is not None else set())
     flat = [flatten(cell.config) for cell in cells]
     for field in overridden_fields(overrides):
-        differs = any(fields.get(field) != flat[0].get(field) for fields in flat)
-        shared = {"init_from"} if sweep.warm_up is not None else set()
-        if differs or field in {"seed", "seeds", *sweep.fields, *own, *shared}:
+        if field in own or any(fields.get(field) != flat[0].get(field) for fields in flat):
             raise UserError(f"rows of the sweep have values of their own for config.{field}: change it in the file")
 
 

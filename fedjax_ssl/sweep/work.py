@@ -3,7 +3,7 @@
 import functools
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 
@@ -18,26 +18,30 @@ Say = Callable[[str], object]
 
 
 def finish(cells: list[Cell], root: pathlib.Path, on_finish: Callable[[], object], place: str) -> dict[str, str]:
-    """Trains cells that others need, and waits for those that another process trains; returns the failures."""
+    """Trains cells that others need. Waits for runs of other processes, and takes over those that they give up.
+
+    Returns:
+        The failures.
+    """
     tell = functools.cache(say)  # each line once, however often a run of another process is checked
     failures: dict[str, str] = {}
-    for cell in cells:
-        failures |= work_on(cell, cell.seeds, root, on_finish, place, tell)
-    for cell in cells:
-        failures |= _wait_for(cell, root, on_finish, place, tell, failures)
-    return failures
+
+    def left(cell: Cell) -> tuple[int, ...]:
+        return tuple(seed for seed in unfinished(cell) if run_name(cell, seed) not in failures)
+
+    while True:
+        for cell in cells:
+            failures |= work_on(cell._replace(seeds=left(cell)), root, on_finish, place, tell)
+        if not any(map(left, cells)):
+            return failures
+        time.sleep(WAIT_SECONDS)
 
 
 def work_on(
-    cell: Cell,
-    seeds: tuple[int, ...],
-    root: pathlib.Path,
-    on_finish: Callable[[], object],
-    place: str,
-    tell: Say = say,
+    cell: Cell, root: pathlib.Path, on_finish: Callable[[], object], place: str, tell: Say = say
 ) -> dict[str, str]:
     """Trains the unfinished seeds of a cell whose warm-up is finished; returns the failures."""
-    todo = unfinished(cell._replace(seeds=seeds))
+    todo = unfinished(cell)
     ready = tuple(seed for seed in todo if cell.warm_up is None or is_finished(cell.warm_up, seed))
     failures = {run_name(cell, seed): "its warm-up failed" for seed in todo if seed not in ready}
     if not ready:
@@ -61,24 +65,6 @@ def run_name(cell: Cell, seed: int) -> str:
 def has_diverged(failure: str) -> bool:
     """Whether a failure is that of the training itself, which would fail again."""
     return failure.startswith(f"{TrainingError.__name__}: ")
-
-
-def _wait_for(
-    cell: Cell,
-    root: pathlib.Path,
-    on_finish: Callable[[], object],
-    place: str,
-    tell: Say,
-    failures: Mapping[str, str],
-) -> dict[str, str]:
-    """Waits until a cell is finished or has failed; takes over runs that another process gives up."""
-    failed = dict(failures)
-    while True:
-        todo = tuple(seed for seed in unfinished(cell) if run_name(cell, seed) not in failed)
-        if not todo:
-            return {name: why for name, why in failed.items() if name not in failures}
-        time.sleep(WAIT_SECONDS)
-        failed |= work_on(cell, todo, root, on_finish, place, tell)
 
 
 def _run_cell(

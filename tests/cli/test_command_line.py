@@ -3,7 +3,6 @@
 import re
 import shutil
 
-import numpy as np
 import pytest
 
 import fedjax_ssl
@@ -11,7 +10,7 @@ import launch
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import apply_arguments, differences, load_config_file, parse_config
 from fedjax_ssl.run.validation import validate
-from tests.helpers.runs import make_tiny_config
+from tests.helpers.stub import make_stub_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 QUICKSTART = str(launch.QUICKSTART)
@@ -30,15 +29,12 @@ def test_overrides():
     [
         ("--config.sede=1", "unknown field config.sede; the nearest is config.seed"),
         ("--config.learning_rate=1", r"unknown field config.learning_rate; the nearest is config\.\w+\.learning_rate"),
-        ("--config.fedanchor.treshold=1", "the nearest is config.fedanchor.threshold"),
         ("--config.seed=one", "config.seed takes a value of type int .*'one'"),
         ("--config.fedanchor.contrastive=maybe", "contrastive takes a value of type bool .*'maybe'"),
         ("--config=nowhere.py", "there is no config file nowhere.py"),
         ("--wrokdir=x", "wrokdir"),
         ("swep", "cannot make sense of .swep.; the nearest is sweep; see"),
-        ("tran", "cannot make sense of .tran.; the nearest is train; see"),
         ("sweep", "cannot make sense of .sweep.; a command is the first word; see"),  # it comes after --config
-        ("xyz", "cannot make sense of .xyz.; see"),
         ("quickstart.py", "cannot make sense of .quickstart.py.; a config is given as --config=quickstart.py; see"),
         (f"--config={QUICKSTART.replace('start.py', 'strt.py')}", f"the nearest is {QUICKSTART}"),
         (f"--config={QUICKSTART}:semfl", "unknown config argument 'semfl'; the nearest is semifl; known: "),
@@ -52,14 +48,7 @@ def test_overrides():
         ("--config.clients_per_round=21", "clients_per_round is 21, .* num_clients = 20"),
         ("--config.num_rounds=0", "num_rounds must be at least 1"),
         ("--config.devices=100", "devices is 100, but JAX finds 1"),
-        ("--config.seeds=(1, 1)", r"seeds must be different whole numbers.*\(1, 1\)"),
-        ("--config.augment.resized=40", "augment.resized=40 needs augment.padding=0"),
-        ("--config.data.imbalance=0.5", "data.imbalance must be a number from 1 on, .* not 0.5"),
-        ("--config.data.imbalance=1000", "imbalance=1000 leaves no image of class"),
-        ("--config.data.source=npz", "npz"),
         ("--config.data.source=folder", "data.path is empty; give a folder of images by class"),
-        ("--config.data.image_size=-1", "data.image_size must be at least 0, not -1"),
-        ("--config.model.name=nowhere:Mine", "model.name=nowhere:Mine: importing nowhere fails"),
         ("--config.data.partition_file=nowhere.npz", "nowhere.npz"),
     ],
 )
@@ -80,15 +69,6 @@ def test_fields_for_a_command_that_has_no_configuration_are_refused(command, cap
     assert capfd.readouterr().err == f"error: --config.seed=1: {command} takes no fields of a configuration\n"
 
 
-def test_a_path_that_is_no_npz(capfd, tmp_path):
-    path = tmp_path / "images.npz"
-    np.savez(path, x_train=np.zeros((3, 8, 8), np.uint8), y_train=np.zeros(3, int))
-    words = ["--config.data.source=npz", f"--config.data.path={path}", f"--workdir={tmp_path / 'run'}"]
-    assert launch.main(words) == 2
-    assert "x_test" in capfd.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_home_folder_in_a_workdir(capfd, tmp_path, monkeypatch):
     """The shell does not expand ~ after =; the program once made a folder named ~."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -101,24 +81,20 @@ def test_a_home_folder_in_a_workdir(capfd, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_a_home_folder_from_python(finished_run, tmp_path, monkeypatch):
-    shutil.copytree(finished_run[0], tmp_path / "run")
+def test_a_home_folder_from_python(stub_run, tmp_path, monkeypatch):
+    shutil.copytree(stub_run[0], tmp_path / "run")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert int(fedjax_ssl.train(make_tiny_config(), "~/run").round) == 4
+    assert int(fedjax_ssl.train(make_stub_config(), "~/run").round) == 4
     assert fedjax_ssl.load("~/run", allow_code=True).round == 4
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_workdir_that_cannot_be(capfd, tmp_path):
-    (tmp_path / "file").write_text("")
-    assert launch.main([f"--workdir={tmp_path / 'file'}"]) == 2
-    assert "is not a folder" in capfd.readouterr().err
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "metrics.jsonl").write_text("somebody's\n")
-    assert launch.main([f"--workdir={tmp_path / 'other'}"]) == 2
+def test_a_folder_of_somebody_else_is_left_alone(capfd, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("somebody's\n")
+    assert launch.main([f"--workdir={tmp_path}"]) == 2
     assert "metrics.jsonl" in capfd.readouterr().err
-    assert (tmp_path / "other" / "metrics.jsonl").read_text() == "somebody's\n"
+    assert (tmp_path / "metrics.jsonl").read_text() == "somebody's\n"
 
 
 def test_config_arguments():
