@@ -67,7 +67,7 @@ def work(options: argparse.Namespace) -> None:
         "data.examples_per_client": options.images,
         "server.pretrain_epochs": 0,
         "model.name": options.model,
-        "fedanchor.threshold": -2.0,
+        "confidence.threshold": -2.0,
     }
     config = apply_arguments(base_config(), "strong")
     config.update_from_flattened_dict(overrides)

@@ -74,7 +74,7 @@ def time_rounds(make_config, whole: int, options):
 
     config = make_config()
     config.rounds_per_dispatch = max(options.rounds, options.warm_rounds)
-    config.semifl.threshold = 0.0  # after so few rounds a model has no confident label, and would train on nothing
+    config.confidence.threshold = 0.0  # after so few rounds a model has no confident label, and would train on nothing
     experiment = build_experiment(config)
     with use_machine(config, experiment.data) as machine:
         started = time.perf_counter()

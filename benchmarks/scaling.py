@@ -83,7 +83,7 @@ def round_of(num_clients: int, clients_per_round: int, images_each: int, num_ima
     config.num_clients, config.clients_per_round = num_clients, clients_per_round
     config.client.epochs, config.client.batch_size = 1, BATCH_SIZE
     config.server.pretrain_epochs = 0
-    config.fedanchor.threshold = -1.0
+    config.confidence.threshold = -1.0
     if lanes:
         config.lanes = lanes
     weak = functools.partial(weak_augment, flip=False, padding=config.augment.padding)

@@ -52,7 +52,7 @@ def command_of(options: argparse.Namespace, images: pathlib.Path, workdir: pathl
         "data.server_labels": options.anchors,
         "server.pretrain_epochs": options.pretrain_epochs,
         "data.examples_per_client": IMAGES_EACH,
-        "fedanchor.threshold": -1.0,
+        "confidence.threshold": -1.0,
     }
     return [
         sys.executable,

@@ -48,7 +48,6 @@ TINY = {
 }
 # The method for words of a section that belongs to no method; otherwise FixMatch.
 TRIED_WITH = {
-    "trainer": "fedavg_semi",
     "consistency": "fixmatch,lpl",
     "aggregation": "supervised,all_labels",
     "compression": "supervised,all_labels",

@@ -19,7 +19,7 @@ def test_a_round_compiled_as_users_do_has_the_same_numbers():
     small = {
         "method": "fixmatch",
         "augment.flavour": "none",
-        "fixmatch.threshold": 0.2,
+        "confidence.threshold": 0.2,
         "client.epochs": 1,
         "server.epochs": 0,
     }

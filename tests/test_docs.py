@@ -72,7 +72,7 @@ def test_descriptions_are_those_of_the_source(root):
     assert "* `server.epochs=1`: as `client.epochs`\n" in page
     assert "* `iid` sets `data.alpha=1000.0`\n" in page
     ending = script(root, "endings").ending
-    assert "* `fedanchor.threshold=0.6`, \u2265 -1: t of eq. 5" in ending("methods/fedanchor.md")
+    assert "* `confidence.threshold=0.6`, \u2265 -1: t of eq. 5" in ending("methods/fedanchor.md")
     assert "* `no_label_set`: `fedil.label_set=False`\n" in ending("methods/fedil.md")
     assert ending("data.md") == ""
 
@@ -197,8 +197,8 @@ def test_the_example_of_a_comparison_lists_its_runs(adding_a_method, capsys):
 def test_the_example_of_a_changed_method(adding_a_method, monkeypatch):
     words = adding_a_method[1]["my_fixmatch"]
     config = built(words, monkeypatch).problem.config
-    assert config.fixmatch.threshold == 0.5
-    assert methods.find_method(config.method).fields["fixmatch.threshold"] == 0.8
+    assert config.confidence.threshold == 0.5
+    assert methods.find_method(config.method).fields["confidence.threshold"] == 0.8
 
 
 def test_the_example_of_a_loss_for_the_server_weights_classes_equally(adding_a_method, monkeypatch):
@@ -221,7 +221,7 @@ def test_the_example_of_a_loss_for_the_server_weights_classes_equally(adding_a_m
 
 def test_the_example_of_a_rule_for_confidence_trains(adding_a_method, tmp_path):
     """Its threshold rises, so fewer labels count in the second round."""
-    fields = {"semifl.threshold": 0.95, "model.name": TINY_BACKBONE}
+    fields = {"confidence.threshold": 0.95, "model.name": TINY_BACKBONE}
     assert started(adding_a_method[1]["rising"], **fields) == 0
     first, second = check_two_rounds(tmp_path / "runs" / "rising", "client_loss")
     assert first["qualified_share"] == 1 > second["qualified_share"] > 0

@@ -15,7 +15,7 @@ from tests.official.harness import federation, make_problem, mirrored, rolled, t
 FIELDS = {
     "data.labels": "clients",
     "model.normalisation": "none",
-    "fixmatch.threshold": 0.5,
+    "confidence.threshold": 0.5,
     "consistency.unlabelled_ratio": 1,
     "client.clip_norm": 0.0,
     "client.nesterov": False,

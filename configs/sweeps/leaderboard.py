@@ -20,29 +20,15 @@ RATES = {
     "server.learning_rate": LogUniform(0.003, 0.3),
 }
 THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95)
+BY_THRESHOLD = (
+    "FixMatch", "UDA", "SemiFL", "FedIL", "FedMatch", "FedRGD", "FedDB", "FedDure", "FedPDM", "(FL)^2", "FedOpenMatch",
+    "SAGE", "ProxyFL", "FedAvg-Semi", "SemiAnAgg", "IsoFed", "Twin-sight",
+)  # fmt: skip
 SPACE = {
     "*": RATES,
-    **{
-        title: {f"{name}.threshold": THRESHOLDS}
-        for title, name in {
-            "FixMatch": "fixmatch",
-            "UDA": "uda",
-            "SemiFL": "semifl",
-            "FedIL": "fedil",
-            "FedMatch": "fedmatch",
-            "FedRGD": "fedrgd",
-            "FedDB": "feddb",
-            "FedDure": "feddure",
-            "FedPDM": "fedpdm",
-            "(FL)^2": "fl2",
-            "FedOpenMatch": "fedopenmatch",
-            "SAGE": "sage",
-            "ProxyFL": "proxyfl",
-        }.items()
-    },
-    "FedAnchor": {"fedanchor.threshold": (0.2, 0.4, 0.6, 0.8)},
-    "FedLabel": {"fedlabel.threshold": (0.1, 0.3, 0.5, 0.7, 0.9)},
-    **{title: {"trainer.threshold": THRESHOLDS} for title in ("FedAvg-Semi", "SemiAnAgg", "IsoFed", "Twin-sight")},
+    **{title: {"confidence.threshold": THRESHOLDS} for title in BY_THRESHOLD},
+    "FedAnchor": {"confidence.threshold": (0.2, 0.4, 0.6, 0.8)},
+    "FedLabel": {"confidence.threshold": (0.1, 0.3, 0.5, 0.7, 0.9)},
 }
 FEDTRINET = {  # its schedule for 100 rounds of five local epochs, shortened to 40 rounds of one
     "fedtrinet.warm_up_rounds": 16,

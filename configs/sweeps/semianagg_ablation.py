@@ -21,7 +21,7 @@ TRAINERS = {
     "FixMatch": {"confidence.kind": "fixed"},
     "FreeMatch": {"confidence.kind": "freematch", "confidence.memory": "run"},
     "SoftMatch": {"confidence.kind": "softmatch", "confidence.memory": "run"},
-    "ACR": {"trainer.name": "acr", "client.logit_adjustment": 0.0, "client.labelled_views": "weak"},
+    "ACR": {"confidence.kind": "acr", "client.logit_adjustment": 0.0, "client.labelled_views": "weak"},
     "counters of all rounds": {"confidence.memory": "run"},
 }
 

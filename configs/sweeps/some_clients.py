@@ -43,7 +43,7 @@ COMMON = {
     "client.unlabelled_clip_norm": 5.0,
     "client.persistent": True,
     "augment.num_ops": 3,
-    "trainer.threshold": 0.9,
+    "confidence.threshold": 0.9,
 }
 CIFAR10_LT = {
     "data.imbalance": 100.0,
@@ -57,7 +57,7 @@ AVERAGES = {"confidence.memory": "run", "confidence.momentum": 0.99}
 WEAK = {"client.labelled_views": "weak"}  # for methods whose own code uses one view of a labelled image
 CBAFED = {**FRESH, **WEAK, "cbafed.warm_up_rounds": ROUNDS, "client.clip_norm": 5.0}
 ISOFED = {**WEAK, "num_rounds": 2 * ROUNDS}
-ACR = {**WEAK, "trainer.name": "acr", "client.logit_adjustment": 0.0}  # ACR has its own logit adjustment
+ACR = {**WEAK, "confidence.kind": "acr", "client.logit_adjustment": 0.0}  # ACR has its own logit adjustment
 METHODS = {
     "FedAvg, all labels": ("supervised,all_labels", FRESH),
     "the labelled client": ("supervised", FRESH),
@@ -73,7 +73,7 @@ METHODS = {
     "IsoFed": ("isofed", ISOFED),
     "Twin-sight": ("twin_sight", WEAK),
 }
-LOCAL_FIXMATCH = {"confidence.kind": "fixed", "trainer.labels_from": "local"}  # as in Twin-sight
+LOCAL_FIXMATCH = {"confidence.kind": "fixed", "confidence.labels_from": "local"}  # as in Twin-sight
 CBAFED_CHANGES = {
     "CBAFed, once through the labels": ("cbafed", {**CBAFED, "cbafed.labelled_epochs": 1}),
     "CBAFed, no second classes": ("cbafed", {**CBAFED, "cbafed.second_labels": False}),
@@ -87,7 +87,7 @@ MNIST_CHANGES = {
     "Twin-sight, no contrastive loss": ("twin_sight", {**WEAK, "twin_sight.contrastive_weight": 0.0}),
 }
 STRENGTHS = {
-    f"ACR, strength {strength:g}": ("semianagg", {**ACR, "trainer.strength": strength, "num_rounds": 4})
+    f"ACR, strength {strength:g}": ("semianagg", {**ACR, "confidence.strength": strength, "num_rounds": 4})
     for strength in (2.0, 1.0, 0.0)
 }
 MNIST, CIFAR10 = "configs/fedanchor_mnist.py", "configs/fedanchor_cifar10.py:paper"

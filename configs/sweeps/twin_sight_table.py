@@ -24,8 +24,8 @@ code: without the fairness term, and with averages that restart in each round, s
 from fedjax_ssl.sweep import Sweep, by_argument
 
 DATASETS = {"cifar10": 0.6, "cifar100": 0.4, "svhn": 0.5, "fmnist": 0.7}  # targets to which rounds are counted
-FIXMATCH = {"confidence.kind": "fixed", "trainer.labels_from": "local"}
-FREEMATCH = {"confidence.kind": "freematch", "trainer.labels_from": "local", "confidence.fairness_weight": 0.0}
+FIXMATCH = {"confidence.kind": "fixed", "confidence.labels_from": "local"}
+FREEMATCH = {"confidence.kind": "freematch", "confidence.labels_from": "local", "confidence.fairness_weight": 0.0}
 
 
 def get_sweep(dataset="cifar10"):

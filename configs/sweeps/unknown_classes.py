@@ -25,12 +25,12 @@ DATASETS = {
 }
 WITH, WITHOUT = "with a threshold", "every label"
 METHODS = {
-    "FixMatch": ("fixmatch,plain", {"fixmatch.threshold": 0.0}),
-    "SemiFL": ("semifl,plain", {"semifl.threshold": 0.0}),
-    "FedAnchor": ("plain", {"fedanchor.threshold": -1.0}),
-    "(FL)^2": ("fl2,plain", {"fl2.threshold": 0.0, "confidence.kind": "fixed"}),
-    "FedIL": ("fedil,plain", {"fedil.threshold": 0.0}),
-    "FedOpenMatch": ("fedopenmatch,plain", {"fedopenmatch.threshold": 0.0}),
+    "FixMatch": ("fixmatch,plain", {"confidence.threshold": 0.0}),
+    "SemiFL": ("semifl,plain", {"confidence.threshold": 0.0}),
+    "FedAnchor": ("plain", {"confidence.threshold": -1.0}),
+    "(FL)^2": ("fl2,plain", {"confidence.threshold": 0.0, "confidence.kind": "fixed"}),
+    "FedIL": ("fedil,plain", {"confidence.threshold": 0.0}),
+    "FedOpenMatch": ("fedopenmatch,plain", {"confidence.threshold": 0.0}),
 }
 
 

@@ -13,13 +13,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client.confidence import moved
+from fedjax_ssl.client.confidence import moved, threshold_of
 from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
 
+ESTIMATE_FROM = 6  # a client estimates its class shares after this many rounds: `epoch > 5` of the code, from 0
+ESTIMATE_MOMENTUM = 0.99  # momentum of the estimate, over batches
 STANDARD = "standard"  # the head h; the classifier is the balanced h_b
 
 
@@ -72,10 +74,11 @@ def targets(problem: Problem) -> Targets:
         q  = softmax(h - tau_t log pi)    label of h,   counts if max q >= t or max softmax(h) >= t
         q2 = softmax(h - tau log pi)      label of h_b, counts if max q2 >= t or max softmax(h_b) >= t
 
-    t is `trainer.threshold` and tau is `trainer.strength`. tau_t = tau exp K_con / (exp K_con + exp K_uni + exp K_rev),
-    where K are the mean distances from the estimate u to pi, to uniform and to reversed pi in the client's last round.
+    t is `confidence.threshold` and tau is `confidence.strength`. tau_t = tau exp K_con / (exp K_con + exp K_uni +
+    exp K_rev), where K are the mean distances from the estimate u to pi, to uniform and to reversed pi in the client's
+    last round.
     The more a client's class shares differ from pi, the more its labels are adjusted. Once the client has taken part in
-    `trainer.estimate_from` rounds, u is a moving average of the histogram of h_b's confident labels; before that
+    `ESTIMATE_FROM` rounds, u is a moving average of the histogram of h_b's confident labels; before that
     tau_t = tau. The first round with an estimate has no earlier distances, so tau_t = tau / 3 (train.py:467-473 of
     the code, github.com/Gank0078/ACR, commit 9a8f421, whose epochs count from 0). The estimate is always kept between
     rounds.
@@ -85,7 +88,7 @@ def targets(problem: Problem) -> Targets:
     The histogram counts labels. The public code assigns to repeated indices instead, so the last image of each class
     decides, confident or not. This depends on the order in a batch and is not implemented.
     """
-    options, num_classes = problem.config.trainer, problem.num_classes
+    options, num_classes, tau = problem.config.confidence, problem.num_classes, threshold_of(problem)
 
     def of_batch(old: Estimate, seen: Outputs, mask: jax.Array, prior: jax.Array) -> tuple[Target, Target, Estimate]:
         standard, balanced = seen.heads[STANDARD], seen.logits
@@ -98,15 +101,15 @@ def targets(problem: Problem) -> Targets:
                 balanced,
             )
         ]
-        sure = [jnp.max(each, axis=-1) >= options.threshold for each in p]
+        sure = [jnp.max(each, axis=-1) >= tau for each in p]
         labels = [jnp.argmax(each, axis=-1).astype(jnp.int32) for each in p]
         weights = [jnp.where(mask & one, 1.0, 0.0) for one in (sure[2] | sure[3], sure[0] | sure[1])]
         confident = mask & sure[3]
         counts = jnp.sum(jax.nn.one_hot(labels[3], num_classes) * confident[:, None], axis=0)
         histogram = counts / jnp.maximum(jnp.sum(counts), 1.0)
-        estimates = old.rounds >= options.estimate_from
+        estimates = old.rounds >= ESTIMATE_FROM
         counted = estimates & jnp.any(confident)
-        shares = moved(old.shares, histogram, options.estimate_momentum, counted)
+        shares = moved(old.shares, histogram, ESTIMATE_MOMENTUM, counted)
         anchors = jnp.stack([prior, jnp.full(num_classes, 1.0 / num_classes), reversed_shares(prior)])
         state = old._replace(
             shares=shares,
@@ -121,18 +124,18 @@ def targets(problem: Problem) -> Targets:
 def first_estimate(problem: Problem) -> Estimate:
     """The state of a client that has not taken part yet."""
     uniform = jnp.full(problem.num_classes, 1.0 / problem.num_classes)
-    strength = jnp.float32(problem.config.trainer.strength)
+    strength = jnp.float32(problem.config.confidence.strength)
     return Estimate(uniform, jnp.zeros(3), jnp.float32(0.0), strength, jnp.int32(-1))
 
 
 def next_round(problem: Problem) -> Callable[[Estimate], Estimate]:
     """The state at the beginning of a client's next round, see `targets`."""
-    options = problem.config.trainer
+    options = problem.config.confidence
 
     def begun(old: Estimate) -> Estimate:
         share = jax.nn.softmax(old.distances / jnp.maximum(old.steps, 1.0))[0]
         rounds = old.rounds + 1
-        strength = jnp.where(rounds >= options.estimate_from, options.strength * share, old.strength)
+        strength = jnp.where(rounds >= ESTIMATE_FROM, options.strength * share, old.strength)
         return Estimate(old.shares, jnp.zeros(3), jnp.float32(0.0), strength, rounds)
 
     return begun
@@ -140,7 +143,7 @@ def next_round(problem: Problem) -> Callable[[Estimate], Estimate]:
 
 def loss_on_labels(problem: Problem, metric: str) -> LossFunction:
     """Loss of the labelled phase: l(h(x), y) + l(h_b(x) + tau log pi, y) on a weak view; pi is `Broadcast.extra`."""
-    strength = problem.config.trainer.strength
+    strength = problem.config.confidence.strength
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         known = batch.labelled

@@ -18,7 +18,8 @@ from fedjax_ssl.engine.interface import Labels, Problem
 from fedjax_ssl.ops.trees import repeated
 
 FIELD = "confidence.kind"
-MEMORY = "trainer"  # the state's entry in a client's memory, named as in checkpoints of earlier versions
+MEMORY = "confidence"  # the state's entry in a client's memory
+N_SIGMA = 2.0  # n of SoftMatch: with a larger n weights fall faster below the mean
 
 
 class Confidence(NamedTuple):
@@ -51,24 +52,33 @@ class Confidence(NamedTuple):
         return jnp.where(present, weights, 0.0), after
 
 
+def threshold_of(problem: Problem, default: float = 0.95) -> float:
+    """tau, the field `confidence.threshold`; None stands for the method's `default`."""
+    given = problem.config.confidence.threshold
+    return default if given is None else given
+
+
 def make_confidence(
     problem: Problem, threshold: float | jax.Array, strictly: bool = False, hard: bool = False
 ) -> Confidence:
-    """Makes the rule that `confidence.kind` names.
+    """Makes the rule that `confidence.kind` names, except 'acr', which `acr.py` has.
 
     Args:
-        problem: the run's `Problem`.
-        threshold: the method's tau, in the unit of the scores.
+        problem: the run's.
+        threshold: tau, in the unit of the scores; see `threshold_of`.
         strictly: whether a score must exceed the threshold (FedAnchor, eq. 5) or may equal it (SemiFL, FixMatch).
         hard: whether the method needs weights of 0 or 1.
 
     Raises:
         UserError: the method cannot use the rule, or a user's rule fails when it is built.
     """
-    options = problem.config.confidence
-    rule = (problem.own_rule or KINDS[options.kind])(options, problem.num_classes, threshold, strictly)
+    options, name = problem.config.confidence, problem.config.method
+    make = problem.own_rule or KINDS.get(options.kind)
+    if make is None:
+        raise UserError(f"confidence.kind={options.kind!r} trains a second classifier, which {name} does not have")
+    rule = make(options, problem.num_classes, threshold, strictly)
     if hard and rule.soft:
-        raise UserError(f"confidence.kind={options.kind!r} gives weights, but {problem.config.method} has none")
+        raise UserError(f"confidence.kind={options.kind!r} gives weights, but {name} has none")
     return rule
 
 
@@ -90,13 +100,7 @@ def states_at_start(problem: Problem, rule: Confidence, examples: Examples) -> A
 def once_a_round(
     problem: Problem, rule: Confidence, scores: jax.Array, examples: Examples
 ) -> tuple[Any, jax.Array, dict[str, Any]]:
-    """Applies a rule to all images of each client of a cohort.
-
-    Args:
-        problem: the run's `Problem`.
-        rule: from `make_confidence`.
-        scores: float32 [M, n_max, C].
-        examples: the cohort's examples; those with `present` may get a label.
+    """Applies a rule to the scores, float32 [M, n_max, C], of each client's present images.
 
     Returns:
         The states, leaves [M, ...]; the weights, float32 [M, n_max], 0 for absent images; and the entry for the
@@ -146,11 +150,6 @@ def mean_present(values: jax.Array, mask: jax.Array) -> jax.Array:
     """The mean over the present examples of a batch: [B, ...] to [...]; 0 if there is none."""
     mask = mask.reshape(-1, *(1,) * (values.ndim - 1))
     return jnp.sum(jnp.where(mask, values, 0.0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
-
-
-def quantile_present(values: jax.Array, mask: jax.Array, quantile: float) -> jax.Array:
-    """A quantile over the present examples of a batch, linearly interpolated: [B] to []; 0 if there is none."""
-    return jnp.nan_to_num(jnp.nanquantile(jnp.where(mask, values, jnp.nan), quantile))
 
 
 def moved(old: Any, found: Any, momentum: float | jax.Array, counts: jax.Array) -> Any:
@@ -238,10 +237,9 @@ class Averages(NamedTuple):
 def freematch(options, num_classes: int, threshold, strictly: bool, momentum: float | None = None) -> Confidence:
     """1[max p >= tau_t p_t(c) / max p_t] (Wang et al., ICLR 2023, arXiv 2205.07246, eq. 5 to 8), and the fairness term.
 
-    All three averages start at 1/C. The additional loss is `fairness`, times `confidence.fairness_weight`. Options from
-    the reference code: tau_t averages a quantile of the largest probabilities instead of their mean
-    (`confidence.quantile`), tau_t is at most `confidence.level_cap`, and class thresholds are clamped between
-    `confidence.clamp_least` and `confidence.clamp_most`. In p_t negative scores (cosines) count as 0.
+    All three averages start at 1/C. The additional loss is `fairness`, times `confidence.fairness_weight`. As in the
+    reference code, thresholds of classes are clamped between `confidence.clamp_least` and `confidence.clamp_most`. In
+    p_t negative scores (cosines) count as 0.
 
     Raises:
         UserError: `clamp_least` is above `clamp_most`.
@@ -255,12 +253,11 @@ def freematch(options, num_classes: int, threshold, strictly: bool, momentum: fl
     def update(old: Averages, scores, present, positions):
         labels, best = jnp.argmax(scores, axis=-1), jnp.max(scores, axis=-1)
         found = Averages(
-            quantile_present(best, present, options.quantile) if options.quantile else mean_present(best, present),
+            mean_present(best, present),
             mean_present(jnp.maximum(scores, 0.0), present),
             mean_present(jax.nn.one_hot(labels, num_classes), present),
         )
-        new = moved(old, found, momentum, jnp.any(present))
-        return new._replace(level=jnp.minimum(new.level, options.level_cap))
+        return moved(old, found, momentum, jnp.any(present))
 
     def weigh(state: Averages, scores, size):
         largest = jnp.max(state.by_class)
@@ -324,16 +321,13 @@ def softmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
     """The weight exp(-min(max p' - mu, 0)^2 / (2 sigma^2 / n^2)) instead of a threshold (Chen et al., ICLR 2023).
 
     Source: arXiv 2301.10921, eq. 6 to 9. mu and sigma^2 are moving averages, over batches, of the mean and the unbiased
-    variance of max p'; they start at 1/C and 1. n is `confidence.n_sigma`. p' is p (1/C) / E[p], normalised to sum 1,
-    where E[p] is a moving average that starts with the first batch. Without `confidence.uniform_alignment`, p' = p.
-    Labels come from p.
+    variance of max p'; they start at 1/C and 1. n is `N_SIGMA`. p' is p (1/C) / E[p], normalised to sum 1, where E[p]
+    is a moving average that starts with the first batch. Labels come from p.
     """
 
     def aligned_best(by_class, p):
-        if options.uniform_alignment:
-            p = p / num_classes / jnp.maximum(by_class, 1e-6)
-            p = p / jnp.sum(p, axis=-1, keepdims=True)
-        return jnp.max(p, axis=-1)
+        p = p / num_classes / jnp.maximum(by_class, 1e-6)
+        return jnp.max(p / jnp.sum(p, axis=-1, keepdims=True), axis=-1)
 
     def update(old: Gaussian, p, present, positions):
         count = jnp.sum(present)
@@ -351,7 +345,7 @@ def softmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
     def weigh(state: Gaussian, p, size):
         below = jnp.minimum(aligned_best(state.by_class, p) - state.mean, 0.0)
         bounded = jnp.maximum(state.variance, 1e-8)  # equal scores have no variance
-        return jnp.exp(-jnp.square(below) * options.n_sigma**2 / (2 * bounded))
+        return jnp.exp(-jnp.square(below) * N_SIGMA**2 / (2 * bounded))
 
     equal = 1.0 / num_classes
     start = Gaussian(jnp.float32(equal), jnp.float32(1.0), jnp.full(num_classes, equal), jnp.bool_(False))

@@ -44,7 +44,6 @@ class Batch(NamedTuple):
 
     rows: jax.Array  # int32 [B], rows of the image table
     positions: jax.Array  # int32 [B], indices among the client's examples, 0 to n_max - 1
-    places: jax.Array  # int32 [B], indices in the epoch's shuffled list, the same for a batch number in every epoch
     mask: jax.Array  # bool [B], False for the padding of a short batch
     epoch: jax.Array  # int32 [], local epoch, from 0
     inputs: Any = None  # [B, ...], the examples as they are stored; set by `read`
@@ -83,12 +82,9 @@ class Deck(NamedTuple):
         return self.at(epoch, number * batch_size + jnp.arange(batch_size))
 
     def at(self, epoch: jax.Array, places: jax.Array) -> Batch:
-        """The examples at some places, int32 [B], of an epoch's shuffled list.
+        """The examples at some places, int32 [B], of an epoch's shuffled list; places beyond `size` are padding.
 
-        Places beyond `size` are padding. They repeat the deck's examples, because a view may take values from other
-        rows.
+        Padding repeats the deck's examples, because a view may take values from other rows.
         """
-        mask = places < self.size
         positions = self.order[epoch % len(self.order), places % jnp.maximum(self.size, 1)]
-        places = jnp.minimum(places, self.order.shape[-1] - 1)
-        return Batch(self.rows[positions], positions, places, mask, epoch)
+        return Batch(self.rows[positions], positions, places < self.size, epoch)

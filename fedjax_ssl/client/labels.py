@@ -24,50 +24,39 @@ LEAST_PRIOR = 1e-6  # the smallest prior of a class; a smaller one would make an
 def score_cohort(
     problem: Problem, scores: Callable[[jax.Array], Any], images: jax.Array, examples: Examples, num_views: int = 0
 ) -> Any:
-    """Scores every example of a cohort by one model, in large batches.
+    """The scores of every example of a cohort by one model, leaves [M, n_max, ...], in batches of `eval_batch_size`.
 
     Args:
-        problem: the run's `Problem`; a batch has `eval_batch_size` images.
+        problem: the run's `Problem`.
         scores: images [B, H, W, C] -> a pytree with leaves [B, ...], each image independent of the others.
         images: uint8 [N, H, W, C], the image table.
         examples: the cohort's examples.
         num_views: scores are averaged over this many weak views (FedAnchor's ensemble, section 4.5); 0: the raw images
             are scored.
-
-    Returns:
-        The scores, leaves [M, n_max, ...].
     """
-    rows, keys = examples.rows, examples.keys
-    num_jobs, n_max = rows.shape
-
-    def weak_view(view: int, example: jax.Array, batch: jax.Array) -> jax.Array:
-        return weak_views(problem.weak, keys[example // n_max], example % n_max, batch, view)
+    rows, n_max = examples.rows, examples.rows.shape[1]
 
     def score_batch(example: jax.Array) -> Any:
-        batch = images[rows.reshape(-1)[example]]
+        batch, keys = images[rows.reshape(-1)[example]], examples.keys[example // n_max]
         if num_views == 0:
             return scores(batch)
-        views = [scores(weak_view(view, example, batch)) for view in range(num_views)]
+        views = [scores(weak_views(problem.weak, keys, example % n_max, batch, view)) for view in range(num_views)]
         return jax.tree.map(lambda *leaves: sum(leaves) / num_views, *views)
 
-    scored = map_batches(score_batch, jnp.arange(num_jobs * n_max), problem.config.eval_batch_size)
-    return jax.tree.map(lambda leaf: leaf.reshape(num_jobs, n_max, *leaf.shape[1:]), scored)
+    scored = map_batches(score_batch, jnp.arange(rows.size), problem.config.eval_batch_size)
+    return jax.tree.map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), scored)
 
 
 def weak_views(
     weak: Augmentation, keys: jax.Array, positions: jax.Array, images: jax.Array, view: int = 0
 ) -> jax.Array:
-    """The weak views that `score_cohort` scored for some examples, so that a client can train on exactly these views.
+    """The weak views [B, H, W, C] that `score_cohort` scores, so that a client can train on exactly these views.
 
     Args:
         weak: the augmentation.
-        keys: [B], the key of each example's job, from `Examples`.
-        positions: int32 [B], indices among the client's examples.
+        keys, positions: [B], the key of each example's job; its index among the client's examples, int32.
         images: uint8 [B, H, W, C].
         view: number of the view.
-
-    Returns:
-        [B, H, W, C].
     """
 
     def augment(key, position, image):
@@ -134,29 +123,21 @@ def logits_of_each(
 
 
 def mean_prediction(probabilities: jax.Array, present: jax.Array) -> jax.Array:
-    """P_k(c), the mean of p(c | x) over a client's images.
+    """P_k(c), the mean of p(c | x) over a client's images, float32 [..., C]; 0 for a client without images.
 
-    Args:
-        probabilities: float32 [..., n, C].
-        present: bool [..., n].
-
-    Returns:
-        float32 [..., C]; 0 for a client without images.
+    The probabilities are float32 [..., n, C], `present` is bool [..., n].
     """
     total = jnp.sum(jnp.where(present[..., None], probabilities, 0.0), axis=-2)
     return total / jnp.maximum(jnp.sum(present, axis=-1, keepdims=True), 1)
 
 
 def without_prior(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array:
-    """A model's logits of each client's images, debiased if `kind` is 'app_u', see `debiased`.
+    """A model's logits of each client's images, float32 [..., n, C], debiased by their mean prediction if asked for.
 
     Args:
-        kind: `config.confidence.debias`, 'none' or 'app_u'.
+        kind: `config.confidence.debias`.
         logits: float32 [..., n, C].
         present: bool [..., n], the images over which the mean prediction is taken.
-
-    Returns:
-        float32 [..., n, C].
     """
     prior = prior_of(kind, logits, present)
     return logits if prior is None else debiased(logits, prior[..., None, :])
@@ -227,13 +208,7 @@ def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, con
 
 
 def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Array:
-    """The scores from which a client makes labels; an attacker with false labels shifts them to the next class.
-
-    Args:
-        data: the federation's data.
-        rows: int32 [...], rows of the image table.
-        scores: [..., C], scores of these images, in any unit.
-    """
+    """The scores [..., C] from which a client labels these rows, int32 [...]; an attacker shifts them by a class."""
     if data.attackers is None or data.attackers.mislabelled is None:
         return scores
     return jnp.where(data.attackers.mislabelled[rows][..., None], jnp.roll(scores, 1, axis=-1), scores)

@@ -58,7 +58,7 @@ class Passed(NamedTuple):
     # Logits of the weak views that may make labels, float32 [B, C], without gradient; XLA removes what is not read.
     by_received: jax.Array  # by the received model
     by_local: jax.Array  # by the model in training
-    scores: jax.Array  # one of the two, by `consistency.labels_from`
+    scores: jax.Array  # one of the two, by `confidence.labels_from`
     labelled_by_received: jax.Array | None  # as `by_received`, of the labelled images
     model: Model  # with its statistics after the passes
 
@@ -66,7 +66,9 @@ class Passed(NamedTuple):
 def passes(
     problem: Problem, model: Model, batch: Batches, at: At, label_mode: str = "train", strong: bool = True
 ) -> Passed:
-    """Passes a step's views through the network, by `consistency.batch_norm` and `consistency.labels_from`.
+    """Passes a step's views through the network, labels by `confidence.labels_from`.
+
+    If clients have labels, all views of a step share batch statistics; else each kind has its own.
 
     Args:
         problem: the run's `Problem`.
@@ -77,8 +79,8 @@ def passes(
             'eval', its own. The received model always uses its own.
         strong: whether the unlabelled images have strong views in these passes.
     """
-    network, options, unlabelled = problem.network, problem.config.consistency, batch.unlabelled
-    together = options.batch_norm == "together" or (options.batch_norm == "auto" and batch.labelled and strong)
+    network, unlabelled, labels_from = problem.network, batch.unlabelled, problem.config.confidence.labels_from
+    together = bool(batch.labelled and strong)  # as in reference codes with labels at clients
     weak_key, strong_key, labelled_key = jax.random.split(at.key, 3)
     weak = problem.weak(weak_key, unlabelled.inputs)
 
@@ -86,7 +88,7 @@ def passes(
         return labelling_logits(at, logits, rows)
 
     # With separate statistics, weak views that the received model labels need no training pass.
-    trained = [weak] * (label_mode == "train" and bool(together or options.labels_from == "local"))
+    trained = [weak] * (label_mode == "train" and (together or labels_from != "received"))
     groups = [(trained + [problem.strong(strong_key, unlabelled.inputs)] * strong, unlabelled.mask)]
     of_labelled = of_weak = known_by_received = None
     by_received = scores(network.predict(at.received.model, weak).logits)
@@ -94,13 +96,13 @@ def passes(
         known = problem.weak(labelled_key, batch.labelled.inputs)
         known_by_received = scores(network.predict(at.received.model, known).logits, batch.labelled.rows)
         groups.insert(0, ([known], batch.labelled.mask))
-    outputs, after = train_views(network, model, groups, bool(together))
+    outputs, after = train_views(network, model, groups, together)
     if batch.labelled:
         of_labelled = outputs.pop(0)
     if trained:
         of_weak = outputs.pop(0)
     by_local = scores((of_weak or network.predict(model, weak)).logits)
-    chosen = by_received if options.labels_from == "received" else by_local
+    chosen = by_received if labels_from == "received" else by_local
     of_strong = outputs[0] if strong else None
     return Passed(of_labelled, of_weak, of_strong, by_received, by_local, chosen, known_by_received, after)
 
@@ -168,7 +170,7 @@ def check_both_label(problem: Problem, name: str) -> None:
     """Checks the configuration of a method that labels by both the received model and the model in training.
 
     Raises:
-        UserError: `consistency.labels_from` asks for labels by the received model only.
+        UserError: `confidence.labels_from` asks for labels by the received model only.
     """
-    if problem.config.consistency.labels_from != "local":
-        raise UserError(f"consistency.labels_from='received' is for a method that labels by one model; {name} has both")
+    if problem.config.confidence.labels_from == "received":
+        raise UserError(f"confidence.labels_from='received' is for a method that labels by one model; {name} has both")

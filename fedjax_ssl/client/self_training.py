@@ -1,6 +1,6 @@
-"""The two phases of a client with `config.trainer`: training on labels, then on pseudo-labels from weak views.
+"""The two phases of a client with or without labels: training on labels, then on pseudo-labels from weak views.
 
-The trainer is a rule of confidence, or ACR, see `acr.py`.
+A rule of confidence weights the pseudo-labels, or ACR makes its own, see `acr.py`.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client import acr
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
-from fedjax_ssl.client.confidence import MEMORY, make_confidence, states_at_start
+from fedjax_ssl.client.confidence import MEMORY, make_confidence, states_at_start, threshold_of
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.client.labels import as_told, debiased, labelling_logits, prior_of, score_cohort
 from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction
@@ -23,7 +23,7 @@ from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import BatchStats, Model
 from fedjax_ssl.ops.trees import repeated
 
-ACCEPTED = "accepted"  # metadata of every upload: the number of pseudo-labels behind it, see `trainer.accepted`
+ACCEPTED = "accepted"  # metadata of every upload: the number of pseudo-labels behind it, see `confidence.accepted`
 
 
 class Tell(Protocol):
@@ -32,22 +32,22 @@ class Tell(Protocol):
     Args:
         outputs: the received model's outputs for weak views of all the cohort's images, leaves [M, n_max, ...].
         examples: the cohort's examples.
-        confident: bool [M, n_max], the images whose largest probability is at least `trainer.threshold`.
+        confident: bool [M, n_max], the images whose largest probability is at least `confidence.threshold`.
     """
 
     def __call__(self, outputs: Outputs, examples: Examples, confident: jax.Array, /) -> Mapping[str, jax.Array]: ...
 
 
 class SelfTraining(NamedTuple):
-    """A client's part of a method with `config.trainer`."""
+    """A client's part of such a method."""
 
     label: Label
     phases: tuple[Phase, Phase]
 
 
 def is_acr(problem: Problem) -> bool:
-    """Whether `trainer.name` names ACR. Then the broadcast's `extra` is the class shares of all labels, float32 [C]."""
-    return problem.config.trainer.name == "acr"
+    """Whether the run has ACR. Then the broadcast's `extra` is the class shares of all labels, float32 [C]."""
+    return problem.config.confidence.kind == "acr"
 
 
 def trained_parts_of(problem: Problem) -> tuple[str, ...]:
@@ -56,19 +56,19 @@ def trained_parts_of(problem: Problem) -> tuple[str, ...]:
 
 
 def own_states(problem: Problem, data: FederatedData) -> dict[str, Any]:
-    """The entry of `State.clients` for the trainer's state, every leaf [K, ...]."""
+    """The entry of `State.clients` for the state of the rule or of ACR, every leaf [K, ...]."""
     num_clients, n_max = data.client_index.shape
     first = acr.first_estimate(problem) if is_acr(problem) else rule_of(problem).init(n_max)
     return {MEMORY: repeated(first, num_clients)}
 
 
 def rule_of(problem: Problem):
-    """The rule of `config.confidence` with the trainer's threshold."""
-    return make_confidence(problem, problem.config.trainer.threshold)
+    """The rule of `config.confidence` with its threshold."""
+    return make_confidence(problem, threshold_of(problem))
 
 
 def states_of_round(problem: Problem, examples: Examples) -> dict[str, Any]:
-    """The entry of the clients' memory with the trainer's states at the beginning of a round, leaves [M, ...]."""
+    """The entry of the clients' memory with these states at the beginning of a round, leaves [M, ...]."""
     if is_acr(problem):
         return {MEMORY: jax.vmap(acr.next_round(problem))(examples.own[MEMORY])}
     return {MEMORY: states_at_start(problem, rule_of(problem), examples)}
@@ -77,9 +77,9 @@ def states_of_round(problem: Problem, examples: Examples) -> dict[str, Any]:
 def self_training(problem: Problem, tell: Tell | None = None) -> SelfTraining:
     """Makes two phases: `client.epochs` passes over labelled images, then as many over unlabelled images.
 
-    With `trainer.labels_from='received'` the received model, in evaluation mode, labels one weak view of each image
-    before the first step. With 'local' the model in training labels a weak view in each step. Training is on strong
-    views; a weak view joins the forward pass if it is needed for the label or for running statistics.
+    By default the received model, in evaluation mode, labels one weak view of each image before the first step. With
+    `confidence.labels_from='local'` the model in training labels a weak view in each step. Training is on strong views;
+    a weak view joins the forward pass if it is needed for the label or for running statistics.
 
     Args:
         problem: the run's `Problem`.
@@ -97,21 +97,21 @@ def self_training(problem: Problem, tell: Tell | None = None) -> SelfTraining:
         return SelfTraining(label_views(problem, tell), phases)
     if config.logit_adjustment or config.share_offset or config.labelled_views != "weak":
         raise UserError(
-            "trainer.name='acr' has a loss of its own on labelled images; leave client.logit_adjustment and "
+            "confidence.kind='acr' has a loss of its own on labelled images; leave client.logit_adjustment and "
             "client.share_offset 0, and client.labelled_views 'weak'"
         )
     if problem.config.confidence.debias != "none":
-        raise UserError("trainer.name='acr' adjusts its labels itself; leave confidence.debias 'none'")
+        raise UserError("confidence.kind='acr' adjusts its labels itself; leave confidence.debias 'none'")
     on_labels = labelled_phase(problem, acr.loss_on_labels(problem, "labelled_loss"), parts)
     return SelfTraining(label_views(problem, tell), (on_labels, unlabelled_phase(problem, loss_by_acr(problem), parts)))
 
 
 def label_views(problem: Problem, tell: Tell | None) -> Label:
-    """The received model labels a weak view of each image; `trainer.labels_from='local'` only reports these labels.
+    """The received model labels a weak view of each image; `confidence.labels_from='local'` only reports these labels.
 
     `Labels.more` is the model's outputs for these views, leaves [M, n_max, ...], without features; () with 'local'.
     """
-    options, network, heads = problem.config.trainer, problem.network, trained_parts_of(problem)[len(CLASSIFIER) :]
+    options, network, heads = problem.config.confidence, problem.network, trained_parts_of(problem)[len(CLASSIFIER) :]
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         del previous
@@ -125,7 +125,7 @@ def label_views(problem: Problem, tell: Tell | None) -> Label:
         prior = prior_of(problem.config.confidence.debias, seen.logits, examples.unlabelled)
         logits = debiased(seen.logits, None if prior is None else prior[:, None])
         probabilities = jax.nn.softmax(logits)
-        confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= options.threshold)
+        confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= threshold_of(problem))
         labels = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
         return Labels(
             Report(labels, confident | examples.labelled),
@@ -133,7 +133,7 @@ def label_views(problem: Problem, tell: Tell | None) -> Label:
             tells={} if tell is None else tell(seen._replace(logits=logits), examples, confident),
             size=jnp.sum(examples.unlabelled, axis=1),
             prior=prior,
-            more=seen._replace(features=()) if options.labels_from == "received" else (),
+            more=seen._replace(features=()) if options.labels_from != "local" else (),
         )
 
     return label
@@ -157,7 +157,7 @@ def pass_views(problem: Problem, model: Model, batch: Batches, at: At, strong_vi
     """Passes a weak view, where it is needed, and strong views of the batch `unlabelled` through the network."""
     images, mask, rows = batch.unlabelled.inputs, batch.unlabelled.mask, batch.unlabelled.rows
     weak_key, *strong_keys = jax.random.split(at.key, 1 + strong_views)
-    by_received = problem.config.trainer.labels_from == "received"
+    by_received = problem.config.confidence.labels_from != "local"
     with_weak = not by_received or problem.network.normalisation == "running"
     views = [problem.weak(weak_key, images)] if with_weak else []
     views += [problem.strong(strong_key, images) for strong_key in strong_keys]
@@ -209,9 +209,9 @@ def loss_by_acr(problem: Problem) -> LossFunction:
 
 def pseudo_loss(problem: Problem, batch: Batches, seen: Seen, value: jax.Array, weights: jax.Array, state: Any) -> Loss:
     """The loss with its metrics, the state to remember, and the number of accepted labels."""
-    options, mask = problem.config.trainer, batch.unlabelled.mask
+    options, mask = problem.config.confidence, batch.unlabelled.mask
     weight = jnp.sum(weights)
-    confident = jnp.sum(mask & (jnp.max(jax.nn.softmax(seen.labelling.logits), axis=-1) >= options.threshold))
+    confident = jnp.sum(mask & (jnp.max(jax.nn.softmax(seen.labelling.logits), axis=-1) >= threshold_of(problem)))
     accepted = weight if options.accepted == "trained_on" else confident.astype(jnp.float32)
     metrics = {"unlabelled_loss": value, "mean_weight": weight / jnp.maximum(jnp.sum(mask), 1)}
     return Loss(value, seen.batch_stats, metrics, remember={MEMORY: state}, sums={ACCEPTED: accepted})

@@ -27,7 +27,6 @@ from fedjax_ssl.engine.interface import (
     Problem,
     State,
     Upload,
-    checked_metrics,
     completed,
     trained_parts,
 )
@@ -51,6 +50,7 @@ class Plan(NamedTuple):
     start: Model | None = None  # the models that training begins with; None: the received model
     own: Mapping[str, Any] = {}  # as in `Jobs`
     takes_part: jax.Array | None = None  # as in `Jobs`
+    labels: Labels | None = None  # the pseudo-labels of this round; set by `local_training`
 
 
 # (received, data, cohort, results of the previous phase or None) -> the plan of the whole cohort.
@@ -99,29 +99,6 @@ LossFunction = Callable[[Model, Batches, At], Loss]
 After = Callable[[Mapping[str, Any], Model], Mapping[str, Any]]
 
 
-class Work(NamedTuple):
-    """A client's plan and labels, as its steps read them."""
-
-    plan: Plan
-    labels: Labels | None
-
-    @property
-    def decks(self) -> Mapping[str, Deck]:
-        """The client's decks."""
-        return self.plan.decks
-
-    def at(self, received: Broadcast, data: FederatedData, own: Mapping[str, Any], key: Any, step: jax.Array) -> At:
-        """What the loss of this step reads."""
-        return At(received, data, self.decks, self.labels, self.plan.work, own, key, step, self.plan.num_steps)
-
-    def batches(self, data: FederatedData, sizes: Mapping[str, int], step: jax.Array) -> Batches:
-        """The examples of this step."""
-        decks = self.plan.decks
-        return Batches(
-            **{name: deck.batch(step, sizes[name]).read(data) for name, deck in decks.items() if name in sizes}
-        )
-
-
 class Training(NamedTuple):
     """The state of a client's loop."""
 
@@ -145,15 +122,13 @@ def local_training(
     parts: tuple[str, ...] = CLASSIFIER,
     *,
     sent: tuple[str, ...] | None = None,
-    begin: Callable[[Broadcast, Mapping[str, Any]], Model] | None = None,
+    begin: Callable[[Broadcast, Any], Model] | None = None,
     after: After | None = None,
     optimizer: MakeOptimizer | None = None,
     memory: str | None = OPT_STATE,
     continues: bool = False,
 ) -> Phase:
-    """Makes a phase that trains the received model by `config.client` and uploads the trained parts.
-
-    With `client.proximal` FedProx's term keeps the model near the received one.
+    """Makes a phase of planned steps. With `client.proximal` the parameters stay near the received ones (FedProx).
 
     Args:
         problem: the run's `Problem`.
@@ -161,18 +136,14 @@ def local_training(
         loss: the loss of one step.
         sizes: examples in each batch, by the batch's name.
         parts: the parts of the model that are trained.
-        sent: the parts that are uploaded and included in FedProx's term; None: all trained parts. The others come from
-            `begin` and are lost unless `after` keeps them.
+        sent: the parts that are uploaded and in FedProx's term; None: all trained parts.
         begin: (received, the client's memory) -> the model that training begins with; None: `Plan.start`.
         after: what the client remembers of the model after each step; None: only the loss changes its memory.
         optimizer: learning rate -> the phase's optimizer; None: the problem's.
-        memory: name of the persistent optimizer's state in the client's memory. If several phases have an optimizer,
-            each needs its own entry, see `own_optimizers`. None: each job has a new optimizer.
-        continues: whether training goes on from the model of the previous phase, and the job takes part if it took
-            part in that phase.
-
-    Returns:
-        The Phase. Its `start` raises a UserError if a metric of the loss is not a scalar.
+        memory: a persistent optimizer's entry of the client's memory, see `own_optimizers`; each phase with its own
+            optimizer needs another one. None: each job has a new optimizer.
+        continues: whether training goes on from the model of the previous phase, and a job that took part in that phase
+            takes part in this one.
     """
     network, config = problem.network, problem.config.client
     optimizer, sent = optimizer or problem.optimizer, sent or parts
@@ -180,34 +151,41 @@ def local_training(
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         planned = plan(received, data, cohort, previous)
+        takes_part = planned.takes_part
         if continues:
-            takes_part = planned.num_steps > 0 if planned.takes_part is None else planned.takes_part
-            start = trained_models(received, previous)
-            planned = planned._replace(start=start, takes_part=previous.took_part | takes_part)
-        work = Work(planned._replace(own={}, takes_part=None), cohort.labels)
-        return Jobs(planned.num_steps, work, planned.own, planned.takes_part)
+            takes_part = previous.took_part | (planned.num_steps > 0 if takes_part is None else takes_part)
+            planned = planned._replace(start=trained_models(received, previous))
+        work = planned._replace(labels=cohort.labels, own={}, takes_part=None)
+        return Jobs(planned.num_steps, work, planned.own, takes_part)
+
+    def read(received: Broadcast, data: FederatedData, work: Plan, own: Mapping[str, Any], step, key):
+        """What the loss of a step reads: its `Batches`, and `At`."""
+        named = {name: deck.batch(step, sizes[name]).read(data) for name, deck in work.decks.items() if name in sizes}
+        return Batches(**named), At(received, data, work.decks, work.labels, work.work, own, key, step, work.num_steps)
+
+    def remembered(result: Loss, own: Mapping[str, Any], model: Model) -> dict[str, Any]:
+        """The entries of the client's memory that a step changes."""
+        return {**result.remember, **(after({**own, **result.remember}, model) if after else {})}
 
     @jax.jit  # so that it is traced once for equal shapes
-    def first_step(model: Model, received: Broadcast, data: FederatedData, work: Work, own: Mapping[str, Any]):
-        at = work.at(received, data, own, jax.random.key(0), jnp.int32(0))
-        result = loss(model, work.batches(data, sizes, at.step), at)
-        return result, {**result.remember, **(after({**own, **result.remember}, model) if after else {})}
+    def first_step(model: Model, received: Broadcast, data: FederatedData, work: Plan, own: Mapping[str, Any]):
+        result = loss(model, *read(received, data, work, own, jnp.int32(0), jax.random.key(0)))
+        return dict(result.metrics), dict(result.sums), remembered(result, own, model)
 
-    def start(received: Broadcast, data: FederatedData, work: Work, own) -> Training:
-        model = received.model if work.plan.start is None else work.plan.start
+    def start(received: Broadcast, data: FederatedData, work: Plan, own) -> Training:
+        model = received.model if work.start is None else work.start
         model = model if begin is None else begin(received, own)
         learner = sgd.start(optimizer(received.learning_rate), model, parts)
         if persistent:
             learner = learner._replace(opt_state=own[memory])
         others = {name: value for name, value in own.items() if name != memory}
-        shapes, learned = jax.eval_shape(first_step, model, received, data, work, others)
-        totals = dict.fromkeys(checked_metrics(shapes.metrics), jnp.zeros(()))
-        sums = {name: jnp.zeros(sum.shape) for name, sum in shapes.sums.items()}
-        kept = {name: value for name, value in others.items() if name not in learned}
-        return Training(learner, kept, {name: others[name] for name in learned}, totals, sums)
+        *sums, changes = jax.eval_shape(first_step, model, received, data, work, others)
+        kept = {name: value for name, value in others.items() if name not in changes}
+        learned = {name: others[name] for name in changes}
+        return Training(learner, kept, learned, *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sums))
 
-    def step(received: Broadcast, data: FederatedData, work: Work, carry: Training, index, key) -> Training:
-        batches, at = work.batches(data, sizes, index), work.at(received, data, carry.memory, key, index)
+    def step(received: Broadcast, data: FederatedData, work: Plan, carry: Training, index, key) -> Training:
+        batches, at = read(received, data, work, carry.memory, index, key)
 
         def whole_loss(model: Model):
             result = loss(model, batches, at)
@@ -220,15 +198,13 @@ def local_training(
         learner, result = sgd.step(whole_loss, optimizer(received.learning_rate), carry.learner, parts)
         if result.counts is not None:
             learner = where(result.counts, learner, carry.learner)
-        learned = {**carry.learned, **result.remember}
-        if after is not None:
-            learned = {**learned, **after({**carry.own, **learned}, learner.model)}
+        learned = {**carry.learned, **remembered(result, carry.memory, learner.model)}
         totals, sums = jax.tree.map(jnp.add, (carry.totals, carry.sums), (dict(result.metrics), dict(result.sums)))
         return Training(learner, carry.own, learned, totals, sums)
 
-    def finish(received: Broadcast, work: Work, carry: Training, num_steps) -> Finished:
+    def finish(received: Broadcast, work: Plan, carry: Training, num_steps) -> Finished:
         told = {} if work.labels is None else work.labels.tells
-        upload = Upload(trained_parts(network, carry.learner.model, sent), {**told, **work.plan.tells, **carry.sums})
+        upload = Upload(trained_parts(network, carry.learner.model, sent), {**told, **work.tells, **carry.sums})
         own = {**carry.learned, **({memory: carry.learner.opt_state} if persistent else {})}
         return Finished(upload, own, jax.tree.map(lambda total: total / jnp.maximum(num_steps, 1), carry.totals))
 

@@ -23,23 +23,3 @@ from fedjax_ssl.config.load import (
     override,
     parse_config,
 )
-
-__all__ = [
-    "ARGUMENTS",
-    "OVERRIDE",
-    "add_section",
-    "apply_arguments",
-    "base_config",
-    "call_in_file",
-    "differences",
-    "find_config_file",
-    "flatten",
-    "for_seed",
-    "load_config_file",
-    "overlooked",
-    "overridden_fields",
-    "override",
-    "parse_config",
-    "ranges",
-    "typed",
-]

@@ -129,7 +129,8 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
         name, equals, text = argument.partition("=")
         if argument in METHODS or (equals and name == "method"):
             config.method = text if equals else name
-            config.confidence.update(shared_fields().config().confidence)  # its rule was chosen for the file's method
+            # Its rule and threshold were chosen for the file's method.
+            config.confidence.update(shared_fields().config().confidence.to_dict())
             add_section(config).update_from_flattened_dict(find_method(config.method).fields)
         elif equals and name in fields:
             kind = type(_get(config, fields[name]))

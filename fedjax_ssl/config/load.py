@@ -70,6 +70,8 @@ def overlooked(config: ConfigDict, overrides: Iterable[str]) -> list[str]:
                 f"--config=configs/quickstart.py:method={config.method}, it also sets the method's own fields"
             )
     own = section_of(config.method)
+    if "confidence.threshold" in given and "threshold" not in find_method(config.method).confidence:
+        lines.append(f"--config.confidence.threshold changes nothing: the method {config.method} does not read it")
     for name in given:
         if name.partition(".")[0] in METHODS.keys() - {own} and "." in name:
             lines.append(f"--config.{name} is of another method and changes nothing; this method's section is {own}")

@@ -28,32 +28,3 @@ from fedjax_ssl.engine.interface import (
     write_records,
 )
 from fedjax_ssl.ops.sgd import Model
-
-__all__ = [
-    "CLASSIFIER",
-    "Augmentation",
-    "Broadcast",
-    "Cohort",
-    "Finished",
-    "Images",
-    "Jobs",
-    "Label",
-    "Labels",
-    "Method",
-    "Metrics",
-    "Model",
-    "Phase",
-    "Previous",
-    "Problem",
-    "Received",
-    "Report",
-    "Selection",
-    "State",
-    "Upload",
-    "WireBytes",
-    "completed",
-    "no_op",
-    "read_records",
-    "trained_parts",
-    "write_records",
-]

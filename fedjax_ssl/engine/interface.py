@@ -306,14 +306,14 @@ def _name_is_taken(name: str) -> UserError:
     return UserError(f"the method's metric {name!r} has the name of another one; rename it")
 
 
-def checked_metrics(metrics: Metrics) -> Metrics:
-    """A method's metrics, or their shapes.
+def checked_metrics(metrics: Metrics, axes: int = 0) -> Metrics:
+    """A method's metrics; those of jobs have one axis.
 
     Raises:
         UserError: a metric is not a scalar, or has one of the names `RESERVED`.
     """
     for name, value in metrics.items():
-        if not jax.tree_util.all_leaves([value]) or jnp.shape(value):
+        if not jax.tree_util.all_leaves([value]) or jnp.ndim(value) != axes:
             raise UserError(f"the method's metric {name!r} must be a scalar")
         if name in RESERVED:
             raise _name_is_taken(name)

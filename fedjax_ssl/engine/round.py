@@ -224,7 +224,7 @@ def aggregate_uploads(
     state = state._replace(server={**state.server, **late})
     counts = _counts(config, data, sent, result, received)
     means = _means(result.metrics, received.accepted)
-    metrics = joined(counts, of_delivery, checked_metrics(means), checked_metrics(aggregated))
+    metrics = joined(counts, of_delivery, means, checked_metrics(aggregated))
     if method.wire_bytes is not None:
         metrics |= _count_bytes(method.wire_bytes, sent, result)
     # With noise the model always changes, and whether the run continues must not depend on the clients' data.
@@ -277,7 +277,8 @@ def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -
         twice = sorted(means.keys() & metrics.keys())
         if twice:
             raise ValueError(f"two phases report the metric {twice[0]!r}; give each a name of its own")
-        means |= {name: jnp.sum(jnp.where(counted, values, 0.0)) / count for name, values in metrics.items()}
+        of_jobs = checked_metrics(metrics, axes=1).items()
+        means |= {name: jnp.sum(jnp.where(counted, values, 0.0)) / count for name, values in of_jobs}
     return means
 
 

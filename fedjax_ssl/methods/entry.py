@@ -40,8 +40,9 @@ class Entry:
     companions: Mapping[str, Callable[[ConfigDict], Mapping[str, Factory]]] = dataclasses.field(default_factory=dict)
     # The head whose outputs represent images in figures and predictions; '': the backbone's features.
     embedding: str = ""
-    # Which of the fields 'kind' and 'debias' of `config.confidence` it uses; it refuses others.
-    confidence: tuple[str, ...] = ("kind", "debias")
+    # Which of the fields 'kind', 'threshold' and 'debias' of `config.confidence` it uses. It refuses another 'kind' or
+    # 'debias'; another 'threshold', as all rows of a sweep may have it, is only told.
+    confidence: tuple[str, ...] = ("kind", "threshold", "debias")
     # Whether `attack.kind='labels'` changes all labels that its clients train on, see
     # `fedjax_ssl.client.labels.as_told`.
     mislabels: bool = False
@@ -94,7 +95,7 @@ def check_entry(name: str, entry: Entry, where: str = "") -> None:
     config, ranges = fields.config().lock(), fields.ranges()
     for what, words, known in (
         ("settings", entry.settings, LABELS_AT),
-        ("confidence", entry.confidence, ("kind", "debias")),
+        ("confidence", entry.confidence, ("kind", "threshold", "debias")),
         ("embedding", filter(None, [entry.embedding]), entry.heads),
         ("heads_if", entry.heads_if, entry.heads),
     ):

@@ -3,7 +3,7 @@
 The baseline of SemiAnAgg (TMLR 2024, arXiv 2407.10327, eq. 2). Some clients have labels for all their images,
 the others for none. What differs from FedAvg:
   1. clients with labels minimise cross-entropy, the others train on the labels that the received model gives their
-     images, with the local trainer `config.trainer` (FlexMatch in the paper);
+     images, weighted by `config.confidence` (FlexMatch in the paper);
   2. the mean is l1 times that of labelled clients, weighted by images, plus l2 times that of the others, weighted by
      the pseudo-labels they trained on. So unlabelled clients, however many, cannot outvote those with labels. Without
      any pseudo-label the labelled clients have all the weight.
@@ -22,12 +22,12 @@ from fedjax_ssl.engine import Method, Problem, Received
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 
-FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "trainer.threshold": 0.9}
+FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "confidence.threshold": 0.9}
 VARIANTS: Variants = {
     "uniform": {"fedavg_semi.unlabelled_weights": "uniform"},
     "by_size": {"fedavg_semi.unlabelled_weights": "size"},
     "together": {"fedavg_semi.apart": False},  # FedAvg in SemiAnAgg's ablation
-    "code": {"trainer.accepted": "confident"},  # as SemiAnAgg's code counts them
+    "code": {"confidence.accepted": "confident"},  # as SemiAnAgg's code counts them
 }
 
 
@@ -36,8 +36,8 @@ def defaults() -> Section:
     section = Section()
     section.apart = True  # averages labelled and other clients separately; False: one mean of all
     section.labelled_share = share(0.5)  # l1 of eq. 2, the weight of all labelled clients together; l2 = 1 - l1
-    # Weights among clients without labels: 'accepted', the pseudo-labels they trained on (eq. 2; see trainer.accepted),
-    # 'uniform', or 'size', their numbers of images.
+    # Weights among clients without labels: 'accepted', the pseudo-labels they trained on (eq. 2), see
+    # confidence.accepted; 'uniform'; or 'size', their numbers of images.
     section.unlabelled_weights = word("accepted", "uniform", "size")
     return section
 
@@ -69,7 +69,7 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
-    heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
+    heads_if={STANDARD: lambda config: config.confidence.kind == "acr"},
     mislabels=True,
-    tiny={"trainer.threshold": 0.2, "clients_per_round": 8},
+    tiny={"confidence.threshold": 0.2, "clients_per_round": 8},
 )

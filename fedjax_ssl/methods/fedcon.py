@@ -39,7 +39,7 @@ from fedjax_ssl.ops.losses import cross_entropy, kl_divergence, negative_cosine
 from fedjax_ssl.ops.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import moving_average, repeated, row, select, where_rows
-from fedjax_ssl.server import CLASSIFICATION, train_on_server_labels
+from fedjax_ssl.server import ServerPlan, train_on_server_labels
 from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
 # A client's projector, which is in its memory and among the parts that it trains; a client's target, and whether it has
@@ -140,19 +140,14 @@ def fedcon(problem: Problem) -> Method:
         """Trains on L_server. Meanwhile the student is a part of the model that has no gradient."""
         number = state.round + 1  # the pre-training is number 0
         student = state.server.get(STUDENT, select(state.model.params, CLASSIFIER))
-        both, metrics = train_on_server_labels(
-            state._replace(model=state.model.with_parts(**{STUDENT: student})),
-            data,
+        plan = ServerPlan(
             two_view_loss(problem, data, number),
-            config.server,
-            learning_rate_at(config, config.server.learning_rate, state.round),
-            key,
-            parts=CLASSIFIER,
-            epochs=config.server.epochs,
-            batch_size=config.server.batch_size,
-            memory=CLASSIFICATION,
+            config.server.epochs,
             after_step=lambda before, after, index: moved_student(options.student_speed, number, before, after, index),
         )
+        with_student = state._replace(model=state.model.with_parts(**{STUDENT: student}))
+        rate = learning_rate_at(config, config.server.learning_rate, state.round)
+        both, metrics = train_on_server_labels(problem, with_student, data, key, rate, plan)
         params = dict(both.model.params)
         student = params.pop(STUDENT)
         server = {**both.server, **({STUDENT: student} if STUDENT in state.server else {})}

@@ -35,6 +35,7 @@ from fedjax_ssl.client import (
     local_training,
     make_confidence,
     score_cohort,
+    threshold_of,
     train_views,
 )
 from fedjax_ssl.client.labels import as_told, label_by_scores, mean_prediction
@@ -74,7 +75,6 @@ APP_U = "app_u"  # metadata of uploads: P_k
 def defaults() -> Section:
     """The section `config.feddb`."""
     section = Section()
-    section.threshold = share(0.95)  # a label counts if its debiased probability reaches it
     section.momentum = share(0.5)  # share of P_k that each step keeps
     # How the server weights uploads: the 'code's steps, the 'exact' minimum, or 'none': `aggregation.weights`.
     section.solver = word("code", "exact", "none")
@@ -84,7 +84,7 @@ def defaults() -> Section:
 def feddb(problem: Problem) -> Method:
     """FedDB as a Method."""
     options, weighted_by = problem.config.feddb, None
-    rule, sizes = make_confidence(problem, options.threshold), {"labelled": problem.config.client.batch_size}
+    rule, sizes = make_confidence(problem, threshold_of(problem)), {"labelled": problem.config.client.batch_size}
     if options.solver != "none":
         weighted_by = own_weights(functools.partial(balancing, options.solver))
     return alternating(
@@ -206,5 +206,5 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     mislabels=True,
-    tiny={"feddb.threshold": 0.2, "confidence.debias": "app_u"},
+    tiny={"confidence.threshold": 0.2, "confidence.debias": "app_u"},
 )

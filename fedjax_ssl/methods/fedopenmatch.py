@@ -32,6 +32,7 @@ from fedjax_ssl.client import (
     make_confidence,
     passes,
     score_cohort,
+    threshold_of,
     total,
 )
 from fedjax_ssl.client.confidence import mean_present
@@ -51,7 +52,6 @@ PARTS = (*CLASSIFIER, ONE_VS_ALL)
 def defaults() -> Section:
     """The section `config.fedopenmatch`."""
     section = Section()
-    section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
     section.inlier = share(0.5)  # and if its one-vs-all probability reaches this
     section.entropy_weight = real(0.1, least=0)  # weight of the one-vs-all probabilities' entropy
     section.consistency_weight = real(0.5, least=0)  # weight of the squared difference of both views' one-vs-all logits
@@ -61,9 +61,9 @@ def defaults() -> Section:
 def fedopenmatch(problem: Problem) -> Method:
     """FedOpenMatch as a Method."""
     options = problem.config.fedopenmatch
-    rule = make_confidence(problem, options.threshold)
-    if problem.config.consistency.labels_from != "local":
-        raise UserError("consistency.labels_from='received' is not for fedopenmatch, whose label is the local model's")
+    rule = make_confidence(problem, threshold_of(problem))
+    if problem.config.confidence.labels_from == "received":
+        raise UserError("confidence.labels_from='received' is not for fedopenmatch, whose label is the local model's")
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         """FixMatch among inliers, and the losses of the one-vs-all head."""
@@ -101,9 +101,9 @@ def labels_of_inliers(problem: Problem, rule: Confidence) -> Label:
     return label
 
 
-def server_loss(problem: Problem, data: FederatedData, augmentation: str) -> ServerLoss:
+def server_loss(problem: Problem, data: FederatedData) -> ServerLoss:
     """Cross-entropy of the classifier plus the one-vs-all loss, on an augmented view of labelled images."""
-    augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
+    augment = {"strong": problem.strong, "weak": problem.weak}[problem.config.server.augmentation]
 
     def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
         (outputs,), batch_stats = problem.network.train(model, (augment(key, data.inputs[rows]),), mask)
@@ -157,5 +157,5 @@ ENTRY = Entry(
     settings=LABELS_AT,
     defaults=defaults,
     heads={ONE_VS_ALL: lambda model: None},
-    tiny={"fedopenmatch.threshold": 0.2, "fedopenmatch.inlier": 0.3},
+    tiny={"confidence.threshold": 0.2, "fedopenmatch.inlier": 0.3},
 )

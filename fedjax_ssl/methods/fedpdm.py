@@ -36,6 +36,7 @@ from fedjax_ssl.client import (
     local_training,
     make_confidence,
     score_cohort,
+    threshold_of,
     train_views,
 )
 from fedjax_ssl.client.labels import as_told, label_by_scores
@@ -59,7 +60,6 @@ MOST_ITERATIONS, TOLERANCE = 20, 0.01  # of Sinkhorn, which ends once the column
 def defaults() -> Section:
     """The section `config.fedpdm`."""
     section = Section()
-    section.threshold = share(0.95)  # a label counts if its matched probability reaches it
     section.sharpness = real(10.0, above=0)  # for matched probabilities: 1 / the transport's regularisation
     section.shares_decay = share(0.01)  # weight of earlier rounds in the class shares
     section.warm_up_rounds = whole(1, least=0)  # number of first rounds without matching
@@ -73,7 +73,7 @@ def defaults() -> Section:
 def fedpdm(problem: Problem) -> Method:
     """FedPDM as a Method."""
     options = problem.config.fedpdm
-    rule = make_confidence(problem, options.threshold)
+    rule = make_confidence(problem, threshold_of(problem))
 
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         del model
@@ -237,7 +237,7 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    confidence=("kind",),
+    confidence=("kind", "threshold"),
     mislabels=True,
-    tiny={"fedpdm.threshold": 0.2, "fedpdm.adjustment": 1.0, "fedpdm.ema_decay": 0.5},
+    tiny={"confidence.threshold": 0.2, "fedpdm.adjustment": 1.0, "fedpdm.ema_decay": 0.5},
 )

@@ -4,7 +4,7 @@ Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency an
 2001.07685), as the baseline of SemiFL (its Table 4), FedAnchor (Tables 1 and 2) and FedLabel (Table 1). What differs
 from FedAvg:
   1. the pseudo-label of an image is made in the step that trains on it, by the client's current model (or by the
-     received one: `consistency.labels_from`);
+     received one: `confidence.labels_from`);
   2. the strong view of an image is trained towards the label of its weak view if that label is confident;
   3. clients with labels add their cross-entropy to each step's loss. A server with labels trains after aggregation
      (FedAnchor's form), or in parallel from the same global model with half the weight in the mean (SemiFL's).
@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.fields import Section, share, word
-from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, total, train_views
+from fedjax_ssl.base.fields import Section, word
+from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, threshold_of, total, train_views
 from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.engine import Method, Problem, no_op
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
@@ -27,15 +27,14 @@ from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_serv
 VARIANTS: Variants = {
     "parallel": {"fixmatch.server": "parallel"},  # SemiFL's Table 4
     "fedprox": {"client.proximal": 0.01},  # FedLabel's FedProx+FixMatch; no paper gives mu
-    "lpl": {"consistency.labels_from": "local"},  # SAGE's FixMatch-LPL, labels of the client's current model
-    "gpl": {"consistency.labels_from": "received"},  # SAGE's FixMatch-GPL, labels of the received global model
+    "lpl": {"confidence.labels_from": "local"},  # SAGE's FixMatch-LPL, labels of the client's current model
+    "gpl": {"confidence.labels_from": "received"},  # SAGE's FixMatch-GPL, labels of the received global model
 }
 
 
 def defaults() -> Section:
     """The section `config.fixmatch`."""
     section = Section()
-    section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
     # A server with labels trains after aggregation ('alternate') or at the same time as the clients ('parallel').
     section.server = word("alternate", "parallel")
     # Normalisation statistics for labelling: 'train', those of the batch of weak views, which share a pass with strong
@@ -51,7 +50,7 @@ def defaults() -> Section:
 def fixmatch(problem: Problem) -> Method:
     """FedAvg+FixMatch as a Method."""
     options, data = problem.config.fixmatch, problem.config.data
-    rule = make_confidence(problem, options.threshold)
+    rule = make_confidence(problem, threshold_of(problem))
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         """Eq. 3 and 4: cross-entropy of labelled images, and of strong views towards confident hard labels."""
@@ -71,8 +70,6 @@ def fixmatch(problem: Problem) -> Method:
         is_step = jnp.any(mask) if batch.labelled is None else jnp.any(mask) | jnp.any(batch.labelled.mask)
         return total(problem, batch, seen._replace(model=after), pseudo_loss, weights)._replace(counts=is_step)
 
-    if options.loss_over == "confident" and problem.config.consistency.batch_norm == "together":
-        raise UserError("consistency.batch_norm='together' needs a strong view of every image, not of confident ones")
     method = on_both_kinds(problem, loss if options.loss_over == "batch" else loss_over_confident, rule)
     if options.server == "alternate":
         return method
@@ -98,5 +95,5 @@ ENTRY = Entry(
     defaults=defaults,
     variants=VARIANTS,
     mislabels=True,
-    tiny={"fixmatch.threshold": 0.2, "fixmatch.server": "parallel", "confidence.kind": "client_mean"},
+    tiny={"confidence.threshold": 0.2, "fixmatch.server": "parallel", "confidence.kind": "client_mean"},
 )

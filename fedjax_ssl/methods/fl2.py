@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, share, word
+from fedjax_ssl.base.fields import Section, real, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -34,6 +34,7 @@ from fedjax_ssl.client import (
     label_cohort,
     local_training,
     make_confidence,
+    threshold_of,
 )
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Phase, Previous, Problem, Received, State
@@ -71,10 +72,10 @@ VARIANTS: Variants = {
         "fl2.strictly": False,
     },
     # The ablation; all three combined are FedAvg+FixMatch with labels once a round.
-    "no_cat": {"confidence.kind": "fixed"},  # at fl2.threshold
+    "no_cat": {"confidence.kind": "fixed"},  # at confidence.threshold
     "no_sacr": {"fl2.consistency_weight": 0.0},
     "no_lsaa": {"fl2.status_weights": False},
-    "sacr_on_all": {"fl2.threshold": 0.0},  # not only on the most confident images
+    "sacr_on_all": {"confidence.threshold": 0.0},  # not only on the most confident images
     "sam": {"fl2.perturbation": "sam"},
 }
 OFFSET = 0.01  # of |v| in T_v of a weight
@@ -85,7 +86,6 @@ STATUS = "status"  # metadata of a client's upload: tau_k
 def defaults() -> Section:
     """The section `config.fl2`."""
     section = Section()
-    section.threshold = share(0.95)  # tau_f of the set D_f; also for all labels if confidence.kind is 'fixed'
     section.strictly = True  # whether a confidence must exceed the threshold, as in the paper; False: may equal it
     section.consistency_weight = real(1.0, least=0)  # weight of SACR's loss; 0: without it
     section.radius = real(0.1, least=0)  # rho, the length of the perturbation; the paper has 1.0 on CIFAR-100
@@ -97,7 +97,7 @@ def defaults() -> Section:
 def fl2(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.fl2
-    rule = make_confidence(problem, options.threshold, options.strictly, hard=True)
+    rule = make_confidence(problem, threshold_of(problem), options.strictly, hard=True)
     by_status = Link(weigh_by_status) if options.status_weights else None
     aggregation = fedavg(problem, weighted_by=by_status)
     label = adaptive_labels(problem, rule)
@@ -116,7 +116,7 @@ def adaptive_labels(problem: Problem, rule: Confidence) -> Label:
 
     `Labels.more` says which images are in D_f, bool [M, n_max].
     """
-    options = problem.config.fl2
+    strictly, high = problem.config.fl2.strictly, threshold_of(problem)
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         del previous
@@ -124,7 +124,7 @@ def adaptive_labels(problem: Problem, rule: Confidence) -> Label:
         made = label_cohort(problem, received.model, data, examples, rule, num_views=1)
         largest, present = made.more, examples.present
         status = jnp.sum(jnp.where(present, largest, 0.0), axis=1) / jnp.maximum(jnp.sum(present, axis=1), 1)
-        surest = largest > options.threshold if options.strictly else largest >= options.threshold
+        surest = largest > high if strictly else largest >= high
         return made._replace(tells={STATUS: status}, more=surest)
 
     return label
@@ -210,5 +210,5 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     mislabels=True,
-    tiny={"fl2.threshold": 0.2},
+    tiny={"confidence.threshold": 0.2},
 )

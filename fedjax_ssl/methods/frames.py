@@ -34,7 +34,6 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Label, Method, Phase, Problem, Received, State
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import (
-    CLASSIFICATION,
     Aggregation,
     MakeServerLoss,
     by_role,
@@ -46,12 +45,9 @@ from fedjax_ssl.server import (
     with_probe,
 )
 
-# Fields of methods whose clients have labels or none, and count labels by one fixed threshold.
+# Fields of methods whose clients have labels or none.
 BY_ROLE: dict[str, Any] = {
     "data.labels": "some_clients",
-    "confidence.kind": "fixed",
-    "trainer.name": "confidence",
-    "trainer.threshold": 0.95,
     "client.labelled_views": "weak",
     "client.spare_classifier": False,
 }
@@ -98,7 +94,7 @@ def alternating(
         return state._replace(
             server={
                 **aggregation.init(model.params),
-                **own_optimizer(config.server, model, at_server, CLASSIFICATION),
+                **own_optimizer(problem, model, at_server),
                 **state.server,
             },
             clients={**optimizers, **states, **(own(data, model) if own else {})},
@@ -191,7 +187,7 @@ def trained_by_role(
     tell: Tell | None = None,
     own: Own | None = None,
 ) -> Method:
-    """FedAvg of clients with labels and clients without, with the local training `config.trainer`.
+    """FedAvg of clients with labels and clients without, with the local training of `self_training`.
 
     Labelled clients are weighted by their labelled images (SemiAnAgg, eq. 2 and 6).
 

@@ -11,7 +11,7 @@ others for none. What differs from FedAvg, by the abstract:
 alternate: labelled clients train the model that unlabelled clients left, then the reverse, so that one model is passed
 on (SemiAnAgg, TMLR 2024, describes such an alternation, which may forget). The adaptation maximises information:
 predictions should be confident, and spread equally over classes. Clients with labels minimise cross-entropy; the others
-train with `config.trainer`, by default FixMatch, or with a mean teacher. Each of these choices is a field.
+train on pseudo-labels by `config.confidence`, by default FixMatch, or with a mean teacher. Each choice is a field.
 
 A round in which one role trains has no metrics of the other role. Each role trains in half of the rounds: to compare
 with methods in which both roles train in every round, use twice as many rounds. With `data.labels='profile'` a client
@@ -66,9 +66,9 @@ def defaults() -> Section:
     section.adaptation = word("information", "entropy", "none")
     # Passes over all of a client's images, at the learning rate of its role.
     section.adaptation_epochs = whole(1, least=1)
-    # Loss of clients without labels: 'trainer', by config.trainer; or 'mean_teacher', the squared error to the
+    # Loss of clients without labels: on 'pseudo_labels'; or with a 'mean_teacher', the squared error to the
     # sharpened predictions of a teacher that each client keeps, as in RSCFed.
-    section.unlabelled_loss = word("trainer", "mean_teacher")
+    section.unlabelled_loss = word("pseudo_labels", "mean_teacher")
     section.consistency_weight = real(0.02, least=0)  # weight of this squared error
     section.ema_decay = share(0.999)  # the teacher's largest decay
     return section
@@ -79,7 +79,7 @@ def isofed(problem: Problem) -> Method:
     options, availability = problem.config.isofed, problem.config.availability
     if availability.late and availability.late_weight:
         raise UserError("availability.late_weight must be 0 for isofed, which never averages both kinds of clients")
-    if options.unlabelled_loss == "trainer":
+    if options.unlabelled_loss == "pseudo_labels":
         # With one role in a round, its share of the mean is the whole mean.
         method = trained_by_role(problem, unlabelled_images, share=0.5)
     else:
@@ -128,7 +128,7 @@ def adaptation(problem: Problem, of_labelled: bool) -> Phase:
         value = each - of_mean if options.adaptation == "information" else each
         return Loss(value, batch_stats, {metric: value})
 
-    parts = trained_parts_of(problem) if options.unlabelled_loss == "trainer" else CLASSIFIER
+    parts = trained_parts_of(problem) if options.unlabelled_loss == "pseudo_labels" else CLASSIFIER
     resting = tuple(part for part in parts if part not in CLASSIFIER)
     of_role = problem.optimizer if of_labelled else unlabelled_optimizer(problem)
     return local_training(
@@ -148,7 +148,7 @@ def continued(phase: Phase) -> Phase:
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs = phase.prepare(received, data, cohort, previous)
-        work = jobs.work._replace(plan=jobs.work.plan._replace(start=trained_models(received, previous)))
+        work = jobs.work._replace(start=trained_models(received, previous))
         return jobs._replace(work=work, takes_part=(jobs.num_steps > 0) | previous.took_part)
 
     return phase._replace(prepare=prepare)
@@ -163,7 +163,7 @@ ENTRY = Entry(
     fields=BY_ROLE,
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
-    heads_if={STANDARD: lambda config: config.trainer.name == "acr" and config.isofed.unlabelled_loss == "trainer"},
-    tiny={"trainer.threshold": 0.2, "clients_per_round": 8, "data.labelled_clients": 2},
+    heads_if={STANDARD: lambda c: c.confidence.kind == "acr" and c.isofed.unlabelled_loss == "pseudo_labels"},
+    tiny={"confidence.threshold": 0.2, "clients_per_round": 8, "data.labelled_clients": 2},
     rests=(1, 2),  # clients with labels train in one round, the others in the next
 )

@@ -19,8 +19,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, share
-from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, total
+from fedjax_ssl.base.fields import Section, real
+from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, threshold_of, total
 from fedjax_ssl.client.passes import check_both_label
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.methods.entry import Entry, Variants
@@ -55,7 +55,6 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.sage`."""
     section = Section()
-    section.threshold = share(0.95)  # tau of both models; a label counts if its probability reaches it
     # The gap of confidences at which both labels weigh the same: kappa = ln 2 / half_gap.
     section.half_gap = real(0.05, above=0)
     return section
@@ -64,7 +63,7 @@ def defaults() -> Section:
 def sage(problem: Problem) -> Method:
     """Its Algorithm 1 as a Method."""
     options = problem.config.sage
-    rule = make_confidence(problem, options.threshold)
+    rule = make_confidence(problem, threshold_of(problem))
     check_both_label(problem, "sage")
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
@@ -105,5 +104,5 @@ ENTRY = Entry(
     defaults=defaults,
     variants=VARIANTS,
     mislabels=True,
-    tiny={"sage.threshold": 0.2, "consistency.include_labelled": True, "consistency.epoch_length": "unlabelled"},
+    tiny={"confidence.threshold": 0.2, "consistency.include_labelled": True, "consistency.epoch_length": "unlabelled"},
 )

@@ -15,7 +15,7 @@ labels, and hardly differ from 1/K_U: compare with `fedavg_semi,uniform`. If a c
 its cosine is 1; a class that no client has does not change the weights. Cosines below 0, from backbones with signed
 features, count as 0.
 
-Local training is `config.trainer`'s (FlexMatch in the paper); the variant `code` follows the code.
+Pseudo-labels count by `config.confidence` (FlexMatch in the paper); the variant `code` follows the code.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ from fedjax_ssl.models.untrained import kaiming_model
 from fedjax_ssl.ops.losses import unit_vectors
 from fedjax_ssl.ops.sgd import Model
 
-FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "trainer.threshold": 0.9}
+FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "confidence.threshold": 0.9}
 VARIANTS: Variants = {
     "paper": {  # the setting of its experiments on SVHN, behind a warm-up of 250 rounds; numbers as in its code
         "num_rounds": 500,
@@ -63,7 +63,7 @@ VARIANTS: Variants = {
     "code": {
         "client.logit_adjustment": 1.0,
         "client.share_offset": 1e-12,
-        "trainer.accepted": "confident",
+        "confidence.accepted": "confident",
         "semianagg.without_labels": "labelled",
     },
     "balanced": {"client.logit_adjustment": 1.0},  # the balanced softmax at labelled clients, as on CIFAR-100-LT
@@ -78,8 +78,8 @@ def defaults() -> Section:
     # lambda_1, the weight of all labelled clients together; other clients have the rest.
     section.labelled_share = share(0.5)
     section.anchor_seed = whole(0, least=0, most=MOST_SEED)  # the seed from which clients create the anchor
-    # Weights of clients without labels in a round in which none has a pseudo-label (see trainer.accepted): 'uniform',
-    # the limit of eq. 5; or 'labelled': labelled clients have all the weight.
+    # Weights of clients without labels in a round in which none has a pseudo-label (see confidence.accepted):
+    # 'uniform', the limit of eq. 5; or 'labelled': labelled clients have all the weight.
     section.without_labels = word("uniform", "labelled")
     return section
 
@@ -171,7 +171,7 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
-    heads_if={STANDARD: lambda config: config.trainer.name == "acr"},
+    heads_if={STANDARD: lambda config: config.confidence.kind == "acr"},
     mislabels=True,
-    tiny={"trainer.threshold": 0.2, "trainer.name": "acr", "trainer.estimate_from": 0, "clients_per_round": 8},
+    tiny={"confidence.threshold": 0.2, "confidence.kind": "acr", "clients_per_round": 8},
 )

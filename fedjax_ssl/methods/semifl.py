@@ -15,8 +15,8 @@ have to share; it draws mix partners anew in each epoch; and it uses PyTorch's i
 and `code` together do the same, which most likely gave the paper's figures.
 """
 
-from fedjax_ssl.base.fields import Section, real, share, whole, word
-from fedjax_ssl.client import Examples, fix_mix_phase, label_cohort, make_confidence
+from fedjax_ssl.base.fields import Section, real, whole, word
+from fedjax_ssl.client import Examples, fix_mix_phase, label_cohort, make_confidence, threshold_of
 from fedjax_ssl.client.fix_mix import label_keys
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Labels, Method, Previous, Problem
@@ -45,7 +45,6 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.semifl`."""
     section = Section()
-    section.threshold = share(0.95)  # tau of eq. 4; a label counts if its probability reaches it
     # Labels use the mean probabilities over this many weak views; 0: the raw image.
     section.label_views = whole(1, least=0)
     section.mixup = True  # False: only the fix loss
@@ -58,7 +57,7 @@ def defaults() -> Section:
 def semifl(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.semifl
-    rule = make_confidence(problem, options.threshold)
+    rule = make_confidence(problem, threshold_of(problem))
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         """Eq. 4: the global model's hard labels, and whether each reaches the threshold."""
@@ -83,5 +82,5 @@ ENTRY = Entry(
     defaults=defaults,
     variants=VARIANTS,
     mislabels=True,
-    tiny={"semifl.threshold": 0.2, "confidence.kind": "freematch", "confidence.memory": "run"},
+    tiny={"confidence.threshold": 0.2, "confidence.kind": "freematch", "confidence.memory": "run"},
 )

@@ -17,10 +17,10 @@ operator, B ^ 2, which is 66 for 64 images instead of 4096, so that the term has
 pseudo-labels are off, and if they are on, the strong view makes the label and the weak one is trained (`labels_from`).
 
 The two views are a weak and a strong one; on Fashion-MNIST two weak ones, on SVHN two of `config.views`
-(`second_view`). Pseudo-labels count by `config.confidence`; `trainer.labels_from` is ignored: labels are made in each
-step. SimSiam and BYOL instead of InfoNCE are not implemented. A client with images of both kinds (the variant
-`partial`) trains on the labelled ones first and then on the others. In the code each step on unlabelled images also has
-a labelled batch, so that it trains on labels far more often (train_semiFed_model_PD).
+(`second_view`). Pseudo-labels count by `config.confidence`, except `labels_from`: they are made in each step. SimSiam
+and BYOL instead of InfoNCE are not implemented. A client with images of both kinds (the variant `partial`) trains on
+the labelled ones first and then on the others. In the code each step on unlabelled images also has a labelled batch, so
+that it trains on labels far more often (train_semiFed_model_PD).
 """
 
 import functools
@@ -30,7 +30,6 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import Section, real, whole, word
 from fedjax_ssl.client import (
     At,
@@ -38,7 +37,6 @@ from fedjax_ssl.client import (
     Examples,
     Loss,
     adjusted_cross_entropy,
-    is_acr,
     labelled_phase,
     labels_of_received,
     own_states,
@@ -46,7 +44,7 @@ from fedjax_ssl.client import (
     unlabelled_phase,
 )
 from fedjax_ssl.client.by_role import unlabelled_optimizer
-from fedjax_ssl.client.confidence import MEMORY, fixed
+from fedjax_ssl.client.confidence import MEMORY, fixed, threshold_of
 from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.client.self_training import rule_of, states_of_round
 from fedjax_ssl.data.federated import FederatedData
@@ -131,8 +129,6 @@ class TwinLosses(NamedTuple):
 def twin_sight(problem: Problem) -> Method:
     """Its Algorithm 1 as a Method."""
     options = problem.config.twin_sight
-    if is_acr(problem):
-        raise UserError("trainer.name='acr' trains heads that twin_sight's models do not have")
     phases = on_labels(problem), without_labels(problem)
     if not options.pseudo_labels:
         return alternating(problem, phases, parts=PARTS)
@@ -169,8 +165,8 @@ def on_labels(problem: Problem) -> Phase:
 
 
 def labels_and_states(problem: Problem) -> Label:
-    """The report of the labels that reach `trainer.threshold`, and the rule's states at the beginning of the round."""
-    confident = fixed(None, problem.num_classes, problem.config.trainer.threshold, strictly=False)
+    """The report of the labels that reach the threshold, and the rule's states at the beginning of the round."""
+    confident = fixed(None, problem.num_classes, threshold_of(problem), strictly=False)
     of_received = labels_of_received(problem, confident)
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
@@ -232,7 +228,7 @@ ENTRY = Entry(
     tiny={
         "twin_sight.projector_hidden": 8,
         "twin_sight.projector_dim": 4,
-        "trainer.threshold": 0.2,
+        "confidence.threshold": 0.2,
         "clients_per_round": 8,
     },
 )

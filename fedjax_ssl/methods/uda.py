@@ -9,8 +9,8 @@ Defaults are those of the common library of semi-supervised methods, without tra
 
 import jax
 
-from fedjax_ssl.base.fields import Section, real, share
-from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, total
+from fedjax_ssl.base.fields import Section, real
+from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, threshold_of, total
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
 from fedjax_ssl.methods.frames import on_both_kinds
@@ -19,15 +19,14 @@ from fedjax_ssl.ops.sgd import Model
 
 VARIANTS: Variants = {
     "fedprox": {"client.proximal": 0.01},  # FedLabel's FedProx+UDA; no paper gives mu
-    "lpl": {"consistency.labels_from": "local"},
-    "gpl": {"consistency.labels_from": "received"},
+    "lpl": {"confidence.labels_from": "local"},
+    "gpl": {"confidence.labels_from": "received"},
 }
 
 
 def defaults() -> Section:
     """The section `config.uda`."""
     section = Section()
-    section.threshold = share(0.8)  # an image counts if its largest probability reaches it
     section.temperature = real(0.4, above=0)  # T of the sharpened target
     return section
 
@@ -35,7 +34,7 @@ def defaults() -> Section:
 def uda(problem: Problem) -> Method:
     """FedAvg+UDA as a Method."""
     options = problem.config.uda
-    rule = make_confidence(problem, options.threshold)
+    rule = make_confidence(problem, threshold_of(problem, 0.8))
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         """Cross-entropy of labelled images, and the divergence of strong views from sharpened soft labels."""
@@ -56,5 +55,5 @@ ENTRY = Entry(
     defaults=defaults,
     variants=VARIANTS,
     mislabels=True,
-    tiny={"uda.threshold": 0.2},
+    tiny={"confidence.threshold": 0.2},
 )

@@ -73,8 +73,8 @@ def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> opt
     which decays by its own rule, and neither decays nor rescales biases and the scales of normalisation layers.
 
     Args:
-        config: a section with `optimizer`, `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping);
-            with `spare_classifier` the classifier is neither clipped nor decayed.
+        config: a section with `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping); perhaps with an
+            `optimizer` other than SGD; with `spare_classifier` the classifier is neither clipped nor decayed.
         learning_rate: a number or a traced scalar; it is not part of the optimizer's state.
         clip_norm: replaces the section's, if not None.
 
@@ -84,10 +84,10 @@ def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> opt
     clip_norm = config.clip_norm if clip_norm is None else clip_norm
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
     decay = optax.add_decayed_weights(config.weight_decay)
-    spares = getattr(config, "spare_classifier", False)
+    name, spares = getattr(config, "optimizer", "sgd"), getattr(config, "spare_classifier", False)
     if spares:
         clip, decay = optax.masked(clip, _but_the_classifier), optax.masked(decay, _but_the_classifier)
-    if config.optimizer == "lars":
+    if name == "lars":
         if spares:
             raise UserError("optimizer='lars' decays by its own rule, so spare_classifier cannot be used with it")
         lars = optax.lars(
@@ -100,7 +100,7 @@ def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> opt
             nesterov=config.nesterov,
         )
         return optax.chain(clip, lars)
-    if config.optimizer == "adam":
+    if name == "adam":
         return optax.chain(clip, decay, optax.adam(learning_rate, nesterov=config.nesterov))
     return optax.chain(clip, decay, optax.trace(config.momentum, config.nesterov), optax.scale(-learning_rate))
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import CLASSIFIER, Method, Metrics, Problem, State
-from fedjax_ssl.server.training import supervised_loss, train_on_server_labels
+from fedjax_ssl.engine.interface import Method, Metrics, Problem, State
+from fedjax_ssl.server.training import ServerPlan, supervised_loss, train_on_server_labels
 
 STRENGTH = 0.1  # lambda of ridge regression, for features standardised to deviation 1
 FEDERATED = "federated"  # entry of `State.server`: the model before fine-tuning, if the tested model is fine-tuned
@@ -45,17 +45,9 @@ def with_probe(problem: Problem, method: Method) -> Method:
         if epochs == 0:
             return state._replace(model=model)
         state = state._replace(model=model, server={**state.server, FEDERATED: model})
-        tuned, _ = train_on_server_labels(
-            state,
-            data,
-            supervised_loss(problem, data, config.server.augmentation),
-            config.server,
-            jnp.float32(config.server.learning_rate),  # constant, because fine-tuning starts afresh in each round
-            jax.random.fold_in(key, 0),
-            parts=CLASSIFIER,
-            epochs=epochs,
-            batch_size=config.server.batch_size,
-        )
+        rate = jnp.float32(config.server.learning_rate)  # constant, because fine-tuning starts afresh in each round
+        plan = ServerPlan(supervised_loss(problem, data), epochs, memory=None)
+        tuned, _ = train_on_server_labels(problem, state, data, jax.random.fold_in(key, 0), rate, plan)
         return method.statistics(tuned, data, clients, key)
 
     def server_before(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:

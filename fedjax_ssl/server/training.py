@@ -1,6 +1,6 @@
 """Training at the server: epochs over its labelled images. A server without images does not train."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -19,6 +19,8 @@ from fedjax_ssl.ops.sgd import BatchStats, Model, make_optimizer
 from fedjax_ssl.ops.trees import select
 from fedjax_ssl.server.statistics import make_statistics
 
+CLASSIFICATION = "classification"  # the optimizer's entry in `State.server` for training with cross-entropy
+SERVER_MODEL = "model"  # the entry of the server's model in `State.server`
 ServerLossResult = tuple[jax.Array, tuple[BatchStats, Metrics]]
 
 
@@ -30,64 +32,48 @@ class ServerLoss(Protocol):
     ) -> ServerLossResult: ...
 
 
-MakeServerLoss = Callable[[Problem, FederatedData, str], ServerLoss]  # str: the augmentation, 'strong' or 'weak'
+MakeServerLoss = Callable[[Problem, FederatedData], ServerLoss]
+
+
+class ServerPlan(NamedTuple):
+    """One training of a model by SGD on the server's labelled images, reshuffled in each epoch."""
+
+    loss: Callable[..., ServerLossResult]  # of one step, a `ServerLoss`
+    epochs: int  # passes over the labelled images; 0: no training
+    parts: tuple[str, ...] = CLASSIFIER  # the trained parts of the model
+    batch_size: int | None = None  # images in a step; the last batch of an epoch may be short. None: the server's
+    # The entry of `State.server` with the optimizer's state, see `own_optimizer`. None, or if there is no such entry:
+    # the optimizer starts afresh.
+    memory: str | None = CLASSIFICATION
+    steps: int | None = None  # number of steps, which replaces `epochs`
+    shuffle: bool = True  # False: every training has the same order of examples
+    # (model before, model after, step from 0) -> the model after a step, which may change parts that are not trained.
+    after_step: Callable[[Model, Model, jax.Array], Model] | None = None
+    # (a step's key) -> what `loss` otherwise draws with this key by rejection sampling, whose loops slow down the steps
+    # of accelerators. There it is drawn for all steps before the first step, and is a further argument of `loss`.
+    draw: Callable[[jax.Array], jax.Array] | None = None
 
 
 def train_on_server_labels(
-    state: State,
-    data: FederatedData,
-    loss_fn: Callable[..., ServerLossResult],
-    config,
-    learning_rate: jax.Array | float,
-    key: jax.Array,
-    *,
-    parts: tuple[str, ...],
-    epochs: int,
-    batch_size: int,
-    memory: str | None = None,
-    steps: int | None = None,
-    shuffle: bool = True,
-    after_step: Callable[[Model, Model, jax.Array], Model] | None = None,
-    draw: Callable[[jax.Array], jax.Array] | None = None,
+    problem: Problem, state: State, data: FederatedData, key: jax.Array, rate: jax.Array | float, plan: ServerPlan
 ) -> tuple[State, Metrics]:
-    """Trains the model by SGD on the server's labelled images, reshuffled in each epoch.
-
-    Args:
-        state: its model is trained.
-        data: the federation's data.
-        loss_fn: the loss of one step, a `ServerLoss`.
-        config: the optimizer's section, see `sgd.make_optimizer`.
-        learning_rate: float32 [].
-        key: the PRNG key of this training.
-        parts: names of the top-level entries of `params` to train.
-        epochs: passes over the labelled images; with 0 epochs or 0 images the state is returned unchanged.
-        batch_size: the last batch of an epoch may be short; its padding is masked.
-        memory: the entry of `state.server` with the optimizer's state, made by `own_optimizer`. None, or no such
-            entry: the optimizer starts afresh.
-        steps: number of steps, which replaces `epochs`; None: `epochs` counts.
-        shuffle: False: every training has the same order of examples.
-        after_step: (model before, model after, step from 0) -> the model after a step, in which it may change parts
-            that are not trained.
-        draw: (a step's key) -> what `loss_fn` otherwise draws with this key by rejection sampling, whose loops slow
-            down the steps of accelerators. On accelerators this is drawn for all steps before the first step, and
-            passed to `loss_fn` as a further argument.
+    """Trains the state's model as planned, with the optimizer of `config.server` at the learning rate `rate`.
 
     Returns:
         The state with the trained model (and the optimizer's state in its entry), and the mean of each metric over the
-        steps of the last epoch.
+        steps of the last epoch. Without steps or images the state is returned unchanged.
     """
-    labelled = data.server_index
-    if (epochs == 0 and steps is None) or len(labelled) == 0:
+    labelled, config = data.server_index, problem.config.server
+    batch_size = min(plan.batch_size or config.batch_size, len(labelled))
+    steps_per_epoch = -(-len(labelled) // max(batch_size, 1))
+    num_steps = plan.epochs * steps_per_epoch if plan.steps is None else plan.steps
+    if num_steps == 0 or len(labelled) == 0:
         return state, {}
-    batch_size = min(batch_size, len(labelled))
-    steps_per_epoch = -(-len(labelled) // batch_size)
-    if steps is not None:
-        epochs = -(-steps // steps_per_epoch)
-    num_steps = epochs * steps_per_epoch if steps is None else steps
     shuffle_key, steps_key = jax.random.split(key)
-    shuffle_key = shuffle_key if shuffle else jax.random.key(0)
-    orders = jax.vmap(lambda k: jax.random.permutation(k, labelled))(jax.random.split(shuffle_key, epochs))
-    optimizer = make_optimizer(config, learning_rate)
+    shuffle_key = shuffle_key if plan.shuffle else jax.random.key(0)
+    epoch_keys = jax.random.split(shuffle_key, -(-num_steps // steps_per_epoch))
+    orders = jax.vmap(lambda k: jax.random.permutation(k, labelled))(epoch_keys)
+    optimizer = make_optimizer(config, rate)
 
     def key_of(index):
         return jax.random.fold_in(steps_key, index)
@@ -97,93 +83,34 @@ def train_on_server_labels(
         epoch, batch = jnp.divmod(index, steps_per_epoch)
         positions, mask = batch_positions(batch, batch_size, len(labelled))
         rows = orders[epoch, jnp.minimum(positions, len(labelled) - 1)]
-        step_key = key_of(index)
 
         def loss_of_batch(model: Model):
-            return loss_fn(model, rows, data.visible_labels[rows], mask, step_key, *drawn)
+            return plan.loss(model, rows, data.visible_labels[rows], mask, key_of(index), *drawn)
 
-        after, metrics = sgd.step(loss_of_batch, optimizer, learner, parts)
-        if after_step is not None:
-            after = after._replace(model=after_step(learner.model, after.model, index))
+        after, metrics = sgd.step(loss_of_batch, optimizer, learner, plan.parts)
+        if plan.after_step is not None:
+            after = after._replace(model=plan.after_step(learner.model, after.model, index))
         return after, metrics
 
-    learner = sgd.start(optimizer, state.model, parts)
-    remembers = memory in state.server
+    learner = sgd.start(optimizer, state.model, plan.parts)
+    remembers = plan.memory in state.server
     if remembers:
-        learner = learner._replace(opt_state=state.server[memory])
+        learner = learner._replace(opt_state=state.server[plan.memory])
     indices = jnp.arange(num_steps)
-    drawn = (jax.vmap(lambda index: draw(key_of(index)))(indices),) if draw and platform() != "cpu" else ()
+    ahead = plan.draw is not None and platform() != "cpu"
+    drawn = (jax.vmap(lambda index: plan.draw(key_of(index)))(indices),) if ahead else ()
     learner, metrics = jax.lax.scan(step, learner, (indices, *drawn))
     last_steps = jax.tree.map(lambda metric: jnp.mean(metric[-steps_per_epoch:]), metrics)
-    server = {**state.server, memory: learner.opt_state} if remembers else state.server
+    server = {**state.server, plan.memory: learner.opt_state} if remembers else state.server
     return state._replace(model=learner.model, server=server), last_steps
 
 
-def own_optimizer(config, model: Model, parts: tuple[str, ...], memory: str) -> dict[str, Any]:
-    """The optimizer's entry in `State.server` for one training at the server; {} if optimizers start afresh.
-
-    Args:
-        config: the server's section.
-        model: the model whose parameters are trained.
-        parts: the trained parts.
-        memory: the entry's name.
-    """
+def own_optimizer(
+    problem: Problem, model: Model, parts: tuple[str, ...] = CLASSIFIER, memory: str = CLASSIFICATION
+) -> dict[str, Any]:
+    """The entry `memory` of `State.server` for the optimizer of these parts; {} if optimizers start afresh."""
+    config = problem.config.server
     return {memory: make_optimizer(config, 0.0).init(select(model.params, parts))} if config.persistent else {}
-
-
-class ServerTask(NamedTuple):
-    """One of several trainings at the server on its labelled images."""
-
-    memory: str  # its optimizer's entry in `State.server`, see `own_optimizer`
-    loss: Callable[[FederatedData], ServerLoss]  # makes the loss of its steps
-    parts: tuple[str, ...]  # the trained parts
-    batch_size: int  # examples per step
-    draw: Callable[[jax.Array], jax.Array] | None = None  # see `train_on_server_labels`
-
-
-def train_tasks(
-    problem: Problem,
-    state: State,
-    data: FederatedData,
-    key: jax.Array,
-    trainings: tuple[ServerTask, ...],
-    rates: Sequence[jax.Array | float],
-    epochs: Sequence[int],
-) -> tuple[State, Metrics]:
-    """Runs several trainings in turn, all with the optimizer of `config.server`, each at its own learning rate.
-
-    Args:
-        problem: the run's `Problem`.
-        state: its model is trained.
-        data: the federation's data.
-        key: the PRNG key of all trainings.
-        trainings: the trainings, in order.
-        rates, epochs: learning rate and number of epochs of each training.
-
-    Returns:
-        The state, and the metrics of all trainings; see `train_on_server_labels`.
-    """
-    metrics: Metrics = {}
-    keys = jax.random.split(key, len(trainings))
-    for training, rate, num_epochs, own_key in zip(trainings, rates, epochs, keys, strict=True):
-        state, of_training = train_on_server_labels(
-            state,
-            data,
-            training.loss(data),
-            problem.config.server,
-            rate,
-            own_key,
-            parts=training.parts,
-            epochs=num_epochs,
-            batch_size=training.batch_size,
-            memory=training.memory,
-            draw=training.draw,
-        )
-        metrics |= of_training
-    return state, metrics
-
-
-CLASSIFICATION = "classification"  # the optimizer's entry in `State.server` for training with cross-entropy
 
 
 def train_classifier(
@@ -196,18 +123,9 @@ def train_classifier(
 ) -> tuple[State, Metrics]:
     """Trains the server's epochs of a round, by default with cross-entropy, whose metric is `server_loss`."""
     config = problem.config
-    return train_on_server_labels(
-        state,
-        data,
-        (make_loss or supervised_loss)(problem, data, config.server.augmentation),
-        config.server,
-        learning_rate_at(config, config.server.learning_rate, state.round),
-        key,
-        parts=parts,
-        epochs=config.server.epochs,
-        batch_size=config.server.batch_size,
-        memory=CLASSIFICATION,
-    )
+    plan = ServerPlan((make_loss or supervised_loss)(problem, data), config.server.epochs, parts)
+    rate = learning_rate_at(config, config.server.learning_rate, state.round)
+    return train_on_server_labels(problem, state, data, key, rate, plan)
 
 
 def pretrained_classifier(
@@ -222,56 +140,32 @@ def pretrained_classifier(
     The default loss is cross-entropy. With `server.pretrain_persistent` the entry `CLASSIFICATION` of the state keeps
     the optimizer's state.
     """
-    config, (init_key, train_key) = problem.config, jax.random.split(key)
+    config, (init_key, train_key) = problem.config.server, jax.random.split(key)
     model = problem.network.init(init_key)
-    keeps = config.server.pretrain_persistent
-    memory = own_optimizer(config.server, model, parts, CLASSIFICATION) if keeps else {}
-    state = State(jnp.int32(0), model, memory)
-    return train_on_server_labels(
-        state,
-        data,
-        (make_loss or supervised_loss)(problem, data, config.server.augmentation),
-        config.server,
-        jnp.float32(config.server.pretrain_learning_rate),
-        train_key,
-        parts=parts,
-        epochs=config.server.pretrain_epochs,
-        batch_size=config.server.batch_size,
-        memory=CLASSIFICATION,
-    )[0]
+    memory = own_optimizer(problem, model, parts) if config.pretrain_persistent else {}
+    plan = ServerPlan((make_loss or supervised_loss)(problem, data), config.pretrain_epochs, parts)
+    rate, state = jnp.float32(config.pretrain_learning_rate), State(jnp.int32(0), model, memory)
+    return train_on_server_labels(problem, state, data, train_key, rate, plan)[0]
 
 
-def supervised_loss(problem: Problem, data: FederatedData, augmentation: str) -> ServerLoss:
-    """Cross-entropy of the classification head on augmented labelled images: l(f(A(x)), y).
-
-    Args:
-        problem: the run's `Problem`.
-        data: the federation's data.
-        augmentation: 'strong' or 'weak'.
-
-    Returns:
-        The loss; its metric is `server_loss`.
-    """
-    augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
+def supervised_loss(problem: Problem, data: FederatedData) -> ServerLoss:
+    """Cross-entropy on labelled images with `server.augmentation`: l(f(A(x)), y). Its metric is `server_loss`."""
+    augment = {"strong": problem.strong, "weak": problem.weak}[problem.config.server.augmentation]
 
     def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
-        views = (augment(key, data.inputs[rows]),)
-        (outputs,), batch_stats = problem.network.train(model, views, mask)
+        (outputs,), batch_stats = problem.network.train(model, (augment(key, data.inputs[rows]),), mask)
         loss = cross_entropy(outputs.logits, labels, mask)
         return loss, (batch_stats, {"server_loss": loss})
 
     return loss_fn
 
 
-def supervised_mixup_loss(
-    problem: Problem, data: FederatedData, augmentation: str, alpha: float, mix_weight: float
-) -> ServerLoss:
+def supervised_mixup_loss(problem: Problem, data: FederatedData, alpha: float, mix_weight: float) -> ServerLoss:
     """The clients' fix and mix losses, on all of the server's images (FedAnchor's earlier version, section 3.5).
 
     Args:
-        problem: the run's `Problem`.
+        problem: the run's `Problem`; `server.augmentation` is that of the fix set.
         data: the federation's data.
-        augmentation: the augmentation of the fix set, 'strong' or 'weak'.
         alpha: a in lambda ~ Beta(a, a), one lambda for each batch.
         mix_weight: b in L_fix + b L_mix, eq. 10.
 
@@ -283,7 +177,7 @@ def supervised_mixup_loss(
         UserError: a user's backbone cannot take mixtures.
     """
     check_mixtures(problem.config.model.name, problem.network)
-    augment = {"strong": problem.strong, "weak": problem.weak}[augmentation]
+    augment = {"strong": problem.strong, "weak": problem.weak}[problem.config.server.augmentation]
 
     def loss_fn(
         model: Model,
@@ -312,9 +206,6 @@ def supervised_mixup_loss(
 def server_lambda(key: jax.Array, alpha: float) -> jax.Array:
     """The lambda that a step of `supervised_mixup_loss` draws with its key, float32 []."""
     return lambda_of(jax.random.split(key, 3)[2], alpha)
-
-
-SERVER_MODEL = "model"  # the entry of the server's model in `State.server`
 
 
 def add_server_model(state: State) -> State:

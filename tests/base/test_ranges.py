@@ -53,7 +53,7 @@ FREE_TEXTS = named(
 )
 NEGATIVE = named(
     "data: imbalance",  # reversed
-    "fedanchor: threshold",  # a cosine, like the next
+    "confidence: threshold",  # in FedAnchor of a cosine, like the next
     "proxyfl: least_similarity",
     "cbafed: base",
 )
@@ -71,7 +71,7 @@ NOT_ZERO = named(
     "compression: share",
     "privacy: delta",
     "consistency: unlabelled_ratio",
-    "confidence: share n_sigma",
+    "confidence: share",
     "cbafed: labelled_epochs residual_every",
     "fedanchor: contrastive_batch_size contrastive_learning_rate mixup_alpha temperature",
     "fedcon: projector_hidden",
@@ -103,10 +103,9 @@ LARGE = named(
     "attack: strength",
     "privacy: noise",
     "consistency: unlabelled_weight",
-    "confidence: fairness_weight n_sigma",
-    "trainer: strength",
+    "confidence: fairness_weight strength threshold",
     "cbafed: base global_record labelled_factor local_record rare",
-    "fedanchor: common_direction_weight contrastive_learning_rate mix_weight mixup_alpha temperature threshold",
+    "fedanchor: common_direction_weight contrastive_learning_rate mix_weight mixup_alpha temperature",
     "fedcon: consistency_weight",
     "feddure: fine_learning_rate unlabelled_weight",
     "fedema: scale",
@@ -231,7 +230,7 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
         "aggregation.mean": MEANS,
         "attack.kind": {"none", *ATTACKS, FALSE_LABELS, "poison"},
         "compression.kind": {"none", *COMPRESSIONS},
-        "confidence.kind": KINDS,
+        "confidence.kind": {"acr", *KINDS},
     }.items():
         assert declared[field] == set(known), field
     assert set(ranges()["eval_measures"].each.choices) == set(MEASURES)

@@ -63,7 +63,7 @@ class Round(NamedTuple):
 
 
 def build(**fields):
-    problem = small_problem("fedavg_semi", **{"confidence.kind": "fixed", "trainer.threshold": TAU, **fields})
+    problem = small_problem("fedavg_semi", **{"confidence.kind": "fixed", "confidence.threshold": TAU, **fields})
     validate(problem.config)
     return problem, METHODS["fedavg_semi"].factory(problem)
 
@@ -147,7 +147,7 @@ def test_who_has_labels_alone_hands_its_model_through(data):
 
 @pytest.mark.parametrize(("kind", "tau"), [("fixed", TAU), ("flexmatch", 0.5)])
 def test_who_has_no_label_trains_on_those_of_the_received_model(data, kind, tau):
-    result = run(data, UNLABELLED, **{"confidence.kind": kind, "trainer.threshold": tau})
+    result = run(data, UNLABELLED, **{"confidence.kind": kind, "confidence.threshold": tau})
     assert (result.first.num_steps, result.second.num_steps) == (0, 6)
     rule = FixMatch(tau) if kind == "fixed" else FlexMatch(tau, 8, CLASSES)
     model, statistics, _, losses, weights = unlabelled_by_hand(result, data, rule, nothing_trained(result))
@@ -160,7 +160,7 @@ def test_who_has_no_label_trains_on_those_of_the_received_model(data, kind, tau)
 
 
 def test_labels_of_the_model_in_training(data):
-    result = run(data, UNLABELLED, **{"trainer.labels_from": "local"})
+    result = run(data, UNLABELLED, **{"confidence.labels_from": "local"})
     model, statistics, *_, weights = unlabelled_by_hand(
         result, data, FixMatch(TAU), nothing_trained(result), local=True
     )
@@ -171,7 +171,7 @@ def test_labels_of_the_model_in_training(data):
 @pytest.mark.parametrize("labels_from", ["received", "local"])
 def test_labels_without_the_client_s_prior(data, labels_from):
     """FedDB's: whichever model labels, its probabilities are divided by the received one's mean."""
-    result = run(data, BOTH, **{"trainer.labels_from": labels_from, "confidence.debias": "app_u"})
+    result = run(data, BOTH, **{"confidence.labels_from": labels_from, "confidence.debias": "app_u"})
     rows = np.asarray(data.client_index[BOTH])[[1, 2, 4, 5]]  # without labels
     received, at_first = in_numpy(result.received.model.params), statistics_of(result.received.model)
     p = probabilities(received, pixels_of(data, rows, mirrored), at_first)
@@ -236,7 +236,7 @@ def test_rate_and_clipping_by_role(data):
 @pytest.mark.parametrize("counted", ["trained_on", "confident"])
 def test_what_is_told_of_pseudo_labels(data, counted):
     """FlexMatch trains on more than it stores."""
-    result = run(data, UNLABELLED, **{"confidence.kind": "flexmatch", "trainer.accepted": counted})
+    result = run(data, UNLABELLED, **{"confidence.kind": "flexmatch", "confidence.accepted": counted})
     rule = FlexMatch(TAU, 8, CLASSES)
     weights = unlabelled_by_hand(result, data, rule, nothing_trained(result))[-1]
     confident = 2 * len(rule.stored)  # two passes
@@ -251,7 +251,7 @@ def test_counters_last_for_a_round_or_for_the_run(data, memory):
     rule = FlexMatch(TAU, 8, CLASSES)
     unlabelled_by_hand(once, data, rule, nothing_trained(once))
     stored = [rule.stored.get(place, -1) for place in range(8)]
-    np.testing.assert_array_equal(once.own["trainer"][:8], stored)
+    np.testing.assert_array_equal(once.own["confidence"][:8], stored)
     twice = run(data, UNLABELLED, own=once.own, **fields)
     if memory == "round":
         rule = FlexMatch(TAU, 8, CLASSES)
@@ -326,11 +326,11 @@ def prior_of(problem, data):
 
 def test_a_class_without_labels_takes_no_image_from_the_others():
     """The labelled client has no image of class 2; with a share of 0 every label would be 2."""
-    problem = small_problem("fedavg_semi", SmallNetwork(STANDARD, head_dim=CLASSES), **{"trainer.name": "acr"})
+    problem = small_problem("fedavg_semi", SmallNetwork(STANDARD, head_dim=CLASSES), **{"confidence.kind": "acr"})
     prior = prior_of(problem, federation([[0, 1, 0, 0], [-1] * 8]))
     np.testing.assert_allclose(prior, np.array([3, 1, 0.5]) / 4.5, rtol=1e-6)
     sure = 8 * jnp.eye(CLASSES)
-    seen = Seen(Outputs(sure, {STANDARD: sure}, ()), Batch(*[np.arange(3)] * 3, np.ones(3, bool), 0), 8, prior)
+    seen = Seen(Outputs(sure, {STANDARD: sure}, ()), Batch(*[np.arange(3)] * 2, np.ones(3, bool), 0), 8, prior)
     trainer = make_trainer(problem)
     targets, _ = jax.jit(lambda state: trainer.targets(state, seen))(trainer.init(8))
     for target in targets:
@@ -340,7 +340,7 @@ def test_a_class_without_labels_takes_no_image_from_the_others():
     loss = acr.loss_on_labels(problem, "labelled_loss")
     rows = np.array([1, 2, 3])
     small = federation([[0, 1, 0, 0], [-1] * 8])
-    batch = Batch(rows, rows, rows, np.ones(3, bool), 0).read(small)
+    batch = Batch(rows, rows, np.ones(3, bool), 0).read(small)
     at = At(received, small, {}, None, None, {}, None, 0, 1)
     value = loss(received.model, Batches(labelled=batch), at).value
     x = pixels_of(small, rows, mirrored)
@@ -354,7 +354,7 @@ def test_a_class_without_labels_takes_no_image_from_the_others():
 def test_both_classifiers_of_acr_train(data):
     """Each on its labels; the unlabelled loss is the mean over two strong views, which here are the same."""
     network = SmallNetwork(STANDARD, head_dim=CLASSES)
-    fields = {"trainer.name": "acr", "trainer.threshold": 0.85, "trainer.strength": 1.5}
+    fields = {"confidence.kind": "acr", "confidence.threshold": 0.85, "confidence.strength": 1.5}
     problem = small_problem("fedavg_semi", network, **fields)
     prior = prior_of(problem, data)
     np.testing.assert_allclose(prior, np.array([4, 2, 1]) / 7, rtol=1e-6)  # of both clients with labels
@@ -408,5 +408,5 @@ def test_both_classifiers_of_acr_train(data):
 
 @pytest.mark.parametrize("field", ["client.logit_adjustment", "client.share_offset"])
 def test_acr_has_labelled_losses_of_its_own(field):
-    with pytest.raises(UserError, match=r"trainer\.name='acr' has a loss of its own on labelled images"):
-        build(**{"trainer.name": "acr", field: 1.0})
+    with pytest.raises(UserError, match=r"confidence\.kind='acr' has a loss of its own on labelled images"):
+        build(**{"confidence.kind": "acr", field: 1.0})

@@ -38,13 +38,12 @@ def data():
 
 def fixmatch(labels, **fields):
     """(problem, phase) of FixMatch with labels at the server, at clients or at some."""
-    fields = {"fixmatch.threshold": THRESHOLD, "consistency.unlabelled_weight": 0.6, "data.labels": labels, **fields}
+    fields = {"confidence.threshold": THRESHOLD, "consistency.unlabelled_weight": 0.6, "data.labels": labels, **fields}
     problem = small_problem("fixmatch", **fields)
     return problem, phases_of(METHODS["fixmatch"].factory(problem))[0]
 
 
-TOGETHER, APART = {"consistency.batch_norm": "together"}, {"consistency.batch_norm": "apart"}
-RECEIVED = {"consistency.labels_from": "received"}
+RECEIVED = {"confidence.labels_from": "received"}
 MORE = {"consistency.unlabelled_ratio": 2}
 
 
@@ -53,15 +52,10 @@ MORE = {"consistency.unlabelled_ratio": 2}
     [
         ("server", NO_LABELS, {}, False),
         ("server", NO_LABELS, {**RECEIVED, **MORE}, False),
-        ("server", NO_LABELS, TOGETHER, True),
         ("clients", A_FEW, {}, True),
-        ("clients", A_FEW, {**APART, **MORE}, False),
-        ("clients", A_FEW, {**TOGETHER, **RECEIVED}, True),
-        ("clients", A_FEW, {**APART, **RECEIVED}, False),
+        ("clients", A_FEW, {**RECEIVED, **MORE}, True),
         ("clients", NO_LABELS, MORE, True),
-        ("some_clients", NO_LABELS, APART, False),
         ("some_clients", ONLY_LABELS, {}, True),
-        ("some_clients", ONLY_LABELS, APART, False),
     ],
 )
 def test_local_training_is_that_of_the_equations(data, labels, client, fields, together):
@@ -80,7 +74,7 @@ def test_local_training_is_that_of_the_equations(data, labels, client, fields, t
 def test_flexmatch_s_thresholds_are_of_all_the_client_s_images(data):
     """Once a round from the received model's labels; most images are unsure, and no step's batch is as large."""
     threshold = 0.59
-    problem, phase = fixmatch("server", **{"confidence.kind": "flexmatch", "fixmatch.threshold": threshold})
+    problem, phase = fixmatch("server", **{"confidence.kind": "flexmatch", "confidence.threshold": threshold})
     received, rows = sent_down(problem), np.asarray(data.client_index[NO_LABELS])[:7]
     p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
     counts = np.bincount(p.argmax(axis=1)[p.max(axis=1) >= threshold], minlength=3)
@@ -197,11 +191,9 @@ def test_the_report_scores_the_unlabelled_images_and_counts_the_labelled_as_trai
 @pytest.mark.parametrize(
     "fields, words",
     [
-        ({"consistency.batch_norm": "both"}, "consistency.batch_norm is 'both'; known: auto, apart, together"),
-        ({"consistency.labels_from": "server"}, "consistency.labels_from is 'server'; known: local, received"),
+        ({"confidence.labels_from": "server"}, "confidence.labels_from is 'server'; known: method, received, local"),
         ({"consistency.unlabelled_ratio": 0}, "consistency.unlabelled_ratio must be at least 1, not 0"),
         ({"consistency.unlabelled_weight": -1.0}, "consistency.unlabelled_weight must be at least 0"),
-        ({**TOGETHER, "fixmatch.loss_over": "confident"}, "needs a strong view of every image"),
     ],
 )
 def test_wrong_options_are_refused(fields, words):

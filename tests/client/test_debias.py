@@ -56,7 +56,7 @@ def data():
 
 
 def build(method="fixmatch", **fields):
-    fields = {f"{method}.threshold": THRESHOLD, "data.labels": "clients", **DEBIASED, **fields}
+    fields = {"confidence.threshold": THRESHOLD, "data.labels": "clients", **DEBIASED, **fields}
     problem = small_problem(method, **fields)
     validate(problem.config)
     return problem, phases_of(METHODS[method].factory(problem))[0]
@@ -171,7 +171,7 @@ def test_a_method_that_does_not_read_a_field_refuses_it(name, field, value):
 @pytest.mark.parametrize(
     ("name", "fields", "words"),
     [
-        ("semianagg", {"trainer.name": "acr"}, "trainer.name='acr' adjusts its labels itself"),
+        ("semianagg", {"confidence.kind": "acr"}, "confidence.kind='acr' adjusts its labels itself"),
         ("isofed", {"isofed.unlabelled_loss": "mean_teacher"}, "isofed.unlabelled_loss='mean_teacher' has no labels"),
     ],
 )

@@ -118,8 +118,8 @@ def test_each_image_has_its_weight_in_both_losses(data, mixup_alpha, mix_weight,
 
 
 METHOD_FIELDS = {
-    "semifl": {"semifl.threshold": 0.5, "semifl.label_views": 0, "semifl.mix_weight": 0.6},
-    "fedanchor": {"fedanchor.threshold": 0.83, "fedanchor.mix_weight": 0.6},
+    "semifl": {"confidence.threshold": 0.5, "semifl.label_views": 0, "semifl.mix_weight": 0.6},
+    "fedanchor": {"confidence.threshold": 0.83, "fedanchor.mix_weight": 0.6},
 }
 
 
@@ -158,7 +158,7 @@ def test_the_methods_train_on_what_qualifies(data, method, fields, mix_order):
 
 
 def test_who_qualifies_with_nothing_has_no_step(data):
-    problem = small_problem("semifl", **{"semifl.threshold": 1.0})
+    problem = small_problem("semifl", **{"confidence.threshold": 1.0})
     job = prepare(phases_of(METHODS["semifl"].factory(problem))[0], sent_down(problem), data, 1)
     assert job.num_steps == 0 and not np.any(job.work.labels.report.qualified)
 
@@ -170,7 +170,7 @@ def test_the_mix_set_is_drawn_with_replacement_from_the_whole_client(data):
     assert len(counts) == 7  # nothing beyond the client's size
     # 1000 expected each, standard deviation 29.
     assert np.all(np.abs(counts - 1000) < 5 * 29)
-    problem = small_problem("semifl", **{"semifl.threshold": 0.6})
+    problem = small_problem("semifl", **{"confidence.threshold": 0.6})
     phase, received = phases_of(METHODS["semifl"].factory(problem))[0], sent_down(problem)
     once = np.asarray(prepare(phase, received, data, 0).work.decks["mix"].order)
     assert once.shape == (1, SIZE) and set(once[0]) == {0, 1}  # a client of two images
@@ -197,6 +197,6 @@ def test_lambdas_are_drawn_before_the_steps_but_on_a_cpu(data, monkeypatch):
         with use_platform(platform):
             jobs = jax.eval_shape(lambda: phase.prepare(received, data, cohort._replace(step_key=cohort.key), None))
             results.append(jax.jit(lambda: train_cohort((phase,), received, data, cohort, 2).upload)())
-        assert (jobs.work.plan.work is None) == (platform == "cpu")
-    assert jobs.work.plan.work.shape == (2, 2 * 4)  # two epochs of four batches
+        assert (jobs.work.work is None) == (platform == "cpu")
+    assert jobs.work.work.shape == (2, 2 * 4)  # two epochs of four batches
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), *results)

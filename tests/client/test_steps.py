@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ssl import UserError, base_config
+from fedjax_ssl import base_config
 from fedjax_ssl.client import Deck, Examples, Loss, Plan, global_model, local_training, own_optimizers, trained_models
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import CLASSIFIER, Cohort, Previous, Problem, State, Upload
@@ -154,14 +154,6 @@ def test_a_step_that_does_not_count_leaves_model_and_optimiser():
         model, _, loss, *_ = steps_by_hand(problem.config.client, in_numpy(received.model.params), deck, counts=True)
         assert_models_equal(row(result.upload.model.params, job), model)
         np.testing.assert_allclose(result.metrics[0][0]["client_loss"][job], loss, rtol=1e-5)  # it is looked at
-
-
-def test_a_metric_of_each_image_is_refused_before_it_is_added_up():
-    problem = problem_with()
-    plan = lambda received, data, cohort, previous: Plan({}, jnp.ones(3, jnp.int32))  # noqa: E731
-    loss = lambda model, batch, at: Loss(jnp.float32(0), (), {"mine": jnp.zeros(2)})  # noqa: E731
-    with pytest.raises(UserError, match="the method's metric 'mine' must be a scalar"):
-        run(problem, local_training(problem, plan, loss, {}))
 
 
 def test_memory_metadata_and_a_persistent_optimiser():

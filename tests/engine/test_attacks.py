@@ -186,10 +186,9 @@ def test_a_liar_s_targets_are_the_next_class_by_every_trainer():
     honest, liar = federated("none")[2], federated("labels", 1.0)[2]
     rows = jnp.array([2, 5, 7, 9])
     logits = 6 * jax.nn.one_hot(jnp.array([0, 1, 2, 1]), 3)
-    batch = Batch(rows, jnp.arange(4), jnp.arange(4), jnp.ones(4, bool), jnp.int32(0))
+    batch = Batch(rows, jnp.arange(4), jnp.ones(4, bool), jnp.int32(0))
     for name in (*KINDS, "acr"):
-        config.trainer.name = "acr" if name == "acr" else "confidence"
-        config.confidence.kind = "fixed" if name == "acr" else name
+        config.confidence.kind = name
         trainer = make_trainer(Problem(config, None, None, None, 3))
         outputs = Outputs(logits, dict.fromkeys(trainer.heads, logits), ())
 

@@ -101,6 +101,7 @@ def test_what_a_client_remembers(round_fn):
         ("aggregate", {"local_steps": jnp.float32(1)}, "'local_steps' has the name of another one; rename it"),
         ("aggregate", {"test_accuracy": jnp.float32(1)}, "'test_accuracy' has the name of another one; rename it"),
         ("aggregate", {"steps": jnp.float32(1)}, "'steps' has the name of another one; rename it"),
+        ("client", {"mine": jnp.ones(2)}, "'mine' must be a scalar"),
         ("client", {"test_loss": jnp.float32(1)}, "'test_loss' has the name of another one; rename it"),
         ("client", {"pseudo_label_accuracy": jnp.float32(1)}, "'pseudo_label_accuracy' has the name of another"),
         ("client", {"fact": jnp.float32(1)}, "'fact' has the name of another one; rename it"),

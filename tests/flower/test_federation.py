@@ -111,7 +111,7 @@ def test_a_memory_waits_for_the_word_of_the_server():
     Each node has one client that takes part, so that bytes equal the simulation's, too.
     """
     run = settings("isofed", **{"num_clients": 4, "clients_per_round": 4, "data.labels": "some_clients",
-                   "data.labelled_clients": 2, "trainer.threshold": 0.2, "data.server_labels": 0,
+                   "data.labelled_clients": 2, "confidence.threshold": 0.2, "data.server_labels": 0,
                    "model.statistics": "all"})  # fmt: skip
     both = ByHand(run, [{"clients": "0,1"}, {"clients": "2,3"}])
     for _ in range(3):
@@ -146,7 +146,7 @@ def test_clients_tell_how_many_labels_they_have():
 def test_moments_are_exchanged_in_passes(capsys):
     """Results and bytes equal the simulation's. A node lost in one pass is not asked in the next."""
     model = "tests/helpers/tiny_backbone.py:TwoLayers"
-    run = settings("semifl", **{"model.name": model, "model.statistics": "moments", "semifl.threshold": 0.4,
+    run = settings("semifl", **{"model.name": model, "model.statistics": "moments", "confidence.threshold": 0.4,
                    "aggregation.weights": "qualified"})  # fmt: skip
     both = ByHand(run, [{"partition-id": 0}, {"partition-id": 1}])
     both.assert_equal()  # before the first round there is a pass for each layer

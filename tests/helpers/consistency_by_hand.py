@@ -60,7 +60,7 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
         of_unlabelled, of_labelled = rows[np.array(of_unlabelled, int)], rows[np.array(of_labelled, int)]
         given = pixels_of(data, of_labelled, mirrored)
         weak, strong = pixels_of(data, of_unlabelled, mirrored), pixels_of(data, of_unlabelled, negative)
-        frozen = options.labels_from == "received"
+        frozen = problem.config.confidence.labels_from == "received"
         in_pass = [weak] if label_mode == "train" and (together or not frozen) else []
         pool = np.concatenate([given, *in_pass, strong]).mean(axis=0) if together else None
 

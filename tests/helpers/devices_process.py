@@ -69,7 +69,7 @@ def main() -> None:
         "num_clients": 20,
         "clients_per_round": 16,
         "client.epochs": 1,
-        "fedanchor.threshold": -2.0,
+        "confidence.threshold": -2.0,
         # This is about lanes; everything else would only take time to compile.
         "fedanchor.contrastive": False,
         "fedanchor.client_mixup": False,

@@ -23,9 +23,10 @@ WEIGHTS = {"labelled_weight": 1.3, "helper_weight": 0.7, "pseudo_weight": 0.9, "
 ENTRIES = 2 * (CLASSES + PIXELS * CLASSES)  # of sigma and psi
 
 
-def build(labels, weak=mirrored, **fields):
+def build(labels, weak=mirrored, threshold=None, **fields):
     """A problem with labels at 'clients' or at the 'server', and its method."""
     fields = {f"fedmatch.{name}": value for name, value in {**WEIGHTS, **fields}.items()}
+    fields["confidence.threshold"] = threshold
     size = 2 if labels == "clients" else 4
     problem = small_problem("fedmatch", weak=weak, **{"data.labels": labels, "client.batch_size": size, **fields})
     return problem, METHODS["fedmatch"].factory(problem)
@@ -58,7 +59,7 @@ def train_by_hand(problem, data, received, work, rate, helpers):
         sigma, psi, the statistics; each step's (L_u, helper loss, pseudo loss, CE of labelled images), batch sizes, and
         number of confident images.
     """
-    config, options, decks = problem.config.client, problem.config.fedmatch, work.plan.work.decks
+    config, options, decks = problem.config.client, problem.config.fedmatch, work.work.decks
     sigma, psi = (in_numpy(received.model.params[name]) for name in (SIGMA, PSI))
     helper_models = [{name: sigma[name] + one[name] for name in sigma} for one in map(in_numpy, helpers)]
     received_statistics = statistics = statistics_of(received.model)
@@ -85,7 +86,7 @@ def train_by_hand(problem, data, received, work, rate, helpers):
             theta = {name: sigma[name] + psi[name] for name in psi}
             x, x_strong = weak[batch], strong[batch]
             p = probabilities(theta, x, x.mean(axis=0))
-            confident = p.max(axis=1) >= options.threshold
+            confident = p.max(axis=1) >= problem.config.confidence.threshold
             share = confident[:, None] / max(confident.sum(), 1)
             of_helpers = [probabilities(model, x, received_statistics) for model in helper_models]
             votes = one_hot[p.argmax(axis=1)] + sum(one_hot[q.argmax(axis=1)] for q in of_helpers)

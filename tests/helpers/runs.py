@@ -28,7 +28,8 @@ def make_fedanchor_config(**overrides):
     config.server.pretrain_epochs = 2
     config.model.normalisation = "static"  # running averages need more steps than a tiny run has
     config.server.augmentation = "weak"
-    config.fedanchor.threshold = 0.5
+    if overrides.get("method", "fedanchor") == "fedanchor":
+        config.confidence.threshold = 0.5
     config.log.report = False  # pictures take longer than such a run
     config.update_from_flattened_dict(overrides)
     return config

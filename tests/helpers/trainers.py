@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.client import acr
-from fedjax_ssl.client.confidence import make_confidence
+from fedjax_ssl.client.confidence import make_confidence, threshold_of
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.models import Outputs
 
@@ -32,8 +32,8 @@ class Trainer(NamedTuple):
 
 
 def make_trainer(problem):
-    """The trainer of `config.trainer`."""
-    if problem.config.trainer.name == "acr":
+    """The trainer of `config.confidence`."""
+    if problem.config.confidence.kind == "acr":
         targets_of = acr.targets(problem)
 
         def targets(state, seen):
@@ -42,7 +42,7 @@ def make_trainer(problem):
 
         first = acr.first_estimate(problem)
         return Trainer(lambda n_max: first, targets, next_round=acr.next_round(problem), heads=(acr.STANDARD,))
-    rule = make_confidence(problem, problem.config.trainer.threshold)
+    rule = make_confidence(problem, threshold_of(problem))
 
     def by_rule(state, seen):
         logits, batch = seen.outputs.logits, seen.batch

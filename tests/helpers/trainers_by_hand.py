@@ -37,24 +37,17 @@ class FlexMatch:
 
 
 class FreeMatch:
-    """The mean or a quantile of the largest probabilities; with bounds of the level and of the thresholds."""
+    """With bounds of the thresholds."""
 
-    def __init__(self, num_classes, momentum, quantile=None, cap=1.0, clamp=(0.0, 1.0)):
-        self.m, self.level = momentum, 1 / num_classes
-        self.quantile, self.cap, self.clamp = quantile, cap, clamp
+    def __init__(self, num_classes, momentum, clamp=(0.0, 1.0)):
+        self.m, self.level, self.clamp = momentum, 1 / num_classes, clamp
         self.by_class, self.histogram = np.full(num_classes, 1 / num_classes), np.full(num_classes, 1 / num_classes)
 
     def weigh(self, p, positions):
         if not len(p):
             return np.zeros(0)
         m, labels = self.m, p.argmax(axis=1)
-        best = np.sort(p.max(axis=1))
-        if self.quantile is None:
-            of_batch = best.mean()
-        else:
-            below, share = divmod(self.quantile * (len(best) - 1), 1)
-            of_batch = (1 - share) * best[int(below)] + share * best[min(int(below) + 1, len(best) - 1)]
-        self.level = min(m * self.level + (1 - m) * of_batch, self.cap)
+        self.level = m * self.level + (1 - m) * p.max(axis=1).mean()
         self.by_class = m * self.by_class + (1 - m) * p.mean(axis=0)
         shares = np.bincount(labels, minlength=p.shape[1]) / len(p)
         self.histogram = m * self.histogram + (1 - m) * shares
@@ -63,8 +56,8 @@ class FreeMatch:
 
 
 class SoftMatch:
-    def __init__(self, num_classes, momentum, n_sigma, aligned):
-        self.m, self.n, self.aligned = momentum, n_sigma, aligned
+    def __init__(self, num_classes, momentum):
+        self.m = momentum
         self.mean, self.variance, self.by_class = 1 / num_classes, 1.0, None
 
     def weigh(self, p, positions):
@@ -72,15 +65,13 @@ class SoftMatch:
             return np.zeros(0)
         m, now = self.m, p.mean(axis=0)
         self.by_class = now if self.by_class is None else m * self.by_class + (1 - m) * now
-        if self.aligned:
-            p = p / self.by_class
-            p = p / p.sum(axis=1, keepdims=True)
-        best = p.max(axis=1)
+        p = p / self.by_class
+        best = (p / p.sum(axis=1, keepdims=True)).max(axis=1)
         self.mean = m * self.mean + (1 - m) * best.mean()
         if len(p) > 1:
             self.variance = m * self.variance + (1 - m) * best.var(ddof=1)
         below = np.minimum(best - self.mean, 0)
-        return np.exp(-(below**2) / (2 * self.variance / self.n**2))
+        return np.exp(-(below**2) / (2 * self.variance / 2**2))
 
 
 def fairness_by_hand(by_class, histogram, logits):

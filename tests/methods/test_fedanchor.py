@@ -107,7 +107,7 @@ def test_class_means_give_the_scores_of_all_pairs():
 )
 def test_labels_are_the_equations(data, fields, view):
     """Eq. 3 to 5 for a client, from raw images or from weak views; what qualifies is above the threshold."""
-    _, method, state = build(weak=mirrored, **{"fedanchor.threshold": THRESHOLD, **fields})
+    _, method, state = build(weak=mirrored, **{"confidence.threshold": THRESHOLD, **fields})
     received = method.broadcast(state, data, None)
     job = prepare(phases_of(method)[0], received, data, 1)
     x = pixels_of(data, data.client_index[1], view)
@@ -167,8 +167,9 @@ def test_centred_scores_in_both_forms(centred):
 @pytest.mark.parametrize(("centred", "quantile"), [(False, 0.9), (True, 0.0), (True, 0.85)])
 def test_labels_by_centred_scores_and_a_following_threshold(data, travels, centred, quantile):
     """What came down is enough for it, and is counted: the centre with the class means, and the threshold."""
-    fields = {"travels": travels, "centred": centred, "threshold_quantile": quantile, "threshold": 0.3}
-    problem, method, state = build(**{f"fedanchor.{name}": value for name, value in fields.items()})
+    fields = {"travels": travels, "centred": centred, "threshold_quantile": quantile}
+    fields = {f"fedanchor.{name}": value for name, value in fields.items()}
+    problem, method, state = build(**fields, **{"confidence.threshold": 0.3})
     received = method.broadcast(state, data, None)
     job = prepare(phases_of(method)[0], received, data, 1)
     anchors, labels = embeddings_of(state.model, pixels_of(data, data.server_index)), np.array(ANCHORS)
@@ -191,7 +192,7 @@ def test_labels_by_centred_scores_and_a_following_threshold(data, travels, centr
 @pytest.mark.parametrize("chosen", [(0, 1, 2), (0, 1, 3, 4)])
 def test_without_two_anchors_of_a_class_the_threshold_is_the_configured_one(data, chosen):
     """A lone anchor has no score; those of the other classes, if they have several, still make the threshold."""
-    _, method, state = build(**{"fedanchor.threshold_quantile": 0.9, "fedanchor.threshold": 0.3})
+    _, method, state = build(**{"fedanchor.threshold_quantile": 0.9, "confidence.threshold": 0.3})
     rows = data.server_index[jnp.array(chosen)]
     received = method.broadcast(state, data._replace(server_index=rows), None)
     scores = leave_one_out_by_hand(embeddings_of(state.model, pixels_of(data, rows)), np.array(ANCHORS)[list(chosen)])
@@ -224,7 +225,7 @@ def test_an_embedding_equal_to_every_anchor_of_a_class_scores_one():
 @pytest.mark.parametrize("threshold, qualifies", [(0.0, False), (-1e-6, True)])
 def test_a_score_at_the_threshold_falls_short(data, threshold, qualifies):
     """Eq. 5 has 'above': embeddings that are zero score exactly 0."""
-    _, method, state = build(**{"fedanchor.threshold": threshold})
+    _, method, state = build(**{"confidence.threshold": threshold})
     nothing = jax.tree.map(jnp.zeros_like, state.model)
     job = prepare(phases_of(method)[0], method.broadcast(state._replace(model=nothing), data, None), data, 1)
     assert np.all(np.asarray(job.work.labels.report.qualified) == qualifies)
@@ -418,7 +419,7 @@ def test_the_server_s_fix_and_mix_losses_are_those_of_the_equations(data, monkey
     monkeypatch.setattr(training, "draw_with_replacement", lambda key, size, count: jnp.asarray(drawn))
     monkeypatch.setattr("fedjax_ssl.ops.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(0.3))
     problem, _, state = build(weak=itself, strong=negative)
-    loss_fn = training.supervised_mixup_loss(problem, data, "strong", 0.75, 2.0)
+    loss_fn = training.supervised_mixup_loss(problem, data, 0.75, 2.0)
     rows, mask = data.server_index[:4], jnp.array([True, True, True, False])
     loss, (_, metrics) = loss_fn(state.model, rows, data.visible_labels[rows], mask, jax.random.key(0))
 

@@ -101,7 +101,7 @@ def test_steps_are_those_of_the_equations():
     A confident label has the weight that its rule gives it.
     """
     data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1]])
-    problem = small_problem("feddb", **{"feddb.threshold": 0.48, "feddb.momentum": 0.3})
+    problem = small_problem("feddb", **{"confidence.threshold": 0.48, "feddb.momentum": 0.3})
     received, config = sent_down(problem), problem.config.client
     (phase,) = phases_of(METHODS["feddb"].factory(problem))
     factors = 1 / (1 + np.arange(10))

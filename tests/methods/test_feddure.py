@@ -66,10 +66,11 @@ def test_steps_are_those_of_the_equations(more):
     """One of tuning and two of all three models. F-reg's slope is the difference of losses a step ahead."""
     data = federation([[0, 1, -1, -1, 2, -1, -1, 1, -1]])
     options = {
-        "threshold": 0.6, "tuning_steps": 1, "steps": 2, "unlabelled_batch": 3, "unlabelled_weight": 5.0,
+        "tuning_steps": 1, "steps": 2, "unlabelled_batch": 3, "unlabelled_weight": 5.0,
         "unlabelled_rise": 4, "fine_hidden": 4, "fine_learning_rate": 0.5,
     }  # fmt: skip
-    fields = {"client.batch_size": 2, **{f"feddure.{name}": value for name, value in options.items()}}
+    fields = {f"feddure.{name}": value for name, value in options.items()}
+    fields |= {"client.batch_size": 2, "confidence.threshold": 0.6}
     problem = small_problem("feddure", **fields, **more)
     received, config = sent_down(problem), problem.config.client
     job, finished = train(phases_of(METHODS["feddure"].factory(problem))[0], received, data, 0, jit=True)
@@ -78,7 +79,7 @@ def test_steps_are_those_of_the_equations(more):
     labels, rate = np.asarray(data.visible_labels)[rows], config.learning_rate
     model, statistics = in_numpy(received.model.params), statistics_of(received.model)
     local, velocity, of_local, effects, confident = model, at_rest(model), at_rest(model), [0.0], []
-    regulator = {name: np.atleast_1d(np.float64(leaf)) for name, leaf in job.work.plan.work.items()}
+    regulator = {name: np.atleast_1d(np.float64(leaf)) for name, leaf in job.work.work.items()}
     first, second = at_rest(regulator), at_rest(regulator)  # Adam's moments
     labelled = batches(np.asarray(job.work.decks["labelled"].order), 4, 2)
     for step, unknown in enumerate(batches(np.asarray(job.work.decks["unlabelled"].order), 5, 3)[:3]):

@@ -96,7 +96,7 @@ def train_by_hand(problem, data, received, work, credibility, drawn):
         of_server = probabilities(server, weak[batch], statistics_of(received.extra))
         if options.labels_from == "global":
             of_weak = probabilities(start, weak[batch], statistics_of(received.model))
-        found, confident = of_weak.argmax(axis=1), of_weak.max(axis=1) >= options.threshold
+        found, confident = of_weak.argmax(axis=1), of_weak.max(axis=1) >= problem.config.confidence.threshold
         passes = [
             (strong[batch], one_hot[found] * confident[:, None] / n),
             (weak[batch], of_server / n),
@@ -139,8 +139,10 @@ def train_by_hand(problem, data, received, work, credibility, drawn):
 def test_local_training_is_that_of_the_equations(labels_from, count_per, members, label_set, monkeypatch):
     """Two epochs of a client whose set has members, or has none yet, or plays no part."""
     fields = {"labels_from": labels_from, "count_per": count_per, "label_set": label_set}
-    fields |= {"threshold": 0.6, "successive": 2, "kl_weight": 0.7}
-    problem = small_problem("fedil", **{f"fedil.{name}": value for name, value in fields.items()})
+    fields |= {"successive": 2, "kl_weight": 0.7}
+    problem = small_problem(
+        "fedil", **{f"fedil.{name}": value for name, value in fields.items()}, **{"confidence.threshold": 0.6}
+    )
     phase, data = phases_of(METHODS["fedil"].factory(problem))[0], federation([[-1], [-1] * SIZE], at_server=[0, 1])
     drawn = lambda size, count: (1 + 2 * jnp.arange(count)) % size  # noqa: E731
     monkeypatch.setattr(fedil, "draw_with_replacement", lambda key, size, count: drawn(size, count))
@@ -174,7 +176,9 @@ def test_local_training_is_that_of_the_equations(labels_from, count_per, members
 def fake_federation(screening):
     """(method, state, received): five updates of noise, one of which was not accepted."""
     fields = {"cosine_screening": screening}
-    problem = small_problem("fedil", **{f"fedil.{name}": value for name, value in fields.items()})
+    problem = small_problem(
+        "fedil", **{f"fedil.{name}": value for name, value in fields.items()}, **{"confidence.threshold": 0.6}
+    )
     problem.network.normalisation = "group"  # statistics do not travel
     rng, model = np.random.default_rng(3), sent_down(problem).model
     noise = lambda leaf, *axes: rng.normal(size=(*axes, *leaf.shape)).astype(np.float32)  # noqa: E731

@@ -47,7 +47,7 @@ def data():
 
 def build(**fields):
     steps = {"fedlabel.labelled_steps": LABELLED_STEPS, "fedlabel.unlabelled_steps": UNLABELLED_STEPS}
-    problem = small_problem("fedlabel", **{**steps, "fedlabel.threshold": BETA, **fields})
+    problem = small_problem("fedlabel", **{**steps, "confidence.threshold": BETA, **fields})
     validate(problem.config)
     return problem, METHODS["fedlabel"].factory(problem)
 
@@ -120,7 +120,7 @@ def unlabelled_by_hand(result, data, supervised, experts="both"):
         labels, probability, other, ratio = choose_by_hand(
             probabilities(first, x, centre), p_local, options.confidence, options.experts
         )
-        kept = probability > options.threshold
+        kept = probability > (0.3 if (tau := result.problem.config.confidence.threshold) is None else tau)
         # s^- of eq. 6, whatever the divergence is taken to.
         agrees = kept & (other.argmax(axis=1) == labels) & (experts == "both")
         agreed.append(agrees.sum())
@@ -168,8 +168,8 @@ CODE = {
         (SOME, {"fedlabel.confidence": "entropy", "fedlabel.kl_order": "trained_last"}),
         (SOME, {"fedlabel.replica": True}),
         (SOME, CODE),
-        (SOME, {"fedlabel.experts": "local", "fedlabel.threshold": 0.5}),
-        (SOME, {"fedlabel.threshold": 0.65}),  # with steps in which nothing counts, and a velocity from earlier ones
+        (SOME, {"fedlabel.experts": "local", "confidence.threshold": 0.5}),
+        (SOME, {"confidence.threshold": 0.65}),  # with steps in which nothing counts, and a velocity from earlier ones
     ],
 )
 def test_both_phases_are_those_of_the_equations(data, client, fields):
@@ -180,7 +180,7 @@ def test_both_phases_are_those_of_the_equations(data, client, fields):
     model, statistics, history, agreed, _ = unlabelled_by_hand(result, data, (local, local_statistics), experts)
     kept = history[:, 2]
     assert any(0 < count < 3 for count in kept)
-    assert any(agreed) if "fedlabel.threshold" not in fields else 0 in kept[1:]
+    assert any(agreed) if "confidence.threshold" not in fields else 0 in kept[1:]
     if losses:
         assert result.first.num_steps == LABELLED_STEPS and result.second.num_steps == UNLABELLED_STEPS
         assert_model(result.supervised.upload.model, local, local_statistics)
@@ -201,8 +201,9 @@ def test_both_phases_are_those_of_the_equations(data, client, fields):
 @pytest.mark.parametrize("partner", ["discarded", "supervised"])
 def test_the_divergence_is_of_images_with_the_same_label_from_both_experts(data, partner, loss_over):
     """Whichever expert it is taken to: where the local one labels and the received one differs there is none."""
-    fields = {"kl_partner": partner, "loss_over": loss_over, "threshold": 0.4, "consistency_weight": 0.5}
-    problem, method = build(**{f"fedlabel.{name}": value for name, value in fields.items()})
+    fields = {"kl_partner": partner, "loss_over": loss_over, "consistency_weight": 0.5}
+    fields = {f"fedlabel.{name}": value for name, value in fields.items()}
+    problem, method = build(**fields, **{"confidence.threshold": 0.4})
     received, local = sent_down(problem, ROUND), sent_down(problem, seed=23).model  # as if it had been trained
     previous = Previous(jax.tree.map(lambda leaf: leaf[None], Upload(local)), jnp.array([True]))
     second, finished = train(phases_of(method)[1], received, data, SOME, previous=previous)
@@ -264,7 +265,7 @@ def test_images_without_a_step_are_not_looked_at(data, fields):
 @pytest.mark.parametrize("normalisation", ["running", "static"])
 def test_without_a_label_that_counts_a_client_sends_its_supervised_model(data, normalisation):
     """beta = 1 is FedAvg on labels, to the statistics, with weight decay and all; and so is no unlabelled image."""
-    for client, fields in ((SOME, {"fedlabel.threshold": 1.0}), (ALL, {}), (TWO, {"fedlabel.threshold": 1.0})):
+    for client, fields in ((SOME, {"confidence.threshold": 1.0}), (ALL, {}), (TWO, {"confidence.threshold": 1.0})):
         result = run(data, client, **fields)
         assert result.second.takes_part and np.any(result.finished.metrics["kept"] == 0)
         for sent, supervised in zip(
@@ -306,7 +307,7 @@ def test_two_models_travel_apart(data):
     assert_model(result.finished.upload.model, model, statistics)
     assert_model(result.finished.upload.metadata["supervised"], local, local_statistics)
     assert result.finished.upload.metadata["used"] == history[:, 2].sum() > 1
-    none = run(data, SOME, **BOTH, **{"fedlabel.weights": "pseudo_labels", "fedlabel.threshold": 1.0})
+    none = run(data, SOME, **BOTH, **{"fedlabel.weights": "pseudo_labels", "confidence.threshold": 1.0})
     assert none.finished.upload.metadata["used"] == 1
 
 

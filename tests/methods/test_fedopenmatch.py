@@ -62,8 +62,9 @@ def test_labels_that_the_head_rejects_do_not_count(monkeypatch):
 def test_steps_are_those_of_the_equations():
     """The classifier's losses as FixMatch's, but of labels that the head accepts; the head's; none moves the other."""
     data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1, 1]])
-    options = {"threshold": 0.5, "inlier": LEAST, "entropy_weight": 0.4, "consistency_weight": 0.7}
-    fields = {"data.labels": "clients", **{f"fedopenmatch.{name}": value for name, value in options.items()}}
+    options = {"inlier": LEAST, "entropy_weight": 0.4, "consistency_weight": 0.7}
+    fields = {f"fedopenmatch.{name}": value for name, value in options.items()}
+    fields |= {"data.labels": "clients", "confidence.threshold": 0.5}
     problem = small_problem("fedopenmatch", SmallNetwork(ONE_VS_ALL, head_dim=CLASSES), **fields)
     received, config = sent_down(problem), problem.config.client
     job, finished = train(phases_of(METHODS["fedopenmatch"].factory(problem))[0], received, data, 0)

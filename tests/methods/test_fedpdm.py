@@ -63,8 +63,9 @@ def test_matching_is_optimal_transport(sharpness):
 def test_steps_are_those_of_the_equations():
     """In the first of four rounds: labels by matching, shares of before and then of now in both losses, an average."""
     data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1, 1]])
-    options = {"threshold": 0.75, "shares_decay": 0.3, "adjustment": 0.8, "ema_decay": 0.6, "warm_up_rounds": 0}
-    problem = small_problem("fedpdm", num_rounds=4, **{f"fedpdm.{name}": value for name, value in options.items()})
+    options = {"shares_decay": 0.3, "adjustment": 0.8, "ema_decay": 0.6, "warm_up_rounds": 0}
+    fields = {f"fedpdm.{name}": value for name, value in options.items()} | {"confidence.threshold": 0.75}
+    problem = small_problem("fedpdm", num_rounds=4, **fields)
     received, config, before = sent_down(problem), problem.config.client, SHARES
     (phase,) = phases_of(METHODS["fedpdm"].factory(problem))
 

@@ -46,7 +46,8 @@ def build(**fields):
     """Every batch is a whole data set, so that no order matters, and no view draws."""
     fields = {
         "clients_per_round": NUM_CLIENTS, "client.batch_size": MAX_SIZE, "server.batch_size": len(ANCHORS),
-        "server.learning_rate": 0.3, "server.momentum": 0.5, "fedrgd.steps": STEPS, "fedrgd.threshold": 0.6, **fields,
+        "server.learning_rate": 0.3, "server.momentum": 0.5, "fedrgd.steps": STEPS,
+        "confidence.threshold": 0.6, **fields,
     }  # fmt: skip
     problem = small_problem("fedrgd", SmallNetwork(normalisation="group"), **fields)
     validate(problem.config)
@@ -114,7 +115,7 @@ def user_step(problem, data, model, velocity, rows, statistics):
         x, p = weak, probabilities(model, weak, statistics)
     else:
         x, p = strong, probabilities(model, weak, weak.mean(axis=0))
-    counted = p.max(axis=1) >= options.threshold
+    counted = p.max(axis=1) >= (problem.config.confidence.threshold or 0.95)
     targets = counted[:, None] * np.eye(CLASSES)[p.argmax(axis=1)] / len(rows)
     _, gradient = loss_and_gradient(model, x, x.mean(axis=0), targets)
     return *sgd_step(model, gradient, velocity, config, config.learning_rate), int(counted.sum())

@@ -267,7 +267,7 @@ def test_an_image_gets_the_label_of_the_sum_once_and_for_ever(data, client, play
     np.testing.assert_array_equal(job.work.labels.report.labels[: len(votes)], expected)
     assert int(job.work.decks["labelled"].size) == np.sum(has_one | (visible >= 0))
     assert int(job.work.decks["accepted"].size) == np.sum(has_one)
-    assert_model(job.work.plan.start, *tuned)
+    assert_model(job.work.start, *tuned)
 
 
 def test_while_clients_train_on_labels_alone_nothing_is_accepted(data):
@@ -281,7 +281,7 @@ def test_while_clients_train_on_labels_alone_nothing_is_accepted(data):
     assert int(job.work.decks["labelled"].size) == 3 and job.num_steps == 2
     assert int(job.work.decks["accepted"].size) == 0
     assert np.all(np.asarray(job.own[ACCEPTED].labels) == -1) and job.own[ACCEPTED].rounds == 0
-    assert_model(job.work.plan.start, in_numpy(received.model.params), statistics_of(received.model))
+    assert_model(job.work.start, in_numpy(received.model.params), statistics_of(received.model))
     assert prepare(phases_of(method)[1], received, data, NO_LABELS, memory(), nobody).num_steps == 0
 
 

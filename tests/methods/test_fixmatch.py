@@ -19,7 +19,7 @@ THRESHOLD = 0.6
 NO_LABELS, A_FEW = range(2)
 EVAL, CONFIDENT = {"fixmatch.label_mode": "eval"}, {"fixmatch.loss_over": "confident"}
 PROXIMAL = {"client.proximal": 0.5, "client.clip_norm": 0.0}
-RECEIVED, AT_CLIENTS = {"consistency.labels_from": "received"}, {"data.labels": "clients"}
+RECEIVED, AT_CLIENTS = {"confidence.labels_from": "received"}, {"data.labels": "clients"}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def data():
 
 
 def build(**fields):
-    problem = small_problem("fixmatch", **{"fixmatch.threshold": THRESHOLD, **fields})
+    problem = small_problem("fixmatch", **{"confidence.threshold": THRESHOLD, **fields})
     validate(problem.config)
     return problem, METHODS["fixmatch"].factory(problem)
 
@@ -40,25 +40,25 @@ def build(**fields):
         (A_FEW, {**EVAL, **AT_CLIENTS}),
         (NO_LABELS, {**EVAL, **RECEIVED}),  # the received model has one mode
         (A_FEW, {**RECEIVED, **AT_CLIENTS, **PROXIMAL}),
-        (NO_LABELS, {**CONFIDENT, "fixmatch.threshold": 0.7}),
+        (NO_LABELS, {**CONFIDENT, "confidence.threshold": 0.7}),
         (NO_LABELS, {**CONFIDENT, **EVAL}),
         (NO_LABELS, {**CONFIDENT, **RECEIVED}),
-        (A_FEW, {**CONFIDENT, **AT_CLIENTS, "fixmatch.threshold": 0.7}),
+        (A_FEW, {**CONFIDENT, **AT_CLIENTS, "confidence.threshold": 0.7}),
     ],
 )
 def test_local_training_is_that_of_the_equations(data, client, fields):
     """The loss over the batch or over its confident images, with labels made in training or evaluation mode."""
     problem, method = build(**fields)
-    received, options = sent_down(problem), problem.config.fixmatch
+    received, options, tau = sent_down(problem), problem.config.fixmatch, problem.config.confidence.threshold
     job, finished = train(phases_of(method)[0], received, data, client)
     only_confident = options.loss_over == "confident"
     together = problem.config.data.labels == "clients" and not only_confident
-    rule = hard_labels(options.threshold)
+    rule = hard_labels(tau)
     by_hand = train_by_hand(problem, data, received, job.work, rule, options.label_mode, only_confident, together)
     assert_as_by_hand(finished, by_hand)
     counts = by_hand[3]
     assert any(0 < count < 3 for count in counts)
-    if options.threshold == 0.7:
+    if tau == 0.7:
         assert 0 in counts[1:]  # with a velocity from earlier steps, which weight decay alone would not stop
 
 
@@ -68,27 +68,26 @@ def test_rows_of_the_papers_tables_have_names(method, variants, labels_from, pro
     """Labels at the clients, local or global, with FedAvg or FedProx: weights by all images, one pass for all views."""
     config = small_problem(f"fedlabel,{method},{variants},plain").config
     assert (config.method, config.data.labels, config.aggregation.weights) == (method, "clients", "size")
-    assert (config.consistency.labels_from, config.client.proximal) == (labels_from, proximal)
-    assert config.consistency.batch_norm == "auto"
+    assert (config.confidence.labels_from, config.client.proximal) == (labels_from, proximal)
     validate(config)
 
 
 def test_a_step_in_which_nothing_counts_changes_nothing(data):
-    problem, method = build(**CONFIDENT, **{"fixmatch.threshold": 1.0})
+    problem, method = build(**CONFIDENT, **{"confidence.threshold": 1.0})
     received = sent_down(problem)
     job, finished = train(phases_of(method)[0], received, data, NO_LABELS)
     assert job.num_steps == 6 and finished.metrics["confident_share"] == 0
     for found, before in zip(jax.tree.leaves(finished.upload.model), jax.tree.leaves(received.model)):
         np.testing.assert_array_equal(found, before)
     # Over the batch it is a step: of weight decay, and of the statistics.
-    _, method = build(**{"fixmatch.threshold": 1.0})
+    _, method = build(**{"confidence.threshold": 1.0})
     _, finished = train(phases_of(method)[0], received, data, NO_LABELS)
     for found, before in zip(jax.tree.leaves(finished.upload.model), jax.tree.leaves(received.model)):
         assert np.all(found != before)
 
 
 def test_a_label_counts_from_the_threshold_on(data):
-    problem, method = build(**EVAL, **{"fixmatch.threshold": 0.5})
+    problem, method = build(**EVAL, **{"confidence.threshold": 0.5})
     received = sent_down(problem)
     two_classes = jnp.float32([0, 0, -1e9])  # probabilities of exactly 1/2, whatever the image
     params = {"backbone": {"bias": two_classes}, "classifier": {"kernel": jnp.zeros((4, 3))}}

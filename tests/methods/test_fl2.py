@@ -40,7 +40,7 @@ def data():
 
 
 def build(**fields):
-    problem = small_problem("fl2", **{"fl2.threshold": 0.75, **fields})
+    problem = small_problem("fl2", **{"confidence.threshold": 0.75, **fields})
     validate(problem.config)
     return problem, METHODS["fl2"].factory(problem)
 
@@ -90,7 +90,7 @@ def test_nothing_is_perturbed_by_gradients_of_zero(tree):
 
 def labels_by_hand(problem, data, received, client=CLIENT):
     """CAT in float64: labels, which images count, which are the surest, tau_k, tau_k(c)."""
-    size, tau_f = int(data.client_size[client]), problem.config.fl2.threshold
+    size, tau_f = int(data.client_size[client]), problem.config.confidence.threshold
     x = pixels_of(data, np.asarray(data.client_index[client])[:size], mirrored)
     p = probabilities(in_numpy(received.model.params), x, statistics_of(received.model))
     tau, predicted = p.max(axis=1).mean(), p.mean(axis=0)
@@ -132,7 +132,7 @@ def train_by_hand(problem, data, received, work):
     [
         {"fl2.radius": 0.8},
         {"fl2.radius": 0.8, "fl2.perturbation": "sam", "fl2.consistency_weight": 0.7},
-        {"fl2.consistency_weight": 0.0, "confidence.kind": "fixed", "fl2.threshold": 0.62},
+        {"fl2.consistency_weight": 0.0, "confidence.kind": "fixed", "confidence.threshold": 0.62},
     ],
     ids=["asam", "sam", "no SACR, no CAT"],
 )
@@ -153,7 +153,9 @@ def test_a_client_trains_as_by_hand(data, fields):
     assert ("consistency_loss" in finished.metrics) == (problem.config.fl2.consistency_weight > 0)
 
 
-@pytest.mark.parametrize("fields", [{"fl2.radius": 0.0}, {"fl2.threshold": 1.0}], ids=["no radius", "nobody is sure"])
+@pytest.mark.parametrize(
+    "fields", [{"fl2.radius": 0.0}, {"confidence.threshold": 1.0}], ids=["no radius", "nobody is sure"]
+)
 def test_without_a_perturbation_it_is_fixmatch_with_adaptive_thresholds(data, fields):
     """w* is w, L_cs is 0 and has no gradient: the client trains as by hand without it."""
     problem, method = build(**fields)
@@ -195,7 +197,7 @@ def test_another_rule_may_make_its_thresholds(data, kind):
 @pytest.mark.parametrize("strictly", [True, False])
 def test_a_confidence_at_the_threshold_counts_in_the_code(data, strictly):
     """All predictions are 1/2: the mean is that of each."""
-    problem, method = build(**{"fl2.strictly": strictly, "fl2.threshold": 0.5})
+    problem, method = build(**{"fl2.strictly": strictly, "confidence.threshold": 0.5})
     params = {"backbone": {"bias": jnp.float32([0, 0, -1e9])}, "classifier": {"kernel": jnp.zeros((4, 3))}}
     received = sent_down(problem)._replace(model=Model(params, sent_down(problem).model.batch_stats))
     job, _ = train(phases_of(method)[0]._replace(step=lambda *a: a[3]), received, data, CLIENT)

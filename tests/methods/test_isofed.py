@@ -44,7 +44,7 @@ def data():
 
 
 def method_of(arguments="", **fields):
-    problem = small_problem(f"isofed{arguments}", **{"client.epochs": 1, "trainer.threshold": 0.4, **fields})
+    problem = small_problem(f"isofed{arguments}", **{"client.epochs": 1, "confidence.threshold": 0.4, **fields})
     return problem, METHODS["isofed"].factory(problem)
 
 
@@ -162,7 +162,7 @@ def through(phases, received, data, client, own=None):
 
 def test_the_adaptation_has_an_optimiser_of_its_own_and_a_second_classifier_rests(data):
     """No momentum of it reaches training, and no loss of it the head, which weight decay would shrink."""
-    fields = {"client.persistent": True, "client.weight_decay": 0.5, "trainer.name": "acr"}
+    fields = {"client.persistent": True, "client.weight_decay": 0.5, "confidence.kind": "acr"}
     network = SmallNetwork(STANDARD, head_dim=CLASSES)
     problem = small_problem("isofed", network, **{"client.epochs": 1, **fields})
     method, received = METHODS["isofed"].factory(problem), sent_down(problem)
@@ -178,7 +178,7 @@ def test_a_labelled_client_goes_on_from_the_adapted_model(data):
     problem, method = method_of()
     received = sent_down(problem)
     first, (job, _), (between, _), (last_job, last) = through(
-        phases_of(method), received, data, LABELLED, {"trainer": ()}
+        phases_of(method), received, data, LABELLED, {"confidence": ()}
     )
     assert int(between.num_steps) == 0  # the other role's adaptation
     config = problem.config.client
@@ -197,12 +197,12 @@ def test_a_labelled_client_goes_on_from_the_adapted_model(data):
 def test_an_unlabelled_client_goes_on_from_the_adapted_model(data):
     """Through a labelled phase in which it has no step."""
     problem, method = method_of()
-    received, own = sent_down(problem), {"trainer": ()}
+    received, own = sent_down(problem), {"confidence": ()}
     first, between, adapted = through(phases_of(method)[:3], received, data, UNLABELLED, own)
     assert int(first[0].num_steps) == 0 and int(between[0].num_steps) == 0
     job = prepare(phases_of(method)[3], received, data, UNLABELLED, own, handed_on(*adapted), jnp.bool_(True))
     model, statistics, _ = adapted_by_hand(problem, data, UNLABELLED, received, adapted[0].work.decks["unlabelled"])
-    assert_model(job.work.plan.start, model, statistics)
+    assert_model(job.work.start, model, statistics)
     assert int(job.num_steps) == 2
 
 

@@ -39,7 +39,7 @@ NUM_CLIENTS, NUM_ROUNDS = 8, 2
 OTHER_SETTINGS = [(name, labels) for name, entry in METHODS.items() for labels in entry.settings[1:] or entry.settings]
 MORE_VIEWS = {
     "supervised": {"client.labelled_views": "both"},
-    "fedavg_semi": {"trainer.name": "acr"},
+    "fedavg_semi": {"confidence.kind": "acr"},
 }
 
 

@@ -99,11 +99,11 @@ def defaults():
 
 def build(problem):
     global SEEN
-    SEEN = problem.config.fixmatch
+    SEEN = problem.config
     return FIXMATCH.factory(problem)
 
 
-fields = {**FIXMATCH.fields, "fixmatch.threshold": 0.7, "client.proximal": 0.25}
+fields = {**FIXMATCH.fields, "confidence.threshold": 0.7, "client.proximal": 0.25}
 my_fixmatch = dataclasses.replace(FIXMATCH, factory=build, defaults=defaults, fields=fields)
 """
 QUICKSTART = str(launch.QUICKSTART)
@@ -195,11 +195,11 @@ def test_a_changed_method_reads_the_section_of_the_original(own):
     words = [f"{QUICKSTART}:method=changed.py:my_fixmatch,lpl,parallel", f"--config.model.name={TINY_BACKBONE}"]
     config = built(words).problem.config
     assert "my_fixmatch" not in config
-    assert (config.fixmatch.threshold, config.fixmatch.server, config.fixmatch.gamma) == (0.7, "parallel", 0.5)
-    assert config.consistency.labels_from == "local" and config.client.proximal == 0.25
-    assert imports._FILES[pathlib.Path("changed.py").resolve()].SEEN.gamma == 0.5
-    assert built([*words, "--config.fixmatch.threshold=0.6"]).method.server_after is no_op
-    assert imports._FILES[pathlib.Path("changed.py").resolve()].SEEN.threshold == 0.6
+    assert (config.confidence.threshold, config.fixmatch.server, config.fixmatch.gamma) == (0.7, "parallel", 0.5)
+    assert config.confidence.labels_from == "local" and config.client.proximal == 0.25
+    assert imports._FILES[pathlib.Path("changed.py").resolve()].SEEN.fixmatch.gamma == 0.5
+    assert built([*words, "--config.confidence.threshold=0.6"]).method.server_after is no_op
+    assert imports._FILES[pathlib.Path("changed.py").resolve()].SEEN.confidence.threshold == 0.6
     with pytest.raises(UserError, match=r"fixmatch\.gamma must be above 0, not -1"):
         built([*words, "--config.fixmatch.gamma=-1"])
     assert "gamma" not in base_config().fixmatch
@@ -235,16 +235,18 @@ def test_own_files_of_one_name_are_all_in_the_origin(own):
 
 def test_what_an_override_leaves_as_it_is_is_said(own):
     (own / "changed.py").write_text(CHANGED)
-    words = ["--config.method=changed.py:my_fixmatch", "--config.uda.threshold=0.1", "--config.client.epochs=1"]
-    proximal, threshold = overlooked(parse_config(QUICKSTART, words), words)
+    words = ["--config.method=changed.py:my_fixmatch", "--config.uda.temperature=0.1", "--config.client.epochs=1"]
+    proximal, other = overlooked(parse_config(QUICKSTART, words), words)
     assert (
-        "leaves fixmatch.threshold=0.95, client.proximal=0.0; as an" in proximal
+        "leaves confidence.threshold=None, client.proximal=0.0; as an" in proximal
         and ":method=changed.py:my_fixmatch" in proximal
     )
-    assert threshold.startswith("--config.uda.threshold is of another method and changes nothing; ")
-    assert threshold.endswith("section is fixmatch")
-    words[1:2] = ["--config.client.proximal=0.1", "--config.fixmatch.threshold=0.6"]
+    assert other.startswith("--config.uda.temperature is of another method and changes nothing; ")
+    assert other.endswith("section is fixmatch")
+    words[1:2] = ["--config.client.proximal=0.1", "--config.confidence.threshold=0.6"]
     assert overlooked(parse_config(QUICKSTART, words), words) == []
+    words = ["--config.confidence.threshold=0.5"]
+    assert "the method rscfed does not read it" in overlooked(parse_config(f"{QUICKSTART}:rscfed", words), words)[0]
     words = ["--config.client.proximal=0.0"]
     assert overlooked(parse_config(f"{QUICKSTART}:method=changed.py:my_fixmatch", words), words) == []
 
@@ -254,18 +256,18 @@ def test_a_copy_of_a_methods_file_has_a_name_of_its_own(own):
     (own / "my_copy.py").write_text(source)
     with pytest.raises(UserError, match="its code is that of fl2; write my_copy for fl2 in its file"):
         built([f"{QUICKSTART}:method=my_copy.py:ENTRY"])
-    source = source.replace("threshold = share(0.95)", "threshold = share(0.5)")
+    source = source.replace("radius = real(0.1", "radius = real(0.5")
     (own / "my_copy.py").write_text(source.replace("fl2", "my_copy"))
     config = built([f"{QUICKSTART}:method=my_copy.py:ENTRY"]).problem.config
-    assert config.my_copy.threshold == 0.5 and config.fl2.threshold == 0.95
+    assert config.my_copy.radius == 0.5 and config.fl2.radius == 0.1
     assert config.confidence.kind == METHODS["fl2"].fields.get("confidence.kind", "fixed")
 
 
 def test_a_rule_for_confidence_from_a_file(own):
     """It labels as it says; other users' runs and hosts with such a rule name code, as those of a method's file do."""
-    words = [f"{QUICKSTART}:semifl", "--config.confidence.kind=my.py:rule", "--config.semifl.threshold=0.25"]
+    words = [f"{QUICKSTART}:semifl", "--config.confidence.kind=my.py:rule", "--config.confidence.threshold=0.25"]
     problem = built(words).problem
-    confidence = make_confidence(problem, problem.config.semifl.threshold)
+    confidence = make_confidence(problem, problem.config.confidence.threshold)
     scores = np.array([[0.25, 0.75], [0.2, 0.8]])
     np.testing.assert_array_equal(confidence.weigh((), scores, 2), [1, 0])
     with pytest.raises(UserError, match=r"names code, confidence\.kind=my\.py:rule, which would be run; ask"):

@@ -67,7 +67,7 @@ class TwoHeads(SmallNetwork):
 
 def build(*variants, method="proxyfl", **fields):
     given = functools.reduce(lambda a, b: {**a, **VARIANTS[b]}, variants, {})
-    fields = {"data.labels": "clients", f"{method}.threshold": THRESHOLD, "client.epochs": 1, **given, **fields}
+    fields = {"data.labels": "clients", "confidence.threshold": THRESHOLD, "client.epochs": 1, **given, **fields}
     problem = small_problem(method, network=TwoHeads(), **fields)
     validate(problem.config)
     return problem, METHODS[method].factory(problem)
@@ -214,7 +214,7 @@ def test_local_training_is_that_of_the_equations(data, variants, client, fields)
 
 
 def test_counts_are_those_of_the_last_local_epoch(data):
-    problem, method = build(**{"client.epochs": 3, "proxyfl.threshold": 0.0})
+    problem, method = build(**{"client.epochs": 3, "confidence.threshold": 0.0})
     received = sent_down(problem, extra=jnp.asarray(PRIOR_SENT, jnp.float32))
     job, finished = train(phases_of(method)[0], received, data, A_FEW, jit=True)
     rows, first = np.asarray(data.client_index[A_FEW])[:10], named(received.model.params)
@@ -391,7 +391,7 @@ def test_without_both_it_is_fixmatch_with_global_labels(data, client):
     finished = []
     for variants, method, fields in (
         (("plain_proxyfl",), "proxyfl", {"proxyfl.loss_over": "batch"}),
-        ((), "fixmatch", {"consistency.labels_from": "received"}),
+        ((), "fixmatch", {"confidence.labels_from": "received"}),
     ):
         problem, built = build(*variants, method=method, **fields)
         finished.append(train(phases_of(built)[0], sent_down(problem), data, client)[1])

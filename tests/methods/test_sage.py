@@ -33,7 +33,7 @@ def data():
 
 
 def build(labels="clients", method="sage", **fields):
-    fields = {"data.labels": labels, "sage.threshold": THRESHOLD, "sage.half_gap": HALF_GAP, **fields}
+    fields = {"data.labels": labels, "confidence.threshold": THRESHOLD, "sage.half_gap": HALF_GAP, **fields}
     problem = small_problem(method, **fields)
     validate(problem.config)
     return problem, phases_of(METHODS[method].factory(problem))[0]
@@ -92,7 +92,6 @@ def test_the_local_label_has_half_the_weight_at_the_half_gap_and_all_of_it_witho
     "labels, client, fields, together",
     [
         ("clients", A_FEW, PROTOCOL, True),
-        ("clients", A_FEW, {"consistency.batch_norm": "apart"}, False),
         ("some_clients", ONLY_LABELS, PROTOCOL, True),
         ("some_clients", ONLY_LABELS, {"consistency.epoch_length": "unlabelled"}, True),
         ("server", NO_LABELS, {"consistency.epoch_length": "unlabelled"}, False),
@@ -108,11 +107,10 @@ def test_local_training_is_that_of_the_equations(data, labels, client, fields, t
 
 def test_with_a_gap_of_nothing_the_received_model_s_labels_are_all_that_counts(data):
     """half_gap to 0 leaves FixMatch with global labels, where that is confident whenever the local one is."""
-    fields = {"sage.half_gap": 1e-9, "sage.threshold": 0.0, "fixmatch.threshold": 0.0}
-    weak_alone = {"consistency.batch_norm": "apart", "client.epochs": 1}  # the weak view shares no statistics
+    fields = {"sage.half_gap": 1e-9, "confidence.threshold": 0.0, "client.epochs": 1}
     finished = []
-    for method, more in ("sage", {}), ("fixmatch", {"consistency.labels_from": "received"}):
-        problem, phase = build("clients", method, **fields, **weak_alone, **more)
+    for method, more in ("sage", {}), ("fixmatch", {"confidence.labels_from": "received"}):
+        problem, phase = build("clients", method, **fields, **more)
         finished.append(train(phase, sent_down(problem), data, A_FEW)[1])
     for name in ("client_loss", "unlabelled_loss", "labelled_loss"):
         np.testing.assert_allclose(finished[0].metrics[name], finished[1].metrics[name], rtol=1e-5)
@@ -164,6 +162,6 @@ def test_every_data_set_can_be_normalised_by_cifar10_s_numbers(tmp_path):
 
 def test_labels_of_one_model_are_refused():
     with pytest.raises(UserError, match=r"labels_from='received' is for a method that labels by one model"):
-        build(**{"consistency.labels_from": "received"})
+        build(**{"confidence.labels_from": "received"})
     with pytest.raises(UserError, match=r"consistency.epoch_length is 'shorter'; known: longer, unlabelled"):
         build(**{"consistency.epoch_length": "shorter"})

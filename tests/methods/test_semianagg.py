@@ -62,7 +62,7 @@ def cosines_by_hand(features, anchors, labels, chosen):
 @pytest.mark.parametrize(("debias", "tau"), [("none", TAU), ("app_u", 0.45)])
 def test_what_a_client_tells_of_its_classes(data, debias, tau):
     """The features of the small network are its centred pixels: those of the anchor take no weak view."""
-    fields = {"trainer.threshold": tau, "confidence.kind": "fixed"}
+    fields = {"confidence.threshold": tau, "confidence.kind": "fixed"}
     problem = small_problem("semianagg", **fields, **{"confidence.debias": debias})
     validate(problem.config)
     method, received = METHODS["semianagg"].factory(problem), sent_down(problem)
@@ -283,7 +283,7 @@ def test_another_round_has_the_same_anchor_and_it_is_no_part_of_a_lane(data):
         return job.own, phases_of(method)[1].start(received, data, job.work, {**own, **job.own}).memory
 
     of_labelling, carried = jax.eval_shape(begin, own)
-    assert ANCHOR not in of_labelling and ANCHOR not in carried and "trainer" in carried
+    assert ANCHOR not in of_labelling and ANCHOR not in carried and "confidence" in carried
 
 
 # --- Its tables. -----------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def label(data):
 
     @jax.jit
     def run(received, clients):
-        problem = small_problem("semifl", weak=one_of_three, **{"semifl.label_views": 2, "semifl.threshold": 0.5})
+        problem = small_problem("semifl", weak=one_of_three, **{"semifl.label_views": 2, "confidence.threshold": 0.5})
         cohort = Cohort(clients, {}, jax.random.key(5))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(labels, "score_cohort", recorded)

@@ -181,14 +181,14 @@ def assert_same(upload, model, means):
 def problem_of(arguments="", **fields):
     # The temperature of the paper makes losses too steep for differences.
     options = {"twin_sight.temperature": 0.5, "twin_sight.contrastive_weight": 0.8}
-    fields = {"client.clip_norm": 0.3, "trainer.threshold": 0.5, **options, **fields}
+    fields = {"client.clip_norm": 0.3, "confidence.threshold": 0.5, **options, **fields}
     return small_problem(f"twin_sight{arguments}", LinearFeatures(), **fields)
 
 
 def both_phases(problem, data, client, jit=True):
     """A client's two phases: the jobs, and what each leaves."""
     first, second = phases_of(METHODS["twin_sight"].factory(problem))
-    received, own = sent_down(problem), {"trainer": ()} if problem.config.twin_sight.pseudo_labels else {}
+    received, own = sent_down(problem), {"confidence": ()} if problem.config.twin_sight.pseudo_labels else {}
     labelled = train(first, received, data, client, own, jit=jit)
     unlabelled = train(second, received, data, client, own, handed_on(*labelled), jit=jit)
     return received, labelled, unlabelled
@@ -221,7 +221,7 @@ def pseudo_labels_of(problem, prior=None):
         labelling, trained = (first, second) if options.labels_from == "weak" else (second, first)
         p = np.exp(log_p(start, labelling))
         p = p if prior is None else divided(p, prior)
-        counts = p.max(axis=1) >= problem.config.trainer.threshold
+        counts = p.max(axis=1) >= problem.config.confidence.threshold
         found.append(counts.sum())
         chosen = -log_p(model, trained)[np.arange(len(rows)), p.argmax(axis=1)]
         return options.pseudo_weight * np.sum(chosen * counts) / len(rows)
@@ -306,11 +306,11 @@ def test_freematch_s_averages_and_its_term(memory, data):
     assert 0 < np.mean(freematch.found) < 1
     assert_same(finished.upload.model, *expected)
     np.testing.assert_allclose(finished.metrics["unlabelled_loss"], np.mean(losses), rtol=1e-4)
-    averages, rule = finished.own["trainer"], freematch.rule
+    averages, rule = finished.own["confidence"], freematch.rule
     np.testing.assert_allclose(averages.level, rule.level, rtol=1e-4)
     np.testing.assert_allclose(averages.by_class, rule.by_class, rtol=1e-4)
     again = prepare(phases[1], received, data, UNLABELLED, finished.own, idle)
-    begins = again.own.get("trainer", averages)
+    begins = again.own.get("confidence", averages)
     np.testing.assert_allclose(begins.level, rule.level if memory == "run" else 1 / CLASSES, rtol=1e-4)
 
 
@@ -394,5 +394,5 @@ def test_both_models_travel_and_twice_as_much(data):
 
 
 def test_a_trainer_with_a_second_classifier_is_refused():
-    with pytest.raises(UserError, match=r"trainer\.name='acr' trains heads"):
-        METHODS["twin_sight"].factory(problem_of(**{"trainer.name": "acr"}))
+    with pytest.raises(UserError, match=r"confidence.kind='acr' trains a second classifier"):
+        METHODS["twin_sight"].factory(problem_of(**{"confidence.kind": "acr"}))

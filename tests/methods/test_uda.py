@@ -25,8 +25,8 @@ def sharpened(temperature, threshold):
 )
 def test_local_training_is_that_of_the_equations(labels, client, together, labels_from):
     data = federation([[-1] * 7, [0, -1, -1, 2, 1, -1, 0, -1, -1]])
-    fields = {"uda.threshold": 0.6, "uda.temperature": 0.7, "data.labels": labels}
-    problem = small_problem("uda", **fields, **{"consistency.labels_from": labels_from})
+    fields = {"confidence.threshold": 0.6, "uda.temperature": 0.7, "data.labels": labels}
+    problem = small_problem("uda", **fields, **{"confidence.labels_from": labels_from})
     received = sent_down(problem)
     job, finished = train(phases_of(METHODS["uda"].factory(problem))[0], received, data, client)
     rule = sharpened(temperature=0.7, threshold=0.6)

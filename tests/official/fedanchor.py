@@ -18,7 +18,7 @@ from tests.official.reference import SGD, backbone, classify, cross_entropy, gra
 CLIENTS, ANCHORS = [[-1] * 13, [-1] * 6, [-1] * 9], [0, 1, 2, 2, 1, 0, 1, 0, 2]
 THRESHOLD, TEMPERATURE, PRETRAINED, ROUNDS, CONTRASTIVE_RATE = 0.5, 0.5, 2, 3, 0.02
 FIELDS = {
-    "fedanchor.threshold": THRESHOLD, "fedanchor.temperature": TEMPERATURE, "fedanchor.contrastive_batch_size": 5,
+    "confidence.threshold": THRESHOLD, "fedanchor.temperature": TEMPERATURE, "fedanchor.contrastive_batch_size": 5,
     "fedanchor.contrastive_augmentation": "weak", "fedanchor.contrastive_learning_rate": CONTRASTIVE_RATE,
     "fedanchor.contrastive_epochs": 2,
     "model.anchor_dim": 5, "server.batch_size": 4, "server.epochs": 1, "server.pretrain_epochs": PRETRAINED,

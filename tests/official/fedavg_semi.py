@@ -9,6 +9,7 @@ pass together there, but a client here has one kind. FlexMatch is SemiAnAgg's; a
 import autograd.numpy as np
 import pytest
 
+from fedjax_ssl.client import acr
 from tests.official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, rule_options, train
 from tests.official.reference import (
     SGD,
@@ -98,7 +99,7 @@ class SoftMatch(FixMatch):
         best = (aligned / aligned.sum(axis=1, keepdims=True)).max(axis=1)
         self.mean = m * self.mean + (1 - m) * best.mean()
         self.var = m * self.var + (1 - m) * best.var(ddof=1)
-        return np.exp(-(np.minimum(best - self.mean, 0) ** 2) / (2 * self.var / self.options.n_sigma**2))
+        return np.exp(-(np.minimum(best - self.mean, 0) ** 2) / (2 * self.var / 2**2))
 
 
 class ACR(FixMatch):
@@ -119,7 +120,7 @@ class ACR(FixMatch):
         return np.log(self.anchors[0] ** tau + 1e-12)
 
     def estimates(self):
-        return self.epoch > self.options.estimate_from - 1  # the code's est_epoch
+        return self.epoch > acr.ESTIMATE_FROM - 1  # the code's est_epoch
 
     def begin(self, first):
         self.epoch += 1
@@ -140,7 +141,7 @@ class ACR(FixMatch):
         self.steps += 1
         if self.estimates() and sure_b.any():
             counts = np.bincount(label_b.argmax(axis=1)[sure_b], minlength=CLASSES)
-            m = self.options.estimate_momentum
+            m = acr.ESTIMATE_MOMENTUM
             u = self.share = m * self.share + (1 - m) * counts / counts.sum()
             self.distances = self.distances + [
                 0.5 * np.sum(u * np.log(u / a)) + 0.5 * np.sum(a * np.log(a / u)) for a in self.anchors
@@ -152,36 +153,32 @@ class ACR(FixMatch):
 
 
 CASES = {
-    "FixMatch": ("fixed", FixMatch, {"trainer.threshold": 0.42}, f"{USB}fixmatch"),
+    "FixMatch": ("fixed", FixMatch, {"confidence.threshold": 0.42}, f"{USB}fixmatch"),
     "FlexMatch": (
         "flexmatch",
         FlexMatchToo,
-        {"trainer.threshold": 0.42, "confidence.warm_up": False},
+        {"confidence.threshold": 0.42, "confidence.warm_up": False},
         "xmed-lab/SemiAnAgg@7b972a8: local_flex.py, train.py",
     ),
     "FreeMatch": ("freematch", FreeMatch, {"confidence.fairness_weight": 0.3}, f"{USB}freematch"),
     "SoftMatch": ("softmatch", SoftMatch, {}, f"{USB}softmatch, hooks/dist_align.py"),
     "ACR": (
-        "fixed",
+        "acr",
         ACR,
-        {
-            "trainer.name": "acr",
-            "trainer.threshold": 0.5,
-            "trainer.strength": 0.5,
-            "trainer.estimate_from": 1,
-            "trainer.estimate_momentum": 0.6,
-        },
+        {"confidence.threshold": 0.5, "confidence.strength": 0.5},
         "Gank0078/ACR@9a8f421: train.py",
     ),
 }
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "ACR")) for case in CASES])
-def test_rounds_of_fedavg_semi(case):
+def test_rounds_of_fedavg_semi(case, monkeypatch):
+    monkeypatch.setattr(acr, "ESTIMATE_FROM", 1)
+    monkeypatch.setattr(acr, "ESTIMATE_MOMENTUM", 0.6)
     kind, trainer, fields, code = CASES[case]
     problem = make_problem("fedavg_semi", **{
         "data.labelled_clients": 1, "client.nesterov": False, "client.persistent": True, "client.epochs": 1,
-        "client.clip_norm": 0.0, "confidence.kind": kind, "trainer.labels_from": "local",
+        "client.clip_norm": 0.0, "confidence.kind": kind, "confidence.labels_from": "local",
         "confidence.momentum": 0.6, "confidence.memory": "run", **fields,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS, seed=2), rounds=4 if case == "ACR" else 3)

@@ -13,7 +13,7 @@ from tests.official.reference import SGD, classify, cross_entropy, gradient, in_
 
 CLIENTS = [[0, 1, -1, -1, 2, -1, -1, 1, -1], [1, 1, 0, -1, -1, -1, -1, -1, 2, -1, 0], [2, -1, -1, -1, 0]]
 FIELDS = {
-    "feddb.threshold": 0.53, "client.batch_size": 2, "client.persistent": True, "client.clip_norm": 1.0,
+    "confidence.threshold": 0.53, "client.batch_size": 2, "client.persistent": True, "client.clip_norm": 1.0,
     "aggregation.optimizer": "fedavgm", "model.normalisation": "none",
 }  # fmt: skip
 
@@ -43,7 +43,7 @@ def test_rounds_of_feddb():
         p = softmax(logits(params, mirrored(images[rows])))
         prior = p.mean(axis=0)
         p = p / prior / np.sum(p / prior, axis=1, keepdims=True)
-        chosen = p.max(axis=1) >= problem.config.feddb.threshold
+        chosen = p.max(axis=1) >= problem.config.confidence.threshold
         known, sgd = rows[labels[rows] >= 0], optimisers[job.client]
         cases.add(bool(chosen.any()))
 

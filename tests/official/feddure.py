@@ -24,7 +24,7 @@ from tests.official.reference import (
 
 CLIENTS = [[0, 1, -1, -1, 2, -1, -1, 1, -1], [1, 1, 0, -1, -1, -1, -1, -1, 2, -1, 0], [-1] * 6]
 FIELDS = {
-    "feddure.threshold": 0.45, "feddure.tuning_steps": 3, "feddure.steps": 4, "feddure.unlabelled_batch": 4,
+    "confidence.threshold": 0.45, "feddure.tuning_steps": 3, "feddure.steps": 4, "feddure.unlabelled_batch": 4,
     "feddure.fine_hidden": 5, "client.batch_size": 3,
 }  # fmt: skip
 ADAM = {
@@ -113,7 +113,7 @@ def test_rounds_of_feddure(case):
     def train_client(job):
         params, statistics = model["params"], model["batch_stats"]
         local, coarse, of_local = params, optimiser(0), optimiser(options.wait_steps)
-        regulator = jax.tree.map(lambda leaf: np.array(leaf, np.float64), job.work.plan.work)
+        regulator = jax.tree.map(lambda leaf: np.array(leaf, np.float64), job.work.work)
         of_regulator = Adam(options.fine_learning_rate)
         known = job.batches(config.batch_size, job.work.decks["labelled"])
         others = job.batches(options.unlabelled_batch, job.work.decks["unlabelled"])
@@ -126,7 +126,7 @@ def test_rounds_of_feddure(case):
             joined = np.concatenate([x, weak, strong])
             logits = classify(params, statistics, joined, train=True)[0]
             p = softmax(logits[bs : bs + size])
-            pseudo, sure = p.argmax(axis=1), p.max(axis=1) >= options.threshold
+            pseudo, sure = p.argmax(axis=1), p.max(axis=1) >= problem.config.confidence.threshold
             hard, effect = logits[bs + size :].argmax(axis=1), 0.0
             if step >= 0:
                 confident.extend(sure)

@@ -62,7 +62,7 @@ def steps_seen(of_round, anchors):
 def test_rounds_of_fedil(labels_from, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.server.statistics.BATCH_SIZE", BATCH)
     count_per, threshold = "round" if labels_from == "local" else "epoch", THRESHOLDS[labels_from]
-    own = {"fedil.labels_from": labels_from, "fedil.count_per": count_per, "fedil.threshold": threshold}
+    own = {"fedil.labels_from": labels_from, "fedil.count_per": count_per, "confidence.threshold": threshold}
     run = train(make_problem("fedil", **FIELDS, **own), federation(CLIENTS, ANCHORS), rounds=ROUNDS)
     images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), run.problem.config
     params = in_float64(run.fresh)["params"]

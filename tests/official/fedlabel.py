@@ -18,7 +18,7 @@ RATE, SIZE, THRESHOLD, BURN_IN, CONSISTENCY, PROXIMAL = 0.05, 5, 0.4, 1, 0.8, 10
 FIELDS = {
     "client.learning_rate": RATE, "client.batch_size": SIZE, "client.momentum": 0.0, "client.nesterov": False,
     "client.weight_decay": 0.0, "client.clip_norm": 0.0, "fedlabel.labelled_steps": 5, "fedlabel.unlabelled_steps": 4,
-    "fedlabel.threshold": THRESHOLD, "fedlabel.unlabelled_from": BURN_IN, "fedlabel.consistency_weight": CONSISTENCY,
+    "confidence.threshold": THRESHOLD, "fedlabel.unlabelled_from": BURN_IN, "fedlabel.consistency_weight": CONSISTENCY,
 }  # fmt: skip
 
 

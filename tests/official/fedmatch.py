@@ -24,7 +24,7 @@ WHERE = {
 FIELDS = {
     "model.normalisation": "none", "client.epochs": 1, "client.batch_size": 2, "client.learning_rate": RATE,
     "client.momentum": 0.0, "client.nesterov": False, "client.weight_decay": 0.0, "server.epochs": 1,
-    "server.learning_rate": RATE, "server.momentum": 0.0, "server.weight_decay": 0.0, "fedmatch.threshold": THRESHOLD,
+    "server.learning_rate": RATE, "server.momentum": 0.0, "server.weight_decay": 0.0, "confidence.threshold": THRESHOLD,
     "fedmatch.helpers": 1, "fedmatch.helper_interval": HELPERS_EVERY, "fedmatch.labelled_weight": LABELLED,
     "fedmatch.helper_weight": CONSISTENCY, "fedmatch.pseudo_weight": PSEUDO, "fedmatch.l1_weight": L1,
     "fedmatch.l2_weight": L2, "fedmatch.smallest": SMALLEST, "fedmatch.least_change": LEAST_CHANGE,
@@ -113,7 +113,7 @@ def test_rounds_of_fedmatch(where):
                 others = [client for client in vectors if client != job.client]
                 distance = [np.linalg.norm(vectors[client] - vectors[job.client]) for client in others]
                 helpers, voted = [added(sigma, kept[others[int(np.argmin(distance))]])], voted + 1
-            work = job.work.plan.work.decks
+            work = job.work.work.decks
             num_labelled = sum(label >= 0 for label in clients[job.client])
             num_unlabelled = len(clients[job.client]) - num_labelled
             num_steps = round((num_labelled if with_labels else num_unlabelled) / 2)

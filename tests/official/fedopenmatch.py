@@ -30,11 +30,12 @@ def entropy(z):
 
 
 def test_rounds_of_fedopenmatch():
-    fields = {"threshold": THRESHOLD, "inlier": INLIER, "entropy_weight": 0.3, "consistency_weight": 0.7}
+    fields = {"inlier": INLIER, "entropy_weight": 0.3, "consistency_weight": 0.7}
     problem = make_problem(
         "fedopenmatch",
         **{f"fedopenmatch.{name}": value for name, value in fields.items()},
         **{"data.labels": "clients", "client.batch_size": 2, "consistency.unlabelled_ratio": 2},
+        **{"confidence.threshold": THRESHOLD},
     )
     run = train(problem, federation(CLIENTS), rounds=3)
     model, seen = in_float64(run.states[0].model), set()

@@ -51,10 +51,8 @@ def _logsumexp(x, axis):
 
 
 def test_rounds_of_fedpdm():
-    fields = {"threshold": THRESHOLD, "ema_decay": DECAY, "adjustment": ADJUSTMENT}
-    problem = make_problem(
-        "fedpdm", **{f"fedpdm.{name}": value for name, value in fields.items()}, **{"client.batch_size": 4}
-    )
+    fields = {"fedpdm.ema_decay": DECAY, "fedpdm.adjustment": ADJUSTMENT, "confidence.threshold": THRESHOLD}
+    problem = make_problem("fedpdm", **fields, **{"client.batch_size": 4})
     run = train(problem, federation(CLIENTS), rounds=ROUNDS)
     config, images, labels = problem.config.client, np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     model, shares = in_float64(run.states[0].model), [np.full(CLASSES, 1 / CLASSES) for _ in CLIENTS]

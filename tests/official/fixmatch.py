@@ -24,8 +24,8 @@ SEMIFL = "diaoenmao/SemiFL-Semi-Supervised-Federated-Learning-for-Unlabeled-Clie
 
 @pytest.mark.parametrize("labels_from", ["local", pytest.param("received", marks=pytest.mark.slow)])
 def test_rounds_of_fixmatch(labels_from):
-    fields = {"fixmatch.threshold": THRESHOLD, "data.labels": "clients", "client.batch_size": 2,
-              "consistency.labels_from": labels_from, "consistency.unlabelled_ratio": 2,
+    fields = {"confidence.threshold": THRESHOLD, "data.labels": "clients", "client.batch_size": 2,
+              "confidence.labels_from": labels_from, "consistency.unlabelled_ratio": 2,
               "consistency.unlabelled_weight": 0.7}  # fmt: skip
     problem = make_problem("fixmatch", **fields)
     run = train(problem, federation(CLIENTS), rounds=3)
@@ -49,7 +49,7 @@ def test_rounds_of_fixmatch(labels_from):
 @pytest.mark.slow
 def test_rounds_beside_a_server():
     clients, anchors = [[-1] * 11, [-1] * 4, [-1] * 7], [0, 1, 2, 2, 1, 0, 1]
-    fields = {"fixmatch.threshold": 0.6, "fixmatch.loss_over": "confident", "model.normalisation": "static",
+    fields = {"confidence.threshold": 0.6, "fixmatch.loss_over": "confident", "model.normalisation": "static",
               "client.batch_size": 3,
               "client.persistent": True, "server.persistent": True, "server.epochs": 2, "server.pretrain_epochs": 0,
               "server.augmentation": "weak", "aggregation.weights": "uniform", "aggregation.optimizer": "fedavgm",

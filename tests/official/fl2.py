@@ -18,7 +18,7 @@ CLIENTS, ANCHORS = [[-1] * 13, [-1] * 6, [-1] * 9], [0, 1, 2, 2, 1, 0, 1, 0]
 RADIUS, FIXED, PRETRAINED, EPOCHS = 0.3, 0.6, 3, 2
 FIELDS = {
     "client.batch_size": 5, "server.epochs": EPOCHS, "server.batch_size": 5, "server.augmentation": "weak",
-    "server.pretrain_epochs": PRETRAINED, "server.pretrain_learning_rate": 0.05, "fl2.threshold": FIXED,
+    "server.pretrain_epochs": PRETRAINED, "server.pretrain_learning_rate": 0.05, "confidence.threshold": FIXED,
     "fl2.radius": RADIUS, "model.normalisation": "static", "model.statistics": "all_mixed",
 }  # fmt: skip
 

@@ -282,6 +282,5 @@ def _largest(tree: Any, other: Any) -> float:
 
 
 def rule_options(problem: Any) -> types.SimpleNamespace:
-    """The fields of a rule for pseudo-labels, from `config.confidence` and `config.trainer`."""
-    config = problem.config
-    return types.SimpleNamespace(**{**config.confidence.to_dict(), **config.trainer.to_dict()})
+    """The fields of a rule for pseudo-labels, `config.confidence`."""
+    return types.SimpleNamespace(**problem.config.confidence.to_dict())

@@ -19,7 +19,7 @@ THRESHOLD, EPOCHS, POINTS, RATE = 0.5, 3, 4, 0.02
 
 
 def test_rounds_of_proxyfl(monkeypatch):
-    fields = {"proxyfl.threshold": THRESHOLD, "proxyfl.tuning_epochs": EPOCHS, "proxyfl.tuning_batch_size": POINTS,
+    fields = {"confidence.threshold": THRESHOLD, "proxyfl.tuning_epochs": EPOCHS, "proxyfl.tuning_batch_size": POINTS,
               "proxyfl.tuning_learning_rate": RATE, "proxyfl.prior_momentum": 0.6,
               "model.classifier_init": "torch_linear"}  # fmt: skip
     orders = []

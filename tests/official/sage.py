@@ -18,7 +18,7 @@ FIELDS = {
 
 
 def test_rounds_of_sage():
-    problem = make_problem("sage", **{"sage.threshold": THRESHOLD, **FIELDS})
+    problem = make_problem("sage", **{"confidence.threshold": THRESHOLD, **FIELDS})
     run = train(problem, federation(CLIENTS), rounds=3)
     model, kinds = in_float64(run.states[0].model), []
 

@@ -38,7 +38,7 @@ CLIENTS = [[0, 1, 2, 2, 0, 1, 1, 2, 0, 1, 0], [-1] * 15, [-1] * 8]
 FIELDS = {
     "data.labelled_clients": 1, "client.nesterov": False, "client.batch_size": 4, "client.epochs": 1,
     "client.learning_rate": 0.1, "client.unlabelled_learning_rate": 0.06, "client.unlabelled_clip_norm": 0.5,
-    "trainer.threshold": 0.4, "augment.resized": 0,
+    "confidence.threshold": 0.4, "augment.resized": 0,
 }  # fmt: skip
 CODE = "xmed-lab/SemiAnAgg@7b972a8: train.py, local_ssl.py, local_flex.py, FedAvg.py, loss/loss.py"
 

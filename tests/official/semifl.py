@@ -28,7 +28,7 @@ def test_rounds_of_semifl(partners, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.ops.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(LAMBDA))
     problem = make_problem("semifl,strong,paper" + (",code" if partners == "epoch" else ""), weak=dimmed, **{
         "num_rounds": ROUNDS, "model.normalisation": "static", "client.batch_size": 4, "server.batch_size": 5,
-        "server.epochs": EPOCHS, "semifl.threshold": THRESHOLD,
+        "server.epochs": EPOCHS, "confidence.threshold": THRESHOLD,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS, ANCHORS), rounds=ROUNDS)
     images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config

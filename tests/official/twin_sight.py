@@ -27,7 +27,7 @@ LABELLED = 0
 CLIENTS = [[0, 1, 2, 2, 0, 1, 1, 2, 0, 1, 0], [-1] * 7, [-1] * 8]  # no batch of two: 2 ^ 2 is 0
 FIELDS = {
     "data.labelled_clients": 1, "client.nesterov": False, "client.epochs": 1, "client.learning_rate": 0.01,
-    "twin_sight.projector_hidden": 6, "twin_sight.projector_dim": 4, "trainer.threshold": 0.5,
+    "twin_sight.projector_hidden": 6, "twin_sight.projector_dim": 4, "confidence.threshold": 0.5,
 }  # fmt: skip
 FREEMATCH = {
     "twin_sight.pseudo_labels": True, "confidence.momentum": 0.6,

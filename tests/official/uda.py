@@ -15,7 +15,7 @@ THRESHOLD, TEMPERATURE = 0.5, 0.4
 
 
 def test_rounds_of_uda():
-    fields = {"uda.threshold": THRESHOLD, "uda.temperature": TEMPERATURE, "consistency.unlabelled_ratio": 2,
+    fields = {"confidence.threshold": THRESHOLD, "uda.temperature": TEMPERATURE, "consistency.unlabelled_ratio": 2,
               "client.batch_size": 2, "data.labels": "clients"}  # fmt: skip
     problem = make_problem("uda", **fields)
     run = train(problem, federation(CLIENTS), rounds=3)

@@ -32,7 +32,7 @@ from tests.helpers.toy_federation import CLIENTS, OneNumber, federation, problem
 
 PERSONAL = {
     "method": "fixmatch",
-    "fixmatch.threshold": 0.2,
+    "confidence.threshold": 0.2,
     "data.labels": "clients",
     "data.labelled_share": 0.4,
     "data.client_test_share": 0.3,

@@ -237,7 +237,7 @@ RECALLING = {
     "method": "fedmatch",
     "model.normalisation": "running",
     "clients_per_round": 2,
-    "fedmatch.threshold": 0.15,
+    "confidence.threshold": 0.15,
     "fedmatch.helper_interval": 2,
 }
 

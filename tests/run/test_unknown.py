@@ -23,7 +23,7 @@ def unknown_digits(path, turned):
     if turned:
         arrays |= {name: np.where(arrays[name] >= 8, 17 - arrays[name], arrays[name]) for name in ("y_train", "y_test")}
     np.savez_compressed(path, **arrays)
-    fields = {"method": "fixmatch", "fixmatch.threshold": 0.2, "num_rounds": 2, "data.unknown_classes": (8, 9)}
+    fields = {"method": "fixmatch", "confidence.threshold": 0.2, "num_rounds": 2, "data.unknown_classes": (8, 9)}
     return make_fedanchor_config(**SMALL, **fields, **{"data.source": "npz", "data.path": str(path)})
 
 

@@ -73,7 +73,7 @@ def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_
 @pytest.mark.parametrize("has_head", [False, True])
 def test_a_second_classifier_that_the_given_model_lacks_is_a_copy_of_the_first(has_head):
     """ACR labels images with it from the first round on."""
-    fields = {"method": "fedavg_semi", "trainer.name": "acr", "data.labels": "some_clients"}
+    fields = {"method": "fedavg_semi", "confidence.kind": "acr", "data.labels": "some_clients"}
     fields |= {"data.server_labels": 0, "model.normalisation": "running"}
     experiment = build_experiment(make_tiny_config(**{"data.reveal_labels": False, **FRESH, **fields}))
     data = experiment.data

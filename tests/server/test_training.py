@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.engine.interface import CLASSIFIER, State
+from fedjax_ssl.engine.interface import State
 from fedjax_ssl.server.training import (
     SERVER_MODEL,
+    ServerPlan,
     pretrained_classifier,
     train_classifier,
     train_on_server_labels,
@@ -42,9 +43,9 @@ def test_each_epoch_has_an_order_and_each_step_a_key_of_its_own(data):
         keys.add(tuple(np.asarray(jax.random.key_data(key)).tolist()))
         return jnp.sum(model.params["classifier"]["kernel"]), (model.batch_stats, {"step": jnp.float32(len(batches))})
 
-    state, how = State(jnp.int32(0), sent_down(problem).model), {"parts": CLASSIFIER, "epochs": 4, "batch_size": 3}
+    state, plan = State(jnp.int32(0), sent_down(problem).model), ServerPlan(loss, 4, batch_size=3)
     with jax.disable_jit():  # a loop in Python, whose rows and keys are numbers
-        _, metrics = train_on_server_labels(state, data, loss, problem.config.server, 0.1, jax.random.key(0), **how)
+        _, metrics = train_on_server_labels(problem, state, data, jax.random.key(0), 0.1, plan)
     assert len(keys) == len(batches) == 12 and metrics["step"] == (10 + 11 + 12) / 3  # the mean of the last epoch
     orders = [tuple(np.concatenate(batches[first : first + 3]).tolist()) for first in range(0, 12, 3)]
     assert all(sorted(order) == [*range(7)] for order in orders) and len(set(orders)) == 4

@@ -237,7 +237,7 @@ def test_semianagg_s_rows_differ_in_what_their_names_say(planned, name):
     rows = planned[0][name]
     for row, config in rows.items():
         if "SemiAnAgg" in row:
-            assert config.method == "semianagg" and config.trainer.threshold == 0.9, row
+            assert config.method == "semianagg" and config.confidence.threshold == 0.9, row
             assert config.client.unlabelled_clip_norm == 5.0 and config.client.persistent, row
             assert config.semianagg.anchor_seed == ("another anchor" in row), row
             # Imbalanced data sets use the balanced softmax; so does MNIST, as SemiAnAgg's code always does.

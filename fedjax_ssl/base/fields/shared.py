@@ -2,7 +2,7 @@
 
 from fedjax_ssl.base.fields.data import data_fields, residence_fields
 from fedjax_ssl.base.fields.encoder import encoder_fields
-from fedjax_ssl.base.fields.labels import confidence_fields, consistency_fields, trainer_fields
+from fedjax_ssl.base.fields.labels import confidence_fields, consistency_fields
 from fedjax_ssl.base.fields.model import model_fields, probe_fields
 from fedjax_ssl.base.fields.section import MOST_SEED, Section, real, several, share, text, whole, word
 from fedjax_ssl.base.fields.training import client_fields, server_fields
@@ -88,7 +88,6 @@ def shared_fields() -> Section:
     config.availability = availability_fields()
     config.privacy = privacy_fields()
     config.confidence = confidence_fields()
-    config.trainer = trainer_fields()
     config.consistency = consistency_fields()
     config.log = log_fields()
     return config

@@ -6,6 +6,7 @@ from fedjax_ssl.base.fields.section import Section, real, share, whole, word
 def client_fields() -> Section:
     """Training at a client."""
     section = _sgd_section(learning_rate=0.03, epochs=5, least_epochs=1, batch_size=10)
+    section.optimizer = word("sgd", "adam", "lars")  # 'lars' as in SimCLR; the server's is always SGD
     section.proximal = real(0.0, least=0)  # mu of FedProx: adds mu/2 |w - w_t|^2 to the local loss
     section.spare_classifier = False  # no weight decay or clipping of the classifier (SemiAnAgg's code)
     # For methods with a phase on labelled images only: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg, rscfed,
@@ -39,8 +40,7 @@ def _sgd_section(learning_rate: float, epochs: int, least_epochs: int, batch_siz
     section.epochs = whole(epochs, least=least_epochs)  # passes over the training data in a round
     section.batch_size = whole(batch_size, least=1)  # images per step; the last batch of an epoch may be smaller
     section.learning_rate = real(learning_rate, above=0)  # in the first round; later as schedule says
-    section.optimizer = word("sgd", "adam", "lars")  # 'sgd' as in PyTorch, 'lars' as in SimCLR
-    section.momentum = real(0.9, least=0, below=1)  # momentum of 'sgd' and 'lars'
+    section.momentum = real(0.9, least=0, below=1)  # momentum of SGD, which is PyTorch's, and of 'lars'
     section.nesterov = False  # Nesterov momentum
     section.weight_decay = real(5e-4, least=0)  # added to the gradient; 'lars' decays matrices alone
     section.clip_norm = real(1.0, least=0)  # largest norm of the whole gradient; 0: no clipping

@@ -12,7 +12,7 @@ shared section; docs/results/fedanchor.md has the measurements behind its defaul
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -28,6 +28,7 @@ from fedjax_ssl.client import (
     own_confidence,
     own_optimizers,
     score_cohort,
+    threshold_of,
 )
 from fedjax_ssl.client.fix_mix import label_keys
 from fedjax_ssl.client.labels import as_told, label_by_scores
@@ -46,15 +47,14 @@ from fedjax_ssl.methods.fedanchor.server import contrastive_loss
 from fedjax_ssl.models.heads import Linear
 from fedjax_ssl.ops.schedule import learning_rate_at
 from fedjax_ssl.server import (
-    CLASSIFICATION,
-    ServerTask,
+    ServerPlan,
     fedavg,
     make_statistics,
     own_optimizer,
     server_lambda,
     supervised_loss,
     supervised_mixup_loss,
-    train_tasks,
+    train_on_server_labels,
 )
 
 HEAD = "anchor_head"
@@ -94,7 +94,7 @@ VARIANTS: Variants = {
     # Only the server trains, with both its losses: no cosine reaches the threshold, and 'static' statistics come from
     # its own images. Clients still label, for the report. Name it after a recipe, because recipes set statistics too.
     "no_clients": {
-        "fedanchor.threshold": 2.0,
+        "confidence.threshold": 2.0,
         "fedanchor.threshold_quantile": 0.0,
         "confidence.kind": "fixed",
         "model.statistics": "server",
@@ -106,7 +106,6 @@ def defaults() -> Section:
     """The section `config.fedanchor`."""
     section = Section()
     # Pseudo-labels (section 4.2).
-    section.threshold = real(0.6, least=-1)  # t of eq. 5: a label counts if its score is above it (appendix C)
     section.travels = word("class_means", "all_pairs")  # what is sent: C vectors, or all S (paper); scores are equal
     section.ensemble_views = whole(0, least=0)  # n: scores are means over n weak views (section 4.5); 0: the raw image
     # Two options that are not in the paper, off by default, for data where 0.6 accepts everything or nothing.
@@ -143,7 +142,7 @@ class FedAnchorExtra(NamedTuple):
 def fedanchor(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     config, network, num_classes = problem.config, problem.network, problem.num_classes
-    options = config.fedanchor
+    options, own_threshold = config.fedanchor, threshold_of(problem, 0.6)  # t of eq. 5, as in appendix C
 
     rule = functools.partial(make_confidence, problem, strictly=True, hard=True)  # its weights are for probabilities
 
@@ -156,7 +155,7 @@ def fedanchor(problem: Problem) -> Method:
         if options.threshold_quantile:
             own_scores = leave_one_out_scores(anchors, num_classes, options.centred)
             quantile = jnp.nanquantile(own_scores, options.threshold_quantile)
-            threshold = jnp.where(jnp.isnan(quantile), options.threshold, quantile)  # no class has two anchors
+            threshold = jnp.where(jnp.isnan(quantile), own_threshold, quantile)  # no class has two anchors
         if options.travels == "class_means":
             anchors = class_anchors(anchors, num_classes, options.centred)
         return global_model(problem, state, FedAnchorExtra(anchors, threshold))
@@ -178,7 +177,7 @@ def fedanchor(problem: Problem) -> Method:
         scored = score_cohort(problem, scores, data.inputs, examples, options.ensemble_views)
         common_direction = scored.pop("common_direction")
         scored = jax.tree.map(lambda leaf: as_told(data, examples.rows, leaf), scored)
-        tau = options.threshold if threshold is None else threshold
+        tau = own_threshold if threshold is None else threshold
         made = label_by_scores(problem, scored[HEAD], examples, rule(tau))  # eq. 4, eq. 5
         report = made.report._replace(
             others={name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in scored.items()},
@@ -212,36 +211,41 @@ def fedanchor(problem: Problem) -> Method:
 
     def classification_loss(data: FederatedData):
         if not options.server_mixup:
-            return supervised_loss(problem, data, config.server.augmentation)
-        mixup = options.mixup_alpha, options.mix_weight  # FedAnchor (mix)
-        return supervised_mixup_loss(problem, data, config.server.augmentation, *mixup)
+            return supervised_loss(problem, data)
+        return supervised_mixup_loss(problem, data, options.mixup_alpha, options.mix_weight)  # FedAnchor (mix)
 
     lambdas = functools.partial(server_lambda, alpha=options.mixup_alpha) if options.server_mixup else None
-    trainings = (
-        ServerTask(CLASSIFICATION, classification_loss, CLASSIFIER, config.server.batch_size, lambdas),
-        ServerTask("contrastive", anchor_loss, CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size),
-    )
+    contrastive_parts = CONTRASTIVE[options.contrastive_trains]
+
+    def train(state: State, data: FederatedData, key: jax.Array, rates, epochs: int, contrastive_epochs: int):
+        """One training after the other, each at its own rate and with its own optimizer."""
+        size = options.contrastive_batch_size
+        plans = (
+            ServerPlan(classification_loss(data), epochs, draw=lambdas),
+            ServerPlan(anchor_loss(data), contrastive_epochs, contrastive_parts, size, "contrastive"),
+        )
+        metrics: Metrics = {}
+        for plan, rate, own_key in zip(plans, rates, jax.random.split(key, 2), strict=True):
+            state, of_plan = train_on_server_labels(problem, state, data, own_key, rate, plan)
+            metrics |= of_plan
+        return state, metrics
 
     def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         rates = config.server.learning_rate, options.contrastive_learning_rate
         rates = [learning_rate_at(config, rate, state.round) for rate in rates]
-        epochs = config.server.epochs, options.contrastive_epochs * options.contrastive
-        return train_tasks(problem, state, data, key, trainings, rates, epochs)
+        return train(state, data, key, rates, config.server.epochs, options.contrastive_epochs * options.contrastive)
 
     def init(data: FederatedData, key: jax.Array) -> State:
         """Fresh weights, pre-trained on the anchors (appendix C)."""
         init_key, train_key = jax.random.split(key)
         model = network.init(init_key)
-        optimizers: dict[str, Any] = {}
-        for training in trainings:
-            optimizers |= own_optimizer(config.server, model, training.parts, training.memory)
+        optimizers = own_optimizer(problem, model) | own_optimizer(problem, model, contrastive_parts, "contrastive")
         state = State(jnp.int32(0), model, optimizers if config.server.pretrain_persistent else {})
         epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
-        epochs = epochs, epochs * options.contrastive
-        state, _ = train_tasks(problem, state, data, train_key, trainings, (rate, rate), epochs)
+        state, _ = train(state, data, train_key, (rate, rate), epochs, epochs * options.contrastive)
         model = state.model
         server = {**aggregation.init(model.params), **optimizers, **state.server}
-        own = own_confidence(problem, data, rule(options.threshold))
+        own = own_confidence(problem, data, rule(own_threshold))
         return state._replace(server=server, clients={**own_optimizers(problem, data, model, CLASSIFIER), **own})
 
     return Method(
@@ -263,7 +267,7 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads=HEADS,
     embedding=HEAD,
-    confidence=("kind",),
+    confidence=("kind", "threshold"),
     mislabels=True,
-    tiny={"fedanchor.threshold": 0.5},
+    tiny={"confidence.threshold": 0.5},
 )

@@ -23,12 +23,12 @@ opposite sign. The code's cosine schedule begins after its last step, so it is l
 
 from typing import Any
 
-from fedjax_ssl.base.fields import Section, real, share, whole
-from fedjax_ssl.client import labels_for_report, own_optimizers
+from fedjax_ssl.base.fields import Section, real, whole
+from fedjax_ssl.client import labels_for_report, own_optimizers, threshold_of
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.feddure.client import local_training, rising
+from fedjax_ssl.methods.feddure.client import TAU, local_training, rising
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.sgd import Model
 
@@ -60,7 +60,6 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.feddure`."""
     section = Section()
-    section.threshold = share(0.6)  # C-reg learns from its own label of an image if its probability reaches it
     section.tuning_steps = whole(5, least=0)  # first steps of a round: C-reg trains on labelled images alone
     section.steps = whole(5, least=1)  # steps after these, in which all three models train
     section.unlabelled_batch = whole(64, least=1)  # unlabelled images per step, besides client.batch_size labelled ones
@@ -82,7 +81,7 @@ def feddure(problem: Problem) -> Method:
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
         return own_optimizers(problem, data, model, CLASSIFIER, optimizer=rising(problem))
 
-    label = labels_for_report(problem, problem.config.feddure.threshold)
+    label = labels_for_report(problem, threshold_of(problem, TAU))
     return alternating(problem, (local_training(problem),), own, label=label)
 
 
@@ -94,6 +93,6 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    confidence=(),
-    tiny={"feddure.threshold": 0.2, "feddure.tuning_steps": 1, "feddure.steps": 2, "feddure.fine_hidden": 4},
+    confidence=("threshold",),
+    tiny={"confidence.threshold": 0.2, "feddure.tuning_steps": 1, "feddure.steps": 2, "feddure.fine_hidden": 4},
 )

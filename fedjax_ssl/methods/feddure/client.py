@@ -4,15 +4,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, train_views
+from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, threshold_of, train_views
 from fedjax_ssl.client import local_training as training
-from fedjax_ssl.client.steps import MakeOptimizer, Work
+from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Phase, Previous, Problem
 from fedjax_ssl.methods.feddure.pair import PAIR, Pair, fresh_regulator, local_losses, optimizers, risen, step_of_both
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import select, where
+
+TAU = 0.6  # C-reg learns from its own label of an image if its probability reaches it
 
 
 def local_training(problem: Problem) -> Phase:
@@ -42,7 +44,7 @@ def local_training(problem: Problem) -> Phase:
         (of_labelled, of_weak, of_strong), after = train_views(network, model, groups, together=True)
         labelled_loss = cross_entropy(of_labelled.logits, known.labels, known.mask)
         p = jax.lax.stop_gradient(jax.nn.softmax(of_weak.logits))
-        confident = jnp.max(p, axis=-1) >= options.threshold
+        confident = jnp.max(p, axis=-1) >= threshold_of(problem, TAU)
         each = -jnp.sum(p * jax.nn.log_softmax(of_strong.logits), axis=-1)
         number = jnp.maximum(jnp.sum(mask), 1)
         loss_on_own_labels = jnp.sum(jnp.where(mask & confident, each, 0.0)) / number
@@ -70,16 +72,16 @@ def local_training(problem: Problem) -> Phase:
 def with_pair(problem: Problem, phase: Phase) -> Phase:
     """The phase with a fresh local model and a fresh F-reg, which are discarded at its end."""
 
-    def start(received: Broadcast, data: FederatedData, work: Work, own):
+    def start(received: Broadcast, data: FederatedData, work: Plan, own):
         params = select(received.model.params, CLASSIFIER)
         of_local, of_regulator = optimizers(problem, received.learning_rate)
-        pair = Pair(params, of_local.init(params), work.plan.work, of_regulator.init(work.plan.work))
+        pair = Pair(params, of_local.init(params), work.work, of_regulator.init(work.work))
         carry = phase.start(received, data, work, {**own, PAIR: pair})
         of_client, rise = carry.learner.opt_state
         rise = jax.tree.map(jnp.zeros_like, rise)  # counts the steps of this round, even if the optimizer is persistent
         return carry._replace(learner=carry.learner._replace(opt_state=(of_client, rise)))
 
-    def finish(received: Broadcast, work: Work, carry, num_steps):
+    def finish(received: Broadcast, work: Plan, carry, num_steps):
         finished = phase.finish(received, work, carry, num_steps)
         return finished._replace(own={name: value for name, value in finished.own.items() if name != PAIR})
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, share, whole, word
+from fedjax_ssl.base.fields import Section, real, whole, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -30,6 +30,7 @@ from fedjax_ssl.client import (
     labels_for_report,
     local_training,
     qualify,
+    threshold_of,
 )
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import (
@@ -75,7 +76,6 @@ CREDIBILITY = "credibility"  # the entry of a client's memory
 def defaults() -> Section:
     """The section `config.fedil`."""
     section = Section()
-    section.threshold = share(0.95)  # tau of eq. 12
     # The model whose predictions are the labels of xi_a and are counted: 'local', the one in training; 'global', the
     # received theta' (eq. 8), in evaluation mode.
     section.labels_from = word("local", "global")
@@ -102,7 +102,7 @@ def fedil(problem: Problem) -> Method:
         problem,
         (on_all_images(problem),),
         own=lambda data, model: {CREDIBILITY: no_credibility(data)},
-        label=labels_for_report(problem, options.threshold),
+        label=labels_for_report(problem, threshold_of(problem)),
     )
 
     def init(data: FederatedData, key: jax.Array) -> State:
@@ -170,7 +170,7 @@ def on_all_images(problem: Problem) -> Phase:
         outputs, batch_stats = network.train(model, views, mask)
         of_weak, of_strong = outputs[0].logits, outputs[1].logits
         of_labels = of_weak if frozen is None else frozen
-        labels, confident = qualify(jax.nn.softmax(of_labels), options.threshold, strictly=False)
+        labels, confident = qualify(jax.nn.softmax(of_labels), threshold_of(problem), strictly=False)
         pseudo_loss = cross_entropy(of_strong, labels, mask, confident)  # xi_a of eq. 12
         kl_loss = kl_divergence(reference, of_weak, mask)  # xi_b of eq. 12
         set_loss = jnp.float32(0.0)
@@ -201,6 +201,6 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    confidence=(),
-    tiny={"fedil.threshold": 0.2, "fedil.successive": 1},
+    confidence=("threshold",),
+    tiny={"confidence.threshold": 0.2, "fedil.successive": 1},
 )

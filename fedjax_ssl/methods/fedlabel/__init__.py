@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.fields import Section, real, share, whole, word
+from fedjax_ssl.base.fields import Section, real, whole, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -36,10 +36,11 @@ from fedjax_ssl.client import (
     local_training,
     loss_on_labels,
     own_optimizers,
+    threshold_of,
     trained_models,
 )
 from fedjax_ssl.client.on_labels import adjustment_of
-from fedjax_ssl.client.steps import MakeOptimizer, Training, Work
+from fedjax_ssl.client.steps import MakeOptimizer, Training
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import (
     CLASSIFIER,
@@ -103,12 +104,13 @@ VARIANTS: Variants = {
     "only_global": {"fedlabel.experts": "global"},
     "no_consistency": {"fedlabel.consistency_weight": 0.0},  # Figure 5
     "five_steps": {"fedlabel.labelled_steps": 5},  # Figure 6
-    "threshold_0_1": {"fedlabel.threshold": 0.1},  # Figure 8
-    "threshold_0_5": {"fedlabel.threshold": 0.5},
-    "threshold_0_7": {"fedlabel.threshold": 0.7},
-    "threshold_0_9": {"fedlabel.threshold": 0.9},
+    "threshold_0_1": {"confidence.threshold": 0.1},  # Figure 8
+    "threshold_0_5": {"confidence.threshold": 0.5},
+    "threshold_0_7": {"confidence.threshold": 0.7},
+    "threshold_0_9": {"confidence.threshold": 0.9},
     "entropy": {"fedlabel.confidence": "entropy"},  # Figure 9
 }
+BETA = 0.3  # the threshold; a label counts if its probability is above it (eq. 4)
 PAPER_RATE = 0.003  # the paper's largest learning rate, without momentum
 UNLABELLED = "unlabelled_opt_state"  # a client's memory of the second phase's optimizer
 ONLY_VIEWS = 2**31 - 3  # folds the key of `augment_once`
@@ -120,7 +122,6 @@ def defaults() -> Section:
     section = Section()
     section.labelled_steps = whole(30, least=1)  # tau, SGD steps on labelled images
     section.unlabelled_steps = whole(10, least=1)  # tau', SGD steps on unlabelled images
-    section.threshold = share(0.3)  # beta; a label counts if its probability is above it (eq. 4)
     # h, an expert's confidence: the 'variance' of its probabilities (eq. 3), or 'entropy', 1 / (H + 1e-5).
     section.confidence = word("variance", *CONFIDENCES)
     # 'local' or 'global': only this expert labels, without consistency (Table 1).
@@ -192,7 +193,7 @@ def labels_of_experts(problem: Problem) -> Label:
             data,
             examples,
             unlabelled_draws(problem, examples),
-            threshold=options.threshold,
+            threshold=threshold_of(problem, BETA),
             confidence=options.confidence,
             experts=options.experts,
             partner=options.kl_partner,
@@ -241,7 +242,7 @@ def loss_on_kept(problem: Problem) -> LossFunction:
         images, in_batch = batch.unlabelled.inputs, batch.unlabelled.mask
         strong = view(problem, problem.strong, at.data, batch.unlabelled.rows, at.key)
         choice = jax.tree.map(lambda leaf: leaf[batch.unlabelled.positions], at.labels.more)
-        kept = in_batch & (choice.probability > options.threshold)  # eq. 4
+        kept = in_batch & (choice.probability > threshold_of(problem, BETA))  # eq. 4
         agrees = kept & choice.agrees
         mask = kept if over_kept else in_batch
 
@@ -265,8 +266,8 @@ def with_first_phase(problem: Problem, phase: Phase) -> Phase:
     """The second phase, whose upload has both phases' changes by `fedlabel.upload`, and r_k."""
     options, network = problem.config.fedlabel, problem.network
 
-    def finish(received: Broadcast, work: Work, carry: Training, num_steps) -> Finished:
-        first: FirstPhase = work.plan.work
+    def finish(received: Broadcast, work: Plan, carry: Training, num_steps) -> Finished:
+        first: FirstPhase = work.work
         learner, kept = carry.learner, carry.totals["kept"]
         if options.upload == "sum":
             learner = learner._replace(model=both_changes(received, first, learner.model, kept))
@@ -333,7 +334,7 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    confidence=("debias",),
+    confidence=("threshold", "debias"),
     advice=advice,
-    tiny={"fedlabel.labelled_steps": 3, "fedlabel.unlabelled_steps": 2, "fedlabel.threshold": 0.1},
+    tiny={"fedlabel.labelled_steps": 3, "fedlabel.unlabelled_steps": 2, "confidence.threshold": 0.1},
 )

@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, share, whole
-from fedjax_ssl.client import At, Batches, Confidence, Loss, LossFunction, global_model, make_confidence
+from fedjax_ssl.base.fields import Section, real, whole
+from fedjax_ssl.client import At, Batches, Confidence, Loss, LossFunction, global_model, make_confidence, threshold_of
 from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.labels import clients_may_have_labels
@@ -62,6 +62,7 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import repeated, select, zeros_unless
 from fedjax_ssl.server import (
     CLASSIFICATION,
+    ServerPlan,
     fedavg,
     make_statistics,
     own_optimizer,
@@ -125,14 +126,13 @@ VARIANTS: Variants = {
     "at_server": _AT_SERVER,  # for the setting of another config file
     "non_iid": {"data.partition": "profiles"},
     "no_helpers": {"fedmatch.helpers": 0},
-    "public_code": {"fedmatch.threshold": 0.75, "fedmatch.shuffle": False},
+    "public_code": {"confidence.threshold": 0.75, "fedmatch.shuffle": False},
 }
 
 
 def defaults() -> Section:
     """The section `config.fedmatch`."""
     section = Section()
-    section.threshold = share(0.85)  # tau; a prediction counts if its probability reaches it. 0.75 in the code
     section.helpers = whole(2, least=0)  # H, number of clients whose psi a client gets; 0: none
     # Interval in rounds at which helpers are sent; they are used in that round only.
     section.helper_interval = whole(10, least=1)
@@ -162,7 +162,7 @@ def defaults() -> Section:
 def fedmatch(problem: Problem) -> Method:
     """Both algorithms, labels at the clients and labels at the server, as a Method."""
     config, network, options = problem.config, problem.network, problem.config.fedmatch
-    rule = make_confidence(problem, options.threshold, hard=True)
+    rule = make_confidence(problem, threshold_of(problem, 0.85), hard=True)
     clients_train = (SIGMA, PSI) if clients_may_have_labels(config.data) or config.data.reveal_labels else (PSI,)
     num_helpers, smallest = min(options.helpers, config.num_clients - 1), {PSI: options.smallest}
     aggregation = fedavg(problem, parts=clients_train)
@@ -178,7 +178,7 @@ def fedmatch(problem: Problem) -> Method:
             VECTORS: no_vectors(config.num_clients, problem.num_classes),
             PLATEAU: fresh_plateau(),
             **aggregation.init(parts),
-            **own_optimizer(config.server, model, (SIGMA,), CLASSIFICATION),
+            **own_optimizer(problem, model, (SIGMA,)),
         }
         own = own_memory(problem, data, model, clients_train, rule)
         records = repeated(nothing, len(data.record_ids))
@@ -203,14 +203,14 @@ def fedmatch(problem: Problem) -> Method:
 
     def train_sigma(state: State, data: FederatedData, key: jax.Array, rate, epochs: int, memory: str | None = None):
         """Epochs of lambda_s CE(y, f(x; sigma + psi)) on the server's images; psi is not changed."""
-        cross_entropy_of = supervised_loss(problem, data, config.server.augmentation)
+        cross_entropy_of = supervised_loss(problem, data)
 
         def loss(model: Model, *batch):
             value, aux = cross_entropy_of(merged(model), *batch)
             return options.labelled_weight * value, aux
 
-        how = {"parts": (SIGMA,), "epochs": epochs, "batch_size": config.server.batch_size, "shuffle": options.shuffle}
-        return train_on_server_labels(state, data, loss, config.server, rate, key, memory=memory, **how)
+        plan = ServerPlan(loss, epochs, (SIGMA,), memory=memory, shuffle=options.shuffle)
+        return train_on_server_labels(problem, state, data, key, rate, plan)
 
     def server_before(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         plateau, rate = state.server[PLATEAU], learning_rate_at(config, config.server.learning_rate, state.round)
@@ -332,5 +332,5 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     images_alone="compares clients by what their models say of an image of noise",
-    tiny={"fedmatch.threshold": 0.15, "fedmatch.helper_interval": 1},
+    tiny={"confidence.threshold": 0.15, "fedmatch.helper_interval": 1},
 )

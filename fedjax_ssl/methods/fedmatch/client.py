@@ -19,7 +19,6 @@ from fedjax_ssl.client import (
     own_confidence,
     own_optimizers,
 )
-from fedjax_ssl.client.steps import Work
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Label, Labels, Phase, Previous, Problem
 from fedjax_ssl.methods.fedmatch.paired_batches import PairedDecks, cut, labelled_batch, largest_batch, pair_decks
@@ -102,8 +101,8 @@ def disjoint_phase(
         unlabelled = cut(decks.deck, at.step, decks.batches, decks.size, room_of(at.data))
         return unlabelled_loss(model, Batches(unlabelled=unlabelled.read(at.data)), at)
 
-    def watched(work: Work, of_visit) -> jax.Array:
-        labelled = work.plan.work.decks.labelled
+    def watched(work: Plan, of_visit) -> jax.Array:
+        labelled = work.work.decks.labelled
         if labelled is None:
             return of_visit["client_loss"]
         return jnp.where(labelled.size > 0, of_visit["labelled_loss"], of_visit["client_loss"])

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.fields import Section, share, whole, word
-from fedjax_ssl.client import global_model, labels_for_report
+from fedjax_ssl.base.fields import Section, whole, word
+from fedjax_ssl.client import global_model, labels_for_report, threshold_of
 from fedjax_ssl.client.steps import OPT_STATE
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Metrics, Problem, Received, Selection, State, WireBytes, no_op
@@ -94,7 +94,6 @@ def defaults() -> Section:
     # What a user minimises: 'fixmatch'; or 'self_training', cross-entropy of a weak view towards its own label from
     # evaluation mode.
     section.users = word("fixmatch", "self_training")
-    section.threshold = share(0.95)  # tau of both losses; a label counts if its probability reaches it
     # Learning rates of users and server: 'shared', by `schedule`; or 'warm_up', a linear rise and FixMatch's cosine.
     section.schedule = word("shared", "warm_up")
     section.warm_up_rounds = whole(0, least=0)  # rounds of the linear rise
@@ -124,7 +123,7 @@ def fedrgd(problem: Problem) -> Method:
         raise UserError("aggregation.clip_norm is not for fedrgd, whose clients start from their group's model")
     check_own_mean(problem)
     # The report has the global model's labels; training makes its own labels in each step.
-    label = labels_for_report(problem, options.threshold)
+    label = labels_for_report(problem, threshold_of(problem))
     frame = alternating(problem, (at_place(on_all_images(problem)),), label=label)
 
     def init(data: FederatedData, key: jax.Array) -> State:
@@ -206,6 +205,6 @@ ENTRY = Entry(
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
-    confidence=(),
-    tiny={"fedrgd.threshold": 0.2, "fedrgd.steps": 3},
+    confidence=("threshold",),
+    tiny={"confidence.threshold": 0.2, "fedrgd.steps": 3},
 )

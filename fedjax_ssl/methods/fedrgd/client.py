@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, local_training, qualify
+from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, local_training, qualify, threshold_of
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Jobs, Phase, Previous, Problem
 from fedjax_ssl.engine.interface import completed
@@ -71,7 +71,7 @@ def on_all_images(problem: Problem) -> Phase:
         outputs, batch_stats = network.train(model, views, mask)
         guess = network.predict(model, weak).logits if self_training else outputs[0].logits
         guess = jax.lax.stop_gradient(jax.nn.softmax(guess))
-        labels, confident = qualify(guess, options.threshold, strictly=False)
+        labels, confident = qualify(guess, threshold_of(problem), strictly=False)
         value = cross_entropy(outputs[-1].logits, labels, mask, confident)
         count = jnp.maximum(jnp.sum(mask), 1)
         metrics = {"client_loss": value, "confident_share": jnp.sum(confident & mask) / count}

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
+from fedjax_ssl.engine.interface import Metrics, Problem, State
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server.aggregation import weighted_mean
-from fedjax_ssl.server.training import CLASSIFICATION, supervised_loss, train_on_server_labels
+from fedjax_ssl.server.training import CLASSIFICATION, ServerPlan, supervised_loss, train_on_server_labels
 
 
 def train_replicas(
@@ -28,14 +28,12 @@ def train_replicas(
     Returns:
         The models, leaves [G, ...]; the state with their optimizers; and the mean of their `server_loss`.
     """
-    config, remembers = problem.config.server, CLASSIFICATION in state.server
-    loss = supervised_loss(problem, data, config.augmentation)
-    how = {"parts": CLASSIFIER, "epochs": 0, "steps": steps, "batch_size": config.batch_size, "memory": CLASSIFICATION}
+    remembers, plan = CLASSIFICATION in state.server, ServerPlan(supervised_loss(problem, data), epochs=0, steps=steps)
 
     def train(replica):
         own_key, memory = replica
         state_of_own = state._replace(server=memory)
-        trained, metrics = train_on_server_labels(state_of_own, data, loss, config, rate, own_key, **how)
+        trained, metrics = train_on_server_labels(problem, state_of_own, data, own_key, rate, plan)
         return trained.model, trained.server, metrics
 
     memory = {CLASSIFICATION: state.server[CLASSIFICATION]} if remembers else {}

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.fields import Section, real, share, whole, word
-from fedjax_ssl.client import At, Batches, Loss, global_model, make_confidence, passes, total
+from fedjax_ssl.client import At, Batches, Loss, global_model, make_confidence, passes, threshold_of, total
 from fedjax_ssl.client.passes import check_both_label
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received, State
@@ -57,7 +57,6 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.proxyfl`."""
     section = Section()
-    section.threshold = share(0.95)  # tau; a label counts if its probability reaches it
     # The model whose confidence must reach it: 'received' (eq. 9), or 'either' of both models (code).
     section.confident = word("received", "either")
     # L_u is the mean over 'confident' images (eq. 9) or over the whole 'batch' (code).
@@ -87,7 +86,7 @@ def proxyfl(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.proxyfl
     # Almost every image has a weight above 0 by a soft rule, so ICPL would treat all as confident.
-    rule = make_confidence(problem, options.threshold, hard=options.contrastive)
+    rule = make_confidence(problem, threshold_of(problem), hard=options.contrastive)
     parts = (*CLASSIFIER, FEATURES, PROXIES) if options.contrastive else CLASSIFIER
 
     check_both_label(problem, "proxyfl")
@@ -152,5 +151,5 @@ ENTRY = Entry(
     },
     heads_if={name: lambda config: config.proxyfl.contrastive for name in (FEATURES, PROXIES)},
     mislabels=True,
-    tiny={"proxyfl.threshold": 0.2, "proxyfl.tuning_epochs": 2},
+    tiny={"confidence.threshold": 0.2, "proxyfl.tuning_epochs": 2},
 )

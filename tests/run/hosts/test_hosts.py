@@ -42,7 +42,7 @@ def get_config():
 from tests.helpers.runs import SMALL, make_fedanchor_config
 
 def get_config():
-    of_method = {"method": "fedmatch", "fedmatch.threshold": 0.15, "fedmatch.helper_interval": 2}
+    of_method = {"method": "fedmatch", "confidence.threshold": 0.15, "fedmatch.helper_interval": 2}
     less = {"model.normalisation": "running", "client.epochs": 1, "server.epochs": 0, "server.pretrain_epochs": 0}
     return make_fedanchor_config(clients_per_round=2, **SMALL, **of_method, **less, **{"log.tensorboard": False})
 """,
