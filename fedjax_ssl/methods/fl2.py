@@ -37,13 +37,13 @@ from fedjax_ssl.client import (
     threshold_of,
 )
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Phase, Previous, Problem, Received, State
+from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Phase, Previous, Problem, Received
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.losses import cross_entropy, soft_label_loss
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import norm
-from fedjax_ssl.server import Flow, Link, fedavg
+from fedjax_ssl.server import fedavg, own_weights
 
 FIELDS = {"confidence.kind": "sat"}  # CAT; another rule may be set instead
 VARIANTS: Variants = {
@@ -98,17 +98,15 @@ def fl2(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.fl2
     rule = make_confidence(problem, threshold_of(problem), options.strictly, hard=True)
-    by_status = Link(weigh_by_status) if options.status_weights else None
-    aggregation = fedavg(problem, weighted_by=by_status)
+    aggregation = fedavg(problem, weighted_by=own_weights(by_status) if options.status_weights else None)
     label = adaptive_labels(problem, rule)
     return alternating(problem, (on_accepted(problem),), label=label, rule=rule, aggregation=aggregation)
 
 
-def weigh_by_status(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
+def by_status(received: Received) -> jax.Array:
     """LSAA: beta_k is proportional to 1 - tau_k; if all clients are certain, weights are equal."""
-    del current, state, data, key
     room = jnp.where(received.accepted, jnp.maximum(1 - received.uploads.metadata[STATUS], 0.0), 0.0)
-    return flow._replace(scores=jnp.where(jnp.sum(room) > 0, room, received.accepted))
+    return jnp.where(jnp.sum(room) > 0, room, received.accepted)
 
 
 def adaptive_labels(problem: Problem, rule: Confidence) -> Label:

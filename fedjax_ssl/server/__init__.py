@@ -3,6 +3,7 @@
 from fedjax_ssl.server.aggregation import (
     Aggregation,
     Flow,
+    Given,
     Link,
     chain,
     fedavg,

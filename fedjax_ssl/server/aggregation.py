@@ -1,7 +1,7 @@
 """Turns uploads into one model by a chain of links: weights, screening, mean, the server's model, server optimizer."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,18 +66,19 @@ class Flow(NamedTuple):
         return jnp.where(self.shares > 0, self.scores * self.shares, 0.0)
 
 
-class Apply(Protocol):
-    """Maps the value to the next value; `current` is the model that the clients received, `key` is for this link."""
+class Given(NamedTuple):
+    """What a link may read besides the value."""
 
-    def __call__(
-        self, flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key: jax.Array, /
-    ) -> Flow: ...
+    current: Model  # the trained parts as the clients received them
+    state: State  # before the aggregation
+    received: Received
+    key: jax.Array  # for this link
 
 
 class Link(NamedTuple):
     """One link of the chain."""
 
-    apply: Apply  # flow -> flow
+    apply: Callable[[Flow, Given], Flow]  # maps the value to the next value
     # Params -> the entries of `State.server` that the link needs.
     init: Callable[[Any], dict[str, Any]] = lambda params: {}
 
@@ -109,7 +110,7 @@ def chain(network: Network, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -
         shares = jnp.where(received.accepted, 1.0 if received.discount is None else received.discount, 0.0)
         flow = Flow(jnp.ones_like(shares), shares, current, jnp.bool_(False), state.server)
         for link, own_key in zip(links, jax.random.split(key, len(links))):
-            flow = link.apply(flow, current, state, data, received, own_key)
+            flow = link.apply(flow, Given(current, state, received, own_key))
         change = norm(jax.tree.map(jnp.subtract, flow.model.params, current.params))
         return state._replace(model=completed(state.model, flow.model), server=flow.memory), {"update_norm": change}
 
@@ -164,21 +165,12 @@ def fedavg(
 
 def weights(kind: str) -> Link:
     """Sets the weights of uploads, see `client_weights`."""
-
-    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-        scores = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
-        return flow._replace(scores=scores)
-
-    return Link(apply)
+    return own_weights(lambda got: client_weights(kind, got.sizes, got.num_qualified, got.accepted))
 
 
 def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
     """Sets the weights of uploads by a method's rule: received -> float32 [R]; ignored for uploads not accepted."""
-
-    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-        return flow._replace(scores=rule(received))
-
-    return Link(apply)
+    return Link(lambda flow, given: flow._replace(scores=rule(given.received)))
 
 
 def weights_told(name: str) -> Link:
@@ -188,11 +180,7 @@ def weights_told(name: str) -> Link:
 
 def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
     """Multiplies the weights by a method's rule: (state, received) -> float32 or bool [R]."""
-
-    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-        return flow._replace(scores=flow.scores * rule(state, received))
-
-    return Link(apply)
+    return Link(lambda flow, given: flow._replace(scores=flow.scores * rule(given.state, given.received)))
 
 
 def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Link:
@@ -204,10 +192,10 @@ def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Lin
         norm_bound: updates are first clipped to this length; 0: no bound.
     """
 
-    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-        uploads = received.uploads.model
+    def apply(flow: Flow, given: Given) -> Flow:
+        uploads = given.received.uploads.model
         if norm_bound:
-            uploads = robust.bounded(uploads, current, norm_bound)
+            uploads = robust.bounded(uploads, given.current, norm_bound)
         model = MEANS[kind](uploads, flow.weights, flow.model, share)
         return flow._replace(model=model, moved=flow.moved | (jnp.sum(flow.weights) > 0))
 
@@ -234,12 +222,12 @@ def half_told(name: str) -> Link:
         name: the model's name in `Upload.metadata`.
     """
 
-    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-        accepted = received.accepted.astype(jnp.float32)
-        of_told = weighted_mean(received.uploads.metadata[name], accepted, otherwise=flow.model)
-        of_uploads = weighted_mean(received.uploads.model, flow.weights, otherwise=flow.model)
+    def apply(flow: Flow, given: Given) -> Flow:
+        uploads, accepted = given.received.uploads, given.received.accepted
+        of_told = weighted_mean(uploads.metadata[name], accepted.astype(jnp.float32), otherwise=flow.model)
+        of_uploads = weighted_mean(uploads.model, flow.weights, otherwise=flow.model)
         model = jax.tree.map(lambda one, other: 0.5 * one + 0.5 * other, of_told, of_uploads)
-        return flow._replace(model=model, moved=flow.moved | jnp.any(received.accepted))
+        return flow._replace(model=model, moved=flow.moved | jnp.any(accepted))
 
     return Link(apply)
 
@@ -249,8 +237,8 @@ def with_server_model(
 ) -> Link:
     """Gives the server's model half the weight, or all the weight if no client changed the model."""
 
-    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-        own = trained_parts(network, model_of(state), parts)
+    def apply(flow: Flow, given: Given) -> Flow:
+        own = trained_parts(network, model_of(given.state), parts)
         half = jax.tree.map(lambda clients, server: 0.5 * clients + 0.5 * server, flow.model, own)
         return flow._replace(model=where(flow.moved, half, own), moved=jnp.bool_(True))
 
@@ -260,13 +248,13 @@ def with_server_model(
 def optimizer(rule: optax.GradientTransformation) -> Link:
     """Takes an optax step along the parameters' change so far, instead of this change; no step if nothing changed."""
 
-    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
+    def apply(flow: Flow, given: Given) -> Flow:
         # The optimizer takes the negative mean update as the gradient.
-        gradient = jax.tree.map(jnp.subtract, current.params, flow.model.params)
-        opt_state = flow.memory[OPT_STATE]
-        updates, new_opt_state = rule.update(gradient, opt_state, current.params)
-        stepped = optax.apply_updates(current.params, updates), new_opt_state
-        params, opt_state = where(flow.moved, stepped, (current.params, opt_state))
+        old, opt_state = given.current.params, flow.memory[OPT_STATE]
+        gradient = jax.tree.map(jnp.subtract, old, flow.model.params)
+        updates, new_opt_state = rule.update(gradient, opt_state, old)
+        stepped = optax.apply_updates(old, updates), new_opt_state
+        params, opt_state = where(flow.moved, stepped, (old, opt_state))
         return flow._replace(model=flow.model._replace(params=params), memory={**flow.memory, OPT_STATE: opt_state})
 
     return Link(apply, lambda params: {OPT_STATE: rule.init(params)})

@@ -5,11 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Received, State
-from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.engine.interface import Received
 from fedjax_ssl.ops.trees import add_up
-from fedjax_ssl.server.aggregation import Flow, Link
+from fedjax_ssl.server.aggregation import Link, own_weights
 
 
 def by_role(
@@ -28,12 +26,11 @@ def by_role(
         share: l1.
     """
 
-    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-        counts = jnp.where(received.accepted, labelled(received), 0.0)
-        scores = jnp.where(received.accepted, unlabelled(received), 0.0)
-        return flow._replace(scores=role_weights(counts, scores, share))
+    def rule(received: Received) -> jax.Array:
+        counts, scores = (jnp.where(received.accepted, of(received), 0.0) for of in (labelled, unlabelled))
+        return role_weights(counts, scores, share)
 
-    return Link(apply)
+    return own_weights(rule)
 
 
 def role_weights(labelled: jax.Array, unlabelled: jax.Array, share: float) -> jax.Array:

@@ -181,8 +181,8 @@ def test_weights_that_are_told():
 def test_uploads_may_be_combined_otherwise_than_by_the_mean():
     """Between the weights and the server's optimiser."""
 
-    def apply(flow, current, state, data, received, key):
-        return flow._replace(model=received_row(received, jnp.argmax(flow.weights)), moved=jnp.bool_(True))
+    def apply(flow, given):
+        return flow._replace(model=received_row(given.received, jnp.argmax(flow.weights)), moved=jnp.bool_(True))
 
     received_row = lambda received, m: jax.tree.map(lambda leaf: leaf[m], received.uploads.model)  # noqa: E731
     problem = problem_with(optimizer="fedavgm", learning_rate=0.5)

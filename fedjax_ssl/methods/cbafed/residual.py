@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Broadcast, Finished, Phase, Received, State
+from fedjax_ssl.engine.interface import Broadcast, Finished, Phase
 from fedjax_ssl.ops.batches import num_batches
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import where
-from fedjax_ssl.server.aggregation import Flow, Link
+from fedjax_ssl.server.aggregation import Flow, Given, Link
 
 
 def drawn_back(
@@ -84,10 +84,10 @@ def residual_over_rounds(first_rounds: int, first_weight: float, weight: float, 
         every: interval in rounds.
     """
 
-    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-        in_first = state.round < first_rounds
-        number = jnp.where(in_first, state.round, state.round - first_rounds)
-        record = where(number == 0, where(in_first, flow.model, current), flow.memory[RECORD])
+    def apply(flow: Flow, given: Given) -> Flow:
+        in_first = given.state.round < first_rounds
+        number = jnp.where(in_first, given.state.round, given.state.round - first_rounds)
+        record = where(number == 0, where(in_first, flow.model, given.current), flow.memory[RECORD])
         weight_now = jnp.where(in_first, first_weight, weight)
         model, record = drawn_back(flow.model, record, number, weight_now, every, flow.moved)
         return flow._replace(model=model, memory={**flow.memory, RECORD: record})

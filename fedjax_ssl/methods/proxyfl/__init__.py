@@ -25,8 +25,7 @@ import jax.numpy as jnp
 from fedjax_ssl.base.fields import Section, real, share, whole, word
 from fedjax_ssl.client import At, Batches, Loss, global_model, make_confidence, passes, threshold_of, total
 from fedjax_ssl.client.passes import check_both_label
-from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import CLASSIFIER, Method, Problem, Received, State
+from fedjax_ssl.engine import CLASSIFIER, Method, Problem
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.methods.proxyfl.client import COUNTS, FEATURES, PROXIES, contrastive_loss
@@ -34,7 +33,7 @@ from fedjax_ssl.methods.proxyfl.server import tune_proxies
 from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.server import Flow, Link, fedavg
+from fedjax_ssl.server import Flow, Given, Link, fedavg
 
 PRIOR = "prior"  # the entry of the server's memory with the shares of the classes
 VARIANTS: Variants = {
@@ -124,11 +123,9 @@ def proxyfl(problem: Problem) -> Method:
     return method._replace(broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[PRIOR]))
 
 
-def update_prior(
-    options, flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key
-) -> Flow:
+def update_prior(options, flow: Flow, given: Given) -> Flow:
     """The share of each class, from the counts of this round's clients; without any it does not change."""
-    counts = jnp.where(flow.weights[:, None] > 0, received.uploads.metadata[COUNTS], 0.0)
+    counts = jnp.where(flow.weights[:, None] > 0, given.received.uploads.metadata[COUNTS], 0.0)
     totals, old = jnp.sum(counts, axis=1, keepdims=True), flow.memory[PRIOR]
     if options.prior == "mean":
         new = jnp.sum(counts / jnp.maximum(totals, 1), axis=0) / jnp.maximum(jnp.sum(totals > 0), 1)

@@ -6,11 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Received, State
 from fedjax_ssl.ops.batches import batch_positions, epoch_orders, num_batches
-from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.server.aggregation import Flow, Link
+from fedjax_ssl.server.aggregation import Flow, Given, Link
 
 
 def tune_proxies(**how: Any) -> Link:
@@ -20,10 +17,11 @@ def tune_proxies(**how: Any) -> Link:
         how: the keywords of `tuned_proxies`.
     """
 
-    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
+    def apply(flow: Flow, given: Given) -> Flow:
         params = flow.model.params
-        classifier, uploaded = params["classifier"], received.uploads.model.params["classifier"]["kernel"]
-        tuned = tuned_proxies(classifier["kernel"].T, jnp.swapaxes(uploaded, 1, 2), flow.weights > 0, key, **how).T
+        classifier, uploads = params["classifier"], given.received.uploads.model.params
+        uploaded = jnp.swapaxes(uploads["classifier"]["kernel"], 1, 2)
+        tuned = tuned_proxies(classifier["kernel"].T, uploaded, flow.weights > 0, given.key, **how).T
         params = {**params, "classifier": {**classifier, "kernel": tuned}}
         return flow._replace(model=flow.model._replace(params=params))
 

@@ -6,11 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Received, State
-from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.engine.interface import Received
 from fedjax_ssl.ops.trees import column, row_norms, weighted_sum
-from fedjax_ssl.server.aggregation import Flow, Link, client_weights, group_members
+from fedjax_ssl.server.aggregation import Link, client_weights, group_members, own_weights
 
 
 def distance_reweighted(
@@ -36,8 +34,7 @@ def distance_reweighted(
         beta_labelled: beta of a group with a labelled client.
     """
 
-    def apply(flow: Flow, current: Model, state: State, data: FederatedData, received: Received, key) -> Flow:
-        del current, state, data, key
+    def rule(received: Received) -> jax.Array:
         sizes = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
         in_group = group_members(received, num_groups)
         labelled = is_labelled(received)
@@ -47,9 +44,9 @@ def distance_reweighted(
         distances = distances_to_mean(received.uploads.model, shares, in_group)
         betas = jnp.where(jnp.any(in_group & labelled, axis=1), beta_labelled, beta)
         weights = consensus_weights(shares, distances, received.sizes, factors, betas)
-        return flow._replace(scores=jnp.sum(weights, axis=0))
+        return jnp.sum(weights, axis=0)
 
-    return Link(apply)
+    return own_weights(rule)
 
 
 def distances_to_mean(models: Any, shares: jax.Array, in_group: jax.Array) -> jax.Array:
