@@ -19,6 +19,7 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiments, initialise
 from tests.helpers.kept_programs import keep_programs
 from tests.helpers.runs import ROOT, SMALL, make_fedanchor_config, make_tiny_config
+from tests.helpers.stub import make_stub_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -73,8 +74,8 @@ def test_jobs_are_dealt_longest_first_to_the_idlest(groups, jobs, devices):
 
 
 def test_seeds_in_one_program_equal_runs_of_their_own():
-    less = {**SMALL, "fedanchor.client_mixup": False, "server.epochs": 0}
-    config = make_fedanchor_config(**less, **{"fedanchor.threshold": 0.5, "seeds": (0, 3)})
+    less = {**SMALL, "fedanchor.client_mixup": False, "fedanchor.contrastive": False, "server.epochs": 0}
+    config = make_fedanchor_config(**less, **{"confidence.threshold": 0.5, "seeds": (0, 3)})
     experiments = build_experiments([for_seed(config, seed) for seed in config.seeds], [None, None])
     first = experiments[0]
     assert all(e.data.inputs is first.data.inputs for e in experiments)
@@ -96,9 +97,9 @@ def test_seeds_in_one_program_equal_runs_of_their_own():
     assert not np.allclose(alone[0][1].metrics["local_steps"], 0)
 
 
-def test_several_seeds_through_train(tmp_path, finished_run):
-    workdir, state = finished_run
-    states = train(make_tiny_config(seeds=(2, 0)), tmp_path / "seeds")
+def test_several_seeds_through_train(tmp_path, stub_run):
+    workdir, state = stub_run
+    states = train(make_stub_config(seeds=(2, 0)), tmp_path / "seeds")
     own = tmp_path / "seeds" / "seed_0"
     assert (own / "metrics.jsonl").read_text() == (workdir / "metrics.jsonl").read_text()
     assert json.loads((own / "config.json").read_text()) == json.loads((workdir / "config.json").read_text())
@@ -109,7 +110,7 @@ def test_several_seeds_through_train(tmp_path, finished_run):
 
 def test_a_seed_with_a_larger_client_does_not_change_the_others(tmp_path):
     fields = {"data.partition": "dirichlet_classes", "data.alpha": 1.0, "data.examples_per_client": 0, "num_rounds": 1}
-    fields |= {"data.client_test_share": 0.2, "clients_per_round": 2}
+    fields |= {"data.client_test_share": 0.2, "clients_per_round": 2, "server.epochs": 0, "server.pretrain_epochs": 0}
     with keep_programs():
         train(make_tiny_config(seeds=(0, 1), **fields), tmp_path / "both")
         train(make_tiny_config(seed=0, **fields), tmp_path / "alone")
@@ -120,7 +121,7 @@ def test_a_seed_with_a_larger_client_does_not_change_the_others(tmp_path):
 
 
 def test_several_seeds_end_in_a_table_and_a_page(tmp_path, capfd):
-    config = make_tiny_config(seeds=(2, 0), num_rounds=1)
+    config = make_stub_config(seeds=(2, 0), num_rounds=1)
     config.log.report = True
     train(config, tmp_path)
     said = capfd.readouterr().err

@@ -28,8 +28,8 @@ from fedjax_ssl.report import write_report
 from fedjax_ssl.report.table import Row, make_table
 from fedjax_ssl.run.observe.trackers import curves
 from fedjax_ssl.run.validation import validate
-from tests.helpers.runs import make_tiny_config
 from tests.helpers.small_problem import federation
+from tests.helpers.stub import make_stub_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 ALL = tuple(MEASURES)
@@ -195,13 +195,13 @@ def measured_run(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("measured") / "run"
     fields = {"eval_measures": ALL, "data.validation": 200, "data.imbalance": 10.0}
     fields |= {"data.server_labels": 20, "data.examples_per_client": 0, "data.labels": "server", "num_rounds": 2}
-    train(make_tiny_config(**fields), workdir)
+    train(make_stub_config(**fields), workdir)
     return workdir
 
 
 def test_a_run_records_and_shows_its_measures(measured_run):
     """Every figure is scikit-learn's of the trained model, on both sets; the training images are long-tailed."""
-    run, config = read_run(measured_run), make_tiny_config()
+    run, config = read_run(measured_run), make_stub_config()
     digits = load_dataset(config.data)
     counts = run.class_counts()
     held = counts["clients"].sum(axis=0) + counts["server"]
@@ -236,9 +236,9 @@ def test_a_run_records_and_shows_its_measures(measured_run):
     assert "validation/auc" in curves(run.metrics[-1])
 
 
-def test_measures_are_in_tables_reports_and_cards(measured_run, finished_run):
+def test_measures_are_in_tables_reports_and_cards(measured_run, stub_run):
     run = read_run(measured_run)
-    plain = read_run(finished_run[0])
+    plain = read_run(stub_run[0])
     rows = [Row(name, {}, [each], 1, False) for name, each in {"a": run, "b": plain}.items()]
     first, second = (str(row["test macro AUC"]) for row in make_table(rows, 0.9))
     assert first == f"{100 * run.summary['test_auc']:.2f}" and second == "-"

@@ -180,8 +180,6 @@ PRIVATE = {"privacy.noise": 0.5, "aggregation.clip_norm": 1.0, "model.normalisat
     ({"model.normalisation": "static", "model.statistics": "moments"}, "model.statistics='moments' asks clients"),
     ({"method": "orchestra"}, "orchestra: its clients send"),
     ({"method": "rscfed", "data.labels": "some_clients"}, "rscfed: its server has a message for each client, or"),
-    ({"method": "semianagg", "data.labels": "some_clients"}, "semianagg: its clients send"),
-    ({"method": "fedmatch"}, "fedmatch: its server has a message for each client"),
     ({"method": "fedtrinet"}, "fedtrinet: its stage server_before reads clients' data at the server"),
     ({"method": "server_only"}, "here no client trains"),
     ({"data.centralised": True}, "or the server has their images"),

@@ -56,7 +56,7 @@ def two_rounds(name, labels, fields):
 
 
 def test_clients_that_attack_fail_and_compress():
-    experiment, states, history = two_rounds("fedanchor", "server", UNTRUSTED)
+    experiment, states, history = two_rounds("fixmatch", "clients", UNTRUSTED)
     config, data = experiment.problem.config, experiment.data
     assert np.sum(data.attackers.clients) == 2  # floor(0.25 * 8)
     waited = np.asarray(states[1].server[LATE].waiting)

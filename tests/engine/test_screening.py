@@ -65,11 +65,20 @@ def test_where_few_have_moved_the_model_that_went_down_is_the_measure(lengths, d
     assert found_too_long(lengths, 2.0) == dropped
 
 
+@jax.jit
+def of_one_number(sent, received, counted):
+    broadcast = types.SimpleNamespace(model=Model({"w": received[None]}, {}))
+    return too_long(Model({"w": sent[:, None]}, {}), broadcast, counted, 1000.0)
+
+
 def found_too_long(lengths, received):
-    """The places of the uploads of one number that are too long, where the model that went down has that length."""
-    sent = Model({"w": jnp.asarray(lengths, jnp.float32)[:, None] + received}, {})
-    broadcast = types.SimpleNamespace(model=Model({"w": jnp.full(1, received)}, {}))
-    return np.flatnonzero(too_long(sent, broadcast, jnp.ones(len(lengths), bool), 1000.0)).tolist()
+    """The places of the uploads of one number that are too long, where the model that went down has that length.
+
+    Further rows, of nobody, let all tests share a program.
+    """
+    counted = np.arange(6) < len(lengths)
+    sent = np.float32([*lengths, *[0.0] * (6 - len(lengths))]) + np.float32(received)
+    return np.flatnonzero(of_one_number(sent, jnp.float32(received), counted) & counted).tolist()
 
 
 def test_one_that_is_too_long_is_dropped_counted_and_not_remembered():

@@ -56,9 +56,9 @@ def memories_by_hand(turns):
 @pytest.mark.processes
 def test_the_last_accepted_row_of_a_client_counts():
     """On one device, and on four between which the rows are dealt out, longest first; in one turn and in several."""
-    expected = [memories_by_hand(turns) for turns in (1, *TURNS)]
+    expected = [memories_by_hand(turns) for turns in (1, TURNS)]
     assert len({str(one["trained"]) for one in expected[0]}) == 3  # three rows, in turn the last accepted
-    for turns, by_hand in zip((1, *TURNS), expected):
+    for turns, by_hand in zip((1, TURNS), expected):
         assert memories(jax.jit(make_round(problem(), toy_method(turns), lanes=2))) == by_hand
     expected.append(arrivals(failing_round()))  # of one device, which test_delivery.py tests
     values = [number for of_draw in expected[-1] for _, number in of_draw]
