@@ -27,6 +27,6 @@ def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "twin_sight,paper")
     config.data.source = "fashion_mnist"
-    config.data.standardise = False
+    config.data.normalisation = "none"
     config.augment.flavour = "none"
     return apply_arguments(config, arguments)

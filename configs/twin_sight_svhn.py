@@ -28,7 +28,7 @@ def get_config(arguments=""):
     config = base_config()
     apply_arguments(config, "twin_sight,paper")
     config.data.source = "svhn_cropped"
-    config.data.standardise = False
+    config.data.normalisation = "none"
     config.augment.flavour, config.augment.flip = "none", "always"
     config.twin_sight.second_view = "views"
     config.confidence.clamp_least, config.confidence.clamp_most = 0.9, 0.95  # FreeMatch's thresholds

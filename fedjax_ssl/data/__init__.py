@@ -6,18 +6,10 @@ from fedjax_ssl.data.owners import Partition, class_counts
 from fedjax_ssl.data.partition import make_partition
 from fedjax_ssl.data.partition_file import load_partition, save_partition
 from fedjax_ssl.data.partition_schemes import PARTITIONS
-from fedjax_ssl.data.sources import (
-    NORMALISATIONS,
-    SOURCES,
-    Dataset,
-    dataset_facts,
-    feature_statistics,
-    load_dataset,
-)
+from fedjax_ssl.data.sources import SOURCES, Dataset, dataset_facts, feature_statistics, load_dataset
 
 __all__ = [
     "LABELS",
-    "NORMALISATIONS",
     "PARTITIONS",
     "SOURCES",
     "Dataset",

@@ -37,13 +37,13 @@ def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path
     """
     if not path:
         raise UserError(f"{field} is empty; give {wanted}: --config.{field}={kind.upper()}")
-    found = expanded(path)
+    found, why = expanded(path), "does not exist"
     try:
         exists = found.exists()
     except OSError as error:  # the name is too long, or a folder may not be read
-        raise UserError(f"{field}={path} cannot be read: {error.strerror}") from error
+        exists, why = False, f"cannot be read: {error.strerror}"
     if not exists:
-        raise UserError(f"{field}={path} does not exist; give {wanted}")
+        raise UserError(f"{field}={path} {why}; give {wanted}")
     # Opening a pipe would wait for a writer.
     actual = "folder" if found.is_dir() else "file" if found.is_file() else "pipe, a socket or a device"
     kinds = ("file", "folder") if kind == "path" else (kind,)

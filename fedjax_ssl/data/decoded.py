@@ -1,7 +1,4 @@
-"""Decodes images once into a memory-mapped npy file in the user's cache, so that they take no memory afterwards.
-
-While it is written, the file ends in '.part'. Interrupted decoding continues where it stopped.
-"""
+"""Decodes images once into a memory-mapped npy file in the user's cache, so that they take no memory afterwards."""
 
 import contextlib
 import hashlib
@@ -12,21 +9,16 @@ import pathlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError, first_line
-from fedjax_ssl.base.files import private_cache, refuse_link
+from fedjax_ssl.base.files import private_cache, replaced
 from fedjax_ssl.data.arrays import MAX_BYTES
 
-try:
-    import fcntl
-except ImportError:  # Windows, where nothing is cached
-    fcntl = None
-
 MOST_CACHE_BYTES = 50_000_000_000  # for all data sets; the least recently used are deleted
-BLOCK = 1024  # images between two calls of fsync
+TOLD_EVERY = 1024  # images
 Shape = tuple[int, ...]
 
 # Pillow's names of the accepted formats. Unrestricted, Pillow recognises many more by their first bytes, whatever the
@@ -68,104 +60,67 @@ def decode_once(
     """
     import PIL
 
-    def find_shape(most: int) -> Shape:
-        """The shape of the array of all images, mostly from headers."""
-        channels = 1 if all(map(_is_grey, pictures)) else 3
-        first = pictures[0]
-        height, width = (image_size,) * 2 if image_size else read_image(first, _MODES[channels], 0, fit).shape[:2]
-        shape = len(pictures), height, width, channels
-        check_size(shape, name, most)
-        return shape
-
-    def decode(row: int, shape: Shape) -> np.ndarray:
-        picture = pictures[row]
-        image = read_image(picture, _MODES[shape[3]], image_size, fit)
-        if image.shape != shape[1:]:
-            raise UserError(
-                f"{picture} has {image.shape[1]} x {image.shape[0]} pixels, but {pictures[0]} {shape[2]} x {shape[1]}; "
-                "--config.data.image_size=N brings all to N x N"
-            )
-        return image
-
-    known_by = f"{PIL.__version__} {image_size} {fit} {known_by}"
     folder = private_cache("images", MOST_CACHE_BYTES)
     if folder is None:
-        shape = find_shape(MAX_BYTES)
+        shape, decoded = _decoded(pictures, name, image_size, fit, MAX_BYTES, tell)
         images = np.empty(shape, np.uint8)
-        for row in range(len(images)):
-            images[row] = decode(row, shape)
+        for row, image in enumerate(decoded):
+            images[row] = image
         return images
+    known_by = f"{PIL.__version__} {image_size} {fit} {known_by}"
     file = folder / f"{hashlib.sha256(known_by.encode()).hexdigest()}.npy"
-    part = file.with_suffix(".part")
+    if (images := _mapped(file)) is not None:
+        return images
+    shape, decoded = _decoded(pictures, name, image_size, fit, MOST_CACHE_BYTES, tell)
     try:
-        refuse_link(file)
-        refuse_link(part)
-        if not _is_whole(file):
-            with part.open("a+b") as out:
-                if fcntl is not None:
-                    fcntl.flock(out, fcntl.LOCK_EX)  # waits for another process that decodes the same images
-                if not _is_whole(file):
-                    _write(out, name, find_shape, decode, tell)
-                    os.replace(part, file)
-                else:
-                    part.unlink(missing_ok=True)
-        # Sets the time of use only: the file has not changed, and others may have it mapped.
-        os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
-        images = np.load(file, mmap_mode="r")
+        with replaced(file) as out:
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(out, header)
+            for image in decoded:
+                out.write(image.tobytes())
+        return np.load(file, mmap_mode="r")
     except OSError as error:
         raise UserError(
-            f"{part}: {first_line(error)}; the images of {name} are decoded there: make room, or choose another folder "
+            f"{file}: {first_line(error)}; the images of {name} are decoded there: make room, or choose another folder "
             "by the environment variable XDG_CACHE_HOME"
         ) from error
+
+
+def _mapped(file: pathlib.Path) -> np.ndarray | None:
+    """The images in a file of the cache, whose time of use is set; None if it does not exist or was cut."""
+    try:
+        images = np.load(file, mmap_mode="r")
+        # Not the time of the last change: others may have the file mapped.
+        os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
+    except (OSError, ValueError, EOFError):
+        return None
     return images
 
 
-def _write(
-    out: IO[bytes],
-    name: object,
-    find_shape: Callable[[int], Shape],
-    decode: Callable[[int, Shape], np.ndarray],
-    tell: Callable[[str], Any],
-) -> None:
-    shape = _shape_of(out)
-    if shape is None:
-        shape = find_shape(MOST_CACHE_BYTES)
-        out.truncate(0)
-        np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        out.flush()
-    first, each = out.tell(), math.prod(shape[1:])
-    there = (os.fstat(out.fileno()).st_size - first) // each
-    done = max(0, there - 1) // BLOCK * BLOCK  # after a power cut the last block may be damaged
-    out.truncate(first + done * each)
-    out.seek(0, os.SEEK_END)
-    began = time.monotonic()
-    for row in range(done, shape[0]):
-        out.write(decode(row, shape).tobytes())
-        if (row + 1) % BLOCK == 0 or row + 1 == shape[0]:
-            out.flush()
-            os.fsync(out.fileno())
-            left = (time.monotonic() - began) / (row + 1 - done) * (shape[0] - row - 1)
-            clock = time.strftime("%H:%M:%S", time.gmtime(left))
-            tell(f"decoding the images of {name}: {row + 1:,} of {shape[0]:,}, {clock} left")
+def _decoded(
+    pictures: Sequence[Picture], name: object, image_size: int, fit: str, most: int, tell: Callable[[str], Any]
+) -> tuple[Shape, Iterator[np.ndarray]]:
+    """The shape of the array of all images, mostly from headers, and the images one by one; see `decode_once`."""
+    channels = 1 if all(map(_is_grey, pictures)) else 3
+    first = pictures[0]
+    height, width = (image_size,) * 2 if image_size else read_image(first, _MODES[channels], 0, fit).shape[:2]
+    shape = len(pictures), height, width, channels
+    check_size(shape, name, most)
 
+    def decode() -> Iterator[np.ndarray]:
+        for row in range(len(pictures)):
+            picture = pictures[row]
+            image = read_image(picture, _MODES[channels], image_size, fit)
+            if image.shape != shape[1:]:
+                raise UserError(
+                    f"{picture} has {image.shape[1]} x {image.shape[0]} pixels, but {first} {width} x {height}; "
+                    "--config.data.image_size=N brings all to N x N"
+                )
+            yield image
+            if (row + 1) % TOLD_EVERY == 0 or row + 1 == len(pictures):
+                tell(f"decoding the images of {name}: {row + 1:,} of {len(pictures):,}")
 
-def _shape_of(file: IO[bytes]) -> Shape | None:
-    """The shape in the file's header, behind which the file's position then is; None if the header is incomplete."""
-    file.seek(0)
-    try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            return None
-        return np.lib.format.read_array_header_1_0(file)[0]
-    except ValueError:
-        return None
-
-
-def _is_whole(file: pathlib.Path) -> bool:
-    if not file.exists():
-        return False
-    with file.open("rb") as opened:
-        shape = _shape_of(opened)
-        return shape is not None and file.stat().st_size == opened.tell() + math.prod(shape)
+    return shape, decode()
 
 
 def check_size(shape: Shape, name: object, most: int, remedy: str = "set a smaller data.image_size, or ") -> None:

@@ -293,14 +293,9 @@ def put_whole(held: Holdings, same_images: FederatedData | None = None) -> tuple
         client_index=jnp.asarray(client_index),
         test_inputs=same_images.test_inputs if shared else image_table(held.test_inputs),
         test_labels=same_images.test_labels if shared else jnp.asarray(held.test_labels),
-        unknown_inputs=same_images.unknown_inputs if shared else unknown_table(held),
+        unknown_inputs=same_images.unknown_inputs if shared else image_table(held.unknown_inputs),
     )
     return data, jnp.asarray(held.hidden_labels)
-
-
-def unknown_table(held: Holdings) -> jax.Array | None:
-    """A federation's unknown test inputs on the device."""
-    return None if held.unknown_inputs is None else image_table(held.unknown_inputs)
 
 
 def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedData:
@@ -310,8 +305,7 @@ def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedDa
         return None if array is None else jax.ShapeDtypeStruct(array.shape, array.dtype)
 
     tables: dict[str, Any] = {name: shape(getattr(held, name)) for name in ("visible_labels", "test_labels")}
-    tables |= {name: table_shape(getattr(held, name)) for name in ("inputs", "test_inputs")}
-    tables["unknown_inputs"] = None if held.unknown_inputs is None else table_shape(held.unknown_inputs)
+    tables |= {name: table_shape(getattr(held, name)) for name in ("inputs", "test_inputs", "unknown_inputs")}
     return jax.tree.map(shape, small_arrays(held))._replace(client_index=client_index, **tables)
 
 

@@ -48,10 +48,7 @@ def load_folder(
           sizes differ and `image_size` is 0.
     """
     root = existing_path(path, "data.path", "folder", "a folder of images by class, FOLDER/CLASS/IMAGE")
-    try:
-        train, unlabelled, test = _find_images(root)
-    except OSError as error:
-        raise UserError(f"data.path={path} cannot be listed ({first_line(error)}); make it readable") from error
+    train, unlabelled, test = _find_images(root)
     names = tuple(train)
     files = [file for images in (*train.values(), unlabelled, *test.values()) for file in images]
     known_by = [str(root.resolve())]
@@ -91,15 +88,9 @@ def load_pictures(path: str, image_shape: tuple[int, int, int], fit: str, field:
     """
     root = existing_path(path, field, "folder", "a folder of images, FOLDER/IMAGE or FOLDER/CLASS/IMAGE")
     height, width, channels = image_shape
-    try:
-        entries = _entries(root)
-        folders = [entry for entry in entries if entry.is_dir()]
-        if folders and len(folders) < len(entries):
-            other = next(entry for entry in entries if not entry.is_dir())
-            raise UserError(f"{root} holds folders and {other.name}; give images alone, or a folder for each class")
-        files = [file for folder in folders or [root] for file in _images(folder)]
-    except OSError as error:
-        raise UserError(f"{field}={path} cannot be listed ({first_line(error)}); make it readable") from error
+    has_classes = any(entry.is_dir() for entry in _entries(root))
+    of_classes = _classes(root) if has_classes else {"": _images(root)}
+    files = [file for images in of_classes.values() for file in images]
     check_size((len(files), *image_shape), root, MAX_BYTES, "")
     images = np.empty((len(files), *image_shape), np.uint8)
     for row, file in enumerate(files):
@@ -110,67 +101,63 @@ def load_pictures(path: str, image_shape: tuple[int, int, int], fit: str, field:
             )
         images[row] = image
     names = [file.relative_to(root).as_posix() for file in files]
-    return Pictures(images, names, [file.parent.name for file in files] if folders else None)
+    return Pictures(images, names, [file.parent.name for file in files] if has_classes else None)
 
 
-def _find_images(
-    root: pathlib.Path,
-) -> tuple[dict[str, list[pathlib.Path]], list[pathlib.Path], dict[str, list[pathlib.Path]]]:
+Classes = dict[str, list[pathlib.Path]]  # class -> its images
+
+
+def _find_images(root: pathlib.Path) -> tuple[Classes, list[pathlib.Path], Classes]:
     """Finds training images by class, training images without a label, and test images by class, sorted by name."""
-    folders = [root / name for name in ("train", "test")]
-    exists = [folder.is_dir() for folder in folders]
-    if not any(exists):
-        return _divided(root, folders)
-    if not all(exists):
-        present, absent = folders if exists[0] else folders[::-1]
-        raise UserError(
-            f"{root} has a folder {present.name} but no {absent.name}; add {absent}/CLASS/IMAGE, or move the classes "
-            f"from {present} to {root}, where every fifth image is for the test"
-        )
-    if (root / AMERICAN).is_dir():
-        raise UserError(f"the folder {root / AMERICAN} would be ignored; call it {UNLABELLED!r}, or move it elsewhere")
-    train, test = map(_classes, folders)
-    _check_number(folders[0], train)
+    train_folder, test_folder, unlabelled = root / "train", root / "test", root / UNLABELLED
+    is_divided = train_folder.is_dir() and test_folder.is_dir()
+    for folder in (unlabelled, root / AMERICAN):
+        if folder.is_dir() and not (is_divided and folder == unlabelled):
+            raise UserError(
+                f"{folder} would not be read: images without a label belong in {unlabelled}, beside {train_folder} and "
+                f"{test_folder}, which have the folders of classes; if it is a class, give it another name"
+            )
+    if not is_divided:
+        for present, absent in ((train_folder, test_folder), (test_folder, train_folder)):
+            if present.is_dir():
+                raise UserError(
+                    f"{root} has a folder {present.name} but no {absent.name}; add {absent}/CLASS/IMAGE, or move the "
+                    f"classes from {present} to {root}, where every fifth image is for the test"
+                )
+        return _divided(root)
+    train, test = _classes(train_folder), _classes(test_folder)
+    _check_number(train_folder, train)
     unknown = [name for name in test if name not in train]
     if unknown or not test:
         raise UserError(
-            f"{folders[1]} must have folders of classes that {folders[0]} has"
-            + (f"; add {folders[0] / unknown[0]}, or remove {folders[1] / unknown[0]}" if unknown else "")
+            f"{test_folder} must have folders of classes that {train_folder} has"
+            + (f"; add {train_folder / unknown[0]}, or remove {test_folder / unknown[0]}" if unknown else "")
         )
-    unlabelled = root / UNLABELLED
     return train, _images(unlabelled) if unlabelled.is_dir() else [], test
 
 
-def _divided(
-    root: pathlib.Path, folders: list[pathlib.Path]
-) -> tuple[dict[str, list[pathlib.Path]], list[pathlib.Path], dict[str, list[pathlib.Path]]]:
+def _divided(root: pathlib.Path) -> tuple[Classes, list[pathlib.Path], Classes]:
     """The same of a folder without a test set: every fifth image of a class is for testing."""
     classes = _classes(root)
-    misplaced = [name for name in (UNLABELLED, AMERICAN) if name in classes]
-    if misplaced:
-        raise UserError(
-            f"{root} has the folder {misplaced[0]!r} among its classes; move the classes to {folders[0]}/CLASS and "
-            f"{folders[1]}/CLASS, or rename it if it is a class"
-        )
     _check_number(root, classes)
     test = {name: images[TEST_EVERY - 1 :: TEST_EVERY] for name, images in classes.items() if len(images) >= TEST_EVERY}
     if not test:
         raise UserError(
             f"{root} has no class of {TEST_EVERY} or more images, so none would be for the test; add images, or divide "
-            f"them into {folders[0]}/CLASS/IMAGE and {folders[1]}/CLASS/IMAGE"
+            f"them into {root}/train/CLASS/IMAGE and {root}/test/CLASS/IMAGE"
         )
     train = {name: [image for image in classes[name] if image not in test.get(name, ())] for name in classes}
     return train, [], test
 
 
-def _check_number(folder: pathlib.Path, classes: dict[str, list[pathlib.Path]]) -> None:
+def _check_number(folder: pathlib.Path, classes: Classes) -> None:
     """Raises a UserError unless there are at least two classes."""
     if len(classes) < 2:
         has = f"the folder of one class, {next(iter(classes))}" if classes else "no class's folder"
         raise UserError(f"{folder} has {has}; a classifier needs at least 2 classes, {folder}/CLASS/IMAGE")
 
 
-def _classes(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
+def _classes(folder: pathlib.Path) -> Classes:
     """Class -> its images; raises a UserError for an image outside the folders of classes."""
     classes = {}
     for entry in _entries(folder):
@@ -196,5 +183,8 @@ def _images(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _entries(folder: pathlib.Path) -> list[pathlib.Path]:
     """The entries of a folder except hidden files, sorted by name."""
-    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    try:
+        entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    except OSError as error:
+        raise UserError(f"{folder} cannot be listed ({first_line(error)}); make it readable") from error
     return sorted((e for e in entries if e.name not in _OF_FILE_MANAGERS), key=lambda entry: entry.name)

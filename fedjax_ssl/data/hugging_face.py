@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.decoded import Encoded, decode_once
-from fedjax_ssl.data.tables import check_column, find_class_names, find_owners, for_test, known_codes
+from fedjax_ssl.data.tables import check_classes, check_column, find_class_names, find_owners, for_test, known_codes
 
 
 def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
@@ -41,8 +41,7 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
     check_column(train.features, config.client_column, "client_column", config.path, optional=True)
     given = {name: _labels(split, label, config.path) for name, split in splits.items()}
     names = getattr(train.features[label], "names", None) or find_class_names(given["train"], config.path, label)
-    if len(names) < 2:
-        raise UserError(f"{config.path}: the only class is {names[0]!r}; a classifier needs at least 2 classes")
+    check_classes(names, config.path, label)
     labels = {name: known_codes(values, names, config.path, label) for name, values in given.items()}
     if "test" in splits:
         rows = {"train": np.arange(len(train)), "test": np.flatnonzero(labels["test"] >= 0)}
@@ -119,12 +118,10 @@ def _open(path: str) -> dict[str, Any]:
             loaded = datasets.load_from_disk(str(found), **mapped)
         elif found.is_dir():
             if not any(found.rglob("*.parquet")):
-                raise UserError(f"data.path={path} holds no data set; give {wanted}")
+                raise ValueError("it has none of these")
             loaded = datasets.load_dataset("parquet", data_dir=str(found), **mapped)
         else:
             loaded = datasets.load_dataset("parquet", data_files=str(found), **mapped)
-    except UserError:
-        raise
     except Exception as error:  # The errors of datasets and pyarrow have no common base.
         raise UserError(f"data.path={path} cannot be read as {wanted} ({first_line(error)})") from error
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}

@@ -30,8 +30,8 @@ def check_labels(config: Any, num_clients: int) -> None:
     """Checks the fields that say who holds labels, against each other.
 
     Args:
-        config: the `data` section. It reads `labels`, `labelled_share`, `labels_per_class`, `num_labelled`,
-          `labelled_clients`, `labelled_rule`, `label_profile` and `server_labels`.
+        config: the `data` section. It reads `labels`, `labels_per_class`, `num_labelled`, `label_profile`,
+          `server_labels` and `imbalance`.
         num_clients: number of clients K.
 
     Raises:
@@ -44,8 +44,6 @@ def check_labels(config: Any, num_clients: int) -> None:
         )
     if config.labels == "clients" and 0 < config.num_labelled < num_clients:
         raise UserError(f"data.num_labelled={config.num_labelled} is fewer than num_clients={num_clients}; raise it")
-    if config.labelled_clients > num_clients:
-        raise UserError(f"data.labelled_clients={config.labelled_clients} is more than num_clients={num_clients}")
     if not 1 <= abs(config.imbalance) < math.inf:
         raise UserError(
             f"data.imbalance must be a number from 1 on, or from -1 down (reversed), not {config.imbalance}"
@@ -89,24 +87,6 @@ def profile_of(config: Any, num_clients: int, rng: np.random.Generator) -> np.nd
     if isinstance(config.label_profile[0], str):
         return rng.beta(*_beta_of(config.label_profile[0]), num_clients)
     return np.asarray(config.label_profile, np.float64)
-
-
-def draw_validation(labels: np.ndarray, num_images: int, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws the validation images, the same number of each class.
-
-    Args:
-        labels: int [N], labels of the training set.
-        num_images: number of validation images V, 0 for none.
-        num_classes: number of classes C.
-        rng: source of randomness.
-
-    Returns:
-        int32 [V], rows of the training set, in random order.
-
-    Raises:
-        UserError: V is not a multiple of C, or a class has fewer than V / C examples.
-    """
-    return draw_balanced(labels, num_images, num_classes, rng, "data.validation")
 
 
 def draw_server_labels(

@@ -1,7 +1,7 @@
 """Loads a user's data set from one npz file, or from four npy files, which are memory-mapped; checks it."""
 
-import zipfile
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +35,8 @@ def load_npz(path: str) -> Arrays:
 
     Source of the second layout: Yang et al., "MedMNIST v2", Scientific Data, 2023.
     """
-    with open_archive(path, "data.path", f"an npz file with the arrays {', '.join(KEYS)}") as archive:
-        keys = max(KEYS, MEDMNIST_KEYS, key=lambda keys: len(set(keys) & set(archive.files)))
+    names = names_in(path, "data.path")
+    keys = max(KEYS, MEDMNIST_KEYS, key=lambda keys: len(set(keys) & set(names)))
     return _checked(path, keys, read_arrays(path, keys, "data.path"))
 
 
@@ -66,19 +66,22 @@ def load_npy(path: str) -> Arrays:
 def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray]) -> Arrays:
     """The four arrays of a data set in their stored form; `keys` names them in the order of `KEYS`."""
     train, train_labels, test, test_labels = keys
-    shape, shape_of_test = (_example(path, key, arrays[key]) for key in (train, test))
-    form, form_of_test = (_form(arrays[key].dtype) for key in (train, test))
-    if form != "images":
-        _check_one_view(path, test, arrays[test])
-        shape_of_test = (*shape[:-1], *shape_of_test[-1:])
-    if (form, shape) != (form_of_test, shape_of_test):
+    (form, *shape), (form_of_test, *shape_of_test) = (_example(path, key, arrays[key]) for key in (train, test))
+    if form != "images" and len(shape_of_test) == 2 and shape_of_test[0] > 1:
+        views, size = shape_of_test
         raise UserError(
-            f"{path}: {train} is {arrays[train].dtype}, {form} of shape {shape}, and {test} {arrays[test].dtype}, "
-            f"{form_of_test} of shape {shape_of_test}; bring both to one type and shape"
+            f"{path}: {test} has {views} views of each example, but a test example has one: give {test}[:, 0]. If "
+            f"these are no views, save {views} x {size} numbers as [N, {views * size}], images as uint8"
+        )
+    of_one_view = shape if form == "images" else shape[-1:]
+    if (form, of_one_view) != (form_of_test, shape_of_test[-len(of_one_view) :]):
+        raise UserError(
+            f"{path}: {train} has {form} {shape}, {test} {form_of_test} {shape_of_test}; bring both to one type and "
+            "shape"
         )
     y_train, y_test = (
-        _labels(path, of_labels, arrays[of_labels], key, len(arrays[key]))
-        for key, of_labels in ((train, train_labels), (test, test_labels))
+        _labels(path, of_labels, arrays[of_labels], len(arrays[key]), least)
+        for key, of_labels, least in ((train, train_labels, -1 if keys == KEYS else 0), (test, test_labels, 0))
     )
     classes = np.union1d(y_train[y_train >= 0], y_test)
     if len(classes) < 2 or classes[-1] != len(classes) - 1:
@@ -87,32 +90,13 @@ def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray])
             f"{path}: labels must be 0 to C - 1 for at least 2 classes; the largest is {classes[-1]}, but no example "
             f"has label {missing}; renumber the classes from 0 without gaps"
         )
-    x_train, x_test = (_stored(path, key, arrays[key], shape) for key in (train, test))
+    x_train, x_test = (_stored(path, key, arrays[key]) for key in (train, test))
     return Arrays(x_train, y_train, x_test, y_test, len(classes), tuple(map(str, range(len(classes)))))
 
 
-def open_archive(path: str, field: str, wanted: str) -> np.lib.npyio.NpzFile:
-    """Opens an npz file as a context manager, without reading its arrays.
-
-    Args:
-        path: the file.
-        field: the configuration field with the path, for messages; '' if there is none.
-        wanted: what the path must hold, for messages.
-
-    Raises:
-        UserError: the file is missing, or is not an npz.
-    """
-    file, reason = existing_path(path, field, "file", wanted), ""
-    try:
-        archive = np.load(file, allow_pickle=False)
-        if isinstance(archive, np.lib.npyio.NpzFile):
-            return archive
-        reason = " but one array"
-    except (OSError, zipfile.BadZipFile) as error:
-        reason = f" ({first_line(error)})"
-    except Exception:  # NumPy takes any other file for a pickle, and would advise to unpickle it
-        pass
-    raise UserError(f"{_place(field, path)} is not an npz file{reason}; write it with np.savez")
+def names_in(path: str, field: str) -> list[str]:
+    """The names of an npz file's arrays; see `read_arrays`."""
+    return list(_read(path, (), field)[1])
 
 
 def read_arrays(
@@ -123,7 +107,7 @@ def read_arrays(
     Args:
         path: the file.
         keys: names of the arrays; None: all.
-        field: see `open_archive`.
+        field: the configuration field with the path, for messages; '' if there is none.
         optional: names of arrays that are read if the file has them.
 
     Returns:
@@ -132,43 +116,43 @@ def read_arrays(
     Raises:
         UserError: the file is missing, is not an npz, or lacks a key; or an array cannot be read.
     """
-    with open_archive(path, field, f"an npz file with the arrays {', '.join(keys or ('...',))}") as archive:
-        has = archive.files
-        keys = tuple(has) if keys is None else (*keys, *(key for key in optional if key in has))
-        missing = [key for key in keys if key not in has]
-        if missing:
-            raise UserError(
-                f"{_place(field, path)} has no {', '.join(missing)}; it must hold {', '.join(keys)} and holds "
-                f"{', '.join(has) or 'nothing'}"
-            )
-        arrays = {}
-        for key in keys:
-            try:
-                arrays[key] = archive[key]
-            except Exception as error:  # The errors of zipfile, its decoders and NumPy have no common base.
-                raise UserError(
-                    f"{_place(field, path)}: {key} cannot be read ({_reason(error)}); write the file anew with "
-                    "np.savez, numbers only"
-                ) from error
-            if not isinstance(arrays[key], np.ndarray):  # NumPy gives the bytes of a member that is not an array
-                raise UserError(f"{_place(field, path)}: {key} cannot be read: it is not an array")
-        return arrays
+    arrays, has = _read(path, None if keys is None else (*keys, *optional), field)
+    missing = [key for key in keys or () if key not in has]
+    if missing:
+        raise UserError(
+            f"{_place(field, path)} has no {', '.join(missing)}; it must hold {', '.join(keys or ())} and holds "
+            f"{', '.join(has) or 'nothing'}"
+        )
+    return arrays
 
 
-def _reason(error: Exception) -> str:
-    """An error's first line; NumPy's advice to unpickle is left out."""
-    line = first_line(error)
-    return "it holds Python objects" if "allow_pickle" in line else line
+def _read(path: str, keys: tuple[str, ...] | None, field: str) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Those of the named arrays that an npz file has, all if `keys` is None; and the names of all its arrays."""
+    file, key = existing_path(path, field, "file", "an npz file"), ""
+    try:
+        with file.open("rb") as opened, np.lib.npyio.NpzFile(opened, allow_pickle=False) as archive:
+            arrays = {}
+            for key in archive.files:
+                if keys is None or key in keys:
+                    arrays[key] = archive[key]
+                    if not isinstance(arrays[key], np.ndarray):  # NumPy gives the bytes of any other member
+                        raise ValueError("it is not an array")
+            return arrays, archive.files
+    except Exception as error:  # The errors of zipfile, its decoders and NumPy have no common base.
+        what = f": {key} cannot be read" if key else " is not an npz file"
+        # Not NumPy's advice to unpickle.
+        reason = "it holds Python objects" if "allow_pickle" in str(error) else first_line(error)
+        raise UserError(f"{_place(field, path)}{what} ({reason}); write it with np.savez, numbers only") from error
 
 
 def _place(field: str, path: str) -> str:
     return f"{field}={path}" if field else path
 
 
-def _stored(path: str, key: str, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Converts inputs to their stored form; `shape` is that of one image."""
+def _stored(path: str, key: str, values: np.ndarray) -> np.ndarray:
+    """Converts inputs to their stored form."""
     if values.dtype == np.uint8:
-        return values.reshape(-1, *shape)
+        return values if values.ndim == 4 else values[..., np.newaxis]
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
             values = values.astype(np.float32, copy=False)
@@ -180,42 +164,26 @@ def _stored(path: str, key: str, values: np.ndarray, shape: tuple[int, ...]) -> 
     return values.astype(np.int32)
 
 
-def _form(dtype: np.dtype) -> str:
-    return "images" if dtype == np.uint8 else "features" if dtype.kind == "f" else "tokens"
-
-
-def _example(path: str, key: str, inputs: np.ndarray) -> tuple[int, ...]:
-    """Returns the shape of one example, [H, W, C] for images; raises a UserError if the array is invalid."""
+def _example(path: str, key: str, inputs: np.ndarray) -> tuple[Any, ...]:
+    """The form of inputs, and the axes of one example, [H, W, C] for images; a UserError if the array is invalid."""
     if inputs.dtype == np.uint8:
-        is_good = inputs.ndim == 3 or (inputs.ndim == 4 and inputs.shape[3] in (1, 3))
+        form, is_good = "images", inputs.ndim == 3 or (inputs.ndim == 4 and inputs.shape[3] in (1, 3))
     else:
+        form = "features" if inputs.dtype.kind == "f" else "tokens"
         is_good = inputs.dtype.kind in "fiu" and inputs.ndim in (2, 3)
     if not is_good or not inputs.size:
         raise UserError(f"{path}: {key} is {inputs.dtype} {inputs.shape}; {_FORMS}, N at least 1")
-    return inputs.shape[1:] if inputs.dtype != np.uint8 else (*inputs.shape[1:], 1)[:3]
+    return form, *inputs.shape[1:], *([1] if form == "images" and inputs.ndim == 3 else [])
 
 
-def _check_one_view(path: str, key: str, inputs: np.ndarray) -> None:
-    """Raises a UserError if test examples have several views; examples with two axes look like views."""
-    if inputs.ndim == 3 and inputs.shape[1] > 1:
-        views, size = inputs.shape[1:]
-        raise UserError(
-            f"{path}: {key} is {inputs.dtype} {inputs.shape}, {views} views of each example, but a test example has "
-            f"one: give {key}[:, 0]. If these are no views, save {views} x {size} numbers as [N, {views * size}], "
-            "images as uint8"
-        )
-
-
-def _labels(path: str, key: str, labels: np.ndarray, inputs_key: str, number: int) -> np.ndarray:
+def _labels(path: str, key: str, labels: np.ndarray, number: int, least: int) -> np.ndarray:
     """Returns the labels as int32 [N]; raises a UserError if they are invalid."""
     if key in MEDMNIST_KEYS and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # one column for each task; several tasks are not supported
     if labels.dtype.kind not in "iu" or labels.shape != (number,):
         raise UserError(
-            f"{path}: {key} is {labels.dtype} {labels.shape}; labels must be integers ({number},), one for each "
-            f"example of {inputs_key}"
+            f"{path}: {key} is {labels.dtype} {labels.shape}; labels must be integers ({number},), one for each example"
         )
-    least = -1 if key == KEYS[1] else 0  # a training example may have no label
     if labels.min() < least:
         row = int(np.argmin(labels))
         raise UserError(f"{path}: {key}[{row}] is {int(labels[row])}; labels must be 0 to C - 1")

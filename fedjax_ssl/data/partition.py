@@ -14,7 +14,6 @@ from fedjax_ssl.data.labels import (
     draw_balanced,
     draw_labelled_rows,
     draw_server_labels,
-    draw_validation,
     server_has_labels,
 )
 from fedjax_ssl.data.long_tail import cut_to_tail
@@ -118,7 +117,7 @@ def _draw_held_out(
     """Rows for validation, for the server, of labelled images that are divided separately, and all others."""
     server_rng, _, label_rng, validation_rng, tail_rng, _ = streams
     has_label = labels >= 0
-    validation = draw_validation(labels, config.validation, num_classes, validation_rng)
+    validation = draw_balanced(labels, config.validation, num_classes, validation_rng, "data.validation")
     rest = np.setdiff1d(np.arange(len(labels)), validation)
     if has_label.all():
         rest = rest[cut_to_tail(labels[rest], num_classes, config.imbalance, tail_rng)]
@@ -171,14 +170,12 @@ def _joined(
 
 def _check_owners(config: Any, owners: np.ndarray | None, num_clients: int) -> None:
     """Raises a UserError unless the data set names owners exactly if the partition is 'natural'."""
-    natural = config.partition == "natural"
-    if natural and owners is None:
-        raise UserError("data.partition='natural' needs data.client_column, the column that names the client")
-    if owners is None:
-        return
-    if not natural:
-        raise UserError(f"data.client_column is given, but data.partition={config.partition!r}; set it to 'natural'")
-    number = int(owners.max()) + 1
+    if (config.partition == "natural") != (owners is not None):
+        raise UserError(
+            "data.partition='natural' and data.client_column, the column that names the client, go together; "
+            f"data.partition is {config.partition!r}"
+        )
+    number = num_clients if owners is None else int(owners.max()) + 1
     if number != num_clients:
         raise UserError(
             f"data.client_column has {number} clients with training rows, but num_clients={num_clients}; set it to "

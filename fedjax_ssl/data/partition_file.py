@@ -13,11 +13,10 @@ from fedjax_ssl.data import npz
 from fedjax_ssl.data.labels import share_of
 from fedjax_ssl.data.owners import NO_ROWS, Partition
 
-_SERVER_KEY, _KEYS = "server_index", ("client_index", "client_size")
-_LABELLED_KEY, _VALIDATION_KEY = "labelled_index", "validation_index"  # missing in files of earlier versions
+_KEYS = ("server_index", "client_index", "client_size")
 _TEST_KEYS = ("client_test_index", "client_test_size")  # if clients have test images
+_OPTIONAL = ("labelled_index", "validation_index", *_TEST_KEYS)
 _SHARE_KEY = "label_share"  # in users' files, instead of labelled_index
-_OLD_SERVER_KEY = "anchor_index"  # the old name of the server's key
 
 
 def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
@@ -53,9 +52,7 @@ def _joined(of_clients: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(of_clients).astype(np.int32), np.array([len(rows) for rows in of_clients], np.int32)
 
 
-def load_partition(
-    path: str | os.PathLike[str], num_examples: int, num_clients: int, server_labels: int | None = None
-) -> Partition:
+def load_partition(path: str | os.PathLike[str], num_examples: int, num_clients: int) -> Partition:
     """Reads a partition that `save_partition` wrote, and checks it.
 
     Args:
@@ -63,34 +60,24 @@ def load_partition(
           validation images.
         num_examples: number of training examples N.
         num_clients: number of clients that the file must have.
-        server_labels: number of the server's images that the file must have; None: any.
 
     Returns:
         The partition.
 
     Raises:
-        UserError: the file is missing or malformed, has another number of clients or of the server's images, names a
-          row outside the training set, gives a row to two owners, or names a labelled row that no client has.
+        UserError: the file is missing or malformed, has another number of clients, names a row outside the training
+          set, gives a row to two owners, or names a labelled row that no client has.
     """
-    optional = (_LABELLED_KEY, _VALIDATION_KEY, *_TEST_KEYS)
-    arrays = npz.read_arrays(
-        str(path), _KEYS, "data.partition_file", optional=(_SERVER_KEY, _OLD_SERVER_KEY, *optional)
-    )
-    if _OLD_SERVER_KEY in arrays:
-        arrays.setdefault(_SERVER_KEY, arrays.pop(_OLD_SERVER_KEY))
-    if _SERVER_KEY not in arrays:
-        raise UserError(f"{path} has no {_SERVER_KEY} (data.partition_file)")
+    arrays = npz.read_arrays(str(path), _KEYS, "data.partition_file", optional=_OPTIONAL)
     for key, value in arrays.items():
         is_integer = np.issubdtype(value.dtype, np.integer) or not value.size  # NumPy makes an empty list floats
         if value.ndim != 1 or not is_integer:
             raise UserError(f"{path}: {key} is {value.dtype} of shape {value.shape}; it must be integers [n]")
     at_server, rows, sizes, labelled, validation, test_rows, test_sizes = (
-        arrays.get(key, NO_ROWS).astype(np.int64) for key in (_SERVER_KEY, *_KEYS, *optional)
+        arrays.get(key, NO_ROWS).astype(np.int64) for key in (*_KEYS, *_OPTIONAL)
     )
     if len(sizes) != num_clients:
         raise UserError(f"{path} has {len(sizes)} clients, but num_clients={num_clients}")
-    if server_labels is not None and len(at_server) != server_labels:
-        raise UserError(f"{path} has {len(at_server)} images of the server, but data.server_labels={server_labels}")
     for name, each, of_all in (("client", sizes, rows), ("client_test", test_sizes, test_rows)):
         if len(each) not in (0, num_clients) or not _add_up(each, len(of_all)):
             raise UserError(f"{path}: {name}_size must add up to the {len(of_all)} rows of {name}_index")
@@ -98,13 +85,13 @@ def load_partition(
     outside = owned[(owned < 0) | (owned >= num_examples)]
     if len(outside):
         raise UserError(f"{path} names row {outside[0]}, but the training set has {num_examples} examples")
-    values, counts = np.unique(owned, return_counts=True)
-    if (counts > 1).any():
-        raise UserError(f"{path} names row {values[counts > 1][0]} more than once; a row has one owner")
+    counts = np.bincount(owned, minlength=num_examples)
+    if counts.max(initial=0) > 1:
+        raise UserError(f"{path} names row {np.argmax(counts > 1)} more than once; a row has one owner")
     values, counts = np.unique(labelled, return_counts=True)
     wrong = values[(counts > 1) | ~np.isin(values, rows)]
     if len(wrong):
-        raise UserError(f"{path}: row {wrong[0]} of {_LABELLED_KEY} belongs to no client, or is named more than once")
+        raise UserError(f"{path}: row {wrong[0]} of labelled_index belongs to no client, or is named more than once")
     at_server, labelled, validation = (found.astype(np.int32) for found in (at_server, labelled, validation))
     client_rows = np.split(rows.astype(np.int32), np.cumsum(sizes)[:-1])
     tests = np.split(test_rows.astype(np.int32), np.cumsum(test_sizes)[:-1]) if len(test_sizes) else ()
@@ -122,29 +109,28 @@ def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Ge
     If the file has the array label_share, each client's labelled examples are drawn by `rng`.
     """
     path, labels = config.partition_file, config.labels
-    server_labels = config.server_labels if labels in ("server", "profile") else None
-    partition = load_partition(path, num_examples, num_clients, server_labels)
-    held_out = len(partition.validation_index)
-    if held_out != config.validation:
-        raise UserError(f"{path} has {held_out} validation images, but data.validation={config.validation}")
-    if bool(config.client_test_share) != bool(partition.client_test_rows):
-        has = "test images of clients" if partition.client_test_rows else "no test images of clients"
-        raise UserError(f"{path} has {has}, but data.client_test_share={config.client_test_share}")
-    partition = _with_shares(path, partition, labels, rng)
-    sizes, most = [len(rows) for rows in partition.client_rows], config.examples_per_client
-    if most and max(sizes) > most:
-        client = int(np.argmax(sizes))
-        raise UserError(
-            f"{path} gives client {client} {sizes[client]} examples, but data.examples_per_client={most}; the saved "
-            "partition is used as it is, with data.examples_per_client=0"
-        )
+    partition = _with_shares(path, load_partition(path, num_examples, num_clients), labels, rng)
     labelled, of_server = len(partition.labelled_rows), len(partition.server_index)
-    fits = {"server": not labelled, "profile": labelled or of_server}.get(labels, labelled and not of_server)
-    if not fits:
-        raise UserError(
-            f"{path} has {of_server} images of the server and {labelled} labelled examples at clients, which does not "
-            f"fit data.labels={labels!r}"
-        )
+    held_out, has_tests = len(partition.validation_index), bool(partition.client_test_rows)
+    largest, most = max(map(len, partition.client_rows)), config.examples_per_client
+    where = {"server": not labelled, "profile": labelled or of_server}.get(labels, labelled and not of_server)
+    for field, has, fits in (
+        ("labels", f"{of_server} images of the server and {labelled} labelled examples at clients", where),
+        (
+            "server_labels",
+            f"{of_server} images of the server",
+            labels not in ("server", "profile") or of_server == config.server_labels,
+        ),
+        ("validation", f"{held_out} validation images", held_out == config.validation),
+        (
+            "client_test_share",
+            f"{'' if has_tests else 'no '}test images of clients",
+            has_tests == bool(config.client_test_share),
+        ),
+        ("examples_per_client", f"a client with {largest} examples", not most or largest <= most),
+    ):
+        if not fits:
+            raise UserError(f"{path} has {has}, which does not fit data.{field}={config[field]!r}")
     if labels == "some_clients":
         check_labelled_clients(path, partition.labelled_rows, partition.client_rows, config.labelled_clients)
     return partition
@@ -182,7 +168,7 @@ def _with_shares(path: str, partition: Partition, labels: str, rng: np.random.Ge
     if labels != "profile" or len(partition.labelled_rows) or not is_good:
         raise UserError(
             f"{path}: {_SHARE_KEY} must be {number} numbers from 0 to 1, one for each client; it is for "
-            f"data.labels='profile', in place of {_LABELLED_KEY}"
+            f"data.labels='profile', in place of labelled_index"
         )
     shares = shares.astype(np.float64)  # a small integer type would overflow
     drawn = [share_of(own, rng.permutation(own), share) for own, share in zip(partition.client_rows, shares)]

@@ -59,18 +59,14 @@ def lda(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Genera
 
     Reads `alpha` and `examples_per_client`; class draws follow Dir(alpha) for the smaller set.
 
-    Raises:
-        UserError: alpha is not positive.
-
     Source: Hsu et al., arXiv 1909.06335, 2019; Reddi et al., Adaptive Federated Optimization, ICLR 2021.
     """
-    alpha = _check_alpha(config)
     size = _equal_size(len(labels), num_clients, config)
     rows = _rows_by_class(labels, rng)
     stock = np.array([len(class_rows) for class_rows in rows])  # [C], examples that are left
     shares = []
     for _ in range(num_clients):
-        taken = _draw_class_counts(stock, size, alpha, rng)
+        taken = _draw_class_counts(stock, size, config.alpha, rng)
         # Each class was shuffled once: successive slices are draws without replacement.
         shares.append(
             np.concatenate(
@@ -111,24 +107,27 @@ def dirichlet_clients(labels: np.ndarray, num_clients: int, config: Any, rng: np
     Reads `alpha`.
 
     Raises:
-        UserError: alpha is not positive, or no draw gave every client enough examples.
+        UserError: no draw gave every client enough examples.
 
     Source: Diao et al., SemiFL, NeurIPS 2022; Liang et al., RSCFed, CVPR 2022.
     """
-    alpha = _check_alpha(config)
-    if len(labels) < MIN_EXAMPLES * num_clients:
-        raise UserError(
-            f"data.partition='dirichlet_clients' gives every client at least {MIN_EXAMPLES} examples, but "
-            f"{len(labels)} examples for {num_clients} clients are fewer; lower num_clients or use 'lda'"
-        )
     rows = _rows_by_class(labels, rng)
-    for _ in range(MAX_DRAWS):
-        counts = _draw_with_capacity(rows, num_clients, alpha, rng)
-        if np.sum(counts, axis=0).min() >= MIN_EXAMPLES:
-            return _deal(rows, counts)
+    return _deal(rows, _counts_of_at_least(MIN_EXAMPLES, rows, num_clients, config, rng))
+
+
+def _counts_of_at_least(
+    least: int, rows: Shares, num_clients: int, config: Any, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Draws `_draw_with_capacity` again until every client has `least` examples."""
+    possible = sum(map(len, rows)) >= least * num_clients
+    for _ in range(MAX_DRAWS if possible else 0):
+        counts = _draw_with_capacity(rows, num_clients, config.alpha, rng)
+        if np.sum(counts, axis=0).min() >= least:
+            return counts
     raise UserError(
-        f"data.partition='dirichlet_clients': none of {MAX_DRAWS} draws with data.alpha={alpha:g} gave each "
-        f"of the {num_clients} clients {MIN_EXAMPLES} examples; raise data.alpha or lower num_clients"
+        f"data.partition={config.partition!r}: none of {MAX_DRAWS} draws of {sum(map(len, rows))} examples for "
+        f"{num_clients} clients with data.alpha={config.alpha:g} gave each of them {least}; raise data.alpha or lower "
+        "num_clients"
     )
 
 
@@ -166,26 +165,16 @@ def dirichlet_pairs(labels: np.ndarray, num_clients: int, config: Any, rng: np.r
     Reads `alpha`.
 
     Raises:
-        UserError: alpha is not positive, or no draw gave the smaller member enough examples.
+        UserError: no draw gave the smaller member enough examples.
 
     Source: Liu et al., SAGE, CVPR 2025, its public code.
     """
-    alpha = _check_alpha(config)
     chunk = 2 * len(labels) // num_clients
     members = [2] * (num_clients // 2) + [1] * (num_clients % 2)
     laid_out = []
     for size, positions in zip(members, np.split(rng.permutation(len(labels)), chunk * np.arange(1, len(members)))):
         rows = [positions[places] for places in _rows_by_class(labels[positions], rng)]
-        for _ in range(MAX_DRAWS):
-            counts = _draw_with_capacity(rows, size, alpha, rng)
-            if np.sum(counts, axis=0).min() >= len(positions) // (2 * size):
-                break
-        else:
-            raise UserError(
-                f"data.partition='dirichlet_pairs': none of {MAX_DRAWS} draws with data.alpha={alpha:g} gave each of "
-                f"two clients a quarter of their {len(positions)} examples; raise data.alpha"
-            )
-        laid_out += _deal(rows, counts)
+        laid_out += _deal(rows, _counts_of_at_least(len(positions) // (2 * size), rows, size, config, rng))
     return np.array_split(np.concatenate(laid_out), num_clients)
 
 
@@ -197,14 +186,10 @@ def dirichlet_classes(labels: np.ndarray, num_clients: int, config: Any, rng: np
 
     Reads `alpha`.
 
-    Raises:
-        UserError: alpha is not positive.
-
     Source: Cho et al., FedLabel, ICCV 2023.
     """
-    alpha = _check_alpha(config)
     rows = _rows_by_class(labels, rng)
-    proportions = rng.dirichlet(np.full(len(rows), alpha), size=num_clients)  # [K, C]
+    proportions = rng.dirichlet(np.full(len(rows), config.alpha), size=num_clients)  # [K, C]
     counts = []
     for c, class_rows in enumerate(rows):
         column = proportions[:, c]
@@ -233,10 +218,10 @@ def shards(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Gen
     per_client = config.classes_per_client
     rows = _rows_by_class(labels, rng)
     num_shards = num_clients * per_client
-    if per_client < 1 or num_shards < len(rows):
+    if num_shards < len(rows):
         raise UserError(
-            f"data.classes_per_client={per_client} with {num_clients} clients makes {max(num_shards, 0)} "
-            f"shards for {len(rows)} classes; it must be at least {-(-len(rows) // num_clients)}"
+            f"data.classes_per_client={per_client} with {num_clients} clients makes {num_shards} shards for "
+            f"{len(rows)} classes; it must be at least {-(-len(rows) // num_clients)}"
         )
     shards_per_class = np.full(len(rows), num_shards // len(rows))
     shards_per_class[rng.permutation(len(rows))[: num_shards % len(rows)]] += 1
@@ -349,13 +334,6 @@ PARTITIONS: dict[str, PartitionFn] = {
     "profiles": profiles,
     "main_class": main_class,
 }
-
-
-def _check_alpha(config: Any) -> float:
-    """Returns the concentration of the Dirichlet distribution; raises UserError if it is invalid."""
-    if not 0 < config.alpha < float("inf"):
-        raise UserError(f"data.alpha={config.alpha:g} must be a finite number above 0")
-    return float(config.alpha)
 
 
 def _equal_size(num_examples: int, num_clients: int, config: Any) -> int:

@@ -81,12 +81,6 @@ _READ_BY = {
     "client_column": ("csv", "datasets"),
 }
 
-# `data.normalisation` -> means and deviations of pixels that replace those of the data set.
-NORMALISATIONS: dict[str, dict[str, Any]] = {
-    "own": {},
-    "cifar10": {"mean": _PUBLISHED["cifar10"].mean, "std": _PUBLISHED["cifar10"].std},
-}
-
 
 def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) -> Dataset:
     """Loads the data set that a configuration names.
@@ -94,12 +88,11 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     Args:
         config: the `data` section. It reads `source` (one of `SOURCES`); for an npz, npy or folder `path` and `flip`,
           for a folder also `image_size` and `fit`; for 'datasets' see `hugging_face.load_datasets`; for a csv see
-          `tables.load_table`; for a published data set `tfds_dir`, the folder of TensorFlow Datasets ('': its default);
-          `standardise`; and `normalisation` (one of `NORMALISATIONS`).
+          `tables.load_table`; and `normalisation`.
 
     Returns:
-        The data set. With `standardise=False` its means are 0 and its deviations 1, so that pixels stay from 0 to 1.
-        With `normalisation='cifar10'` it has the constants of CIFAR-10.
+        The data set. With `normalisation='none'` its means are 0 and its deviations 1, so that pixels stay from 0 to 1;
+        with 'cifar10' it has the constants of CIFAR-10.
 
     Raises:
         UserError: the source is unknown or would ignore a field, the file or folder is missing or malformed, or a
@@ -107,22 +100,13 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     """
     _check_fields(config)
     dataset = _load(config, tell)
-    if dataset.kind != "image":
-        return dataset if config.standardise else _unscaled(dataset)
-    channels, name = dataset.x_train.shape[-1], config.normalisation
-    if name != "own" and (channels != 3 or not config.standardise):
-        raise UserError(
-            f"data.normalisation={name!r} is for standardised images of 3 channels; those of {config.source} have "
-            f"{channels}, and data.standardise is {config.standardise}"
-        )
-    if name == "cifar10":
-        return dataset._replace(**NORMALISATIONS[name])
-    return dataset if config.standardise else _unscaled(dataset)
-
-
-def _unscaled(dataset: Dataset) -> Dataset:
-    """The data set with means of 0 and deviations of 1."""
-    return dataset._replace(mean=(0.0,) * len(dataset.mean), std=(1.0,) * len(dataset.std))
+    if config.normalisation == "none":
+        return dataset._replace(mean=(0.0,) * len(dataset.mean), std=(1.0,) * len(dataset.std))
+    if config.normalisation == "own":
+        return dataset
+    if dataset.kind != "image" or dataset.x_train.shape[-1] != 3:
+        raise UserError(f"data.normalisation='cifar10' is for images of 3 channels; {config.source} has others")
+    return dataset._replace(mean=_PUBLISHED["cifar10"].mean, std=_PUBLISHED["cifar10"].std)
 
 
 def _check_fields(config: Any) -> None:
@@ -137,52 +121,45 @@ def _check_fields(config: Any) -> None:
 
 
 def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
-    if config.source == "digits":
-        return _load_digits()
-    if config.source in ("npz", "npy", "folder"):
-        path = expanded(config.path).resolve()
-        name = path.stem if config.source == "npz" else path.name
-        if config.source == "folder":
-            arrays = folder.load_folder(config.path, config.image_size, config.fit, tell)
-        else:
-            arrays = {"npz": npz.load_npz, "npy": npz.load_npy}[config.source](config.path)
-        if arrays.x_train.dtype != np.uint8:
-            return Dataset(name, **_of_arrays(arrays, config), flip=False)
-        mean, std = channel_statistics(arrays.x_train)
-        if config.source == "folder":
-            _check_contrast(std, config.path)
-        return Dataset(name, **arrays._asdict(), mean=mean, std=std, flip=bool(config.flip))
-    if config.source in _PUBLISHED:
-        facts = _PUBLISHED[config.source]._asdict()
-        published = tfds.load_tfds(config.source, config.tfds_dir)._asdict()
-        facts["class_names"] = facts["class_names"] or published["class_names"]
-        return Dataset(config.source, **(published | facts))
-    if config.source == "datasets":
-        fields = hugging_face.load_datasets(config, tell)
+    source, path = config.source, config.path
+
+    def of_images(name: str, fields: Mapping[str, Any], decoded: bool = False) -> Dataset:
         mean, std = channel_statistics(fields["x_train"])
-        _check_contrast(std, config.path)
-        return Dataset(expanded(config.path).stem, **fields, mean=mean, std=std, flip=bool(config.flip))
-    if config.source == "csv":
-        return Dataset(expanded(config.path).stem, **tables.load_table(config), flip=False)
-    if config.source in packages.TABLES:
-        return Dataset(config.source, **packages.load_sklearn(config.source), flip=False)
-    if config.source in packages.CORPORA:
-        return Dataset(config.source, **packages.load_corpus(config.source, config), flip=False)
-    if config.source in SOURCES:
-        name = config.source.removeprefix("medmnist/")
-        fields = packages.load_medmnist(name, config.path)
-        mean, std = channel_statistics(fields["x_train"])
+        if decoded and set(std) == {1.0}:  # such as 16-bit images below 256
+            raise UserError(
+                f"{path}: all pixels of the training images are the same; of 16 bits the higher 8 are kept, so scale "
+                "such images to 0 to 65535"
+            )
         return Dataset(name, **fields, mean=mean, std=std, flip=bool(config.flip))
-    raise UserError(f"data.source is {config.source!r}{known_are(config.source, SOURCES)}")
 
-
-def _check_contrast(std: tuple[float, ...], path: str) -> None:
-    """Raises a UserError if all channels of decoded training images are constant, such as 16-bit images below 256."""
-    if set(std) == {1.0}:
-        raise UserError(
-            f"{path}: all pixels of the training images are the same; of 16 bits the higher 8 are kept, so scale such "
-            "images to 0 to 65535"
-        )
+    if source == "digits":
+        return _load_digits()
+    if source in ("npz", "npy"):
+        arrays = npz.load_npz(path) if source == "npz" else npz.load_npy(path)
+        name = expanded(path).resolve().name.removesuffix(".npz")
+        if arrays.x_train.dtype == np.uint8:
+            return of_images(name, arrays._asdict())
+        return Dataset(name, **_of_arrays(arrays, config), flip=False)
+    if source == "folder":
+        arrays = folder.load_folder(path, config.image_size, config.fit, tell)
+        return of_images(expanded(path).resolve().name, arrays._asdict(), decoded=True)
+    if source == "datasets":
+        return of_images(expanded(path).stem, hugging_face.load_datasets(config, tell), decoded=True)
+    if source == "csv":
+        return Dataset(expanded(path).stem, **tables.load_table(config), flip=False)
+    if source in _PUBLISHED:
+        facts = _PUBLISHED[source]._asdict()
+        published = tfds.load_tfds(source)._asdict()
+        facts["class_names"] = facts["class_names"] or published["class_names"]
+        return Dataset(source, **(published | facts))
+    if source in packages.TABLES:
+        return Dataset(source, **packages.load_sklearn(source), flip=False)
+    if source in packages.CORPORA:
+        return Dataset(source, **packages.load_corpus(source, config), flip=False)
+    if source in SOURCES:
+        name = source.removeprefix("medmnist/")
+        return of_images(name, packages.load_medmnist(name, path))
+    raise UserError(f"data.source is {source!r}{known_are(source, SOURCES)}")
 
 
 def _of_arrays(arrays: Arrays, config: Any) -> dict[str, Any]:
@@ -192,16 +169,9 @@ def _of_arrays(arrays: Arrays, config: Any) -> dict[str, Any]:
         num_tokens = int(max(x_train.max(), x_test.max())) + 1
         return {**fields, **tables.as_texts(x_train, x_test, num_tokens, config.weak_views, {})}
     mean, std = feature_statistics(x_train.reshape(len(x_train), -1, x_train.shape[-1]))
-    return {
-        **fields,
-        "kind": "features",
-        "mean": mean,
-        "std": std,
-        "details": {
-            "shape": list(x_train.shape[1:]),
-            "weak_views": tables.checked_views(config.weak_views, x_train),
-        },
-    }
+    weak_views = tables.checked_views(config.weak_views, x_train)
+    details = {"shape": list(x_train.shape[1:]), "weak_views": weak_views}
+    return {**fields, "kind": "features", "mean": mean, "std": std, "details": details}
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
@@ -280,15 +250,5 @@ def _load_digits() -> Dataset:
     is_test = packages.every_fifth(labels)
     x_train = images[~is_test]
     mean, std = channel_statistics(x_train)
-    return Dataset(
-        "digits",
-        x_train,
-        labels[~is_test],
-        images[is_test],
-        labels[is_test],
-        10,
-        mean,
-        std,
-        flip=False,
-        class_names=tuple(string.digits),
-    )
+    arrays = x_train, labels[~is_test], images[is_test], labels[is_test]
+    return Dataset("digits", *arrays, 10, mean, std, flip=False, class_names=tuple(string.digits))

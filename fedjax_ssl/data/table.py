@@ -57,20 +57,24 @@ class FlatTable:
         return cls(leaves[0], example)
 
 
-def image_table(images: np.ndarray, put: Callable[[np.ndarray], jax.Array] = jnp.asarray) -> Any:
+def image_table(images: np.ndarray | None, put: Callable[[np.ndarray], jax.Array] = jnp.asarray) -> Any:
     """Puts inputs on the device: on a TPU images [N, H, W, C] become a `FlatTable`, all else an array.
 
     Args:
-        images: the inputs.
+        images: the inputs; None: there are none, and no table.
         put: function that puts an array on the device.
     """
+    if images is None:
+        return None
     if platform() != "tpu" or images.ndim != 4:
         return put(images)
     return FlatTable(put(images.reshape(len(images), math.prod(images.shape[1:]))), images.shape[1:])
 
 
-def table_shape(images: np.ndarray, length: int | None = None) -> Any:
+def table_shape(images: np.ndarray | None, length: int | None = None) -> Any:
     """The shapes that `image_table` returns, with `length` rows if that is given."""
+    if images is None:
+        return None
     shape = (len(images) if length is None else length, *images.shape[1:])
     if platform() != "tpu" or images.ndim != 4:
         return jax.ShapeDtypeStruct(shape, images.dtype)

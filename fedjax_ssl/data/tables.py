@@ -41,43 +41,40 @@ def read_columns(path: str, field: str) -> Any:
         UserError: the file is missing, has another format, has rows of different lengths, or another column without a
             name.
     """
+    import pandas  # takes half a second; only tables and texts need it
+
     file = existing_path(path, field, "file", "a csv or parquet file")
-    read, form = (_read_parquet, "parquet") if file.suffix == ".parquet" else (_read_csv, "csv in UTF-8")
+    is_parquet = file.suffix == ".parquet"
     try:
-        frame = read(file)
+        if is_parquet:
+            frame = pandas.read_parquet(file).convert_dtypes()
+            frame = frame.astype(object).where(frame.notna(), "").astype(str).rename(columns=str)
+        else:
+            header, rows = _read_csv(file)
+            frame = pandas.DataFrame(rows, columns=header, dtype=str).drop(columns="", errors="ignore")
         if not len(frame):
             raise ValueError("it has no rows")
     except Exception as error:  # The errors of pyarrow and pandas have no common base.
+        form = "parquet" if is_parquet else "csv in UTF-8"
         raise UserError(f"{path} cannot be read as {form} ({first_line(error)})") from error
     return frame
 
 
-def _read_csv(file: pathlib.Path) -> Any:
-    import pandas  # takes half a second; only tables and texts need it
-
+def _read_csv(file: pathlib.Path) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a csv file. Not by pandas' own reader, which fills up rows that are too short."""
     lines = file.read_text(encoding="utf-8-sig").lstrip("\r\n")
     delimiter = max(",;\t", key=lines.partition("\n")[0].count)
-    # Not pandas' own reader, which fills up rows that are too short.
-    rows = list(csv.reader(io.StringIO(lines, newline=""), delimiter=delimiter, strict=True))
-    header = [name.strip() for name in rows[0]] if rows else []
+    header, *rows = list(csv.reader(io.StringIO(lines, newline=""), delimiter=delimiter, strict=True)) or [[]]
+    header = [name.strip() for name in header]
     # In a file with one column a blank line is a missing value; otherwise it is not a row.
-    rows = [row or [""] for row in rows[1:] if row or len(header) == 1]
-    if "" in header[1:]:
-        raise ValueError(f"column {header.index('', 1) + 1} has no name; write one into the first line")
-    twice = [name for name in header if header.count(name) > 1]
-    if twice:
-        raise ValueError(f"it has the column {twice[0]!r} twice")
+    rows = [row or [""] for row in rows if row or len(header) == 1]
+    for place, name in enumerate(header):
+        if name in header[:place] or (place and not name):
+            raise ValueError(f"column {place + 1} has {f'the name {name!r} of another' if name else 'no name'}")
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
             raise ValueError(f"row {number} has {len(row)} fields, the header {len(header)}")
-    return pandas.DataFrame(rows, columns=header, dtype=str).drop(columns="", errors="ignore")
-
-
-def _read_parquet(file: pathlib.Path) -> Any:
-    import pandas
-
-    frame = pandas.read_parquet(file).convert_dtypes()
-    return frame.astype(object).where(frame.notna(), "").astype(str).rename(columns=str)
+    return header, rows
 
 
 def load_table(config: Any) -> dict[str, Any]:
@@ -98,8 +95,9 @@ def load_table(config: Any) -> dict[str, Any]:
     """
     path, label = config.path, config.label_column
     columns = read_columns(path, "data.path")
-    for field in ("label_column", "client_column", "text_column"):
-        check_column(columns, config[field], field, path, optional=field != "label_column")
+    check_column(columns, label, "label_column", path)
+    for field in ("client_column", "text_column"):
+        check_column(columns, config[field], field, path, optional=True)
     listed = csv.reader(io.StringIO(config.ignore_columns), skipinitialspace=True)
     ignored = [name.strip() for line in listed for name in line if name.strip()]
     for name in ignored:
@@ -164,13 +162,16 @@ def refuse_ambiguous(labels: Sequence[str], path: str, column: str) -> None:
             )
 
 
+def check_classes(names: Sequence[str], path: str, column: str) -> None:
+    if len(names) < 2:
+        has = f"the only class is {names[0]!r}" if names else "all labels are empty"
+        raise UserError(f"{path}: {has} (data.label_column={column!r}); a classifier needs at least 2 classes")
+
+
 def find_class_names(labels: Sequence[str], path: str, column: str) -> list[str]:
     refuse_ambiguous(labels, path, column)
     names = sorted_names({label.strip() for label in labels if not table.is_missing(label)})
-    if not names:
-        raise UserError(f"{path}: all labels are empty (data.label_column={column!r})")
-    if len(names) == 1:
-        raise UserError(f"{path}: the only label is {names[0]!r}; a classifier needs at least 2 classes")
+    check_classes(names, path, column)
     fraction = next((name for name in names if not WHOLE.fullmatch(name.removesuffix(".0"))), None)
     if fraction and np.isfinite(table.numbers(names)).all() and len(names) > max(MOST_CATEGORIES, len(labels) // 10):
         raise UserError(
@@ -182,8 +183,8 @@ def find_class_names(labels: Sequence[str], path: str, column: str) -> list[str]
 
 def codes(values: Sequence[str], names: list[str]) -> np.ndarray:
     """The position of each value in `names`, or -1: int32 [N]."""
-    codes = {name: code for code, name in enumerate(names)}
-    return np.array([codes.get(value, codes.get(value.strip(), -1)) for value in values], np.int32)
+    found = {name: code for code, name in enumerate(names)}
+    return np.array([found.get(value, found.get(value.strip(), -1)) for value in values], np.int32)
 
 
 def known_codes(labels: Sequence[str], names: list[str], path: str, column: str) -> np.ndarray:

@@ -30,14 +30,14 @@ _NPZ_WAY = "bring the data as a file: --config.data.source=npz --config.data.pat
 _ANSWER_WITHIN = 8.0  # seconds for a host of a data set
 
 
-def load_tfds(name: str, data_dir: str = "") -> Arrays:
+def load_tfds(name: str) -> Arrays:
     """Loads a data set of TFDS; downloads and prepares it first if necessary.
 
+    It lies in the folder that the environment variable TFDS_DATA_DIR names, otherwise in ~/tensorflow_datasets.
     The first time, SVHN also downloads its "extra" split (1.3 GB), which is not used.
 
     Args:
         name: name of the data set, with its configuration if it has several: 'cifar10', 'emnist/byclass'.
-        data_dir: the folder of TFDS ('': the environment variable TFDS_DATA_DIR, otherwise TFDS's default).
 
     Returns:
         Images [N, H, W, C] and labels of the train and test splits, and TFDS's names of the classes. Examples are in
@@ -47,10 +47,11 @@ def load_tfds(name: str, data_dir: str = "") -> Arrays:
         UserError: the data are not prepared and cannot be downloaded, the download is damaged, or the folder cannot be
           read.
     """
+    folder = os.environ.get("TFDS_DATA_DIR")  # read here, as TFDS reads it only when it is imported
     with _quiet():
-        api = _import_tfds()
+        api = importlib.import_module("tensorflow_datasets")  # here, since it takes a second
         try:
-            builder = api.builder(name, data_dir=os.path.expanduser(data_dir) or None, file_format=_FILE_FORMAT)
+            builder = api.builder(name, data_dir=folder and os.path.expanduser(folder), file_format=_FILE_FORMAT)
             if not builder.data_path.exists():
                 _check_reachable(name, builder.url_infos or ())
                 _prepare(name, builder, api)
@@ -60,19 +61,11 @@ def load_tfds(name: str, data_dir: str = "") -> Arrays:
             raise
         except Exception as error:  # The errors of TFDS and of its dependencies have no common base.
             raise UserError(
-                f"data.source={name} cannot be read from {data_dir or 'the default folder of TFDS'} "
-                f"({first_line(error)}); remove it there, set another data.tfds_dir, or {_NPZ_WAY}"
+                f"data.source={name} cannot be read from {folder or '~/tensorflow_datasets'} ({first_line(error)}); "
+                f"remove it there, set another TFDS_DATA_DIR, or {_NPZ_WAY}"
             ) from error
     classes = builder.info.features["label"]
     return Arrays(x_train, y_train, x_test, y_test, classes.num_classes, tuple(classes.names))
-
-
-def _import_tfds() -> types.ModuleType:
-    """Imports TFDS only when it is needed, since it takes a second."""
-    try:
-        return importlib.import_module("tensorflow_datasets")
-    except ImportError as error:
-        raise UserError(f"TensorFlow Datasets cannot be imported ({first_line(error)}); {_NPZ_WAY}") from error
 
 
 def _check_reachable(name: str, urls: Iterable[str]) -> None:
@@ -86,7 +79,7 @@ def _check_reachable(name: str, urls: Iterable[str]) -> None:
         except (requests.RequestException, OSError) as error:
             raise UserError(
                 f"data.source={name} must be downloaded, but {host} cannot be reached ({type(error).__name__}: "
-                f"{first_line(error)}); connect to the network, set data.tfds_dir to a folder where TFDS has prepared "
+                f"{first_line(error)}); connect to the network, set TFDS_DATA_DIR to a folder where TFDS has prepared "
                 f"it, or {_NPZ_WAY}"
             ) from error
 

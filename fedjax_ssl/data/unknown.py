@@ -92,18 +92,20 @@ def set_apart(dataset: Dataset, other: Dataset | None, config: Any) -> Dataset:
 def _check_alike(dataset: Dataset, other: Dataset, source: str) -> None:
     """Raises a UserError unless two data sets have inputs of one shape and one meaning."""
 
+    known_tokens = dataset.details.get("num_tokens", 0)
+
     def meaning(of: Dataset) -> list[Any]:
         shapes = [(x.dtype.name, *x.shape[1:]) for x in (of.x_train, of.x_test)]
-        return [of.kind, *shapes, *map(of.details.get, _MEANINGS)]
+        # A second data set may have fewer tokens, but no others.
+        num_tokens = max(known_tokens, of.details.get("num_tokens", 0))
+        return [of.kind, *shapes, *map(of.details.get, _MEANINGS), num_tokens]
 
-    names = ("kind", "training inputs", "test inputs", *_MEANINGS)
+    names = ("kind", "training inputs", "test inputs", *_MEANINGS, "numbers of tokens")
     for what, ours, theirs in zip(names, meaning(dataset), meaning(other)):
         if ours != theirs:
             raise UserError(
                 f"data.unknown_source={source!r} has other {what} than the data: {theirs!s:.80}, not {ours!s:.80}"
             )
-    if other.details.get("num_tokens", 0) > dataset.details.get("num_tokens", 0):
-        raise UserError(f"data.unknown_source={source!r} has tokens that the data have not; use one vocabulary")
 
 
 def deal_unknown(labels: np.ndarray, partition: Partition, config: Any, seed: int) -> Partition:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data.federated import Attackers, FederatedData, Here, Holdings, small_arrays, unknown_table
+from fedjax_ssl.data.federated import Attackers, FederatedData, Here, Holdings, small_arrays
 from fedjax_ssl.data.table import image_table, table_shape
 
 MOST_ENTRIES = 2**24  # largest table of rows (clients x largest client) that has only one width: 64 MiB
@@ -76,7 +76,7 @@ class Views:
             test_inputs=image_table(held.test_inputs),
             test_labels=jnp.asarray(held.test_labels),
             given_labels=jnp.asarray(held.given_labels),
-            unknown_inputs=unknown_table(held),
+            unknown_inputs=image_table(held.unknown_inputs),
         )
         self._file = _stamp(held.inputs)
         self._whole: tuple[FederatedData, jax.Array] | None = None

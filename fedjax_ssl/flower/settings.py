@@ -33,7 +33,7 @@ ONLY = {
     "seeds": (),
     "init_from": "",
 }
-PLACES = ("data.path", "data.tfds_dir")
+PLACES = ("data.path",)
 NODE = ("partition-id", "num-partitions", "clients", "data")
 
 

@@ -22,7 +22,7 @@ from fedjax_ssl.data import (
     dataset_facts,
     make_partition,
 )
-from fedjax_ssl.data.federated import Here, Holdings, hold, shapes_of, small_arrays, unknown_table
+from fedjax_ssl.data.federated import Here, Holdings, hold, shapes_of, small_arrays
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.table import image_table
@@ -79,7 +79,7 @@ def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray)
             jnp.array([len(sizes)], jnp.int32),  # the id of no client
             jnp.arange(len(sizes), dtype=jnp.int32),  # the server's records are of all clients
         ),
-        unknown_inputs=unknown_table(held),
+        unknown_inputs=image_table(held.unknown_inputs),
     )
     return view, jnp.asarray(held.hidden_labels[rows])
 

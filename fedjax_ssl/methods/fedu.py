@@ -39,7 +39,7 @@ EXPERIMENT = {  # the CIFAR-10 setting of FedU's and FedEMA's papers
     "clients_per_round": 5,
     "data.partition": "shards",
     "data.classes_per_client": 2,
-    "data.standardise": False,
+    "data.normalisation": "none",
     "model.classifier_init": "torch_linear",
     "client.epochs": 5,
     "client.batch_size": 128,

@@ -49,7 +49,7 @@ def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None
     source, other = config.data.unknown_source, None
     if source:
         second = config.data.copy_and_resolve_references()
-        second.standardise, second.normalisation = True, "own"
+        second.normalisation = "own"
         if source not in SOURCES:
             second.source, second.path = "npz" if source.endswith(".npz") else "folder", source
         else:
@@ -75,11 +75,9 @@ def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:
     if dataset.kind != IMAGE or dataset.x_train.shape[1] != dataset.x_train.shape[2]:
         given = "x".join(map(str, dataset.x_train.shape[1:3])) if dataset.kind == IMAGE else f"{dataset.kind} data"
         raise UserError(f"encoder.name={config.encoder.name} takes square images, not {given}")
-    if not config.data.standardise or config.data.normalisation != "own":
-        raise UserError(
-            f"encoder.name={config.encoder.name} has means and deviations of its own: leave data.standardise=True and "
-            "data.normalisation='own'"
-        )
+    if config.data.normalisation != "own":
+        name = config.encoder.name
+        raise UserError(f"encoder.name={name} has its own means and deviations; leave data.normalisation='own'")
     if config.encoder.adapters.rank:
         channels = dataset.x_train.shape[-1]
         known = _encoder_facts(config.encoder)

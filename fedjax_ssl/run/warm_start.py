@@ -109,7 +109,7 @@ def _check_alike(where: str, theirs: dict[str, Any], config: Any, facts: dict[st
     of_model = (theirs["model"]["normalisation"], config.model.normalisation)
     # Both 'running' and 'static' use batch statistics in training.
     pairs = {} if set(of_model) <= {"running", "static"} else {"model.normalisation": of_model}
-    pairs |= {f"data.{name}": (theirs["data"][name], config.data[name]) for name in ("standardise", "normalisation")}
+    pairs["data.normalisation"] = theirs["data"]["normalisation"], config.data.normalisation
     pairs |= {f"its inputs' {name}": (facts.get(name), ours.get(name)) for name in _OF_INPUTS}
     for what, (there, here) in json.loads(json.dumps(pairs)).items():
         if there != here:

@@ -18,7 +18,7 @@ from fedjax_ssl.config import ranges, typed
 from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.kinds import IMAGE, KINDS, Kind, kind_name, kind_of
 from fedjax_ssl.data.kinds.table import encode, is_missing
-from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, open_archive, read_arrays
+from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, names_in, read_arrays
 from fedjax_ssl.data.tables import read_columns
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.methods import METHODS, find_method
@@ -375,8 +375,7 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
 
 def _image_key(path: str) -> str:
     """The name of the images' array in an npz file."""
-    with open_archive(path, "npz", "an npz file with images") as archive:
-        names = archive.files
+    names = names_in(path, "npz")
     usual = [name for name in ("images", "x", "x_test", "test_images") if name in names]
     if not usual and len(names) != 1:
         raise UserError(f"{path} holds {', '.join(names)}; say which are the images: --key=NAME")

@@ -12,7 +12,6 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import CHANGES_NO_RESULT, shared_fields
 from fedjax_ssl.client.confidence import KINDS
 from fedjax_ssl.config import apply_arguments, flatten, override, ranges
-from fedjax_ssl.data import NORMALISATIONS
 from fedjax_ssl.data.labels import LABELS
 from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.engine.measures import MEASURES
@@ -46,7 +45,7 @@ RANGES = ranges()
 NUMBERS = {field for field, its_range in RANGES.items() if its_range.kind in (int, float)}
 FREE_TEXTS = named(
     ": init_from",
-    "data: source path tfds_dir partition_file unknown_source",
+    "data: source path partition_file unknown_source",
     "encoder: weights",
     "data: test_path label_column client_column ignore_columns text_column text_versions",
     "model: name",
@@ -217,7 +216,6 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
     """base/fields/ may import no other module, so it repeats these names."""
     declared = {field: set(its_range.choices) for field, its_range in ranges().items() if its_range.choices}
     for field, known in {
-        "data.normalisation": NORMALISATIONS,
         "data.labels": LABELS,
         "data.partition": {*PARTITIONS, "natural"},
         "model.normalisation": POLICIES,

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ssl import UserError
 from fedjax_ssl.data import Dataset, Partition, federate, stack_seeds
-from fedjax_ssl.data.federated import hold, put_whole
+from fedjax_ssl.data.federated import hold
 from fedjax_ssl.engine.round import init_key
 
 
@@ -113,14 +113,6 @@ def test_permuting_hidden_labels_changes_nothing_that_a_method_sees():
     for one, other in zip(data, other_data):
         np.testing.assert_array_equal(one, other)
     assert (hidden != other_hidden).sum() == 9
-
-
-def test_rows_of_smaller_clients_are_padded():
-    dataset, partition = small_federation()
-    data, _ = put_whole(hold(dataset, partition, seed=0))
-    assert data.client_index.shape == (4, 3)
-    np.testing.assert_array_equal(data.client_index[0], [7, 2, 9])
-    np.testing.assert_array_equal(data.client_index[1][data.client_size[1] :], 0)
 
 
 @pytest.mark.parametrize(

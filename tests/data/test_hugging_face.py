@@ -122,7 +122,7 @@ def test_what_is_wrong_is_one_line(tmp_path):
     one = both()["train"].cast_column("label", datasets.Value("int64")).map(lambda row: {"label": 0})
     one.cast_column("label", datasets.ClassLabel(names=["tree"])).save_to_disk(tmp_path / "one")
     says(tmp_path / "one", "the only class is 'tree'")
-    says(tmp_path, "holds no data set")
+    says(tmp_path, "cannot be read as a folder of save_to_disk, or parquet files")
     says(tmp_path / "saved", "no column 'lable'", "label", label_column="lable")
     says(tmp_path / "saved", "no column 'speaker' (data.client_column)", client_column="speaker")
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and nothing more")

@@ -1,6 +1,5 @@
 """Features, tables and texts: every method takes them or says why not; what their views change in an example."""
 
-import contextlib
 import functools
 import json
 import re
@@ -121,18 +120,23 @@ def test_the_table_has_every_method_and_kind(cells):
     assert set(cells) == {(method, kind) for method in METHODS for kind in KINDS}
 
 
-@pytest.mark.parametrize("kind", BACKBONES)
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_takes_every_kind_or_says_why_not(files, cells, method, kind):
-    config, cell = config_of(method, files[kind], kind), cells[method, kind]
-    if cell == "no":
-        with pytest.raises(UserError, match=f"method={method} {METHODS[method].images_alone}, but the data are"):
-            shapes_of_a_round(config)
-    elif cell == "`mlp`" and config.model.name == "linear":
-        with pytest.raises(UserError, match=r"backbone.*, which has no parameter"):
-            shapes_of_a_round(config)
-    else:
-        assert cell in ("yes", f"`{config.model.name}`")
+def test_a_method_takes_every_kind_or_says_why_not(files, cells, method):
+    """Of the kinds that it takes one in turn is traced, with mixup all."""
+    taken = []
+    for kind, backbone in BACKBONES.items():
+        config, cell = config_of(method, files[kind], kind), cells[method, kind]
+        if cell == "no":
+            with pytest.raises(UserError, match=f"method={method} {METHODS[method].images_alone}, but the data are"):
+                shapes_of_a_round(config)
+        elif cell == "`mlp`" and backbone == "linear":
+            with pytest.raises(UserError, match=r"backbone.*, which has no parameter"):
+                shapes_of_a_round(config)
+        else:
+            assert cell in ("yes", f"`{backbone}`")
+            taken.append(config)
+    one = [taken[sorted(METHODS).index(method) % len(taken)]] if taken else []
+    for config in taken if method in ("fixmatch", "fedanchor", "semifl") else one:
         assert "test_accuracy" in shapes_of_a_round(config)
 
 
@@ -142,10 +146,10 @@ def test_a_backbone_of_another_kind_is_refused(files, kind, name):
         shapes_of_a_round(config_of("fixmatch", {**files[kind], "model.name": name}, kind))
 
 
-@pytest.mark.parametrize("policy", ["static", "running", "none"])
-def test_transformers_refuse_statistics_of_a_batch(files, policy):
-    with pytest.raises(UserError, match="transformer normalises each token by itself"):
-        shapes_of_a_round(config_of("fixmatch", {**files["text"], "model.normalisation": policy}, "text"))
+def test_transformers_refuse_statistics_of_a_batch(files):
+    for policy in ("static", "running", "none"):
+        with pytest.raises(UserError, match="transformer normalises each token by itself"):
+            shapes_of_a_round(config_of("fixmatch", {**files["text"], "model.normalisation": policy}, "text"))
 
 
 def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path):
@@ -253,17 +257,17 @@ def test_mixup_of_texts_averages_embeddings_place_by_place(files, order, monkeyp
     config = config_of("fixmatch", files["text"], "text")
     facts = dataset_facts(load_dataset(config.data))
     network = build_network(config, facts)
-    model = network.init(jax.random.key(0))
+    model, predict = jax.jit(network.init)(jax.random.key(0)), jax.jit(network.predict)
     a, b = jnp.array([[1, 4, 0, 0, 0]], jnp.int32), jnp.array([[3, 2, 5, 0, 0]], jnp.int32)
     weak = kind_of(facts).views(config, facts).weak
     mixture, _ = mix_inputs(network.inputs, weak, jax.random.key(1), a, b, 0.75, order)
-    (beside, mixed), _ = network.train(model, (a, mixture), jnp.array([True]))
-    np.testing.assert_allclose(beside.logits, network.predict(model, a).logits, atol=1e-6)
+    (beside, mixed), _ = jax.jit(network.train)(model, (a, mixture), jnp.array([True]))
+    np.testing.assert_allclose(beside.logits, predict(model, a).logits, atol=1e-6)
     table = np.array(model.params["backbone"]["embed"]["embedding"])
     table[6:8], table[8] = 0.25 * table[[1, 4]] + 0.75 * table[[3, 2]], 0.75 * table[5]
     backbone = {**model.params["backbone"], "embed": {"embedding": table}}
     other = model._replace(params={**model.params, "backbone": backbone})
-    by_hand = network.predict(other, jnp.array([[6, 7, 8, 0, 0]]))
+    by_hand = predict(other, jnp.array([[6, 7, 8, 0, 0]]))
     np.testing.assert_allclose(mixed.logits, by_hand.logits, atol=1e-6)
 
 
@@ -279,28 +283,22 @@ class Bag(nn.Module):
 """
 
 
-@pytest.mark.parametrize(
-    ("method", "without"),
-    [("semifl", {"semifl.mixup": False}), ("fedanchor", {"fedanchor.client_mixup": False})],
-)
-def test_a_users_backbone_of_texts_that_takes_no_mixtures_is_refused(files, tmp_path, method, without):
+def test_a_users_backbone_of_texts_that_takes_no_mixtures_is_refused(files, tmp_path):
     (tmp_path / "bag.py").write_text(BAG)
-    fields = {"model.name": f"{tmp_path}/bag.py:Bag", "model.depth": 0}
-    mixes = {"semifl.mixup": True, "fedanchor.client_mixup": True, "fedanchor.server_mixup": False}
 
-    def shapes(**others):
-        config = config_of(method, files["text"], "text")
-        config.update_from_flattened_dict({**fields, **mixes, **others})
+    def shapes(at_clients, at_server):
+        config = config_of("fedanchor", {
+            **files["text"], "model.name": f"{tmp_path}/bag.py:Bag", "model.depth": 0,
+            "fedanchor.client_mixup": at_clients, "fedanchor.server_mixup": at_server,
+        }, "text")  # fmt: skip
         return shapes_of_a_round(config)
 
-    line = r"Bag: cannot take mixtures, .*turn mixup off.* \(ValueError in line 9"
-    with pytest.raises(UserError, match=line) as caught:
-        shapes()
-    assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="cannot take mixtures") if method == "fedanchor" else contextlib.nullcontext():
-        shapes(**without, **{"fedanchor.server_mixup": True})
-    assert "test_accuracy" in shapes(**without)
-    assert "test_accuracy" in shapes(**{"model.name": "fedjax_ssl.models.transformer:Transformer"})
+    for where in ((True, False), (False, True)):
+        line = r"Bag: cannot take mixtures, .*turn mixup off.* \(ValueError in line 9"
+        with pytest.raises(UserError, match=line) as caught:
+            shapes(*where)
+        assert "\n" not in str(caught.value)
+    assert "test_accuracy" in shapes(False, False)
 
 
 def test_vit_refuses_a_patch_that_does_not_divide_the_image():
@@ -310,8 +308,6 @@ def test_vit_refuses_a_patch_that_does_not_divide_the_image():
     )
     with pytest.raises(UserError, match=r"model\.patch=3 does not divide images of 8 x 8 pixels"):
         shapes_of_a_round(config)
-    config.model.patch = 4
-    assert "test_accuracy" in shapes_of_a_round(config)
 
 
 TABLE_FACTS = {"columns": ["a", "c"], "categories": [None, ["x", "y"]], "mean": [0.0, 0.0], "std": [1.0, 1.0]}

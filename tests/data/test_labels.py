@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import class_counts as who_holds_what
-from fedjax_ssl.data import load_partition, make_partition, save_partition
+from fedjax_ssl.data import make_partition
 from tests.helpers.partitions import LABELS, assert_no_row_twice, class_counts, data_config, labels_of, sizes_of
 
 
@@ -105,15 +105,3 @@ def test_where_labels_are_does_not_change_who_has_which_images():
     assert set(per_class.labelled_rows) < set(make_labelled(alpha=0.5, labels_per_class=5).labelled_rows)
     more = make_labelled(alpha=0.5, labels="some_clients", labelled_clients=4)
     assert set(some.labelled_rows) < set(more.labelled_rows)
-
-
-@pytest.mark.parametrize("labels", ["clients", "some_clients"])
-def test_partition_file_with_labels_at_clients(tmp_path, labels):
-    path = tmp_path / "partition.npz"
-    fields = {"labels": labels, "labelled_clients": 3, "labelled_share": 0.3, "alpha": 0.5}
-    partition = make_labelled(**fields)
-    save_partition(path, partition)
-    used = make_labelled(seed=99, **fields, partition_file=str(path))
-    for loaded in load_partition(path, 50_000, 40), used:
-        np.testing.assert_array_equal(loaded.labelled_rows, partition.labelled_rows)
-        assert all(map(np.array_equal, loaded.client_rows, partition.client_rows))

@@ -5,7 +5,6 @@ import fractions
 import numpy as np
 import pytest
 
-from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import make_partition
 from fedjax_ssl.data.long_tail import tail_counts
 from tests.helpers.partitions import LABELS, assert_no_row_twice, class_counts, data_config, labels_of, sizes_of
@@ -83,19 +82,6 @@ def test_validation_images_are_balanced_and_drawn_before_the_tail():
     np.testing.assert_array_equal(partition.validation_index, without_tail.validation_index)
 
 
-@pytest.mark.parametrize(
-    ("imbalance", "line"),
-    [
-        (0.5, "data.imbalance must be a number from 1 on, .* not 0.5"),
-        (float("nan"), "data.imbalance .* not nan"),
-        (1e4, "imbalance=10000 leaves no image of class 9, for the largest class has 5000"),
-    ],
-)
-def test_impossible_tails(imbalance, line):
-    with pytest.raises(UserError, match=line):
-        make_partition(LABELS, 10, data_config(labels="clients", imbalance=imbalance), 10, 0)
-
-
 def chosen(labels, num_classes, num_clients, labelled, seed=0, **fields):
     """The partition of RSCFed's family, its counts [K, C], and the labelled clients."""
     fields = {"alpha": 0.8, "partition": "dirichlet_clients", "labelled_rule": "most_classes", **fields}
@@ -109,8 +95,7 @@ def chosen(labels, num_classes, num_clients, labelled, seed=0, **fields):
     return partition, counts, known
 
 
-@pytest.mark.parametrize("num_clients", [5, 10, 25, 50])
-@pytest.mark.parametrize("num_classes", [10, 100])
+@pytest.mark.parametrize(("num_clients", "num_classes"), [(5, 100), (50, 10)])
 def test_one_labelled_client_of_the_corrected_partition(num_clients, num_classes):
     """Every class is dealt, each client has ten images or more; the labelled one is found by a plain loop."""
     labels = labels_of(num_classes)

@@ -26,7 +26,7 @@ def test_tables_of_scikit_learn(name, train, test, columns, classes):
     assert dataset.num_classes == classes == len(dataset.class_names)
     scaled = (dataset.x_train - np.array(dataset.mean)) / np.array(dataset.std)
     np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-5)
-    assert load(source=name, standardise=False).std == (1.0,) * columns
+    assert load(source=name, normalisation="none").std == (1.0,) * columns
 
 
 def test_the_digits_as_a_table_are_those_of_the_images():

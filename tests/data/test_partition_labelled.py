@@ -73,7 +73,7 @@ def test_members_of_a_pair_have_at_least_a_quarter_and_are_cut_off_at_half():
     # 800 of the first class are divided anyhow: many members would have fewer than 250 of the 1,000.
     assert len(smallest) > 30 and min(smallest) >= 250 and min(smallest) < 300
     config = data_config(partition="dirichlet_pairs", alpha=1e-4, labels="clients")
-    with pytest.raises(UserError, match=r"1000 draws .*alpha=0\.0001 .* their 100 examples"):
+    with pytest.raises(UserError, match=r"1000 draws of 100 examples for 2 clients .*alpha=0\.0001 gave"):
         make_partition(np.repeat([0, 1], [990, 10]), 2, config, 20, 0)  # hardly any of one class to be divided
 
 

@@ -14,9 +14,8 @@ from fedjax_ssl.data import SOURCES, load_dataset
 from fedjax_ssl.data.sources import channel_statistics, feature_statistics
 
 
-def data_config(source="npz", path="", flip=False, standardise=True):
-    fields = {"source": source, "path": str(path), "tfds_dir": "", "flip": flip, "standardise": standardise}
-    fields |= {"normalisation": "own"}
+def data_config(source="npz", path="", flip=False, normalisation="own"):
+    fields = {"source": source, "path": str(path), "flip": flip, "normalisation": normalisation}
     return config_dict.ConfigDict(fields)
 
 
@@ -67,11 +66,11 @@ def test_digits_statistics_normalise_the_training_images():
 
 
 def test_pixels_may_stay_between_0_and_1(tmp_path):
-    digits = load_dataset(data_config("digits", standardise=False))
+    digits = load_dataset(data_config("digits", normalisation="none"))
     assert digits.mean == (0.0,) and digits.std == (1.0,)
     standardised = load_dataset(data_config("digits"))
     np.testing.assert_array_equal(digits.x_train, standardised.x_train)
-    coloured = load_dataset(data_config(path=write(tmp_path), flip=True, standardise=False))
+    coloured = load_dataset(data_config(path=write(tmp_path), flip=True, normalisation="none"))
     assert coloured.mean == (0.0,) * 3 and coloured.std == (1.0,) * 3 and coloured.flip and coloured.num_classes == 3
 
 
@@ -102,8 +101,7 @@ def test_statistics_of_features_are_over_all_of_their_views(tmp_path):
     assert feature_statistics(np.ones((3, 2, 4), np.float32), of_one_unit=True)[1] == (1.0,) * 4
 
 
-@pytest.mark.parametrize("channels", [(), (1,), (3,)])
-@pytest.mark.parametrize("label_dtype", [np.uint8, np.int64])
+@pytest.mark.parametrize(("channels", "label_dtype"), [((), np.uint8), ((1,), np.int64), ((3,), np.int64)])
 def test_npz_round_trip(tmp_path, channels, label_dtype):
     arrays = small_arrays(channels=channels)
     arrays = {key: v.astype(label_dtype) if key[0] == "y" else v for key, v in arrays.items()}
@@ -181,13 +179,13 @@ BAD_ARRAYS = {
     "float images": ({"x_train": ZEROS((9, 5, 6, 3), np.float32)}, ["x_train is float32", "images are uint8"]),
     "flat images": ({"x_test": ZEROS((4, 90), np.uint8)}, ["x_test is uint8 (4, 90)", "[N, H, W, C]"]),
     "channels": ({"x_train": ZEROS((9, 5, 6, 4), np.uint8)}, ["(9, 5, 6, 4)", "C = 1 or 3"]),
-    "shapes differ": ({"x_test": ZEROS((4, 6, 6, 3), np.uint8)}, ["(5, 6, 3)", "(6, 6, 3)"]),
-    "images and features": ({"x_test": ZEROS((4, 5), np.float32)}, ["uint8, images", "x_test float32, features"]),
+    "shapes differ": ({"x_test": ZEROS((4, 6, 6, 3), np.uint8)}, ["[5, 6, 3]", "[6, 6, 3]"]),
+    "images and features": ({"x_test": ZEROS((4, 5), np.float32)}, ["x_train has images", "x_test features"]),
     "features and tokens": (
         {"x_train": ZEROS((9, 5)), "x_test": ZEROS((4, 5), int)},
-        ["float64, features", "x_test int64, tokens"],
+        ["x_train has features", "x_test tokens"],
     ),
-    "lengths differ": ({"y_train": ZEROS(8, int)}, ["y_train is int64 (8,)", "integers (9,)", "of x_train"]),
+    "lengths differ": ({"y_train": ZEROS(8, int)}, ["y_train is int64 (8,)", "integers (9,)"]),
     "no pixels": ({"x_train": ZEROS((9, 0, 6, 3), np.uint8)}, ["x_train is uint8 (9, 0, 6, 3)"]),
     "times for labels": ({"y_train": (np.arange(9) % 3).astype("m8[s]")}, ["y_train is timedelta64", "integers"]),
     "one-hot labels": ({"y_test": ZEROS((4, 3), int)}, ["y_test is int64 (4, 3)"]),
@@ -197,7 +195,7 @@ BAD_ARRAYS = {
     "one class": ({"y_train": ZEROS(9, int), "y_test": ZEROS(4, int)}, ["2 classes"]),
     "signals of 32 steps": (
         {"x_train": ZEROS((9, 32, 2), np.float32), "x_test": ZEROS((4, 32, 2), np.float32)},
-        ["x_test is float32 (4, 32, 2), 32 views of each example", "x_test[:, 0]", "save 32 x 2 numbers as [N, 64]"],
+        ["x_test has 32 views of each example", "x_test[:, 0]", "save 32 x 2 numbers as [N, 64]"],
     ),
     "pickled objects": ({"y_train": np.array([{}] * 9, dtype=object)}, ["y_train cannot be read", "Python objects"]),
 }
@@ -229,7 +227,7 @@ def test_npz_file_that_is_none(tmp_path):
     (tmp_path / "nothing.npz").touch()
     expect_line(tmp_path / "nothing.npz", ["is not an npz file"])
     np.save(tmp_path / "one.npy", np.zeros(3))
-    expect_line(tmp_path / "one.npy", ["one array"])
+    expect_line(tmp_path / "one.npy", ["is not an npz file"])
 
 
 def test_npz_that_is_cut_or_damaged(tmp_path):

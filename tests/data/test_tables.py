@@ -81,14 +81,14 @@ def test_texts_and_their_versions(tmp_path):
         (b"\xff\xfeage", {}, "cannot be read as csv in UTF-8"),
         (GOOD + "1,2\n", {}, "row 21 has 2 fields, the header 4"),
         ('age,label\n1,"a\n', {}, "cannot be read as csv"),
-        (GOOD.replace("colour", "age"), {}, "has the column 'age' twice"),
+        (GOOD.replace("colour", "age"), {}, "column 2 has the name 'age' of another"),
         (GOOD, {"label_column": "Label"}, r"has no column 'Label' \(data\.label_column\).*label"),
         (GOOD, {"label_column": ""}, r"data\.label_column is empty; known: age, colour"),
         (GOOD, {"ignore_columns": "id"}, r"no column 'id' \(data\.ignore_columns\)"),
         (GOOD.replace("25,", "old,"), {}, "column 'age' is of numbers, but has 'old' in row 6"),
         (GOOD.replace("25,", "1e99,"), {}, "column 'age' is of numbers of float32, but has '1e99' in row 6"),
         (GOOD.replace(",0\n", ",\n").replace(",1\n", ",\n"), {}, "all labels are empty"),
-        (GOOD.replace(",0\n", ",1\n"), {}, "the only label is '1'"),
+        (GOOD.replace(",0\n", ",1\n"), {}, "the only class is '1'"),
         (GOOD.replace(",1\n", ",none\n"), {}, "'none' in row 2 may be a class or a missing label"),
         (GOOD.replace("25,b,c1,1", "25,b,c1,NA"), {}, "'NA' in row 6 may be a class or a missing label"),
         ("x,label\n" + "".join(f"t{n},{n % 2}\n" for n in range(300)), {"ignore_columns": ""}, "240 different texts"),
@@ -124,9 +124,9 @@ def test_clients_by_a_column_are_counted(tmp_path):
         partition_of(tmp_path, GOOD)
     dataset, config = load(tmp_path, GOOD)
     config.data.partition = "natural"
-    with pytest.raises(UserError, match=r"data\.partition='natural' needs data.client_column"):
+    with pytest.raises(UserError, match=r"go together; data\.partition is 'natural'"):
         make_partition(dataset.y_train, 2, config.data, 2, 0, None)
-    with pytest.raises(UserError, match=r"data\.client_column is given, but data.partition='iid'"):
+    with pytest.raises(UserError, match=r"go together; data\.partition is 'iid'"):
         config.data.partition = "iid"
         make_partition(dataset.y_train, 2, config.data, 2, 0, np.arange(16) % 2)
 

@@ -210,10 +210,10 @@ def test_adapters_alone_are_trained_and_sent(weights, tmp_path):
     [
         ({"encoder.weights": ""}, "encoder.name=vit_s16 takes encoder.weights"),
         ({"encoder.weights": "nowhere.safetensors"}, "there is no such file"),
-        ({"data.standardise": False}, "has means and deviations of its own: leave data.standardise=True"),
+        ({"data.normalisation": "none"}, "has its own means and deviations; leave data.normalisation='own'"),
         (
-            {"data.standardise": False, "encoder.adapters.rank": 1, "encoder.adapters.blocks": 1},
-            "has means and deviations of its own",
+            {"data.normalisation": "none", "encoder.adapters.rank": 1, "encoder.adapters.blocks": 1},
+            "has its own means and deviations",
         ),
         ({"encoder.name": "resnet50"}, "arrays are missing, such as batch_stats/"),
         ({"encoder.name": "resnet50", "encoder.adapters.rank": 1}, "resnet50 has 0 blocks of a Vision Transformer"),

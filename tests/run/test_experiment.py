@@ -84,7 +84,7 @@ def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
             changed = (np.asarray(view(key, images)) != np.asarray(images)).any(axis=(1, 2, 3))
             assert changed.any() == mirrored and not changed.all()
         assert problem.network.inputs.mean != (0.0,)
-    bordered = {"augment.flavour": "none", "augment.border": "zeros", "data.standardise": False}
+    bordered = {"augment.flavour": "none", "augment.border": "zeros", "data.normalisation": "none"}
     problem = build_experiment(make_tiny_config(**bordered)).problem
     assert problem.network.inputs[1:] == ((0.0,), (1.0,))
     for view in (problem.weak, problem.strong):

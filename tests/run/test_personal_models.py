@@ -323,6 +323,6 @@ def test_a_partition_file_has_the_test_images_of_the_run_that_wrote_it(finished,
     same = build_experiment(make_config(**{"data.partition_file": file, "data.examples_per_client": 0})).partition
     for one, other in zip(same.client_test_rows, build_experiment(make_config()).partition.client_test_rows):
         np.testing.assert_array_equal(one, other)
-    with pytest.raises(UserError, match="has test images of clients, but data"):
+    with pytest.raises(UserError, match="has test images of clients, which does not fit data"):
         build_experiment(make_config(**{"data.partition_file": file, "data.client_test_share": 0.0}))
     assert json.loads((finished[0] / "config.json").read_text())["personal_parts"] == ["classifier"]

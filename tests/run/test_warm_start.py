@@ -198,7 +198,7 @@ class Refused:
         return {**fields, "data.unknown_source": str(folder / "others.npz")}, line
 
     def of_pixels_scale(folder):
-        return {"data.standardise": False}, "data.standardise is True there, and False here"
+        return {"data.normalisation": "none"}, "data.normalisation is 'own' there, and 'none' here"
 
     def of_an_encoder_s_side(folder):
         write_dataset(folder, {**read_dataset(folder), "encoder_side": 64})

@@ -130,11 +130,12 @@ def test_a_folder_of_images(predict, digits, finished_fedanchor_run, tmp_path, c
     (tmp_path / "by" / "eleven").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "by" / "eleven" / "1.png")
     (tmp_path / "mixed" / "1").mkdir(parents=True)
-    (tmp_path / "mixed" / "1.png").write_bytes(b"")
+    for name in ("1/1.png", "1.png"):
+        Image.new("L", (8, 8)).save(tmp_path / "mixed" / name)
     (tmp_path / "empty").mkdir()
     for folder, line in (
         ("by", "by/eleven is not named for a class of the model; known: 0, 1, 2"),
-        ("mixed", "holds folders and 1.png"),
+        ("mixed", "1.png is in no class's folder"),
         ("empty", "is empty"),
         ("nowhere", "does not exist"),
     ):
@@ -176,9 +177,9 @@ def test_images_of_another_kind_are_refused(predict):
         (np.zeros((2, 8, 8, 3), np.uint8), r"uint8 \(2, 8, 8, 3\); the model takes .* 8x8x1"),
         (np.zeros((2, 9, 8), np.uint8), "the model takes"),
         (np.zeros((0, 8, 8, 1), np.uint8), "B at least 1"),
-        (np.full((1, 8, 8), 256.0), "outside of 0 to 255"),
-        (np.full((1, 8, 8), np.nan), "outside of 0 to 255"),
-        (np.linspace(0, 1, 64).reshape(1, 8, 8), "no value above 1"),
+        (np.full((1, 8, 8), 256.0), "give pixels from 0 to 255, not normalised"),
+        (np.full((1, 8, 8), np.nan), "give pixels from 0 to 255, not normalised"),
+        (np.linspace(0, 1, 64).reshape(1, 8, 8), "values from 0 to 1; give pixels"),
         (np.array([[["a"] * 8] * 8]), "the model takes numbers"),
     ]:
         with pytest.raises(UserError, match=line):

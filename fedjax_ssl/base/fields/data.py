@@ -36,11 +36,10 @@ def data_fields() -> Section:
     section.image_size = whole(0, least=0)
     # How an image becomes square before it is resized: 'crop' takes the centre, 'stretch' resizes the whole image.
     section.fit = word("crop", "stretch")
-    section.tfds_dir = ""  # data_dir of TensorFlow Datasets; '': its default, ~/tensorflow_datasets
     section.flip = False  # npz, npy, folder or 'datasets': whether mirroring an image keeps its class
-    section.standardise = True  # subtract channel means, divide by deviations; False: pixels are 0 to 1 (FedMatch)
-    # The means and deviations for that: the data set's 'own', or always those of 'cifar10', as in FedLabel's code.
-    section.normalisation = word("own", "cifar10")
+    # By which means and deviations inputs are standardised: the data set's 'own'; those of 'cifar10', as in FedLabel's
+    # code; or 'none', so that pixels are 0 to 1, as in FedMatch.
+    section.normalisation = word("own", "cifar10", "none")
     section.labels = word("server", "clients", "some_clients", "profile")  # who has labels; see docs/data.md
     # With 'clients': the share of each client's images that are labelled.
     section.labelled_share = real(0.1, above=0, most=1)

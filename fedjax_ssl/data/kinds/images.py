@@ -36,10 +36,9 @@ def _given(images: Any, facts: Facts) -> np.ndarray:
         )
     if images.dtype != np.uint8:
         images = images.astype(np.float32)
-        if not (images.min() >= 0 and images.max() <= 255):
-            raise UserError("images have values outside of 0 to 255; give pixels as they are, not normalised")
-        if images.max() <= 1 and len(np.unique(images)) > 2:
-            raise UserError("images have no value above 1; the model takes pixels from 0 to 255: multiply by 255")
+        least, most = images.min(), images.max()
+        if not (least >= 0 and most <= 255) or (most <= 1 and len(np.unique(images)) > 2):
+            raise UserError(f"images have values from {least:g} to {most:g}; give pixels from 0 to 255, not normalised")
     return images
 
 

@@ -89,7 +89,7 @@ _PAPER = {  # the setting of its experiments, except the rule for learning rates
     "num_rounds": 200,
     "clients_per_round": 5,
     "data.partition": "stratified",
-    "data.standardise": False,
+    "data.normalisation": "none",
     "model.name": "resnet9",
     "model.normalisation": "none",
     "augment.flavour": "fedmatch",
