@@ -11,6 +11,7 @@ from scipy import stats
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
 from fedjax_ssl.sweep import Sweep, load_sweep
 from fedjax_ssl.sweep.search import Search
 from tests.helpers.stub import make_stub_config
@@ -71,11 +72,12 @@ def tried(board, stub_run, tmp_path, monkeypatch):
 
 
 def with_accuracy(folder, accuracy):
-    """Gives the last round of a run another accuracy, and a summary without the checksum of the rounds."""
+    """Gives the last round of a run another accuracy, and a summary of it."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines[-1]["test_accuracy"] = accuracy
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "summary.json").write_text(json.dumps({"rounds": len(lines)}))
+    summary = {"rounds": len(lines), METRICS_SUM: checksum_of_records(folder, len(lines))}
+    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def to_csv(board, lines):

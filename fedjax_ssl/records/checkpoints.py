@@ -96,48 +96,24 @@ class Checkpoints:
             if number > after:
                 os.rename(self._folder / str(number), free_name(self._folder / f"{number}.set_aside"))
 
-    def restore(self, like: Any, reached: int | None = None) -> Restored:
+    def restore(
+        self, like: Any, reached: int | None = None, round_number: int | None = None, part: bool = False
+    ) -> Restored:
         """The state of the newest undamaged checkpoint. Nothing is renamed or deleted.
 
         Args:
             like: a pytree of the state's structure, with arrays or shapes for leaves.
             reached: the last round of the records; later checkpoints are not used. None: any.
+            round_number: the checkpoint's; None: the newest undamaged one.
+            part: `like` has only some of the state's entries, each at its path in the state, as in `State(None, model)`
+                for the model; the others are not read.
 
         Raises:
             UserError: no checkpoint can be used, or its structure or shapes differ.
         """
-        return self._restore(like, reached, None, whole=True)
-
-    def restore_part(self, like: Any, round_number: int | None = None) -> Restored:
-        """The named entries of a checkpoint, without reading the others.
-
-        Args:
-            like: a pytree with arrays or shapes for leaves, each at its path in the state: `State(None, model)` for the
-                model.
-            round_number: the checkpoint's; None: the newest undamaged one.
-
-        Raises:
-            UserError: there is no such checkpoint, or it cannot be used, or has no such entries of these shapes.
-        """
-        return self._restore(like, None, round_number, whole=False)
-
-    def shapes(self, round_number: int | None = None, reached: int | None = None) -> dict[str, tuple[int, ...]]:
-        """The shapes of a checkpoint's leaves, by their paths in the state.
-
-        Args:
-            round_number: the checkpoint's; None: the newest undamaged one.
-            reached: see `restore`.
-
-        Raises:
-            UserError: there is no such checkpoint, or it cannot be used.
-        """
-        manifest, _ = self._first_whole(reached, round_number)
-        return {name: tuple(shape) for name, shape in manifest.leaves.items()}
-
-    def _restore(self, like: Any, reached: int | None, only: int | None, whole: bool) -> Restored:
-        manifest, passed_over = self._first_whole(reached, only)
+        manifest, passed_over = self._first_whole(reached, round_number)
         path, wanted = self._folder / str(manifest.round), _by_path(like)
-        saved = {name: shape for name, shape in manifest.leaves.items() if whole or name in wanted}
+        saved = {name: shape for name, shape in manifest.leaves.items() if not part or name in wanted}
         for name in sorted(saved.keys() | wanted.keys()):
             there = tuple(saved[name]) if name in saved else "missing"
             here = tuple(wanted[name].shape) if name in wanted else "unknown"
@@ -155,6 +131,19 @@ class Checkpoints:
         leaves = [found[name] for name in wanted]
         return Restored(jax.tree.unflatten(jax.tree.structure(like), leaves), manifest.round, passed_over)
 
+    def shapes(self, round_number: int | None = None, reached: int | None = None) -> dict[str, tuple[int, ...]]:
+        """The shapes of a checkpoint's leaves, by their paths in the state.
+
+        Args:
+            round_number: the checkpoint's; None: the newest undamaged one.
+            reached: see `restore`.
+
+        Raises:
+            UserError: there is no such checkpoint, or it cannot be used.
+        """
+        manifest, _ = self._first_whole(reached, round_number)
+        return {name: tuple(shape) for name, shape in manifest.leaves.items()}
+
     def _first_whole(self, reached: int | None, only: int | None) -> tuple[Manifest, list[str]]:
         """The manifest of the newest undamaged checkpoint, and why newer ones were passed over.
 
@@ -163,8 +152,6 @@ class Checkpoints:
             only: the only round to try; None: any.
         """
         rounds, passed_over = [number for number in self.rounds() if only in (None, number)], []
-        if not rounds:
-            raise UserError(f"there is no checkpoint {'' if only is None else f'{only} '}in {self._folder}")
         for number in reversed(rounds):
             path = self._folder / str(number)
             if reached is not None and number > reached:
@@ -181,10 +168,10 @@ class Checkpoints:
             if manifest.run is not None:
                 check_run(path, manifest.run, self._run)
             return manifest, passed_over
-        raise UserError(
-            f"no checkpoint can be used ({'; '.join(passed_over)}); put files of a copy back, or train in another "
-            "workdir"
-        )
+        why = f"there is no checkpoint {'' if only is None else f'{only} '}in {self._folder}"
+        if passed_over:
+            why = f"no checkpoint can be used ({'; '.join(passed_over)})"
+        raise UserError(f"{why}; put files of a copy back, or train in another workdir")
 
 
 def _manager(folder: pathlib.Path, writes: bool = False) -> ocp.CheckpointManager:

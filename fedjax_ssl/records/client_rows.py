@@ -20,7 +20,16 @@ from fedjax_ssl.records.workdir import forbidden_changes
 # With rowids, a long row shares its last page and is not read when another row is looked up.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS rows(client INTEGER, round INTEGER, sum BLOB, data BLOB, PRIMARY KEY(client, round));
+CREATE INDEX IF NOT EXISTS by_round ON rows(round);
 CREATE TABLE IF NOT EXISTS run(name TEXT PRIMARY KEY, value TEXT);
+"""
+# Of the rows that hide older ones, only those after the checkpoint that was the oldest before are looked at.
+_DELETE_HIDDEN = """
+DELETE FROM rows WHERE (client, round) IN (
+    SELECT older.client, older.round
+    FROM rows AS newer JOIN rows AS older ON older.client = newer.client AND older.round < newer.round
+    WHERE newer.round > (SELECT CAST(value AS INTEGER) FROM run WHERE name = 'oldest') AND newer.round <= ?
+)
 """
 _NEWEST = "SELECT round, sum, data FROM rows WHERE client = ? ORDER BY round DESC LIMIT 1"
 MOST_ROW_BYTES = 10**9 - 1000  # SQLite allows 10**9 with the other columns
@@ -42,18 +51,16 @@ class ClientRows:
 
         Args:
             path: of the file.
-            run: the file's owner; a file of another run is refused.
+            run: the file's owner.
             from_round: the round to resume from; later rows are deleted. None: a new run; all rows are deleted.
 
         Raises:
-            UserError: see `check_rows`; damage is noticed only in what SQLite reads here.
+            UserError: it is damaged, as far as SQLite notices here.
             OSError: it cannot be written.
         """
         self._path = path
         if from_round is None:
             path.unlink(missing_ok=True)
-        else:
-            _refuse_missing(path)
         with self._one_line():
             self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._file.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
@@ -62,14 +69,11 @@ class ClientRows:
                 begin = [("run", run.name), ("config", json.dumps(run.config)), ("oldest", "0"), ("reached", "0")]
                 self._file.executemany("INSERT INTO run VALUES (?, ?)", begin)
             else:
-                _refuse_other(self._file, path, run, from_round)
                 with self._file:
                     self._file.execute("DELETE FROM rows WHERE round > ?", (from_round,))
                     self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(from_round),))
             self._file.execute("BEGIN")
         self._committed = -1 if from_round is None else from_round  # the last round that a checkpoint may see
-        self._written: list[tuple[int, int]] = []  # (client, round) of rows that will hide older ones
-        self._knows_all = from_round is None  # whether `_written` is complete; after a resume it is read from the file
 
     def read(self, client: int) -> bytes | None:
         """The newest row of a client; None if it has none.
@@ -93,7 +97,6 @@ class ClientRows:
         with self._one_line():
             self._file.execute("DELETE FROM rows WHERE client = ? AND round > ?", (client, self._committed))
             self._file.execute("INSERT INTO rows VALUES (?, ?, ?, ?)", row)
-        self._written.append((client, round_number))
 
     def commit(self, round_number: int, kept: list[int]) -> None:
         """Ends the transaction: the rows up to a round are on the disk, before the round's checkpoint is written.
@@ -105,26 +108,11 @@ class ClientRows:
         with self._one_line():
             self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(round_number),))
             if kept:
+                self._file.execute(_DELETE_HIDDEN, (min(kept),))
                 self._file.execute("UPDATE run SET value = ? WHERE name = 'oldest'", (str(min(kept)),))
-                self._delete_hidden(min(kept))
             self._file.execute("COMMIT")
             self._file.execute("BEGIN")
         self._committed = round_number
-
-    def _delete_hidden(self, oldest: int) -> None:
-        """Deletes each row if the oldest kept checkpoint sees a newer row of the same client."""
-        if self._knows_all:
-            hiding = [row for row in self._written if row[1] <= oldest]
-            self._file.executemany("DELETE FROM rows WHERE client = ? AND round < ?", hiding)
-        else:
-            self._file.execute(
-                "DELETE FROM rows WHERE EXISTS (SELECT 1 FROM rows AS newer WHERE newer.client = rows.client "
-                "AND newer.round > rows.round AND newer.round <= ?)",
-                (oldest,),
-            )
-            self._written += self._file.execute("SELECT client, round FROM rows WHERE round > ?", (oldest,)).fetchall()
-            self._knows_all = True
-        self._written = [row for row in self._written if row[1] > oldest]
 
     def close(self) -> None:
         """Closes the file. Rows that were not committed are lost, as if the process had been killed."""
@@ -150,37 +138,29 @@ def check_rows(path: pathlib.Path, run: Owner, from_round: int) -> None:
     """Checks every page of a resumed run's file. It writes nothing, except what SQLite undoes after a kill.
 
     Args:
-        path, run, from_round: see `ClientRows`.
+        path, run, from_round: see `ClientRows`; the run may differ in fields that change no result.
 
     Raises:
         UserError: the file is missing, damaged, read-only or another run's, or its rows do not reach the round.
     """
-    _refuse_missing(path)
+    if not path.exists():
+        raise UserError(f"{path} is missing, which has the clients' memory; put it back, or train in another workdir")
     try:
         with contextlib.closing(sqlite3.connect(path)) as file:
             if (found := file.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(found)
-            _refuse_other(file, path, run, from_round)
+            found = dict(file.execute("SELECT name, value FROM run"))
+            if found["run"] != run.name or forbidden_changes(json.loads(found["config"]), run.config):
+                raise UserError(f"{path} is another run's; put this run's back, or train in another workdir")
+            if not int(found["oldest"]) <= from_round <= int(found["reached"]):
+                raise UserError(
+                    f"{path} has the rounds {found['oldest']} to {found['reached']}, but the checkpoint is of round "
+                    f"{from_round}; put the copy back that was saved with it, or train in another workdir"
+                )
             file.execute("DELETE FROM rows WHERE false")  # deletes nothing, but fails if the file is read-only
     except UserError:
         raise
     except (sqlite3.DatabaseError, ValueError, TypeError, KeyError) as error:
-        if getattr(error, "sqlite_errorname", "").startswith("SQLITE_READONLY"):
-            raise UserError(f"cannot write {path}: {first_line(error)}") from error
-        raise UserError(f"{path} is damaged: {first_line(error)}; put a copy back, which may be written to") from error
-
-
-def _refuse_missing(path: pathlib.Path) -> None:
-    if not path.exists():
-        raise UserError(f"{path} is missing, which has the clients' memory; put it back, or train in another workdir")
-
-
-def _refuse_other(file: sqlite3.Connection, path: pathlib.Path, run: Owner, from_round: int) -> None:
-    found = dict(file.execute("SELECT name, value FROM run"))
-    if found["run"] != run.name or forbidden_changes(json.loads(found["config"]), run.config):
-        raise UserError(f"{path} is another run's; put this run's back, or train in another workdir")
-    if not int(found["oldest"]) <= from_round <= int(found["reached"]):
-        raise UserError(
-            f"{path} has the rounds {found['oldest']} to {found['reached']}, but the checkpoint is of round "
-            f"{from_round}; put the copy back that was saved with it, or train in another workdir"
-        )
+        is_read_only = getattr(error, "sqlite_errorname", "").startswith("SQLITE_READONLY")
+        what = f"cannot write {path}" if is_read_only else f"{path} is damaged"
+        raise UserError(f"{what}: {first_line(error)}; put a copy back, which may be written to") from error

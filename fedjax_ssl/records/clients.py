@@ -13,16 +13,22 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import replace_arrays
-from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.records.fitting import read_fitting
 
 OVER_CLIENTS = {"mean": "mean over clients", "worst_tenth": "worst tenth of clients", "spread": "spread over clients"}
-MODELS = {"": "last model", "best_": "best model"}  # beginning of a figure's name in summary.json -> in words
 
 CLIENT_TESTS = "client_tests.npz"  # in a run's folder, see `save_client_tests`
 GLOBAL, TUNED, PERSONAL = "global", "tuned", "personal"  # models that are tested on each client's own test images
 TESTED = {GLOBAL: "global model", TUNED: "fine-tuned", PERSONAL: "own parts"}  # their names in words
+FIGURES = {  # name in summary.json -> in words
+    **{f"client_accuracy_{figure}": words for figure, words in OVER_CLIENTS.items()},
+    **{
+        f"client_test_{model}_{figure}": f"{of}, own tests: {words}"
+        for model, of in TESTED.items()
+        for figure, words in OVER_CLIENTS.items()
+    },
+}
 
 
 def save_client_tests(
@@ -43,17 +49,12 @@ def load_client_tests(folder: pathlib.Path) -> dict[str, np.ndarray]:
     """Reads RUN/client_tests.npz; {} without the file.
 
     Raises:
-        UserError: it cannot be read, or has no such arrays.
+        UserError: it cannot be read, or has other arrays.
     """
     path = folder / CLIENT_TESTS
     if not path.exists():
         return {}
-    found = read_arrays(str(path), None)
-    round_number, models = found.get("round", np.zeros(1)), [found[name] for name in TESTED if name in found]
-    has_round = round_number.ndim == 0 and round_number.dtype.kind in "iu"
-    if not has_round or any(accuracies.ndim != 1 or accuracies.dtype.kind != "f" for accuracies in models):
-        raise UserError(f"{path} has no accuracies of clients after a round")
-    return found
+    return read_fitting(path, {"round": "iu"}, dict.fromkeys(TESTED, "f K"))
 
 
 def accuracy_of_clients(labels: np.ndarray, predictions: np.ndarray, held: np.ndarray) -> np.ndarray:
@@ -91,11 +92,6 @@ def over_clients(accuracies: np.ndarray) -> dict[str, float | None]:
         return dict.fromkeys(OVER_CLIENTS)
     worst = present[: math.ceil(len(present) / 10)]
     return dict(zip(OVER_CLIENTS, map(float, (present.mean(), worst.mean(), present.std()))))
-
-
-def figure_name(model: str, figure: str) -> str:
-    """A figure's name in summary.json."""
-    return f"{model}client_accuracy_{figure}"
 
 
 def test_figures(accuracies: Mapping[str, np.ndarray]) -> dict[str, float | None]:

@@ -29,34 +29,20 @@ _DIFF = "changes.diff"
 
 
 class Start(NamedTuple):
-    """One start of a run.
+    """One start of a run."""
 
-    Attributes:
-        command: as it was typed, without the folder of the program; 'a notebook' in a notebook.
-        start, end: times in UTC, ISO 8601; the end is None until the last round is done.
-        host: its name.
-        processor: its model and how many of its cores this process may use.
-        python: version.
-        commit: of the library's checkout, else of the current folder's repository; None without either.
-        dirty: whether tracked files differ from the commit; None without a commit.
-        diff: SHA-256 of `git diff HEAD`; None without changes.
-        library: SHA-256 of the library's Python files.
-        files: name -> SHA-256 of config files and of the user's files with methods, backbones and rules.
-        packages: name -> version, of the library and of the packages that compute.
-    """
-
-    command: str
-    start: str
-    end: str | None
-    host: str
-    processor: str
-    python: str
-    commit: str | None
-    dirty: bool | None
-    diff: str | None
-    library: str
-    files: dict[str, str]
-    packages: dict[str, str]
+    command: str  # as it was typed, without the folder of the program; 'a notebook' in a notebook
+    start: str  # time in UTC, ISO 8601
+    end: str | None  # the same; None until the last round is done
+    host: str  # its name
+    processor: str  # its model and how many of its cores this process may use
+    python: str  # version
+    commit: str | None  # of the library's checkout, else of the current folder's repository; None without either
+    dirty: bool | None  # whether tracked files differ from the commit; None without a commit
+    diff: str | None  # SHA-256 of `git diff HEAD`; None without changes
+    library: str  # SHA-256 of the library's Python files
+    files: dict[str, str]  # name -> SHA-256 of config files and of the user's files with methods, backbones and rules
+    packages: dict[str, str]  # name -> version, of the library and of the packages that compute
 
     def code(self) -> str:
         """The code in a few words: 'commit 1a2b3c4d5e6f with changes (origin/...)' or the library's version."""
@@ -180,9 +166,8 @@ def repository(package: pathlib.Path) -> tuple[str | None, bytes]:
     for place in (package, pathlib.Path(os.curdir)):
         commit = _git(place, "rev-parse", "HEAD")
         if commit is not None:
-            return commit.decode().strip(), _git(
-                place, "diff", "--no-ext-diff", "--no-color", "HEAD", "--", ":/"
-            ) or b""
+            diff = _git(place, "diff", "--no-ext-diff", "--no-color", "HEAD", "--", ":/")
+            return commit.decode().strip(), diff or b""
     return None, b""
 
 

@@ -8,24 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, first_line, printable
+from fedjax_ssl.base.errors import UserError, printable
 from fedjax_ssl.base.fields import flatten
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.data.kinds import kind_name, kind_of
 from fedjax_ssl.data.npz import read_arrays
-from fedjax_ssl.records.clients import (
-    MODELS,
-    OVER_CLIENTS,
-    TESTED,
-    accuracy_of_clients,
-    client_sizes,
-    figure_name,
-    load_client_tests,
-)
+from fedjax_ssl.records.clients import FIGURES, TESTED, accuracy_of_clients, client_sizes, load_client_tests
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.ending import in_words
+from fedjax_ssl.records.fitting import read_fitting
 from fedjax_ssl.records.manifest import what_is_exchanged
-from fedjax_ssl.records.snapshots import BEST, load_snapshot, snapshot_files
+from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.words import labels_revealed, measured_each_round, who_has_labels
 from fedjax_ssl.records.workdir import (
     CLASS_COUNTS,
@@ -42,6 +35,7 @@ from fedjax_ssl.records.workdir import (
     read_summary,
 )
 
+_COUNTS = {"clients": "iu KC", "labelled": "iu KC", **dict.fromkeys(("train", "server", "validation"), "iu C")}
 RULE = "pseudo_label_accuracy_"  # how the metrics' names of labelling rules begin
 
 
@@ -156,7 +150,13 @@ class RunRecords(NamedTuple):
 
     def class_counts(self) -> dict[str, np.ndarray]:
         """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read."""
-        return _or_empty(functools.partial(_read_class_counts, classes=self._classes), self.folder)
+        return _or_empty(self._read_class_counts, self.folder / CLASS_COUNTS)
+
+    def _read_class_counts(self, path: pathlib.Path) -> dict[str, np.ndarray]:
+        if not path.exists():
+            return {}
+        written = path.stat()
+        return _counts_in(path, self.dataset().get("num_classes"), (written.st_mtime_ns, written.st_size))
 
     def who_has_labels(self, counted: bool = True) -> str:
         """Who holds labels, in words; `counted`: with the number of labels at all clients, if it is recorded."""
@@ -199,48 +199,42 @@ class RunRecords(NamedTuple):
             return {}
         found = read_arrays(str(path), ("inputs",), optional=("rows",))
         inputs = found["inputs"]
-        rows = found.setdefault("rows", np.arange(len(inputs)))  # only those of csv files are written
+        found.setdefault("rows", np.arange(len(inputs)))  # only those of csv files are written
         try:
-            if rows.shape != inputs.shape[:1] or rows.dtype.kind not in "iu":
-                raise UserError("other rows than inputs")
             kind_of(facts).given(inputs[:, 0] if inputs.ndim == 3 else inputs, facts)  # the first of several views
         except UserError as error:
             raise UserError(f"{path} has {error}") from error
         return found
 
-    @property
-    def _classes(self) -> int | None:
-        """The number of the data set's classes; None if it cannot be read."""
-        return self.dataset().get("num_classes")
+    def class_names(self) -> list[str]:
+        """The data set's names of its classes, or their numbers; [] if not even their number can be read."""
+        dataset, counts = self.dataset(), self.class_counts()
+        number = dataset.get("num_classes") or (len(counts["train"]) if counts else 0)
+        names = dataset.get("class_names", [])
+        return names if len(names) == number else [str(label) for label in range(number)]
 
     def _load_snapshot(self, path: pathlib.Path) -> dict[str, np.ndarray]:
-        return load_snapshot(path, self._classes)
+        return load_snapshot(path, len(self.class_names()) or None)
 
     def _snapshot_files(self) -> dict[int, pathlib.Path]:
         last = self.metrics[-1]["round"]
         return {number: path for number, path in snapshot_files(self.folder / SNAPSHOTS).items() if number <= last}
 
-    def client_accuracies(self) -> dict[str, np.ndarray]:
-        """Model -> accuracy on each client's mix of classes, float [K]; see `fedjax_ssl.records.clients`.
+    def last_test_outputs(self) -> dict[str, np.ndarray]:
+        """The last model's outputs on the test set, see `make_snapshot`; {} if they cannot be read."""
+        path = self._snapshot_files().get(self.metrics[-1]["round"])
+        taken = {} if path is None else _or_empty(self._load_snapshot, path)
+        return taken if taken and taken["of"] == "test" else {}
 
-        The last model is the one after the last recorded round; the best model has the best validation accuracy. A
-        model is left out if the folder lacks its predictions on the test set or the clients' classes.
+    def client_accuracy(self) -> np.ndarray | None:
+        """The last model's accuracy on each client's mix of classes, float [K]; see `fedjax_ssl.records.clients`.
+
+        None if the folder lacks its predictions on the test set or the clients' classes.
         """
-        counts, taken = self.class_counts(), {}
-        end, best = self.metrics[-1]["round"], _or_empty(self._load_snapshot, self.folder / SNAPSHOTS / BEST)
-        last = self._snapshot_files().get(end)
-        if last is not None:
-            taken[""] = _or_empty(self._load_snapshot, last)
-        if self.measured == "validation" and best.get("round") == self.best()[1]:
-            taken["best_"] = best
-        return {
-            MODELS[model]: accuracy_of_clients(snapshot["labels"], snapshot["predictions"], counts["clients"])
-            for model, snapshot in taken.items()
-            if counts
-            and snapshot
-            and snapshot["of"] == "test"
-            and snapshot["labels"].max() < counts["clients"].shape[1]
-        }
+        counts, taken = self.class_counts(), self.last_test_outputs()
+        if not counts or not taken:
+            return None
+        return accuracy_of_clients(taken["labels"], taken["predictions"], counts["clients"])
 
     def client_tests(self) -> dict[str, np.ndarray]:
         """Model -> accuracy on each client's own test images after the last round, float [K]; {} without such images.
@@ -254,19 +248,9 @@ class RunRecords(NamedTuple):
 
     def client_figures(self) -> dict[str, float]:
         """The summary's figures over clients: name in words -> percent; {} before the summary is written."""
-        names = {
-            figure_name(model, figure): words + (f" ({MODELS[model]})" if model else "")
-            for model in MODELS
-            for figure, words in OVER_CLIENTS.items()
-        }
-        names |= {
-            f"client_test_{model}_{figure}": f"{of}, own tests: {words}"
-            for model, of in TESTED.items()
-            for figure, words in OVER_CLIENTS.items()
-        }
         return {
             words: 100 * self.summary[name]
-            for name, words in names.items()
+            for name, words in FIGURES.items()
             if self.is_finished and isinstance(self.summary.get(name), float)
         }
 
@@ -274,7 +258,7 @@ class RunRecords(NamedTuple):
         """A line for each file of the folder that a report needs but that cannot be read."""
         readers: list[tuple[Callable[[pathlib.Path], Any], pathlib.Path]] = [
             (read_dataset, self.folder),
-            (functools.partial(_read_class_counts, classes=self._classes), self.folder),
+            (self._read_class_counts, self.folder / CLASS_COUNTS),
             (load_client_tests, self.folder),
             (self._read_test_inputs, self.folder),
             *((self._load_snapshot, path) for path in self._snapshot_files().values()),
@@ -296,49 +280,24 @@ def _or_empty(read: Callable[[pathlib.Path], dict[str, Any]], path: pathlib.Path
         return {}
 
 
-def _read_class_counts(folder: pathlib.Path, classes: int | None) -> dict[str, np.ndarray]:
-    """The arrays of class_counts.npz; {} without the file.
-
-    Raises:
-        UserError: it cannot be read, or has no counts for this number of classes.
-    """
-    path = folder / CLASS_COUNTS
-    if not path.exists():
-        return {}
-    written = path.stat()
-    counts = _counts_in(path, written.st_mtime_ns, written.st_size)
-    shape = counts["clients"].shape if "clients" in counts else ()
-    wanted = {"clients": shape, "labelled": shape, **dict.fromkeys(("train", "server", "validation"), shape[1:])}
-    optional = {"unlabelled": shape[:1], "unknown": shape[:1]}
-    wanted |= {name: of_name for name, of_name in optional.items() if name in counts}
-    found = {name: array.shape for name, array in counts.items() if array.dtype.kind in "iu"}
-    if len(shape) != 2 or not wanted.items() <= found.items() or classes not in (None, shape[1]):
-        raise UserError(f"{path} has no counts of this run's classes")
-    return counts
-
-
 @functools.lru_cache(maxsize=8)
-def _counts_in(path: pathlib.Path, written: int, size: int) -> dict[str, np.ndarray]:
-    """A file's arrays, cached: a report reads them several times, and a million clients take a second."""
-    del written, size
-    return read_arrays(str(path), None)
+def _counts_in(path: pathlib.Path, classes: int | None, written: tuple[int, int]) -> dict[str, np.ndarray]:
+    """The counts in a file, cached: a report reads them several times, and a million clients take a second."""
+    del written  # when it was, and how much
+    return read_fitting(path, _COUNTS, {"unlabelled": "iu K", "unknown": "iu K"}, C=classes)
 
 
 def read_run(folder: pathlib.Path) -> RunRecords:
     """The records of one run, finished or not.
 
     Raises:
-        UserError: there is no run in the folder, or it has not finished a round yet, or a file cannot be read.
+        UserError: there is no run in the folder, or it has not finished a round yet, or a file is damaged.
+        OSError: a file of the records cannot be opened.
     """
-    if not (folder / CONFIG).exists():
-        raise UserError(f"{folder} holds no run: there is no {CONFIG}")
-    try:
-        config, about = read_config(folder), read_about(folder)
-        _check_fields(config, about["defaults"], str(folder / CONFIG))
-        metrics, timings = read_rounds(folder / METRICS), read_records(folder / TIMINGS)
-        summary, summary_damage = read_summary(folder)
-    except OSError as error:
-        raise UserError(f"cannot read the run in {folder}: {first_line(error)}") from error
+    config, about = read_config(folder), read_about(folder)
+    _check_fields(config, about["defaults"], str(folder / CONFIG))
+    metrics, timings = read_rounds(folder / METRICS), read_records(folder / TIMINGS)
+    summary, summary_damage = read_summary(folder)
     damages = tuple(filter(None, (metrics.damage, timings.damage, summary_damage, *what_is_exchanged(folder))))
     if not metrics.lines:
         raise UserError(damages[0] if damages else f"the run in {folder} has not finished a round yet")

@@ -18,14 +18,7 @@ def num_byzantine(config: Any) -> int:
 
 
 def measured_each_round(config: Any) -> str:
-    """The set on which a model's accuracy and loss are measured after each round.
-
-    Args:
-        config: nested dicts or a ConfigDict, complete.
-
-    Returns:
-        'validation' if images are held out for it, else 'test'. Names of metrics, summaries and curves contain it.
-    """
+    """The set on which each round's model is measured: 'validation' if images are held out for it, else 'test'."""
     return "validation" if config["data"]["validation"] else "test"
 
 

@@ -58,19 +58,17 @@ def check_folder(path: str | os.PathLike[str]) -> None:
     folder, made = pathlib.Path(path), []
     try:
         if not os.fspath(path) or (folder.exists() and not folder.is_dir()):
-            raise UserError(f"{os.fspath(path) or 'an empty path'} is not a folder")
+            raise ValueError(f"{os.fspath(path) or 'an empty path'} is not a folder")
         # Made and removed, because permissions do not show that a disk is read-only or a name too long.
-        for place in (*reversed(folder.parents), folder):
-            if not place.exists():
-                place.mkdir()
-                made.append(place)
+        made = [place for place in (folder, *folder.parents) if not place.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write to the workdir {str(folder)[:200]!r}: {reason}") from error
     finally:
-        for place in reversed(made):
-            with contextlib.suppress(OSError):  # meanwhile another process has made something in it
+        for place in made:
+            with contextlib.suppress(OSError):  # it was not made, or another process has made something in it
                 place.rmdir()
 
 
@@ -132,10 +130,11 @@ def _read_dict(path: pathlib.Path, entry: str) -> dict[str, Any]:
     """The dict in a JSON file, which must have this entry, a text."""
     try:
         found = read_json(path)
+        if not isinstance(found, dict) or not isinstance(found.get(entry), str):
+            raise ValueError(f"it has no {entry}")
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the run in {path.parent}: {path.name}: {first_line(error)}") from error
-    if not isinstance(found, dict) or not isinstance(found.get(entry), str):
-        raise UserError(f"cannot read the run in {path.parent}: {path.name}: it has no {entry}")
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"cannot read the run in {path.parent}: {path.name}: {reason}") from error
     return found
 
 
@@ -334,18 +333,11 @@ def read_summary(folder: pathlib.Path) -> Summary:
         return Summary(None)
     try:
         summary = read_json(path)
-    except (OSError, ValueError) as error:
-        return Summary(None, f"{path} is damaged ({first_line(error)})")
-    kinds = {"rounds": int, "versions": dict, "device": str, "backend": str}
-    if not isinstance(summary, dict) or any(
-        not isinstance(summary.get(name, None if name == "rounds" else kind()), kind) for name, kind in kinds.items()
-    ):
-        return Summary(None, f"{path} is damaged (it is not a summary)")
-    try:
-        is_of_others = summary.get(METRICS_SUM) not in (None, checksum_of_records(folder, summary["rounds"]))
-    except OSError:  # reported for the records
-        is_of_others = True
-    return Summary(None, f"{path} is not of the records in {folder / METRICS}") if is_of_others else Summary(summary)
+        if summary[METRICS_SUM] == checksum_of_records(folder, summary["rounds"]):
+            return Summary(summary)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return Summary(None, f"{path} is damaged ({type(error).__name__}: {first_line(error)})")
+    return Summary(None, f"{path} is not of the records in {folder / METRICS}")
 
 
 def read_records(path: pathlib.Path) -> Records:

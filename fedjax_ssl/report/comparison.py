@@ -9,7 +9,6 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.records.clients import MODELS
 from fedjax_ssl.records.groups import Group, name_data_sets, read_groups, what_differs
 from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.differences import paired_differences
@@ -202,8 +201,7 @@ def _draw(groups: list[Group], pictures: page.Pictures, data: str = "") -> None:
 
 
 def _clients(groups: list[Group]) -> Figure | None:
-    last = MODELS[""]
-    found = {group.name: [run.client_accuracies().get(last) for run in group.runs] for group in groups}
+    found = {group.name: [run.client_accuracy() for run in group.runs] for group in groups}
     return figures.client_accuracy({name: [a for a in of_runs if a is not None] for name, of_runs in found.items()})
 
 

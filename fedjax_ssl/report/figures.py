@@ -19,36 +19,46 @@ from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, NONE, S
 MANY = 20  # with more classes, cells and bars have no numbers
 
 
-def over_rounds(groups: list[Group], metric: str, label: str, top: float | None = None) -> Figure | None:
-    """A metric over rounds, one curve for each group that has it: the mean over its seeds, with a band of their range.
+Curve = tuple[np.ndarray, np.ndarray] | None  # x [n] and values [seeds, n]; None: missing, but its colour is not free
+
+
+def curves(
+    drawn: Mapping[str, Curve], label: str, top: float | None = None, xlabel: str = "round", legend: bool = True
+) -> Figure | None:
+    """Curves, each the mean over its seeds with a band of their range; None if all are missing.
 
     Args:
-        groups: to be compared.
-        metric: its name in the records.
+        drawn: name -> curve.
         label: of the axis.
-        top: the metric is a share of it, such as 100 for percent, and the axis ends there; None: it is no share.
+        top: the values are a share of it, such as 100 for percent, and the axis ends there; None: they are no share.
+        xlabel: of the other axis.
+        legend: whether there is one.
     """
-    if not any(group.has(metric) for group in groups):
+    if all(curve is None for curve in drawn.values()):
         return None
-    figure, axes = subplots(figsize=SMALL)
-    for number, group in enumerate(groups):  # a group's number is its colour in every picture
+    figure, axes = subplots()
+    for number, (name, curve) in enumerate(drawn.items()):
+        if curve is not None:
+            draw_band(axes, *curve, name, number)
+    finish_curves(figure, axes, label, top, legend)
+    axes.set_xlabel(xlabel)
+    return figure
+
+
+def over_rounds(groups: list[Group], metric: str, label: str, top: float | None = None) -> Figure | None:
+    """A metric over rounds, one curve for each group that has it; see `curves`."""
+    drawn: dict[str, Curve] = dict.fromkeys([group.name for group in groups])
+    for group in groups:
         if group.has(metric):
             values = (top or 1) * group.values(metric)
-            draw_band(axes, np.arange(1, values.shape[1] + 1), values, group.name, number)
-    finish_curves(figure, axes, label, top, legend=len(groups) > 1)
-    return figure
+            drawn[group.name] = np.arange(1, values.shape[1] + 1), values
+    return curves(drawn, label, top, legend=len(groups) > 1)
 
 
 def _of_run(run: RunRecords, names: dict[str, str], label: str, top: float | None = None) -> Figure | None:
     """As `over_rounds`, the metrics of one run that are in `names`, name -> words for the legend."""
-    names = {name: words for name, words in names.items() if run.has(name)}
-    if not names:
-        return None
-    figure, axes = subplots(figsize=SMALL)
-    for number, (name, words) in enumerate(names.items()):
-        draw_band(axes, run.values("round"), (top or 1) * run.values(name)[None], words, number)
-    finish_curves(figure, axes, label, top)
-    return figure
+    found = {words: (top or 1) * run.values(name)[None] for name, words in names.items() if run.has(name)}
+    return curves({words: (run.values("round"), values) for words, values in found.items()}, label, top)
 
 
 def losses(run: RunRecords) -> Figure | None:
@@ -104,37 +114,32 @@ def bytes_over_rounds(run: RunRecords) -> Figure:
 
 def accuracy(groups: list[Group], measured: str) -> Figure | None:
     """Accuracy over rounds of the groups that measure this set each round, 'test' or 'validation'."""
-    if not any(group.measured == measured for group in groups):
-        return None
     return over_rounds(groups, f"{measured}_accuracy", f"{measured} accuracy (%)", top=100)
 
 
 def accuracy_over_bytes(groups: list[Group], measured: str) -> Figure | None:
     """Accuracy as in `accuracy`, over the bytes sent both ways, up to the end of each group's shortest run."""
-    if not any(group.measured == measured for group in groups):
-        return None
-    figure, axes = subplots(figsize=SMALL)
-    for number, group in enumerate(groups):
+    drawn: dict[str, Curve] = dict.fromkeys([group.name for group in groups])
+    for group in groups:
         if group.measured == measured:
             travelled = np.cumsum(group.values("bytes_down") + group.values("bytes_up"), axis=1) / 1e6
             # A mean over fewer runs could go back.
             end = min(len(run.metrics) for run in group.runs)
             shares = group.values(f"{measured}_accuracy")[:, :end]
-            draw_band(axes, travelled[:, :end].mean(axis=0), 100 * shares, group.name, number)
-    finish_curves(figure, axes, f"{measured} accuracy (%)", top=100, legend=len(groups) > 1)
-    axes.set_xlabel("MB travelled, both ways")
-    return figure
+            drawn[group.name] = travelled[:, :end].mean(axis=0), 100 * shares
+    return curves(drawn, f"{measured} accuracy (%)", 100, "MB travelled, both ways", legend=len(groups) > 1)
 
 
-def time_spent(run: RunRecords, profile: dict[str, Any] | None = None) -> Figure:
-    """Where the time went: by kind and, if there is a profile, by stage of the round."""
+def time_spent(run: RunRecords) -> Figure:
+    """Where the time went."""
     kinds = {"compiling": "compile_seconds", "before the first round": "init_seconds", "rounds": "seconds",
              "checkpoints": "checkpoint_seconds"}  # fmt: skip
-    spent = {label: run.seconds(name) for label, name in kinds.items()}
-    figure, all_axes = subplots(1, 2 if profile else 1, figsize=WIDE if profile else SMALL, squeeze=False)
-    draw_bars(all_axes[0, 0], spent, "seconds in all")
-    if profile:
-        draw_bars(all_axes[0, 1], profile["seconds_by_stage"], "seconds in a round, by stage")
+    spent = [run.seconds(name) for name in kinds.values()]
+    figure, axes = subplots(figsize=SMALL)
+    axes.bar_label(axes.barh(list(kinds), spent, color=COLOURS[0]), fmt="%.3g", padding=3, fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds in all", xmargin=0.18)
+    axes.grid(False, axis="y")
     return figure
 
 
@@ -152,65 +157,30 @@ def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str], noun: 
     if not counts:
         return None
     clients, labelled, at_server = counts["clients"], counts["labelled"], counts["server"]
-    num_clients, num_classes = clients.shape
-    place, at_clients = np.arange(num_classes), labelled.any()
-    size = (WIDE[0], 1.65 * WIDE[1]) if at_clients else WIDE
-    figure, axes = subplots(1 + int(at_clients), 2, figsize=size, squeeze=False, width_ratios=(3, 2))
-    _client_heat(figure, axes[0, 0], clients, f"{noun.capitalize()} at each client", class_names, noun)
-    bars, before, unlabelled = axes[0, 1], "before: the training set", "after: all clients"
-    held = client_sizes(counts).sum()
-    title = f"{at_server.sum():,} labels at the server,\n{held:,} {noun} at {num_clients:,} clients"
-    if at_clients:
-        _client_heat(figure, axes[1, 0], labelled, "Those of them that have labels", class_names, noun)
-        grid = axes[0, 1].get_gridspec()
-        for each in axes[:, 1]:
-            each.remove()
-        bars, before, unlabelled = figure.add_subplot(grid[:, 1]), "the training set", "at clients, without labels"
-        title = f"{labelled.sum():,} of {held:,} {noun} labelled"
-        title += f",\n{at_server.sum():,} labels at the server" if at_server.any() else ""
-    bars.barh(place - 0.2, counts["train"], 0.4, color=COLOURS[4], label=before)
-    left = np.zeros(num_classes, int)
+    place, held = np.arange(clients.shape[1]), client_sizes(counts).sum()
+    heats = {f"{noun.capitalize()} at each client": clients, "Those of them that have labels": labelled}
+    if not labelled.any():
+        heats.popitem()
+    layout, size = [[title, "bars"] for title in heats], (WIDE[0], (0.35 + 0.65 * len(heats)) * WIDE[1])
+    figure, axes = subplots(figsize=size, mosaic=layout, width_ratios=(3, 2))
+    for title, numbers in heats.items():
+        _client_heat(figure, axes[title], numbers, title, class_names, noun)
+    bars, left = axes["bars"], np.zeros(len(place), int)
+    bars.barh(place - 0.2, counts["train"], 0.4, color=COLOURS[4], label="the training set")
     for label, numbers, colour in (
         ("at clients, with labels", labelled.sum(axis=0), COLOURS[1]),
-        (unlabelled, (clients - labelled).sum(axis=0), COLOURS[0]),
-        ("at the server, with labels", at_server, COLOURS[3 if at_clients else 1]),
+        ("at clients, without labels", (clients - labelled).sum(axis=0), COLOURS[0]),
+        ("at the server, with labels", at_server, COLOURS[3]),
         ("held out for validation", counts["validation"], COLOURS[2]),
     ):
         if numbers.any():
             bars.barh(place + 0.2, numbers, 0.4, left=left, color=colour, label=label)
             left += numbers
     bars.invert_yaxis()
-    bars.set(xlabel=noun, title=title)
+    labels = f"labels: {labelled.sum():,} at clients, {at_server.sum():,} at the server"
+    bars.set(xlabel=noun, title=f"{held:,} {noun} at {len(clients):,} clients,\n{labels}")
     label_classes(bars.yaxis, class_names)
-    handles, labels = bars.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return figure
-
-
-def label_profile(counts: dict[str, np.ndarray]) -> Figure | None:
-    """The share of each client's images that has labels, in ascending order, and the number of those images.
-
-    If there are more clients than a picture can show, a bar is the mean of several clients.
-
-    Args:
-        counts: see `fedjax_ssl.data.class_counts`; {} makes no picture.
-    """
-    if not counts:
-        return None
-    sizes, labelled = client_sizes(counts), counts["labelled"].sum(axis=1)
-    shares = labelled / np.maximum(sizes, 1)
-    order = np.argsort(shares, kind="stable")
-    bars = np.array_split(order, min(len(order), MOST_COLUMNS))
-    each_bar = "" if len(bars) == len(order) else f", {len(order) / len(bars):,.0f} to a bar"
-    figure, axes = subplots(1, 2, figsize=WIDE, squeeze=False)
-    for each, numbers, title in (
-        (axes[0, 0], 100 * shares, "percent of its examples with labels"),
-        (axes[0, 1], labelled, "its examples with labels"),
-    ):
-        each.bar(np.arange(len(bars)), [numbers[own].mean() for own in bars], width=0.9, color=COLOURS[1])
-        each.set(xlabel=f"client, in the order of shares{each_bar}", title=title, ylim=(0, None))
-        each.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[0, 0].set_ylim(0, 100)
+    figure.legend(*bars.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -293,9 +263,8 @@ def confusion(labels: np.ndarray, predictions: np.ndarray, class_names: list[str
 
 def _shares(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
     """float [C, C]: percent of the class of the row that were classified as that of the column; 0 without any."""
-    from sklearn.metrics import confusion_matrix  # takes a second to import
-
-    matrix = confusion_matrix(labels, predictions, labels=range(num_classes))
+    matrix = np.zeros((num_classes, num_classes))
+    np.add.at(matrix, (labels, predictions), 1)
     return 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
 
 
@@ -317,7 +286,7 @@ def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: lis
     return figure
 
 
-def client_accuracy(accuracies: Mapping[str, list[np.ndarray]], on: str = "the client's mix") -> Figure | None:
+def client_accuracy(accuracies: Mapping[str, list[np.ndarray]], on: str = "each client's mix") -> Figure | None:
     """Accuracies of clients from the worst to the best, one curve for each model; the worst tenth is shaded.
 
     Args:
@@ -325,21 +294,16 @@ def client_accuracy(accuracies: Mapping[str, list[np.ndarray]], on: str = "the c
             clients without images.
         on: the images, for the label of the axis.
     """
-    if not any(accuracies.values()):
-        return None
-    figure, axes = subplots(figsize=SMALL)
-    place = np.linspace(0, 100, 201)
-    for number, (name, seeds) in enumerate(accuracies.items()):
-        curves = []
-        for of_seed in seeds:
-            present = np.sort(of_seed[np.isfinite(of_seed)])
-            if len(present):  # client k of K stands for the share from k to k + 1
-                curves.append(100 * present[np.minimum((place / 100 * len(present)).astype(int), len(present) - 1)])
-        if curves:
-            draw_band(axes, place, np.stack(curves), name, number)
-    axes.axvspan(0, 10, color=INK, alpha=0.08, linewidth=0)
-    finish_curves(figure, axes, f"accuracy on {on} (%)", top=100, legend=len(accuracies) > 1)
-    axes.set(xlabel="clients, from the worst on (%)", xlim=(0, 100))
+    place, drawn = np.linspace(0, 100, 201), dict[str, Curve]()
+    for name, seeds in accuracies.items():
+        present = [np.sort(of_seed[np.isfinite(of_seed)]) for of_seed in seeds if np.isfinite(of_seed).any()]
+        # Client k of K stands for the share from k to k + 1.
+        found = [100 * of[np.minimum((place / 100 * len(of)).astype(int), len(of) - 1)] for of in present]
+        drawn[name] = (place, np.stack(found)) if found else None
+    figure = curves(drawn, f"accuracy on {on} (%)", 100, "clients, from the worst on (%)", legend=len(accuracies) > 1)
+    if figure is not None:
+        figure.axes[0].axvspan(0, 10, color=INK, alpha=0.08, linewidth=0)
+        figure.axes[0].set_xlim(0, 100)
     return figure
 
 
@@ -381,20 +345,6 @@ def legend_above(figure: Figure, axes: Axes) -> None:
         letters = 15 * figure.get_figwidth()  # approximately, on a line
         columns = max(1, min(len(labels), int(letters // (max(map(len, labels)) + 6))))
         figure.legend(handles, labels, loc="outside upper center", ncols=columns)
-
-
-def draw_bars(axes: Axes, values: dict[str, float], label: str) -> None:
-    """Draws horizontal bars with their values."""
-    place = np.arange(len(values))
-    axes.barh(place, list(values.values()), color=COLOURS[0])
-    axes.set_yticks(place, list(values))
-    axes.invert_yaxis()
-    axes.set(xlabel=label)
-    axes.grid(False, axis="y")
-    widest = max(values.values()) or 1.0
-    axes.set_xlim(0, 1.18 * widest)
-    for row, value in enumerate(values.values()):
-        axes.text(value + 0.01 * widest, row, f"{value:.3g}", va="center", fontsize=8, color=INK)
 
 
 def label_classes(axis: Any, class_names: list[str], rotate: bool = False) -> None:

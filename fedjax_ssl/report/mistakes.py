@@ -1,14 +1,12 @@
 """Finds the words, values and rows of a test set that are mislabelled most, for inputs other than images."""
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 UNKNOWN, FIRST_WORD = 1, 2  # tokens of texts in test_inputs.npz: an unknown word, the first of the vocabulary; 0 pads
 LEAST, MOST = 10, 10  # the least examples of a group; the most groups and rows that are shown
-QUARTERS = (0.25, 0.5, 0.75)
 
 
 class Group(NamedTuple):
@@ -19,35 +17,47 @@ class Group(NamedTuple):
     share: float  # of them that are mislabelled
 
 
-def groups(facts: Mapping[str, Any], inputs: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields what examples have in common, and which examples do, bool [T].
+def most_mistaken(facts: Mapping[str, Any], inputs: np.ndarray, wrong: np.ndarray) -> list[Group]:
+    """The groups that are mislabelled more often than average, the least likely by chance first.
+
+    A group shares a word, a category, a missing value, or a quarter of a column's numbers.
 
     Args:
         facts: of the data set.
         inputs: test examples as they are stored, [T, ...]; only the first of several views is read.
+        wrong: bool [T], whether each example is mislabelled.
     """
-    first = inputs[:, 0] if inputs.ndim == 3 else inputs
+    import pandas
+
+    first = pandas.DataFrame(inputs[:, 0] if inputs.ndim == 3 else inputs)
     if facts.get("kind") == "text":
-        for token in np.unique(first[first >= UNKNOWN]):
-            yield word(facts, int(token)), (first == token).any(axis=1)
-        return
-    categories = facts.get("categories") or [None] * first.shape[1]
-    for column, (name, names) in enumerate(zip(columns(facts, first.shape[1]), categories)):
-        values = first[:, column]
-        if np.isnan(values).any():
-            yield f"{name} is missing", np.isnan(values)
-        if names is not None:
-            for code, category in enumerate(names):
-                yield f"{name} = {category}", values == code
-        elif np.isfinite(values).any():
-            ends = [-np.inf, *np.unique(np.nanquantile(values, QUARTERS)), np.inf]
-            for start, end in itertools.pairwise(ends):
-                yield f"{start:.4g} < {name} <= {end:.4g}", (values > start) & (values <= end)
+        held = first.stack()
+        held = held[held >= UNKNOWN].map(lambda token: word(facts, int(token)))
+    else:
+        held = first.apply(lambda values: _groups(values, *columns(facts, first.shape[1])[values.name])).stack()
+    pairs = held.rename("name").rename_axis(["example", None]).reset_index("example").drop_duplicates()
+    pairs["wrong"] = wrong[pairs["example"]]
+    found = pairs.groupby("name")["wrong"].agg(["size", "mean"])
+    found = found[(found["size"] >= LEAST) & (found["mean"] > wrong.mean())]
+    found = found.loc[((wrong.mean() - found["mean"]) * found["size"] ** 0.5).sort_values(kind="stable").index]
+    return [Group(name, int(number), float(share)) for name, number, share in found.head(MOST).itertuples()]
 
 
-def columns(facts: Mapping[str, Any], number: int) -> list[str]:
-    """The names of a table's columns, or of features."""
-    return list(facts.get("columns") or (f"feature {place}" for place in range(number)))
+def _groups(values: Any, name: str, categories: Sequence[str] | None) -> Any:
+    """The name of the group of each value of a column, both a pandas Series."""
+    import pandas
+
+    if categories is not None:
+        groups = f"{name} = " + values.map(dict(enumerate(categories)))
+    else:
+        groups = f"{name} in " + pandas.qcut(values, 4, duplicates="drop", precision=4).astype(str)
+    return groups.where(values.notna(), f"{name} is missing")
+
+
+def columns(facts: Mapping[str, Any], number: int) -> list[tuple[str, Sequence[str] | None]]:
+    """The name of each column or feature, and the names of its categories; None: it has numbers."""
+    names = facts.get("columns") or [f"feature {place}" for place in range(number)]
+    return list(zip(names, facts.get("categories") or [None] * number))
 
 
 def word(facts: Mapping[str, Any], token: int) -> str:
@@ -56,22 +66,6 @@ def word(facts: Mapping[str, Any], token: int) -> str:
     if not vocabulary:
         return f"token {token}"
     return vocabulary[token - FIRST_WORD] if token >= FIRST_WORD else "(an unknown word)"
-
-
-def most_mistaken(facts: Mapping[str, Any], inputs: np.ndarray, wrong: np.ndarray) -> list[Group]:
-    """The groups that are mislabelled more often than average, the least likely by chance first.
-
-    Args:
-        facts, inputs: see `groups`.
-        wrong: bool [T], whether each example is mislabelled.
-    """
-    overall = wrong.mean()
-    found = []
-    for name, members in groups(facts, inputs):
-        number = int(members.sum())
-        if number >= LEAST and (share := float(wrong[members].mean())) > overall:
-            found.append(((share - overall) * number**0.5, Group(name, number, share)))
-    return [group for _, group in sorted(found, key=lambda entry: -entry[0])[:MOST]]
 
 
 def rows_mistaken(snapshots: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[int, int]]:
@@ -87,12 +81,10 @@ def rows_mistaken(snapshots: Sequence[Mapping[str, np.ndarray]]) -> list[tuple[i
 
 def shown(facts: Mapping[str, Any], example: np.ndarray) -> str:
     """One line of text for an example."""
-    if facts.get("kind") == "text":
-        return " ".join(word(facts, int(token)) for token in example.reshape(-1, example.shape[-1])[0] if token)
     values = example.reshape(-1, example.shape[-1])[0]
-    categories = facts.get("categories") or [None] * len(values)
-    texts = [
-        "missing" if np.isnan(value) else names[int(value)] if value in range(len(names or ())) else f"{value:.4g}"
-        for value, names in zip(values, categories)
-    ]
-    return ", ".join(f"{name} {text}" for name, text in zip(columns(facts, len(values)), texts))
+    if facts.get("kind") == "text":
+        return " ".join(word(facts, int(token)) for token in values if token)
+    return ", ".join(
+        f"{name} missing" if np.isnan(value) else f"{name} {names[int(value)] if names else format(value, '.4g')}"
+        for value, (name, names) in zip(values, columns(facts, len(values)))
+    )

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -19,7 +19,6 @@ from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.report import style
 
 Part = Mapping[str, Any]
-_TEMPLATE = pathlib.Path(__file__).with_name("page.html.jinja")
 
 
 class Picture(NamedTuple):
@@ -43,12 +42,11 @@ class Pictures:
 
     Args:
         folder: for the files.
-        of: what the pictures are of, for their titles; '': the title is the caption.
         pdf: also saves PDFs.
     """
 
-    def __init__(self, folder: pathlib.Path, of: str = "", pdf: bool = False):
-        self._folder, self._of, self._pdf = folder, of, pdf
+    def __init__(self, folder: pathlib.Path, pdf: bool = False):
+        self._folder, self._pdf = folder, pdf
         self._made: dict[str, list[Picture]] = {}
         self._names: set[str] = set()
 
@@ -56,12 +54,11 @@ class Pictures:
         """Saves a figure and keeps it for a section; None: there is no data for it."""
         if figure is None:
             return
-        title = f"{name.replace('_', ' ').capitalize()}: {self._of}" if self._of else caption
         name = re.sub(r"[^A-Za-z0-9=.,+-]+", "_", name).strip("_")[:120]
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
         name = next(free for free in names if free not in self._names)
         self._names.add(name)
-        svg = style.save(figure, self._folder, name, title, self._pdf)
+        svg = style.save(figure, self._folder, name, self._pdf)
         self._made.setdefault(section, []).append(Picture(svg, caption, wide))
 
     def section(self, title: str, *parts: Part) -> Part:
@@ -85,15 +82,29 @@ def write_page(path: pathlib.Path, title: str, lead: str, parts: Iterable[Part])
     Raises:
         UserError: the file cannot be written.
     """
-    from jinja2 import Template
-
-    def plain(value: Any) -> Any:
-        return value if hasattr(value, "__html__") else printable(str(value))
-
-    template = Template(_TEMPLATE.read_text("utf-8"), autoescape=True, finalize=plain, trim_blocks=True)
+    text = render("page.html.jinja", str, title=title, lead=lead, parts=_present(parts))
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, template.render(title=title, lead=lead, parts=_present(parts)) + "\n")
+        replace_file(path, text)
+
+
+def render(template: str, escape: Callable[[str], str], **values: Any) -> str:
+    """Fills in a template of this folder.
+
+    Args:
+        template: its file's name.
+        escape: is applied to each value that is filled in; the values have no letters that cannot be shown.
+        values: by name. Jinja escapes them for HTML after `escape`, unless that returns a `Markup`.
+    """
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(
+        loader=FileSystemLoader(pathlib.Path(__file__).parent),
+        autoescape=True,
+        finalize=lambda value: value if hasattr(value, "__html__") else escape(printable(str(value))),
+        trim_blocks=True,
+    )
+    return environment.get_template(template).render(**values).rstrip() + "\n"
 
 
 @contextlib.contextmanager

@@ -1,14 +1,12 @@
 """The report of one run: WORKDIR/report.html, and its pictures in WORKDIR/figures/."""
 
-import math
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.base.fields import CHANGES_NO_RESULT, differences, flatten
-from fedjax_ssl.base.files import expanded, read_json
+from fedjax_ssl.base.fields import flatten
+from fedjax_ssl.base.files import expanded
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.records.clients import OVER_CLIENTS, TESTED, over_clients
 from fedjax_ssl.records.groups import Group
@@ -20,9 +18,7 @@ from fedjax_ssl.report.conditions import conditions
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.model_card import write_model_card
 
-PROFILE = "profile/profile.json"  # where `launch.py profile --workdir=WORKDIR/profile` puts it
-_PROFILE_COMMAND = "python launch.py profile --config=... --workdir=RUN/profile"
-_OF_NO_WEIGHT = {*CHANGES_NO_RESULT, "num_rounds", "seed", "seeds"}  # do not affect where a round's time goes
+_PROFILE = "The stages of a round: python launch.py profile --config=..., with this run's configuration."
 
 
 def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> pathlib.Path:
@@ -39,94 +35,62 @@ def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> p
         UserError: there is no run, or it has not finished a round, or the folder cannot be written to.
     """
     run = read_run(expanded(workdir))
-    pictures = page.Pictures(run.folder / FIGURES, title_of(run))
+    pictures = page.Pictures(run.folder / FIGURES)
     path = run.folder / REPORT
     with page.writing(path), style.styled(size):
-        for draw in (_draw_accuracy, _draw_labelling, _draw_data, _draw_snapshots, _draw_clients, _draw_costs):
+        for draw in (_draw_rounds, _draw_data, _draw_snapshots, _draw_clients, _draw_costs):
             draw(run, pictures)
         write_model_card(run)
     page.write_page(path, title_of(run), lead_of(run), _sections(run, pictures))
     return path
 
 
-def _draw_accuracy(run: RunRecords, pictures: page.Pictures) -> None:
-    measured = run.measured
-    for name, figure, caption in (
-        (
-            f"{measured}_accuracy",
-            figures.accuracy(_alone(run), measured),
-            f"Accuracy of the classification head on the {measured} set after each round.",
-        ),
-        (
-            "measures",
-            figures.measures(run),
-            f"What else is measured on the {measured} set after each round; most are means over classes, not over "
-            f"{run.noun}.",
-        ),
-        (
-            "losses",
-            figures.losses(run),
-            f"Losses, means over a round; the {measured} loss is cross-entropy.",
-        ),
-    ):
-        pictures.add("Accuracy", name, figure, caption)
-
-
-def _draw_labelling(run: RunRecords, pictures: page.Pictures) -> None:
-    for name, figure, caption in (
-        (
-            "pseudo_labels",
-            figures.pseudo_labels(run),
-            "How many of the pseudo-labels of a round's cohort are right, by each way of labelling, and of those that "
-            "clients train on.",
-        ),
-        (
-            "qualified",
-            figures.qualified(_alone(run)),
-            "Examples that a client of the round's cohort trains on: those whose label passes the threshold.",
-        ),
-        (
-            "scores",
-            figures.scores(run),
-            "The scores that labels are made by: how far the best class is ahead of the second, and, with an anchor "
-            "head, the cosine of an embedding with the direction that all anchors share. The nearer that is to 1, the "
-            "less a cosine says about the class.",
-        ),
-    ):
-        pictures.add("Pseudo-labels", name, figure, caption)
+def _draw_rounds(run: RunRecords, pictures: page.Pictures) -> None:
+    """What is measured each round: accuracy, losses, pseudo-labels."""
+    of, add = run.measured, pictures.add
+    caption = f"Accuracy of the classification head on the {of} set after each round."
+    add("Accuracy", f"{of}_accuracy", figures.accuracy(_alone(run), of), caption)
+    caption = f"What else is measured on the {of} set after each round; most are means over classes, not {run.noun}."
+    add("Accuracy", "measures", figures.measures(run), caption)
+    caption = f"Losses, means over a round; the {of} loss is cross-entropy."
+    add("Accuracy", "losses", figures.losses(run), caption)
+    caption = (
+        "How many of the pseudo-labels of a round's cohort are right, by each way of labelling, and of those that "
+        "clients train on."
+    )
+    add("Pseudo-labels", "pseudo_labels", figures.pseudo_labels(run), caption)
+    caption = "Examples that a client of the round's cohort trains on: those whose label passes the threshold."
+    add("Pseudo-labels", "qualified", figures.qualified(_alone(run)), caption)
+    caption = (
+        "The scores that labels are made by: how far the best class is ahead of the second, and, with an anchor head, "
+        "the cosine of an embedding with the direction that all anchors share. The nearer that is to 1, the less a "
+        "cosine says about the class."
+    )
+    add("Pseudo-labels", "scores", figures.scores(run), caption)
 
 
 def _draw_data(run: RunRecords, pictures: page.Pictures) -> None:
-    counts, noun = run.class_counts(), run.noun
-    both, without = f"and each class before and after the server took its labelled {noun}", ""
+    counts, noun, without = run.class_counts(), run.noun, ""
     if counts and counts["labelled"].any():
         number, clients = int(np.sum(counts["labelled"].sum(axis=1) == 0)), len(counts["labelled"])
-        both = "those of them that have labels, and both by class"
         without = f" {number} of {clients} clients {'has' if number == 1 else 'have'} no label."
     kinds = {"unlabelled": "have no label in the data", "unknown": "are of classes that the model does not know"}
     beside = "".join(f" {counts[kind].sum():,} more {words}." for kind, words in kinds.items() if kind in counts)
     pictures.add(
         "Data",
         "who_holds_what",
-        figures.who_holds_what(counts, class_names(run), noun),
-        f"Who holds what: {noun} of each class at each client, {both}. Clients may hold fewer {noun} than there are "
-        f"where their number is limited. Grey cells have none.{without}{beside}",
+        figures.who_holds_what(counts, run.class_names(), noun),
+        f"Who holds what: {noun} of each class at each client, those of them that have labels, if any have, and the "
+        f"sums over clients. Clients may hold fewer {noun} than there are where their number is limited. Grey cells "
+        f"have none.{without}{beside}",
         wide=True,
     )
-    if run.config["data"]["labels"] == "profile":  # one sentence describes the other settings
-        pictures.add(
-            "Data",
-            "label_profile",
-            figures.label_profile(counts),
-            f"The share of each client's {noun} that has labels, and how many that are; clients in the order of their "
-            "shares.",
-        )
 
 
 def _draw_snapshots(run: RunRecords, pictures: page.Pictures) -> None:
     """The latent space, and what the last snapshot says of each class."""
-    snapshots, names, noun = run.snapshots(), class_names(run), run.noun
-    if not snapshots:
+    snapshots, names, noun = run.snapshots(), run.class_names(), run.noun
+    if not snapshots or not names:
         return
     end = max(snapshots)
     last = snapshots[end]
@@ -134,13 +98,9 @@ def _draw_snapshots(run: RunRecords, pictures: page.Pictures) -> None:
     sets, of = {when: str(taken["of"]) for when, taken in snapshots.items()}, str(last["of"])
     sizes = {str(taken["of"]): len(taken["embeddings"]) for taken in snapshots.values()}
     pictured = " or ".join(f"{number:,} {name} {noun}" for name, number in sizes.items())
-    pictures.add(
-        "Latent space",
-        "latent_space",
-        figures.latent_space(planes, names, sets if len(sizes) > 1 else {}),
-        f"The latent space by t-SNE: {pictured}, coloured by class; a star is the middle of its class in the picture.",
-        wide=len(planes) > 1,
-    )
+    figure = figures.latent_space(planes, names, sets if len(sizes) > 1 else {})
+    caption = f"The latent space by t-SNE: {pictured}, coloured by class; a star is the middle of its class."
+    pictures.add("Latent space", "latent_space", figure, caption, wide=len(planes) > 1)
     shown = (last["labels"], last["predictions"], names)
     caption = f"{of.capitalize()} {noun} after round {end}, percent of a class."
     pictures.add("Accuracy", "confusion", figures.confusion(*shown), caption)
@@ -149,38 +109,23 @@ def _draw_snapshots(run: RunRecords, pictures: page.Pictures) -> None:
 
 
 def _draw_clients(run: RunRecords, pictures: page.Pictures) -> None:
-    tests = {TESTED[model]: values for model, values in run.client_tests().items()}
-    for name, of_models, on, where in (
-        ("client_accuracy", run.client_accuracies(), "the client's mix", "each client's mix of classes"),
-        (
-            "client_tests",
-            tests,
-            f"the client's own test {run.noun}",
-            f"each client's own test {run.noun}, which nobody trained on",
-        ),
+    of_mix, tests = run.client_accuracy(), {TESTED[model]: found for model, found in run.client_tests().items()}
+    for name, of_models, on, more in (
+        ("client_accuracy", {} if of_mix is None else {"last model": of_mix}, "each client's mix", " of classes"),
+        ("client_tests", tests, f"each client's own test {run.noun}", ", which nobody trained on"),
     ):
-        pictures.add(
-            "Accuracy",
-            name,
-            figures.client_accuracy({model: [values] for model, values in of_models.items()}, on),
-            f"Accuracy on {where}, from the lowest client to the highest; the lowest tenth is shaded; "
-            f"{'; '.join(_of_clients(model, values) for model, values in of_models.items())}.",
-        )
+        figure = figures.client_accuracy({model: [values] for model, values in of_models.items()}, on)
+        caption = f"Accuracy on {on}{more}, from the lowest client to the highest; the lowest tenth is shaded; "
+        caption += "; ".join(_of_clients(model, values) for model, values in of_models.items())
+        pictures.add("Accuracy", name, figure, f"{caption}.")
 
 
 def _draw_costs(run: RunRecords, pictures: page.Pictures) -> None:
-    travelled = "What travels between server and clients."
+    travelled, of = "What travels between server and clients.", run.measured
     pictures.add("Communication", "bytes", figures.bytes_over_rounds(run), travelled, wide=True)
-    pictures.add(
-        "Communication",
-        "accuracy_over_bytes",
-        figures.accuracy_over_bytes(_alone(run), run.measured),
-        f"{run.measured.capitalize()} accuracy over everything that has travelled until then.",
-    )
-    profile = profile_of(run)
-    stages = "" if profile else f" The stages of a round: {_PROFILE_COMMAND}, with this run's configuration."
-    drawn = figures.time_spent(run, profile)
-    pictures.add("Time", "time", drawn, f"Where the time went.{stages}", wide=profile is not None)
+    caption = f"{of.capitalize()} accuracy over everything that has travelled until then."
+    pictures.add("Communication", "accuracy_over_bytes", figures.accuracy_over_bytes(_alone(run), of), caption)
+    pictures.add("Time", "time", figures.time_spent(run), f"Where the time went. {_PROFILE}")
 
 
 def _alone(run: RunRecords) -> list[Group]:
@@ -191,21 +136,6 @@ def _of_clients(model: str, accuracies: np.ndarray) -> str:
     """A model's figures over clients, in words."""
     shares = {OVER_CLIENTS[name]: share for name, share in over_clients(accuracies).items() if share is not None}
     return f"{model}: " + ", ".join(f"{words} {100 * share:.2f} %" for words, share in shares.items())
-
-
-def profile_of(run: RunRecords) -> dict[str, Any] | None:
-    """The profile in the run's folder; None if there is none or it is of another configuration."""
-    path = run.folder / PROFILE
-    if not path.exists():
-        return None
-    try:
-        profile = read_json(path)
-        config, stages = profile["config"], profile["seconds_by_stage"]
-        differ = set(differences(config, run.config)) - _OF_NO_WEIGHT
-        is_measured = math.isfinite(math.fsum(stages.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged, or of an earlier version
-        return None
-    return profile if stages and is_measured and not differ else None
 
 
 def _sections(run: RunRecords, pictures: page.Pictures) -> list[page.Part]:
@@ -246,8 +176,7 @@ def _notes(run: RunRecords) -> list[str]:
     if run.measured == "validation":
         notes.append(
             f"Each round is measured on {run.config['data']['validation']:,} validation {run.noun}, which were taken "
-            "from the training set before it was divided. The test set is for the last round's model, and for the "
-            "accuracy of clients also under the best round's."
+            "from the training set before it was divided. The test set is for the last round's model."
         )
     if not run.is_finished:
         notes.append(f"This run is not finished: it stands at {run.standing()}, and is shown that far.")
@@ -272,7 +201,7 @@ def _mistakes(run: RunRecords) -> list[page.Part]:
     if not taken:
         return []
     end = max(taken)
-    last, names, noun = taken[end], class_names(run), run.noun
+    last, names, noun = taken[end], run.class_names(), run.noun
     wrong = last["predictions"] != last["labels"]
     groups = mistakes.most_mistaken(facts, inputs, wrong)
     rows = [
@@ -330,20 +259,6 @@ def lead_of(run: RunRecords) -> str:
     if run.is_of_server_alone:
         where = "trained at the server alone"
     return f"{config['model']['name']}; {where}, {run.who_has_labels()}; {run.folder}"
-
-
-def class_names(run: RunRecords) -> list[str]:
-    """The data set's names of its classes, or their numbers."""
-    dataset = run.dataset()
-    counts = run.class_counts()
-    number = dataset.get("num_classes") or (len(counts["train"]) if counts else 0)
-    names = dataset.get("class_names") or []
-    if len(names) == number:
-        return list(names)
-    snapshots = run.snapshots()
-    if not number and snapshots:
-        number = int(max(np.max(taken["labels"]) for taken in snapshots.values())) + 1
-    return [str(label) for label in range(number)]
 
 
 def describe_seconds(seconds: float) -> str:

@@ -6,7 +6,6 @@ import html
 import io
 import pathlib
 import re
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,7 +85,7 @@ def styled(size: str = SCREEN) -> Iterator[None]:
     """A context in which figures have the report's style.
 
     Args:
-        size: one of `SIZES`; pictures for papers are smaller and have no title, since they get a caption.
+        size: one of `SIZES`; pictures for papers are smaller.
     """
     token = _SIZE.set(size)
     try:
@@ -96,8 +95,20 @@ def styled(size: str = SCREEN) -> Iterator[None]:
         _SIZE.reset(token)
 
 
-def subplots(rows: int = 1, columns: int = 1, figsize: tuple[float, float] = SMALL, **grid: Any) -> tuple[Figure, Any]:
-    """A figure and its axes, made without pyplot: it opens no window and does not affect a notebook's figures."""
+def subplots(
+    rows: int = 1,
+    columns: int = 1,
+    figsize: tuple[float, float] = SMALL,
+    mosaic: Any = None,
+    **grid: Any,
+) -> tuple[Figure, Any]:
+    """A figure and its axes, made without pyplot: it opens no window and does not affect a notebook's figures.
+
+    Args:
+        rows, columns, grid: of `Figure.subplots`.
+        figsize: width and height in inches on a screen.
+        mosaic: of `Figure.subplot_mosaic`, in place of rows and columns.
+    """
     width, height = figsize
     if _SIZE.get() in PAPER:
         narrow, wide = PAPER[_SIZE.get()]
@@ -105,26 +116,24 @@ def subplots(rows: int = 1, columns: int = 1, figsize: tuple[float, float] = SMA
         width, height = room, height * min(1, room / width)
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, **grid)
+    return figure, figure.subplots(rows, columns, **grid) if mosaic is None else figure.subplot_mosaic(mosaic, **grid)
 
 
-def save(figure: Figure, folder: pathlib.Path, name: str, title: str, pdf: bool = False) -> str:
+def save(figure: Figure, folder: pathlib.Path, name: str, pdf: bool = False) -> str:
     """Writes FOLDER/NAME.KIND for each of `KINDS`, on white.
 
     Args:
         figure: the figure.
         folder: made if it is missing.
         name: of the files.
-        title: above the picture in the files, except in those for a paper; also for screen readers.
         pdf: also writes NAME.pdf; sizes for papers always do.
 
     Returns:
-        An <svg> element for a page, without title and background, with text in the page's colour.
+        An <svg> element for a page, without background, with text in the page's colour.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)  # for a page in another folder
     make_folder(folder)
     _lay_out(figure)
-    points = 0.0 if _SIZE.get() in PAPER else _put_title(figure, title)
     svg = _drawing(figure)  # drawing is slow, so the file and the page share it
     for kind in (*KINDS, "pdf") if pdf or _SIZE.get() in PAPER else KINDS:
         with replaced(folder / f"{name}.{kind}") as file:
@@ -134,29 +143,13 @@ def save(figure: Figure, folder: pathlib.Path, name: str, title: str, pdf: bool 
             else:
                 metadata = {"CreationDate": None} if kind == "pdf" else None
                 figure.savefig(file, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
-    return _inline(svg, title, points)
+    return _inline(svg, name.replace("_", " ").capitalize())
 
 
 def _lay_out(figure: Figure) -> None:
     """Lays out a figure once, so that all its files have the same layout."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-
-
-def _put_title(figure: Figure, title: str) -> float:
-    """Adds a title above a laid-out figure; returns its height in points."""
-    width, height = figure.get_size_inches()
-    lines = textwrap.wrap(printable(title), int(13 * width))
-    strip = 0.08 + 0.17 * len(lines)  # inches
-    figure.set_size_inches(width, height + strip)
-    below = height / (height + strip)
-    for axes in figure.axes:
-        left, bottom, wide, high = axes.get_position(original=True).bounds
-        axes.set_position((left, below * bottom, wide, below * high))
-    for legend in figure.legends:
-        legend.set_bbox_to_anchor((0, 0, 1, below), figure.transFigure)
-    figure.text(0.5, (1 + below) / 2, "\n".join(lines), ha="center", va="center", weight="bold")
-    return 72 * strip
 
 
 def _drawing(figure: Figure) -> str:
@@ -166,14 +159,11 @@ def _drawing(figure: Figure) -> str:
     return drawing.getvalue()
 
 
-def _inline(svg: str, title: str, cut: float = 0.0) -> str:
-    """Turns the text of an SVG file into an element for a page; removes `cut` points at the top."""
+def _inline(svg: str, name: str) -> str:
+    """Turns the text of an SVG file into an element for a page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor")
     # The page decides its size; the viewBox keeps its shape.
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()
-    svg = svg.replace(f'viewBox="0 0 {width} {height}"', f'viewBox="0 {cut:g} {width} {float(height) - cut:g}"', 1)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(printable(title))}"', 1)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(printable(name))}"', 1)

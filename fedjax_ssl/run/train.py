@@ -40,17 +40,15 @@ from fedjax_ssl.records.workdir import (
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_memory import ClientMemory, begin_memory, resume_memory
 from fedjax_ssl.run.feed import make_feed
-from fedjax_ssl.run.loop import Listener, Run, RunsTogether, make_group, run_rounds
+from fedjax_ssl.run.loop import Listener, Run, make_group, run_rounds
 from fedjax_ssl.run.machine import Machine, check_jax_settings, use_compilation_cache, use_machine
-from fedjax_ssl.run.observe.advice import Advise
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.listeners import (
+    Advise,
     FeedTrackers,
     HearSignals,
-    SaveBest,
     SaveCheckpoints,
     SaveSnapshots,
-    ShowProgress,
     StopOnFailure,
     StopOnSignal,
     TestClients,
@@ -250,14 +248,14 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
         signals = stack.enter_context(Signals())
         every = checkpoint_interval(config, runs[0].experiment.state_shape)
         checkpoints = [checkpoints_of(run.folder, run.experiment) for run in written]
-        listeners = [
+        listeners: list[Listener] = [
             HearSignals(signals),
             *([] if program.client_tests is None else [TestClients(machine, group, program.client_tests, memories)]),
             WriteRecords(written),
             FeedTrackers(trackers),
-            *([ShowProgress(progress), Advise(config, group)] if written else []),
+            *([progress, Advise(config, group)] if written else []),
             StopOnFailure(runs),
-            *_with_outputs(config, group, program),
+            SaveSnapshots(group, program.snapshots, config.snapshot_rounds),  # on every host: it computes
             *([SaveCheckpoints(group, checkpoints, memories, every, signals)] if written else []),
             StopOnSignal(signals),
         ]
@@ -265,12 +263,6 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
         for run in written:
             note_end(run.folder.path)
         return trained
-
-
-def _with_outputs(config: ConfigDict, group: RunsTogether, program: Program) -> list[Listener]:
-    """The listeners that compute something; they run on every host."""
-    best = [SaveBest(group, program.snapshots["test"])] if measured_each_round(config) == "validation" else []
-    return [SaveSnapshots(group, program.snapshots, config.snapshot_rounds), *best]
 
 
 def checkpoint_interval(config: ConfigDict, state: State) -> int:

@@ -57,7 +57,7 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
         parts = [part for part in ours.params if any(name.startswith(f".model.params[{part!r}]") for name in saved)]
         if not parts or (jax.tree.leaves(ours.params["backbone"]) and "backbone" not in parts):
             raise UserError("its checkpoint has no backbone")
-        restored = checkpoints.restore_part(State(None, _parts_of(ours, parts)), number)
+        restored = checkpoints.restore(State(None, _parts_of(ours, parts)), round_number=number, part=True)
     except UserError as error:
         raise error if str(error).startswith(where) else UserError(f"{where}{error}") from error
     for line in restored.passed_over:

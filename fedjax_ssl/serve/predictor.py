@@ -163,7 +163,7 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
     if any(map(is_own, (config.method, config.model.name))) and (changed := changed_files(folder)):
         print(f"warning: {folder} was trained with another {', '.join(changed)}", file=sys.stderr, flush=True)
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
-    restored = Checkpoints(folder / CHECKPOINTS).restore_part(State(None, model))
+    restored = Checkpoints(folder / CHECKPOINTS).restore(State(None, model), part=True)
     for line in restored.passed_over:
         print(f"warning: {line}; the model is that of round {restored.round}", file=sys.stderr, flush=True)
     trained = restored.state.model

@@ -66,6 +66,7 @@ def files_of_at_most(length):
 def pretended(folder, config, seed, accuracy=0.5):
     """Writes the records of a finished run without training."""
     from fedjax_ssl.config import for_seed
+    from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
     from fedjax_ssl.run.about import about
 
     run = folder / f"seed_{seed}"
@@ -73,5 +74,5 @@ def pretended(folder, config, seed, accuracy=0.5):
     line = {"round": 1, "bytes_down": 1, "bytes_up": 1, "test_accuracy": accuracy, "validation_accuracy": accuracy}
     (run / "config.json").write_text(json.dumps(for_seed(config, seed).to_dict()))
     (run / "about.json").write_text(json.dumps(about(for_seed(config, seed))))
-    (run / "summary.json").write_text('{"rounds": 1}')
     (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (run / "summary.json").write_text(json.dumps({"rounds": 1, METRICS_SUM: checksum_of_records(run, 1)}))

@@ -51,7 +51,7 @@ def test_the_newest_is_restored_and_old_ones_go(folder):
     assert again.rounds() == [2, 3]
     assert sorted(path.name for path in folder.iterdir()) == ["2", "2.json", "3", "3.json"]
     assert_equal(again.restore(shapes(state_of())).state, state_of(3))
-    model = again.restore_part(State(None, shapes(state_of()).model)).state.model
+    model = again.restore(State(None, shapes(state_of()).model), part=True).state.model
     assert_equal(model, state_of(3).model)
 
 
@@ -71,13 +71,13 @@ def test_what_does_not_fit_is_said(folder):
         with pytest.raises(UserError, match=f"does not fit this configuration in this version: .*{words}"):
             checkpoints.restore(wrong)
     with pytest.raises(UserError, match=of_kernel):
-        checkpoints.restore_part(State(None, wider.model))
+        checkpoints.restore(State(None, wider.model), part=True)
     with pytest.raises(UserError, match=r"head.* is missing there"):
-        checkpoints.restore_part(State(None, Model({"head": kernel}, {})))
+        checkpoints.restore(State(None, Model({"head": kernel}, {})), part=True)
     with pytest.raises(UserError, match="there is no checkpoint in"):
-        Checkpoints(folder.parent / "elsewhere").restore_part(State(None, like.model))
+        Checkpoints(folder.parent / "elsewhere").restore(State(None, like.model), part=True)
     with pytest.raises(UserError, match="there is no checkpoint 7 in"):
-        checkpoints.restore_part(State(None, like.model), 7)
+        checkpoints.restore(State(None, like.model), round_number=7, part=True)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def assert_passed_over(folder, words):
     before, like = everything_in(folder), shapes(state_of())
     found = Checkpoints(folder).restore(like)
     assert_equal(found.state, state_of(2))
-    part = Checkpoints(folder).restore_part(State(None, like.model))
+    part = Checkpoints(folder).restore(State(None, like.model), part=True)
     assert_equal(part.state.model, state_of(2).model)
     for restored in (found, part):
         assert restored.round == 2 and len(restored.passed_over) == 1

@@ -22,9 +22,10 @@ FIELDS = {"data.labels": "clients", "data.labelled_share": 0.5}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two runs with different seeds, trained in one program: RUNS/seed_0 and RUNS/seed_1."""
+    """Two runs with different seeds: RUNS/seed_0 and RUNS/seed_1."""
     folder = tmp_path_factory.mktemp("runs")
-    train(make_stub_config(seeds=(0, 1), **FIELDS), folder)
+    for seed in (0, 1):
+        train(make_stub_config(seed=seed, **FIELDS), folder / f"seed_{seed}")
     return folder
 
 
@@ -42,20 +43,15 @@ def everything_in(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def uses(run, config=None):
-    """The uses of a run: resumed with more rounds, loaded, taken as initial model."""
-    config = own(num_rounds=5) if config is None else config
-    return {
-        "resumed": lambda: train(config, run),
+def assert_refused(run, words, **fields):
+    """Each use of a run gives one line and changes nothing; a report names the damage."""
+    before = everything_in(run)
+    uses = {
+        "resumed": lambda: train(own(num_rounds=5, **fields), run),
         "loaded": lambda: fedjax_ssl.load(run, allow_code=True),
         "begun with": lambda: train(own(init_from=str(run)), run.parent / "other"),
     }
-
-
-def assert_refused(run, words, config=None):
-    """Each use gives one line and changes nothing; a report names the damage."""
-    before = everything_in(run)
-    for use in uses(run, config).values():
+    for use in uses.values():
         with pytest.raises(UserError, match=words) as caught:
             use()
         assert "\n" not in str(caught.value) and str(run) in str(caught.value)
@@ -63,14 +59,23 @@ def assert_refused(run, words, config=None):
     assert any(re.search(words, line) for line in read_run(run).damages)
 
 
-def partition_edited(run, edit):
+def take_checkpoint(run, other):
+    shutil.rmtree(run / "checkpoints" / "4")
+    shutil.copytree(other / "checkpoints" / "4", run / "checkpoints" / "4")
+    shutil.copy(other / "checkpoints" / "4.json", run / "checkpoints")
+
+
+def take_checkpoint_and_records(run, other):
+    shutil.copy(other / "metrics.jsonl", run)
+    take_checkpoint(run, other)
+
+
+def edit_partition(run, edit):
     """Replaces partition.npz by an edited, valid one."""
-    file = run / "partition.npz"
-    with np.load(file) as archive:
-        arrays = dict(archive)
+    arrays = dict(np.load(run / "partition.npz"))
     edit(arrays)
-    replace_arrays(file, **arrays)
-    load_partition(file, 1437, 8)
+    replace_arrays(run / "partition.npz", **arrays)
+    load_partition(run / "partition.npz", 1437, 8)
 
 
 def swap_rows(arrays):
@@ -83,19 +88,44 @@ def show_a_label(arrays):
     arrays["labelled_index"] = np.append(arrays["labelled_index"], hidden[:1])
 
 
+def of_other_images(run, _):
+    write_dataset(run, {**read_dataset(run), "mean": [0.25]})
+
+
+def edit_learning_rate(run, _):
+    saved = json.loads((run / "config.json").read_text())
+    saved["client"]["learning_rate"] = 0.5
+    (run / "config.json").write_text(json.dumps(saved))
+
+
 # A run that starts from this run's model looks for labels that it must not know, before it reads a checkpoint.
 ANOTHER_PARTITION = "partition.npz is not what the checkpoint .*/4 was trained with|labels that are hidden in this one"
+IS_NOT = r".json is not what the checkpoint .*/4 was trained with"
+OF_ANOTHER = r"config.json is not what .*/4 was trained with \(seed: 1 there, 0 here\)"
+DAMAGES = {  # how a run is damaged, given another one; words about it; fields that the run is resumed with
+    "rows": (lambda run, _: edit_partition(run, swap_rows), ANOTHER_PARTITION, {}),
+    "a label": (lambda run, _: edit_partition(run, show_a_label), ANOTHER_PARTITION, {}),
+    "a partition": (lambda run, other: shutil.copy(other / "partition.npz", run), ANOTHER_PARTITION, {}),
+    "images": (of_other_images, rf"dataset{IS_NOT} \(mean: ", {}),
+    "a checkpoint": (take_checkpoint_and_records, OF_ANOTHER, {}),
+    "a configuration": (
+        lambda run, other: shutil.copy(other / "config.json", run),
+        rf"config{IS_NOT} \(seed: 0 there, 1 here\)",
+        {"seed": 1},
+    ),
+    "a field": (
+        edit_learning_rate,
+        rf"config{IS_NOT} \(client.learning_rate: .* there, 0.5 here\)",
+        {"client.learning_rate": 0.5},
+    ),
+}
 
 
-@pytest.mark.parametrize("edit", [swap_rows, show_a_label])
-def test_another_partition(run, edit):
-    partition_edited(run, edit)
-    assert_refused(run, ANOTHER_PARTITION)
-
-
-def test_a_partition_of_another_run(run, runs):
-    shutil.copy(runs / "seed_1" / "partition.npz", run)
-    assert_refused(run, ANOTHER_PARTITION)
+@pytest.mark.parametrize("damage, words, fields", DAMAGES.values(), ids=DAMAGES)
+def test_what_was_exchanged_is_told(run, runs, damage, words, fields):
+    """An edited configuration also if the run is resumed with it, as by `--workdir=RUN` alone."""
+    damage(run, runs / "seed_1")
+    assert_refused(run, words, **fields)
 
 
 def test_a_partition_that_is_gone_is_drawn_again(run, tmp_path):
@@ -115,46 +145,15 @@ def test_a_partition_that_would_be_drawn_otherwise_is_noticed(run, monkeypatch):
         train(own(num_rounds=5), run)
 
 
-@pytest.mark.parametrize("field, value", [("client.learning_rate", 0.5), ("num_clients", 7)])
-def test_an_edited_configuration(run, field, value):
-    """Also if the run is resumed with that configuration, as by `--workdir=RUN` alone."""
-    saved = json.loads((run / "config.json").read_text())
-    *section, name = field.split(".")
-    (saved[section[0]] if section else saved)[name] = value
-    (run / "config.json").write_text(json.dumps(saved))
-    words = rf"config.json is not what the checkpoint .*/4 was trained with \({field}: .* there, {value} here\)"
-    config = own(num_rounds=5, **{field: value})
-    if field == "num_clients":  # the partition is checked before a checkpoint
-        words = f"{words}|8 clients, but num_clients=7"
-    assert_refused(run, words, config)
-
-
-def test_a_configuration_of_another_run(run, runs):
-    shutil.copy(runs / "seed_1" / "config.json", run)
-    assert_refused(run, r"config.json is not what .* \(seed: 0 there, 1 here\)", make_stub_config(seed=1, **FIELDS))
-
-
-@pytest.mark.parametrize("fields", [{"num_rounds": 5}, {"snapshot_rounds": (1,)}])
-def test_what_may_change_may_change(run, fields, tmp_path):
-    """Also if config.json is edited; such a run can be resumed and loaded again."""
-    saved = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**saved, **fields}))
+def test_what_may_change_may_change(run):
+    """Such a run is resumed and loaded. Another machine may round statistics otherwise."""
+    fields, facts = {"num_rounds": 5, "snapshot_rounds": (1,)}, read_dataset(run)
+    (run / "config.json").write_text(json.dumps({**json.loads((run / "config.json").read_text()), **fields}))
+    write_dataset(run, {**facts, "mean": [facts["mean"][0] * (1 + 1e-9)]})
     fedjax_ssl.load(run, allow_code=True)
     assert not read_run(run).damages
-    longer = own(**{"num_rounds": 5, **fields})
-    train(longer, run)
+    train(own(**fields), run)
     assert fedjax_ssl.load(run, allow_code=True).round == 5 and not read_run(run).damages
-
-
-@pytest.mark.parametrize("changes", [{"mean": [0.25]}, {"num_train": 1000}])
-def test_images_of_another_run(run, changes):
-    write_dataset(run, {**read_dataset(run), **changes})
-    assert_refused(run, rf"dataset.json is not what the checkpoint .*/4 was trained with \({next(iter(changes))}: ")
-
-
-def exchange_two(labels):
-    first, second = 0, int(np.argmax(labels != labels[0]))
-    labels[[first, second]] = labels[[second, first]]
 
 
 @pytest.mark.parametrize("which", ["y_train", "y_test"])
@@ -163,7 +162,9 @@ def test_labels_that_were_exchanged_in_the_data(run, which, monkeypatch):
     read = experiment.read_data
 
     def read_data(*given):
-        exchange_two(getattr(dataset := read(*given), which))
+        labels = getattr(dataset := read(*given), which)
+        second = int(np.argmax(labels != labels[0]))
+        labels[[0, second]] = labels[[second, 0]]
         return dataset
 
     before = everything_in(run)
@@ -173,30 +174,15 @@ def test_labels_that_were_exchanged_in_the_data(run, which, monkeypatch):
     assert "\n" not in str(caught.value) and everything_in(run) == before
 
 
-def test_statistics_of_images_may_be_rounded_otherwise(run):
-    """Another machine may round differently."""
-    facts = read_dataset(run)
-    write_dataset(run, {**facts, "mean": [facts["mean"][0] * (1 + 1e-9)]})
-    fedjax_ssl.load(run, allow_code=True)
-
-
 def test_a_checkpoint_of_another_run(run, runs, capfd):
     """It is not loaded. Training goes back a checkpoint, because the records do not fit this one."""
-    shutil.rmtree(run / "checkpoints" / "4")
-    shutil.copytree(runs / "seed_1" / "checkpoints" / "4", run / "checkpoints" / "4")
-    shutil.copy(runs / "seed_1" / "checkpoints" / "4.json", run / "checkpoints")
-    words = r"config.json is not what .*/4 was trained with \(seed: 1 there, 0 here\)"
-    with pytest.raises(UserError, match=words):
+    take_checkpoint(run, runs / "seed_1")
+    with pytest.raises(UserError, match=OF_ANOTHER):
         fedjax_ssl.load(run, allow_code=True)
-    assert any(re.search(words, line) for line in read_run(run).damages)
+    assert any(re.search(OF_ANOTHER, line) for line in read_run(run).damages)
     train(own(), run)
     assert "is not what was written; the run goes on from round 2" in capfd.readouterr().err
     assert (run / "metrics.jsonl").read_bytes() == (runs / "seed_0" / "metrics.jsonl").read_bytes()
-    shutil.copy(runs / "seed_1" / "metrics.jsonl", run)
-    shutil.rmtree(run / "checkpoints" / "4")
-    shutil.copytree(runs / "seed_1" / "checkpoints" / "4", run / "checkpoints" / "4")
-    shutil.copy(runs / "seed_1" / "checkpoints" / "4.json", run / "checkpoints")
-    assert_refused(run, words)
 
 
 def test_records_of_another_run(run, runs, capfd):

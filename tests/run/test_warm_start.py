@@ -45,7 +45,7 @@ def copied(folder, to, **changes):
 
 
 def saved_model(folder, like, number):
-    return Checkpoints(folder / "checkpoints").restore_part(State(None, like), number).state.model
+    return Checkpoints(folder / "checkpoints").restore(State(None, like), round_number=number, part=True).state.model
 
 
 def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_run, tmp_path):
@@ -59,15 +59,14 @@ def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_
     chex.assert_trees_all_close(first.batch_stats, jax.device_get(trained.batch_stats), atol=1e-5)  # computed again
     assert json.loads((run / "config.json").read_text())["init_from"] == str(other)
     facts = {"run": str(other.resolve()), "method": "supervised", "round": 4, "parts": ["backbone", "classifier"]}
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["init_from"] == facts
+    assert json.loads((run / "init_from.json").read_text()) == facts
     assert "the model of another run, other (init_from.json)" in model_card(read_run(run))
 
     shutil.rmtree(run / "checkpoints" / "2")  # as if killed in its first rounds
     (run / "summary.json").unlink()
     shutil.rmtree(other)
     chex.assert_trees_all_equal(train(config, run), state)
-    assert json.loads((run / "summary.json").read_text())["init_from"] == facts
+    assert json.loads((run / "init_from.json").read_text()) == facts
 
 
 @pytest.mark.parametrize("has_head", [False, True])

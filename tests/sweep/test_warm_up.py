@@ -48,7 +48,7 @@ def sweep_file(tmp_path_factory):
 
 
 def model_after(folder, like, number):
-    return Checkpoints(folder / "checkpoints").restore_part(State(None, like), number).state.model
+    return Checkpoints(folder / "checkpoints").restore(State(None, like), round_number=number, part=True).state.model
 
 
 def test_every_row_begins_with_the_model_of_its_seed(sweep_file, tmp_path, capsys, monkeypatch):
@@ -62,9 +62,9 @@ def test_every_row_begins_with_the_model_of_its_seed(sweep_file, tmp_path, capsy
         fresh = model_after(cold, like, 0)
         assert any(jax.tree.leaves(jax.tree.map(lambda a, b: (a != b).any(), fresh.params, trained.params)))
         assert json.loads((row / "config.json").read_text())["init_from"] == "warm_up"
-        facts = json.loads((row / "summary.json").read_text())["init_from"]
+        facts = json.loads((row / "init_from.json").read_text())
         assert (facts["run"], facts["round"]) == (str(warm), 1)
-        assert "init_from" not in json.loads((cold / "summary.json").read_text())
+        assert not (cold / "init_from.json").exists()
         assert load(row, allow_code=True).round == 2
     assert [row["method"] for row in csv.DictReader((root / "table.csv").open())] == ["Warm", "Cold"]
 

@@ -6,13 +6,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import TrainingError
 from fedjax_ssl.data.federated import of_seed
 from fedjax_ssl.engine.interface import State
+from fedjax_ssl.methods import find_method
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.clients import save_client_tests, test_figures
-from fedjax_ssl.records.snapshots import save_best, save_snapshot
+from fedjax_ssl.records.snapshots import save_snapshot
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_memory import ClientMemory
@@ -20,11 +22,12 @@ from fedjax_ssl.run.client_tests import clients_at_once, test_set_of
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, Turn
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.observe.clock import doing
-from fedjax_ssl.run.observe.log import VERBOSE, say
-from fedjax_ssl.run.observe.progress import RoundProgress
+from fedjax_ssl.run.observe.log import VERBOSE, say, warn
 from fedjax_ssl.run.observe.summary import what_went_wrong
 from fedjax_ssl.run.observe.trackers import Write
 from fedjax_ssl.run.signals import Signals
+
+ROUNDS_WITHOUT_LABELS = 5
 
 
 class WriteRecords(Listener):
@@ -52,15 +55,28 @@ class FeedTrackers(Listener):
                 write(rows)
 
 
-class ShowProgress(Listener):
-    """Shows the latest round's figures of the first run on the terminal."""
+class Advise(Listener):
+    """Warns once if no pseudo-label qualified for several rounds; first says what the method's entry advises."""
 
-    def __init__(self, progress: RoundProgress):
-        self._progress = progress
+    def __init__(self, config: ConfigDict, group: RunsTogether):
+        """Prints the method's advice for the configuration of the runs in training."""
+        self._without = [0] * len(group.runs)
+        self._has_warned = False
+        advice = find_method(config.method).advice(config)
+        if advice:
+            warn(advice)
 
     def take(self, turn: Turn) -> None:
-        if turn.lines[0]:
-            self._progress.update(turn.lines[0][-1], turn.is_last)
+        for index, lines in enumerate(turn.lines):
+            for line in lines:
+                nobody = line.get("qualified_per_client") == 0
+                self._without[index] = self._without[index] + 1 if nobody else 0
+        if not self._has_warned and max(self._without) >= ROUNDS_WITHOUT_LABELS:
+            self._has_warned = True
+            warn(
+                f"no pseudo-label has qualified for {max(self._without)} rounds: clients learn nothing from unlabelled "
+                "images; a lower threshold of the method or more server.pretrain_epochs may help"
+            )
 
 
 class StopOnFailure(Listener):
@@ -186,46 +202,6 @@ class TestClients(Listener):
         padded = np.pad(clients, (0, missing), mode="edge")
         present = np.arange(self._at_once) < len(clients)
         return self._program(state, data, *put((padded, present, *test_set_of(experiment, padded, self._width))))
-
-
-class SaveBest(Listener):
-    """Saves what the best model so far, by validation accuracy, predicts on the test set.
-
-    Every dispatch ends after one round, since only the model after a dispatch's last round is available.
-    """
-
-    def __init__(self, group: RunsTogether, snapshot: Callable[..., Any]):
-        """Computes nothing yet.
-
-        Args:
-            group: the runs whose models are saved; each round is measured on validation images.
-            snapshot: of the test set, see `Program`.
-        """
-        self._group, self._snapshot = group, snapshot
-        self._best: list[float] | None = None
-
-    def next_due(self, done: int) -> int | None:
-        return done + 1
-
-    def take(self, turn: Turn) -> None:
-        if self._best is None:  # read from the rounds before this start
-            runs = self._group.runs
-            self._best = hosts.from_first(lambda: [_best_of(run.folder.read(METRICS)) for run in runs])
-        better = [_best_of(lines[-1:]) > best for lines, best in zip(turn.lines, self._best)]
-        if not any(better):
-            return
-        models, data = self._group.split(turn.state.model), self._group.data
-        for place, run in enumerate(self._group.runs):
-            if better[place]:
-                self._best[place] = _best_of(turn.lines[place][-1:])
-                taken = self._snapshot(models[place], data.test_inputs, data.test_labels)
-                if run.folder is not None:
-                    save_best(run.folder.path / SNAPSHOTS, turn.done, jax.device_get(taken))
-
-
-def _best_of(lines: list[dict[str, Any]]) -> float:
-    """The best validation accuracy of some rounds; -1 without any."""
-    return max((line["validation_accuracy"] for line in lines), default=-1.0)
 
 
 class HearSignals(Listener):

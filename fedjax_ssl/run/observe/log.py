@@ -40,9 +40,7 @@ _logger = logging.getLogger("fedjax_ssl")
 _logger.setLevel(_NOTE)
 _logger.propagate = False
 _screen = _Screen(NORMAL)
-_early = logging.handlers.BufferingHandler(
-    sys.maxsize
-)  # lines of the command so far, for a run.log that is opened later
+_early = logging.handlers.BufferingHandler(sys.maxsize)  # lines so far, for a run.log that is opened later
 _logger.addHandler(_screen)
 _given: set[pathlib.Path] = set()  # the run.log files that contain them
 

@@ -4,6 +4,7 @@ import collections
 import functools
 import gzip
 import json
+import math
 import os
 import pathlib
 import re
@@ -72,7 +73,8 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
             state = jax.block_until_ready(machine.jit(functools.partial(initialise, experiment))(data))
         with doing("compiling a client's step, to count its operations"):
             flops = step_flops(experiment, state) if experiment.method.phases else None
-        folder = _make_folder(workdir)
+        folder = fresh_workdir(pathlib.Path("runs"), "profile") if workdir is None else pathlib.Path(workdir)
+        folder.mkdir(parents=True, exist_ok=True)
         with doing("a round before those that are traced"):
             state = dispatch(state, data, hidden_labels, machine.put(jnp.int32(1))).state
             jax.block_until_ready(state)
@@ -83,21 +85,17 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
         with doing("reading the trace"):
             by_stage = seconds_by_stage(folder / "trace", dispatch.as_text(), seconds)
         results, ran = jax.device_get(result.results), int(result.rounds_done)
+        jobs = num_jobs(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
         local_steps, lane_steps = (float(s[:ran].sum()) for s in (results.metrics["local_steps"], results.lane_steps))
         figures = {
             "device": f"{jax.devices()[0].device_kind} x {num_devices()}",
-            "lanes": machine.lanes(
-                num_jobs(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
-            ),
+            "lanes": machine.lanes(jobs),
             "rounds": ran,
             "seconds_per_round": seconds / ran,
             "seconds_by_stage": {name: value / ran for name, value in by_stage.items()},
             "local_steps_per_round": local_steps / ran,
             "useful_lane_steps": local_steps / lane_steps if lane_steps else None,
             "flops_per_local_step": flops,
-            "training_flops_per_second": flops * local_steps / by_stage["train"]
-            if flops and by_stage["train"]
-            else None,
             "peak_memory_bytes": peak_memory(),
             "config": json.loads(json.dumps(config.to_dict())),  # in the form in which it is read back
         }
@@ -180,34 +178,20 @@ def peak_memory() -> int | None:
 
 def describe_profile(figures: dict[str, Any]) -> str:
     """The figures of `profile` as a few lines of text."""
-    seconds = figures["seconds_per_round"]
+    seconds, by_stage = figures["seconds_per_round"], figures["seconds_by_stage"]
     lines = [
         f"{figures['rounds']} rounds of {seconds:.4g} s, {figures['lanes']} lanes on {figures['device']}",
-        *(
-            f"  {stage:<11}{100 * spent / seconds:5.1f} %  {spent:8.4f} s"
-            for stage, spent in figures["seconds_by_stage"].items()
-        ),
+        *(f"  {stage:<11}{100 * spent / seconds:5.1f} %  {spent:8.4f} s" for stage, spent in by_stage.items()),
     ]
-    if figures["seconds_by_stage"].get("other"):
+    if by_stage.get("other"):
         lines.append("  other: between the stages, such as cohort sampling, copies and idle time")
-    steps = figures["local_steps_per_round"]
+    steps, flops = figures["local_steps_per_round"], figures["flops_per_local_step"]
     if steps:
         lines += [
-            f"local training: {steps:.0f} steps a round, {figures['flops_per_local_step'] / 1e6:.1f} MFLOP each, "
-            f"{(figures['training_flops_per_second'] or 0) / 1e9:.1f} GFLOP/s",
+            f"local training: {steps:.0f} steps a round, {flops / 1e6:.1f} MFLOP each, "
+            f"{flops * steps / (by_stage['train'] or math.inf) / 1e9:.1f} GFLOP/s",
             f"useful lane steps over all lane steps: {figures['useful_lane_steps']:.3f}",
         ]
     if figures["peak_memory_bytes"] is not None:
         lines.append(f"peak memory: {figures['peak_memory_bytes'] / 2**30:.2f} GiB")
     return "\n".join(lines)
-
-
-def _make_folder(workdir: str | os.PathLike[str] | None) -> pathlib.Path:
-    if workdir is None:
-        return fresh_workdir(pathlib.Path("runs"), "profile")
-    folder = pathlib.Path(workdir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}") from error
-    return folder

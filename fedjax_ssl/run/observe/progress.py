@@ -12,14 +12,15 @@ from rich.table import Column
 from rich.text import Text
 
 from fedjax_ssl.engine.evaluation import RULE
+from fedjax_ssl.run.loop import Listener, Turn
 from fedjax_ssl.run.observe.clock import terminal
 from fedjax_ssl.run.observe.log import NORMAL, VERBOSE, note, say, shows
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class RoundProgress:
-    """Shows the progress in rounds; a context manager."""
+class RoundProgress(Listener):
+    """Shows the progress of a group's first run in rounds; a context manager."""
 
     def __init__(
         self, num_rounds: int, done: int, title: str = "", measured: str = "test", console: Console | None = None
@@ -54,6 +55,10 @@ class RoundProgress:
 
     def __exit__(self, *_: Any) -> None:
         self._bar.stop()
+
+    def take(self, turn: Turn) -> None:
+        if turn.lines[0]:
+            self.update(turn.lines[0][-1], turn.is_last)
 
     def update(self, metrics: dict[str, Any], is_last: bool = False) -> None:
         """Shows a round's figures and the estimated time left; a rule may make a round before `num_rounds` the last."""

@@ -9,16 +9,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.base import devices
-from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.files import read_json
 from fedjax_ssl.engine.measures import confusion_matrix, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
-from fedjax_ssl.records.clients import MODELS, figure_name, over_clients, test_figures
+from fedjax_ssl.records.clients import over_clients, test_figures
 from fedjax_ssl.records.origin import packages, read_starts
 from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.words import labels_revealed, measured_each_round
-from fedjax_ssl.records.workdir import INIT_FROM, METRICS, METRICS_SUM, SNAPSHOTS, TIMINGS, Workdir
+from fedjax_ssl.records.workdir import METRICS, METRICS_SUM, TIMINGS, Workdir
 from fedjax_ssl.run.about import measures_of
 from fedjax_ssl.run.observe.wire import Traffic
 from fedjax_ssl.run.privacy import Accountant
@@ -81,8 +78,7 @@ def summarise(config: ConfigDict, folder: Workdir, ended_by: str) -> dict[str, A
         "rounds": last["round"],
         "ended_by": ended_by,
         METRICS_SUM: folder.checksum(last["round"]),
-        **_began_with(folder),
-        **({} if measured == "test" else _tested(config, folder, last["round"])),
+        **({} if measured == "test" else _tested(config, folder)),
         accuracy: last[accuracy],
         **{f"{measured}_{name}": last[f"{measured}_{name}"] for name in measures_of(config)},
         f"best_{accuracy}": best[accuracy],
@@ -105,16 +101,11 @@ def summarise(config: ConfigDict, folder: Workdir, ended_by: str) -> dict[str, A
 
 
 def _over_clients(folder: Workdir) -> dict[str, float | None]:
-    """Accuracy over clients: of the last model, of the best by validation accuracy, and on clients' own test images."""
+    """Accuracy over clients: of the last model, and on clients' own test images."""
     run = read_run(folder.path)
-    found, tests = run.client_accuracies(), run.client_tests()
-    of_mixes = {
-        figure_name(model, figure): value
-        for model, words in MODELS.items()
-        if words in found
-        for figure, value in over_clients(found[words]).items()
-    }
-    return {**of_mixes, **test_figures(tests)}
+    found = run.client_accuracy()
+    of_mixes = {} if found is None else {f"client_accuracy_{name}": each for name, each in over_clients(found).items()}
+    return {**of_mixes, **test_figures(run.client_tests())}
 
 
 def _came_from(folder: Workdir) -> dict[str, Any]:
@@ -124,26 +115,12 @@ def _came_from(folder: Workdir) -> dict[str, Any]:
     return {name: getattr(starts[-1], name) if starts else None for name in names}
 
 
-def _began_with(folder: Workdir) -> dict[str, Any]:
-    """The run whose model this one started from, if any."""
-    path = folder.path / INIT_FROM
-    if not path.exists():
-        return {}
-    try:
-        return {"init_from": read_json(path)}
-    except (OSError, ValueError):  # damaged
-        return {"init_from": None}
-
-
-def _tested(config: ConfigDict, folder: Workdir, last_round: int) -> dict[str, float | None]:
+def _tested(config: ConfigDict, folder: Workdir) -> dict[str, float | None]:
     """The last model's test figures from the last snapshot, if rounds are evaluated on another set."""
     names = ["accuracy", "loss", *measures_of(config)]
-    counts, file = read_run(folder.path).class_counts(), snapshot_files(folder.path / SNAPSHOTS).get(last_round)
-    try:
-        taken = load_snapshot(file, len(counts["train"])) if counts and file is not None else None
-    except UserError:
-        taken = None
-    if taken is None or taken["of"] != "test":  # deleted or damaged
+    run = read_run(folder.path)
+    counts, taken = run.class_counts(), run.last_test_outputs()
+    if not counts or not taken:  # deleted or damaged
         return {f"test_{name}": None for name in names}
     num_training = counts["server"] + counts["clients"].sum(axis=0)
     matrix = confusion_matrix(taken["labels"], taken["predictions"], len(num_training))

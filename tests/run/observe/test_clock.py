@@ -12,8 +12,8 @@ import pytest
 
 from fedjax_ssl.run.loop import Turn
 from fedjax_ssl.run.observe import clock
-from fedjax_ssl.run.observe.advice import Advise
 from fedjax_ssl.run.observe.clock import doing
+from fedjax_ssl.run.observe.listeners import Advise
 from tests.helpers.runs import ROOT, make_tiny_config
 
 pytestmark = pytest.mark.processes

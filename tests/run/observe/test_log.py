@@ -93,10 +93,9 @@ def test_a_reader_that_has_ended_does_not_end_the_run(tmp_path, monkeypatch):
     assert lines == ["workdir", "round 1/4", "round 4/4  test 50.00 %"]
 
 
-def test_a_runs_folder_has_its_log(finished_run):
-    lines = [line[20:] for line in (finished_run[0] / "run.log").read_text().splitlines()]
-    assert f"workdir {finished_run[0]}" in lines and any(line.startswith("round 4/4") for line in lines)
-    assert any(line.startswith("compiled the rounds in") for line in lines)
+def test_a_runs_folder_has_its_log(stub_run):
+    lines = [line[20:] for line in (stub_run[0] / "run.log").read_text().splitlines()]
+    assert f"workdir {stub_run[0]}" in lines and any(line.startswith("round 4/4") for line in lines)
     assert any(line.startswith("checkpoint of round 4 in") for line in lines)
 
 

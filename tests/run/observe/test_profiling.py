@@ -27,8 +27,7 @@ def test_instructions_are_found_by_their_scope():
     assert loops and not set(loops) & set(stage_of)
 
 
-def test_a_profile_says_where_the_time_goes(tmp_path, finished_run, capsys):
-    del finished_run  # compiles the same program
+def test_a_profile_says_where_the_time_goes(tmp_path, capsys):
     figures = profile(make_tiny_config(), rounds=2, workdir=tmp_path / "profile")
     assert figures["rounds"] == 2
     spent = figures["seconds_by_stage"]
@@ -53,9 +52,7 @@ def test_a_profile_of_a_run_without_clients(tmp_path, monkeypatch):
     config = make_tiny_config(**{"method": "server_only", "model.name": TINY_BACKBONE, "seeds": (3, 4)})
     figures = profile(config, rounds=2, workdir=tmp_path)
     assert (figures["rounds"], figures["config"]["seed"], figures["config"]["seeds"]) == (2, 3, [])
-    assert (
-        figures["flops_per_local_step"] is figures["training_flops_per_second"] is figures["useful_lane_steps"] is None
-    )
+    assert figures["flops_per_local_step"] is figures["useful_lane_steps"] is None
     assert figures["seconds_by_stage"]["server"] > 0
     assert "local training" not in (tmp_path / "profile.txt").read_text()
 

@@ -51,8 +51,8 @@ def send(folder, done, lines, **fields):
     return writers
 
 
-def test_tensorboard_shows_what_the_records_say(finished_fedanchor_run):
-    workdir, _ = finished_fedanchor_run
+def test_tensorboard_shows_what_the_records_say(stub_run):
+    workdir, _ = stub_run
     events, timings = events_of(workdir), read_records(workdir / TIMINGS).lines
     seconds = {line["round"]: line["seconds"] for line in timings if "seconds" in line}
     lines = [{**line, "seconds": seconds[line["round"]]} for line in read_records(workdir / METRICS).lines]
