@@ -68,7 +68,7 @@ OTHERS = {
     "seeds": ("fixmatch", {"seeds": (0, 1)}),
     "validation": ("fixmatch", {"data.validation": 20}),
     "poison": ("fixmatch", POISONED),
-    "geometry first": ("fixmatch", {"augment.flavour": "usb", "augment.order": "geometry_first"}),
+    "geometry first": ("fixmatch", {"augment.flavour": "fl2"}),
     "measures": ("fixmatch", {"eval_measures": ("shots",)}),
 }
 

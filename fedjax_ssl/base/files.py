@@ -136,22 +136,21 @@ def cache_folder() -> pathlib.Path:
 def private_cache(name: str, most_bytes: int) -> pathlib.Path | None:
     """A folder in the user's cache, made if it is missing.
 
-    Compiled programs are code, so no other user may write there or into a folder above. The least recently used files
-    are removed.
+    Compiled programs are code, so the folder must be the user's own. The least recently used files are removed.
 
     Args:
         name: the folder's name.
         most_bytes: limit on the size of all its files.
 
     Returns:
-        The folder; None if other users can write there, it cannot be made, or the system cannot tell (Windows).
+        The folder; None if other users can write there, it is a link, or it cannot be made.
     """
     folder = cache_folder() / name
     try:
-        cache_folder().parent.mkdir(parents=True, exist_ok=True)
-        for place in (cache_folder(), folder):
-            place.mkdir(mode=0o700, exist_ok=True)
-        if folder.is_symlink() or not _is_ours_alone(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.lstat()
+        ours = os.name != "posix" or (state.st_uid == os.getuid() and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+        if folder.is_symlink() or not ours:
             return None
         files = []
         for entry in os.scandir(folder):
@@ -165,21 +164,3 @@ def private_cache(name: str, most_bytes: int) -> pathlib.Path | None:
     except OSError:
         return None
     return folder
-
-
-def _is_ours_alone(folder: pathlib.Path) -> bool:
-    """Whether only this user and root can write into a folder, or replace it by another folder or a link."""
-    if not hasattr(os, "getuid"):
-        return False
-    own = os.getuid()
-    for path in (folder.absolute(), pathlib.Path(os.path.realpath(folder))):
-        for place in (path, *path.parents):
-            state = place.stat()
-            if {state.st_uid, place.lstat().st_uid} - {own, 0}:
-                return False
-            of_group = (
-                state.st_mode & stat.S_IWGRP and state.st_gid != own
-            )  # a user's own group often has the user's number
-            if (of_group or state.st_mode & stat.S_IWOTH) and not state.st_mode & stat.S_ISVTX:
-                return False
-    return True

@@ -22,7 +22,6 @@ from fedjax_ssl.engine.interface import (
     Problem,
     job_keys,
 )
-from fedjax_ssl.models import check_mixtures
 from fedjax_ssl.ops.augment.mixup import MIX_ORDERS, lambda_of, mix_inputs
 from fedjax_ssl.ops.batches import draw_with_replacement, num_batches
 from fedjax_ssl.ops.losses import cross_entropy, mixup_cross_entropy
@@ -68,14 +67,12 @@ def fix_mix_phase(
             local 'epoch'.
 
     Raises:
-        UserError: for an unknown mix order, or a user's backbone that cannot take mixtures.
+        UserError: for an unknown mix order.
     """
     if mix_order not in MIX_ORDERS:
         raise UserError(f"unknown mix order {mix_order!r}; known: {', '.join(MIX_ORDERS)}")
     network, config, view = problem.network, problem.config.client, view or problem.strong
     with_mixup = mixup_alpha > 0
-    if with_mixup:
-        check_mixtures(problem.config.model.name, network)
 
     def mixings(cohort: Cohort, steps: int) -> jax.Array | None:
         """Draws every lambda of a cohort, [M, S]; None: each step draws its own, with the same values up to rounding.

@@ -22,7 +22,7 @@ from fedjax_ssl.engine import Broadcast, Method, Problem
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedu import EXPERIMENT, FIELDS
 from fedjax_ssl.methods.frames import self_supervised
-from fedjax_ssl.models.byol import BYOL_HEADS
+from fedjax_ssl.models.projectors import BYOL_HEADS
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import moving_average, repeated, select
 

@@ -17,7 +17,7 @@ from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.models.cnn import LeNet, SmallCNN
 from fedjax_ssl.models.heads import CLASSIFIER_INITS, Heads, Linear, Outputs, heads_drawn
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
-from fedjax_ssl.models.own import build_backbone, check_backbone, check_mixtures
+from fedjax_ssl.models.own import build_backbone, check_backbone
 from fedjax_ssl.models.projectors import Projector
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
@@ -37,7 +37,6 @@ __all__ = [
     "Projector",
     "build_model",
     "check_backbone",
-    "check_mixtures",
     "heads_drawn",
     "is_own",
 ]
@@ -66,6 +65,7 @@ _TAKE = {
     "transformer": ("text",),
 }
 
+_OF_ANY_WIDTH = (ResNet, ResNet9, Mlp, Transformer, ViT)
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -73,8 +73,8 @@ def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
     """Builds the model that a configuration names.
 
     Args:
-        config: the `model` section: `name` (a key of `BACKBONES` or an import path), `width`, `depth` and `patch` (0,
-          or a size of the backbone), `normalisation` (one of `POLICIES`), `classifier_init` (one of `CLASSIFIER_INITS`)
+        config: the `model` section: `name` (a key of `BACKBONES` or an import path), `width` (0, or the backbone's),
+          `normalisation` (one of `POLICIES`), `classifier_init` (one of `CLASSIFIER_INITS`)
           and `dtype` (of the computation, 'float32' or 'bfloat16'; parameters are float32).
         num_classes: number of classes.
         heads: name -> function from the `model` section to the head's factory, see `Heads`; None: no heads.
@@ -86,7 +86,7 @@ def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
 
     Raises:
         UserError: a name is unknown (the message lists the known names), the backbone takes another kind of inputs or
-          has no such size, or a user's own backbone cannot be built.
+          has a width of its own, or a user's own backbone cannot be built.
     """
     own = is_own(config.name)
     if not own and config.name not in BACKBONES:
@@ -99,26 +99,8 @@ def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
         fit = [name for name in BACKBONES if kind in _TAKE.get(name, (IMAGE,))]
         raise UserError(f"model.name={config.name} is not for {KINDS[kind].noun}; those for them: {', '.join(fit)}")
     backbone = factory(normalisation=config.normalisation, dtype=_DTYPES[config.dtype], **(of_inputs or {}))
-    for size in _SIZES:
-        if config[size]:
-            backbone = _of_size(backbone, config, size)
+    if config.width and not isinstance(backbone, _OF_ANY_WIDTH):
+        raise UserError(f"model.name={config.name} has a width of its own, so leave model.width 0")
+    backbone = backbone.clone(width=config.width) if config.width else backbone
     made = {name: make(config) for name, make in (heads or {}).items()}
     return Heads(backbone, num_classes, made, config.classifier_init)
-
-
-# Size -> the backbones for which it can be set, and how messages name them.
-_SIZES = {
-    "width": ((ResNet, ResNet9, Mlp, Transformer, ViT), "ResNets, mlp, transformer and vit"),
-    "depth": ((Mlp, Transformer, ViT), "mlp, transformer and vit"),
-    "patch": ((ViT,), "vit"),
-}
-
-
-def _of_size(backbone, config, size):
-    """The same backbone with the size `config.width`, `config.depth` or `config.patch`."""
-    kinds, words = _SIZES[size]
-    if not isinstance(backbone, kinds):
-        raise UserError(
-            f"model.{size} is for {words}; model.name={config.name} has a {size} of its own, so leave model.{size} 0"
-        )
-    return backbone.clone(**{size: config[size]})

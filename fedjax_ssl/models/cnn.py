@@ -4,9 +4,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.models.layers import Conv, FlatDense, check_sides, max_pool2d
-from fedjax_ssl.models.normalisation import Normalisation
+from fedjax_ssl.models.normalisation import Normalisation, require_policy
 
 
 class SmallCNN(nn.Module):
@@ -64,8 +63,7 @@ class LeNet(nn.Module):
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, 256]; arguments as in `Heads`."""
         del train, mask, num_views
-        if self.normalisation != "none":
-            raise UserError(f"model.name=lenet normalises nothing: model.normalisation is {self.normalisation!r}")
+        require_policy("lenet", self.normalisation, "none")
         check_sides("lenet", images, 16)
         x = images
         for layer, features in enumerate((6, 16)):

@@ -80,22 +80,23 @@ def conv2d(x, kernel, stride=1, implementation=None):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _conv2d(x, kernel, stride, implementation, lane_form):
     """Without differentiation, every implementation runs the plain form, which compiles faster."""
-    return passes.in_lanes(passes.forward, passes.forward_by_columns, lane_form, stride)(x, kernel)
+    return passes.in_lanes(passes.forward, lane_form, stride)(x, kernel)
 
 
 def _conv2d_forward(x, kernel, stride, implementation, lane_form):
     forward = _PASSES[implementation][0]
-    return passes.in_lanes(forward, passes.forward_by_columns, lane_form, stride)(x, kernel), (x, kernel)
+    return passes.in_lanes(forward, lane_form, stride)(x, kernel), (x, kernel)
 
 
 def _conv2d_backward(stride, implementation, lane_form, residuals, gradient):
     x, kernel = residuals
     _, to_input, to_kernel = _PASSES[implementation]
     sizes = {"input_shape": x.shape, "kernel_shape": kernel.shape}
-    kernel_form = passes.kernel_gradient_form(lane_form)
+    # XLA would turn grouped kernel gradients on GPUs into convolutions with windows as large as the images.
+    together = passes.kernel_gradient_by_columns if platform() == "gpu" else None
     return (
-        passes.in_lanes(to_input, passes.input_gradient_by_columns, lane_form, stride, **sizes)(gradient, kernel),
-        passes.in_lanes(to_kernel, passes.kernel_gradient_by_columns, kernel_form, stride, **sizes)(x, gradient),
+        passes.in_lanes(to_input, lane_form, stride, **sizes)(gradient, kernel),
+        passes.in_lanes(to_kernel, lane_form, stride, together, **sizes)(x, gradient),
     )
 
 

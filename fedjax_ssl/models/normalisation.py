@@ -29,6 +29,12 @@ EPSILON = 1e-5
 MOMENTUM = 0.1  # new average = 0.9 * old + 0.1 * batch
 
 
+def require_policy(name, policy, only):
+    """Raises a UserError unless the policy is the only one that this backbone takes."""
+    if policy != only:
+        raise UserError(f"model.name={name} takes model.normalisation={only!r} alone, not {policy!r}")
+
+
 class Normalisation(nn.Module):
     """Normalises the last axis under one policy, then scales and shifts.
 

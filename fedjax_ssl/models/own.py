@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.imports import import_own, is_own, one_line
+from fedjax_ssl.base.imports import import_own, one_line
 from fedjax_ssl.models.normalisation import Normalisation
 
 FIELD = "model.name"
@@ -67,17 +67,24 @@ def build_backbone(name: str, normalisation: str, dtype: Any, **of_inputs: Any) 
         keywords = {"normalisation": normalisation, "dtype": dtype, **of_inputs}
         keywords = {key: value for key, value in keywords.items() if anything or key in parameters}
         backbone = factory(**keywords)
-    if not isinstance(backbone, nn.Module) or not callable(backbone):
-        raise UserError(
-            f"model.name={name} gives a {type(backbone).__name__}; it must give a flax.linen.Module with a __call__"
-        )
     if "dtype" not in keywords and dtype != jnp.float32:
         raise UserError(f"model.name={name} takes no keyword dtype; set model.dtype to 'float32', or add the keyword")
-    return _adapt(name, backbone)
+    is_module = isinstance(backbone, nn.Module) and callable(backbone)
+    arguments = list(inspect.signature(backbone.__call__).parameters.values()) if is_module else []
+    takes = tuple(argument.name for argument in arguments[1:])
+    # An argument of another name could mean any of these, or the opposite of one, as 'deterministic' does.
+    if not arguments or not set(takes) <= set(OPTIONAL_ARGUMENTS):
+        raise UserError(
+            f"model.name={name} gives a {type(backbone).__name__} that takes "
+            f"({', '.join(argument.name for argument in arguments)}); a backbone is a flax.linen.Module that takes "
+            "(images), (images, train) or (images, train, mask, num_views)"
+        )
+    in_place = takes == OPTIONAL_ARGUMENTS and all(a.kind is a.POSITIONAL_OR_KEYWORD for a in arguments)
+    return backbone if in_place else Adapted(backbone, takes)
 
 
 def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, normalisation: str) -> bool:
-    """Traces a user's backbone as the library will call it, without computing anything.
+    """Traces the calls that `Heads` will make of a user's backbone, without computing anything.
 
     Args:
         name: the backbone's import path, for messages.
@@ -92,32 +99,32 @@ def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, 
         UserError: the backbone fails, its output is not [B, F], it calls a `Normalisation` layer wrongly, or it stores
           anything besides parameters and the statistics of `Normalisation` layers.
     """
-    layers = []  # (path, policy, arguments) of each call of a `Normalisation` layer
+    calls = []  # (path, policy, arguments) of each call of a `Normalisation` layer
+    file = inspect.getfile(type(backbone.module if isinstance(backbone, Adapted) else backbone))
+    batch = jax.ShapeDtypeStruct((_NUM_VIEWS * _VIEW_SIZE, *taken.shape[1:]), taken.dtype)
+    mask = jax.ShapeDtypeStruct(batch.shape[:1], jnp.bool_)
 
     def watch(call, arguments, keywords, context):
         layer = context.module
         if isinstance(layer, Normalisation) and context.method_name == "__call__":
             bound = inspect.signature(Normalisation.__call__).bind(layer, *arguments, **keywords)
             bound.apply_defaults()
-            layers.append((layer.path, layer.policy, bound.arguments))
+            calls.append((layer.path, layer.policy, bound.arguments))
         return call(*arguments, **keywords)
 
-    shape = taken.shape[1:]
-    batch = jax.ShapeDtypeStruct((_NUM_VIEWS * _VIEW_SIZE, *shape), taken.dtype)
-    mask = jax.ShapeDtypeStruct(batch.shape[:1], jnp.bool_)
-    # The calls that `Heads` makes: in initialisation, in training and in evaluation.
+    def traced(when, function, *arguments):
+        with nn.intercept_methods(watch), one_line(FIELD, name, f"fails {when} for {taken.shape[1:]}", file):
+            return jax.eval_shape(function, *arguments)
+
     init = lambda key, x: backbone.init(key, x, False, None, 1)  # noqa: E731
     train = lambda v, x, m: backbone.apply(v, x, True, m, _NUM_VIEWS, mutable=["batch_stats"])[0]  # noqa: E731
     evaluate = lambda v, x: backbone.apply(v, x, False, None, 1)  # noqa: E731
-    with nn.intercept_methods(watch):
-        with one_line(FIELD, name, f"fails on an example of shape {shape}", _file_of(backbone)):
-            variables = jax.eval_shape(init, jax.random.key(0), taken)
-        _check_variables(name, variables, {path for path, _, _ in layers})
-        in_evaluation = len(layers)
-        with one_line(FIELD, name, f"fails in training on examples of shape {shape}", _file_of(backbone)):
-            features = jax.eval_shape(train, variables, batch, mask)
-    _check_features(name, features, batch.shape[0])
-    for number, (path, policy, arguments) in enumerate(layers):
+    variables = traced("to start", init, jax.random.key(0), taken)
+    _check_variables(name, variables, {path for path, _, _ in calls})
+    _check_features(name, traced("in evaluation", evaluate, variables, batch), len(mask))
+    in_evaluation = len(calls)
+    _check_features(name, traced("in training", train, variables, batch, mask), len(mask))
+    for number, (path, policy, arguments) in enumerate(calls):
         if policy in ("group", "none"):  # these treat each example by itself, so the arguments do not matter
             continue
         training = number >= in_evaluation
@@ -128,43 +135,22 @@ def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, 
                 f"normalisation, {normalisation!r}, and be called with (x, train, mask, num_views), all as the "
                 "backbone was given them; or set model.normalisation to 'group'"
             )
-    with one_line(FIELD, name, f"fails in evaluation on examples of shape {shape}", _file_of(backbone)):
-        features = jax.eval_shape(evaluate, variables, batch)
-    _check_features(name, features, batch.shape[0])
     return "batch_stats" in variables
-
-
-def check_mixtures(name: str, network: Any) -> None:
-    """Raises a UserError if a user's backbone cannot take the mixtures of mixup, which for texts are not token ids."""
-    if not is_own(name) or not hasattr(network.inputs, "mix"):
-        return
-    inputs, backbone = network.inputs, network.module.backbone
-    example = jax.ShapeDtypeStruct((2, inputs.shape[-1]), jnp.float32)
-
-    def features(key, example):
-        variables = backbone.init(key, inputs.to_network(example), False, None, 1)
-        mixture = inputs.to_network(inputs.mix(example, example, jnp.float32(1)))
-        return [backbone.apply(variables, taken, False, None, 1) for taken in (inputs.to_network(example), mixture)]
-
-    words = "cannot take mixtures, of texts float32 [B, 3, L]; turn mixup off, or set model.name=transformer"
-    with one_line(FIELD, name, words, _file_of(backbone)):
-        plain, mixed = jax.eval_shape(features, jax.random.key(0), example)
-        if mixed.shape != plain.shape:
-            raise ValueError(f"features {plain.shape} become {mixed.shape}")
 
 
 def _check_variables(name: str, variables: dict[str, Any], layers: set[tuple[str, ...]]) -> None:
     """Raises a UserError unless a backbone stores parameters and, besides them, only the statistics of these layers."""
-    if set(variables) - {"batch_stats"} != {"params"}:
-        kept = ", ".join(sorted(variables)) or "nothing"
-        raise UserError(f"model.name={name} keeps {kept}; it must have parameters, which alone survive a training step")
-    for keys, _ in jax.tree.leaves_with_path(variables.get("batch_stats", {})):
-        path = tuple(key.key for key in keys[:-1])
-        if path not in layers:
-            raise UserError(
-                f"model.name={name} keeps batch statistics of its own in {_shown(path)}; normalise with "
-                "fedjax_ssl.models.Normalisation, or with one that keeps none, such as flax.linen.GroupNorm"
-            )
+    of_layers = {
+        tuple(key.key for key in keys[:-1]) for keys, _ in jax.tree.leaves_with_path(variables.get("batch_stats", {}))
+    }
+    kept = [kind for kind in variables if kind != "batch_stats"] + [
+        f"batch_stats of {_shown(path)}" for path in of_layers - layers
+    ]
+    if kept != ["params"]:
+        raise UserError(
+            f"model.name={name} keeps {', '.join(sorted(kept)) or 'nothing'}; it must keep parameters, and besides "
+            "them only the statistics of fedjax_ssl.models.Normalisation; flax.linen.GroupNorm needs no statistics"
+        )
 
 
 def _shown(path: tuple[str, ...]) -> str:
@@ -181,23 +167,3 @@ def _check_features(name: str, features: Any, batch_size: int) -> None:
             f"model.name={name} gives {dtype or type(features).__name__} {shape} for {batch_size} images; a backbone "
             "gives floating-point features [B, F], one row an image, without a classifier"
         )
-
-
-def _adapt(name: str, backbone: nn.Module) -> nn.Module:
-    """Returns the backbone itself if it takes every argument in its place, otherwise an `Adapted` one."""
-    parameters = list(inspect.signature(backbone.__call__).parameters.values())
-    takes = tuple(parameter.name for parameter in parameters[1:])
-    # An argument of another name could mean any of these, or the opposite of one, as 'deterministic' does.
-    if not parameters or not set(takes) <= set(OPTIONAL_ARGUMENTS):
-        raise UserError(
-            f"model.name={name}: its __call__ takes ({', '.join(p.name for p in parameters)}); it must take (images), "
-            "(images, train) or (images, train, mask, num_views)"
-        )
-    if takes == OPTIONAL_ARGUMENTS and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
-        return backbone
-    return Adapted(backbone, takes)
-
-
-def _file_of(backbone: nn.Module) -> str:
-    """The file in which a backbone's class is defined."""
-    return inspect.getfile(type(backbone.module if isinstance(backbone, Adapted) else backbone))

@@ -22,18 +22,16 @@ def forward(x, kernel, stride):
     )
 
 
-def input_gradient(gradient, kernel, stride, input_shape, kernel_shape):
+def input_gradient(gradient, kernel, stride, input_shape, **_):
     """XLA's own gradient with respect to the input."""
-    del kernel_shape
     of_input = jax.linear_transpose(
         lambda x: forward(x, kernel, stride), jax.ShapeDtypeStruct(input_shape, gradient.dtype)
     )
     return of_input(gradient)[0]
 
 
-def kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
+def kernel_gradient(x, gradient, stride, kernel_shape, **_):
     """XLA's own gradient with respect to the kernel."""
-    del input_shape
     of_kernel = jax.linear_transpose(
         lambda kernel: forward(x, kernel, stride), jax.ShapeDtypeStruct(kernel_shape, gradient.dtype)
     )
@@ -42,10 +40,10 @@ def kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
 
 # --- Lanes: many kernels at once. -------------------------------------------------------------------------------------
 
-# How a pass runs when `vmap` gives every lane its own kernel. 'grouped': XLA's grouped convolution. 'im2col': the
-# shifted inputs side by side, and one batched matrix product. 'loop': one lane after the other. 'packed': the lanes'
-# activations lie side by side throughout the backbone, see `packing`; backbones that cannot be packed use 'grouped'.
-LANE_FORMS = ("grouped", "im2col", "loop", "packed")
+# How a pass runs when `vmap` gives every lane its own kernel. 'grouped': XLA's grouped convolution. 'loop': one lane
+# after the other. 'packed': the lanes' activations lie side by side throughout the backbone, see `packing`; backbones
+# that cannot be packed use 'grouped'.
+LANE_FORMS = ("grouped", "loop", "packed")
 # By platform; 'grouped' on others. The TPU's default was only compiled, not timed, see docs/performance.md.
 DEFAULT_LANE_FORM = {"cpu": "loop", "tpu": "packed"}
 _forced_lane_form = contextvars.ContextVar("lane_form", default=None)
@@ -66,66 +64,39 @@ def lane_form():
     return _forced_lane_form.get() or DEFAULT_LANE_FORM.get(platform(), "grouped")
 
 
-def kernel_gradient_form(form):
-    """The form for kernel gradients.
+def in_lanes(one_lane, form, stride, together=None, **sizes):
+    """A pass of two arguments that uses the given form under `vmap` over both arguments.
 
-    On GPUs it is not 'grouped', because XLA turns grouped kernel gradients into convolutions with windows as large as
-    the images.
+    Args:
+        one_lane: the pass.
+        form: one of `LANE_FORMS`.
+        stride, sizes: further arguments of the pass.
+        together: the pass that all lanes compute at once unless the form is 'loop'; None: `one_lane`.
     """
-    return "im2col" if form in ("grouped", "packed") and platform() == "gpu" else form
-
-
-def in_lanes(one_lane, by_columns, form, stride, **sizes):
-    """A pass of two arguments that uses the given form under `vmap` over both arguments."""
-    one_lane, by_columns = (functools.partial(function, stride=stride, **sizes) for function in (one_lane, by_columns))
+    one_lane, together = (functools.partial(each, stride=stride, **sizes) for each in (one_lane, together or one_lane))
     one_pass = jax.custom_batching.custom_vmap(one_lane)
 
     @one_pass.def_vmap
     def lanes(number, mapped, *arguments):
-        in_axes = [0 if is_mapped else None for is_mapped in mapped]
-        if form in ("grouped", "packed") or not all(mapped):
-            return jax.vmap(one_lane, in_axes)(*arguments), True
-        if form == "im2col":
-            return jax.vmap(by_columns, in_axes)(*arguments), True
-        return jax.lax.map(lambda one: one_lane(*one), arguments), True
+        if not all(mapped):
+            return jax.vmap(one_lane, [0 if is_mapped else None for is_mapped in mapped])(*arguments), True
+        if form == "loop":
+            return jax.lax.map(lambda one: one_lane(*one), arguments), True
+        return jax.vmap(together)(*arguments), True
 
     return one_pass
 
 
-def _columns(x, kernel_size, stride):
-    """The shifted inputs side by side (im2col): [N, Ho, Wo, kernel_h * kernel_w * C]."""
+def kernel_gradient_by_columns(x, gradient, stride, kernel_shape, **_):
+    """The gradient with respect to the kernel, as one matrix product with the shifted inputs side by side (im2col)."""
     height, width = x.shape[1:3]
-    framed = padded(x, kernel_size)
-    return jnp.concatenate(
-        [
-            framed[:, a : a + height : stride, b : b + width : stride]
-            for a in range(kernel_size[0])
-            for b in range(kernel_size[1])
-        ],
-        axis=-1,
-    )
-
-
-def forward_by_columns(x, kernel, stride):
-    """The convolution as one matrix product."""
-    return jnp.matmul(_columns(x, kernel.shape[:2], stride), kernel.reshape(-1, kernel.shape[3]))
-
-
-def input_gradient_by_columns(gradient, kernel, stride, input_shape, kernel_shape):
-    """The gradient of the convolution with respect to the input, as one matrix product."""
-    del kernel_shape
-    if stride > 1:  # Insert zeros between rows and columns of the gradient, up to the size of the input.
-        batch, height, width, channels = gradient.shape
-        spread = jnp.zeros((batch, *input_shape[1:3], channels), gradient.dtype)
-        gradient = spread.at[:, : stride * height : stride, : stride * width : stride].set(gradient)
-    flipped = kernel[::-1, ::-1].transpose(0, 1, 3, 2)
-    return forward_by_columns(gradient, flipped, 1)
-
-
-def kernel_gradient_by_columns(x, gradient, stride, input_shape, kernel_shape):
-    """The gradient of the convolution with respect to the kernel, as one matrix product."""
-    del input_shape
-    product = contract_positions(_columns(x, kernel_shape[:2], stride), gradient)
+    framed = padded(x, kernel_shape[:2])
+    columns = [
+        framed[:, a : a + height : stride, b : b + width : stride]
+        for a in range(kernel_shape[0])
+        for b in range(kernel_shape[1])
+    ]
+    product = contract_positions(jnp.concatenate(columns, axis=-1), gradient)
     return product.reshape(kernel_shape).astype(gradient.dtype)
 
 

@@ -1,4 +1,6 @@
-"""Projection heads: one with a hidden layer, and a square linear map."""
+"""Projection heads: one with a hidden layer, those of BYOL, and a square linear map."""
+
+import functools
 
 import flax.linen as nn
 
@@ -27,6 +29,18 @@ class Projector(nn.Module):
         if self.normalised:
             x = Normalisation(self.normalisation, affine=False, name="last_norm")(x, train, mask, num_views)
         return x
+
+
+def _byol_head(reads: str, model) -> functools.partial[Projector]:
+    return functools.partial(Projector, model.projector_hidden, model.projector_dim, model.normalisation, reads=reads)
+
+
+# BYOL's: a projector on the features and a predictor on the projector's outputs. Name -> function from the section
+# `config.model` to the head's factory, as in `Entry.heads`.
+BYOL_HEADS = {
+    "projector": functools.partial(_byol_head, ""),
+    "predictor": functools.partial(_byol_head, "projector"),
+}
 
 
 class Projection(nn.Module):

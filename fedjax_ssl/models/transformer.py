@@ -4,7 +4,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fedjax_ssl.models.vit import Block, check_normalisation, heads_of
+from fedjax_ssl.models.normalisation import require_policy
+from fedjax_ssl.models.vit import Block, heads_of
 
 _position_init = nn.initializers.normal(0.02)
 
@@ -29,7 +30,7 @@ class Transformer(nn.Module):
         averaged with this weight; the embedding of padding counts as 0.
         """
         del train, mask, num_views
-        check_normalisation("transformer", self.normalisation)
+        require_policy("transformer", self.normalisation, "group")
         embed = nn.Embed(self.num_tokens, self.width, dtype=self.dtype, name="embed", embedding_init=_position_init)
         if tokens.ndim == 3:
             ids, weight = tokens[:, :2].astype(jnp.int32), tokens[:, 2:]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.models.normalisation import require_policy
 
 QUICK_GELU = 1.702  # CLIP's GELU is x sigmoid(1.702 x)
 
@@ -77,11 +78,11 @@ class ViT(nn.Module):
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, width]; arguments as in `Heads`."""
-        check_normalisation("vit", self.normalisation)
+        require_policy("vit", self.normalisation, "group")
         batch, height, width, _ = images.shape
         side, patch = self.patch, (self.patch, self.patch)
         if height % side or width % side:
-            raise UserError(f"model.patch={side} does not divide images of {height} x {width} pixels")
+            raise UserError(f"patches of {side} x {side} do not divide images of {height} x {width} pixels")
         options: dict[str, Any] = {"padding": "VALID", "use_bias": not self.pre_norm, "dtype": self.dtype}
         x = nn.Conv(self.width, patch, patch, name="patches", **options)(images).reshape(batch, -1, self.width)
         if self.class_token:
@@ -100,11 +101,3 @@ class ViT(nn.Module):
 def heads_of(width: int, head_width: int) -> int:
     """The number of attention heads: the largest divisor of the width that is at most width / head_width."""
     return next(number for number in range(max(1, width // head_width), 0, -1) if width % number == 0)
-
-
-def check_normalisation(name: str, policy: str) -> None:
-    """Raises a UserError unless the policy is 'group'."""
-    if policy != "group":
-        raise UserError(
-            f"model.name={name} normalises each token by itself: set model.normalisation to 'group', not {policy!r}"
-        )

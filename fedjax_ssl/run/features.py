@@ -22,15 +22,15 @@ from fedjax_ssl.base.files import expanded, private_cache, refuse_link, replaced
 from fedjax_ssl.data import SOURCES, Dataset, feature_statistics, load_dataset
 from fedjax_ssl.data.kinds import IMAGE
 from fedjax_ssl.data.unknown import has_unknown, set_apart
-from fedjax_ssl.models.encoders import checksum, find_encoder, frozen
+from fedjax_ssl.models.encoders import ENCODED_TOGETHER, checksum, find_encoder, frozen
 from fedjax_ssl.ops.augment import image_views
 from fedjax_ssl.run.observe.clock import Doing, doing
 from fedjax_ssl.run.observe.log import say, warn
 
 MOST_CACHE_BYTES = 20_000_000_000  # of all features; the least recently used are removed
-BLOCK = 256  # images in a file, or a batch if that is larger; an interruption loses at most one file
+BLOCK = 256  # images in a file; an interruption loses at most one file
 # The fields of `config.augment` that the views of images depend on.
-_AUGMENTATION = ("flip", "padding", "border", "resized", "flavour", "num_ops", "magnitude", "order")
+_AUGMENTATION = ("flip", "padding", "border", "resized", "flavour", "num_ops", "magnitude")
 
 
 def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None) -> Dataset:
@@ -118,7 +118,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
 
     def of_view(pixels: np.ndarray, rows: np.ndarray, number: int, tell: Callable[[int], None]) -> np.ndarray:
         """Features float32 [n, F], computed in batches of equal size; `tell` gets each batch's number of images."""
-        size, found = options.batch_size, []
+        size, found = ENCODED_TOGETHER, []
         for start in range(0, len(rows), size):
             short = size - len(rows[start : start + size])
             batch = np.pad(pixels[start : start + size], [(0, short), (0, 0), (0, 0), (0, 0)])
@@ -146,13 +146,12 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
         sort_keys=True,
     )
     arrays: dict[str, np.ndarray] = {}
-    step = max(BLOCK, options.batch_size)
     with doing(f"encoding {total:,} views") as task:
         progress = _Progress(task, total)
         for part, (images, weak, strong) in sides.items():
             arrays[part] = np.empty((len(images), weak + strong, width.shape[-1]), np.float32)
-            for start in range(0, len(images), step):
-                rows = np.arange(start, min(start + step, len(images)))
+            for start in range(0, len(images), BLOCK):
+                rows = np.arange(start, min(start + BLOCK, len(images)))
                 block = arrays[part][rows[0] : rows[-1] + 1]  # a view, so that the array is filled in place
                 known_by = f"{settings} {weak} {strong} {start} {images.shape[1:]} ".encode() + images[rows].tobytes()
                 file = folder and folder / f"{hashlib.sha256(known_by).hexdigest()}.safetensors"

@@ -56,7 +56,6 @@ class Machine(NamedTuple):
     most_lanes: int | None  # the most clients that train side by side on each device; None: no limit
     compiler_options: dict[str, Any]  # for XLA's compiler
     memory: int | None  # bytes of memory of one device; None: unknown
-    float32_products: str = "default"  # see `config.model`
 
     def __str__(self) -> str:
         number = 1 if self.mesh is None else self.mesh.size
@@ -85,8 +84,6 @@ class Machine(NamedTuple):
         """`jax.jit` of a function whose arguments and results are replicated on all devices."""
         if self.mesh is not None:
             options.update(in_shardings=PartitionSpec(), out_shardings=PartitionSpec())
-        if self.float32_products != "default":
-            function = with_products(self.float32_products, function)
         return jax.jit(function, compiler_options=self.compiler_options, **options)
 
     def check_memory(self, program: Any, name: str = "a round") -> None:
@@ -163,8 +160,8 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
         most = max(min(most, most_devices(config, data)) // num_hosts, 1) * num_hosts
     chosen = _devices_of_each_host(most // num_hosts)
     mesh = Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,)) if len(chosen) > 1 else None
-    options, products = _compiler_options(config.model.name), config.model.float32_products
-    return Machine(platform(), mesh, config.lanes or most_lanes(config), options, memory_limit(), products)
+    options = _compiler_options(config.model.name)
+    return Machine(platform(), mesh, config.lanes or most_lanes(config), options, memory_limit())
 
 
 def most_lanes(config: ConfigDict) -> int | None:
@@ -181,17 +178,6 @@ def most_lanes(config: ConfigDict) -> int | None:
         return None
     narrow = getattr(backbone, "narrow_channels", None) if config.encoder.name == "none" else None
     return None if narrow is None else max(1, CHANNELS // narrow)
-
-
-def with_products(precision: str, function: Any) -> Any:
-    """A function whose matrix products and convolutions have this precision, see `jax.default_matmul_precision`."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        with jax.default_matmul_precision(precision):
-            return function(*arguments, **options)
-
-    return call
 
 
 def _devices_of_each_host(number: int) -> list[jax.Device]:

@@ -13,7 +13,7 @@ from fedjax_ssl.data import check_labels, server_has_labels
 from fedjax_ssl.data.unknown import check_unknown
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.methods.entry import Entry
-from fedjax_ssl.ops.augment import check_rand_augment
+from fedjax_ssl.ops.augment import check_magnitude
 
 
 def validate(config: ConfigDict) -> None:
@@ -32,7 +32,7 @@ def validate(config: ConfigDict) -> None:
             its_range.check(field, values[field])
     check_labels(config.data, config.num_clients)
     check_unknown(config.data)
-    check_rand_augment(config.augment.flavour, config.augment.num_ops, config.augment.magnitude)
+    check_magnitude(config.augment.flavour, config.augment.magnitude)
     for line in _misfits(config, find_method(config.method)):
         raise UserError(line)
 

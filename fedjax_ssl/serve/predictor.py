@@ -21,14 +21,14 @@ from fedjax_ssl.data.kinds.table import encode, is_missing
 from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, names_in, read_arrays
 from fedjax_ssl.data.tables import read_columns
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.methods import METHODS, find_method
-from fedjax_ssl.models.encoders import backbone_of, checksum, frozen
+from fedjax_ssl.methods import find_method
+from fedjax_ssl.models.encoders import ENCODED_TOGETHER, backbone_of, checksum, frozen
 from fedjax_ssl.models.network import Network, build_network
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.origin import changed_files
-from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET, read_config, refuse_code
+from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, read_config, refuse_code
 
 BATCH_SIZE = 256  # examples in a batch: one program for any number of examples, with bounded memory
 
@@ -96,13 +96,7 @@ class Predictor(NamedTuple):
         if self.encode is not None and self.are_images(inputs):
             inputs = self.encode(inputs)
         examples = self.kind.given(inputs, self.facts)
-        found = []
-        for start in range(0, len(examples), BATCH_SIZE):
-            chunk = examples[start : start + BATCH_SIZE]
-            padding = [(0, BATCH_SIZE - len(chunk))] + [(0, 0)] * (chunk.ndim - 1)
-            found.append(jax.device_get(self.outputs(jnp.asarray(np.pad(chunk, padding)))))
-        outputs = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(examples)], *found)
-        probabilities, embeddings = outputs
+        probabilities, embeddings = _in_batches(self.outputs, examples, BATCH_SIZE)
         labels = np.argmax(probabilities, axis=-1).astype(np.int32)
         return Prediction(labels, np.array(self.class_names)[labels], probabilities, embeddings)
 
@@ -140,19 +134,12 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         runs = [path.parent.name for path in sorted(folder.glob(f"*/{CONFIG}"))]
         seeds = f"; its runs are in {', '.join(runs[:3])}" if runs else ""
         raise UserError(f"{folder} holds no run: there is no {CONFIG}{seeds}")
-    if not (folder / DATASET).exists():
-        raise UserError(f"the run in {folder} has no {DATASET}; start it again to have it written")
     saved = read_config(folder)
     if not allow_code:
         refuse_code(folder, saved, "if you trust it, say allow_code=True, or --allow_code on the command line")
     facts = read_dataset(folder)
-    if saved["method"] not in METHODS and not is_own(saved["method"]):
-        raise UserError(f"{folder} holds a run of {saved['method']!r}, which is not registered: see fedjax_ssl.methods")
     forget_changed()
-    try:
-        entry = find_method(saved["method"])
-    except UserError as error:  # its file is gone, or its relative path starts at another folder than the run's
-        raise UserError(f"the run in {folder} needs its method's file: {error}") from error
+    entry = find_method(saved["method"])
     config = typed(saved, folder / CONFIG)
     for field, its_range in ranges().items():
         if field.startswith("model."):  # the network is built from these
@@ -172,8 +159,6 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         found = network.predict(trained, images)
         return jax.nn.softmax(found.logits), network.embeddings(found)
 
-    if config.model.float32_products != "default":  # as in the run's tests
-        outputs = jax.default_matmul_precision(config.model.float32_products)(outputs)
     class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
     encode = _encoding(config.encoder, facts) if "encoded_images" in facts else None
     names, compiled = tuple(class_names), jax.jit(outputs)
@@ -196,16 +181,20 @@ def _encoding(options: ConfigDict, facts: Mapping[str, Any]) -> Callable[[Any], 
         return features_of
 
     def encode(images: Any) -> np.ndarray:
-        features_of = read()
         images = KINDS[IMAGE].given(images, {"image_shape": facts["encoded_images"]})
-        size, found = options.batch_size, []
-        for start in range(0, len(images), size):
-            chunk = images[start : start + size]
-            padded = np.pad(chunk, [(0, size - len(chunk)), (0, 0), (0, 0), (0, 0)])
-            found.append(np.asarray(features_of(jnp.asarray(padded)))[: len(chunk)])
-        return np.concatenate(found)
+        return _in_batches(read(), images, ENCODED_TOGETHER)
 
     return encode
+
+
+def _in_batches(function: Callable[[jax.Array], Any], examples: np.ndarray, size: int) -> Any:
+    """A function's results for all examples, computed in padded batches of this size: leaves [B, ...]."""
+    found = []
+    for start in range(0, len(examples), size):
+        chunk = examples[start : start + size]
+        padded = np.pad(chunk, [(0, size - len(chunk))] + [(0, 0)] * (chunk.ndim - 1))
+        found.append(jax.device_get(function(jnp.asarray(padded))))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(examples)], *found)
 
 
 class Predicted(NamedTuple):
@@ -256,20 +245,12 @@ def predict_file(
         UserError: see `load`, `Predictor`, `read_arrays` and `load_pictures`; or a label is not a class of the model;
             or `out` has another suffix, is the file that is read, or cannot be written.
     """
-    for name, value in {"workdir": workdir, "npz": npz or images or csv, "out": out}.items():
-        if not value:
-            raise UserError(
-                f"--{name} is missing: predict takes --workdir=RUN, --npz=FILE, --images=FOLDER or --csv=FILE, and "
-                "--out=FILE"
-            )
-    given = [f"--{name}" for name, value in {"npz": npz, "images": images, "csv": csv}.items() if value]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} are {len(given)} places for inputs; give one of them")
+    given = [place for place in (npz, images, csv) if place]
+    if not (workdir and out and len(given) == 1):
+        raise UserError("predict takes --workdir=RUN, one of --npz=FILE, --images=FOLDER, --csv=FILE, and --out=FILE")
     path = expanded(out)
-    if path.suffix not in (".csv", ".npz"):
-        raise UserError(f"--out={path} must end in .csv or .npz")
-    if path.resolve() == expanded(npz or images or csv).resolve():
-        raise UserError(f"--out={path} is the file that is read; name another")
+    if path.suffix not in (".csv", ".npz") or path.resolve() == expanded(given[0]).resolve():
+        raise UserError(f"--out={path} must end in .csv or .npz, and not be the file that is read")
     predictor = load(workdir, allow_code)
     if images and predictor.image_shape is None:
         raise UserError(f"--images is for images, but the model takes {predictor.kind.noun}")
@@ -360,16 +341,15 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
         return arrays[key], None, None
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as in MedMNIST
-    num_classes, of_images = len(predictor.class_names), arrays[key].shape[:1]
-    if labels.shape != of_images or not np.issubdtype(labels.dtype, np.integer):
+    of_images, most = list(arrays[key].shape[:1]), len(predictor.class_names) - 1
+    whole = np.issubdtype(labels.dtype, np.integer) and list(labels.shape) == of_images
+    outside = labels[(labels < -1) | (labels > most)] if whole else labels
+    if not whole or outside.size:
+        found = f"has {outside[0]}" if whole else f"is {labels.dtype} of shape {labels.shape}"
         raise UserError(
-            f"{path}: {of_labels} is {labels.dtype} of shape {labels.shape}; labels must be {list(of_images)} "
-            "integers, one per image: rename the array if it has something else"
+            f"{path}: {of_labels} {found}; labels must be {of_images} integers from 0 to {most}, or -1 for no label: "
+            "rename the array if it has something else"
         )
-    if labels.size and (labels.min() < -1 or labels.max() >= num_classes):
-        worst = labels.min() if labels.min() < -1 else labels.max()
-        known = f"the model's are 0 to {num_classes - 1}, and -1 means no label"
-        raise UserError(f"{path}: {of_labels} has {worst}; {known}")
     return arrays[key], None, labels.astype(np.int32)
 
 

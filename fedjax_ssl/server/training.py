@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from fedjax_ssl.base.devices import platform
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
-from fedjax_ssl.models import check_mixtures
 from fedjax_ssl.ops import sgd
 from fedjax_ssl.ops.augment.mixup import lambda_of, mix_inputs
 from fedjax_ssl.ops.batches import batch_positions, draw_with_replacement
@@ -172,11 +171,7 @@ def supervised_mixup_loss(problem: Problem, data: FederatedData, alpha: float, m
     Returns:
         The loss. Its metrics are `server_loss` on the batch and `server_mix_loss` on mixtures of the batch with images
         drawn with replacement from all of the server's images.
-
-    Raises:
-        UserError: a user's backbone cannot take mixtures.
     """
-    check_mixtures(problem.config.model.name, problem.network)
     augment = {"strong": problem.strong, "weak": problem.weak}[problem.config.server.augmentation]
 
     def loss_fn(

@@ -14,7 +14,6 @@ SMALL = {
     "clients_per_round": 2,
     "data.examples_per_client": 12,
     "data.server_labels": 40,
-    "model.depth": 1,
     "model.width": 32,
 }
 

@@ -46,7 +46,7 @@ def test_a_registered_method_has_its_section_and_its_words():
 
 
 def test_it_is_built_like_the_library_s_own():
-    register(heads={"projector": lambda model: functools.partial(Linear, model.anchor_dim)}, embedding="projector")
+    register(heads={"projector": lambda model: functools.partial(Linear, 128)}, embedding="projector")
     experiment = build_experiment(make_tiny_config(method="mine"))
     params = experiment.state_shape.model.params
     assert set(params) == {"backbone", "classifier", "projector"}

@@ -21,7 +21,7 @@ FIELDS = {
     "confidence.threshold": THRESHOLD, "fedanchor.temperature": TEMPERATURE, "fedanchor.contrastive_batch_size": 5,
     "fedanchor.contrastive_augmentation": "weak", "fedanchor.contrastive_learning_rate": CONTRASTIVE_RATE,
     "fedanchor.contrastive_epochs": 2,
-    "model.anchor_dim": 5, "server.batch_size": 4, "server.epochs": 1, "server.pretrain_epochs": PRETRAINED,
+    "server.batch_size": 4, "server.epochs": 1, "server.pretrain_epochs": PRETRAINED,
     "server.pretrain_learning_rate": 0.03, "client.clip_norm": 0.5,
 }  # fmt: skip
 

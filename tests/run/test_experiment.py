@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,6 @@ import launch
 from fedjax_ssl import TrainingError, UserError, train
 from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.base.errors import BusyError
-from fedjax_ssl.models.layers import conv2d
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, Workdir
@@ -230,10 +228,10 @@ def test_a_checkpoint_of_another_model_is_refused(finished_fedanchor_run, tmp_pa
     workdir, _ = finished_fedanchor_run
     copy = tmp_path / "copy"
     shutil.copytree(workdir, copy)
-    config = make_fedanchor_config(**SMALL, **{"model.anchor_dim": 16})
+    config = make_fedanchor_config(**{**SMALL, "model.name": "mlp"})
     (copy / "config.json").write_text(json.dumps(config.to_dict()))  # as if edited
     forget_manifests(copy)
-    with pytest.raises(UserError, match=r"anchor_head.* there, and") as caught:
+    with pytest.raises(UserError, match=r" there, and") as caught:
         train(config, copy)
     assert "\n" not in str(caught.value)
     assert (copy / "metrics.jsonl").read_bytes() == (workdir / "metrics.jsonl").read_bytes()
@@ -401,15 +399,3 @@ def test_lanes_by_default_are_those_that_fill_the_platform(platform, name, lanes
     config = make_tiny_config(**{"model.name": name, "model.normalisation": "none" if name == "lenet" else "static"})
     with use_platform(platform):
         assert find_machine(config).lanes(10) == lanes
-
-
-@pytest.mark.parametrize(("products", "others"), [("default", {"DEFAULT"}), ("highest", {"HIGHEST"})])
-def test_float32_products_forward_and_in_gradients(products, others):
-    config = make_tiny_config(**{"model.float32_products": products})
-    x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
-    loss = lambda x, kernel: jnp.sum(jnp.square(conv2d(x, kernel) @ jnp.ones((4, 2))))  # noqa: E731
-    with use_platform("tpu"):
-        text = find_machine(config).jit(jax.grad(loss, (0, 1))).lower(x, kernel).as_text()
-    found = re.findall(r"(?:dot_general|convolution)[^\n]*?precision[^\[]*\[([^\]]*)\]", text)
-    assert len(found) >= 5
-    assert {word for words in found for word in re.findall(r"DEFAULT|HIGHEST", words)} == others

@@ -15,7 +15,6 @@ def encoder_fields() -> Section:
     section.side = whole(0, least=0)  # side in pixels to which images are resized; 0: the encoder's own, 224
     section.weak_views = whole(4, least=1)  # views of each image by config.augment, the first of them the image itself
     section.strong_views = whole(4, least=0)  # views of each image; 0: noise and masked features make the strong view
-    section.batch_size = whole(64, least=1)  # images encoded at a time
     section.adapters = adapter_fields()
     return section
 

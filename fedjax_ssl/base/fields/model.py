@@ -13,9 +13,6 @@ def model_fields() -> Section:
     # Channels of a ResNet's first stage; 0: 16 for 'resnet8', 64 for others. Or the width of 'mlp' (0: 128),
     # 'transformer' (64) and 'vit' (96).
     section.width = whole(0, least=0)
-    section.depth = whole(0, least=0)  # layers of 'mlp', blocks of 'transformer' (0: 2) and 'vit' (0: 6)
-    section.patch = whole(0, least=0)  # side of a patch of 'vit' in pixels; 0: 4
-    section.anchor_dim = whole(128, least=0)  # width of the anchor head, for methods that have one
     # Hidden width of the projector and the predictor, for methods that have them.
     section.projector_hidden = whole(4096, least=1)
     section.projector_dim = whole(2048, least=1)  # width of their outputs
@@ -29,9 +26,6 @@ def model_fields() -> Section:
     # variance ((FL)^2, SemiFL); 'torch_linear', classifier and heads as torch.nn.Linear (most public code).
     section.classifier_init = word("lecun", "torch", "torch_linear")
     section.dtype = word("float32", "bfloat16")  # type of computations; parameters are float32
-    # Precision of float32 products: the platform's 'default', bfloat16 on TPUs and perhaps TF32 on GPUs; or 'highest',
-    # full float32, several times slower there.
-    section.float32_products = word("default", "highest")
     return section
 
 

@@ -45,17 +45,26 @@ class Range:
 
     def check(self, name: str, value: Any) -> None:
         """Raises UserError with one line that begins with the field's name if the value is not allowed."""
+        wrong = self._wrong(value)
+        if wrong:
+            raise UserError(f"{name} {wrong}")
+
+    def _wrong(self, value: Any) -> str:
+        """What is wrong with a value; '' if it is allowed."""
         if self.optional and value is None:
-            return
+            return ""
         if self.choices:
-            if value not in self.choices and not (self.code and ":" in str(value)):
-                raise UserError(f"{name} is {value!r}{known_are(value, self.choices)}")
-        elif not self._is_of_kind(value):
-            raise UserError(f"{name} must be {_KINDS[self.kind]}, not {value!r}")
-        elif self.kind in _MOST:
-            self._check_ends(name, value)
-        elif self.each is not None and not self._holds_entries(value):
-            raise UserError(f"{name} must be {self.words()}, not {tuple(value)}")
+            known = value in self.choices or (self.code and ":" in str(value))
+            return "" if known else f"is {value!r}{known_are(value, self.choices)}"
+        if not self._is_of_kind(value):
+            return f"must be {_KINDS[self.kind]}, not {value!r}"
+        if self.kind in _MOST:
+            return self._wrong_number(value)
+        if self.each is None or not (
+            any(map(self.each._wrong, value)) or (self.distinct and len(set(value)) < len(value))
+        ):
+            return ""
+        return f"must be {self.words()}, not {tuple(value)}"
 
     def words(self) -> str:
         """The range in words, as in 'whole, at least 1'."""
@@ -79,14 +88,15 @@ class Range:
             return type(value) is int or (isinstance(value, float) and math.isfinite(value))
         return isinstance(value, self.kind) and (self.kind is bool or type(value) is not bool)
 
-    def _check_ends(self, name: str, value: float) -> None:
+    def _wrong_number(self, value: float) -> str:
         limit = max(_MOST[self.kind], self.most or 0)
         if not self._holds(value):
-            raise UserError(f"{name} must be {self._ends()}, not {value}")
+            return f"must be {self._ends()}, not {value}"
         if abs(value) > limit:
-            raise UserError(f"{name} must be at most {limit} in size, not {value}")
+            return f"must be at most {limit} in size, not {value}"
         if self.kind is float and not self._holds(_single(value)):
-            raise UserError(f"{name} must be {self._ends()}, not {value}, which is {_single(value):g} in computations")
+            return f"must be {self._ends()}, not {value}, which is {_single(value):g} in computations"
+        return ""
 
     def _holds(self, value: float) -> bool:
         return (
@@ -99,14 +109,6 @@ class Range:
     def _ends(self) -> str:
         ends = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         return " and ".join(f"{words} {end}" for words, end in ends.items() if end is not None)
-
-    def _holds_entries(self, value: tuple[Any, ...] | list[Any]) -> bool:
-        try:
-            for entry in value:
-                self.each.check("", entry)
-        except UserError:
-            return False
-        return not self.distinct or len(set(value)) == len(value)
 
 
 class Declared(NamedTuple):

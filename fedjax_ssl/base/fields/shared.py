@@ -19,7 +19,6 @@ from fedjax_ssl.base.fields.views import augment_fields
 CHANGES_NO_RESULT = (
     "checkpoint_every",
     "devices",
-    "encoder.batch_size",
     "eval_batch_size",
     "lanes",
     "log.report",

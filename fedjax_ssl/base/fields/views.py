@@ -14,10 +14,8 @@ def augment_fields() -> Section:
     # from 224 to 250 (RSCFed, SemiAnAgg). If RandAugment comes first, it gets the resized images.
     section.resized = whole(0, least=0)
     # Version of RandAugment, see fedjax_ssl/ops/augment/flavours.py; 'none': strong views equal weak ones.
-    section.flavour = word("usb", "semifl", "fixmatch", "fedlabel", "fedmatch", "none")
+    section.flavour = word("usb", "fl2", "semifl", "fixmatch", "fedlabel", "fedmatch", "none")
     section.num_ops = whole(2, least=0)  # n of RandAugment: operations per image
-    # The order of flip, crop and RandAugment: the flavour's own, or 'geometry_first', flip and crop first ((FL)^2).
-    section.order = word("flavour", "geometry_first")
-    # m of RandAugment, 0 to 10 ('fedlabel': up to 30); 'usb' and 'fedmatch' draw it at random.
+    # m of RandAugment, 0 to 10 ('fedlabel': up to 30); 'usb', 'fl2' and 'fedmatch' draw it at random.
     section.magnitude = whole(10, least=0, most=30)
     return section

@@ -55,7 +55,7 @@ def _conv2d_by_columns(x, kernel, stride):
     return product.reshape(*columns.shape[1:], kernel.shape[3])
 
 
-def _input_gradient(gradient, kernel, stride, input_shape, kernel_shape):
+def _input_gradient(gradient, kernel, stride, input_shape, **_):
     """Gradient with respect to the input, by forward convolutions of stride 1 only.
 
     Tap a of the kernel connects the input position i = stride * o + a - p with the output position o (p is the
@@ -64,8 +64,6 @@ def _input_gradient(gradient, kernel, stride, input_shape, kernel_shape):
     gradient; their results are interleaved. Stride 1 has one remainder, and the kernel is flipped and transposed. (The
     textbook form for stride 2, a convolution of the gradient with zeros inserted, does four times the arithmetic.)
     """
-
-    del kernel_shape
 
     def taps(remainder, length):
         """The kernel positions that reach one remainder, in the order of their outputs, and the padding."""
@@ -95,12 +93,11 @@ def _input_gradient(gradient, kernel, stride, input_shape, kernel_shape):
     return interleaved[:, : input_shape[1], : input_shape[2]]
 
 
-def _kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
+def _kernel_gradient(x, gradient, stride, kernel_shape, **_):
     """Gradient with respect to the kernel, by matrix products that sum over examples and positions.
 
     Tap (a, b) is the sum over positions (i, j) of x[i + a, j + b] gradient[i, j], with x padded.
     """
-    del input_shape
     # A single product wastes kernel_h - 1 rows on padding and needs joined copies of the gradient, so it is faster only
     # for large images and more than a handful of input channels.
     joined = stride == 1 and gradient.shape[1] >= 8 and x.shape[-1] >= 8
@@ -166,23 +163,8 @@ def _kernel_gradient_by_rows(x, gradient, stride, kernel_size):
     return jnp.stack(products).reshape(kernel_height, kernel_width, x.shape[-1], features)
 
 
-def _winograd_forward(x, kernel, stride):
-    del stride
-    return winograd.forward(x, kernel)
-
-
-def _winograd_input_gradient(gradient, kernel, stride, input_shape, kernel_shape):
-    del stride, input_shape, kernel_shape
-    return winograd.input_gradient(gradient, kernel)
-
-
-def _winograd_kernel_gradient(x, gradient, stride, input_shape, kernel_shape):
-    del stride, input_shape, kernel_shape
-    return winograd.kernel_gradient(x, gradient)
-
-
 # Implementation -> its forward pass, and its gradients with respect to the input and the kernel.
 PASSES = {
     "custom_backward": (passes.forward, _input_gradient, _kernel_gradient),
-    "winograd": (_winograd_forward, _winograd_input_gradient, _winograd_kernel_gradient),
+    "winograd": (winograd.forward, winograd.input_gradient, winograd.kernel_gradient),
 }

@@ -8,7 +8,8 @@ rows (Winograd 1980; Lavin and Gray, "Fast Algorithms for Convolutional Neural N
 
 where * is an ordinary convolution along the width for each of the m + 2 entries. The gradients use the same three
 linear maps, transposed. Filtering along both axes needs a quarter of the multiplications, but is little faster and
-takes twice as long to compile; docs/performance.md has the figures and the rounding error.
+takes twice as long to compile; docs/performance.md has the figures and the rounding error. The
+functions ignore the stride and the shapes, which other implementations need.
 """
 
 import functools
@@ -37,12 +38,12 @@ OF_KERNEL = (
 OF_PRODUCTS = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1))
 
 
-def forward(x, kernel):
+def forward(x, kernel, **_):
     """The convolution: x [N, H, W, in] and kernel [3, 3, in, out] to [N, H, W, out], padded by one on each side."""
     return _convolve(x, _combine(OF_KERNEL, [kernel[a : a + 1] for a in range(3)], axis=0))
 
 
-def input_gradient(gradient, kernel):
+def input_gradient(gradient, kernel, **_):
     """Gradient with respect to the input, [N, H, W, in], from that of the output, [N, H, W, out].
 
     It is the convolution with the kernel rotated by 180 degrees and its channel axes exchanged.
@@ -51,7 +52,7 @@ def input_gradient(gradient, kernel):
     return _convolve(gradient, _combine(OF_KERNEL, turned, axis=0))
 
 
-def kernel_gradient(x, gradient):
+def kernel_gradient(x, gradient, **_):
     """Gradient with respect to the kernel, [3, 3, in, out], from x [N, H, W, in] and `gradient` [N, H, W, out]."""
     batch, height, width, features = gradient.shape
     blocks = -(-height // ROWS)

@@ -1,9 +1,6 @@
-"""Converts PyTorch weights to this library's file format. This process runs no pickle."""
+"""Converts PyTorch weights to this library's file format."""
 
 import pathlib
-import subprocess
-import sys
-import tempfile
 from typing import Any
 
 import numpy as np
@@ -12,25 +9,13 @@ from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.models.encoders.encoder import find_encoder
 from fedjax_ssl.models.encoders.weights import save_weights
 
-# Runs in its own process, with PyTorch's restricted unpickler, which makes only tensors and containers.
-_AS_SAFETENSORS = """
-import sys, torch
-from safetensors.torch import save_file
-state = torch.load(sys.argv[1], map_location="cpu", weights_only=True)
-for key in ("state_dict", "model", "teacher"):
-    state = state.get(key, state) if isinstance(state.get(key), dict) else state
-tensors = {name: value.clone().contiguous() for name, value in state.items() if isinstance(value, torch.Tensor)}
-save_file(tensors, sys.argv[2])
-"""
-_PICKLED = (".pth", ".pt", ".bin")
-
 
 def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
     """Converts PyTorch weights to a weights file.
 
     Args:
-        source: FILE.safetensors, or .pth, .pt or .bin if PyTorch is installed. Names are those of timm, torchvision, or
-            the repositories of DINOv2 or CLIP.
+        source: FILE.safetensors, or another file of tensors if PyTorch is installed. Names are those of timm,
+            torchvision, or the repositories of DINOv2 or CLIP.
         name: name of the encoder.
         out: the file to write, NAME.safetensors.
 
@@ -57,28 +42,20 @@ def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
 
 def read(source: pathlib.Path) -> dict[str, Any]:
     """Reads PyTorch's arrays by name."""
-    if source.suffix == ".safetensors":
-        return _read_safetensors(source)
-    if source.suffix not in _PICKLED:
-        raise UserError(f"{source} must end in .safetensors, {', '.join(_PICKLED)}")
-    with tempfile.TemporaryDirectory() as folder:
-        copy = pathlib.Path(folder) / "weights.safetensors"
-        command = [sys.executable, "-I", "-c", _AS_SAFETENSORS, str(source.resolve()), str(copy)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode == 0:
-            return _read_safetensors(copy)
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
-    if any("No module named 'torch'" in line for line in lines):
-        raise UserError(f"reading {source} takes PyTorch: pip install 'fedjax_ssl[torch]'")
-    why = next((line for line in lines if "Error" in line), lines[-1])
-    raise UserError(f"PyTorch cannot read tensors alone from {source} ({why.strip()[:200]})")
-
-
-def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError, numpy
 
     try:
-        with safe_open(path, "numpy") as file:
-            return {name: file.get_tensor(name) for name in sorted(file.keys())}
-    except (SafetensorError, OSError, TypeError) as error:
-        raise UserError(f"{path} is not a safetensors file ({first_line(error)})") from error
+        if source.suffix == ".safetensors":
+            return numpy.load_file(source)
+        import torch
+    except (SafetensorError, OSError, KeyError) as error:
+        raise UserError(f"{source} is not a safetensors file ({first_line(error)})") from error
+    except ImportError as error:
+        raise UserError(f"reading {source} takes PyTorch: pip install 'fedjax_ssl[torch]'") from error
+    try:
+        state = torch.load(source, map_location="cpu", weights_only=True)  # runs no code of the file
+        for key in ("state_dict", "model", "teacher"):
+            state = state[key] if isinstance(state.get(key), dict) else state
+        return {name: value.detach().numpy() for name, value in state.items() if isinstance(value, torch.Tensor)}
+    except Exception as error:  # of any type; PyTorch's text would advise to run the file's code
+        raise UserError(f"PyTorch cannot read tensors alone from {source} ({type(error).__name__})") from error

@@ -10,6 +10,8 @@ from fedjax_ssl.base.files import expanded
 from fedjax_ssl.models.encoders.encoder import encode, find_encoder
 from fedjax_ssl.models.encoders.weights import load_weights
 
+ENCODED_TOGETHER = 64  # images in a batch, in training and prediction, so that features are equal to the bit
+
 
 def frozen(options: Any) -> Callable[[jax.Array], jax.Array]:
     """Makes a function that runs an encoder with its weights; it is compiled for each new shape of images.

@@ -5,19 +5,18 @@ An entry's strength is low + (high - low) * fraction. The flavours differ in how
   flavour    operations  fraction              applied with  cutout afterwards     place
   semifl     15          m / 10                1/2           none (in the pool)    after the weak geometry
   fixmatch   14          {1, ..., m} / 10      1/2           1/2 of the side       after the weak geometry
-  usb        14          uniform in [0, 1)     1             0 to 1/2 of the side  before the weak geometry *
+  usb        14          uniform in [0, 1)     1             0 to 1/2 of the side  before the weak geometry
+  fl2        14          uniform in [0, 1)     1             0 to 1/2 of the side  after the weak geometry
   fedlabel   16          m / 30                1             none (in the pool)    before the weak geometry
   fedmatch   13          {0, ..., M - 1} / 9   1             none                  after the weak geometry
   none       0           -                     -             none                  (the weak geometry alone)
 
-* In the code of SemiAnAgg and Twin-sight; (FL)^2's code has it after (`augment.order='geometry_first'`).
-
-The user chooses the number of operations and m; usb and fedmatch ignore m. FedMatch draws M from {2, ..., 5} for each
-image. Settings of the papers:
+The user chooses the number of operations and m; usb, fl2 and fedmatch ignore m. FedMatch draws M from {2, ..., 5} for
+each image. Settings of the papers:
 
 * SemiFL: 2 operations, m = 10.
 * SAGE and ProxyFL: fixmatch with 2 operations, m = 9 (their "10" is never drawn).
-* (FL)^2 and SemiAnAgg: usb with 3 operations (SemiAnAgg on the enlarged image, `augment.resized`).
+* (FL)^2: fl2 with 3 operations; SemiAnAgg: usb with 3, on the enlarged image (`augment.resized`).
 * FedLabel: the paper has (1, 10) after eq. 5, and 10 operations of m = 1 in section 5.2. The code has one operation of
   m = 10 and then crops from black borders (`augment.border`).
 * FedMatch: 6 operations, without flip and crop.
@@ -32,7 +31,6 @@ The tables below have the ranges. Two things to know before comparing results:
 import math
 from typing import Literal, NamedTuple
 
-from fedjax_ssl.base.errors import UserError, known_are
 from fedjax_ssl.ops.augment.operations import Operation
 
 
@@ -119,7 +117,7 @@ _FIXMATCH = Flavour(
     geometry_first=True,
 )
 
-# USB (Wang et al., 2022); SemiAnAgg (2024) and (FL)^2 (2024) use it. The magnitude m has no effect.
+# USB (Wang et al., 2022), as in the code of SemiAnAgg (2024) and Twin-sight. The magnitude m has no effect.
 _USB = Flavour(
     pool=(
         PoolEntry(Operation.AUTO_CONTRAST),
@@ -214,25 +212,9 @@ _NONE = Flavour(
 FLAVOURS = {
     "semifl": _SEMIFL,
     "usb": _USB,
+    "fl2": _USB._replace(geometry_first=True),  # (FL)^2's code (2024)
     "fixmatch": _FIXMATCH,
     "fedlabel": _FEDLABEL,
     "fedmatch": _FEDMATCH,
     "none": _NONE,
 }
-
-
-def get_flavour(name: str) -> Flavour:
-    """Looks up a RandAugment flavour by its name.
-
-    Args:
-        name: a key of `FLAVOURS`.
-
-    Returns:
-        The flavour.
-
-    Raises:
-        UserError: there is no such flavour; the message lists the known ones.
-    """
-    if name not in FLAVOURS:
-        raise UserError(f"augment.flavour is {name!r}{known_are(name, sorted(FLAVOURS))}")
-    return FLAVOURS[name]

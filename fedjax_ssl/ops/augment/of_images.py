@@ -37,6 +37,6 @@ def image_views(config: Any, image_shape: tuple[int, int, int], mirrored: bool) 
     flip = mirrored if options.flip == "dataset" else options.flip == "always"
     geometry = {"flip": flip, **{name: options[name] for name in ("padding", "border", "resized")}}
     check_resized(options.resized, options.padding, image_shape)
-    colours = {name: options[name] for name in ("flavour", "num_ops", "magnitude", "order")}
+    colours = {name: options[name] for name in ("flavour", "num_ops", "magnitude")}
     strong = functools.partial(strong_augment, **geometry, **colours)
     return Views(functools.partial(weak_augment, **geometry), strong, make_views(PAIRS[config.views], flip))

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.ops.augment import operations
-from fedjax_ssl.ops.augment.flavours import Flavour, PoolEntry, get_flavour
+from fedjax_ssl.ops.augment.flavours import FLAVOURS, Flavour, PoolEntry
 from fedjax_ssl.ops.augment.operations import Operation
 from fedjax_ssl.ops.augment.resize import resize
 from fedjax_ssl.ops.augment.weak import crop_at_random, weak_augment
@@ -30,43 +30,35 @@ def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, 
     Args:
         key: a JAX random key.
         images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
-        flavour: 'semifl', 'usb', 'fixmatch', 'fedlabel', 'fedmatch' or 'none', see `flavours`.
+        flavour: a key of `flavours.FLAVOURS`.
         num_ops: operations drawn for each image, with replacement; each is applied with the flavour's
           probability. Ignored by none.
-        magnitude: from 0 to the flavour's maximum (fedlabel: 30, the others: 10); usb, fedmatch and none ignore it.
+        magnitude: from 0 to the flavour's maximum (fedlabel: 30, the others: 10); usb, fl2, fedmatch and none ignore
+          it.
 
     Returns:
         uint8 [B, H, W, C], grey levels.
 
     Raises:
-        UserError: there is no such flavour, the images are not uint8 with one or three channels, num_ops is
-          negative or the magnitude is out of range.
+        UserError: the magnitude is out of range.
 
     Source: RandAugment (Cubuk et al., 2020); `flavours` has the sources of the flavours.
     """
-    chosen = check_rand_augment(flavour, num_ops, magnitude)
+    check_magnitude(flavour, magnitude)
+    chosen = FLAVOURS[flavour]
     if not chosen.pool:
         return images
     draws = draw_operations(key, chosen, images.shape, num_ops, magnitude)
     return apply_draws(images, draws, chosen.fill)
 
 
-def check_rand_augment(flavour: str, num_ops: int, magnitude: int) -> Flavour:
-    """Checks RandAugment's settings before anything is traced, and returns the flavour.
-
-    Raises:
-        UserError: there is no such flavour; or it has operations, and num_ops is negative or the magnitude is out of
-          range.
-    """
-    chosen = get_flavour(flavour)
-    if not chosen.pool:
-        return chosen
-    if not 0 <= magnitude <= chosen.max_magnitude:
+def check_magnitude(flavour: str, magnitude: int) -> None:
+    """Raises a UserError if RandAugment's magnitude is more than the flavour's maximum."""
+    most = FLAVOURS[flavour].max_magnitude
+    if FLAVOURS[flavour].pool and magnitude > most:
         raise UserError(
-            f"augment.magnitude, of RandAugment's flavour {flavour!r}, goes from 0 to {chosen.max_magnitude}, "
-            f"not {magnitude}"
+            f"augment.magnitude of RandAugment's flavour {flavour!r} goes from 0 to {most}, not {magnitude}"
         )
-    return chosen
 
 
 def strong_augment(
@@ -79,7 +71,6 @@ def strong_augment(
     magnitude: int,
     border: str = "reflect",
     resized: int = 0,
-    order: str = "flavour",
 ) -> jax.Array:
     """Strong augmentation: RandAugment and a weak augmentation with its own draw. Images are resized before both.
 
@@ -88,12 +79,11 @@ def strong_augment(
         images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
         flip: whether images may be mirrored, see `weak.weak_augment`.
         padding: pixels of padding, see `weak.weak_augment`.
-        flavour: 'semifl', 'usb', 'fixmatch', 'fedlabel', 'fedmatch' or 'none', see `flavours`.
+        flavour: a key of `flavours.FLAVOURS`.
         num_ops: operations drawn for each image, with replacement.
         magnitude: see `rand_augment`.
         border: the padding's content, 'reflect' or 'zeros', see `weak.weak_augment`.
         resized: see `weak.weak_augment`.
-        order: 'flavour': the flavour determines which of the two comes first; 'geometry_first': the weak augmentation.
 
     Returns:
         uint8 [B, H, W, C], grey levels.
@@ -102,7 +92,7 @@ def strong_augment(
         UserError: see `rand_augment`.
     """
     weak_key, rand_key = jax.random.split(key)
-    if order == "geometry_first" or get_flavour(flavour).geometry_first:
+    if FLAVOURS[flavour].geometry_first:
         images = weak_augment(weak_key, images, flip, padding, border, resized)
         return rand_augment(rand_key, images, flavour, num_ops, magnitude)
     height, width = images.shape[1:3]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from fedjax_ssl.base.errors import UserError, known_are
 from fedjax_ssl.base.files import expanded, replaced
@@ -122,11 +123,6 @@ def _exported(folder: pathlib.Path, allow_code: bool) -> Exported:
     return Exported(folder, predictor, facts)
 
 
-def _flat(tree: Any, name: str = "") -> dict[str, np.ndarray]:
-    """Flattens a tree of dicts to arrays by dotted names."""
-    if not hasattr(tree, "items"):
-        return {name: np.ascontiguousarray(tree)}
-    found: dict[str, np.ndarray] = {}
-    for key, part in tree.items():
-        found |= _flat(part, f"{name}.{key}" if name else key)
-    return found
+def _flat(tree: Any) -> dict[str, np.ndarray]:
+    """The arrays of nested dicts by dotted names."""
+    return {name: np.ascontiguousarray(leaf) for name, leaf in flatten_dict(tree, sep=".").items()}
