@@ -19,7 +19,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1)).astype(np.uint8
 MASK = np.array([True] * 5 + [False])
 
 
-@pytest.fixture(scope="module", params=["running", "static", "group"])
+@pytest.fixture(scope="module", params=["running", "static"])
 def networks(request):
     """With the twin and without."""
     config = make_tiny_config(**{"model.name": TINY_BACKBONE, "model.normalisation": request.param})

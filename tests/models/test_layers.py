@@ -8,7 +8,7 @@ import pytest
 from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.models.cpu import convolution, processor
 from fedjax_ssl.models.layers import conv2d, global_average_pool, max_pool2d, overlapping_max_pool2d
-from fedjax_ssl.models.passes import LANE_FORMS, use_lane_form
+from fedjax_ssl.models.passes import use_lane_form
 
 
 def arrays(shape, kernel_shape, stride, dtype=jnp.float32):
@@ -38,16 +38,7 @@ def assert_close(actual, expected, relative=1e-5):
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
     ("size", "window", "channels"),
-    [
-        ((8, 8), 3, 8),
-        ((9, 12), 3, 8),
-        ((9, 8), 3, 3),
-        ((3, 2), 3, 8),
-        ((1, 1), 3, 1),
-        ((7, 8), 1, 4),
-        ((6, 9), 5, 2),
-        ((11, 8), 7, 3),
-    ],
+    [((9, 12), 3, 8), ((9, 8), 3, 3), ((3, 2), 3, 8), ((1, 1), 3, 1), ((7, 8), 1, 4), ((11, 8), 7, 3)],
 )
 def test_both_passes_equal_plain_convolution(size, window, channels, stride):
     x, kernel, gradient = arrays((2, *size, channels), (window, window, channels, 4), stride)
@@ -80,7 +71,7 @@ def test_a_kernels_gradient_is_the_sum_over_parts_of_the_batch(monkeypatch, chan
     assert_close([jax.jit(of_kernel)(x, kernel, gradient)], [expected])
 
 
-@pytest.mark.parametrize("size", [(8, 8), (9, 12), (3, 2), (1, 1), (6, 5)])
+@pytest.mark.parametrize("size", [(9, 12), (3, 2), (1, 1)])
 def test_fewer_multiplications_equal_plain_convolution(size):
     """Also where blocks of four rows do not fill the image."""
     x, kernel, gradient = arrays((2, *size, 8), (3, 3, 8, 4), 1)
@@ -155,10 +146,16 @@ def test_both_passes_equal_loops(implementation):
 
 
 @pytest.mark.parametrize(
-    ("implementation", "stride"), [("custom_backward", 1), ("custom_backward", 2), ("winograd", 1)]
+    ("form", "kernels_too", "implementation", "stride", "platform"),
+    [
+        ("grouped", True, "custom_backward", 2, "cpu"),
+        ("loop", True, "custom_backward", 1, "cpu"),
+        ("loop", True, "winograd", 1, "cpu"),
+        (None, False, "winograd", 1, "cpu"),
+        (None, True, "lax", 2, "gpu"),  # whose kernel gradients are matrix products
+    ],
 )
-@pytest.mark.parametrize(("form", "kernels_too"), [*((form, True) for form in LANE_FORMS), (None, False)])
-def test_lanes_equal_one_by_one(implementation, stride, form, kernels_too):
+def test_lanes_equal_one_by_one(form, kernels_too, implementation, stride, platform):
     x, kernel, gradient = arrays((6, 9, 8, 8), (3, 3, 8, 5), stride)
     x, gradient = (a.reshape(3, 2, *a.shape[1:]) for a in (x, gradient))
     kernels = jnp.stack([kernel, 2 * kernel, kernel - 1]) if kernels_too else jnp.stack([kernel] * 3)
@@ -166,19 +163,18 @@ def test_lanes_equal_one_by_one(implementation, stride, form, kernels_too):
     def one(x, kernel, gradient):
         return pass_both_ways(x, kernel, gradient, stride, implementation)
 
-    with use_lane_form(form):
+    with use_lane_form(form), use_platform(platform):
         lanes = jax.vmap(one, (0, 0 if kernels_too else None, 0))
         actual = jax.jit(lanes)(x, kernels if kernels_too else kernel, gradient)
     expected = [compiled_both_ways(*lane, stride, "lax") for lane in zip(x, kernels, gradient)]
     assert_close(actual, [jnp.stack(arrays) for arrays in zip(*expected)])
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_bfloat16_is_near_float32(stride):
-    half = arrays((2, 8, 9, 8), (3, 3, 8, 4), stride, jnp.bfloat16)
-    actual = compiled_both_ways(*half, stride, "custom_backward")
+def test_bfloat16_is_near_float32():
+    half = arrays((2, 8, 9, 8), (3, 3, 8, 4), 2, jnp.bfloat16)
+    actual = compiled_both_ways(*half, 2, "custom_backward")
     assert all(a.dtype == jnp.bfloat16 for a in actual)
-    expected = compiled_both_ways(*(a.astype(jnp.float32) for a in half), stride, "lax")
+    expected = compiled_both_ways(*(a.astype(jnp.float32) for a in half), 2, "lax")
     assert_close(actual, expected, relative=2e-2)
 
 

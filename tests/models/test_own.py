@@ -60,7 +60,7 @@ POLICY = "normalisation: str = 'static'"
 @pytest.mark.parametrize("normalisation", ["running", "static", "group"])
 def test_the_librarys_own_backbone_by_its_path_is_the_same(normalisation):
     config = {"normalisation": normalisation, "dtype": "float32", "classifier_init": "lecun"}
-    config |= {"width": 0, "depth": 0, "patch": 0}
+    config |= {"width": 0}
     named = build_model(ConfigDict({"name": "cnn", **config}), 10)
     assert build_model(ConfigDict({"name": "fedjax_ssl.models.cnn:SmallCNN", **config}), 10) == named
     assert network("fedjax_ssl.models.cnn:SmallCNN", normalisation=normalisation).normalisation == normalisation
@@ -204,11 +204,11 @@ NO_BACKBONES = {
     "integers": (["images", FLAT, "return nn.Dense(3)(x).argmax(-1, keepdims=True)"], ["int32"]),
     "batch normalisation": (
         ["images, train", FLAT, "return nn.BatchNorm(not train)(nn.Dense(3)(x))"],
-        ["batch statistics of its own in BatchNorm_0", "fedjax_ssl.models.Normalisation"],
+        ["batch_stats of BatchNorm_0", "fedjax_ssl.models.Normalisation"],
     ),
     "dropout": (
         ["images, train", FLAT, "x = nn.Dense(3)(x)", "return nn.Dropout(0.5, deterministic=not train)(x)"],
-        ["fails in training on examples of shape (8, 8, 1) (InvalidRngError in line 12 of", "own_module.py", "dropout"],
+        ["fails in training for (8, 8, 1) (InvalidRngError in line 12 of", "own_module.py", "dropout"],
     ),
     "other state": (
         ["images", FLAT, "self.variable('cache', 'x', jnp.zeros, (3,))", "return nn.Dense(3)(x)"],
@@ -217,12 +217,12 @@ NO_BACKBONES = {
     "no parameters": (["images", "return images.reshape(len(images), -1)"], ["keeps nothing"]),
     "an argument of another name": (
         ["images, deterministic=True", FLAT, "return nn.Dense(3)(x)"],
-        ["takes (images, deterministic)", "(images, train)"],
+        ["gives a Mine that takes (images, deterministic)", "(images, train)"],
     ),
-    "no images": (["", "return nn.Dense(3)(jnp.zeros((6, 2)))"], ["takes ()"]),
+    "no images": (["", "return nn.Dense(3)(jnp.zeros((6, 2)))"], ["gives a Mine that takes ()"]),
     "too small an image": (
         ["images", "return nn.Dense(3)(images.reshape(len(images), 28 * 28))"],
-        ["fails on an example of shape (8, 8, 1) (TypeError in line 10 of"],
+        ["fails to start for (8, 8, 1) (TypeError in line 10 of"],
     ),
     "layers of training alone": (
         ["images, train", FLAT, "x = nn.Dense(3)(x)", "return nn.Dense(3)(x) if train else x"],

@@ -2,17 +2,18 @@
 
 import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl.base.devices import use_platform
-from fedjax_ssl.models import POLICIES, Heads, packing
+from fedjax_ssl.models import Heads, packing
 from fedjax_ssl.models.cnn import SmallCNN
 from fedjax_ssl.models.packing import block_diagonal
 from fedjax_ssl.models.passes import forward, use_lane_form
-from fedjax_ssl.models.resnet import ResNet
+from fedjax_ssl.models.resnet import BasicBlock, ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
 
@@ -28,24 +29,20 @@ EMPTY = 3  # the lane without a valid example
 
 
 def network(kind, normalisation):
-    """Heads on a backbone, and for each lane its variables, images of two views and a mask, with short batches.
-
-    Of images for which rounding decides whether some ReLU passes its gradient on, the gradients would not be equal.
-    """
+    """Heads on a backbone, and for each lane random variables, images of two views and a mask, with short batches."""
     make, options = BACKBONES[kind]
-    heads = Heads(make(normalisation=normalisation, **options), 3, {})
-    draw = lambda number, shape: jax.random.normal(jax.random.key(number), shape)  # noqa: E731
-    each = lambda leaf: leaf + 0.1 * jnp.abs(draw(leaf.size, leaf.shape)) if leaf.ndim == 2 else leaf  # noqa: E731
+    heads, rng = Heads(make(normalisation=normalisation, **options), 3, {}), np.random.default_rng(0)
+    images = rng.normal(size=(LANES, VIEWS * BATCH, 8, 8, 3)).astype(np.float32)
 
-    @jax.jit
-    def arguments():
-        # Images whose activations are not at ReLU's corner, where rounding decides on the gradient.
-        images = draw(5, (LANES, VIEWS * BATCH, 8, 8, 3))
-        variables = jax.vmap(heads.init, (0, None))(jax.random.split(jax.random.key(1), LANES), images[0])
-        variables = jax.tree.map(each, variables)  # scales, biases and statistics
-        return variables, images, jnp.tile(jnp.arange(BATCH) < jnp.array([8, 5, 7, 0, 8])[:, None], (1, VIEWS))
+    def drawn(leaf):
+        shape = (LANES, *leaf.shape)
+        if leaf.ndim == 1:  # scales, biases, means and variances
+            return rng.uniform(0.5, 1.5, shape).astype(np.float32)
+        return rng.normal(0, np.prod(leaf.shape[:-1]) ** -0.5, shape).astype(np.float32)
 
-    return heads, *jax.device_get(arguments())
+    variables = jax.tree.map(drawn, jax.eval_shape(heads.init, jax.random.key(0), images[0]))
+    mask = np.tile(np.arange(BATCH) < np.array([8, 5, 7, 0, 8])[:, None], (1, VIEWS))
+    return heads, variables, images, mask
 
 
 def trained(heads, variables, images, mask):
@@ -64,12 +61,12 @@ def trained(heads, variables, images, mask):
     return features, gradients, state
 
 
-def both(function, *arguments, axes=0):
-    """The function packed and not, over lanes."""
+def both(function, *arguments):
+    """What the function gives in packed lanes, and in lanes that are not."""
     results = []
     for form in ("packed", "grouped"):
         with use_lane_form(form):
-            results.append(jax.device_get(jax.jit(jax.vmap(function, axes))(*arguments)))
+            results.append(jax.device_get(jax.jit(lambda *given: function(*given))(*arguments)))
     return results
 
 
@@ -79,14 +76,13 @@ def assert_close(actual, expected):
         np.testing.assert_allclose(a, e, atol=1e-4 * max(1.0, float(np.abs(e).max())))
 
 
-# ResNet-9's last layer takes maxima, whose gradient jumps between values that are equal but for rounding: only once.
-KINDS = [*(("cnn", policy) for policy in POLICIES), ("resnet", "running"), ("wide_resnet", "group")]
-
-
-@pytest.mark.parametrize(("kind", "normalisation"), [*KINDS, ("resnet9", "static")])
+@pytest.mark.parametrize(
+    ("kind", "normalisation"),
+    [("cnn", "static"), ("resnet", "running"), ("wide_resnet", "group"), ("resnet9", "none")],
+)
 def test_packed_lanes_equal_lanes(kind, normalisation):
     heads, *arguments = network(kind, normalisation)
-    results = both(lambda *one: trained(heads, *one), *arguments)
+    results = both(jax.vmap(lambda *one: trained(heads, *one)), *arguments)
     assert_close(*(jax.tree.map(lambda leaf: np.delete(leaf, EMPTY, axis=0), result) for result in results))
 
 
@@ -95,78 +91,71 @@ def test_a_lane_that_diverges_changes_no_other():
     broken = jax.tree.map(np.copy, variables)
     for leaf in jax.tree.leaves(broken):
         leaf[0], leaf[1] = np.nan, np.inf
-    (packed, _), (_, expected) = (both(lambda *one: trained(heads, *one), v, images, mask) for v in (broken, variables))
-    others = [lane for lane in range(LANES) if lane not in (0, 1, EMPTY)]
-    assert_close(*(jax.tree.map(lambda leaf: leaf[np.array(others)], result) for result in (packed, expected)))
+    with use_lane_form("packed"):
+        run = jax.jit(jax.vmap(lambda *one: trained(heads, *one)))
+        results = [jax.device_get(run(given, images, mask)) for given in (broken, variables)]
+    others = np.array([lane for lane in range(LANES) if lane not in (0, 1, EMPTY)])
+    assert_close(*(jax.tree.map(lambda leaf: leaf[others], result) for result in results))
 
 
 def test_without_a_mask_and_with_fewer_lanes_than_fit():
-    heads, variables, images, _ = network("wide_resnet", "running")
+    heads, variables, images, _ = network("cnn", "running")
     two = jax.tree.map(lambda leaf: leaf[:2], (variables, images))
-    assert_close(*both(lambda variables, images: trained(heads, variables, images, None), *two))
+    assert_close(*both(jax.vmap(lambda variables, images: trained(heads, variables, images, None)), *two))
 
 
-def test_evaluation_equals_lanes_also_of_one_model():
-    heads, variables, images, _ = network("resnet", "running")
-    assert_close(*both(heads.apply, variables, images))
-    one = jax.tree.map(lambda leaf: leaf[0], variables)
-    assert_close(*both(heads.apply, one, images, axes=(None, 0)))
-    assert_close(*both(heads.apply, variables, images[0], axes=(0, None)))
+def test_evaluation_of_the_same_images_and_a_single_lane_equal_lanes():
+    heads, variables, images, mask = network("cnn", "running")
+    assert_close(*both(jax.vmap(heads.apply, (0, None)), variables, images[0]))
+    lane = jax.tree.map(lambda leaf: leaf[0], (variables, images, mask))
+    assert_close(*both(lambda *one: trained(heads, *one), *lane))
 
 
-def test_one_lane_equals_the_model_without_lanes():
-    heads, *arguments = network("wide_resnet", "static")
-    results = []
-    for form in ("packed", "grouped"):
-        with use_lane_form(form):
-            lane = jax.tree.map(lambda leaf: leaf[0], arguments)
-            results.append(jax.jit(lambda *one: trained(heads, *one))(*lane))
-    assert_close(*results)
+class Blocks(nn.Module):
+    """Three equal blocks."""
+
+    @nn.compact
+    def __call__(self, x):
+        blocks = [BasicBlock(3, normalisation="running", name=f"block{number}") for number in range(3)]
+        return packing.joined(packing.in_turn(blocks, x, False, None, 1))
 
 
 def test_equal_blocks_are_a_scan_of_one_in_evaluation_on_a_tpu():
-    """Two equal blocks in each of three stages."""
-    heads = Heads(WideResNet(depth=22, width=1, normalisation="running"), 3, {})
-    images = jax.random.normal(jax.random.key(3), (4, 8, 8, 3))
-    variables = jax.jit(heads.init)(jax.random.key(1), images)
+    images = jax.random.normal(jax.random.key(3), (4, 5, 5, 3))
+    variables = jax.jit(Blocks().init)(jax.random.key(1), images)
     results = []
-    for platform in ("cpu", "tpu"):
+    for platform, number in (("cpu", 3), ("tpu", 1)):
         with use_platform(platform):
-            lowered = jax.jit(lambda variables: heads.apply(variables, images)).lower(variables)
+            lowered = jax.jit(lambda variables: Blocks().apply(variables, images)).lower(variables)
+        assert lowered.as_text().count("stablehlo.convolution") in (0, 2 * number)  # a CPU's may be matrix products
         results.append(lowered.compile()(variables))
     assert_close(*results)
-    # The stem, each stage's first block (of two stages with a shortcut), and one for its two others.
-    assert lowered.as_text().count("stablehlo.convolution") == 1 + 3 * 2 + 2 + 3 * 2
 
 
-def test_activations_hold_lanes_side_by_side_on_a_tpu_alone():
+def test_four_lanes_lie_side_by_side_on_a_tpu_alone_in_128_channels():
     heads, *arguments = network("wide_resnet", "static")
-    for platform, channels in (("tpu", 4 * 32), ("gpu", 32)):
+    four = jax.tree.map(lambda leaf: leaf[:4], arguments)
+    texts = {}
+    for platform in ("tpu", "gpu"):
         with use_platform(platform):
-            text = str(jax.make_jaxpr(jax.vmap(lambda *one: trained(heads, *one)))(*arguments))
-        assert (f"f32[2,16,8,8,{channels}]" in text) == (platform == "tpu")
+            texts[platform] = str(jax.make_jaxpr(jax.vmap(lambda *one: trained(heads, *one)))(*four))
+    # Activations of a normalisation, with 64 positions: of four lanes together, or of each lane.
+    together, apart = "f32[16,64,128]", "f32[4,16,64,32]"
+    assert together in texts["tpu"] and together not in texts["gpu"] and apart in texts["gpu"]
+    # One block a stage: the first of a stage is as wide as the stage before.
+    assert set(re.findall(r"(?:feature|batch)_group_count=(\d+)", texts["tpu"])) == {"1", "2"}
+    # The kernels of an input's gradient have both groups on this side.
+    assert {int(inputs) for inputs in re.findall(r"\[3,3,(\d+),\d+\]", texts["tpu"])} == {12, 64, 128, 2 * 128}
     assert packing.lanes() == 1
 
 
-def test_four_lanes_have_128_channels_in_each_group_of_a_convolution():
-    heads, *arguments = network("wide_resnet", "static")
-    four = jax.tree.map(lambda leaf: leaf[:4], arguments)
-    with use_platform("tpu"):
-        text = str(jax.make_jaxpr(jax.vmap(lambda *one: trained(heads, *one)))(*four))
-    # One block a stage: the first of a stage is as wide as the stage before.
-    assert set(re.findall(r"(?:feature|batch)_group_count=(\d+)", text)) == {"1", "2"}
-    # The kernels of an input's gradient have both groups on this side.
-    assert {int(inputs) for inputs in re.findall(r"\[3,3,(\d+),\d+\]", text)} == {12, 64, 128, 2 * 128}
-
-
-@pytest.mark.parametrize(
-    ("channels", "features", "left"), [(32, 32, 1), (32, 64, 1), (64, 128, 2), (3, 200, 1), (128, 128, 4)]
-)
+@pytest.mark.parametrize(("channels", "features", "left"), [(3, 200, 1), (64, 128, 2), (128, 128, 4)])
 def test_a_block_diagonal_kernel_convolves_each_group(channels, features, left):
-    x = jax.random.normal(jax.random.key(0), (1, 5, 5, 4 * channels))
-    kernel = jax.random.normal(jax.random.key(1), (4, 3, 3, channels, features)) / (9 * channels) ** 0.5
-    wide = block_diagonal(kernel)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 3, 3, 4 * channels)).astype(np.float32)
+    kernel = rng.normal(0, (9 * channels) ** -0.5, (4, 3, 3, channels, features)).astype(np.float32)
+    wide = jax.jit(block_diagonal)(kernel)
     assert wide.shape == (left, 3, 3, 4 // left * channels, 4 // left * features)
-    side_by_side = jnp.moveaxis(kernel, 0, 3).reshape(3, 3, channels, 4 * features)
-    blocks = [forward(part, own, 1) for part, own in zip(jnp.split(x, left, -1), wide)]
-    np.testing.assert_allclose(jnp.concatenate(blocks, -1), forward(x, side_by_side, 1), atol=1e-4)
+    blocks = [forward(part, own, 1) for part, own in zip(np.split(x, left, -1), wide)]
+    each = [forward(part, own, 1) for part, own in zip(np.split(x, 4, -1), kernel)]
+    np.testing.assert_allclose(np.concatenate(blocks, -1), np.concatenate(each, -1), atol=1e-4)

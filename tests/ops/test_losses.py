@@ -1,26 +1,26 @@
 """The losses against NumPy written from the papers' equations."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ssl.ops import losses
 from fedjax_ssl.ops.losses import (
     common_direction_penalty,
-    cross_entropy,
-    gram_distance,
     info_nce,
     information_loss,
-    kl_divergence,
     label_contrastive_loss,
-    mixup_cross_entropy,
-    neighbourhood_loss,
     proximal_term,
-    soft_label_loss,
     unit_vectors,
 )
 
 CLASSES = 4
+# Jitted: each operation of its own would be a program of its own.
+cross_entropy, mixup_cross_entropy, soft_label_loss, kl_divergence, gram_distance = map(
+    jax.jit, (losses.cross_entropy, losses.mixup_cross_entropy, losses.soft_label_loss, losses.kl_divergence,
+              losses.gram_distance)
+)  # fmt: skip
+neighbourhood_loss = jax.jit(losses.neighbourhood_loss, static_argnames="replica")
 
 
 def softmax_rows(logits):
@@ -72,17 +72,8 @@ def test_soft_label_loss(batch):
     np.testing.assert_allclose(soft_label_loss(logits, q, weights, mask), expected, rtol=1e-5)
     hostile = np.where(mask[:, None], q, np.nan).astype(np.float32)
     np.testing.assert_allclose(soft_label_loss(logits, hostile, weights, mask), expected, rtol=1e-5)
-    assert np.all(np.isfinite(jax.grad(lambda x: soft_label_loss(x, q, weights, mask))(logits)))
+    assert np.all(np.isfinite(jax.jit(jax.grad(soft_label_loss))(logits, q, weights, mask)))
     assert soft_label_loss(logits, q, weights, np.zeros(6, bool)) == 0
-
-
-def test_mixup_cross_entropy(batch):
-    logits, labels, partners, mask = batch
-    log_probabilities = np.log(softmax_rows(logits))
-    expected = np.mean(
-        [-0.3 * log_probabilities[i, labels[i]] - 0.7 * log_probabilities[i, partners[i]] for i in range(6) if mask[i]]
-    )
-    np.testing.assert_allclose(mixup_cross_entropy(logits, labels, partners, 0.3, mask), expected, rtol=1e-6)
 
 
 def contrastive_by_hand(z, labels, temperature, negatives, self_pairs):
@@ -108,16 +99,15 @@ def contrastive_by_hand(z, labels, temperature, negatives, self_pairs):
 
 @pytest.mark.parametrize("negatives", ["batch", "class"])
 @pytest.mark.parametrize("self_pairs", [False, True])
-@pytest.mark.parametrize("temperature", [0.005, 0.05, 0.5])
+@pytest.mark.parametrize("temperature", [0.005, 0.5])
 def test_label_contrastive_loss(negatives, self_pairs, temperature):
     rng = np.random.default_rng(1)
     z = rng.normal(size=(9, 5))
     labels = np.array([0, 0, 0, 1, 1, 3, 2, 0, 1])  # classes 2 and 3 have one example: no pair but with itself
     mask = np.array([1, 1, 1, 1, 1, 1, 1, 0, 0], bool)
     expected = contrastive_by_hand(z[mask], labels[mask], temperature, negatives, self_pairs)
-    found = label_contrastive_loss(
-        jnp.float32(z), jnp.array(labels), jnp.array(mask), CLASSES, temperature, negatives, self_pairs
-    )
+    loss = jax.jit(label_contrastive_loss, static_argnums=(3, 4, 5, 6))
+    found = loss(np.float32(z), labels, mask, CLASSES, temperature, negatives, self_pairs)
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
@@ -130,14 +120,6 @@ def test_label_contrastive_gradient_is_finite_where_the_loss_has_nothing_to_say(
     cold = jax.jit(jax.grad(lambda z, labels: label_contrastive_loss(z, labels, np.ones(3, bool), CLASSES, 0.005)))
     opposite = cold(np.float32([[1, 0.1], [1, 0.2], [-1, 0]]), np.array([1, 1, 2]))  # exp(-1 / 0.005) is 0 in float32
     assert np.all(np.isfinite(opposite)) and np.any(opposite != 0)
-
-
-def test_label_contrastive_loss_pulls_a_class_together():
-    labels, mask = np.array([0, 0, 1, 1]), np.ones(4, bool)
-    apart = np.float32([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-    crossed = apart[[0, 2, 1, 3]]
-    loss = jax.jit(lambda z: label_contrastive_loss(z, labels, mask, 2, 0.5))
-    assert loss(apart) < loss(crossed)
 
 
 def test_unit_vectors():
@@ -153,7 +135,7 @@ def test_kl_divergence():
     expected = np.mean(np.sum(p * np.log(p / q), axis=1)[mask])
     np.testing.assert_allclose(kl_divergence(reference, logits, mask), expected, rtol=1e-5)
     # The reference has no gradient: it is the server's.
-    assert np.all(np.asarray(jax.grad(lambda r: kl_divergence(r, logits, mask))(reference)) == 0)
+    assert np.all(np.asarray(jax.jit(jax.grad(kl_divergence))(reference, logits, mask)) == 0)
 
 
 def test_proximal_term():
@@ -185,13 +167,13 @@ PRESENT = np.array([True, True, False, True, True])
 def test_info_nce_view_by_view():
     z = VIEWS / np.linalg.norm(VIEWS, axis=-1, keepdims=True)
     z = z[:, PRESENT].reshape(8, 3).astype(np.float64)
-    losses = []
+    of_views = []
     for i in range(8):
         similarity = [np.exp(z[i] @ z[j] / 0.3) for j in range(8)]
-        losses.append(-np.log(similarity[(i + 4) % 8] / (sum(similarity) - similarity[i])))
-    np.testing.assert_allclose(jax.jit(info_nce)(*VIEWS, PRESENT, 0.3), np.mean(losses), rtol=1e-5)
+        of_views.append(-np.log(similarity[(i + 4) % 8] / (sum(similarity) - similarity[i])))
+    np.testing.assert_allclose(jax.jit(info_nce)(*VIEWS, PRESENT, 0.3), np.mean(of_views), rtol=1e-5)
     hostile = np.where(PRESENT[:, None], VIEWS, 1e6)  # padding may hold anything
-    np.testing.assert_allclose(jax.jit(info_nce)(*hostile, PRESENT, 0.3), np.mean(losses), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(info_nce)(*hostile, PRESENT, 0.3), np.mean(of_views), rtol=1e-5)
 
 
 @pytest.mark.parametrize("loss", [lambda one, mask: info_nce(one, VIEWS[1], mask, 0.07),

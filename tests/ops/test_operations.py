@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 
 from fedjax_ssl.base.devices import use_platform
-from fedjax_ssl.ops.augment import get_flavour
+from fedjax_ssl.ops.augment import FLAVOURS
 from fedjax_ssl.ops.augment.operations import Operation
 from fedjax_ssl.ops.augment.randaugment import Draws, apply_draws
 from tests.helpers.pictures import NUM_IMAGES, agreement, make_images
@@ -97,8 +97,11 @@ def pillow_operations(image, operations, strengths, centres):
     return np.asarray(result).reshape(image.shape)
 
 
-def both_ways(images, operations, strengths, centres):
-    """What the library and Pillow make of images [B, ...] with operations [S, B]: two [B, H, W, C]."""
+def both_ways(images, operations, strengths, centres, by_products=False):
+    """What the library and Pillow make of images [B, ...] with operations [S, B]: two [B, H, W, C].
+
+    With `by_products` the library's numbers are also those of its form for TPUs.
+    """
     batch = len(images)
     draws = Draws(
         jnp.asarray(operations, jnp.int32),
@@ -109,21 +112,22 @@ def both_ways(images, operations, strengths, centres):
     )
     ours = np.asarray(apply_draws_jitted(jnp.asarray(images), draws, fill=FILL))
     assert ours.dtype == np.uint8
-    with use_platform("tpu"):  # products in place of gathers
-        by_products = jax.jit(lambda *arrays: apply_draws(*arrays, fill=FILL))(images, draws)
-    np.testing.assert_array_equal(by_products, ours)
+    if by_products:
+        with use_platform("tpu"):  # products in place of gathers
+            again = jax.jit(lambda *arrays: apply_draws(*arrays, fill=FILL))(images, draws)
+        np.testing.assert_array_equal(again, ours)
     columns = zip(images, np.transpose(operations), np.transpose(strengths), np.swapaxes(centres, 0, 1))
     return ours, np.stack([pillow_operations(*column) for column in columns])
 
 
-@pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 28, 28), (3, 20, 32)])
+@pytest.mark.parametrize(("channels", "height", "width"), [(1, 28, 28), (3, 20, 32)])
 def test_every_operation_equals_pillow(channels, height, width):
     cases = [(operation, strength) for operation, values in STRENGTHS.items() for strength in values]
     images = np.concatenate([make_images(channels, width)[:, :height]] * len(cases))
     operations = np.repeat([case[0] for case in cases], NUM_IMAGES)[None]
     strengths = np.repeat([case[1] for case in cases], NUM_IMAGES)[None]
     centres = np.random.default_rng(0).uniform(size=(1, len(images), 2))
-    ours, pillows = both_ways(images, operations, strengths, centres)
+    ours, pillows = both_ways(images, operations, strengths, centres, by_products=True)
     shares = agreement(ours, pillows)
     failures = [
         (Operation(operations[0, i]).name, strengths[0, i], i % NUM_IMAGES, shares[i])
@@ -138,7 +142,7 @@ def test_every_operation_equals_pillow(channels, height, width):
 
 def test_large_images_equal_pillow():
     """The pool of USB on images of 250 pixels a side, the mildest and the strongest of each, and its cutout."""
-    entries = [(entry, value) for entry in get_flavour("usb").pool for value in (entry.low, entry.high)]
+    entries = [(entry, value) for entry in FLAVOURS["usb"].pool for value in (entry.low, entry.high)]
     strengths = [value * (250 if entry.of_side else 1) for entry, value in entries]
     operations = [entry.operation for entry, _ in entries] + [Operation.CUTOUT] * 2
     strengths += [31.7, 125.0]
@@ -148,14 +152,13 @@ def test_large_images_equal_pillow():
     assert not [case for case in zip(operations, strengths, shares) if case[2] < 0.99]
 
 
-@pytest.mark.parametrize(("channels", "side"), [(3, 32), (1, 28)])
-def test_every_pair_of_operations_equals_pillow(channels, side):
+def test_every_pair_of_operations_equals_pillow():
     rng = np.random.default_rng(1)
     pairs = [(first, second) for first in Operation for second in Operation]
-    operations = np.repeat(np.array(pairs, int), 2, axis=0).T
+    operations = np.array(pairs, int).T
     strengths = np.vectorize(lambda operation: rng.choice(STRENGTHS[Operation(operation)]))(operations)
     batch = operations.shape[1]
-    images = make_images(channels, side)[rng.integers(0, NUM_IMAGES, batch)]
+    images = make_images(3, 32)[rng.integers(0, NUM_IMAGES, batch)]
     ours, pillows = both_ways(images, operations, strengths, rng.uniform(size=(2, batch, 2)))
     shares = agreement(ours, pillows)
     failures = [
@@ -165,12 +168,10 @@ def test_every_pair_of_operations_equals_pillow(channels, side):
     assert not failures
 
 
-@pytest.mark.parametrize("level", [0, 77, 255])
-def test_a_constant_image_equals_pillow(level):
-    images = np.full((len(Operation), 8, 8, 3), level, np.uint8)
-    strengths = np.array([[STRENGTHS[operation][-1] for operation in Operation]])
-    centres = np.full((1, len(Operation), 2), 0.4)
-    ours, pillows = both_ways(images, np.array([list(Operation)]), strengths, centres)
+def test_a_constant_image_equals_pillow():
+    images = np.tile(np.repeat(np.uint8([0, 77, 255]), len(Operation))[:, None, None, None], (1, 8, 8, 3))
+    strengths = np.array([[STRENGTHS[operation][-1] for operation in Operation] * 3])
+    ours, pillows = both_ways(images, np.array([list(Operation) * 3]), strengths, np.full((1, len(images), 2), 0.4))
     np.testing.assert_allclose(ours.astype(int), pillows.astype(int), atol=1)
 
 

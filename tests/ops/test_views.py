@@ -202,27 +202,20 @@ def views_of(images, flip=False, which=(0, 1), **fields):
     return [np.asarray(jax.jit(pair[number])(jax.random.key(number), images)) for number in which]
 
 
-def test_without_anything_a_view_is_the_image():
-    images = many_images(3)
-    for view in views_of(images):
-        assert view.dtype == np.uint8
-        np.testing.assert_array_equal(view, images)
-
-
 # Fields of views, whether images may be mirrored, and the shares of images that the two views change.
 OF_VIEWS = [
-    ({"jitter": 0.4}, False, (0.4, 0.4)),
-    ({"grey": 0.4}, False, (0.4, 0.4)),
+    ({"jitter": 0.4}, False, (0.4,)),  # of the first view, as the second
+    ({"grey": 0.4}, False, (0.4,)),
     ({"blur": (0.2, 0.6)}, False, (0.2, 0.6)),
     ({"solarise": 0.4}, False, (0.0, 0.4)),
-    ({}, True, (0.5, 0.5)),
+    ({}, True, (0.5,)),
 ]
 
 
 def test_each_change_has_its_probability_in_each_view():
     image = np.random.default_rng(0).integers(0, 256, (4, 4, 3)).astype(np.uint8)
     images = np.repeat(image[None], 1000, axis=0)
-    pairs = [make_views(options_of(**fields), flip) for fields, flip, _ in OF_VIEWS]
+    pairs = [make_views(options_of(**fields), flip)[: len(shares)] for fields, flip, shares in OF_VIEWS]
     keys = jax.random.split(jax.random.key(0), (len(pairs), 2))
 
     @jax.jit  # one program of all
@@ -274,14 +267,6 @@ def test_grey_comes_before_solarising():
     (view,) = views_of(images, which=(1,), grey=1.0, solarise=1.0)
     expected = by_pillow(images, lambda image, _: ImageOps.solarize(image.convert("L").convert("RGB"), 128))
     np.testing.assert_array_equal(view, expected)
-
-
-def test_views_of_grey_images_and_of_all_that_there_is():
-    fields = {"jitter": 1.0, "grey": 1.0, "blur": (1.0, 1.0), "solarise": 1.0}
-    images = many_images(1, 20, 28)
-    (view,) = views_of(images, flip=True, which=(1,), smallest_crop=0.2, interpolation="bicubic", **fields)
-    assert view.shape == images.shape and view.dtype == np.uint8
-    assert np.all(np.any(view != images, axis=(1, 2, 3)))
 
 
 def test_quarter_turns():
