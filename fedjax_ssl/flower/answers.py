@@ -4,17 +4,16 @@ A reader raises a UserError that says what is wrong with an answer. The server t
 answer, and goes on with the others.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.engine.cohort import CohortResult
-from fedjax_ssl.engine.interface import Upload
+from fedjax_ssl.engine.interface import Metrics
 from fedjax_ssl.flower.messages import from_record
 from fedjax_ssl.ops.sgd import BatchStats
+from fedjax_ssl.server.statistics import Sums
 
 MOST = 2**31 - 1  # the largest int32
 # Limit on means of a layer's input, far above those in training; its square times all images is finite in float32.
@@ -27,14 +26,24 @@ class Hello(NamedTuple):
     clients: list[int]  # its clients' ids
     sizes: list[int]  # how many images each has
     labelled: list[int]  # how many of these have labels
-    classes: list[int] | None  # how many labels of each class all its clients have; None if the node was not asked
+    classes: list[int]  # how many labels of each class all its clients have; [] if the node was not asked
+
+
+class Figures(NamedTuple):
+    """What a client tells of a job besides its upload, as NumPy scalars."""
+
+    turn: Any  # int32, of all turns of the run
+    num_examples: Any  # int32, its images
+    num_qualified: Any  # int32, those with a label in use
+    num_steps: Any  # int32, of all phases
+    metrics: tuple[tuple[Metrics, Any], ...]  # of each phase: means, and whether the client took a step in it
 
 
 class Reply(NamedTuple):
     """A job's part of the answer to `train`."""
 
-    upload: Upload | None = None  # its arrays; None if the client took no part, or nothing usable came
-    figures: Mapping[str, float] = {}  # of `client._figures`; {} if nothing usable came
+    figures: Figures
+    upload: Any  # its arrays; None if the client took no part
 
 
 def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) -> Hello:
@@ -49,73 +58,57 @@ def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) ->
     Raises:
         UserError: the node has another configuration, or its answer is not possible.
     """
-    who = content.get("node", {})
-    if who.get("digest") != digest:
+    told = content.get("node", {})
+    if told.get("digest") != digest:
         raise UserError(
-            f"it has another configuration ({_short(who.get('digest'))}, the server's is {digest}): another version of "
+            f"it has another configuration ({told.get('digest')!r:.60}, the server's is {digest}): another version of "
             "the library, of the config file or of data.partition_file"
         )
-    clients, sizes, labelled = (_counts(who, name) for name in ("clients", "sizes", "labelled"))
-    if not clients or len(set(clients)) < len(clients) or max(clients) >= num_clients:
-        raise UserError(f"its clients are {_short(clients)}, which are not different ids below {num_clients}")
-    if not len(clients) == len(sizes) == len(labelled) or any(some > all_ for some, all_ in zip(labelled, sizes)):
-        raise UserError(f"of {len(clients)} clients it tells {_short(sizes)} images, {_short(labelled)} with labels")
-    classes = _counts(who, "classes") if num_classes else None
-    if num_classes and len(classes) != num_classes:
-        raise UserError(f"it tells the labels of {len(classes)} classes, of which there are {num_classes}")
-    if num_classes and sum(classes) != sum(labelled):
-        raise UserError(f"it tells {sum(classes)} labels of all classes, of {sum(labelled)} images with labels")
-    return Hello(clients, sizes, labelled, classes)
+    clients, sizes, labelled = (told.get(name) for name in ("clients", "sizes", "labelled"))
+    classes = told.get("classes") if num_classes else []
+    hello = Hello(clients, sizes, labelled, classes)
+    is_possible = (
+        all(isinstance(counts, list) and all(map(_is_count, counts)) for counts in hello)
+        and 0 < len(set(clients)) == len(clients) == len(sizes) == len(labelled)
+        and max(clients) < num_clients
+        and all(some <= all_ for some, all_ in zip(labelled, sizes))
+        and len(classes) == num_classes
+        and sum(classes) == (sum(labelled) if num_classes else 0)
+    )
+    if not is_possible:
+        raise UserError(f"{hello!r:.300} cannot be, of {num_clients} clients and {num_classes} asked classes")
+    return hello
 
 
-def read_reply(content: Any, place: int, size: int, like: CohortResult, turn: int, num_jobs: int) -> Reply:
+def read_reply(content: Any, place: int, size: int, like: Reply, turn: int, num_jobs: int) -> Reply:
     """Reads a job's part of the answer to `train`. A client without an upload took no part.
 
     Args:
         content: the answer's.
         place: the job's position among the node's jobs.
         size: how many images its client has, by the node's first answer.
-        like: a cohort's result, leaves [1, ...].
+        like: shapes.
         turn: the expected turn; answers of earlier turns are refused. This proves nothing, since a node may lie.
         num_jobs: of a round, whose steps are added as int32.
 
     Raises:
         UserError: the upload or the figures do not fit the configuration, or are of another turn.
     """
-    told, figures = content.get(f"figures-{place}", {}), {}
-    if told.get("turn") != turn:
-        raise UserError(f"it is of turn {_short(told.get('turn'))} of the run, not of turn {turn}")
-    for name in (
-        "num-examples",
-        "num-qualified",
-        "num-steps",
-        *(f"stepped-{phase}" for phase in range(len(like.metrics))),
-    ):
-        figures[name] = _count(told.get(name), name)
-    if figures["num-examples"] != size or figures["num-qualified"] > size:
-        counts = f"{figures['num-examples']} images, {figures['num-qualified']} with labels in use"
-        raise UserError(f"it tells {counts}, of a client with {size} images")
-    for name in (f"metric-{phase}-{name}" for phase, (names, _) in enumerate(like.metrics) for name in names):
-        if not isinstance(told.get(name), int | float):
-            raise UserError(f"{name} is {_short(told.get(name))}, not a number")
-        figures[name] = told[name]
-    if figures["num-steps"] > MOST // num_jobs:
-        raise UserError(f"it tells {figures['num-steps']} steps")
+    figures = from_record(content.get(f"figures-{place}", {}), like.figures, "the answer", shapes=True)
+    if figures.turn != turn:
+        raise UserError(f"it is of turn {figures.turn} of the run, not of turn {turn}")
+    counts = figures.num_examples, figures.num_qualified, figures.num_steps
+    if not (0 <= counts[1] <= counts[0] == size and 0 <= counts[2] <= MOST // num_jobs):
+        told = "{} images, {} of them with labels in use, and {} steps".format(*counts)
+        raise UserError(f"it tells {told}, of a client with {size} images")
     upload = content.get(f"upload-{place}")
     if upload is not None:
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like.upload)
-        upload = from_record(upload, one, "the upload", shapes=True)
-    return Reply(upload, figures)
+        upload = from_record(upload, like.upload, "the upload", shapes=True)
+    return Reply(figures, upload)
 
 
-def read_compiling(content: Any) -> float:
-    """The seconds for which a node says that it compiled; 0 if the value is not valid."""
-    seconds = content.get("seconds", {}).get("compiling")
-    return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds <= MOST else 0.0
-
-
-def read_statistics(content: Any, like: BatchStats, num_images: int) -> tuple[BatchStats, float]:
-    """Reads the sums in the answer to `query.statistics`, and their count.
+def read_statistics(content: Any, like: BatchStats, num_images: int) -> Sums:
+    """Reads the answer to `query.statistics`.
 
     Args:
         content: the answer's.
@@ -125,30 +118,17 @@ def read_statistics(content: Any, like: BatchStats, num_images: int) -> tuple[Ba
     Raises:
         UserError: they cannot be sums of the statistics of this number of images.
     """
-    total = from_record(content.get("sums", {}), like, "the answer", shapes=True)
-    count = content.get("count", {}).get("count")
-    if not isinstance(count, int | float) or not min(1, num_images) <= count <= num_images:
-        raise UserError(f"{num_images} images count {_short(count)}")
-    for path, leaf in jax.tree.leaves_with_path(total):
+    count: Any = jax.ShapeDtypeStruct((), np.float32)
+    told = from_record(content.get("sums", {}), Sums(like, count), "the answer", shapes=True)
+    if not min(1, num_images) <= told.count <= num_images:
+        raise UserError(f"{num_images} images count {told.count}")
+    for path, leaf in jax.tree.leaves_with_path(told.total):
         name = jax.tree_util.keystr(path)
         least, most = (0, LARGEST_MEAN**2) if name.endswith("['var']") else (-LARGEST_MEAN, LARGEST_MEAN)
-        if not np.all((leaf >= least * count) & (leaf <= most * count)):  # also rejects NaN
+        if not np.all((leaf >= least * told.count) & (leaf <= most * told.count)):  # also rejects NaN
             raise UserError(f"{name} has numbers that are no sum of statistics")
-    return total, float(count)
+    return told
 
 
-def _counts(record: Mapping[str, Any], name: str) -> list[int]:
-    values = record.get(name)
-    if not isinstance(values, list):
-        raise UserError(f"{name} is {_short(values)}, not a list")
-    return [_count(value, name) for value in values]
-
-
-def _count(value: Any, name: str) -> int:
-    if type(value) is not int or not 0 <= value <= MOST:
-        raise UserError(f"{name} has {_short(value)}, which is not a count")
-    return value
-
-
-def _short(value: Any) -> str:
-    return f"{value!r:.60}"
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MOST

@@ -7,8 +7,7 @@ server accepts the upload. The next message says so; until then the addition is 
 import dataclasses
 import functools
 import json
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from fedjax_ssl.engine.interface import Cohort, Method, Problem
 from fedjax_ssl.engine.round import init_key, round_keys
 from fedjax_ssl.engine.tracing import one_job
 from fedjax_ssl.flower import flower
+from fedjax_ssl.flower.answers import Figures
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import from_record, to_record
 from fedjax_ssl.flower.settings import digest, node_settings, run_config
@@ -34,7 +34,7 @@ from fedjax_ssl.ops.trees import row
 from fedjax_ssl.records.manifest import labels_sum
 from fedjax_ssl.run.experiment import make_method, make_problem
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
-from fedjax_ssl.server.statistics import BATCH_SIZE, sum_statistics
+from fedjax_ssl.server.statistics import BATCH_SIZE, Sums, sum_statistics
 
 FACTS = "facts"  # facts about the server's data, in `Context.state`
 # For each client, by its id, in `Context.state`: its memory, what its last training adds, and that training's turn.
@@ -50,67 +50,52 @@ class Node:
 
     config: ConfigDict  # the run's
     clients: tuple[int, ...]  # its clients' ids
-    # problem and method: the run's.
-    problem: Problem
-    method: Method
+    problem: Problem  # the run's
+    method: Method  # the run's
     held: Holdings  # its clients' images
-    width: int | None  # of its rows, if it has images of its own; None: the server sends it
+    width: int  # n_max, the length to which its clients' rows are padded
     labels_sum: str | None  # the checksum of the labels of the configured data set; None: it has images of its own
 
-    def views(self, told: int) -> Views:
-        """Views of one of its clients at a time.
-
-        Args:
-            told: n_max, the width of the rows, as the server sent it.
-        """
-        return Views(self.held, (self.width or told,), 1, (0,), on_device=True)
-
-    def _jit(self, function: Any) -> Any:
-        """`jax.jit` as in a run on one device."""
-        return find_machine(one_device(self.config)).jit(function)
+    @functools.cached_property
+    def views(self) -> Views:
+        """Views of one of its clients at a time."""
+        return Views(self.held, (self.width,), 1, (0,), on_device=True)
 
     @functools.cached_property
-    def _of_a_round(self) -> Any:
+    def shapes(self) -> tuple[Any, Any, Any, Model]:
+        """Shapes of the broadcast, of the messages to single clients, of a client's memory and of the model."""
+
         def of_a_round(data: FederatedData) -> tuple[Any, Any, Any, Model]:
             state = self.method.init(data, init_key(data.seed))
             _, broadcast, cohort = one_job(self.problem, self.method, state, data)
             return broadcast, cohort.personal, row(cohort.own, 0), state.model
 
-        return jax.jit(of_a_round)  # so that it is traced only once
-
-    def structures(self, data: FederatedData) -> tuple[Any, Any, Any, Model]:
-        """Shapes of the broadcast, of the messages to single clients, of a client's memory and of the model."""
-        return jax.eval_shape(self._of_a_round, data)
+        return jax.eval_shape(of_a_round, self.views.first()[0])
 
     @functools.cached_property
-    def first_memory(self) -> Any:
-        """Data of one client -> its memory before its first round."""
-        return self._jit(lambda data: row(self.method.init(data, init_key(data.seed)).clients, 0))
+    def programs(self) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+        """Three programs, compiled when they are called, as in a run on one device.
 
-    @functools.cached_property
-    def train_one(self) -> Any:
-        """`train_one` of the run's method."""
-        return self._jit(functools.partial(train_one, self.method))
+        From a client's data to its memory before its first round; `train_one` of the run's method; from a model,
+        images, rows and a mask to `sum_statistics`.
+        """
+        section = self.config.model
 
-    @functools.cached_property
-    def sums(self) -> Any:
-        """(model, images, rows, present) -> the sums of their normalisation statistics, or of their moments."""
-        network, section = self.problem.network, self.config.model
-
-        def sums(model, images, rows, present):
+        def sums(model: Model, images: Any, rows: Any, present: Any) -> Sums:
             how = section.statistics_weights, section.statistics == "moments"
-            return sum_statistics(network, model, images, rows, present, *how)
+            return sum_statistics(self.problem.network, model, images, rows, present, *how)
 
-        return self._jit(sums)
+        jit = find_machine(one_device(self.config)).jit
+        first_memory = jit(lambda data: row(self.method.init(data, init_key(data.seed)).clients, 0))
+        return first_memory, jit(functools.partial(train_one, self.method)), jit(sums)
 
-    def batches(self, clients: list[int], width: int) -> tuple[np.ndarray, np.ndarray]:
+    def batches(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """The rows of some clients in batches, each of one client: int32 [n, B], and a mask of real rows, bool [n, B].
 
         Args:
             clients: their ids.
-            width: n_max; B is no larger.
         """
-        size = min(BATCH_SIZE, width)
+        size = min(BATCH_SIZE, self.width)
         own = (self.held.rows_of(client) for client in clients)
         cut = [np.pad(rows, (0, -len(rows) % size), constant_values=-1).reshape(-1, size) for rows in own]
         rows = np.concatenate([np.zeros((0, size), np.int32), *cut])
@@ -132,18 +117,18 @@ def open_node(context: Any) -> Node:
     """
     use_compilation_cache()
     config = run_config(context.run_config)
-    settings = node_settings(context.node_config, config.num_clients)
-    if settings.data:
+    clients, file = node_settings(context.node_config, config.num_clients)
+    if file:
         if FACTS not in context.state:
             raise UserError("it was restarted, and does not know the server's images; the server tells it again")
         facts = json.loads(context.state[FACTS]["json"])
-        held, lacks_labels, labels = own_holdings(config, settings.clients[0], settings.data, facts), True, None
+        held = own_holdings(config, clients[0], file, facts)
+        width, lacks_labels, labels = int(held.sizes.max()), True, None
     else:
-        held, dataset = node_holdings(config, settings.clients)
+        held, dataset, width = node_holdings(config, clients)
         facts, lacks_labels, labels = dataset_facts(dataset), dataset.lacks_labels, labels_sum(dataset)
     problem = make_problem(config, facts, lacks_labels)
-    width = int(held.sizes.max()) if settings.data else None
-    return Node(config, settings.clients, problem, make_method(problem), held, width, labels)
+    return Node(config, clients, problem, make_method(problem), held, width, labels)
 
 
 @app.query("hello")
@@ -174,28 +159,24 @@ def hello(message: Any, context: Any) -> Any:
 def train(message: Any, context: Any) -> Any:
     """Trains the node's clients that take part in a turn, one after the other.
 
-    The message has the broadcast, the turn's number and the width of the clients' rows; for each job, it has the
-    client's id, its group, the turn of its last accepted upload, and its personal message. The reply has each job's
-    upload and figures, and the seconds of compiling.
+    The message has the broadcast and the turn's number; for each job, it has the client's id, its group, the turn of
+    its last accepted upload, and its personal message. The reply has each job's upload and figures.
     """
     node, content = open_node(context), message.content
     jobs, round_number = content["jobs"], int(message.metadata.group_id) - 1
-    views = node.views(jobs["width"])
-    broadcast_like, personal_like, memory_like, _ = node.structures(views.first()[0])
+    broadcast_like, personal_like, memory_like, _ = node.shapes
     broadcast = from_record(content["broadcast"], broadcast_like, "the broadcast")
     personal = from_record(content.get("personal", {}), personal_like, "the message to a client")
-    reply, program, compiling = {}, None, 0.0
+    first_memory, train_client, _ = node.programs
+    reply = {}
     for job, client in enumerate(jobs["clients"]):
-        data, _ = views.of(np.array([client]), views.widths[0])
-        memory = _remembered(node, data, context.state, client, jobs["counted"][job], memory_like)
+        data, _ = node.views.of(np.array([client]), node.width)
+        memory = _remembered(context.state, client, jobs["counted"][job], memory_like)
+        if memory is None:
+            memory = jax.device_get(first_memory(data))
         group = jnp.int32(jobs["groups"][job]) if jobs["groups"] else None
         told = row(personal, job)
-        given = broadcast, data, memory, jnp.int32(client), group, told, jnp.int32(round_number)
-        if program is None:  # the same for every client
-            began = time.monotonic()
-            program = node.train_one.lower(*given).compile()
-            compiling = time.monotonic() - began
-        result = program(*given)
+        result = train_client(broadcast, data, memory, jnp.int32(client), group, told, jnp.int32(round_number))
         result = jax.device_get(row(result._replace(lane_steps=()), 0))
         memory = {**memory, **result.memory_of_labels}
         if memory:
@@ -204,9 +185,10 @@ def train(message: Any, context: Any) -> Any:
             context.state[f"{TURN}-{client}"] = flower_app.ConfigRecord({"turn": jobs["turn"]})
         if result.took_part:
             reply[f"upload-{job}"] = to_record(result.upload)
-        figures = {"turn": jobs["turn"], **_figures(result, int(node.held.sizes[client]))}
-        reply[f"figures-{job}"] = flower_app.MetricRecord(figures)
-    reply["seconds"] = flower_app.MetricRecord({"compiling": compiling})
+        size = node.held.sizes[client]
+        qualified = np.int32(size if result.report is None else np.sum(result.report.qualified))
+        figures = Figures(np.int32(jobs["turn"]), size, qualified, result.num_steps, result.metrics)
+        reply[f"figures-{job}"] = to_record(figures)
     return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
 
 
@@ -216,20 +198,18 @@ def statistics(message: Any, context: Any) -> Any:
 
     With 'moments', the statistics so far arrive in each pass. The parameters arrive in the first pass and are kept.
     """
-    node, asked = open_node(context), message.content["asked"]
-    views = node.views(asked["width"])
-    data, _ = views.first()
-    params, batch_stats = node.structures(data)[-1]
-    if "params" in message.content:
-        context.state[EXCHANGED] = message.content["params"]
+    node, content = open_node(context), message.content
+    params, batch_stats = node.shapes[-1]
+    if "params" in content:
+        context.state[EXCHANGED] = content["params"]
     params = from_record(context.state[EXCHANGED], params, "the model")
-    if "batch_stats" in message.content:
-        batch_stats = from_record(message.content["batch_stats"], batch_stats, "the model")
+    if "batch_stats" in content:
+        batch_stats = from_record(content["batch_stats"], batch_stats, "the model")
     else:
         batch_stats = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), batch_stats)
-    batches = node.batches(asked["clients"], views.widths[0])
-    found = jax.device_get(node.sums(Model(params, batch_stats), data.inputs, *batches))
-    reply = {"sums": to_record(found.total), "count": flower_app.MetricRecord({"count": float(found.count)})}
+    images = node.views.first()[0].inputs
+    found = node.programs[-1](Model(params, batch_stats), images, *node.batches(content["asked"]["clients"]))
+    reply = {"sums": to_record(found._replace(count=found.count.astype(jnp.float32)))}
     return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
 
 
@@ -264,42 +244,23 @@ def train_one(
     return train_cohort(method.phases, broadcast, data, cohort, 1, label=method.label)
 
 
-def _remembered(node: Node, data: FederatedData, state: Any, client: int, counted: int, like: Any) -> dict[str, Any]:
-    """A client's memory, with what its last training added if the server accepted the upload of that turn."""
-    if not jax.tree.leaves(like):
-        return {}
+def _remembered(state: Any, client: int, counted: int, like: Any) -> dict[str, Any] | None:
+    """A client's memory, with what its last training added if the server accepted the upload of that turn.
+
+    Args:
+        state: Flower's `Context.state`.
+        client: its id.
+        counted: the turn of its last accepted upload.
+        like: the memory's shapes.
+
+    Returns:
+        The memory; None before the client's first round.
+    """
     if f"{MEMORY}-{client}" not in state:
-        return dict(jax.device_get(node.first_memory(data)))
+        return None if jax.tree.leaves(like) else {}
     memory = from_record(state[f"{MEMORY}-{client}"], like, "a client's memory")
     waiting = state[f"{PENDING}-{client}"]
-    if len(waiting) and state[f"{TURN}-{client}"]["turn"] == counted:
-        trained = {name: like[name] for name in like if any(path.startswith(f"['{name}']") for path in waiting)}
-        memory = {**memory, **from_record(waiting, trained, "a client's memory")}
-    if jax.tree.map(np.shape, memory) != jax.tree.map(np.shape, dict(like)):
-        memory = jax.tree.map(_resized, memory, dict(jax.device_get(node.first_memory(data))))
-    return memory
-
-
-def _resized(leaf: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Resizes a leaf of the memory to the shape of a fresh one, since the rows' width may have changed.
-
-    Both widths fit the client's examples, so only padding is lost or added.
-    """
-    both = tuple(slice(min(lengths)) for lengths in zip(leaf.shape, fresh.shape))
-    fresh = np.array(fresh)
-    fresh[both] = leaf[both]
-    return fresh
-
-
-def _figures(result: CohortResult, size: int) -> dict[str, int | float]:
-    """The figures that a job sends besides its upload, for `answers.read_reply`."""
-    qualified = size if result.report is None else int(np.sum(result.report.qualified))
-    figures: dict[str, int | float] = {
-        "num-examples": size,
-        "num-qualified": qualified,
-        "num-steps": int(result.num_steps),
-    }
-    for phase, (metrics, had_a_step) in enumerate(result.metrics):
-        figures[f"stepped-{phase}"] = int(had_a_step)
-        figures |= {f"metric-{phase}-{name}": float(value) for name, value in metrics.items()}
-    return figures
+    if state[f"{TURN}-{client}"]["turn"] != counted:
+        return memory
+    trained = {name: like[name] for name in like if any(path.startswith(f"['{name}']") for path in waiting)}
+    return {**memory, **from_record(waiting, trained, "a client's memory")}

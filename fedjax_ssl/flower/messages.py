@@ -32,23 +32,21 @@ def from_record(record: Mapping[str, Any], like: Any, what: str, shapes: bool = 
     """
     paths, structure = jax.tree.flatten_with_path(like)
     leaves = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
-    if set(record) != set(leaves):
-        odd = sorted(set(record) ^ set(leaves))[0]
-        side = "has no" if odd in leaves else "has an unknown"
-        raise UserError(f"{what} {side} {odd:.60}; are both sides of the same version and configuration?")
+    if odd := sorted(set(record) ^ set(leaves)):
+        side = "has no" if odd[0] in leaves else "has an unknown"
+        raise UserError(f"{what} {side} {odd[0]:.60}; are both sides of the same version and configuration?")
     arrays = []
     for name, leaf in leaves.items():
         try:
             array = record[name].numpy()
             if array.dtype.kind == "V":  # a dtype that NumPy does not know, such as bfloat16
                 array = array.view(leaf.dtype)
-            dtype, shape = array.dtype, array.shape
+            fits = array.dtype == leaf.dtype and (not shapes or array.shape == leaf.shape)
+            found = f"{array.dtype} {list(array.shape)}"
         except Exception as error:  # bytes from elsewhere may raise anything
-            raise UserError(f"{what} has no array that can be read for {name}: {first_line(error)}") from None
-        if dtype != leaf.dtype:
-            raise UserError(f"{what} has {dtype} for {name}, which is {leaf.dtype}")
-        if shapes and shape != leaf.shape:
-            raise UserError(f"{what} has an array of shape {list(shape)} for {name}, which is {list(leaf.shape)}")
+            fits, found = False, f"no array that can be read ({first_line(error)})"
+        if not fits:
+            raise UserError(f"{what} has {found} for {name}, which is {leaf.dtype} {list(leaf.shape)}")
         arrays.append(array)
     return jax.tree.unflatten(structure, arrays)
 

@@ -61,25 +61,20 @@ class Records:
         say(f"workdir {self._folder.path}")
         self._save(state)
 
-    def add(
-        self, state: State, metrics: dict[str, np.ndarray], seconds: float, compiling: float, healthy: bool
-    ) -> None:
+    def add(self, state: State, metrics: dict[str, np.ndarray], seconds: float, healthy: bool) -> None:
         """Adds a round, and a checkpoint if one is due.
 
         Args:
             state: after the round.
             metrics: of the round.
-            seconds: duration of the round.
-            compiling: how many of these seconds the slowest node compiled.
+            seconds: duration of the round, with what nodes compiled.
             healthy: whether the state is usable.
         """
-        line, compiling = to_record(metrics, COUNTED), min(compiling, seconds)  # nodes may tell any number
+        line = to_record(metrics, COUNTED)
         self._folder.append(METRICS, [line])
-        times = {"seconds": seconds - compiling, "compile_seconds": compiling}
-        self._folder.append(TIMINGS, [{"round": line["round"], **times}])
+        self._folder.append(TIMINGS, [{"round": line["round"], "seconds": seconds}])
         name = f"{measured_each_round(self._config)}_accuracy"
-        took = f"{seconds:.1f} s, {compiling:.1f} of them for compiling at nodes"
-        say(f"round {line['round']}/{self._config.num_rounds}: {name} {line[name]:.4f}, {took}")
+        say(f"round {line['round']}/{self._config.num_rounds}: {name} {line[name]:.4f}, {seconds:.1f} s")
         if healthy and line["round"] % (self._config.checkpoint_every or 10) == 0:
             self._save(state)
 

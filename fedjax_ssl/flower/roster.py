@@ -14,7 +14,7 @@ from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.run.observe.clock import doing
 
 EVERY_SECONDS = 2.0  # between checks for new nodes
-AGAIN_SECONDS = 60.0  # until a refused node is asked again
+AGAIN_SECONDS = 60.0  # until a node that is not taken is asked again
 
 
 class Roster:
@@ -51,7 +51,6 @@ class Roster:
         self._node_of: dict[int, int] = {}
         self._ask_at: dict[int, float] = {}  # each connected node -> when to ask it who it is; infinity: it was asked
         self._awaited: dict[str, int] = {}  # the node of each message that has no answer yet
-        self._waiting: dict[int, Hello] = {}  # nodes with clients that are at other connected nodes
         self._classes_at: dict[int, list[int]] = {}
         self.sizes, self.labelled = np.zeros(num_clients, np.int32), np.zeros(num_clients, np.int32)
 
@@ -77,14 +76,13 @@ class Roster:
     def welcome(self) -> None:
         """Asks new nodes for their clients, and adds the nodes that have answered.
 
-        It does not wait: a later call reads later answers. A node is asked again if it has gone in between, if it gave
-        no answer in a round, or if it fails or does not fit, since it may have been restarted; until it fits it has no
-        clients. With a registered key it then has the same id. A node that restarts between two calls and answers in
-        time is not asked again, nor is one that waits for another to go.
+        It does not wait: a later call reads later answers. A node is asked again if it has gone in between, or if it
+        gave no answer in a round, since it may have been restarted; with a registered key it then has the same id. One
+        that is not taken is asked again after `AGAIN_SECONDS`. A node that restarts between two calls and answers in
+        time is not asked again.
         """
         connected, now = set(self._grid.get_node_ids()), time.monotonic()
         self._ask_at = {node: self._ask_at.get(node, now) for node in connected}
-        self._waiting = {node: hello for node, hello in self._waiting.items() if node in connected}
         new = sorted(node for node, when in self._ask_at.items() if when <= now)
         # Answers of nodes that have gone are not read, nor those to a question that is asked again.
         self._awaited = {sent: node for sent, node in self._awaited.items() if self._ask_at.get(node, now) > now}
@@ -95,43 +93,29 @@ class Roster:
             self._awaited.update({message: node for message, node in sent if message})
         for answer in self._grid.pull_messages(list(self._awaited)) if self._awaited else []:
             node = self._awaited.pop(answer.metadata.reply_to_message_id)
+            self._node_of = {client: other for client, other in self._node_of.items() if other != node}
             try:
                 if answer.has_error():
                     raise UserError(f"it cannot say who it is: {answer.error.reason}")
-                hello = read_hello(answer.content, self._digest, len(self.sizes), self._num_classes)
+                self._take(node, read_hello(answer.content, self._digest, len(self.sizes), self._num_classes))
             except UserError as error:
                 self._ask_at[node] = now + AGAIN_SECONDS
-                self._forget(node)
                 say(f"node {node} is not taken: {error}")
-            else:
-                self._take(node, hello, connected)
-        for node, hello in list(self._waiting.items()):
-            self._take(node, hello, connected)
 
-    def _take(self, node: int, hello: Hello, connected: set[int]) -> None:
-        """Assigns the node's clients to it. If one is at another connected node, it waits until that node has gone."""
+    def _take(self, node: int, hello: Hello) -> None:
+        """Assigns its clients to a node; raises a UserError if one is at another node that is connected."""
         for client in hello.clients:
-            if (other := self._node_of.get(client)) in connected - {node}:
-                if node not in self._waiting:
-                    say(f"node {node} is not taken: client {client} is at node {other}, which is connected")
-                self._waiting[node] = hello
-                return
-        self._forget(node)
+            if (other := self._node_of.get(client)) in self._ask_at:
+                raise UserError(f"client {client} is at node {other}, which is connected")
         for client, size, labelled in zip(hello.clients, hello.sizes, hello.labelled):
             self._node_of[client], self.sizes[client], self.labelled[client] = node, size, labelled
-        if hello.classes is not None:
-            self._classes_at[node] = hello.classes
+        self._classes_at[node] = hello.classes
         say(f"clients {_listed(hello.clients)} are at node {node}")
-
-    def _forget(self, node: int) -> None:
-        """The node has no clients any more, and waits for none."""
-        self._waiting.pop(node, None)
-        self._node_of = {client: other for client, other in self._node_of.items() if other != node}
 
     def labels(self) -> Any:
         """How many labels of each class all clients have, float32 [C]; None if nodes were not asked."""
-        told = [self._classes_at[node] for node in set(self._node_of.values()) if node in self._classes_at]
-        return np.sum(told, axis=0).astype(np.float32) if told else None
+        told = [self._classes_at[node] for node in set(self._node_of.values())]
+        return np.sum(told, axis=0).astype(np.float32) if self._num_classes else None
 
     def nodes_of(self, clients: Iterable[int]) -> dict[int, list[int]]:
         """Node -> the positions of its clients in `clients`. A client without a node is left out."""
@@ -151,8 +135,7 @@ class Roster:
         """
         messages = [self._message(node, content, kind, number) for node, content in contents.items()]
         found = {}
-        some = ", ".join(map(str, list(contents)[:3])) + ", ..." * (len(contents) > 3)
-        with doing(f"round {number}: waiting for {len(contents)} nodes, {some} ({kind})"):
+        with doing(f"round {number}: waiting for {len(contents)} nodes, {_listed(list(contents))} ({kind})"):
             answers = self._grid.send_and_receive(messages, timeout=self._timeout) if messages else []
         for answer in answers:
             if answer.has_error():
@@ -170,9 +153,9 @@ class Roster:
         return flower_app.Message(records, node, kind, ttl=self._timeout, group_id=str(number))
 
 
-def _listed(clients: list[int]) -> str:
-    """The first ten ids."""
-    return ", ".join(map(str, clients[:10])) + ", ..." * (len(clients) > 10)
+def _listed(ids: list[int]) -> str:
+    """The first ten."""
+    return ", ".join(map(str, ids[:10])) + ", ..." * (len(ids) > 10)
 
 
 def say(line: str) -> None:

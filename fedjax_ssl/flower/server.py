@@ -1,7 +1,7 @@
 """The ServerApp: the server's stages of a round, with Flower's nodes as clients."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.errors import TrainingError, UserError
-from fedjax_ssl.data.views import narrowest, widths_of
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.evaluation import measure_model
 from fedjax_ssl.engine.interface import Received, State
@@ -18,7 +17,7 @@ from fedjax_ssl.engine.tracing import one_job
 from fedjax_ssl.engine.turns import Sent
 from fedjax_ssl.engine.untrusted.screening import accepted_rows, longest_update
 from fedjax_ssl.flower import flower
-from fedjax_ssl.flower.answers import Reply, read_compiling, read_reply, read_statistics
+from fedjax_ssl.flower.answers import Figures, Reply, read_reply, read_statistics
 from fedjax_ssl.flower.client import one_device
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import array_bytes, to_record
@@ -54,7 +53,7 @@ def main(grid: Any, context: Any) -> None:
         for _ in range(config.num_rounds):
             began = time.monotonic()
             state, metrics, healthy = server.round(state)
-            folder.add(state, metrics, time.monotonic() - began, server.compiling, healthy)
+            folder.add(state, metrics, time.monotonic() - began, healthy)
             if not healthy:
                 raise TrainingError(f"round {int(state.round)}: the global state is not finite, or no upload was")
         folder.conclude(state, server.tested(state) if config.data.validation else {})
@@ -66,32 +65,24 @@ class Server:
     def __init__(self, experiment: Experiment, roster: Roster):
         """Compiles nothing yet.
 
-        Attributes:
-            compiling: seconds of compiling in the last round, by the slowest node of each turn.
-
         Args:
             experiment: the run; its data may be shapes. The server keeps its own part of the data.
             roster: the nodes, which are all known.
         """
         self._roster = roster
-        self.compiling = 0.0
         self._problem = problem = experiment.problem._replace(told_labels=roster.labels())
         made = make_method(problem)
         # Bytes are counted when messages are sent; messages are dense here, even if the method counts sparse ones.
-        self._method, self._wire_bytes = made._replace(wire_bytes=None), made.wire_bytes
-        method = self._method
+        self._method = method = made._replace(wire_bytes=None)
+        self._wire_bytes = made.wire_bytes
         self._data, self._hidden_labels = server_view(experiment, roster.sizes, roster.labelled)
         shapes = experiment.state_shape, experiment.data
-        drawn = jax.eval_shape(lambda state, data: one_job(problem, method, state, data)[0].clients, *shapes)
-        # From the partition, not from the nodes' answers: a false size would cost all other nodes memory.
-        self._sizes = np.array([len(rows) for rows in experiment.partition.client_rows])
-        self._num_jobs = len(drawn)  # of a round
-        self._widths = widths_of(self._sizes, self._num_jobs)
+        # Of a round.
+        self._num_jobs = len(jax.eval_shape(lambda *of: one_job(problem, method, *of)[0].clients, *shapes))
         self._turns = 0  # in all rounds so far
         self._counted = np.zeros(problem.config.num_clients, int)  # the turn of each client's last accepted upload
         self._down = self._up = 0  # bytes of a round
-        self._result_like = jax.eval_shape(self._one_result, *shapes)
-        machine = find_machine(one_device(problem.config))
+        self._reply_like = jax.eval_shape(self._one_reply, *shapes)
         keys = lambda state, data: round_keys(data.seed, state.round)  # noqa: E731
 
         def before(state, data):
@@ -103,25 +94,33 @@ class Server:
             state, more = method.server_after(state, data, all_keys.server_after)
             return state, {**metrics, **more}, usable
 
+        def one_pass(state, data, gathered):
+            """One pass of the exchange of statistics, without other stages of the method."""
+            network = problem.network._replace(gathered=gathered)
+            return make_statistics(network, problem.config.model)(state, data, jnp.zeros(0, jnp.int32), None)
+
+        def with_statistics(state, data, clients, key, gathered):
+            of_clients = method if gathered is None else make_method(problem, gathered=gathered)
+            return of_clients.statistics(state, data, clients, key)
+
         def finish(state, data, clients, key, gathered, hidden_labels):
-            state = self._with_statistics(state, data, clients, key, gathered)
+            state = with_statistics(state, data, clients, key, gathered)
             measured = measure_model(problem, state.model, data, hidden_labels)
             return state._replace(round=state.round + 1), measured, all_finite(state.model)
 
         def tested(state, data, hidden_labels):
             return measure_model(problem, state.model, data._replace(validation_index=jnp.zeros(0, int)), hidden_labels)
 
-        self._init = machine.jit(lambda data: method.init(data, init_key(data.seed))._replace(clients={}))
-        self._one_pass = machine.jit(self._pass)
-        self._statistics = machine.jit(self._with_statistics)
-        self._before, self._after, self._finish, self._tested = map(machine.jit, (before, after, finish, tested))
-        self._screen = machine.jit(accepted_rows, static_argnums=2)
+        jit = find_machine(one_device(problem.config)).jit
+        self._init = jit(lambda data: method.init(data, init_key(data.seed))._replace(clients={}))
+        self._before, self._after, self._finish, self._tested = map(jit, (before, after, finish, tested))
+        self._one_pass, self._statistics = jit(one_pass), jit(with_statistics)
+        self._screen = jit(accepted_rows, static_argnums=2)
 
     def first_state(self) -> State:
         """The state before the first round, without the clients' memory, which clients make themselves."""
         state, nobody = self._init(self._data), np.zeros(0, np.int32)
         state, gathered = self._gather(state, nobody, nobody, -1)
-        self._down = self._up = 0  # as in the simulation, bytes before the first round belong to no round
         return self._statistics(state, self._data, jnp.asarray(nobody), init_key(self._data.seed), gathered)
 
     def round(self, state: State) -> tuple[State, dict[str, np.ndarray], bool]:
@@ -130,19 +129,18 @@ class Server:
         Returns:
             The state, the metrics by their names in metrics.jsonl, and whether the round left a usable state.
         """
-        self._down = self._up = 0
-        self.compiling = 0.0
+        self._down = self._up = 0  # as in the simulation, bytes before the first round belong to no round
         self._roster.welcome()
         told = {"client_size": self._roster.sizes, "labelled_size": self._roster.labelled}  # of new nodes, too
         self._data = self._data._replace(**jax.tree.map(jnp.asarray, told))
         number = int(state.round)
         key = round_keys(self._data.seed, state.round).statistics
         state, sent, before = self._before(state, self._data)
-        result, received = self._clients(jax.device_get(sent), number)
+        result, received = self._train(jax.device_get(sent), number)
         state, from_clients, usable = self._after(state, self._data, sent, result, received)
-        clients, present = np.asarray(sent.selection.clients), _present(sent)
-        absent = np.setdiff1d(clients[~present], clients[present])
-        state, gathered = self._gather(state, clients[present], absent, number)
+        absent = np.setdiff1d(result.clients[~result.present], result.clients[result.present])
+        state, gathered = self._gather(state, result.clients[result.present], absent, number)
+        clients = sent.selection.clients
         state, measured, finite = self._finish(state, self._data, clients, key, gathered, self._hidden_labels)
         metrics = {"round": state.round, **measured, **before, **from_clients}
         traffic = {"bytes_down": np.int64(self._down), "bytes_up": np.int64(self._up)}
@@ -152,103 +150,110 @@ class Server:
         """The model's figures on the test set, by their names in summary.json."""
         return jax.device_get(self._tested(state, self._data, self._hidden_labels))
 
-    def _with_statistics(self, state, data, clients, key, gathered: Sums | None) -> State:
-        method = self._method if gathered is None else make_method(self._problem, gathered=gathered)
-        return method.statistics(state, data, clients, key)
-
-    def _pass(self, state, data, gathered: Sums) -> State:
-        """One pass of the exchange of statistics, without other stages of the method."""
-        network = self._problem.network._replace(gathered=gathered)
-        return make_statistics(network, self._problem.config.model)(state, data, jnp.zeros(0, jnp.int32), None)
-
-    def _one_result(self, state, data) -> CohortResult:
-        _, broadcast, cohort = one_job(self._problem, self._method, state, data)
+    def _one_reply(self, state, data) -> Reply:
+        """A client's reply to a job, to trace its shapes."""
         method = self._method
+        _, broadcast, cohort = one_job(self._problem, method, state, data)
         result = train_cohort(method.phases, broadcast, data, cohort, lanes=0, label=method.label)
-        return result._replace(report=None)
+        upload, metrics = jax.tree.map(lambda leaf: leaf[0], (result.upload, result.metrics))
+        zero = jnp.int32(0)
+        return Reply(Figures(zero, zero, zero, zero, metrics), upload)
 
-    def _clients(self, sent: Sent, number: int) -> tuple[CohortResult, Received]:
+    def _train(self, sent: Sent, number: int) -> tuple[CohortResult, Received]:
         """The clients' part of a round: in each turn, a message to each node that has a job in it."""
         selection, turns = sent.selection, int(sent.selection.turns)
         rows = np.arange(len(selection.clients)).reshape(turns, -1)
-        group: Any = (
-            np.repeat(np.arange(turns), len(rows[0])) if turns > 1 and selection.group is None else selection.group
-        )
-        broadcast, present = to_record(sent.broadcast), _present(sent)
-        replies, accepted = [], []
+        if turns > 1 and selection.group is None:
+            selection = selection._replace(group=_on_host(np.repeat(np.arange(turns), len(rows[0]))))
+        if selection.present is None:
+            selection = selection._replace(present=_on_host(np.ones(rows.size, bool)))
+        sent = sent._replace(selection=selection)
+        replies: dict[int, Reply] = {}
+        accepted = []
         for of_turn in rows:
-            if len(set(selection.clients[of_turn])) < len(of_turn):
+            clients = selection.clients[of_turn]
+            if len(set(clients)) < len(clients):
                 raise TrainingError(f"round {number + 1} draws a client twice for one turn, which no node can do yet")
             self._turns += 1
-            told = self._ask(of_turn, selection.clients, group, broadcast, sent, number)
-            of_group = None if group is None else group[of_turn]
-            result = self._stack(told, selection.clients[of_turn], of_group, present[of_turn])
-            longest = longest_update(self._problem.config)
-            accepted.append(np.asarray(self._screen(result, sent.broadcast, longest)))
-            self._counted[selection.clients[of_turn][accepted[-1]]] = self._turns
-            replies += told
-        if self._down and not any(reply.figures for reply in replies):
+            replies |= self._ask(sent, of_turn, number)
+            result = self._stack(sent, of_turn, replies)[0]
+            accepted.append(np.asarray(self._screen(result, sent.broadcast, longest_update(self._problem.config))))
+            self._counted[clients[accepted[-1]]] = self._turns
+        if self._down and not replies:
             raise TrainingError(f"round {number + 1}: no node sent anything of use; the lines above say why")
-        result = self._stack(replies, selection.clients, group, present)
+        result, figures = self._stack(sent, rows.ravel(), replies)
+        counts = figures.num_examples, figures.num_qualified
         all_accepted = _on_host(np.concatenate(accepted))
-        counts = _figures(replies, "num-examples"), _figures(replies, "num-qualified")
-        received = Received(result.upload, all_accepted, selection.clients, group, *counts)
-        return result, received
+        return result, Received(result.upload, all_accepted, result.clients, result.group, *counts)
 
-    def _ask(self, of_turn, clients, group, broadcast, sent: Sent, number: int) -> list[Reply]:
-        """Sends a turn's jobs and waits for answers; returns a reply for each row."""
+    def _ask(self, sent: Sent, of_turn: np.ndarray, number: int) -> dict[int, Reply]:
+        """Sends a turn's jobs and waits for answers; returns the usable replies, by the jobs' rows."""
+        clients, group = sent.selection.clients, sent.selection.group
+        goes, broadcast = self._receives(sent), to_record(sent.broadcast)
         contents, whose = {}, {}
-        goes = self._receives(sent, of_turn)
         for node, places in self._roster.nodes_of(clients[of_turn]).items():
-            mine = [of_turn[place] for place in places if goes[place]]
-            if not mine:
+            mine = of_turn[places][goes[of_turn[places]]]
+            if not len(mine):
                 continue
             jobs = {
-                "clients": [int(clients[job]) for job in mine],
-                "groups": [] if group is None else [int(group[job]) for job in mine],
-                "counted": [int(self._counted[clients[job]]) for job in mine],
+                "clients": clients[mine].tolist(),
+                "groups": [] if group is None else group[mine].tolist(),
+                "counted": self._counted[clients[mine]].tolist(),
                 "turn": self._turns,
-                "width": self._width(clients),
             }
-            personal = jax.tree.map(lambda leaf, mine=mine: leaf[np.array(mine)], sent.personal)
             contents[node] = {"broadcast": broadcast, "jobs": flower_app.ConfigRecord(jobs)}
-            if jax.tree.leaves(personal):
-                contents[node]["personal"] = to_record(personal)
+            if jax.tree.leaves(sent.personal):
+                contents[node]["personal"] = to_record(jax.tree.map(lambda leaf, mine=mine: leaf[mine], sent.personal))
             whose[node] = mine
-        found = self._send(contents, "train", number)
-        compiling = {node: read_compiling(content) for node, content in found.items()}
-        self.compiling += max(compiling.values(), default=0.0)
-        if line := compiled_at(compiling):
-            say(f"round {number + 1}: {len(found)} of {len(contents)} nodes answered; {line}")
-        replies = dict.fromkeys(of_turn.tolist(), Reply())
-        for node, content in found.items():
-            for place, job in enumerate(whose[node]):
-                replies[int(job)] = self._read(content, place, int(clients[job]), node)
-        return list(replies.values())
+        replies = {}
+        for node, content in self._send(contents, "train", number).items():
+            for place, job in enumerate(whose[node].tolist()):
+                size = int(self._roster.sizes[clients[job]])
+                try:
+                    reply = read_reply(content, place, size, self._reply_like, self._turns, self._num_jobs)
+                except UserError as error:
+                    say(f"what client {clients[job]} at node {node} sent is not used: {error}")
+                    continue
+                self._up += tree_bytes(reply.upload)
+                replies[job] = reply
+        return replies
 
-    def _read(self, content: Any, place: int, client: int, node: int) -> Reply:
-        """Reads a job's reply. If it is not valid, prints a line and returns an empty reply."""
-        try:
-            size = int(self._roster.sizes[client])
-            reply = read_reply(content, place, size, self._result_like, self._turns, self._num_jobs)
-        except UserError as error:
-            say(f"what client {client} at node {node} sent is not used: {error}")
-            return Reply()
-        self._up += tree_bytes(reply.upload)
-        return reply
-
-    def _width(self, clients: np.ndarray) -> int:
-        """The width to which the rows of a round's clients are padded, as in the simulation."""
-        return narrowest(self._widths, self._sizes[clients])
-
-    def _receives(self, sent: Sent, rows: np.ndarray) -> np.ndarray:
-        """Which jobs get a message: those that are present, except those to which the method sends nothing."""
-        present = _present(sent)[rows]
+    def _receives(self, sent: Sent) -> Any:
+        """Which jobs get a message, bool [M]: those present, except those to which the method sends nothing."""
+        present = np.asarray(sent.selection.present)
         if self._wire_bytes is None:
             return present
-        personal = jax.tree.map(lambda leaf: leaf[rows], sent.personal)
-        down = jax.vmap(lambda one: self._wire_bytes.down(sent.broadcast, one), axis_size=len(rows))(personal)
+        down = jax.vmap(lambda one: self._wire_bytes.down(sent.broadcast, one), axis_size=len(present))(sent.personal)
         return present & (np.asarray(down) > 0)
+
+    def _stack(self, sent: Sent, rows: np.ndarray, replies: Mapping[int, Reply]) -> tuple[CohortResult, Figures]:
+        """A cohort's result on one device, with the figures of its jobs; a job without an upload took no part.
+
+        Args:
+            sent: the round's messages.
+            rows: int [R], the jobs' rows in the selection.
+            replies: by row.
+        """
+        selection = sent.selection
+        nothing: Reply = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self._reply_like)
+        told = [replies.get(row, nothing._replace(upload=None)) for row in rows.tolist()]
+        filled = [one if one.upload is not None else one._replace(upload=nothing.upload) for one in told]
+        stacked: Any = jax.tree.map(lambda *of_jobs: np.stack(of_jobs), *filled)
+        result = CohortResult(
+            upload=stacked.upload,
+            job=_on_host(np.arange(len(rows), dtype=np.int32)),
+            clients=selection.clients[rows],
+            group=None if selection.group is None else selection.group[rows],
+            present=selection.present[rows],
+            took_part=_on_host([one.upload is not None for one in told]),
+            num_steps=stacked.figures.num_steps,
+            report=None,
+            metrics=stacked.figures.metrics,
+            memory_of_labels={},
+            memory_of_steps={},
+            lane_steps=_on_host(np.int32(0)),
+        )
+        return result, stacked.figures
 
     def _gather(self, state: State, cohort: Any, absent: Any, number: int) -> tuple[State, Sums | None]:
         """Exchanges normalisation statistics: returns the clients' sums, None if the policy asks no clients.
@@ -265,7 +270,7 @@ class Server:
         asked = asked_clients(section.statistics, len(self._data.server_index), cohort, len(self._roster.sizes))
         if network.normalisation != "static" or asked is None:
             return state, None
-        gathered, passes, width = None, 1, self._width(np.append(asked, absent))
+        gathered, passes = None, 1
         asked = np.asarray(asked)[~np.isin(asked, absent)]
         if section.statistics == "moments":
             passes = num_passes(network, section.statistics_passes, state.model, before=len(cohort) == 0)
@@ -273,92 +278,47 @@ class Server:
             if number_of_pass:
                 state = self._one_pass(state, self._data, gathered)
             # Clients that did not answer lack the parameters, and are not asked again.
-            gathered, asked = self._told(state, asked, width, number, first=number_of_pass == 0)
+            gathered, asked = self._told(state, asked, number, first=number_of_pass == 0)
         return state, gathered
 
-    def _told(self, state: State, asked: np.ndarray, width: int, number: int, first: bool) -> tuple[Sums, np.ndarray]:
+    def _told(self, state: State, asked: np.ndarray, number: int, first: bool) -> tuple[Sums, np.ndarray]:
         """One pass of `_gather`: sends the parameters if it is the first, and statistics with 'moments'; gets sums.
 
         Returns:
             The total of the usable sums, and the clients of the nodes that sent them.
         """
-        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state.model.batch_stats)
         down = {"params": to_record(state.model.params)} if first else {}
         if self._problem.config.model.statistics == "moments":
             down["batch_stats"] = to_record(state.model.batch_stats)
         whose = {node: asked[places] for node, places in self._roster.nodes_of(asked).items()}
         contents = {
-            node: {**down, "asked": flower_app.ConfigRecord({"clients": clients.tolist(), "width": width})}
+            node: {**down, "asked": flower_app.ConfigRecord({"clients": clients.tolist()})}
             for node, clients in whose.items()
         }
-        total, count, answered = zeros, 0.0, [np.zeros(0, int)]
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state.model.batch_stats)
+        total, answered = Sums(zeros, _on_host(np.float32(0))), [np.zeros(0, int)]
         for node, content in self._send(contents, "query.statistics", number).items():
             try:
-                sums, counted = read_statistics(content, zeros, int(self._roster.sizes[whose[node]].sum()))
+                sums = read_statistics(content, zeros, int(self._roster.sizes[whose[node]].sum()))
             except UserError as error:
                 say(f"the statistics of node {node} are not used: {error}")
                 continue
-            self._up += tree_bytes(sums)
+            self._up += tree_bytes(sums.total)
             answered.append(whose[node])
-            total, count = jax.tree.map(np.add, total, sums), count + counted
-        if len(asked) and not count:
+            total = jax.tree.map(np.add, total, sums)
+        if len(asked) and not total.count:
             raise TrainingError(f"round {number + 1}: no node sent statistics of use; the lines above say why")
         # A pass does not compute statistics of the network's companions, which therefore keep theirs.
-        kept = {name: state.model.batch_stats[name] for name in total if name in self._problem.network.companions}
-        total = {**total, **jax.tree.map(lambda leaf: np.asarray(leaf) * np.float32(count), kept)}
-        return Sums(total, jnp.float32(count)), np.concatenate(answered)
+        kept = {name: state.model.batch_stats[name] for name in zeros if name in self._problem.network.companions}
+        kept = jax.tree.map(lambda leaf: np.asarray(leaf) * total.count, kept)
+        return total._replace(total={**total.total, **kept}), np.concatenate(answered)
 
     def _send(self, contents: dict[int, dict[str, Any]], kind: str, number: int) -> dict[int, Any]:
         """Sends each node its message and counts the bytes; returns the contents of the answers, by node."""
         self._down += sum(map(array_bytes, contents.values()))
         return self._roster.send(contents, kind, number + 1)
 
-    def _stack(self, replies: Iterable[Reply], clients: Any, group: Any, present: Any) -> CohortResult:
-        """Stacks replies into a cohort's result on one device; a client without an upload took no part."""
-        replies, like = list(replies), self._result_like
-        number = len(replies)
-        rows = [
-            one.upload if one.upload is not None else jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:]), like.upload)
-            for one in replies
-        ]
-        metrics = []
-        for phase, (names, _) in enumerate(like.metrics):
-            of_phase = {name: _figures(replies, f"metric-{phase}-{name}", np.float32) for name in names}
-            metrics.append((of_phase, _figures(replies, f"stepped-{phase}") > 0))
-        return CohortResult(
-            upload=jax.tree.map(lambda leaf, *of_rows: np.stack(of_rows).astype(leaf.dtype), like.upload, *rows),
-            job=_on_host(np.arange(number, dtype=np.int32)),
-            clients=clients,
-            group=group,
-            present=present,
-            took_part=_on_host([one.upload is not None for one in replies]),
-            num_steps=_figures(replies, "num-steps"),
-            report=None,
-            metrics=tuple(metrics),
-            memory_of_labels={},
-            memory_of_steps={},
-            lane_steps=_on_host(np.int32(0)),
-        )
 
-
-def _present(sent: Sent) -> Any:
-    """The rows of the selection that are jobs, bool [M]."""
-    selection = sent.selection
-    return np.ones(len(selection.clients), bool) if selection.present is None else np.asarray(selection.present)
-
-
-def compiled_at(seconds: Mapping[int, float]) -> str:
-    """Which nodes compiled for a second or longer, the slowest first; '' if none did."""
-    slow = sorted((node for node, took in seconds.items() if took >= 1), key=lambda node: -seconds[node])
-    shown = ", ".join(f"node {node} compiled {seconds[node]:.1f} s" for node in slow[:3])
-    return shown + f" and {len(slow) - 3} more" * (len(slow) > 3)
-
-
-def _on_host(values: Any, dtype: Any = None) -> Any:
+def _on_host(values: Any) -> Any:
     """A NumPy array in place of a JAX array; the next compiled stage moves it to the device."""
-    return np.asarray(values, dtype)
-
-
-def _figures(replies: Sequence[Reply], name: str, dtype: Any = np.int32) -> Any:
-    """A figure of each job, as a NumPy array [R]; 0 for jobs without it."""
-    return _on_host([one.figures.get(name, 0) for one in replies], dtype)
+    return np.asarray(values)

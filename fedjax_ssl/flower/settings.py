@@ -6,7 +6,7 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -35,13 +35,6 @@ ONLY = {
 }
 PLACES = ("data.path",)
 NODE = ("partition-id", "num-partitions", "clients", "data")
-
-
-class NodeSettings(NamedTuple):
-    """The contents of `flower-supernode --node-config`."""
-
-    clients: tuple[int, ...]  # the ids of its clients
-    data: str  # an npz file with its images, see `own_data`; '': the configuration's data set and partition
 
 
 def run_config(given: Mapping[str, Any]) -> ConfigDict:
@@ -93,12 +86,15 @@ def digest(config: ConfigDict) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def node_settings(given: Mapping[str, Any], num_clients: int) -> NodeSettings:
-    """Reads which clients a node has.
+def node_settings(given: Mapping[str, Any], num_clients: int) -> tuple[tuple[int, ...], str]:
+    """Reads `flower-supernode --node-config`.
 
     Args:
         given: `partition-id`, a client's id, or `clients`, the ids of several as '0,1,2'; and `data`, a file.
         num_clients: K.
+
+    Returns:
+        The ids of the node's clients, and an npz file with its images; '': it has those of the configured partition.
 
     Raises:
         UserError: no id is given, an id is not valid, or a name is unknown.
@@ -106,15 +102,12 @@ def node_settings(given: Mapping[str, Any], num_clients: int) -> NodeSettings:
     for name in given:
         if name not in NODE:
             raise UserError(f"--node-config has {name!r}{known_are(name, NODE)}")
-    words = given.get("clients", given.get("partition-id"))
+    words, data = given.get("clients", given.get("partition-id")), str(given.get("data", ""))
     ids = str(words).split(",")
     clients = tuple(int(word) for word in ids if word.isdecimal() and int(word) < num_clients)
-    if len(set(clients)) < len(ids):
+    if len(set(clients)) < len(ids) or (data and len(ids) > 1):
         raise UserError(
             f"--node-config has clients={words!r}; give different ids below num_clients = {num_clients}, as in "
-            "clients='0,1,2', or partition-id=0"
+            "clients='0,1,2', or partition-id=0; a node with data has one client"
         )
-    data = str(given.get("data", ""))
-    if data and len(clients) > 1:
-        raise UserError(f"--node-config data={data} is one client's, but the node is {len(clients)} clients")
-    return NodeSettings(clients, data)
+    return clients, data

@@ -6,6 +6,7 @@ side.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,8 +20,15 @@ from fedjax_ssl.run.dependence import Trace, reads, server_stages, some_received
 from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.server.statistics import Sums
 
-AT_CLIENTS = ("client_index",)  # the only field that says which images a client has
-AT_SERVER = ("server_index", "validation_index", "test_inputs", "test_labels", "unknown_inputs")
+# What a side may not read -> what it would do: fields of the data, [1], and of the state, [0], in a traced stage.
+NOT_AT_SERVER = {
+    "[1].client_index": "reads clients' images or labels at the server",  # only this says which images a client has
+    "[0].clients": "reads clients' memory at the server",
+}
+NOT_AT_CLIENTS = {
+    f"[1].{field}": "depends on images of the server"
+    for field in ("server_index", "validation_index", "test_inputs", "test_labels", "unknown_inputs")
+}
 DOCS = "see docs/reference/flower.md"
 
 
@@ -31,19 +39,18 @@ def check_supported(experiment: Experiment) -> None:
         UserError: it cannot; the message says why.
     """
     problem, method, data = experiment.problem, experiment.method, experiment.data
-    config, state = problem.config, experiment.state_shape
-    # Clients can tell how many labels they have.
-    first = make_method(problem._replace(told_labels=jnp.zeros(problem.num_classes)))
-    name = config.method
-    if not method.phases:
-        raise UserError(f"method={name} has no clients, so there is nothing for Flower to do")
-    if problem.network.normalisation == "static" and config.model.statistics == "all_mixed":
-        raise UserError(
-            "model.statistics='all_mixed' mixes the images of all clients in a batch, which no client can do; known: "
-            "server, cohort, all, or model.normalisation='running'"
-        )
-    if "shots" in config.eval_measures:
-        raise UserError("eval_measures has 'shots', which counts the true labels of all clients; leave it out")
+    config, state, name = problem.config, experiment.state_shape, problem.config.method
+    mixes = problem.network.normalisation == "static" and config.model.statistics == "all_mixed"
+    for words, is_so in {
+        f"method={name} has no clients, so there is nothing for Flower to do": not method.phases,
+        "model.statistics='all_mixed' mixes the images of all clients in a batch, which no client can do; known: "
+        "server, cohort, all, or model.normalisation='running'": mixes,
+        "eval_measures has 'shots', which counts the true labels of all clients; leave it out": (
+            "shots" in config.eval_measures
+        ),
+    }.items():
+        if is_so:
+            raise UserError(words)
 
     selection, sent, cohort = jax.eval_shape(
         lambda state, data: ((job := one_job(problem, method, state, data))[0].clients, *job[1:]), state, data
@@ -51,40 +58,26 @@ def check_supported(experiment: Experiment) -> None:
     train = functools.partial(train_cohort, method.phases, lanes=0, label=method.label)
     result = jax.eval_shape(train, sent, data, cohort)
     received = jax.eval_shape(lambda: some_received(result.upload, result.group, len(selection)))
-    key = jax.random.key(0)
-    gathered = make_method(problem, gathered=_no_sums(state)) if state.model.batch_stats else method
     # With Flower, the first state uses the labels that clients tell, and statistics use the clients' sums.
+    first = make_method(problem._replace(told_labels=jnp.zeros(problem.num_classes)))
+    gathered = make_method(problem, gathered=_no_sums(state)) if state.model.batch_stats else method
     stages = server_stages(problem, method) | {
         "init": server_stages(problem, first)["init"],
         "statistics": server_stages(problem, gathered)["statistics"],
     }
     for stage, function in stages.items():
         traced = trace(function, state, data, received, selection)
-        found = reads(traced)
-        for field in AT_CLIENTS:
-            if f"[1].{field}" in found:
-                raise UserError(
-                    f"method={name}: its stage {stage} reads clients' images or labels at the server; {DOCS}"
-                )
-        if any(path.startswith("[0].clients") for path in found):
-            raise UserError(f"method={name}: its stage {stage} reads clients' memory at the server; {DOCS}")
-        _check_rows(f"method={name}: its stage {stage}", traced)
+        _check(f"method={name}: its stage {stage}", traced, NOT_AT_SERVER)
 
-    def upload(sent, data, cohort):
+    def work(sent, data, cohort):
         result = train_cohort(method.phases, sent, data, cohort, 1, label=method.label)
         return result.upload, result.memory_of_labels, result.memory_of_steps, result.num_steps
 
-    clients: dict[str, tuple[Any, ...]] = {
-        "work": (upload, sent, data, cohort),
-        "first memory": (lambda _, data: method.init(data, key).clients, (), data),
-    }
-    for what, arguments in clients.items():
-        traced = trace(*arguments)
-        found = reads(traced)
-        for field in AT_SERVER:
-            if f"[1].{field}" in found:
-                raise UserError(f"method={name}: its clients' {what} depends on images of the server; {DOCS}")
-        _check_rows(f"method={name}: its clients' {what}", traced)
+    def first_memory(_, data):
+        return method.init(data, jax.random.key(0)).clients
+
+    _check(f"method={name}: its clients' work", trace(work, sent, data, cohort), NOT_AT_CLIENTS)
+    _check(f"method={name}: its clients' first memory", trace(first_memory, (), data), NOT_AT_CLIENTS)
 
 
 def asks_for_labels(experiment: Experiment) -> bool:
@@ -94,9 +87,14 @@ def asks_for_labels(experiment: Experiment) -> bool:
     return "[0].client_index" in reads(traced)
 
 
-def _check_rows(who: str, traced: Trace) -> None:
-    for table in used_whole(traced):
-        raise UserError(f"{who} reads data.{table} as a whole, of which each side has only rows of its own; {DOCS}")
+def _check(who: str, traced: Trace, forbidden: Mapping[str, str]) -> None:
+    """Raises a UserError if a stage reads what is forbidden, or a table of which each side has only rows of its own."""
+    does = [what for start, what in forbidden.items() if any(path.startswith(start) for path in reads(traced))]
+    does += [
+        f"reads data.{table} as a whole, of which each side has only rows of its own" for table in used_whole(traced)
+    ]
+    if does:
+        raise UserError(f"{who} {does[0]}; {DOCS}")
 
 
 def _no_sums(state: Any) -> Sums:

@@ -1,7 +1,8 @@
 """The federation as one side sees it: the server without clients' images, a node with its own clients' images only.
 
 Neither side has a table of all clients' rows. Random numbers of some methods depend on the width to which a client's
-rows are padded, so the server sends this width to the nodes. Nodes compute the same as the simulation, up to rounding.
+rows are padded. It is the largest client's size in the configured partition, or in the node's own file. Nodes compute
+the same as the simulation, up to rounding.
 """
 
 import functools
@@ -13,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data import (
     Dataset,
     FederatedData,
@@ -84,18 +84,19 @@ def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray)
     return view, jnp.asarray(held.hidden_labels[rows])
 
 
-def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, Dataset]:
+def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, Dataset, int]:
     """What a node has of the federation that the configuration describes: its clients' images.
 
     Returns:
-        The holdings, see `of_clients`, and the data set.
+        The holdings, see `of_clients`; the data set; and the size of the federation's largest client, at least 1.
     """
     dataset, partition = _read(config)
     held = _hold(config, dataset, partition)
     rows = {client: held.rows_of(client) for client in clients}
     images = {client: held.inputs[own] for client, own in rows.items()}
     labels = {client: held.visible_labels[own] for client, own in rows.items()}
-    return of_clients(config, images, labels, len(held.server_index), dataset.num_classes), dataset
+    own = of_clients(config, images, labels, len(held.server_index), dataset.num_classes)
+    return own, dataset, max(1, int(held.sizes.max()))
 
 
 def of_clients(
@@ -150,20 +151,15 @@ def own_holdings(config: Any, client: int, file: str, facts: dict[str, Any]) -> 
     Raises:
         UserError: there is no such file, or its arrays are not as above.
     """
-    if not expanded(file).is_file():
-        raise UserError(f"--node-config data={file} is not a file; give an npz with images and perhaps labels")
     if kind_name(facts) != IMAGE:
         raise UserError(f"--node-config data is for images; the server's data are {kind_of(facts).noun}")
-    shape, classes = tuple(facts["image_shape"]), facts["num_classes"]
-    arrays = read_arrays(file, ("images",), optional=("labels",))
-    images = arrays["images"]
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or not images.size:
-        raise UserError(f"{file}: images are {images.dtype} {list(images.shape)}; they must be uint8 [n, H, W, C]")
+    arrays = read_arrays(file, ("images",), "--node-config data", optional=("labels",))
+    images, shape, classes = arrays["images"], tuple(facts["image_shape"]), facts["num_classes"]
     images = images[..., np.newaxis] if images.ndim == 3 else images
-    if images.shape[1:] != shape:
-        raise UserError(f"{file}: an image is {list(images.shape[1:])}, the server's are {list(shape)}")
+    if images.dtype != np.uint8 or images.shape[1:] != shape or not images.size:
+        raise UserError(f"{file}: images are {images.dtype} {images.shape}; the server's are uint8 {('n', *shape)}")
     labels = arrays.get("labels", np.full(len(images), -1))
-    if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or (len(labels) and labels.max() >= classes):
+    if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or labels.max() >= classes:
         raise UserError(f"{file}: labels must be integers [{len(images)}] below {classes}, -1 where there is none")
     if not clients_may_have_labels(config.data) and not config.data.reveal_labels:
         labels = np.full(len(images), -1)

@@ -1,7 +1,5 @@
 """The bridge to Flower: impossible answers, as a broken or malicious node would send them."""
 
-from types import SimpleNamespace
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -33,48 +31,40 @@ ODD_HELLOS = {
 
 
 @needs_flower
-def test_hellos_that_cannot_be():
+def test_hellos_that_cannot_be(capsys):
+    """They are refused, and the node is left out: a line says why. The other node is taken, and later a new node for
+    the same clients.
+    """
+    from flwr.app import ConfigRecord
+
+    from fedjax_ssl.flower import roster as of_roster
     from fedjax_ssl.flower.answers import read_hello
+    from tests.helpers.flower_by_hand import GridByHand
 
     assert read_hello({"node": TWO}, "0123", 3, 3) == ([0, 2], [5, 7], [5, 0], [2, 0, 3])
-    assert read_hello({"node": TWO}, "0123", 3, 0).classes is None
+    assert read_hello({"node": TWO}, "0123", 3, 0).classes == []
     for odd in [{"node": {**TWO, **change}} for change in ODD_HELLOS.values()] + [{}, {"node": {"digest": "0123"}}]:
         with pytest.raises(UserError):
             read_hello(odd, "0123", 3, 3)
 
-
-@needs_flower
-def test_a_node_whose_first_answer_cannot_be_is_left_out(capsys):
-    """A line says why. The other node is taken, and later a new node for the same clients."""
-    from flwr.app import ConfigRecord
-
-    from fedjax_ssl.flower import roster as of_roster
-    from tests.helpers.flower_by_hand import GridByHand
-
     run = settings(num_clients=3)
-    own, nobody = digest(run_config(run)), {"wait": 0.0, "timeout": 1.0, "num_classes": 10}
+    own = digest(run_config(run))
     grid = GridByHand(run, [{"partition-id": 1}, {"clients": "0,2"}])
-    odd_answers = {
-        name: {"node": ConfigRecord({field: value for field, value in told.items() if value is not None})}
-        for name, change in ODD_HELLOS.items()
-        for told in [{**TWO, "digest": own, "classes": [5] + [0] * 9, **change}]
-    }
-    odd_answers |= {"nothing": {}, "arrays": {"node": arrays(clients=[0, 2])}}
-    for name, odd in odd_answers.items():
+    negative = {"clients": [-1, 2], "sizes": [5, 7], "labelled": [5, 0], "digest": own, "classes": [5] + [0] * 9}
+    for odd in (ConfigRecord(negative), arrays(clients=[0, 2])):
 
         def change(node, kind, content, odd=odd):
             if node == 101:
-                content.clear()
-                content.update(odd)
+                content["node"] = odd
 
         grid.change = change
-        roster = of_roster.Roster(grid, 3, own, "{}", **nobody)
+        roster = of_roster.Roster(grid, 3, own, "{}", wait=0.0, timeout=1.0, num_classes=10)
         with pytest.raises(TrainingError, match="2 of num_clients = 3 clients have no node: 0, 2; start"):
             roster.wait_for_all()
         taken, left_out = capsys.readouterr().err.splitlines()
-        assert taken == "clients 1 are at node 100", name
-        assert left_out.startswith("node 101 is not taken: "), name
-        assert roster.nodes_of([1]) == {100: [0]}, name
+        assert taken == "clients 1 are at node 100"
+        assert left_out.startswith("node 101 is not taken: ")
+        assert roster.nodes_of([1]) == {100: [0]}
 
     grid.contexts[102] = GridByHand(run, 2 * [{}] + [{"clients": "0,2"}]).contexts[102]
     roster.wait_for_all()
@@ -138,24 +128,47 @@ def test_a_restarted_node_of_the_same_id_is_asked_again(tmp_path, monkeypatch, c
 
 
 @needs_flower
-def test_nodes_that_wait_or_have_gone_are_not_asked_again(monkeypatch, capsys):
-    """A line says once that a node waits; none tells the late answer of a node that has gone."""
+def test_nodes_that_do_not_fit(monkeypatch, capsys):
+    """A node that is not taken gets no clients and is not asked again soon; restarted, it is another node.
+
+    No node can take the clients of one that is connected. No line tells the late answer of a node that has gone.
+    """
     from fedjax_ssl.flower import roster as of_roster
     from tests.helpers.flower_by_hand import GridByHand
 
     run = settings()
-    grid = GridByHand(run, [{"partition-id": 0}, {"partition-id": 0}, {"partition-id": 1, "data": "nowhere.npz"}])
-    grid.lost = {102}
-    monkeypatch.setattr(of_roster, "AGAIN_SECONDS", 0.0)
+    grid = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 1, "data": "nowhere.npz"}])
+    grid.contexts[101].run_config["overrides"] += " --config.seed=9"
     roster = of_roster.Roster(grid, 2, digest(run_config(run)), "{}", 0.0, 1.0)
-    roster.welcome()
-    del grid.contexts[102]
+    with pytest.raises(TrainingError, match="1 of num_clients = 2 clients have no node: 1; start flower-supernode"):
+        roster.wait_for_all()
+    said = capsys.readouterr().err
+    assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz does not exist" in said
+
+    other = '{"labels_sum": "of another copy of the data set"}'
+    of_roster.Roster(GridByHand(run, [{"partition-id": 0}]), 2, digest(run_config(run)), other, 0.0, 1.0).welcome()
+    assert "node 100 is not taken: it cannot say who it is: its data set is not the server's" in capsys.readouterr().err
+
+    # Three nodes come; the answers of two arrive only in the next round, when the third one has gone.
+    fitting = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}]).contexts
+    grid.contexts |= {103: fitting[100], 104: fitting[101], 105: grid.contexts[102]}
+    grid.lost = {103, 105}
+    roster.wait_for_all()
+    del grid.contexts[105]
     grid.lost = set()
+    capsys.readouterr()
     for _ in range(2):
         roster.welcome()
-    told = "clients 0 are at node 100\nnode 101 is not taken: client 0 is at node 100, which is connected\n"
-    assert capsys.readouterr().err == told
-    assert grid.asked == [100, 101, 102]
+        assert roster.nodes_of([0, 1]) == {100: [0], 104: [1]}
+    assert capsys.readouterr().err == "node 103 is not taken: client 0 is at node 100, which is connected\n"
+    del grid.contexts[100]
+    roster.welcome()
+    assert roster.nodes_of([0, 1]) == {100: [0], 104: [1]}  # 103 was asked a moment ago
+    assert grid.asked == [100, 101, 102, 103, 104, 105]
+    monkeypatch.setattr(of_roster, "AGAIN_SECONDS", 0.0)
+    roster._ask_at[103] = 0.0  # as if a minute had passed
+    roster.welcome()
+    assert roster.nodes_of([0, 1]) == {103: [0], 104: [1]}
 
 
 def arrays(**named):
@@ -169,23 +182,15 @@ def arrays(**named):
 def test_uploads_and_figures_that_cannot_be():
     from flwr.app import Array, ArrayRecord
 
-    from fedjax_ssl.flower.answers import read_reply
+    from fedjax_ssl.flower.answers import Figures, Reply, read_reply
+    from fedjax_ssl.flower.messages import to_record
 
-    upload = {"w": jax.ShapeDtypeStruct((1, 2), jnp.bfloat16), "n": jax.ShapeDtypeStruct((1,), jnp.int32)}
-    like = SimpleNamespace(upload=upload, metrics=(({"loss": None}, None),))
     good = {"w": np.array([1, 2], jnp.bfloat16), "n": np.int32(3)}
-    told = {
-        "turn": 6,
-        "num-examples": 5,
-        "num-qualified": 4,
-        "num-steps": 3,
-        "stepped-0": 1,
-        "metric-0-loss": float("nan"),
-    }
-    reply = read_reply({"upload-1": arrays(**good), "figures-1": told}, 1, 5, like, 6, 2)
-    np.testing.assert_array_equal(reply.upload["w"].astype(float), [1, 2])
-    assert reply.upload["n"] == 3 and set(reply.figures) == set(told) - {"turn"}
-    assert read_reply({"figures-1": told, "upload-0": arrays(**good)}, 1, 5, like, 6, 2).upload is None
+    told = Figures(*map(np.int32, (6, 5, 4, 3)), (({"loss": np.float32("nan")}, np.bool_(True)),))
+    like = Reply(told, good)
+    reply = read_reply({"upload-1": arrays(**good), "figures-1": to_record(told)}, 1, 5, like, 6, 2)
+    chex.assert_trees_all_equal(reply, Reply(told, good))
+    assert read_reply({"figures-1": to_record(told), "upload-0": arrays(**good)}, 1, 5, like, 6, 2).upload is None
 
     garbled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "numpy.ndarray", b"no array")})
     pickled = ArrayRecord({**arrays(**good), "['n']": Array("int32", (), "pickle", b"")})
@@ -201,17 +206,17 @@ def test_uploads_and_figures_that_cannot_be():
         dict.fromkeys(garbled, 1.0),  # a MetricRecord
     ]
     odd_figures = [
-        {name: value for name, value in told.items() if name != "num-steps"},
-        *({**told, "num-examples": odd} for odd in (float("nan"), 5.0, [5], -1, 2**31, None)),
-        *({**told, "num-examples": odd} for odd in (2**31 - 1, 6, 4)),  # the first answer said 5
-        {**told, "num-qualified": 6},
-        {**told, "num-steps": 2**30},  # of two jobs the sum would be negative
-        *({**told, "metric-0-loss": odd} for odd in ([0.5], None)),
-        *({**told, "turn": odd} for odd in (5, 6.5, None)),
+        told._replace(num_steps=()),
+        *(told._replace(num_examples=odd) for odd in (5.0, np.int64(5), np.int32([5]))),
+        *(told._replace(num_examples=np.int32(odd)) for odd in (-1, 2**31 - 1, 6, 4)),  # the first answer said 5
+        *(told._replace(num_qualified=np.int32(odd)) for odd in (-1, 6)),
+        *(told._replace(num_steps=np.int32(odd)) for odd in (-1, 2**30)),  # of two jobs the sum would be negative
+        *(told._replace(metrics=(({"loss": odd}, np.bool_(True)),)) for odd in (np.float32([0.5]), np.float64(0.5))),
+        *(told._replace(turn=odd) for odd in (np.int32(5), 6.0, ())),
     ]
     for odd in (
-        *({"upload-0": odd, "figures-0": told} for odd in odd_uploads),
-        *({"upload-0": arrays(**good), "figures-0": odd} for odd in odd_figures),
+        *({"upload-0": odd, "figures-0": to_record(told)} for odd in odd_uploads),
+        *({"upload-0": arrays(**good), "figures-0": to_record(odd)} for odd in odd_figures),
         {"upload-0": arrays(**good)},
     ):
         with pytest.raises(UserError):
@@ -221,31 +226,32 @@ def test_uploads_and_figures_that_cannot_be():
 @needs_flower
 def test_statistics_that_cannot_be():
     from fedjax_ssl.flower.answers import read_statistics
+    from fedjax_ssl.flower.messages import to_record
+    from fedjax_ssl.server.statistics import Sums
 
     like = {"mean": np.zeros(2, np.float32), "var": np.zeros(2, np.float32)}
     good = {"mean": np.float32([-1, 2]), "var": np.float32([0, 3])}
-    total, count = read_statistics({"sums": arrays(**good), "count": {"count": 2.0}}, like, 2)
-    chex.assert_trees_all_equal(total, good)
-    assert count == 2
-    odd_counts = ({"count": odd} for odd in (-1.0, 0.0, 0.5, 3.0, float("nan"), float("inf"), [1.0], None))
+
+    def read(sums, count, num_images=2):
+        count = np.float32(count) if isinstance(count, float) else count
+        return read_statistics({"sums": to_record(Sums(sums, count))}, like, num_images)
+
+    chex.assert_trees_all_equal(read(good, 2.0), Sums(good, np.float32(2)))
     odd_sums = ({"mean": odd} for odd in (np.float32([np.inf, 0]), np.zeros(1, np.float32), np.zeros(2)))
-    for sums, counted in (
-        *((good, odd) for odd in odd_counts),
-        *(({**good, **odd}, {"count": 2.0}) for odd in odd_sums),
-        ({**good, "var": np.float32([-1, 1])}, {"count": 2.0}),
-        ({**good, "var": np.float32([1, 3e38])}, {"count": 2.0}),  # the sum of two would be infinite
-        ({**good, "mean": np.float32([1, -3e38])}, {"count": 2.0}),
-        ({**good, "mean": np.float32([1, np.nan])}, {"count": 2.0}),
-        (good, {}),
+    for sums, count in (
+        *((good, odd) for odd in (-1.0, 0.0, 0.5, 3.0, float("nan"), float("inf"), np.float32([1]), 2, ())),
+        *(({**good, **odd}, 2.0) for odd in odd_sums),
+        ({**good, "var": np.float32([-1, 1])}, 2.0),
+        ({**good, "var": np.float32([1, 3e38])}, 2.0),  # the sum of two would be infinite
+        ({**good, "mean": np.float32([1, -3e38])}, 2.0),
+        ({**good, "mean": np.float32([1, np.nan])}, 2.0),
     ):
         with pytest.raises(UserError):
-            read_statistics({"sums": arrays(**sums), "count": counted}, like, 2)
-    nothing = jax.tree.map(np.zeros_like, good)
-    assert read_statistics({"sums": arrays(**nothing), "count": {"count": 0.0}}, like, 0)[1] == 0
-    with pytest.raises(UserError):  # from no images
-        read_statistics({"sums": arrays(**good), "count": {"count": 0.0}}, like, 0)
-    most = {"mean": np.float32([2e12, -2e12]), "var": np.float32([0, 2e24])}
-    total, _ = read_statistics({"sums": arrays(**most), "count": {"count": 2.0}}, like, 2)
+            read(sums, count)
+    assert read(jax.tree.map(np.zeros_like, good), 0.0, num_images=0).count == 0
+    with pytest.raises(UserError):
+        read(good, 0.0, num_images=0)
+    total = read({"mean": np.float32([2e12, -2e12]), "var": np.float32([0, 2e24])}, 2.0).total
     assert np.isfinite(np.float32(1e9) * total["var"]).all()
     with pytest.raises(UserError):
         read_statistics({}, like, 2)

@@ -4,23 +4,18 @@ A grid in this process passes messages on as bytes. tests/flower/test_processes.
 """
 
 import functools
-import json
 
 import chex
 import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl import train
 from fedjax_ssl.base.errors import TrainingError
-from fedjax_ssl.data import views
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.flower.settings import digest, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.ops.trees import tree_bytes
-from fedjax_ssl.run import experiment, residence
 from fedjax_ssl.run.experiment import build_experiment, initialise
-from fedjax_ssl.run.feed import cohort_of
 from fedjax_ssl.run.observe.summary import to_record
 from fedjax_ssl.run.observe.wire import bytes_per_client
 from tests.helpers.flower_run import needs_flower, settings
@@ -159,13 +154,15 @@ def test_moments_are_exchanged_in_passes(capsys):
     assert (more.statistics_down, more.statistics_up) == (2 * (params + 2 * statistics), 2 * 2 * statistics)
     assert (line["bytes_down"], line["bytes_up"]) == (simulated["bytes_down"], simulated["bytes_up"])
 
+    from flwr.app import Array
+
     asked = []
 
     def change(node, kind, content):
         if kind == "query.statistics":
             asked.append(node)
             if node == 100:
-                content["count"]["count"] = float("nan")
+                content["sums"][".count"] = Array(np.array(np.nan, np.float32))
 
     both.grid.change = change
     both.round()
@@ -180,56 +177,16 @@ def test_the_exchange_leaves_a_second_networks_statistics_alone():
     both.assert_equal()
 
 
-def test_clients_of_several_widths(tmp_path, monkeypatch):
-    """Rounds without the largest client have narrower rows, as in the simulation; clients remember labels between
-    widths.
-    """
-    for module in (views, experiment, residence):
-        monkeypatch.setattr(module, "MOST_ENTRIES", 1)  # as if the table of all clients were large
-    sizes = np.array([9, 150, 10, 12, 8, 11, 10, 12])
-    rows = np.random.default_rng(0).permutation(1437)[: 20 + sizes.sum()]
-    np.savez(tmp_path / "mine.npz", server_index=rows[:20], client_size=sizes, client_index=rows[20:])
-    run = settings("fixmatch", **{"data.partition_file": tmp_path / "mine.npz", "data.examples_per_client": 0,
-                   "num_clients": 8, "clients_per_round": 4, "num_rounds": 4, "confidence.kind": "flexmatch",
-                   "confidence.memory": "run", "model.statistics": "cohort", "seed": 1})  # fmt: skip
-    both = ByHand(run, [{"clients": "0,1,2,3"}, {"clients": "7,6,5,4"}])
-    built = both.experiment
-    cohort = cohort_of(built.problem, built.method, built.data)
-    wanted = [built.views.width_for(cohort(number)) for number in range(4)]
-    assert any({12, 150} <= {wanted[number] for number in range(4) if client in cohort(number)} for client in range(8))
-    simulated = train(run_config(run), tmp_path / "simulated")
-    lines = [json.loads(line) for line in (tmp_path / "simulated" / "metrics.jsonl").read_text().splitlines()]
-    told, answer = set(), both.grid._answer
-
-    def listen(message):
-        told.update(record["width"] for record in message.content.values() if "width" in record)
-        return answer(message)
-
-    monkeypatch.setattr(both.grid, "_answer", listen)
-    for line, width in zip(lines, wanted, strict=True):
-        told.clear()
-        mine = both.round()
-        assert told == {width}
-        for name in ("uploads", "local_steps", "test_accuracy"):
-            assert mine[name] == line[name], name
-    chex.assert_trees_all_close(both.state, simulated, atol=1e-4)
-
-
-def test_nodes_that_compile_are_named_the_slowest_first():
-    from fedjax_ssl.flower.server import compiled_at
-
-    assert compiled_at({100: 0.4, 101: 0.0}) == compiled_at({}) == ""
-    assert compiled_at({100: 2.0, 101: 0.1, 102: 6.04}) == "node 102 compiled 6.0 s, node 100 compiled 2.0 s"
-    assert compiled_at(dict.fromkeys(range(100, 105), 2.0)).endswith("node 102 compiled 2.0 s and 2 more")
-
-
 def test_an_answer_that_does_not_come(capsys):
     """Only the other client's upload is used, and the lost client's learning does not count. The same holds if a node
     repeats an answer or trains on more images than its first answer said.
     """
+    from flwr.app import Array
+
     from tests.helpers.flower_by_hand import GridByHand
 
-    both = ByHand(settings(), [{"partition-id": 0}, {"partition-id": 1}])
+    run = settings("supervised", **{"data.reveal_labels": True})
+    both = ByHand(run, [{"partition-id": 0}, {"partition-id": 1}])
     both.grid.lost = {100}
     line = both.round()
     assert line["uploads"] == 1 and "node 100 gave no answer in round 1 (train)" in capsys.readouterr().err
@@ -242,12 +199,11 @@ def test_an_answer_that_does_not_come(capsys):
         np.testing.assert_array_equal(array.numpy(), before[name])
 
     def change(node, kind, content):
-        """Node 100 claims to have taken part but sends no upload; nodes in `bad` send NaN."""
+        """Node 100 sends no upload; nodes in `bad` tell impossible numbers."""
         if node == 100:
-            content["figures-0"]["took-part"] = 1
             content.pop("upload-0", None)
         if node in bad:
-            content["figures-0"]["num-examples"] = float("nan")
+            content["figures-0"][".num_steps"] = Array(np.array(-1, np.int32))
 
     both.grid.change, bad = change, set()
     assert both.round()["uploads"] == 1
@@ -266,10 +222,10 @@ def test_an_answer_that_does_not_come(capsys):
     both.grid.change, bad = change, {100, 101}
     with pytest.raises(TrainingError, match="no node sent anything of use"):
         both.round()
-    assert "what client 1 at node 101 sent is not used: num-examples has nan" in capsys.readouterr().err
+    assert "what client 1 at node 101 sent is not used: it tells 33 images" in capsys.readouterr().err
 
     # A new node replaces node 101 but claims too many images in its first answer.
-    both.grid.contexts[102] = GridByHand(settings(), 2 * [{}] + [{"partition-id": 1}]).contexts[102]
+    both.grid.contexts[102] = GridByHand(run, 2 * [{}] + [{"partition-id": 1}]).contexts[102]
     del both.grid.contexts[101]
 
     def boast(node, kind, content):
@@ -280,42 +236,3 @@ def test_an_answer_that_does_not_come(capsys):
     assert both.round()["uploads"] == 1 and both.healthy
     assert "what client 1 at node 102 sent is not used: it tells 33 images" in capsys.readouterr().err
     assert both.server._data.client_size.tolist() == [33, 2**31 - 1]  # what `select` sees
-
-
-def test_nodes_that_do_not_fit(capsys):
-    """A node that does not fit gets no clients and is not asked again soon; restarted, it is another node.
-
-    A node for clients of a connected node waits until that node disconnects.
-    """
-    from fedjax_ssl.flower.roster import Roster
-    from tests.helpers.flower_by_hand import GridByHand
-
-    run = settings()
-    grid = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}, {"partition-id": 1, "data": "nowhere.npz"}])
-    grid.contexts[101].run_config["overrides"] += " --config.seed=9"
-    roster = Roster(grid, 2, digest(run_config(run)), json.dumps({}), 0.0, 1.0)
-    with pytest.raises(TrainingError, match="1 of num_clients = 2 clients have no node: 1; start flower-supernode"):
-        roster.wait_for_all()
-    said = capsys.readouterr().err
-    assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz is not a file" in said
-
-    other = json.dumps({"labels_sum": "of another copy of the data set"})
-    Roster(GridByHand(run, [{"partition-id": 0}]), 2, digest(run_config(run)), other, 0.0, 1.0).welcome()
-    assert "node 100 is not taken: it cannot say who it is: its data set is not the server's" in capsys.readouterr().err
-
-    # Two fitting nodes come; the first one's answer arrives only in the next round.
-    fitting = GridByHand(run, [{"partition-id": 0}, {"partition-id": 1}]).contexts
-    grid.contexts |= {103: fitting[100], 104: fitting[101]}
-    grid.lost = {103}
-    roster.wait_for_all()
-    assert roster.nodes_of([0, 1]) == {100: [0], 104: [1]}
-    grid.lost = set()
-    capsys.readouterr()
-    for _ in range(2):
-        roster.welcome()
-        assert roster.nodes_of([0, 1]) == {100: [0], 104: [1]}
-    assert capsys.readouterr().err == "node 103 is not taken: client 0 is at node 100, which is connected\n"
-    del grid.contexts[100]
-    roster.welcome()
-    assert roster.nodes_of([0, 1]) == {103: [0], 104: [1]}
-    assert grid.asked == [100, 101, 102, 103, 104]

@@ -117,10 +117,11 @@ def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, 
     processes.start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", port)
     until(lambda: answers(port), 60, processes)
     workdir = tmp_path / "run"
-    run = {**settings(), "config": "mine.py:fedanchor", "workdir": str(workdir)}
+    run = {**settings(**{"data.reveal_labels": True}), "config": "mine.py:supervised", "workdir": str(workdir)}
     # One node has its images in a file: the partition's images, so that the simulation has the same data.
     built, file = build_experiment(run_config(run)), tmp_path / "mine.npz"
-    np.savez(file, images=built.dataset.x_train[built.partition.client_rows[1]])
+    rows = built.partition.client_rows[1]
+    np.savez(file, images=built.dataset.x_train[rows], labels=built.dataset.y_train[rows])
     for client, (of_node, more) in enumerate(zip(of_nodes, ("", f' data="{file}"'))):
         processes.start(
             f"node{client}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--host",
