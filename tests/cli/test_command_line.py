@@ -137,11 +137,3 @@ def test_the_variant_paper_undoes_what_was_found():
     paper = load_config_file(f"{path}:paper")
     paper.model.statistics = "server"  # nothing reads it in this variant
     assert differences(apply_arguments(base_config(), "plain").to_dict(), paper.to_dict()) == {}
-
-
-def test_the_papers_variants():
-    config = load_config_file(
-        str(launch.QUICKSTART.parent / "fedanchor_cifar10.py") + ":wrn28_2,server_labels=250,alpha=0.5,mix"
-    )
-    assert (config.model.name, config.data.server_labels, config.data.alpha) == ("wrn28_2", 250, 0.5)
-    assert config.fedanchor.server_mixup and config.fedanchor.client_mixup

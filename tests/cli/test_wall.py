@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -148,18 +147,6 @@ def test_a_workdir_without_permission_is_noticed_before_anything_is_compiled(tmp
         tmp_path = pathlib.Path("/proc")
     with pytest.raises(UserError, match="cannot write to the workdir"):
         train(make_stub_config(), tmp_path / "mine" / "run")
-
-
-@pytest.mark.parametrize("text", ["[]", "{", "{}", '{"method": 3}', '{"method": "fedil", "model": 4}', "\xff"])
-def test_a_config_json_that_is_none(text, stub_run, tmp_path, capfd):
-    run = tmp_path / "run"
-    shutil.copytree(stub_run[0], run)
-    (run / "config.json").write_bytes(text.encode("latin-1"))
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for config in ([], [f"--config={launch.QUICKSTART}"]):
-        status, line = outcome(capfd, f"--workdir={run}", *config)
-        assert status == 2 and str(run) in line and len(line) < 1000
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def npz_of(path, **members):

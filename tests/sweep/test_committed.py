@@ -193,45 +193,6 @@ def test_averages_of_batches_last_for_the_run(planned, name):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("semianagg_table.py:svhn", (64, 0.03, 0.021, 6.0, 1e4, 100.0)),
-        ("semianagg_table.py:cifar100", (64, 0.03, 0.021, 6.0, 1e4, 100.0)),
-        ("semianagg_table.py:isic", (12, 0.002, 0.001, 200.0, 0.01, 0.01)),
-        ("semianagg_clients.py:50", (12, 0.002, 0.001, 200.0, 0.01, 0.01)),
-        ("semianagg_partial.py:svhn", (64, 0.03, 0.021, 6.0, 1e4, 100.0)),
-        ("semianagg_partial.py:isic", (12, 0.002, 0.001, 200.0, 0.01, 0.01)),
-        ("some_clients.py:mnist", (32, 0.03, 0.021, 6.0, 1e4, 100.0)),
-    ],
-)
-def test_rscfed_has_the_constants_of_its_data_set(planned, name, fields):
-    config = planned[0][name]["RSCFed"]
-    options, client = config.rscfed, config.client
-    rates = client.batch_size, client.learning_rate, client.unlabelled_learning_rate
-    assert (*rates, options.labelled_factor, options.beta, options.beta_labelled) == fields
-    assert client.clip_norm == 5.0
-    assert options.group_size == config.num_clients // 2
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("semianagg_table.py:svhn", (0.9, False, 1.0)),
-        ("semianagg_table.py:cifar100", (0.95, True, 1.0)),
-        ("semianagg_table.py:isic", (0.9, False, 10.0)),
-        ("semianagg_clients.py:50", (0.9, False, 10.0)),
-        ("semianagg_partial.py:svhn", (0.9, False, 1.0)),
-        ("semianagg_partial.py:isic", (0.9, False, 10.0)),
-    ],
-)
-def test_cbafed_has_the_options_of_its_data_set(planned, name, options):
-    config = planned[0][name]["CBAFed"]
-    assert (config.cbafed.cap, config.cbafed.second_labels, config.cbafed.labelled_factor) == options
-    client = config.client
-    assert (client.clip_norm, client.learning_rate, client.unlabelled_learning_rate) == (5.0, 0.03, 0.02)
-
-
 @pytest.mark.parametrize("name", ROUNDS)
 def test_semianagg_s_rows_differ_in_what_their_names_say(planned, name):
     rows = planned[0][name]
