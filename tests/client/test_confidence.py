@@ -143,7 +143,7 @@ def test_flexmatch(client):
 
 def test_softmatch_has_weights(client):
     scores, present = client
-    problem, rule = problem_of("softmatch", momentum=0.0), SoftMatch(CLASSES, 0.0, 2.0, aligned=True)
+    problem, rule = problem_of("softmatch", momentum=0.0), SoftMatch(CLASSES, 0.0)
     weights, _ = weights_of(problem, scores, present)
     np.testing.assert_allclose(weights, rule.weigh(scores[:NUMBER].astype(np.float64), None), atol=1e-5)
     assert 0 < np.sum(weights < 0.9) < NUMBER
