@@ -37,9 +37,10 @@ def score_cohort(
     rows, n_max = examples.rows, examples.rows.shape[1]
 
     def score_batch(example: jax.Array) -> Any:
-        batch, keys = images[rows.reshape(-1)[example]], examples.keys[example // n_max]
+        batch = images[rows.reshape(-1)[example]]
         if num_views == 0:
             return scores(batch)
+        keys = examples.keys[example // n_max]
         views = [scores(weak_views(problem.weak, keys, example % n_max, batch, view)) for view in range(num_views)]
         return jax.tree.map(lambda *leaves: sum(leaves) / num_views, *views)
 
