@@ -13,7 +13,7 @@ averaging (variant mean_of_means). A user of the code reports 42 with a newer Py
 In addition to its 16 steps a round spends three quarters of their cost on the report, which labels all images of the
 users, and a sixth on testing the model.
 Arguments: server_labels=, a backbone (its comparison with FedMatch has resnet9), the variants of
-fedjax_ssl/methods/fedrgd/, other methods.
+fedjax_ssl/methods/fedrgd.py, other methods.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

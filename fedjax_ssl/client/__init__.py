@@ -13,7 +13,6 @@ from fedjax_ssl.client.labels import (
     score_cohort,
     weak_views,
 )
-from fedjax_ssl.client.mean_teacher import mean_teacher_phase, own_teachers
 from fedjax_ssl.client.on_labels import (
     adjusted_cross_entropy,
     class_counts,

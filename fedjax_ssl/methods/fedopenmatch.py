@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.fields import Section, real, share
+from fedjax_ssl.base.fields import Section, share
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -47,14 +47,14 @@ from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
 ONE_VS_ALL = "one_vs_all"  # the head
 PARTS = (*CLASSIFIER, ONE_VS_ALL)
+# Weights of the one-vs-all probabilities' entropy, and of the squared difference of both views' one-vs-all logits.
+ENTROPY_WEIGHT, CONSISTENCY_WEIGHT = 0.1, 0.5  # OpenMatch's
 
 
 def defaults() -> Section:
     """The section `config.fedopenmatch`."""
     section = Section()
     section.inlier = share(0.5)  # and if its one-vs-all probability reaches this
-    section.entropy_weight = real(0.1, least=0)  # weight of the one-vs-all probabilities' entropy
-    section.consistency_weight = real(0.5, least=0)  # weight of the squared difference of both views' one-vs-all logits
     return section
 
 
@@ -77,7 +77,7 @@ def fedopenmatch(problem: Problem) -> Method:
         uncertain = (binary_entropy(weak, mask) + binary_entropy(strong, mask)) / 2
         apart = mean_present(jnp.mean(jnp.square(weak - strong), axis=-1), mask)
         of_labelled = one_vs_all_loss(one_vs_all(model, seen.labelled), known.labels, known.mask) if known else 0.0
-        of_head = of_labelled + options.entropy_weight * uncertain + options.consistency_weight * apart
+        of_head = of_labelled + ENTROPY_WEIGHT * uncertain + CONSISTENCY_WEIGHT * apart
         result = total(problem, batch, seen, pseudo_loss, weights, of_head)
         return result._replace(metrics={**result.metrics, "one_vs_all_loss": of_head})
 

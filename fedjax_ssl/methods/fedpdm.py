@@ -18,12 +18,12 @@ all images are matched at once. The code instead matches batch by batch in the f
 rounds stored for the other images; in later epochs it takes a new view in each step and keeps the classes' scaling.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, share, whole
+from fedjax_ssl.base.fields import Section, real, share
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -46,7 +46,7 @@ from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import where
+from fedjax_ssl.ops.trees import moving_average, where
 from fedjax_ssl.server import fedavg
 from fedjax_ssl.server.aggregation import weights_told
 
@@ -54,15 +54,15 @@ FIELDS = {"data.labels": "clients"}
 VARIANTS: Variants = {"code": {"fedpdm.ema_decay": 0.999}}
 SHARES = "unlabelled_shares"  # a client's memory: the estimated class shares of its unlabelled images
 LABELS = "labels_trained_on"  # metadata of an upload
+SHARPNESS = 10.0  # for matched probabilities: 1 / the transport's regularisation
 MOST_ITERATIONS, TOLERANCE = 20, 0.01  # of Sinkhorn, which ends once the columns' sums miss by less than this share
+SHARES_DECAY = 0.01  # weight of earlier rounds in the class shares
+WARM_UP_ROUNDS = 1  # first rounds, without matching
 
 
 def defaults() -> Section:
     """The section `config.fedpdm`."""
     section = Section()
-    section.sharpness = real(10.0, above=0)  # for matched probabilities: 1 / the transport's regularisation
-    section.shares_decay = share(0.01)  # weight of earlier rounds in the class shares
-    section.warm_up_rounds = whole(1, least=0)  # number of first rounds without matching
     section.adjustment = real(0.0, least=0)  # factor of log class shares in both losses; rises to this over all rounds
     # Decay of the average of the models of a round's steps, which a client with unlabelled images uploads (code:
     # 0.999); 0: no averaging.
@@ -93,7 +93,7 @@ def fedpdm(problem: Problem) -> Method:
 
 def matched_labels(problem: Problem, rule: Confidence) -> Label:
     """Labels of unlabelled images by matched probabilities. `Labels.own` has the class shares for the next round."""
-    options, network = problem.config.fedpdm, problem.network
+    network = problem.network
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         del previous
@@ -103,11 +103,11 @@ def matched_labels(problem: Problem, rule: Confidence) -> Label:
         found, unlabelled = as_told(data, examples.rows, found), examples.unlabelled
         r, number = examples.own[SHARES], jnp.sum(unlabelled, axis=1, keepdims=True)
         predicted = class_counts(jnp.where(unlabelled, jnp.argmax(found, axis=-1), -1), problem.num_classes)
-        r_next = options.shares_decay * r + (1 - options.shares_decay) * predicted / jnp.maximum(number, 1)
+        r_next = SHARES_DECAY * r + (1 - SHARES_DECAY) * predicted / jnp.maximum(number, 1)
         r_next = jnp.where(number > 0, r_next, r)
 
-        matched = jax.vmap(lambda p, mask, shares: match(p, mask, shares, options.sharpness))(found, unlabelled, r)
-        is_warm_up = examples.round < options.warm_up_rounds
+        matched = jax.vmap(match)(found, unlabelled, r)
+        is_warm_up = examples.round < WARM_UP_ROUNDS
         matched = jnp.where(is_warm_up[:, None, None], found, matched)
         made = label_by_scores(problem, matched, examples._replace(present=unlabelled), rule)
         report = made.report._replace(qualified=made.report.qualified | examples.labelled)
@@ -154,10 +154,10 @@ def on_both_batches(problem: Problem) -> Phase:
     return local_training(problem, plan, loss, dict.fromkeys(("unlabelled", "labelled"), config.batch_size))
 
 
-def match(probabilities: jax.Array, mask: jax.Array, shares: jax.Array, sharpness: float) -> jax.Array:
+def match(probabilities: jax.Array, mask: jax.Array, shares: jax.Array) -> jax.Array:
     """The probabilities of a client's images, changed so that classes have about the given shares.
 
-    Let s be the sharpness and l(x, c) = log softmax_c of the *probabilities* of x, as in the code. The result is
+    Let s be `SHARPNESS` and l(x, c) = log softmax_c of the *probabilities* of x, as in the code. The result is
 
         softmax of (v_c + s l(x, c), v_0) over the classes c and an additional class 0
 
@@ -169,13 +169,12 @@ def match(probabilities: jax.Array, mask: jax.Array, shares: jax.Array, sharpnes
         probabilities: float32 [n_max, C].
         mask: bool [n_max], the images that take part.
         shares: float32 [C], the classes' shares, with sum 1.
-        sharpness: s.
 
     Returns:
         float32 [n_max, C], with sums of at most 1.
     """
     number, num_classes = jnp.sum(mask), len(shares)
-    plan = sharpness * jax.nn.log_softmax(probabilities)
+    plan = SHARPNESS * jax.nn.log_softmax(probabilities)
     plan = jnp.pad(jnp.where(mask[:, None], plan, 0.0), ((0, 1), (0, 1)))  # the additional row and column cost nothing
     rows = jnp.append(jnp.where(mask, 0.0, -jnp.inf), jnp.log(num_classes + 1.0))  # log of their masses
     columns = jnp.log(jnp.append(1 + number * shares, 1.0))
@@ -199,32 +198,24 @@ def match(probabilities: jax.Array, mask: jax.Array, shares: jax.Array, sharpnes
     return jax.nn.softmax(plan[:-1] + v)[:, :-1]
 
 
-class Averaging(NamedTuple):
-    """The state of a local training loop, and the average of its models."""
-
-    training: Any
-    average: Model
-
-
 def averaged(phase: Phase, decay: float) -> Phase:
     """A phase of `local_training` that uploads the moving average of its models, including normalisation statistics.
 
     The average begins as the received model. A client without unlabelled images uploads its last model, as in the code.
     """
 
-    def start(received: Broadcast, data: FederatedData, work, own) -> Averaging:
+    def start(received: Broadcast, data: FederatedData, work, own):
         training = phase.start(received, data, work, own)
-        return Averaging(training, training.learner.model)
+        return training, training.learner.model
 
-    def step(received: Broadcast, data: FederatedData, work, carry: Averaging, index, key) -> Averaging:
-        training = phase.step(received, data, work, carry.training, index, key)
-        moved = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, carry.average, training.learner.model)
-        return Averaging(training, moved)
+    def step(received: Broadcast, data: FederatedData, work, carry, index, key):
+        training, average = phase.step(received, data, work, carry[0], index, key), carry[1]
+        return training, moving_average(average, training.learner.model, decay)
 
-    def finish(received: Broadcast, work, carry: Averaging, num_steps) -> Finished:
-        learner = carry.training.learner
-        learner = learner._replace(model=where(work.decks["unlabelled"].size > 0, carry.average, learner.model))
-        return phase.finish(received, work, carry.training._replace(learner=learner), num_steps)
+    def finish(received: Broadcast, work, carry, num_steps) -> Finished:
+        (training, average), learner = carry, carry[0].learner
+        learner = learner._replace(model=where(work.decks["unlabelled"].size > 0, average, learner.model))
+        return phase.finish(received, work, training._replace(learner=learner), num_steps)
 
     return phase._replace(start=start, step=step, finish=finish)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, share, word
+from fedjax_ssl.base.fields import Section, real, word
 from fedjax_ssl.client import byol
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Method, Problem
@@ -27,6 +27,7 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import repeated, where
 
 DIVERGENCE = "divergence"  # the entry of a client's memory with the divergence of its last training
+DECAY = 0.99  # of the target in each step
 FIELDS = {  # of FedU and FedEMA; also resets shared defaults that another config may have changed
     "model.projector_hidden": 4096,
     "model.projector_dim": 2048,
@@ -57,7 +58,6 @@ def defaults() -> Section:
     """The section `config.fedu`."""
     section = Section()
     section.threshold = real(0.4, least=0)  # a client whose divergence reaches this keeps its own predictor
-    section.decay = share(0.99)  # decay of the target in each step
     section.update_encoder = word("online", "both")  # the networks that start from the global encoder in each round
     section.replica = False  # a bug of the code: at its first visit a client's target is its online encoder itself
     return section
@@ -83,7 +83,7 @@ def fedu(problem: Problem) -> Method:
     phase = byol.byol_phase(
         problem,
         byol.OnlineRule(begin, leave),
-        decay=options.decay,
+        decay=DECAY,
         new_target="received" if options.update_encoder == "both" else "kept",
         alias_first_target=options.replica,
     )

@@ -11,10 +11,10 @@ differs from SemiFL:
 There is no mixup. The paper's recipe is `strong`, and its setting is the variant `paper`.
 
 Eq. 12 is plain SAM; section 5.1 and the code use ASAM (`perturbation`). The variant `code` follows the code: the server
-trains for 50 epochs before the first round (in Algorithm 1 for its usual epochs); a label at the threshold counts; the
-server keeps one optimizer through pre-training and rounds; the cosine schedule is created but never stepped; and
-statistics come from equally weighted batches. Only the sizes of these batches differ: the code has 10 for the
-server's images, in class order, and 2,048 for the others; here all have 250.
+trains for 50 epochs before the first round (in Algorithm 1 for its usual epochs) and keeps one optimizer through
+pre-training and rounds; the cosine schedule is created but never stepped; and statistics come from equally weighted
+batches. Only the sizes of these batches differ: the code has 10 for the server's images, in class order, and 2,048 for
+the others; here all have 250. In the code a label at the threshold counts.
 """
 
 from typing import Any
@@ -68,7 +68,6 @@ VARIANTS: Variants = {
         "server.pretrain_epochs": 50,
         "server.pretrain_persistent": True,
         "model.statistics_weights": "batches",
-        "fl2.strictly": False,
     },
     # The ablation; all three combined are FedAvg+FixMatch with labels once a round.
     "no_cat": {"confidence.kind": "fixed"},  # at confidence.threshold
@@ -85,7 +84,6 @@ STATUS = "status"  # metadata of a client's upload: tau_k
 def defaults() -> Section:
     """The section `config.fl2`."""
     section = Section()
-    section.strictly = True  # whether a confidence must exceed the threshold, as in the paper; False: may equal it
     section.consistency_weight = real(1.0, least=0)  # weight of SACR's loss; 0: without it
     section.radius = real(0.1, least=0)  # rho, the length of the perturbation; the paper has 1.0 on CIFAR-100
     section.perturbation = word("asam", "sam")  # section 5.1; 'sam': eq. 12 as printed
@@ -96,7 +94,7 @@ def defaults() -> Section:
 def fl2(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.fl2
-    rule = make_confidence(problem, threshold_of(problem), options.strictly, hard=True)
+    rule = make_confidence(problem, threshold_of(problem), strictly=True, hard=True)
     aggregation = fedavg(problem, weighted_by=own_weights(by_status) if options.status_weights else None)
     label = adaptive_labels(problem, rule)
     return alternating(problem, (on_accepted(problem),), label=label, rule=rule, aggregation=aggregation)
@@ -113,7 +111,7 @@ def adaptive_labels(problem: Problem, rule: Confidence) -> Label:
 
     `Labels.more` says which images are in D_f, bool [M, n_max].
     """
-    strictly, high = problem.config.fl2.strictly, threshold_of(problem)
+    high = threshold_of(problem)
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         del previous
@@ -121,8 +119,7 @@ def adaptive_labels(problem: Problem, rule: Confidence) -> Label:
         made = label_cohort(problem, received.model, data, examples, rule, num_views=1)
         largest, present = made.more, examples.present
         status = jnp.sum(jnp.where(present, largest, 0.0), axis=1) / jnp.maximum(jnp.sum(present, axis=1), 1)
-        surest = largest > high if strictly else largest >= high
-        return made._replace(tells={STATUS: status}, more=surest)
+        return made._replace(tells={STATUS: status}, more=largest > high)
 
     return label
 

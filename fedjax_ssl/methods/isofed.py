@@ -9,9 +9,9 @@ others for none. What differs from FedAvg, by the abstract:
 
 **All else is inferred**, since only the abstract was available and no code is published. In this reading rounds
 alternate: labelled clients train the model that unlabelled clients left, then the reverse, so that one model is passed
-on (SemiAnAgg, TMLR 2024, describes such an alternation, which may forget). The adaptation maximises information:
-predictions should be confident, and spread equally over classes. Clients with labels minimise cross-entropy; the others
-train on pseudo-labels by `config.confidence`, by default FixMatch, or with a mean teacher. Each choice is a field.
+on (SemiAnAgg, TMLR 2024, describes such an alternation, which may forget). The adaptation, one pass over a client's
+images, maximises information: predictions should be confident, and spread equally over classes. Clients with labels
+minimise cross-entropy; the others train on pseudo-labels by `config.confidence`, by default FixMatch.
 
 A round in which one role trains has no metrics of the other role. Each role trains in half of the rounds: to compare
 with methods in which both roles train in every round, use twice as many rounds. With `data.labels='profile'` a client
@@ -22,10 +22,9 @@ Accuracies in SemiAnAgg's tables: SVHN 82.48, CIFAR-100 32.49, CIFAR-100-LT 16.9
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.fields import Section, real, share, whole, word
+from fedjax_ssl.base.fields import Section, word
 from fedjax_ssl.client import (
     STANDARD,
     At,
@@ -34,10 +33,7 @@ from fedjax_ssl.client import (
     Examples,
     Loss,
     Plan,
-    labelled_phase,
     local_training,
-    mean_teacher_phase,
-    own_teachers,
     trained_models,
     trained_parts_of,
 )
@@ -45,79 +41,55 @@ from fedjax_ssl.client.by_role import unlabelled_optimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Jobs, Method, Phase, Previous, Problem, State
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.frames import BY_ROLE, alternating, trained_by_role, unlabelled_images
+from fedjax_ssl.methods.frames import BY_ROLE, trained_by_role, unlabelled_images
 from fedjax_ssl.ops.losses import information_loss
 from fedjax_ssl.ops.sgd import Model, without_parts
 from fedjax_ssl.server import labelled_clients, only_eligible
 
-VARIANTS: Variants = {
-    "no_adaptation": {"isofed.adaptation": "none"},
-    "unlabelled_first": {"isofed.order": "unlabelled_first"},
-    "mean_teacher": {"isofed.unlabelled_loss": "mean_teacher"},
-}
+VARIANTS: Variants = {"no_adaptation": {"isofed.adaptation": "none"}}
 
 
 def defaults() -> Section:
-    """The section `config.isofed`; all its fields are inferred."""
+    """The section `config.isofed`."""
     section = Section()
-    section.order = word("labelled_first", "unlabelled_first")  # who trains first
     # A client's adaptation of the received model: 'information', the mean entropy of predictions minus the entropy of
-    # their mean; 'entropy', only the mean entropy; 'none'.
-    section.adaptation = word("information", "entropy", "none")
-    # Passes over all of a client's images, at the learning rate of its role.
-    section.adaptation_epochs = whole(1, least=1)
-    # Loss of clients without labels: on 'pseudo_labels'; or with a 'mean_teacher', the squared error to the
-    # sharpened predictions of a teacher that each client keeps, as in RSCFed.
-    section.unlabelled_loss = word("pseudo_labels", "mean_teacher")
-    section.consistency_weight = real(0.02, least=0)  # weight of this squared error
-    section.ema_decay = share(0.999)  # the teacher's largest decay
+    # their mean; or 'none'.
+    section.adaptation = word("information", "none")
     return section
 
 
 def isofed(problem: Problem) -> Method:
     """The alternation as a Method."""
-    options, availability = problem.config.isofed, problem.config.availability
+    availability = problem.config.availability
     if availability.late and availability.late_weight:
         raise UserError("availability.late_weight must be 0 for isofed, which never averages both kinds of clients")
-    if options.unlabelled_loss == "pseudo_labels":
-        # With one role in a round, its share of the mean is the whole mean.
-        method = trained_by_role(problem, unlabelled_images, share=0.5)
-    else:
-        if problem.config.confidence.debias != "none":
-            raise UserError("isofed.unlabelled_loss='mean_teacher' has no labels; leave confidence.debias 'none'")
-        how = {"temperature": 0.5, "decay": options.ema_decay, "statistics": "averaged"}
-        with_teacher = mean_teacher_phase(problem, options.consistency_weight, **how)
-        method = alternating(problem, (labelled_phase(problem), with_teacher), own=own_teachers)
-    if options.adaptation != "none":
+    # With one role in a round, its share of the mean is the whole mean.
+    method = trained_by_role(problem, unlabelled_images, share=0.5)
+    if problem.config.isofed.adaptation != "none":
         labelled, unlabelled = method.phases
         first, second = adaptation(problem, of_labelled=True), adaptation(problem, of_labelled=False)
         method = method._replace(phases=(first, continued(labelled), second, unlabelled))
 
     def has_turn(state: State, data: FederatedData) -> jax.Array:
-        turn = labelled_clients(data) == is_labelled_turn(options, state.round)
+        turn = labelled_clients(data) == (state.round % 2 == 0)  # rounds are counted from 0: labelled clients first
         return jnp.where(jnp.any(turn & (data.client_size > 0)), turn, ~turn)  # a role without clients yields its turn
 
     return only_eligible(problem, method, has_turn)
 
 
-def is_labelled_turn(options: ConfigDict, number: jax.Array) -> jax.Array:
-    """Whether clients with labels train in round `number`, from 0: bool []."""
-    return number % 2 == (options.order == "unlabelled_first")
-
-
 def adaptation(problem: Problem, of_labelled: bool) -> Phase:
-    """Passes over all images of a client without using labels, for clients of one role (with or without labels).
+    """A pass over all images of a client without using labels, for clients of one role (with or without labels).
 
     Each role has its learning rate and clipping. The optimizer starts afresh, and a second classifier is not trained.
     """
-    options, config, network = problem.config.isofed, problem.config.client, problem.network
+    config, network = problem.config.client, problem.network
     metric = "labelled_adaptation_loss" if of_labelled else "unlabelled_adaptation_loss"
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         del received, previous
         examples = Examples.of(data, cohort)
         chosen = labelled_clients(data)[cohort.clients] == of_labelled
-        deck = Deck.shuffled(examples, examples.present & chosen[:, None], examples.keys, options.adaptation_epochs)
+        deck = Deck.shuffled(examples, examples.present & chosen[:, None], examples.keys, 1)
         return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size))
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
@@ -125,10 +97,9 @@ def adaptation(problem: Problem, of_labelled: bool) -> Phase:
 
         (outputs,), batch_stats = network.train(model, (images,), mask)
         each, of_mean = information_loss(outputs.logits, mask)
-        value = each - of_mean if options.adaptation == "information" else each
-        return Loss(value, batch_stats, {metric: value})
+        return Loss(each - of_mean, batch_stats, {metric: each - of_mean})
 
-    parts = trained_parts_of(problem) if options.unlabelled_loss == "pseudo_labels" else CLASSIFIER
+    parts = trained_parts_of(problem)
     resting = tuple(part for part in parts if part not in CLASSIFIER)
     of_role = problem.optimizer if of_labelled else unlabelled_optimizer(problem)
     return local_training(
@@ -163,7 +134,7 @@ ENTRY = Entry(
     fields=BY_ROLE,
     variants=VARIANTS,
     heads={STANDARD: lambda model: None},
-    heads_if={STANDARD: lambda c: c.confidence.kind == "acr" and c.isofed.unlabelled_loss == "pseudo_labels"},
+    heads_if={STANDARD: lambda config: config.confidence.kind == "acr"},
     tiny={"confidence.threshold": 0.2, "clients_per_round": 8, "data.labelled_clients": 2},
     rests=(1, 2),  # clients with labels train in one round, the others in the next
 )

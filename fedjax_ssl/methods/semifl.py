@@ -15,7 +15,7 @@ have to share; it draws mix partners anew in each epoch; and it uses PyTorch's i
 and `code` together do the same, which most likely gave the paper's figures.
 """
 
-from fedjax_ssl.base.fields import Section, real, whole, word
+from fedjax_ssl.base.fields import Section, word
 from fedjax_ssl.client import Examples, fix_mix_phase, label_cohort, make_confidence, threshold_of
 from fedjax_ssl.client.fix_mix import label_keys
 from fedjax_ssl.data.federated import FederatedData
@@ -40,16 +40,13 @@ VARIANTS: Variants = {
     },
     "no_mixup": {"semifl.mixup": False},  # FedAnchor's Table 3, "SemiFL + no mixup"
 }
+MIXUP_ALPHA = 0.75  # a of lambda ~ Beta(a, a), eq. 6
 
 
 def defaults() -> Section:
     """The section `config.semifl`."""
     section = Section()
-    # Labels use the mean probabilities over this many weak views; 0: the raw image.
-    section.label_views = whole(1, least=0)
     section.mixup = True  # False: only the fix loss
-    section.mixup_alpha = real(0.75, above=0)  # a of lambda ~ Beta(a, a), eq. 6
-    section.mix_weight = real(1.0, least=0)  # lambda of L_fix + lambda L_mix, eq. 8
     section.partners = word("round", "epoch")  # how often mix partners are drawn; its code: 'epoch'
     return section
 
@@ -63,12 +60,11 @@ def semifl(problem: Problem) -> Method:
         """Eq. 4: the global model's hard labels, and whether each reaches the threshold."""
         del previous
         examples = Examples.of(data, cohort, label_keys(cohort))
-        return label_cohort(problem, received.model, data, examples, rule, options.label_views)
+        return label_cohort(problem, received.model, data, examples, rule, num_views=1)
 
     on_fix_and_mix = fix_mix_phase(  # eq. 5 to 8
         problem,
-        mixup_alpha=options.mixup_alpha if options.mixup else 0.0,
-        mix_weight=options.mix_weight,
+        mixup_alpha=MIXUP_ALPHA if options.mixup else 0.0,
         mix_order="augment_then_mix",  # eq. 6
         partners=options.partners,
     )

@@ -23,14 +23,10 @@ the labelled ones first and then on the others. In the code each step on unlabel
 that it trains on labels far more often (train_semiFed_model_PD).
 """
 
-import functools
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
-from fedjax_ssl.base.fields import Section, real, whole, word
+from fedjax_ssl.base.fields import Section, real, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -51,13 +47,16 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Images, Label, Labels, Method, Phase, Previous, Problem
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import BY_ROLE, alternating
-from fedjax_ssl.models import Outputs, Projector
+from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
+from fedjax_ssl.models.projectors import BYOL_HEADS
 from fedjax_ssl.ops.losses import cross_entropy, info_nce, neighbourhood_loss
-from fedjax_ssl.ops.sgd import BatchStats, Model, without_parts
+from fedjax_ssl.ops.sgd import Model, without_parts
 
 TWIN, PROJECTOR = "twin", "projector"  # the second network, and its head
 PARTS = (*CLASSIFIER, TWIN)
+TEMPERATURE = 0.07  # of InfoNCE
+FIELDS = {**BY_ROLE, "model.projector_hidden": 4096, "model.projector_dim": 2048}  # of the twin's head
 VARIANTS: Variants = {
     "paper": {  # the setting of its experiments; this flavour of RandAugment (3, 5) draws the 5 at random
         "num_rounds": 500,
@@ -77,12 +76,11 @@ VARIANTS: Variants = {
         "client.clip_norm": 0.0,
         "client.persistent": True,  # its code makes one optimizer for each client
     },
-    "code": {"twin_sight.replica": True, "twin_sight.pseudo_labels": False, "twin_sight.labels_from": "strong"},
+    "code": {"twin_sight.replica": True, "twin_sight.pseudo_weight": 0.0, "twin_sight.labels_from": "strong"},
     "freematch": {"confidence.kind": "freematch", "confidence.fairness_weight": 0.0},  # its code leaves the term out
     "partial": {  # every client has labels for a twentieth of its images; there the code has pseudo-labels, not swapped
         "data.labels": "clients",
         "data.labelled_share": 0.05,
-        "twin_sight.pseudo_labels": True,
         "twin_sight.labels_from": "weak",
         "twin_sight.pseudo_weight": 5.0,
         "client.proximal": 1.0,
@@ -94,61 +92,46 @@ VARIANTS: Variants = {
 def defaults() -> Section:
     """The section `config.twin_sight`."""
     section = Section()
-    section.temperature = real(0.07, above=0)  # temperature of InfoNCE
     section.contrastive_weight = real(0.5, least=0)  # weight of L_i
     section.neighbourhood_weight = real(1.0, least=0)  # weight of L_n
     section.replica = False  # a bug of the code: L_n is divided by B XOR 2 instead of B^2
     # The two views: weak and 'strong', two 'weak' ones, or both 'views' of `config.views`.
     section.second_view = word("strong", "weak", "views")
-    section.pseudo_labels = True  # whether clients without labels use them; the code's default is False
-    section.pseudo_weight = real(0.5, least=0)  # weight of their loss
+    # Weight of the loss of pseudo-labels, at clients without labels; 0: there are none, as by default in the code.
+    section.pseudo_weight = real(0.5, least=0)
     # The view that gives the label; the other view is trained. The code has 'strong'.
     section.labels_from = word("weak", "strong")
-    # Hidden width of the twin's projector: linear, normalisation, ReLU, linear.
-    section.projector_hidden = whole(4096, least=1)
-    section.projector_dim = whole(2048, least=1)  # width of the projections that InfoNCE compares
     return section
-
-
-def projector_of(config: ConfigDict) -> dict[str, Any]:
-    """The twin's head."""
-    options = config.twin_sight
-    head = functools.partial(Projector, options.projector_hidden, options.projector_dim, config.model.normalisation)
-    return {PROJECTOR: head}
-
-
-class TwinLosses(NamedTuple):
-    """The models' results for a batch."""
-
-    value: jax.Array  # float32 [], the weighted sum of L_i and L_n
-    outputs: tuple[Outputs, ...]  # of the supervised model, for its views
-    batch_stats: BatchStats  # of both models after the pass
-    metrics: dict[str, jax.Array]  # L_i and L_n
 
 
 def twin_sight(problem: Problem) -> Method:
     """Its Algorithm 1 as a Method."""
-    options = problem.config.twin_sight
     phases = on_labels(problem), without_labels(problem)
-    if not options.pseudo_labels:
+    if not problem.config.twin_sight.pseudo_weight:
         return alternating(problem, phases, parts=PARTS)
     own = lambda data, model: own_states(problem, data)  # noqa: E731
     return alternating(problem, phases, own, label=labels_and_states(problem), parts=PARTS)
 
 
-def twin_losses(problem: Problem, model: Model, views: tuple[Images, Images], mask: jax.Array) -> TwinLosses:
-    """L_i of two views by the twin, L_n of the first view by both models; each model passes both views as one batch."""
+def twin_loss(
+    problem: Problem, model: Model, views: tuple[Images, Images], mask: jax.Array
+) -> tuple[Loss, list[Outputs]]:
+    """L_i of two views by the twin, L_n of the first view by both models; each model passes both views as one batch.
+
+    Returns:
+        The weighted sum of L_i and L_n, and the supervised model's outputs for both views.
+    """
     network, options = problem.network, problem.config.twin_sight
     batch = [(list(views), mask)]
     twin = companion_model(model, TWIN)
     (one, other), twin = train_views(network.companions[TWIN], twin, batch, together=True)
     outputs, after = train_views(network, model, batch, together=True)
-    contrastive = info_nce(one.heads[PROJECTOR], other.heads[PROJECTOR], mask, options.temperature)
+    contrastive = info_nce(one.heads[PROJECTOR], other.heads[PROJECTOR], mask, TEMPERATURE)
     neighbourhood = neighbourhood_loss(one.features, outputs[0].features, mask, options.replica)
     value = options.contrastive_weight * contrastive + options.neighbourhood_weight * neighbourhood
     metrics = {"contrastive_loss": contrastive, "neighbourhood_loss": neighbourhood}
     batch_stats = with_companion_statistics(after.batch_stats, TWIN, twin.batch_stats)
-    return TwinLosses(value, tuple(outputs), batch_stats, metrics)
+    return Loss(value, batch_stats, metrics), outputs
 
 
 def on_labels(problem: Problem) -> Phase:
@@ -157,9 +140,9 @@ def on_labels(problem: Problem) -> Phase:
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         known = batch.labelled
-        seen = twin_losses(problem, model, views_of(at.key, known.inputs), known.mask)
-        labelled_loss = adjusted_cross_entropy(seen.outputs[:num_trained], known.labels, known.mask, at.work)
-        return Loss(labelled_loss + seen.value, seen.batch_stats, {"labelled_loss": labelled_loss})
+        of_both, outputs = twin_loss(problem, model, views_of(at.key, known.inputs), known.mask)
+        labelled_loss = adjusted_cross_entropy(outputs[:num_trained], known.labels, known.mask, at.work)
+        return Loss(labelled_loss + of_both.value, of_both.batch_stats, {"labelled_loss": labelled_loss})
 
     return labelled_phase(problem, loss, PARTS)
 
@@ -182,21 +165,21 @@ def without_labels(problem: Problem) -> Phase:
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         unlabelled = batch.unlabelled
-        seen = twin_losses(problem, model, views_of(at.key, unlabelled.inputs), unlabelled.mask)
-        if not options.pseudo_labels:
-            return Loss(seen.value, seen.batch_stats, {"unlabelled_loss": seen.value, **seen.metrics})
-        labelling, trained = seen.outputs if options.labels_from == "weak" else seen.outputs[::-1]
+        of_both, outputs = twin_loss(problem, model, views_of(at.key, unlabelled.inputs), unlabelled.mask)
+        if not options.pseudo_weight:
+            return of_both._replace(metrics={"unlabelled_loss": of_both.value, **of_both.metrics})
+        labelling, trained = outputs if options.labels_from == "weak" else outputs[::-1]
         logits = debiased(jax.lax.stop_gradient(labelling.logits), at.labels.prior)
         p, labels = jax.nn.softmax(logits), jnp.argmax(logits, axis=-1).astype(jnp.int32)
         weights, state = rule.step(at.own[MEMORY], p, unlabelled.mask, unlabelled.positions, at.labels.size)
         pseudo_loss = cross_entropy(trained.logits, labels, unlabelled.mask, weights)
         if rule.regulariser is not None:
             pseudo_loss = pseudo_loss + rule.regulariser(state, trained.logits, weights)
-        value = seen.value + options.pseudo_weight * pseudo_loss
-        metrics = {"unlabelled_loss": value, **seen.metrics, "pseudo_loss": pseudo_loss}
-        return Loss(value, seen.batch_stats, metrics, remember={MEMORY: state})
+        value = of_both.value + options.pseudo_weight * pseudo_loss
+        metrics = {"unlabelled_loss": value, **of_both.metrics, "pseudo_loss": pseudo_loss}
+        return Loss(value, of_both.batch_stats, metrics, remember={MEMORY: state})
 
-    if options.pseudo_labels:
+    if options.pseudo_weight:
         return unlabelled_phase(problem, loss, PARTS)
     optimizer = unlabelled_optimizer(problem)  # the classifier has no loss here, so it must not decay
     return unlabelled_phase(
@@ -222,12 +205,12 @@ ENTRY = Entry(
     paper="https://arxiv.org/abs/2402.14430",
     settings=("some_clients", "clients", "profile"),
     defaults=defaults,
-    fields=BY_ROLE,
+    fields=FIELDS,
     variants=VARIANTS,
-    companions={TWIN: projector_of},
+    companions={TWIN: lambda config: {PROJECTOR: BYOL_HEADS[PROJECTOR](config.model)}},
     tiny={
-        "twin_sight.projector_hidden": 8,
-        "twin_sight.projector_dim": 4,
+        "model.projector_hidden": 8,
+        "model.projector_dim": 4,
         "confidence.threshold": 0.2,
         "clients_per_round": 8,
     },

@@ -53,7 +53,6 @@ FREE_TEXTS = named(
 NEGATIVE = named(
     "data: imbalance",  # reversed
     "confidence: threshold",  # in FedAnchor of a cosine, like the next
-    "proxyfl: least_similarity",
     "cbafed: base",
 )
 

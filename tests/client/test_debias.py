@@ -168,17 +168,10 @@ def test_a_method_that_does_not_read_a_field_refuses_it(name, field, value):
         validate(config)
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "words"),
-    [
-        ("semianagg", {"confidence.kind": "acr"}, "confidence.kind='acr' adjusts its labels itself"),
-        ("isofed", {"isofed.unlabelled_loss": "mean_teacher"}, "isofed.unlabelled_loss='mean_teacher' has no labels"),
-    ],
-)
-def test_a_choice_that_does_not_read_it_refuses_it(name, fields, words):
-    problem = small_problem(name, **DEBIASED, **fields)
-    with pytest.raises(UserError, match=f"^{words}; leave confidence.debias 'none'"):
-        METHODS[name].factory(problem)
+def test_a_choice_that_does_not_read_it_refuses_it():
+    problem = small_problem("semianagg", **DEBIASED, **{"confidence.kind": "acr"})
+    with pytest.raises(UserError, match=r"'acr' adjusts its labels itself; leave confidence.debias 'none'"):
+        METHODS["semianagg"].factory(problem)
 
 
 def test_the_field_is_one_of_the_two_known():

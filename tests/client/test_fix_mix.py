@@ -118,7 +118,7 @@ def test_each_image_has_its_weight_in_both_losses(data, mixup_alpha, mix_weight,
 
 
 METHOD_FIELDS = {
-    "semifl": {"confidence.threshold": 0.5, "semifl.label_views": 0, "semifl.mix_weight": 0.6},
+    "semifl": {"confidence.threshold": 0.55},
     "fedanchor": {"confidence.threshold": 0.83, "fedanchor.mix_weight": 0.6},
 }
 
@@ -145,12 +145,12 @@ def test_the_methods_train_on_what_qualifies(data, method, fields, mix_order):
     job, finished = train(phases_of(made)[0], received, data, 1)
     qualified = np.asarray(job.work.labels.report.qualified)
     assert 3 < qualified.sum() == job.work.decks["fix"].size < SIZE and qualified.sum() % 3
-    if method == "semifl":  # eq. 4 without a view: the raw image
-        model, x = received.model, pixels_of(data, data.client_index[1])
+    if method == "semifl":  # eq. 4
+        model, x = received.model, pixels_of(data, data.client_index[1], squared)
         p = probabilities(in_numpy(model.params), x, statistics_of(model))
         np.testing.assert_array_equal(job.work.labels.report.labels, p.argmax(axis=1))
-        np.testing.assert_array_equal(qualified, p.max(axis=1) >= 0.5)
-    mix_weight = 0.6 if mix_order else 0
+        np.testing.assert_array_equal(qualified, p.max(axis=1) >= 0.55)
+    mix_weight = {"semifl": 1.0, "fedanchor": 0.6}[method] if mix_order else 0
     by_hand = train_by_hand(problem, data, received, job.work, 1.0 * qualified, mix_weight, mix_order)
     assert_as_by_hand(finished, by_hand, mix_weight)
     assert ("mix_loss" in finished.metrics) == bool(mix_order)

@@ -60,6 +60,9 @@ class LinearHeads:
         x = images.astype(jnp.float32).reshape(len(images), -1) / 255
         return self._outputs(model.params, x - model.batch_stats["mean"])
 
+    def probabilities(self, model, images):
+        return jax.nn.softmax(self.predict(model, images).logits)
+
     def predict_rows(self, model, images, rows, batch_size):
         del batch_size
         return self.predict(model, images[rows])

@@ -10,8 +10,7 @@ from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.engine.round import make_round, round_keys
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.fedrgd.client import Place
-from fedjax_ssl.methods.fedrgd.server import replica_means, train_replicas
+from fedjax_ssl.methods.fedrgd import Place, replica_means
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.validation import validate
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
@@ -24,7 +23,6 @@ from tests.helpers.small_problem import (
     federation,
     loss_and_gradient,
     mirrored,
-    negative,
     phases_of,
     pixels_of,
     prepare,
@@ -73,68 +71,24 @@ def test_each_group_s_mean_has_its_replica_in_it():
         np.testing.assert_allclose(found[number], total / (own + weights[rows].sum()), rtol=1e-5)
 
 
-# --- The server. -----------------------------------------------------------------------------------------------------
-
-
-def test_replicas_train_apart_for_so_many_steps(data):
-    """Four steps of batches of two of five images, each replica in an order and with a velocity of its own."""
-    problem, method = build(**{"server.batch_size": 2})
-    config, key = problem.config.server, jax.random.key(7)
-    state = jax.jit(method.init)(data, jax.random.key(0))
-    moving = jax.tree.map(lambda leaf: leaf + 0.1 * jnp.arange(2).reshape(-1, *[1] * (leaf.ndim - 1)),
-                          state.server["classification"])  # fmt: skip
-    state = state._replace(server={**state.server, "classification": moving})
-    train = jax.jit(lambda state: train_replicas(problem, state, data, key, jnp.float32(0.3), 2, 4))
-    models, after, metrics = train(state)
-    losses = []
-    for number, own_key in enumerate(jax.random.split(key, 2)):
-        orders = jax.random.split(jax.random.split(own_key)[0], 2)
-        orders = [np.asarray(jax.random.permutation(k, data.server_index)) for k in orders]
-        model = in_numpy(state.model.params)
-        velocity = {name: np.full_like(leaf, 0.1 * number) for name, leaf in model.items()}
-        for rows in (orders[0][:2], orders[0][2:4], orders[0][4:], orders[1][:2]):
-            one_hot, x = np.eye(CLASSES)[np.asarray(data.visible_labels)[rows]], pixels_of(data, rows, mirrored)
-            loss, gradient = loss_and_gradient(model, x, x.mean(axis=0), one_hot / len(rows))
-            model, velocity = sgd_step(model, gradient, velocity, config, 0.3)
-            losses.append(loss)
-        assert_model(jax.tree.map(lambda leaf, n=number: leaf[n], models), model)
-        found = jax.tree.leaves(jax.tree.map(lambda leaf, n=number: leaf[n], after.server["classification"]))
-        for leaf, expected in zip(found, velocity.values()):
-            np.testing.assert_allclose(leaf, expected, atol=1e-5)
-    assert float(metrics["server_loss"]) == pytest.approx(np.mean([losses[1:4], losses[5:]]), rel=1e-5)
-
-
 # --- Rounds. ---------------------------------------------------------------------------------------------------------
 
 
 def user_step(problem, data, model, velocity, rows, statistics):
-    """FixMatch by the current model, or self-training; whole-batch statistics in training."""
-    config, options = problem.config.client, problem.config.fedrgd
-    weak, strong = pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)
-    if options.users == "self_training":
-        x, p = weak, probabilities(model, weak, statistics)
-    else:
-        x, p = strong, probabilities(model, weak, weak.mean(axis=0))
+    """Self-training; whole-batch statistics in training."""
+    config, x = problem.config.client, pixels_of(data, rows, mirrored)
+    p = probabilities(model, x, statistics)
     counted = p.max(axis=1) >= (problem.config.confidence.threshold or 0.95)
     targets = counted[:, None] * np.eye(CLASSES)[p.argmax(axis=1)] / len(rows)
     _, gradient = loss_and_gradient(model, x, x.mean(axis=0), targets)
     return *sgd_step(model, gradient, velocity, config, config.learning_rate), int(counted.sum())
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"fedrgd.grouping": "fixed"},
-        {"fedrgd.groups": 1, "aggregation.weights": "size"},
-        {"fedrgd.users_go_on_from": "global_mean", "fedrgd.users": "self_training", "fedrgd.groups": 3},
-    ],
-    ids=["two groups, dealt anew", "two fixed groups", "no groups, by size", "mean of means, self-training"],
-)
-def test_rounds_are_those_of_a_plain_loop(data, fields):
-    problem, method = build(**fields)
-    config, groups, rounds = problem.config, problem.config.fedrgd.groups, 3
-    dealt = config.fedrgd.grouping == "random"
+def test_rounds_are_those_of_a_plain_loop(data):
+    """Three groups that continue from the mean of means, by size; tests/official has two that continue from theirs."""
+    fields = {"fedrgd.users_go_on_from": "global_mean", "fedrgd.users": "self_training", "aggregation.weights": "size"}
+    problem, method = build(**fields, **{"fedrgd.groups": 3})
+    config, groups, rounds = problem.config, 3, 3
     round_fn = jax.jit(make_round(problem, method, lanes=2))
     state = jax.jit(method.init)(data, jax.random.key(0))
     statistics = statistics_of(state.model)
@@ -151,13 +105,12 @@ def test_rounds_are_those_of_a_plain_loop(data, fields):
         users = np.asarray(method.select(state, data, round_keys(data.seed, state.round).select).clients)
         orders.append(tuple(users))
         for place, user in enumerate(users):
-            place = place if dealt else user
             group, size = place * groups // len(SIZES), SIZES[user]
             model, rows = dict(of_groups[group]), np.asarray(data.client_index[user])[:size]
             for _ in range(STEPS):
                 model, velocity[place], count = user_step(problem, data, model, velocity[place], rows, statistics)
                 counted.append(count / size)
-            uploads[group].append((model, size if config.aggregation.weights == "size" else 1))
+            uploads[group].append((model, size))
         for group in range(groups):
             replica = dict(mean)
             for _ in range(STEPS):
@@ -169,21 +122,18 @@ def test_rounds_are_those_of_a_plain_loop(data, fields):
             models, weights = [*models, replica], [*weights, np.mean(weights)]
             of_groups[group] = {name: np.average([one[name] for one in models], 0, weights) for name in replica}
         mean = {name: np.mean([one[name] for one in of_groups], axis=0) for name in mean}
-        if config.fedrgd.users_go_on_from == "global_mean":
-            of_groups = [dict(mean) for _ in range(groups)]
+        of_groups = [dict(mean) for _ in range(groups)]
         state, result = round_fn(state, data, jnp.zeros(24, jnp.int32))
     assert_model(state.model, mean)
     for group, expected in enumerate(of_groups):
         assert_model(jax.tree.map(lambda leaf, g=group: leaf[g], state.server["groups"]), expected)
-    apart = max(np.abs(of_groups[0][name] - mean[name]).max() for name in mean)
-    assert (apart > 1e-3) == (groups == 2)  # users of two groups do not have one model
     assert 0 < np.mean(counted) < 1 and len(set(orders)) == rounds
     assert result.metrics["uploads"] == len(SIZES) and result.metrics["local_steps"] == STEPS * len(SIZES)
-    # One model travels to each user and from it, the learning rate down, and where users change places the momentum.
+    # One model and its momentum travel to each user and from it, and the learning rate down.
     numbers = sum(leaf.size for leaf in mean.values())
-    assert float(result.metrics["bytes_down"]) == len(SIZES) * 4 * ((1 + dealt) * numbers + 1)
-    assert float(result.metrics["bytes_up"]) == len(SIZES) * 4 * (1 + dealt) * numbers
-    assert ("opt_state" in state.clients) != ("places" in state.server)
+    assert float(result.metrics["bytes_down"]) == len(SIZES) * 4 * (2 * numbers + 1)
+    assert float(result.metrics["bytes_up"]) == len(SIZES) * 4 * 2 * numbers
+    assert "opt_state" not in state.clients and "places" in state.server
 
 
 def test_a_place_whose_upload_is_lost_keeps_its_momentum(data):
@@ -208,26 +158,19 @@ def test_a_place_whose_upload_is_lost_keeps_its_momentum(data):
         np.testing.assert_array_equal(leaf.reshape(3, -1)[:, 0], [20, 2, 40])
 
 
-@pytest.mark.parametrize("grouping", ["fixed", "random"])
-def test_users_of_a_group_get_its_model(data, grouping):
-    """Neighbours by number, or by the place of the draw; who takes part is drawn without replacement."""
-    _, method = build(**{"clients_per_round": 3, "fedrgd.grouping": grouping})
+def test_users_of_a_group_get_its_model(data):
+    """By the place of the draw; who takes part is drawn without replacement."""
+    _, method = build(clients_per_round=3)
     draws = [method.select(None, data, jax.random.key(seed)) for seed in range(6)]
     for draw in draws:
         assert len(set(np.asarray(draw.clients))) == 3
-        np.testing.assert_array_equal(draw.group, np.asarray(draw.clients) // 2 if grouping == "fixed" else [0, 1, 2])
+        np.testing.assert_array_equal(draw.group, [0, 1, 2])
     assert set(np.concatenate([draw.clients for draw in draws])) == set(range(NUM_CLIENTS))
     groups = Model({"a": jnp.float32([[1, 2], [3, 4]])}, ())
     state = State(jnp.int32(0), groups, {"groups": groups, "places": {"v": jnp.arange(3)}})
-    if grouping == "fixed":
-        state = state._replace(server={"groups": groups})
     found = method.personal(state, data, jnp.array([3, 0, 1]), None)
-    if grouping == "fixed":
-        np.testing.assert_array_equal(found.model.params["a"], [[3, 4], [1, 2], [1, 2]])
-        assert found.memory == {}
-    else:
-        np.testing.assert_array_equal(found.model.params["a"], [[1, 2], [1, 2], [3, 4]])
-        np.testing.assert_array_equal(found.memory["opt_state"]["v"], [0, 1, 2])
+    np.testing.assert_array_equal(found.model.params["a"], [[1, 2], [1, 2], [3, 4]])
+    np.testing.assert_array_equal(found.memory["opt_state"]["v"], [0, 1, 2])
 
 
 def test_batches_of_a_round_are_disjoint_while_images_last(data):
@@ -242,9 +185,8 @@ def test_batches_of_a_round_are_disjoint_while_images_last(data):
     np.testing.assert_array_equal(batches[2], deck.order[1, :2])
 
 
-@pytest.mark.parametrize("fields", [{"fedrgd.decay_rounds": 12}, {"num_rounds": 12}])
-def test_the_rates_of_users_and_server_follow_fixmatch_s_cosine(data, fields):
-    problem, method = build(**{"fedrgd.schedule": "warm_up", "fedrgd.warm_up_rounds": 4, **fields})
+def test_the_rates_of_users_and_server_follow_fixmatch_s_cosine(data):
+    problem, method = build(**{"fedrgd.decay_rounds": 12, "fedrgd.warm_up_rounds": 4})
     model = problem.network.init(jax.random.key(0))
     for number, factor in ((0, 0.25), (3, 1.0), (8, np.cos(7 * np.pi / 32)), (100, 1e-5)):
         rate = method.broadcast(State(jnp.int32(number), model), data, None).learning_rate
@@ -270,17 +212,10 @@ def test_the_report_is_of_the_images_that_users_train_on(data):
     assert 0 < counted["fixmatch"].sum() < SIZES[1]
 
 
-def test_the_paper_s_strong_view_is_that_of_its_code():
-    """FixMatch's, whose integer range excludes the end, so that level 10 is never drawn."""
-    config = apply_arguments(base_config(), "fedrgd,paper")
-    assert (config.augment.flavour, config.augment.num_ops, config.augment.magnitude) == ("fixmatch", 2, 9)
-    assert config.client.learning_rate == config.server.learning_rate == pytest.approx(0.165)
-
-
 def test_the_paper_s_rates_are_those_of_its_launcher(data):
     """`--fast 1`: of the peak's rate .784, .195 and nothing after the epochs 100, 200 and 229 of 1,024 steps."""
     config = apply_arguments(base_config(), "fedrgd,paper")
-    fields = {f"fedrgd.{name}": config.fedrgd[name] for name in ("schedule", "warm_up_rounds", "decay_rounds")}
+    fields = {f"fedrgd.{name}": config.fedrgd[name] for name in ("warm_up_rounds", "decay_rounds")}
     problem, method = build(**fields)
     model = problem.network.init(jax.random.key(0))
     for epoch, factor in ((100, 0.784), (200, 0.195), (229, 1e-5), (299, 1e-5)):
@@ -291,7 +226,6 @@ def test_the_paper_s_rates_are_those_of_its_launcher(data):
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"fedrgd.groups": 5, "fedrgd.grouping": "fixed"}, r"fedrgd\.groups is 5, but num_clients = 4"),
         ({"fedrgd.groups": 4, "clients_per_round": 3}, r"fedrgd\.groups is 4, but clients_per_round = 3"),
         ({"aggregation.optimizer": "fedavgm"}, r"aggregation\.optimizer='fedavgm' moves one model"),
     ],

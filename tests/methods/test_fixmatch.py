@@ -37,11 +37,7 @@ def build(**fields):
     "client, fields",
     [
         (NO_LABELS, EVAL),
-        (A_FEW, {**EVAL, **AT_CLIENTS}),
-        (NO_LABELS, {**EVAL, **RECEIVED}),  # the received model has one mode
         (A_FEW, {**RECEIVED, **AT_CLIENTS, **PROXIMAL}),
-        (NO_LABELS, {**CONFIDENT, "confidence.threshold": 0.7}),
-        (NO_LABELS, {**CONFIDENT, **EVAL}),
         (NO_LABELS, {**CONFIDENT, **RECEIVED}),
         (A_FEW, {**CONFIDENT, **AT_CLIENTS, "confidence.threshold": 0.7}),
     ],
@@ -60,16 +56,6 @@ def test_local_training_is_that_of_the_equations(data, client, fields):
     assert any(0 < count < 3 for count in counts)
     if tau == 0.7:
         assert 0 in counts[1:]  # with a velocity from earlier steps, which weight decay alone would not stop
-
-
-@pytest.mark.parametrize("method", ["fixmatch", "uda"])
-@pytest.mark.parametrize("variants, labels_from, proximal", [("lpl", "local", 0), ("gpl,fedprox", "received", 0.01)])
-def test_rows_of_the_papers_tables_have_names(method, variants, labels_from, proximal):
-    """Labels at the clients, local or global, with FedAvg or FedProx: weights by all images, one pass for all views."""
-    config = small_problem(f"fedlabel,{method},{variants},plain").config
-    assert (config.method, config.data.labels, config.aggregation.weights) == (method, "clients", "size")
-    assert (config.confidence.labels_from, config.client.proximal) == (labels_from, proximal)
-    validate(config)
 
 
 def test_a_step_in_which_nothing_counts_changes_nothing(data):

@@ -1,4 +1,4 @@
-"""Orchestra: balanced assignments, clusters at clients and server, and a client's training, against NumPy."""
+"""Orchestra: balanced assignments, and clusters at clients and server, against NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -8,34 +8,18 @@ import pytest
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client.deck import Examples
-from fedjax_ssl.engine.interface import Cohort, Received, State, Upload
+from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.orchestra import Clusters, by_batches
-from fedjax_ssl.methods.orchestra.client import Ring, filled, local_centroids, pushed
-from fedjax_ssl.methods.orchestra.server import global_centroids
-from fedjax_ssl.methods.orchestra.sinkhorn import sinkhorn
+from fedjax_ssl.methods.orchestra import by_batches, clusters
+from fedjax_ssl.methods.orchestra.clusters import Ring, filled, global_centroids, local_centroids, pushed, sinkhorn
 from fedjax_ssl.ops.losses import assignment_loss
 from fedjax_ssl.ops.sgd import followed_by
-from fedjax_ssl.server.aggregation import Flow
-from tests.helpers.consistency_by_hand import batches
-from tests.helpers.linear_heads import DIM, LinearHeads, assert_kernels, descend, kernels, projected, unit
+from fedjax_ssl.server.aggregation import Flow, Given
+from tests.helpers.linear_heads import DIM, LinearHeads, unit
 from tests.helpers.linear_network import softmax
-from tests.helpers.small_problem import (
-    KEPT,
-    federation,
-    handed_on,
-    mirrored,
-    negative,
-    phases_of,
-    pixels_of,
-    sent_down,
-    small_problem,
-    train,
-)
+from tests.helpers.small_problem import federation, small_problem
 
-CLIENT = 1
 ENCODER = ("backbone", "projector")
-TRAINED = (*ENCODER, "rotation")
 
 
 # --- Balanced assignments. -------------------------------------------------------------------------------------------
@@ -167,46 +151,14 @@ def test_the_first_round_fills_the_memory_with_the_first_images():
 # --- The server. -----------------------------------------------------------------------------------------------------
 
 
-def clustering_loss(centroids, vectors, assignments, temperature):
-    predicted = softmax(unit(vectors) @ centroids.T / temperature)
-    return -np.mean(np.sum(unit(assignments) * unit(predicted), axis=1))
-
-
-def test_global_centroids_are_those_by_hand():
-    """SGD of PyTorch, whose gradients are differences of the loss with assignments held fixed."""
-    vectors, centroids = vectors_of(12), vectors_of(4, seed=1)
-    present = np.arange(14) < 12
-    padded = np.concatenate([vectors, np.full((2, 3), 9.0, np.float32)])
-    cluster = jax.jit(global_centroids, static_argnums=(3, 4))
-    ours, loss = cluster(centroids, padded, present, 5, 0.1)
-
-    expected, velocity, values = centroids.astype(np.float64), np.zeros((4, 3)), []
-    for _ in range(5):
-        assignments = sinkhorn_by_hand(vectors @ expected.T, 100)[0]
-        values.append(clustering_loss(expected, vectors, assignments, 0.1))
-        gradient = np.zeros((4, 3))
-        for place in np.ndindex(4, 3):
-            step = np.zeros((4, 3))
-            step[place] = 1e-6
-            gradient[place] = (
-                clustering_loss(expected + step, vectors, assignments, 0.1)
-                - clustering_loss(expected - step, vectors, assignments, 0.1)
-            ) / 2e-6
-        velocity = 0.9 * velocity + gradient + 1e-4 * expected
-        expected = unit(expected - 0.01 * velocity)
-    np.testing.assert_allclose(ours, expected, atol=1e-4)
-    assert loss == pytest.approx(values[-1], rel=1e-3)
-    np.testing.assert_array_equal(cluster(centroids, padded, present & False, 5, 0.1)[0], centroids)
-
-
 def test_uploads_are_weighted_by_batches():
     received = Received((), np.array([True, True, False, True]), None, None, np.array([7, 3, 9, 2]), None)
     flow = Flow((), jnp.array([1.0, 1.0, 0.0, 1.0]), (), (), ())
-    flow = by_batches(3).apply(flow, *[None] * 3, received, None)
+    flow = by_batches(3).apply(flow, Given(None, None, received, None))
     np.testing.assert_array_equal(flow.weights, [2, 1, 0, 1])
 
 
-# --- A client's training. --------------------------------------------------------------------------------------------
+# --- A part that follows, and the server. ----------------------------------------------------------------------------
 
 
 def test_a_part_follows_others_and_takes_no_gradient():
@@ -238,109 +190,16 @@ def problem_of(**fields):
     )
 
 
-def broadcast(problem, number):
-    centroids = vectors_of(4, DIM, seed=3)
-    return sent_down(problem, Clusters(centroids, np.int32(number)), seed=6)
-
-
-def test_a_client_s_training_is_that_by_hand(data):
-    """Clusters, turns, target and memory; turns are those of the same keys."""
-    problem = problem_of(**{"orchestra.decay": 0.8, "orchestra.temperature": 0.5})
-    phase, clustering = phases_of(METHODS["orchestra"].factory(problem))
-    received = broadcast(problem, 3)
-    own = {"projections": Ring(vectors_of(6, DIM, seed=5), np.int32(0))}
-    job, finished = train(phase, received, data, CLIENT, own, jit=True)
-    assert int(job.num_steps) == 4 and bool(job.takes_part)  # of 7 images two batches of 3, in two epochs
-
-    model = kernels(received.model.params, *TRAINED)
-    target = kernels(received.model.params["target"], *ENCODER)
-    centroids, state = np.asarray(received.extra.centroids, np.float64), {"target": target, "step": 0}
-    losses, memory, running, of_target = [], list(own["projections"].rows), np.full(4, 0.25), np.full(4, 0.25)
-    orders = batches(
-        np.asarray(job.work.decks["unlabelled"].order),
-        int(job.work.decks["unlabelled"].size),
-        problem.config.client.batch_size,
-    )
-    for step, batch in enumerate(orders):
-        rows = np.asarray(data.client_index[CLIENT])[batch]
-        turns_key = jax.random.split(jax.random.key(step), 4)[3]
-        turns = np.asarray(jax.random.randint(turns_key, (3,), 0, 4))[: len(rows)]
-        first, second = (pixels_of(data, rows, view) for view in (mirrored, negative))
-        third = np.stack([np.rot90(x.reshape(2, 2), k).ravel() for x, k in zip(first, turns)])
-
-        def loss(model, first=first, second=second, third=third, turns=turns):
-            q = softmax(unit(projected(state["ahead"], first)) @ centroids.T / 0.5)
-            p = softmax(unit(projected(model, second)) @ centroids.T / 0.5)
-            told = softmax(projected(model, third) @ model["rotation"])
-            of_turns = -np.mean(np.log(told[np.arange(len(turns)), turns]))
-            return of_turns - np.mean(np.sum(q * np.log(p), axis=1))
-
-        losses.append((loss, first, [second, third]))
-
-    seen = []
-
-    def begin_step(current):
-        """The target moves before the step, towards the online encoder as it then is."""
-        _, first, others = losses[state["step"]]
-        state["ahead"] = {name: 0.8 * state["target"][name] + 0.2 * current[name] for name in ENCODER}
-        memory.extend(unit(projected(state["ahead"], first)))
-        seen.append((first, others))
-
-    def end_step(current):
-        state["target"] = state["ahead"]
-        state["step"] += 1
-        if state["step"] < len(losses):
-            begin_step(current)
-
-    begin_step(model)
-    trained, values = descend(model, [loss for loss, _, _ in losses], problem.config.client, end_step)
-    assert sum(float(finished.metrics[name]) for name in ("cluster_loss", "rotation_loss")) == pytest.approx(
-        np.mean(values), rel=1e-4
-    )
-    upload = finished.upload.model
-    assert set(upload.params) == {*TRAINED, "target"}
-    assert_kernels(upload.params, trained)
-    assert_kernels(upload.params["target"], state["target"])
-    for first, others in seen:
-        of_target = KEPT * of_target + (1 - KEPT) * first.mean(axis=0)
-        for x in others:
-            running = KEPT * running + (1 - KEPT) * x.mean(axis=0)
-    np.testing.assert_allclose(upload.batch_stats["mean"], running, atol=1e-6)
-    np.testing.assert_allclose(upload.batch_stats["target"]["mean"], of_target, atol=1e-6)
-    in_order = np.roll(np.asarray(finished.own["projections"].rows), -int(finished.own["projections"].oldest), axis=0)
-    np.testing.assert_allclose(in_order, memory[-6:], atol=1e-4)
-
-    _, told = train(clustering, received, data, CLIENT, finished.own, handed_on(job, finished), jit=True)
-    jax.tree.map(np.testing.assert_array_equal, told.upload.model, upload)
-    key = Cohort(np.array([CLIENT]), {}, jax.random.key(4)).keys()[0]
-    expected = jax.jit(local_centroids, static_argnums=2)(key, finished.own["projections"].rows, 2)
-    np.testing.assert_allclose(told.upload.metadata["centroids"], expected, atol=1e-5)
-
-
-def test_the_first_round_clusters_and_does_not_train(data):
+def test_the_server_averages_and_clusters_what_was_accepted(data, monkeypatch):
+    monkeypatch.setattr(clusters, "STEPS", 5)
     problem = problem_of()
-    phase, _ = phases_of(METHODS["orchestra"].factory(problem))
-    received = broadcast(problem, 0)
-    own = {"projections": Ring(vectors_of(6, DIM, seed=5), np.int32(0))}
-    job, finished = train(phase, received, data, CLIENT, own, jit=True)
-    assert int(job.num_steps) == 0 and bool(job.takes_part)
-    target = kernels(received.model.params["target"], *ENCODER)
-    batches_of_3 = [np.asarray(data.client_index[CLIENT])[places] for places in (np.arange(3), np.arange(3, 6))]
-    expected = np.concatenate([unit(projected(target, pixels_of(data, rows, mirrored))) for rows in batches_of_3])
-    np.testing.assert_allclose(finished.own["projections"].rows, expected, atol=1e-4)
-    jax.tree.map(np.testing.assert_array_equal, finished.upload.model.params["target"], received.model.params["target"])
-    np.testing.assert_array_equal(finished.upload.model.batch_stats["mean"], received.model.batch_stats["mean"])
-
-
-def test_the_server_averages_and_clusters_what_was_accepted(data):
-    problem = problem_of(**{"orchestra.clustering_steps": 5})
     method = METHODS["orchestra"].factory(problem)
     state = jax.jit(method.init)(data, jax.random.key(0))
     params = state.model.params
     jax.tree.map(np.testing.assert_array_equal, params["target"], {name: params[name] for name in ENCODER})
     np.testing.assert_allclose(np.linalg.norm(state.clients["projections"].rows, axis=-1), 1, rtol=1e-5)
     assert state.clients["projections"].rows.shape == (4, 6, DIM) and state.server["centroids"].shape == (4, DIM)
-    names = (*TRAINED, "target")
+    names = (*ENCODER, "rotation", "target")
     sent = jax.tree.map(lambda leaf: np.stack([np.asarray(leaf) + k for k in (1.0, 2.0, np.nan)]),
                         state.model._replace(params={name: params[name] for name in names}))  # fmt: skip
     told = np.stack([vectors_of(2, DIM, seed=seed) for seed in range(3)])
@@ -354,7 +213,7 @@ def test_the_server_averages_and_clusters_what_was_accepted(data):
             after.model.params[name],
             params[name],
         )
-    expected, loss = global_centroids(state.server["centroids"], told.reshape(-1, DIM), np.arange(6) < 4, 5, 0.1)
+    expected, loss = global_centroids(state.server["centroids"], told.reshape(-1, DIM), np.arange(6) < 4)
     np.testing.assert_allclose(after.server["centroids"], expected, atol=1e-5)
     assert metrics["clustering_loss"] == pytest.approx(float(loss), rel=1e-4)
     sent_next = method.broadcast(after._replace(round=np.int32(1)), data, None).extra

@@ -14,14 +14,12 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.proxyfl import COUNTS, FEATURES, PRIOR, PROXIES, VARIANTS
-from fedjax_ssl.methods.proxyfl.client import disjoint_sets_losses
-from fedjax_ssl.methods.proxyfl.server import tuned_proxies
+from fedjax_ssl.methods.proxyfl import COUNTS, FEATURES, LEAST_SIMILARITY, PRIOR, PROXIES, VARIANTS, tuned_proxies
 from fedjax_ssl.models import Outputs
-from fedjax_ssl.ops.batches import epoch_orders
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import make_problem
 from fedjax_ssl.run.validation import validate
+from tests.helpers.linear_heads import gradient_of
 from tests.helpers.linear_network import at_rest, sgd_step, softmax
 from tests.helpers.runs import TINY_BACKBONE
 from tests.helpers.small_problem import (
@@ -106,14 +104,14 @@ class Labels:
         )
         self.label = received.argmax(axis=1)
         self.sure = received.max(axis=1) >= THRESHOLD
-        if options.confident == "either":
+        if options.details == "code":
             self.sure |= local.max(axis=1) >= THRESHOLD
         self.sets = [
             {y} if s else {*np.flatnonzero(p > PRIOR_SENT)} for y, s, p in zip(self.label, self.sure, received)
         ]
-        self.weights = received if options.weights_from == "received" else local
+        self.weights = received if options.details == "code" else local
         self.given_sets = [{y} for y in truth]
-        if options.labelled_sets == "received":
+        if options.details == "code":
             self.given_sets = [
                 {p.argmax()} if p.max() >= THRESHOLD else {*np.flatnonzero(p > PRIOR_SENT)} for p in of_given
             ]
@@ -137,7 +135,7 @@ def loss_by_hand(options, w, given, weak, strong, truth, labels):
             continue
         positive = sum((1 if labels.sure[b] else labels.weights[b, c]) * z[i] @ v[c] for c in sets[i])
         against = [z[i] @ z[j] for j in range(len(z)) if sets[j] and not sets[i] & sets[j]]
-        against = [s for s in against if s >= options.least_similarity]
+        against = [s for s in against if options.details == "paper" or s >= LEAST_SIMILARITY]
         losses[bool(labels.sure[b])].append(np.log(1 + np.sum(np.exp(np.array(against) - positive))))
     if options.contrastive_over == "all":
         contrastive = np.mean(losses[True] + losses[False])
@@ -146,30 +144,10 @@ def loss_by_hand(options, w, given, weak, strong, truth, labels):
     return labelled, unlabelled, contrastive
 
 
-def numerical_gradient(function, w, step=1e-6):
-    gradient = {}
-    for name, leaf in w.items():
-        gradient[name] = np.zeros_like(leaf)
-        for place in np.ndindex(leaf.shape):
-            up, down = ({**w, name: leaf.copy()} for _ in range(2))
-            up[name][place] += step
-            down[name][place] -= step
-            gradient[name][place] = (function(up) - function(down)) / (2 * step)
-    return gradient
-
-
-@pytest.mark.parametrize(
-    ("variants", "client", "fields"),
-    [
-        ((), A_FEW, {}),
-        (("code",), A_FEW, {}),
-        (("code",), A_FEW, {"confidence.debias": "app_u"}),
-        ((), NO_LABELS, {}),
-    ],
-)
-def test_local_training_is_that_of_the_equations(data, variants, client, fields):
+@pytest.mark.parametrize(("variants", "client"), [((), A_FEW), ((), NO_LABELS), (("code",), A_FEW)])
+def test_local_training_is_that_of_the_equations(data, variants, client):
     weights = {"proxyfl.contrastive_weight": 0.7, "consistency.unlabelled_weight": 0.8}
-    problem, method = build(*variants, **weights, **fields)
+    problem, method = build(*variants, **weights, **({"confidence.debias": "app_u"} if variants else {}))
     options, config = problem.config.proxyfl, problem.config.client
     received = sent_down(problem, extra=jnp.asarray(PRIOR_SENT, jnp.float32))
     job, finished = train(phases_of(method)[0], received, data, client, jit=True)
@@ -199,7 +177,7 @@ def test_local_training_is_that_of_the_equations(data, variants, client, fields)
             loss_by_hand, options, given=given, weak=weak, strong=strong, truth=truth, labels=labels
         )
         metrics.append([WEIGHTS @ losses(w), *losses(w)])
-        gradient = numerical_gradient(lambda w, losses=losses: WEIGHTS @ losses(w), w)
+        gradient = gradient_of(lambda w, losses=losses: WEIGHTS @ losses(w), w)
         w, velocity = sgd_step(w, gradient, velocity, config, config.learning_rate)
     found = named(finished.upload.model.params)
     for name, leaf in found.items():
@@ -213,86 +191,13 @@ def test_local_training_is_that_of_the_equations(data, variants, client, fields)
     assert client == NO_LABELS or {True, False, 2} <= seen  # confident images and others, and one with two candidates
 
 
-def test_counts_are_those_of_the_last_local_epoch(data):
-    problem, method = build(**{"client.epochs": 3, "confidence.threshold": 0.0})
-    received = sent_down(problem, extra=jnp.asarray(PRIOR_SENT, jnp.float32))
-    job, finished = train(phases_of(method)[0], received, data, A_FEW, jit=True)
-    rows, first = np.asarray(data.client_index[A_FEW])[:10], named(received.model.params)
-    truth = np.asarray(data.visible_labels)[rows]
-    x = pixels_of(data, rows[truth < 0], mirrored) - statistics_of(received.model)
-    labels = np.argmax(x @ first["kernel"] + first["bias"], axis=1)  # all accepted
-    assert job.num_steps == 6 and len(labels) == 6
-    counts = np.bincount([*truth[truth >= 0], *labels], minlength=CLASSES)
-    np.testing.assert_array_equal(finished.upload.metadata[COUNTS], counts)
-
-
-def test_contrastive_losses_are_those_of_the_loop():
-    rng, losses = np.random.default_rng(0), jax.jit(disjoint_sets_losses)
-    z, positives = unit(rng.normal(size=(7, 4))), rng.normal(size=7)
-    sets, present = rng.random((7, 3)) < 0.5, np.array([True] * 6 + [False])
-    sets[2], sets[3], sets[4] = False, [True, False, False], [False, True, False]
-    for least in (-1.0, 1e-6):
-        found = np.asarray(losses(*map(np.float32, (z, positives)), sets, present, least))
-        for i in (0, 1, 3, 4, 5):
-            against = [
-                z[i] @ z[j]
-                for j in range(6)
-                if sets[j].any() and not (sets[i] & sets[j]).any() and z[i] @ z[j] >= least
-            ]
-            value = -np.log(np.exp(positives[i]) / (np.exp(positives[i]) + np.sum(np.exp(against))))
-            np.testing.assert_allclose(found[i], value, atol=1e-5)
-    # Without a negative there is nothing to lose.
-    everybody = np.ones((7, 3), bool)
-    alone = losses(np.float32(z), np.float32(positives), everybody, present, -1.0)
-    np.testing.assert_allclose(alone, 0, atol=1e-6)
-
-
 # --- The server. -----------------------------------------------------------------------------------------------------
 
 
-tuned = jax.jit(tuned_proxies, static_argnames=("epochs", "batch_size", "learning_rate", "largest_margin"))
-
-
-def tuned_by_hand(average, proxies, active, orders, batch_size, rate, largest_margin):
-    """Steps of SGD on the points (proxy, class), by the closed form of the gradient."""
-    omega, size = average.copy(), len(average)
-    gaps = [min(np.linalg.norm(average[c] - average[j]) for j in range(size) if j != c) for c in range(size)]
-    margin = min(max(gaps), largest_margin)
-    for order in orders:
-        order = order[: size * np.sum(active)]
-        for first in range(0, len(order), batch_size):
-            gradient, batch = np.zeros_like(omega), order[first : first + batch_size]
-            for m, c in (divmod(point, size) for point in batch):
-                differences = proxies[m, c] - omega
-                d = np.linalg.norm(differences, axis=1)
-                wrong = softmax(-(d + margin * (np.arange(size) == c))[None])[0] - (np.arange(size) == c)
-                for j in range(size):  # of -d_j
-                    gradient[j] += wrong[j] * differences[j] / d[j] / len(batch)
-            omega -= rate * gradient
-    return omega
-
-
-@pytest.mark.parametrize("margin", [100.0, 0.3, 0.0])
-def test_proxies_are_tuned_by_plain_sgd(margin):
-    rng = np.random.default_rng(1)
-    proxies, active, key = rng.normal(size=(4, 3, 5)), np.array([True, False, True, True]), jax.random.key(3)
-    average = proxies[active].mean(axis=0)
-    orders = np.asarray(epoch_orders(key, jnp.repeat(active, 3), 3))
-    expected = tuned_by_hand(average, proxies, active, orders, 4, 0.3, margin)
-    proxies[1] = np.nan  # a client that sent nothing
-    found = tuned(np.float32(average), np.float32(proxies), active, key, epochs=3, batch_size=4, learning_rate=0.3,
-                  largest_margin=margin)  # fmt: skip
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert np.max(np.abs(expected - average)) > 0.1
-
-
-def test_proxies_of_one_client_are_at_rest_by_symmetry_or_move_without_a_number_lost():
+def test_proxies_of_one_client_move_without_a_number_lost():
     """The distance to a proxy's own point is 0: no gradient comes of it, and no NaN."""
     average = np.eye(3, dtype=np.float32)
-    arguments = average, average[None], np.array([True]), jax.random.key(0)
-    options = {"batch_size": 4, "learning_rate": 0.1}
-    np.testing.assert_array_equal(tuned_proxies(*arguments, epochs=0, **options), average)
-    found = np.asarray(tuned(*arguments, epochs=5, **options))
+    found = np.asarray(tuned_proxies(average, average[None], jnp.array([True]), jax.random.key(0), epochs=5))
     assert np.all(np.isfinite(found))
     # Each proxy is pushed away from the others' points alone.
     gaps = np.linalg.norm(found[:, None] - average, axis=-1)
@@ -316,14 +221,11 @@ def uploads(problem, seed=0):
     return method, state, received
 
 
-@pytest.mark.parametrize("kind", ["mean", "pooled"])
-def test_the_prior_is_that_of_the_clients_counts(kind):
-    problem, _ = build(**{"proxyfl.prior": kind, "proxyfl.tuning": False})
+def test_the_prior_is_that_of_the_clients_counts():
+    problem, _ = build("no_tuning")
     method, state, received = uploads(problem)
     after, _ = method.aggregate(state, None, received, jax.random.key(0))
     expected = (np.array([3, 0, 1]) / 4 + np.array([4, 8, 4]) / 16) / 2
-    if kind == "pooled":
-        expected = 0.99 * PRIOR_SENT + 0.01 * np.array([7, 8, 5]) / 20
     np.testing.assert_allclose(after.server[PRIOR], expected, rtol=1e-6)
     np.testing.assert_allclose(np.sum(after.server[PRIOR]), 1, rtol=1e-6)
     broadcast = method.broadcast(after, None, None)
@@ -333,39 +235,12 @@ def test_the_prior_is_that_of_the_clients_counts(kind):
     np.testing.assert_array_equal(after.server[PRIOR], state.server[PRIOR])
 
 
-def test_the_first_prior_is_uniform():
-    _, method = build()
-    state = method.init(federation([[0, -1], [-1]]), jax.random.key(0))
-    np.testing.assert_allclose(state.server[PRIOR], np.full(CLASSES, 1 / CLASSES), rtol=1e-6)
-
-
-def test_the_server_tunes_the_mean_and_nothing_but_the_proxies():
-    options = {"epochs": 2, "learning_rate": 0.3, "batch_size": 3, "margin": 0.3}
-    problem, _ = build(**{f"proxyfl.tuning_{name}": value for name, value in options.items()})
-    method, state, received = uploads(problem)
-    after, metrics = method.aggregate(state, None, received, jax.random.key(5))
-    shares = np.array([10, 0, 30, 60]) / 100
-    mean = jax.tree.map(lambda leaf: np.tensordot(shares, np.asarray(leaf, np.float64), axes=1), received.uploads.model)
-    found = jax.device_get(after.model.params)
-    for name in ("bias", "features", "features_bias", "proxies"):
-        np.testing.assert_allclose(named(found)[name], named(mean.params)[name], atol=1e-6)
-    np.testing.assert_allclose(statistics_of(after.model), mean.batch_stats["mean"], atol=1e-6)
-    of_clients = np.swapaxes(np.asarray(received.uploads.model.params["classifier"]["kernel"]), 1, 2)
-    link_key = jax.random.split(jax.random.key(5), 4)[2]  # of weights, mean, tuning, prior
-    orders = np.asarray(epoch_orders(link_key, jnp.repeat(received.accepted, CLASSES), 2))
-    expected = tuned_by_hand(named(mean.params)["kernel"].T, of_clients, np.asarray(received.accepted), orders, 3, 0.3,
-                             0.3)  # fmt: skip
-    np.testing.assert_allclose(found["classifier"]["kernel"], expected.T, atol=1e-5)
-    assert np.max(np.abs(expected.T - named(mean.params)["kernel"])) > 0.1
-    assert metrics["update_norm"] > 0
-
-
 # --- The switches. ---------------------------------------------------------------------------------------------------
 
 
 def test_each_part_is_switched_off_alone(data):
-    for tuning in (True, False):
-        problem, _ = build(**{"proxyfl.contrastive": False, "proxyfl.tuning": tuning})
+    for tuning, variant in ((True, "no_contrastive"), (False, "plain_proxyfl")):
+        problem, _ = build(variant, **({"proxyfl.tuning_epochs": 2} if tuning else {}))
         method, state, received = uploads(problem)
         assert state.server == {} and method.broadcast(state, None, None).extra == ()  # no prior travels
         _, finished = train(phases_of(method)[0], sent_down(problem), data, A_FEW)
@@ -403,20 +278,6 @@ def test_without_both_it_is_fixmatch_with_global_labels(data, client):
         client == NO_LABELS
         or of_confident.metrics["unlabelled_loss"] > 1.2 * finished[0].metrics["unlabelled_loss"] > 0
     )
-
-
-def test_without_both_it_is_sage_that_trusts_the_global_model_alone(data):
-    """ProxyFL's code is SAGE's with lambda = 0, and two parts more."""
-    plain = {"proxyfl.confident": "either", "proxyfl.loss_over": "batch"}
-    finished = []
-    for variants, method, fields in (("plain_proxyfl",), "proxyfl", plain), ((), "sage", {"sage.half_gap": 1e-9}):
-        problem, built = build(*variants, method=method, **fields)
-        finished.append(train(phases_of(built)[0], sent_down(problem), data, A_FEW)[1])
-    for name in finished[0].metrics:
-        np.testing.assert_allclose(finished[0].metrics[name], finished[1].metrics[name], rtol=1e-5)
-    for part, leaf in (("backbone", "bias"), ("classifier", "kernel")):
-        found, expected = (np.asarray(one.upload.model.params[part][leaf]) for one in finished)
-        np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_in_the_paper_s_setting_classifier_and_projections_begin_as_the_code_s():

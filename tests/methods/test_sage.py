@@ -91,32 +91,16 @@ def test_the_local_label_has_half_the_weight_at_the_half_gap_and_all_of_it_witho
 @pytest.mark.parametrize(
     "labels, client, fields, together",
     [
-        ("clients", A_FEW, PROTOCOL, True),
         ("some_clients", ONLY_LABELS, PROTOCOL, True),
-        ("some_clients", ONLY_LABELS, {"consistency.epoch_length": "unlabelled"}, True),
         ("server", NO_LABELS, {"consistency.epoch_length": "unlabelled"}, False),
     ],
 )
 def test_local_training_is_that_of_the_equations(data, labels, client, fields, together):
     problem, phase = build(labels, **fields)
     received = sent_down(problem)
-    job, finished = train(phase, received, data, client, jit=fields is PROTOCOL)
+    job, finished = train(phase, received, data, client)
     expected = train_by_hand(problem, data, received, job.work, by_hand, together=together, both=True)
     assert_as_by_hand(finished, expected)
-
-
-def test_with_a_gap_of_nothing_the_received_model_s_labels_are_all_that_counts(data):
-    """half_gap to 0 leaves FixMatch with global labels, where that is confident whenever the local one is."""
-    fields = {"sage.half_gap": 1e-9, "confidence.threshold": 0.0, "client.epochs": 1}
-    finished = []
-    for method, more in ("sage", {}), ("fixmatch", {"confidence.labels_from": "received"}):
-        problem, phase = build("clients", method, **fields, **more)
-        finished.append(train(phase, sent_down(problem), data, A_FEW)[1])
-    for name in ("client_loss", "unlabelled_loss", "labelled_loss"):
-        np.testing.assert_allclose(finished[0].metrics[name], finished[1].metrics[name], rtol=1e-5)
-    for part, leaf in (("backbone", "bias"), ("classifier", "kernel")):
-        found, expected = (np.asarray(one.upload.model.params[part][leaf]) for one in finished)
-        np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_the_unlabelled_deck_holds_the_labelled_images_too_and_an_epoch_goes_twice_through_it(data):
@@ -130,19 +114,6 @@ def test_the_unlabelled_deck_holds_the_labelled_images_too_and_an_epoch_goes_twi
     assert jobs[0].work.decks["unlabelled"].order.shape[0] == 2 * problem.config.client.epochs  # no order comes twice
     qualified = np.asarray(jobs[A_FEW].work.labels.report.qualified)
     assert np.all(qualified[[0, 3, 4, 6]]) and not qualified[9]
-
-
-def test_its_protocol_is_that_of_the_paper():
-    config = apply_arguments(base_config(), "sage,paper")
-    assert config.client.epochs * (2500 // config.client.batch_size) == 95  # of CIFAR-10's 50,000 / 20
-    assert config.client.batch_size * config.consistency.unlabelled_ratio == 256
-    assert (config.client.momentum, config.client.nesterov, config.client.persistent) == (0.9, False, False)
-    assert (config.schedule, config.aggregation.weights, config.aggregation.optimizer) == ("constant", "size", "fedavg")
-    assert -np.log(0.5) / config.sage.half_gap == pytest.approx(13.863, abs=1e-3)  # kappa
-    assert (config.data.partition, config.data.num_labelled) == ("dirichlet_pairs", 5000)
-    assert (config.model.name, config.model.width, config.model.normalisation) == ("resnet8", 64, "running")
-    # Another method's name keeps the setting, so that all run under the same.
-    assert apply_arguments(config, "fixmatch").num_clients == 20 and config.method == "fixmatch"
 
 
 def test_every_data_set_can_be_normalised_by_cifar10_s_numbers(tmp_path):

@@ -1,24 +1,16 @@
 """Twin-sight: two models at each client against NumPy, whose gradients are differences of the written losses."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client import own_states
-from fedjax_ssl.config import apply_arguments
-from fedjax_ssl.engine.interface import Cohort, Previous, Upload, trained_parts
-from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.twin_sight import PARTS, TWIN, views
-from fedjax_ssl.models import Outputs
-from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import tree_bytes
-from fedjax_ssl.run.experiment import build_experiment
-from fedjax_ssl.run.observe.wire import bytes_per_client
+from fedjax_ssl.methods import METHODS, twin_sight
+from fedjax_ssl.methods.twin_sight import TWIN, views
 from tests.helpers.consistency_by_hand import batches
+from tests.helpers.linear_heads import DIM, LinearHeads, gradient_of, unit
 from tests.helpers.linear_network import at_rest, divided, sgd_step, softmax
-from tests.helpers.runs import SMALL, make_fedanchor_config
 from tests.helpers.small_problem import (
     CLASSES,
     KEPT,
@@ -36,66 +28,18 @@ from tests.helpers.small_problem import (
 )
 from tests.helpers.trainers_by_hand import FreeMatch, fairness_by_hand
 
-LABELLED, UNLABELLED, BOTH = range(3)
-FEATURES, DIM = 3, 2
-KERNEL = {"classifier": (FEATURES, CLASSES), "projector": (FEATURES, DIM)}
-
-
-class LinearFeatures:
-    """Features (x - c) @ kernel, and a linear head: a network with two of them, or the twin of such a one.
-
-    c is a batch's mean in training and a running mean in evaluation, as in `SmallNetwork`.
-    """
-
-    given, normalisation = None, "running"
-
-    def __init__(self, head="classifier"):
-        self.head = head
-        self.companions = {TWIN: LinearFeatures("projector")} if head == "classifier" else {}
-
-    def init(self, key):
-        one, two, three = jax.random.split(key, 3)
-        params = {"backbone": {"kernel": 2 * jax.random.normal(one, (PIXELS, FEATURES))},
-                  self.head: {"kernel": 2 * jax.random.normal(two, KERNEL[self.head])}}  # fmt: skip
-        batch_stats = {"mean": jnp.full(PIXELS, 0.25)}
-        for name, companion in self.companions.items():
-            model = companion.init(three)
-            params, batch_stats = {**params, name: model.params}, {**batch_stats, name: model.batch_stats}
-        return Model(params, batch_stats)
-
-    def _outputs(self, params, x):
-        features = jnp.matmul(x, params["backbone"]["kernel"], precision="highest")
-        of_head = jnp.matmul(features, params[self.head]["kernel"], precision="highest")
-        return Outputs(of_head, {self.head: of_head}, features)
-
-    def probabilities(self, model, images):
-        x = images.astype(jnp.float32).reshape(len(images), -1) / 255 - model.batch_stats["mean"]
-        return jax.nn.softmax(self._outputs(model.params, x).logits)
-
-    def train(self, model, views, mask):
-        outputs, running = [], model.batch_stats["mean"]
-        for view in views:
-            x = view.astype(jnp.float32).reshape(len(view), -1) / 255
-            mean = jnp.sum(jnp.where(mask[:, None], x, 0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
-            outputs.append(self._outputs(model.params, x - mean))
-            running = KEPT * running + (1 - KEPT) * mean
-        return tuple(outputs), {**model.batch_stats, "mean": running}
+UNLABELLED, BOTH = 1, 2
 
 
 # --- By hand. --------------------------------------------------------------------------------------------------------
 
 
 def in_numpy(params):
-    """The four kernels of a model and its twin."""
+    """The kernels of a model and its twin, and the classifier's bias."""
     twin = params[TWIN]
     leaves = {"k": params["backbone"], "w": params["classifier"], "k2": twin["backbone"], "p2": twin["projector"]}
-    return {name: np.asarray(leaf["kernel"], np.float64) for name, leaf in leaves.items()}
-
-
-def unit(rows):
-    """A row of zeros, as a batch of one image has, stays."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(lengths > 0, lengths, 1)
+    model = {name: np.asarray(leaf["kernel"], np.float64) for name, leaf in leaves.items()}
+    return {**model, "b": np.asarray(params["classifier"]["bias"], np.float64)}
 
 
 def contrastive(model, first, second, temperature):
@@ -115,22 +59,7 @@ def neighbourhood(model, first, xor):
 
 
 def log_p(model, x):
-    return np.log(softmax(x @ model["k"] @ model["w"]))
-
-
-def gradient_of(loss, model):
-    """Central differences."""
-    gradient = {}
-    for name, leaf in model.items():
-        gradient[name] = np.zeros_like(leaf)
-        for place in np.ndindex(leaf.shape):
-            moved = []
-            for step in (1e-6, -1e-6):
-                other = {**model, name: leaf.copy()}
-                other[name][place] += step
-                moved.append(loss(other))
-            gradient[name][place] = (moved[0] - moved[1]) / 2e-6
-    return gradient
+    return np.log(softmax(x @ model["k"] @ model["w"] + model["b"]))
 
 
 def by_hand(problem, data, client, model, means, deck, supervised):
@@ -154,7 +83,7 @@ def by_hand(problem, data, client, model, means, deck, supervised):
         start = model
 
         def loss(model, rows=rows, first=first, second=second, start=start):
-            value = options.contrastive_weight * contrastive(model, first, second, options.temperature)
+            value = options.contrastive_weight * contrastive(model, first, second, 0.5)
             value += options.neighbourhood_weight * neighbourhood(model, first, options.replica)
             return value + supervised(model, start, rows, first, second)
 
@@ -179,16 +108,15 @@ def assert_same(upload, model, means):
 
 
 def problem_of(arguments="", **fields):
-    # The temperature of the paper makes losses too steep for differences.
-    options = {"twin_sight.temperature": 0.5, "twin_sight.contrastive_weight": 0.8}
-    fields = {"client.clip_norm": 0.3, "confidence.threshold": 0.5, **options, **fields}
-    return small_problem(f"twin_sight{arguments}", LinearFeatures(), **fields)
+    fields = {"client.clip_norm": 0.3, "confidence.threshold": 0.5, "twin_sight.contrastive_weight": 0.8, **fields}
+    network = LinearHeads({}, companions={TWIN: LinearHeads({"projector": ("", DIM)}, classes=0)})
+    return small_problem(f"twin_sight{arguments}", network, **fields)
 
 
 def both_phases(problem, data, client, jit=True):
     """A client's two phases: the jobs, and what each leaves."""
     first, second = phases_of(METHODS["twin_sight"].factory(problem))
-    received, own = sent_down(problem), {"confidence": ()} if problem.config.twin_sight.pseudo_labels else {}
+    received, own = sent_down(problem), {"confidence": ()} if problem.config.twin_sight.pseudo_weight else {}
     labelled = train(first, received, data, client, own, jit=jit)
     unlabelled = train(second, received, data, client, own, handed_on(*labelled), jit=jit)
     return received, labelled, unlabelled
@@ -199,28 +127,32 @@ def start_of(received):
     return in_numpy(received.model.params), means
 
 
+@pytest.fixture(autouse=True)
+def temperature(monkeypatch):
+    """The paper's makes losses too steep for differences."""
+    monkeypatch.setattr(twin_sight, "TEMPERATURE", 0.5)
+
+
 @pytest.fixture(scope="module")
 def data():
     return federation([[0, 2, 1, 0], [-1] * 5, [1, -1, 0, -1, -1]])
 
 
-def cross_entropy_of(data, both=False):
+def cross_entropy_of(data):
     def supervised(model, start, rows, first, second):
-        labels, views = np.asarray(data.visible_labels)[rows], [first, second] if both else [first]
-        return -np.mean([log_p(model, x)[np.arange(len(rows)), labels] for x in views])
+        labels = np.asarray(data.visible_labels)[rows]
+        return -np.mean([log_p(model, x)[np.arange(len(rows)), labels] for x in (first, second)])
 
     return supervised
 
 
-def pseudo_labels_of(problem, prior=None):
+def pseudo_labels_of(problem, prior):
     options = problem.config.twin_sight
 
     def supervised(model, start, rows, first, second):
-        if not options.pseudo_labels:
-            return 0.0
         labelling, trained = (first, second) if options.labels_from == "weak" else (second, first)
         p = np.exp(log_p(start, labelling))
-        p = p if prior is None else divided(p, prior)
+        p = divided(p, prior)
         counts = p.max(axis=1) >= problem.config.confidence.threshold
         found.append(counts.sum())
         chosen = -log_p(model, trained)[np.arange(len(rows)), p.argmax(axis=1)]
@@ -228,48 +160,6 @@ def pseudo_labels_of(problem, prior=None):
 
     found = supervised.found = []
     return supervised
-
-
-@pytest.mark.parametrize("views", ["weak", "both"])
-def test_a_client_with_labels(views, data):
-    problem = problem_of(**{"client.labelled_views": views})
-    received, (job, _), (idle, finished) = both_phases(problem, data, LABELLED)
-    assert (int(job.num_steps), int(idle.num_steps), bool(idle.takes_part)) == (4, 0, True)
-    expected = by_hand(
-        problem,
-        data,
-        LABELLED,
-        *start_of(received),
-        job.work.decks["labelled"],
-        cross_entropy_of(data, views == "both"),
-    )
-    assert_same(finished.upload.model, *expected[:2])
-
-
-@pytest.mark.parametrize("arguments", ["", ",code", ",no_neighbourhood"])
-def test_a_client_without_labels(arguments, data):
-    more = {"twin_sight.pseudo_labels": True} if arguments == ",code" else {}  # and so its swapped views
-    problem = problem_of(arguments, **more)
-    received, (none, _), (job, finished) = both_phases(problem, data, UNLABELLED)
-    assert (int(none.num_steps), int(job.num_steps)) == (0, 4)
-    pseudo = pseudo_labels_of(problem)
-    *expected, losses = by_hand(problem, data, UNLABELLED, *start_of(received), job.work.decks["unlabelled"], pseudo)
-    assert sum(pseudo.found) > 0
-    assert_same(finished.upload.model, *expected)
-    np.testing.assert_allclose(finished.metrics["unlabelled_loss"], np.mean(losses), rtol=1e-4)
-
-
-def test_labels_without_the_client_s_prior(data):
-    """The model in training labels; the mean is of the received one, in evaluation mode."""
-    problem = problem_of(**{"confidence.debias": "app_u"})
-    received, _, (job, finished) = both_phases(problem, data, UNLABELLED)
-    model, means = start_of(received)
-    rows = np.asarray(data.client_index[UNLABELLED])[:5]
-    prior = softmax((pixels_of(data, rows, mirrored) - means["own"]) @ model["k"] @ model["w"]).mean(axis=0)
-    pseudo = pseudo_labels_of(problem, prior)
-    *expected, _ = by_hand(problem, data, UNLABELLED, model, means, job.work.decks["unlabelled"], pseudo)
-    assert sum(pseudo.found) > 0
-    assert_same(finished.upload.model, *expected)
 
 
 def freematch_of(problem):
@@ -293,9 +183,8 @@ def freematch_of(problem):
     return supervised
 
 
-@pytest.mark.parametrize("memory", ["round", "run"])
-def test_freematch_s_averages_and_its_term(memory, data):
-    fields = {"confidence.momentum": 0.3, "confidence.fairness_weight": 0.4, "confidence.memory": memory}
+def test_freematch_s_averages_and_its_term(data):
+    fields = {"confidence.momentum": 0.3, "confidence.fairness_weight": 0.4, "confidence.memory": "run"}
     problem = problem_of(",freematch", **fields)
     phases, received = phases_of(METHODS["twin_sight"].factory(problem)), sent_down(problem)
     own = jax.tree.map(lambda leaf: leaf[UNLABELLED], own_states(problem, data))
@@ -310,22 +199,7 @@ def test_freematch_s_averages_and_its_term(memory, data):
     np.testing.assert_allclose(averages.level, rule.level, rtol=1e-4)
     np.testing.assert_allclose(averages.by_class, rule.by_class, rtol=1e-4)
     again = prepare(phases[1], received, data, UNLABELLED, finished.own, idle)
-    begins = again.own.get("confidence", averages)
-    np.testing.assert_allclose(begins.level, rule.level if memory == "run" else 1 / CLASSES, rtol=1e-4)
-
-
-def test_a_cohort_of_more_rows_than_clients_has_a_state_for_each(data):
-    """RSCFed's groups, say, name a client twice."""
-    problem = problem_of(",freematch")
-    phase, received = phases_of(METHODS["twin_sight"].factory(problem))[1], sent_down(problem)
-    clients = jnp.array([UNLABELLED] * (len(data.client_size) + 1))
-    own = jax.tree.map(lambda leaf: leaf[clients], own_states(problem, data))
-    upload = jax.tree.map(lambda leaf: jnp.zeros((len(clients), *leaf.shape)), Upload(received.model))
-    previous = Previous(upload, jnp.zeros(len(clients), bool))
-    jobs = jax.eval_shape(
-        lambda own: phase.prepare(received, data, Cohort(clients, own, jax.random.key(0)), previous).own, own
-    )
-    assert {leaf.shape[0] for leaf in jax.tree.leaves(jobs)} == {len(clients)}
+    np.testing.assert_allclose(again.own.get("confidence", averages).level, rule.level, rtol=1e-4)
 
 
 def test_without_pseudo_labels_the_classifier_stays(data):
@@ -333,28 +207,27 @@ def test_without_pseudo_labels_the_classifier_stays(data):
     problem = problem_of(",code")
     received, _, (job, finished) = both_phases(problem, data, UNLABELLED)
     assert job.work.labels is None
-    pseudo = pseudo_labels_of(problem)
     model, means = start_of(received)
     still = {**model}
-    velocity, options, config = at_rest(model), problem.config.twin_sight, problem.config.client
+    velocity, config = at_rest(model), problem.config.client
     assert config.weight_decay > 0
     for batch in batches(np.asarray(job.work.decks["unlabelled"].order), 5, 3):
         rows = np.asarray(data.client_index[UNLABELLED])[batch]
         first, second, centre = centred_views(data, rows)
 
         def loss(model, first=first, second=second):
-            return 0.8 * contrastive(model, first, second, options.temperature) + neighbourhood(model, first, True)
+            return 0.8 * contrastive(model, first, second, 0.5) + neighbourhood(model, first, True)
 
         model, velocity = sgd_step(model, gradient_of(loss, model), velocity, config, config.learning_rate)
-        model["w"] = still["w"]
+        model.update(w=still["w"], b=still["b"])
         means = {name: KEPT * mean + (1 - KEPT) * centre for name, mean in means.items()}
-    assert pseudo(model, model, rows, first, second) == 0.0
     assert_same(finished.upload.model, model, means)
 
 
 def test_a_client_of_both_kinds_trains_on_one_after_the_other(data):
-    """Pseudo-labels without the prior of its images without a label."""
-    problem = problem_of(",code,partial", **{"client.proximal": 0.0, "confidence.debias": "app_u"})
+    """Both views are trained on labels; pseudo-labels are without the prior of its images without a label."""
+    fields = {"client.proximal": 0.0, "confidence.debias": "app_u", "client.labelled_views": "both"}
+    problem = problem_of(",code,partial", **fields)
     received, (job, handed), (after, finished) = both_phases(problem, data, BOTH)
     assert (int(job.num_steps), int(after.num_steps)) == (2, 2)
     model, means, _ = by_hand(
@@ -363,7 +236,7 @@ def test_a_client_of_both_kinds_trains_on_one_after_the_other(data):
     assert_same(handed.upload.model, model, means)
     first, centres = start_of(received)
     rows = np.asarray(data.client_index[BOTH])[[1, 3, 4]]
-    prior = softmax((pixels_of(data, rows, mirrored) - centres["own"]) @ first["k"] @ first["w"]).mean(axis=0)
+    prior = np.exp(log_p(first, pixels_of(data, rows, mirrored) - centres["own"])).mean(axis=0)
     pseudo = pseudo_labels_of(problem, prior)
     model, means, _ = by_hand(problem, data, BOTH, model, means, after.work.decks["unlabelled"], pseudo)
     assert problem.config.twin_sight.pseudo_weight == 5.0
@@ -377,20 +250,6 @@ def test_the_views_and_freematch_are_those_of_the_code():
         for view, of in zip(views(problem)(jax.random.key(0), images), expected):
             np.testing.assert_array_equal(view, of(None, images))
     assert problem.config.confidence.fairness_weight == 0
-
-
-def test_both_models_travel_and_twice_as_much(data):
-    config = make_fedanchor_config(**{**SMALL, "data.labels": "some_clients", "model.statistics": "cohort"})
-    config = apply_arguments(config, "twin_sight")
-    config.twin_sight.projector_hidden, config.twin_sight.projector_dim = 8, 4
-    experiment = build_experiment(config)
-    model = experiment.state_shape.model
-    traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
-    sent = trained_parts(experiment.problem.network, model, PARTS)
-    assert set(sent.params) == {"backbone", "classifier", TWIN}
-    assert traffic.up == tree_bytes(sent) + 4  # and the number of its labelled images
-    backbone, twin = (tree_bytes(part["backbone"]) for part in (model.params, model.params[TWIN]))
-    assert backbone == twin and traffic.up >= 2 * backbone
 
 
 def test_a_trainer_with_a_second_classifier_is_refused():

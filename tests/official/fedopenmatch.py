@@ -30,7 +30,7 @@ def entropy(z):
 
 
 def test_rounds_of_fedopenmatch():
-    fields = {"inlier": INLIER, "entropy_weight": 0.3, "consistency_weight": 0.7}
+    fields = {"inlier": INLIER}
     problem = make_problem(
         "fedopenmatch",
         **{f"fedopenmatch.{name}": value for name, value in fields.items()},
@@ -50,7 +50,7 @@ def test_rounds_of_fedopenmatch():
         inlier = both(detached(weak))[np.arange(len(labels)), 0, labels] >= INLIER
         seen.update(zip(sure.tolist(), inlier.tolist()))
         value = np.mean(cross_entropy(step.strong[0], labels) * (sure & inlier)) + of_labels(of_known, step.labels)
-        return value + 0.3 * (entropy(weak) + entropy(strong)) / 2 + 0.7 * np.mean((weak - strong) ** 2)
+        return value + 0.1 * (entropy(weak) + entropy(strong)) / 2 + 0.5 * np.mean((weak - strong) ** 2)
 
     for of_round in run.rounds:
         (jobs,) = of_round.jobs

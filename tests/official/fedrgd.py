@@ -63,7 +63,7 @@ def test_rounds_of_fedrgd(users):
         "model.name": convolutions.NAME, "model.normalisation": "group", "num_clients": 5, "clients_per_round": PLACES,
         "client.learning_rate": RATE, "server.learning_rate": RATE, "client.clip_norm": 0.0, "server.clip_norm": 0.0,
         "fedrgd.steps": STEPS, "fedrgd.groups": GROUPS, "fedrgd.users": users, "confidence.threshold": THRESHOLD,
-        "fedrgd.schedule": "warm_up", "fedrgd.warm_up_rounds": 2, "fedrgd.decay_rounds": 6,
+        "fedrgd.warm_up_rounds": 2, "fedrgd.decay_rounds": 6,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS, ANCHORS), rounds=ROUNDS)
     images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config

@@ -14,9 +14,10 @@ SLOW = pytest.param("fedu,both", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("variant", ["fedu", "fedu,code", SLOW])
-def test_rounds_of_fedu(variant):
+def test_rounds_of_fedu(variant, monkeypatch):
     """The first target is a copy of the received encoder or, as in the code, the online encoder itself."""
-    problem = problem_of(variant, **{"fedu.threshold": THRESHOLD, "fedu.decay": 0.9})
+    monkeypatch.setattr("fedjax_ssl.methods.fedu.DECAY", 0.9)
+    problem = problem_of(variant, **{"fedu.threshold": THRESHOLD})
     used = []
 
     def visit(number, client, received, job, own):

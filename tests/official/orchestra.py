@@ -86,10 +86,12 @@ def test_rounds_of_orchestra(monkeypatch):
     monkeypatch.setattr(jax.random, "choice", lambda key, number, shape, replace: jnp.arange(shape[0]))
     draw = lambda key, shape, least, most: jnp.arange(shape[0]) % 4 if most == 4 else jnp.zeros(shape, int)  # noqa: E731
     monkeypatch.setattr(jax.random, "randint", draw)
+    monkeypatch.setattr("fedjax_ssl.methods.orchestra.DECAY", DECAY)
+    monkeypatch.setattr("fedjax_ssl.methods.orchestra.clusters.STEPS", STEPS)
+    monkeypatch.setattr("fedjax_ssl.methods.orchestra.clusters.TEMPERATURE", TEMPERATURE)
     problem = make_problem("orchestra", **{
         "model.projector_hidden": 16, "model.projector_dim": 6, "orchestra.clusters": GLOBAL,
-        "orchestra.memory": MEMORY, "orchestra.local_clusters": LOCAL, "orchestra.clustering_steps": STEPS,
-        "orchestra.decay": DECAY, "orchestra.temperature": TEMPERATURE, "client.batch_size": BATCH,
+        "orchestra.memory": MEMORY, "orchestra.local_clusters": LOCAL, "client.batch_size": BATCH,
         "client.nesterov": False, "client.clip_norm": 0.0, "client.learning_rate": 0.003,
     })  # fmt: skip
     run = train(problem, federation([[-1] * size for size in SIZES], at_server=[0, 1, 2, 0]), rounds=3)

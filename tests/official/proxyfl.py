@@ -9,7 +9,7 @@ import autograd.numpy as np
 import jax
 import numpy
 
-from fedjax_ssl.methods.proxyfl import server as proxies
+from fedjax_ssl.methods import proxyfl
 from tests.official.consistency import CLIENTS, train_client, weak_logits
 from tests.official.harness import agree, federation, make_problem, train
 from tests.official.reference import gradient, in_float64, linear, log_softmax, softmax, weighted_mean
@@ -19,9 +19,10 @@ THRESHOLD, EPOCHS, POINTS, RATE = 0.5, 3, 4, 0.02
 
 
 def test_rounds_of_proxyfl(monkeypatch):
-    fields = {"confidence.threshold": THRESHOLD, "proxyfl.tuning_epochs": EPOCHS, "proxyfl.tuning_batch_size": POINTS,
-              "proxyfl.tuning_learning_rate": RATE, "proxyfl.prior_momentum": 0.6,
+    fields = {"confidence.threshold": THRESHOLD, "proxyfl.tuning_epochs": EPOCHS,
               "model.classifier_init": "torch_linear"}  # fmt: skip
+    for name, value in {"BATCH_SIZE": POINTS, "LEARNING_RATE": RATE, "PRIOR_MOMENTUM": 0.6}.items():
+        monkeypatch.setattr(proxyfl, name, value)
     orders = []
 
     def noted(*arguments):
@@ -29,8 +30,8 @@ def test_rounds_of_proxyfl(monkeypatch):
         jax.debug.callback(lambda order: orders.append(numpy.array(order)), drawn)
         return drawn
 
-    epoch_orders = proxies.epoch_orders
-    monkeypatch.setattr(proxies, "epoch_orders", noted)
+    epoch_orders = proxyfl.epoch_orders
+    monkeypatch.setattr(proxyfl, "epoch_orders", noted)
     problem = make_problem("proxyfl,code", **{**fields, **FIELDS})
     run = train(problem, federation(CLIENTS), rounds=3)
     model, prior = in_float64(run.states[0].model), np.full(3, 1 / 3)

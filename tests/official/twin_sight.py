@@ -27,10 +27,10 @@ LABELLED = 0
 CLIENTS = [[0, 1, 2, 2, 0, 1, 1, 2, 0, 1, 0], [-1] * 7, [-1] * 8]  # no batch of two: 2 ^ 2 is 0
 FIELDS = {
     "data.labelled_clients": 1, "client.nesterov": False, "client.epochs": 1, "client.learning_rate": 0.01,
-    "twin_sight.projector_hidden": 6, "twin_sight.projector_dim": 4, "confidence.threshold": 0.5,
+    "model.projector_hidden": 6, "model.projector_dim": 4, "confidence.threshold": 0.5,
 }  # fmt: skip
 FREEMATCH = {
-    "twin_sight.pseudo_labels": True, "confidence.momentum": 0.6,
+    "twin_sight.pseudo_weight": 0.5, "confidence.momentum": 0.6,
     "confidence.clamp_least": 0.35, "confidence.clamp_most": 0.45,
 }  # fmt: skip
 CASES = {
@@ -114,7 +114,7 @@ def test_rounds_of_twin_sight(case):
                 size = len(rows)
                 if job.client == LABELLED:
                     value = value + np.mean(cross_entropy(logits[:size], labels[rows]))
-                elif options.pseudo_labels:
+                elif options.pseudo_weight:
                     now = both(start, statistics, rows)[1]
                     weak, strong = now[:size], logits[size:]
                     if options.labels_from == "strong":  # the code exchanges them
@@ -126,7 +126,7 @@ def test_rounds_of_twin_sight(case):
                 return value, after
 
             slope, statistics = gradient(loss, params)
-            if job.client != LABELLED and not options.pseudo_labels:
+            if job.client != LABELLED and not options.pseudo_weight:
                 del slope["classifier"]  # no loss reaches it
             params = sgd.step(params, slope)
         return {"params": params, "batch_stats": statistics}
@@ -138,7 +138,7 @@ def test_rounds_of_twin_sight(case):
             uploads.append(train_client(job, optimisers[job.client]))
             sizes.append(len(CLIENTS[job.client]))
         model = weighted_mean(uploads, sizes)
-    if options.pseudo_labels:
+    if options.pseudo_weight:
         assert 0 < np.mean(accepted) < 1
     code = "tmlr-group/Twin-sight@974798a: model/SemiFed.py, trainers/normal_trainer.py"
     agree("twin_sight", case, run, jax.tree.map(np.asarray, model), code=code)

@@ -15,7 +15,8 @@ The head part is the backbone's first block: in the order in which the backbone 
 with a kernel and what follows until the next kernel, such as normalisation. The code averages head parts separately,
 with the same plain mean as whole models; therefore here they are taken from the global model, and nothing more is sent.
 If a client took part in no round of 1, its last model is the initial model (the code begins with rounds of all
-clients). Players are in evaluation mode; in the code they use batch statistics of single images.
+clients). Players are in evaluation mode; in the code they use batch statistics of single images. On CIFAR-10 the
+code's freezing has no effect.
 
 The code's tuning learns the TRUE labels of accepted images: accepted images join the labelled set (main_fed.py:544,
 678), whose labels are the data set's (models/Update.py:121; Michelingweo/FedTriNet, e70525b). Here no hidden label is
@@ -62,8 +63,7 @@ from fedjax_ssl.engine import (
     State,
 )
 from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
-from fedjax_ssl.methods.fedtrinet.client import accept, freezing, head_part, no_labels, splice, vote
-from fedjax_ssl.methods.fedtrinet.server import mean_confidence
+from fedjax_ssl.methods.fedtrinet.client import accept, freezing, head_part, mean_confidence, no_labels, splice, vote
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
@@ -85,13 +85,13 @@ VARIANTS: Variants = {
         "client.clip_norm": 0.0,
     },
     "one_player": {"fedtrinet.players": "one", "fedtrinet.factor": 1.1},  # the code's FedAvg with pseudo-labels
-    "unprotected": {"fedtrinet.protection": False},
-    "code_head": {"fedtrinet.freeze_head": False},  # as in the code on CIFAR-10, whose freezing has no effect
+    "unprotected": {"fedtrinet.protected_from": 1_000_000},
 }
 PLAYERS = {"one": 1, "three": 3}
 CONFIDENCE = "confidence"  # the server's entry of m
 LOCAL, ACCEPTED = "local_model", "accepted"  # entries of a client's memory
 TUNING = "tuning_opt_state"  # a client's entry of the optimizer that tunes the spliced network
+ACCEPTED_WEIGHT = 0.15  # the full weight of the loss on batches of accepted images, as in the code
 
 
 def defaults() -> Section:
@@ -104,18 +104,13 @@ def defaults() -> Section:
     section.factor = real(2.8, above=0)
     section.full_rounds = whole(10, least=0)  # rounds in which the threshold stays at this value
     section.decay_rounds = whole(50, least=1)  # afterwards it is (1 - r / decay_rounds) factor m
-    section.protection = True  # the threshold ends at factor m / 2; False: it falls to 0
-    section.protected_from = whole(35, least=0)  # first round in which protection applies
+    section.protected_from = whole(35, least=0)  # from this round on it is factor m / 2
     # Who votes: 'three', the last local, the spliced and the global model; 'one', only the global model. Then training
     # continues from the global model, without splicing.
     section.players = word("three", *PLAYERS)
     section.head_blocks = whole(1, least=1)  # backbone blocks in the head part; 2 in the code's demo and for MNIST
-    section.freeze_head = True  # whether the head part is frozen while the spliced network is tuned
-    # From a client's first round with at least this many new labels on, it also trains on separate batches of accepted
-    # images.
-    section.min_new_labels = whole(10, least=1)
-    section.accepted_weight = real(0.15, least=0)  # final weight of the loss on these batches
-    section.ramp_from = whole(50, least=0)  # local epochs, counted from r = 0, in which the weight is 0
+    # Local epochs, counted from r = 0, in which the weight of the loss on batches of accepted images is 0.
+    section.ramp_from = whole(50, least=0)
     section.ramp_epochs = whole(100, least=1)  # further epochs until the full weight
     return section
 
@@ -132,7 +127,7 @@ def fedtrinet(problem: Problem) -> Method:
     options = problem.config.fedtrinet
     head = head_part(problem.network, options.head_blocks)
     splices = options.players != "one"
-    optimizer = freezing(head, problem.optimizer) if options.freeze_head else problem.optimizer
+    optimizer = freezing(head, problem.optimizer)
     if splices and not head:
         raise UserError(
             "fedtrinet takes the head part of the global model's backbone, which has no parameter; take another one, "
@@ -184,8 +179,7 @@ def threshold_at(options: ConfigDict, r: jax.Array, confidence: jax.Array) -> ja
     """
     full = options.factor * confidence
     threshold = jnp.where(r < options.full_rounds, full, jnp.maximum(1 - r / options.decay_rounds, 0.0) * full)
-    if options.protection:
-        threshold = jnp.where(r < options.protected_from, threshold, full / 2)
+    threshold = jnp.where(r < options.protected_from, threshold, full / 2)
     return jnp.where(r < 0, PLAYERS[options.players] + 1.0, threshold)
 
 
@@ -234,7 +228,7 @@ def labels_of_players(problem: Problem, head: tuple[str, ...]) -> Label:
             players = w_s, w_m
 
         votes = zeros_unless(voting, lambda: vote(problem, w, players, data.inputs, examples))
-        accepted, chosen = accept(old, votes, received.extra.threshold, examples.unlabelled, options.min_new_labels)
+        accepted, chosen = accept(old, votes, received.extra.threshold, examples.unlabelled)
 
         has_one = accepted.labels >= 0
         labels = jnp.where(has_one, accepted.labels, jnp.where(voting, chosen, -1))
@@ -266,7 +260,7 @@ def training(problem: Problem) -> Phase:
             ([problem.weak(accepted_key, more.inputs)], mask),
         )
         epoch = known.epoch + config.epochs * at.received.extra.round  # s
-        weight = options.accepted_weight * jnp.clip((epoch - options.ramp_from) / options.ramp_epochs, 0.0, 1.0)
+        weight = ACCEPTED_WEIGHT * jnp.clip((epoch - options.ramp_from) / options.ramp_epochs, 0.0, 1.0)
 
         (of_batch, of_accepted), after = train_views(network, model, list(views))
         both_loss = cross_entropy(of_batch.logits, voted.labels[known.positions], known.mask)
@@ -292,7 +286,6 @@ ENTRY = Entry(
     tiny={
         "fedtrinet.warm_up_rounds": 0,
         "fedtrinet.factor": 1.5,
-        "fedtrinet.min_new_labels": 1,
         "fedtrinet.ramp_from": 0,
     },
     not_with_flower="its stage server_before reads clients' images or labels at the server",

@@ -13,8 +13,12 @@ from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.models.network import Network
+from fedjax_ssl.ops.batches import map_batches
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import add_up
+
+# From a client's first round with this many new labels on, it also trains on batches of accepted images (the code).
+ENOUGH = 10
 
 
 def head_part(network: Network, blocks: int = 1) -> tuple[str, ...]:
@@ -70,7 +74,7 @@ class Accepted(NamedTuple):
     """A client's memory of its pseudo-labels."""
 
     labels: jax.Array  # int32 [n_max], -1 for none
-    rounds: jax.Array  # int32 [], number of rounds with enough new labels
+    rounds: jax.Array  # int32 [], number of rounds with at least `ENOUGH` new labels
 
 
 def no_labels(data: FederatedData) -> Accepted:
@@ -93,9 +97,7 @@ def vote(problem: Problem, received: Model, own: Sequence[Model], images: jax.Ar
     return add_up(jax.nn.softmax(without_prior(debias, logits, examples.unlabelled)) for logits in each)
 
 
-def accept(
-    old: Accepted, votes: jax.Array, threshold: jax.Array, candidates: jax.Array, enough: int
-) -> tuple[Accepted, jax.Array]:
+def accept(old: Accepted, votes: jax.Array, threshold: jax.Array, candidates: jax.Array) -> tuple[Accepted, jax.Array]:
     """The new labels of a round.
 
     Args:
@@ -103,12 +105,31 @@ def accept(
         votes: float32 [M, n_max, C].
         threshold: float32 [], which an image's largest vote must reach.
         candidates: bool [M, n_max], images that may get a label.
-        enough: a round is counted if it has at least this many new labels.
 
     Returns:
         The new Accepted; and the class with the largest vote, accepted or not, int32 [M, n_max].
     """
     chosen = jnp.argmax(votes, axis=-1).astype(jnp.int32)
     new = candidates & (old.labels < 0) & (jnp.max(votes, axis=-1) >= threshold)
-    rounds = old.rounds + (jnp.sum(new, axis=1) >= enough).astype(jnp.int32)
+    rounds = old.rounds + (jnp.sum(new, axis=1) >= ENOUGH).astype(jnp.int32)
     return Accepted(jnp.where(new, chosen, old.labels), rounds), chosen
+
+
+def mean_confidence(
+    network: Network, model: Model, images: jax.Array, counted: jax.Array, batch_size: int | None
+) -> jax.Array:
+    """The mean of max_c p(c | x) over the selected images: float32 []; 0 without any.
+
+    Args:
+        network: the architecture.
+        model: the model, used in evaluation mode.
+        images: uint8 [N, H, W, C].
+        counted: bool [N], the selected images.
+        batch_size: images at a time, see `map_batches`.
+    """
+    largest = map_batches(
+        lambda rows: jnp.max(network.probabilities(model, images[rows]), axis=-1),
+        jnp.arange(len(images)),
+        batch_size,
+    )
+    return jnp.sum(jnp.where(counted, largest, 0.0)) / jnp.maximum(jnp.sum(counted), 1)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.fields import Section, real, share, whole
+from fedjax_ssl.base.fields import Section, whole
 from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, global_model, local_training
 from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
@@ -40,9 +40,8 @@ from fedjax_ssl.engine import (
 )
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import self_supervised
-from fedjax_ssl.methods.orchestra import client as clusters
-from fedjax_ssl.methods.orchestra.client import CENTROIDS, PROJECTIONS, Ring
-from fedjax_ssl.methods.orchestra.server import global_centroids
+from fedjax_ssl.methods.orchestra import clusters
+from fedjax_ssl.methods.orchestra.clusters import CENTROIDS, PROJECTIONS, Ring
 from fedjax_ssl.models import Linear, Projector
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
 from fedjax_ssl.ops.augment import quarter_turns
@@ -54,6 +53,7 @@ from fedjax_ssl.server import Link, fedavg, own_weights
 PROJECTOR, ROTATION, TARGET = "projector", "rotation", "target"
 ENCODER = ("backbone", PROJECTOR)
 PARTS = (*ENCODER, ROTATION, TARGET)
+DECAY = 0.996  # of the target in each step
 FIELDS = {
     "model.projector_hidden": 512,
     "model.projector_dim": 512,
@@ -82,9 +82,6 @@ def defaults() -> Section:
     section.clusters = whole(128, least=2)  # G, clusters at the server
     section.local_clusters = whole(16, least=1)  # clusters of each client; at most its memory
     section.memory = whole(128, least=1)  # projections that a client remembers
-    section.temperature = real(0.1, above=0)  # temperature of the assignments to clusters
-    section.decay = share(0.996)  # decay of the target in each step
-    section.clustering_steps = whole(500, least=1)  # steps of the server's clustering per round
     return section
 
 
@@ -107,7 +104,7 @@ def orchestra(problem: Problem) -> Method:
     dim, num_clients = problem.config.model.projector_dim, problem.config.num_clients
     mean = fedavg(problem, weighted_by=by_batches(problem.config.client.batch_size), parts=PARTS)
     # In the client's steps the target follows the online encoder.
-    optimizer = lambda rate: followed_by(problem.optimizer(rate), TARGET, ENCODER, options.decay)  # noqa: E731
+    optimizer = lambda rate: followed_by(problem.optimizer(rate), TARGET, ENCODER, DECAY)  # noqa: E731
     phases = training(problem, optimizer), clusters.centroids_phase(options.local_clusters)
     method = self_supervised(problem, phases, parts=PARTS, aggregation=mean, optimizer=optimizer)
 
@@ -128,13 +125,8 @@ def orchestra(problem: Problem) -> Method:
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         state, metrics = mean.aggregate(state, data, received, key)
         local = received.uploads.metadata[CENTROIDS]
-        centroids, loss = global_centroids(
-            state.server[CENTROIDS],
-            local.reshape(-1, dim),
-            jnp.repeat(received.accepted, local.shape[1]),
-            options.clustering_steps,
-            options.temperature,
-        )
+        vectors, present = local.reshape(-1, dim), jnp.repeat(received.accepted, local.shape[1])
+        centroids, loss = clusters.global_centroids(state.server[CENTROIDS], vectors, present)
         return state._replace(server={**state.server, CENTROIDS: centroids}), {**metrics, "clustering_loss": loss}
 
     def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
@@ -162,7 +154,7 @@ def target_projections(problem: Problem, model: Model, target: Any, images: Imag
 
 def training(problem: Problem, optimizer: MakeOptimizer) -> Phase:
     """`client.epochs` passes over a client's images in whole batches; the first round only fills the memory."""
-    options, config, network = problem.config.orchestra, problem.config.client, problem.network
+    config, network = problem.config.client, problem.network
     first_view, second_view = problem.views
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
@@ -192,11 +184,11 @@ def training(problem: Problem, optimizer: MakeOptimizer) -> Phase:
 
         def assigned(vectors: jax.Array) -> jax.Array:
             similarities = jnp.matmul(vectors, at.received.extra.centroids.T, precision="highest")
-            return similarities / options.temperature
+            return similarities / clusters.TEMPERATURE
 
         still = jax.lax.stop_gradient(model)
         # The value that the target has after this step of the optimizer.
-        target = moving_average(still.params[TARGET], select(still.params, ENCODER), options.decay)
+        target = moving_average(still.params[TARGET], select(still.params, ENCODER), DECAY)
         of_target, batch_stats = target_projections(problem, still, target, first, mask)
         outputs, batch_stats = network.train(model._replace(batch_stats=batch_stats), (second, third), mask)
         projections = unit_vectors(outputs[0].heads[PROJECTOR])
@@ -213,11 +205,6 @@ def _projector(model: ConfigDict) -> functools.partial[Projector]:
     return functools.partial(Projector, model.projector_hidden, model.projector_dim, model.normalisation, True)
 
 
-def target_heads(config: ConfigDict) -> dict[str, Any]:
-    """The heads of the target network."""
-    return {PROJECTOR: _projector(config.model)}
-
-
 ENTRY = Entry(
     orchestra,
     title="Orchestra",
@@ -227,7 +214,7 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     heads={PROJECTOR: _projector, ROTATION: lambda model: functools.partial(Linear, 4, reads=PROJECTOR)},
-    companions={TARGET: target_heads},
+    companions={TARGET: lambda config: {PROJECTOR: _projector(config.model)}},
     images_alone="turns images by quarters",
     confidence=(),
     tiny={
@@ -236,7 +223,6 @@ ENTRY = Entry(
         "orchestra.clusters": 6,
         "orchestra.local_clusters": 3,
         "orchestra.memory": 25,
-        "orchestra.clustering_steps": 5,
     },
     rests=(1,),  # clients cluster and do not train
 )

@@ -1,4 +1,4 @@
-"""A client's memory of projections, and its clusters of about equal size, whose centroids it sends."""
+"""The clusters of Orchestra, all of about equal size: a client's, of its memory of projections, and the server's."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,14 +9,57 @@ import jax.numpy as jnp
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Images, Jobs, Phase, Previous, Upload
-from fedjax_ssl.methods.orchestra.sinkhorn import sinkhorn
 from fedjax_ssl.ops.losses import unit_vectors
 from fedjax_ssl.ops.sgd import Model
 
 PROJECTIONS = "projections"  # the entry of the clients' memory, a `Ring`
 CENTROIDS = "centroids"  # metadata of an upload, float32 [L, D]; the server's entry has the same name
-ROUNDS_OF_CLUSTERING = 5
-MAX_ITERATIONS = 10  # of Sinkhorn-Knopp
+# Of the code: the assignments to clusters, the iterations of Sinkhorn-Knopp, and the server's SGD.
+TEMPERATURE, SHARPNESS = 0.1, 25.0
+LOOK_EVERY, TOLERANCE = 10, 1e-2  # the change of the scaling is tested in every tenth iteration, from the first
+LOCAL_ROUNDS, LOCAL_ITERATIONS, GLOBAL_ITERATIONS = 5, 10, 100
+STEPS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 500, 0.01, 0.9, 1e-4
+
+
+def sinkhorn(scores: jax.Array, present: jax.Array, max_iterations: int) -> jax.Array:
+    """Assignments close to softmax(25 scores) that give all clusters the same total weight.
+
+    P = softmax(25 scores) over the clusters is scaled to r_j P_ij c_i with alternating r = (1/G) / (c P) and
+    c = (1/N) / (P r), starting from c = 1/N, until the change sum_i |c_i / c_i' - 1| is less than 0.01.
+
+    Args:
+        scores: float32 [N, G], similarities to the clusters.
+        present: bool [N], False for rows that do not count.
+        max_iterations: the most iterations.
+
+    Returns:
+        float32 [N, G], rows that sum to 1; 0 for rows that do not count.
+
+    Source: Cuturi, "Sinkhorn Distances", NIPS 2013, as in Orchestra's public code.
+    """
+    kernel = jnp.where(present[:, None], jax.nn.softmax(SHARPNESS * scores, axis=1), 0.0)
+    count, num_clusters = jnp.maximum(jnp.sum(present), 1), scores.shape[1]
+
+    def product(one: jax.Array, other: jax.Array) -> jax.Array:
+        return jnp.matmul(one, other, precision="highest")
+
+    def iterate(carry):
+        number, _, samples, change = carry
+        clusters = 1 / num_clusters / product(samples, kernel)
+        new = jnp.where(present, 1 / count / product(kernel, clusters), 0.0)
+        moved = jnp.sum(jnp.where(present, jnp.abs(samples / jnp.where(present, new, 1.0) - 1), 0.0))
+        return number + 1, clusters, new, jnp.where(number % LOOK_EVERY == 0, moved, change)
+
+    def goes_on(carry):
+        number, _, _, change = carry
+        return (number < max_iterations) & (change >= TOLERANCE)
+
+    start = jnp.int32(0), jnp.ones(num_clusters), jnp.where(present, 1 / count, 0.0), jnp.float32(jnp.inf)
+    _, clusters, samples, _ = jax.lax.while_loop(goes_on, iterate, start)
+    return count * kernel * clusters * samples[:, None]
+
+
+# --- A client. --------------------------------------------------------------------------------------------------------
 
 
 class Ring(NamedTuple):
@@ -59,7 +102,7 @@ def local_centroids(key: jax.Array, memory: jax.Array, number: int) -> jax.Array
     everyone = jnp.ones(len(memory), bool)
 
     def cluster(index: jax.Array, centroids: jax.Array) -> jax.Array:
-        assignments = sinkhorn(jnp.matmul(memory, centroids.T, precision="highest"), everyone, MAX_ITERATIONS)
+        assignments = sinkhorn(jnp.matmul(memory, centroids.T, precision="highest"), everyone, LOCAL_ITERATIONS)
         members = jax.nn.one_hot(jnp.argmax(assignments, axis=1), number)
         spare = jax.random.randint(jax.random.fold_in(empty_key, index), (number,), 0, len(memory))
         sums = jnp.matmul(members.T, memory, precision="highest")
@@ -67,7 +110,7 @@ def local_centroids(key: jax.Array, memory: jax.Array, number: int) -> jax.Array
         return unit_vectors(jnp.where(is_empty, memory[spare], sums))
 
     chosen = jax.random.choice(first_key, len(memory), (number,), replace=False)
-    return jax.lax.fori_loop(0, ROUNDS_OF_CLUSTERING, cluster, memory[chosen])
+    return jax.lax.fori_loop(0, LOCAL_ROUNDS, cluster, memory[chosen])
 
 
 def filled(
@@ -137,3 +180,41 @@ def centroids_phase(number: int) -> Phase:
             Upload(work.model, {CENTROIDS: work.centroids}), {}, {}
         ),
     )
+
+
+# --- The server. ------------------------------------------------------------------------------------------------------
+
+
+def global_centroids(centroids: jax.Array, vectors: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Global centroids whose softmax assignments are close to balanced ones.
+
+    Each of 500 SGD steps, with momentum and weight decay, minimises -mean_n cos(S_n, softmax(z_n / |z_n| . c / 0.1)).
+    S are the assignments by `sinkhorn` to the centroids before the step. After the step centroids are normalised to
+    length 1.
+
+    Args:
+        centroids: float32 [G, D], initial values.
+        vectors: float32 [N, D], the clients' centroids z.
+        present: bool [N], which of them count. Without any the centroids do not change.
+
+    Returns:
+        float32 [G, D], and the loss of the last step.
+    """
+
+    def similarities(vectors, centroids):
+        return jnp.matmul(vectors, centroids.T, precision="highest")
+
+    def loss(centroids: jax.Array) -> jax.Array:
+        balanced = jax.lax.stop_gradient(sinkhorn(similarities(vectors, centroids), present, GLOBAL_ITERATIONS))
+        predicted = jax.nn.softmax(similarities(unit_vectors(vectors), centroids) / TEMPERATURE)
+        cosines = jnp.sum(unit_vectors(balanced) * unit_vectors(predicted), axis=1)
+        return -jnp.sum(jnp.where(present, cosines, 0.0)) / jnp.maximum(jnp.sum(present), 1)
+
+    def step(carry, _):
+        centroids, velocity = carry
+        value, gradient = jax.value_and_grad(loss)(centroids)
+        velocity = MOMENTUM * velocity + gradient + WEIGHT_DECAY * centroids
+        return (unit_vectors(centroids - LEARNING_RATE * velocity), velocity), value
+
+    (moved, _), losses = jax.lax.scan(step, (centroids, jnp.zeros_like(centroids)), length=STEPS)
+    return jnp.where(jnp.any(present), moved, centroids), losses[-1]

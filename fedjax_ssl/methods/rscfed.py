@@ -1,0 +1,250 @@
+"""RSCFed: Random Sampling Consensus Federated Semi-supervised Learning.
+
+Liang et al., CVPR 2022 (arXiv 2203.13993). Some clients have labels for all their images, the others for none. What
+differs from FedAvg:
+  1. a round draws several groups of clients, each without replacement; all start from the same global model. A client
+     in two groups trains twice, and its optimizer and teacher advance twice;
+  2. a client without labels has its own mean teacher. Its student minimises the squared error to the teacher's
+     sharpened probabilities of another weak view. The teacher is never reset; the student starts from the global
+     model;
+  3. within a group, an upload's weight falls with its distance to the group's mean; a labelled client counts more. The
+     global model is the plain mean of the groups' models.
+
+The paper's setting starts from a model trained on the labelled client only. If a run starts from an untrained model,
+set `rscfed.teacher_statistics='received'`: with 'first' the teacher would keep that model's statistics for ever.
+
+A labelled client counts 6 times, as with the command `--un_dist=avg` in the README of xmed-lab/RSCFed@4872944. Later
+READMEs lack this argument, but the code (train_main.py:284-287 at ae35f03) still reads it. If it is empty, a labelled
+client counts 36 times; the first commit (8d9c2e7, train_main.py:328) then leaves out the
+distances. The code also adds up distances of PyTorch's batch counters; with normalisation layers these make all weights
+of a group underflow. Here they are left out, and the nearest upload always keeps a weight.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import Section, real, whole, word
+from fedjax_ssl.client import LABELLED, At, Batches, Loss, labelled_phase, unlabelled_phase
+from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.engine import Method, Phase, Problem, Received, Selection, State
+from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.ops.draws import draw_distinct
+from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import column, repeated, row_norms, weighted_sum
+from fedjax_ssl.server import fedavg
+from fedjax_ssl.server.aggregation import Link, client_weights, group_members, own_weights
+
+FIELDS = {
+    "data.labels": "some_clients",
+    "client.persistent": True,
+    "client.labelled_views": "weak",
+    "client.spare_classifier": False,
+}
+VARIANTS: Variants = {
+    "paper": {  # the setting of its experiments on SVHN and CIFAR-100
+        "num_rounds": 1000,
+        "num_clients": 10,
+        "clients_per_round": 10,
+        "data.partition": "dirichlet_clients",
+        "data.alpha": 0.8,
+        "data.labelled_rule": "most_classes",
+        "model.name": "lenet",
+        "model.classifier_init": "torch_linear",
+        "model.normalisation": "none",
+        "client.epochs": 1,
+        "client.batch_size": 64,
+        "client.learning_rate": 0.03,
+        "client.unlabelled_learning_rate": 0.021,
+        "client.clip_norm": 5.0,
+        "augment.flip": "always",
+        "augment.padding": 0,
+        "augment.resized": 40,
+    },
+    "isic": {
+        "model.name": "resnet18_imagenet",
+        "model.normalisation": "running",
+        "num_rounds": 800,
+        "client.batch_size": 12,
+        "client.learning_rate": 0.002,
+        "client.unlabelled_learning_rate": 0.001,
+        "rscfed.labelled_factor": 200.0,
+        "rscfed.beta": 0.01,
+        "rscfed.beta_labelled": 0.01,
+    },
+    "code": {"rscfed.loss_over": "batch_size"},
+    "fedavg": {"rscfed.groups": 1, "rscfed.labelled_factor": 1.0, "rscfed.beta": 0.0, "rscfed.beta_labelled": 0.0},
+}
+
+TEACHER, STEPS = "teacher", "teacher_steps"  # entries of a client's memory
+TEMPERATURE = 0.5  # T of the teacher's probabilities, p^(1/T) / sum p^(1/T)
+LARGEST_DECAY = 0.999  # of the teacher: in its step t, from 0, the decay is min(1 - 1 / (t + 1), this)
+
+
+def defaults() -> Section:
+    """The section `config.rscfed`."""
+    section = Section()
+    section.groups = whole(3, least=1)  # groups of a round, trained one after the other
+    section.group_size = whole(5, least=1)  # clients per group, without replacement; clients_per_round is ignored
+    section.consistency_weight = real(0.02, least=0)  # weight of the squared error to the teacher
+    # Normalisation statistics of the teacher: those of the 'first' model that the client received, as in the code; or
+    # those of the model 'received' in this round.
+    section.teacher_statistics = word("first", "received")
+    # Squared errors are divided by the images 'present' in a batch, or always by the 'batch_size' (code).
+    section.loss_over = word("present", "batch_size")
+    section.labelled_factor = real(6.0, above=0)  # factor of a labelled client's weight, after its distance
+    # The weight is exp(-beta d / n) for an upload at distance d with n images, in a group without labels.
+    section.beta = real(1e4, least=0)
+    section.beta_labelled = real(100.0, least=0)  # beta of a group with a labelled client
+    return section
+
+
+def rscfed(problem: Problem) -> Method:
+    """Its algorithm as a Method."""
+    config, options = problem.config, problem.config.rscfed
+    if options.group_size > config.num_clients:
+        raise UserError(
+            f"rscfed.group_size is {options.group_size}, but the federation has num_clients = {config.num_clients}"
+        )
+
+    def select_groups(state: State, data: FederatedData, key: jax.Array) -> Selection:
+        del state
+        keys = jax.random.split(key, options.groups)
+        clients = jax.vmap(lambda key: draw_distinct(key, len(data.client_size), options.group_size))(keys)
+        return Selection(clients.reshape(-1), turns=options.groups)
+
+    phases = labelled_phase(problem), with_teacher(problem)
+    aggregation = fedavg(problem, weighted_by=distance_reweighted(problem))
+    return alternating(problem, phases, own=own_teachers, aggregation=aggregation)._replace(select=select_groups)
+
+
+# --- A client without labels. -----------------------------------------------------------------------------------------
+
+
+def own_teachers(data: FederatedData, model: Model) -> dict[str, Any]:
+    """The entries of `State.clients`, leaves [K, ...]: each client's teacher (a whole model) and number of steps."""
+    number = len(data.ids)
+    return {TEACHER: repeated(model, number), STEPS: jnp.zeros(number, jnp.int32)}
+
+
+def with_teacher(problem: Problem) -> Phase:
+    """Makes the phase of `client.epochs` passes over a client's unlabelled images, after `labelled_phase`.
+
+    The loss is weight * sum_i |p(x_i'') - q(x_i')|^2 / B. p is the student's prediction for one weak view.
+    q = p_T^(1/T) / sum_c p_T^(1/T) is the teacher's prediction for another weak view, in evaluation mode. After step t
+    (from 0, over all rounds) teacher = a * teacher + (1 - a) * student with a = min(1 - 1 / (t + 1), 0.999). So the
+    first step copies the student. (Tarvainen and Valpola, "Mean teachers are better role models", NeurIPS 2017.)
+    """
+    options, config, network = problem.config.rscfed, problem.config.client, problem.network
+
+    def loss(model: Model, batch: Batches, at: At) -> Loss:
+        images, mask, (first_key, second_key) = batch.unlabelled.inputs, batch.unlabelled.mask, jax.random.split(at.key)
+        is_first = at.own[STEPS] == 0
+        teacher = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), at.received.model, at.own[TEACHER])
+        if options.teacher_statistics == "received":
+            teacher = teacher._replace(batch_stats=at.received.model.batch_stats)
+        logits = network.predict(teacher, problem.weak(first_key, images)).logits
+        targets = jax.nn.softmax(jax.nn.log_softmax(logits) / TEMPERATURE)
+        views = problem.weak(second_key, images)
+        size = jnp.maximum(jnp.sum(mask), 1) if options.loss_over == "present" else config.batch_size
+
+        (outputs,), batch_stats = network.train(model, (views,), mask)
+        errors = jnp.sum(jnp.square(jax.nn.softmax(outputs.logits) - targets), axis=-1)
+        value = options.consistency_weight * jnp.sum(jnp.where(mask, errors, 0.0)) / size
+        return Loss(value, batch_stats, {"unlabelled_loss": value}, remember={TEACHER: teacher})
+
+    def after(own: Mapping[str, Any], model: Model) -> dict[str, Any]:
+        teacher, share = own[TEACHER], jnp.minimum(1 - 1 / (own[STEPS] + 1), LARGEST_DECAY)
+        params = jax.tree.map(lambda old, new: share * old + (1 - share) * new, teacher.params, model.params)
+        return {TEACHER: teacher._replace(params=params), STEPS: own[STEPS] + 1}
+
+    return unlabelled_phase(problem, loss, after=after)
+
+
+# --- Groups. ----------------------------------------------------------------------------------------------------------
+
+
+def distance_reweighted(problem: Problem) -> Link:
+    """Weights uploads so that their mean is the plain mean of the models of all groups that have uploads.
+
+    f_i is the share of upload i in its group by `aggregation.weights`, wbar = sum_i f_i w_i, d_i = |w_i - wbar|. The
+    group's model is sum_i u_i w_i, with u_i ~ f_i exp(-beta d_i / n_i) times the factor of a labelled client.
+    """
+    options, kind = problem.config.rscfed, problem.config.aggregation.weights
+
+    def rule(received: Received) -> jax.Array:
+        sizes = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
+        in_group = group_members(received, options.groups)
+        labelled = received.uploads.metadata[LABELLED] > 0
+        factors = jnp.where(labelled, options.labelled_factor, 1.0)
+        shares = jnp.where(in_group, sizes, 0.0)
+        shares /= jnp.maximum(jnp.sum(shares, axis=1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+        distances = distances_to_mean(received.uploads.model, shares, in_group)
+        betas = jnp.where(jnp.any(in_group & labelled, axis=1), options.beta_labelled, options.beta)
+        weights = consensus_weights(shares, distances, received.sizes, factors, betas)
+        return jnp.sum(weights, axis=0)
+
+    return own_weights(rule)
+
+
+def distances_to_mean(models: Any, shares: jax.Array, in_group: jax.Array) -> jax.Array:
+    """d_i = |w_i - wbar| of each group's models, wbar = sum_i f_i w_i, summed over their tensors.
+
+    Args:
+        models: a pytree with leaves [R, ...], including normalisation statistics; a row in no group is ignored.
+        shares: float32 [G, R], f_i, whose rows sum to 1 or are 0.
+        in_group: bool [G, R].
+
+    Returns:
+        float32 [G, R], 0 for a row that is not in the group.
+    """
+    models = jax.tree.map(lambda leaf: jnp.where(column(jnp.any(in_group, axis=0), leaf), leaf, 0), models)
+
+    def of_group(group):
+        share, members = group
+
+        def deviation(leaf):
+            return jnp.where(column(members, leaf), leaf - weighted_sum(share, leaf), 0)
+
+        return sum(row_norms(deviation(leaf)) for leaf in jax.tree.leaves(models))
+
+    return jax.lax.map(of_group, (shares, in_group))
+
+
+def consensus_weights(
+    shares: jax.Array, distances: jax.Array, sizes: jax.Array, factors: jax.Array, betas: jax.Array
+) -> jax.Array:
+    """u_i = factor_i f_i exp(-beta d_i / n_i), normalised in each group; the nearest upload's weight never underflows.
+
+    Args:
+        shares: float32 [G, R], f_i; a group without shares has no weights.
+        distances: float32 [G, R], d_i.
+        sizes: int32 [R], n_i.
+        factors: float32 [R].
+        betas: float32 [G].
+
+    Returns:
+        float32 [G, R], whose rows sum to 1 or are 0.
+    """
+    exponents = jnp.where(shares > 0, betas[:, None] * distances / jnp.maximum(sizes, 1), jnp.inf)
+    least = jnp.min(exponents, axis=1, keepdims=True)
+    nearness = jnp.where(shares > 0, jnp.exp(least - exponents), 0.0)
+    weights = shares * factors * nearness
+    return weights / jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+
+
+ENTRY = Entry(
+    rscfed,
+    title="RSCFed",
+    paper="https://arxiv.org/abs/2203.13993",
+    settings=("some_clients", "clients", "profile"),
+    defaults=defaults,
+    fields=FIELDS,
+    variants=VARIANTS,
+    confidence=(),
+    tiny={"rscfed.groups": 2, "rscfed.group_size": 8, "rscfed.consistency_weight": 1.0},
+)
