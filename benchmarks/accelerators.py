@@ -148,7 +148,7 @@ def machine_for(target: str, chips: int, lanes: int):
     def shapes(tree):
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree)
 
-    return Machine(platform, mesh, lanes, {}, None), shapes
+    return Machine(platform, mesh, lanes, None), shapes
 
 
 def lower(part: str, target: str, chips: int, lanes: int, experiment):

@@ -20,7 +20,6 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import cache_folder, private_cache
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.models import build_model
-from fedjax_ssl.models.cpu.processor import has_wide_vectors
 from fedjax_ssl.models.packing import CHANNELS
 from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run import hosts
@@ -29,11 +28,6 @@ from fedjax_ssl.run.observe.log import warn
 
 MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")  # files of the two versions of Linux's control groups
 MOST_CACHE_BYTES = 2_000_000_000  # of XLA's cache; the least recently used programs are removed
-
-# The first two were measured; the others have the same layers, but wider or more of them. For a user's backbone
-# nothing was measured, so it gets XLA's default.
-LARGE_BACKBONES = ("resnet18", "wrn28_2", "wrn28_8", "resnet9", "resnet34", "resnet50")
-WITHOUT_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 # JAX's settings -> the values with which runs train, the default first.
 JAX_SETTINGS: dict[str, tuple[Any, ...]] = {
@@ -54,7 +48,6 @@ class Machine(NamedTuple):
     platform: str  # 'cpu', 'gpu' or 'tpu'
     mesh: Mesh | None  # the devices that share the lanes; None for a single one
     most_lanes: int | None  # the most clients that train side by side on each device; None: no limit
-    compiler_options: dict[str, Any]  # for XLA's compiler
     memory: int | None  # bytes of memory of one device; None: unknown
 
     def __str__(self) -> str:
@@ -84,7 +77,7 @@ class Machine(NamedTuple):
         """`jax.jit` of a function whose arguments and results are replicated on all devices."""
         if self.mesh is not None:
             options.update(in_shardings=PartitionSpec(), out_shardings=PartitionSpec())
-        return jax.jit(function, compiler_options=self.compiler_options, **options)
+        return jax.jit(function, **options)
 
     def check_memory(self, program: Any, name: str = "a round") -> None:
         """Checks that a compiled program fits into a device's memory.
@@ -139,7 +132,7 @@ def use(machine: Machine) -> Iterator[Machine]:
 
 
 def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machine:
-    """The machine that a configuration asks for, by its fields `devices`, `lanes` and `model.name`.
+    """The machine that a configuration asks for, by its fields `devices` and `lanes`.
 
     Args:
         config: the run's. Without `devices` it gets all devices; on a CPU, at most one core for each client of a round,
@@ -160,8 +153,7 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
         most = max(min(most, most_devices(config, data)) // num_hosts, 1) * num_hosts
     chosen = _devices_of_each_host(most // num_hosts)
     mesh = Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,)) if len(chosen) > 1 else None
-    options = _compiler_options(config.model.name)
-    return Machine(platform(), mesh, config.lanes or most_lanes(config), options, memory_limit())
+    return Machine(platform(), mesh, config.lanes or most_lanes(config), memory_limit())
 
 
 def most_lanes(config: ConfigDict) -> int | None:
@@ -261,24 +253,3 @@ def memory_limit(groups: Sequence[pathlib.Path] | None = None) -> int | None:
             with contextlib.suppress(OSError, ValueError):  # not Linux, no limit, the other version, or "max"
                 limits.append(int((group / name).read_text()))
     return hosts.smallest(min(limits, default=None))
-
-
-def _compiler_options(backbone: str) -> dict[str, str]:
-    """XLA's options for a backbone's programs; docs/performance.md has the figures.
-
-    On a CPU XLA hands matrix products and convolutions to a library. On CPUs without 512-bit vectors the library is
-    fast for small ones and slow for large ones: a step of Wide-ResNet-28-2 takes 404 ms with it and 335 ms without, a
-    step of the small CNN 6.3 ms with it and 9.4 ms without. With 512-bit vectors the library is faster for both.
-    """
-    slow = platform() == "cpu" and backbone in LARGE_BACKBONES and not has_wide_vectors()
-    return dict(WITHOUT_LIBRARY) if slow and _knows_options() else {}
-
-
-@functools.cache
-def _knows_options() -> bool:
-    """Whether this XLA accepts the options: they are experimental and differ between versions."""
-    try:
-        jax.jit(lambda x: x, compiler_options=dict(WITHOUT_LIBRARY)).lower(0.0).compile()
-    except Exception:  # any error: XLA does not accept them
-        return False
-    return True

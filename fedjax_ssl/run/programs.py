@@ -5,7 +5,7 @@ import functools
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from fedjax_ssl.run.client_tests import clients_at_once, make_client_tests
 from fedjax_ssl.run.experiment import Experiment, initialise
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
-from fedjax_ssl.run.observe.clock import Doing, doing
+from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import VERBOSE, say
 
 CLIENTS_TESTS = "the tests of clients"
@@ -66,7 +66,7 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     started = time.monotonic()
     if hosts.is_first():
         say("compiling (a later start takes it from the cache)")
-    programs = _compile(machine, lower)
+    programs = _compile(lower)
     machine.check_memory(programs["the rounds"])
     if with_init:
         machine.check_memory(programs["the first state"], "the first state")
@@ -79,83 +79,52 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     )
 
 
-def _compile(machine: Machine, lower: dict[str, Callable[[], jax.stages.Lowered]]) -> dict[str, jax.stages.Compiled]:
-    """Traces programs one after the other and compiles each while the next is traced; the last one is the largest."""
-    with doing("compiling") as task, Compilers() as compilers:
-        for name, function in lower.items():
-            task.text = f"tracing {name}"
-            lowered = function()
-            check_same_program(machine, name, lowered)
-            compilers.compile(name, lowered, aside=not name.startswith("the rounds"))
-        programs = compilers.wait(task)
-        give_back_memory()
-        return programs
+def _compile(lower: dict[str, Callable[[], jax.stages.Lowered]]) -> dict[str, jax.stages.Compiled]:
+    """Traces programs one after the other and compiles each while the next is traced; the last one is the largest.
+
+    One thread compiles the rounds, another one the small programs: XLA's compiler releases Python's lock. The main
+    thread only waits, so that Python still handles signals. After an exception it does not wait for the threads.
+    """
+
+    def compiled(name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        started = time.monotonic()
+        program = lowered.compile()
+        say(f"compiled {name} in {time.monotonic() - started:.1f} s", VERBOSE)
+        return program
+
+    large, aside = (concurrent.futures.ThreadPoolExecutor(1, "compiler") for _ in range(2))
+    begun: dict[str, concurrent.futures.Future[jax.stages.Compiled]] = {}
+    try:
+        with doing("compiling") as task:
+            for name, function in lower.items():
+                task.text = f"tracing {name}"
+                lowered = function()
+                check_same_program(name, lowered)
+                begun[name] = (large if name.startswith("the rounds") else aside).submit(compiled, name, lowered)
+            programs = {}
+            for name, program in begun.items():
+                task.text = f"compiling {name}"
+                programs[name] = program.result()
+    finally:
+        for pool in (large, aside):
+            pool.shutdown(wait=False, cancel_futures=True)
+    give_back_memory()
+    return programs
 
 
-def check_same_program(machine: Machine, name: str, lowered: jax.stages.Lowered) -> None:
+def check_same_program(name: str, lowered: jax.stages.Lowered) -> None:
     """Checks that all hosts are about to compile the same program; different ones would wait for each other for ever.
 
     For a round of Wide-ResNet-28-2 writing the text takes 0.2 s; tracing takes 5 s.
 
     Args:
-        machine: its compiler options are compared too.
         name: what the program computes.
         lowered: the traced program.
 
     Raises:
         UserError: the programs differ.
     """
-
-    def describe() -> str:
-        checksum = zlib.crc32(lowered.as_text().encode())
-        return f"{name} with checksum {checksum:08x} and options {machine.compiler_options}"
-
-    hosts.check_same("the programs", describe)
-
-
-class Compilers:
-    """Two threads that compile side by side, since XLA's compiler releases Python's lock. A context manager.
-
-    The main thread only waits, so that Python still handles signals. After an exception it does not wait for the
-    threads.
-    """
-
-    def __init__(self) -> None:
-        """Starts nothing yet."""
-        self._large, self._aside = (concurrent.futures.ThreadPoolExecutor(1, "compiler") for _ in range(2))
-        self._programs: dict[str, concurrent.futures.Future[jax.stages.Compiled]] = {}
-
-    def __enter__(self) -> "Compilers":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for pool in (self._large, self._aside):
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def compile(self, name: str, lowered: jax.stages.Lowered, aside: bool = True) -> None:
-        """Starts to compile a program after the others of its thread: one thread is for small programs (`aside`)."""
-        pool = self._aside if aside else self._large
-        self._programs[name] = pool.submit(self._compiled, name, lowered)
-
-    def _compiled(self, name: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        started = time.monotonic()
-        program = lowered.compile()
-        say(f"compiled {name} in {time.monotonic() - started:.1f} s", VERBOSE)
-        return program
-
-    def wait(self, task: Doing) -> dict[str, jax.stages.Compiled]:
-        """Waits until all programs are compiled; returns them by name, in the order in which they were started.
-
-        Args:
-            task: shows what is still being compiled.
-        """
-        left = dict(self._programs)
-        while left:
-            task.text = f"compiling {', '.join(left)}"
-            concurrent.futures.wait(left.values(), return_when=concurrent.futures.FIRST_COMPLETED)
-            for name in [name for name, program in left.items() if program.done()]:
-                left.pop(name).result()
-        return {name: program.result() for name, program in self._programs.items()}
+    hosts.check_same("the programs", lambda: f"{name} with checksum {zlib.crc32(lowered.as_text().encode()):08x}")
 
 
 def _snapshot_sets(experiment: Experiment) -> tuple[str, ...]:
@@ -192,9 +161,7 @@ def compile_dispatch(machine: Machine, experiment: Experiment) -> jax.stages.Com
     Raises:
         UserError: it does not fit into the memory.
     """
-    with Compilers() as compilers, doing("tracing the rounds") as task:
-        compilers.compile("the rounds", lower_dispatch(machine, [experiment]))
-        program = compilers.wait(task)["the rounds"]
+    program = _compile({"the rounds": lambda: lower_dispatch(machine, [experiment])})["the rounds"]
     machine.check_memory(program)
     return program
 

@@ -273,6 +273,6 @@ def test_whatever_reads_a_models_name_copes():
     name = "own_package.own_models:Mine"
     config = apply_arguments(base_config(), f"semifl,{name},server_labels=250")
     assert (config.method, config.model.name, config.data.server_labels) == ("semifl", name, 250)
-    assert find_machine(make_tiny_config(**{"model.name": name})).compiler_options == {}
+    assert find_machine(make_tiny_config(**{"model.name": name})).lanes(10) == 1
     with pytest.raises(UserError, match=f"known: {', '.join(sorted(BACKBONES))}, or your own"):
         network("nobody")

@@ -381,16 +381,6 @@ def test_nothing_compiles_after_the_first_round(finished_run, tmp_path):
     assert lines[:4] == (finished_run[0] / "metrics.jsonl").read_bytes().splitlines()
 
 
-def test_large_backbones_are_compiled_with_options_of_their_own_on_narrow_vectors(monkeypatch):
-    small, large = make_tiny_config(), make_tiny_config(**{"model.name": "wrn28_2"})
-    monkeypatch.setattr(machine, "has_wide_vectors", lambda: True)
-    assert find_machine(large).compiler_options == {}
-    monkeypatch.setattr(machine, "has_wide_vectors", lambda: False)
-    assert find_machine(small).compiler_options == {}
-    function = jax.jit(lambda x: x @ x, compiler_options=find_machine(large).compiler_options)
-    np.testing.assert_allclose(function(jnp.eye(64)), np.eye(64))  # this XLA knows the options, or they are left out
-
-
 @pytest.mark.parametrize(
     ("platform", "name", "lanes"),
     [("cpu", "cnn", 1), ("gpu", "cnn", 10), ("tpu", "wrn28_2", 4), ("tpu", "wrn28_8", 1), ("tpu", "lenet", 10)],

@@ -9,6 +9,7 @@ With a single process, nothing here has an effect.
 
 import contextlib
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,8 +23,7 @@ from fedjax_ssl.base.fields import CHANGES_NO_RESULT
 from fedjax_ssl.base.imports import CODE_FIELDS, is_own
 from fedjax_ssl.config import differences, flatten, typed
 from fedjax_ssl.records.origin import checksum_of_library
-from fedjax_ssl.run.hosts.cluster import find_place
-from fedjax_ssl.run.hosts.link import HostLink
+from fedjax_ssl.run.hosts.link import HostLink, find_cluster
 
 CHUNK = 2**26  # 4-byte words in one message
 
@@ -32,12 +32,12 @@ _joined: HostLink | None = None
 
 def count() -> int:
     """How many processes train together; 1 for a single process."""
-    return 1 if _joined is None else _joined.place.count
+    return 1 if _joined is None else _joined.count
 
 
 def index() -> int:
     """Which of them this process is, from 0."""
-    return 0 if _joined is None else _joined.place.index
+    return 0 if _joined is None else _joined.index
 
 
 def is_first() -> bool:
@@ -57,7 +57,7 @@ def joined(
 
     Args:
         coordinator: HOST:PORT of the first process.
-        num_processes: number of processes.
+        num_processes: number of processes. 1 by itself makes a process train alone, whatever has started others.
         process_id: of this process, from 0. If all three are None, SLURM or the TPU pod provides them; without
             either, the process trains alone and nothing is done.
 
@@ -65,11 +65,14 @@ def joined(
         UserError: the arguments are invalid, the processes cannot reach each other, or their libraries differ.
     """
     global _joined
-    place = find_place(coordinator, num_processes, process_id)
-    if place is None:
+    given = coordinator, _whole("num_processes", num_processes), _whole("process_id", process_id)
+    cluster = find_cluster()
+    if given == (None, 1, None) or (given == (None, None, None) and cluster is None):
         yield
         return
-    link = _joined = HostLink(place)
+    if coordinator is not None and not re.fullmatch(r".+:[0-9]{1,5}", coordinator):
+        raise UserError(f"--coordinator is {coordinator!r}; it must be HOST:PORT of the first process")
+    link = _joined = HostLink(*given, cluster)
     ending = None
     try:
         try:
@@ -87,6 +90,13 @@ def joined(
     if ending is not None:
         raise ending  # the process stays one of several, so that only the first one prints the last line
     _joined = None
+
+
+def _whole(name: str, text: int | str | None) -> int | None:
+    """A number from the command line, or a UserError."""
+    if text is not None and not re.fullmatch("[0-9]{1,9}", str(text)):
+        raise UserError(f"--{name} is {text!r}; it must be a whole number")
+    return None if text is None else int(text)
 
 
 def from_first(find: Callable[[], Any]) -> Any:
