@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import free_name
-from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.data.federated import FederatedData, Here
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.records.client_rows import ClientRows, Owner
 from fedjax_ssl.records.manifest import partition_sum
@@ -32,41 +31,40 @@ class ClientMemory:
     With several hosts, the first one keeps it and sends each round's rows to the others.
     """
 
-    def __init__(
-        self,
-        path: pathlib.Path | None,
-        run: Owner,
-        from_round: int | None,
-        sizes: np.ndarray,
-        of_examples: Any,
-        renewed: Any,
-        first: Callable[[FederatedData], Any],
-        cache_bytes: float,
-        put: Callable[[Any], Any],
-        recorded: Callable[[State, np.ndarray], Any] | None,
-    ):
+    def __init__(self, machine: Machine, experiment: Experiment, folder: Workdir | None, from_round: int | None):
         """Opens the file in the run's folder.
 
         Args:
-            path, run, from_round: see `ClientRows`. `path` is None if another host keeps the memory.
-            sizes: int [K], examples of each client.
-            of_examples: for each leaf of `State.of_clients`, the axis of a client's row with length n_max; -1: none.
-            renewed: for each leaf, whether its initial value depends on the client.
-            first: a view's data -> its `State.of_clients` before the first round.
-            cache_bytes: limit on the rows on the host; beyond it they go to the disk.
-            put: copies a tree of arrays to every device.
-            recorded: (state, a view's clients) -> `Here.records`, see `make_recorded`.
+            machine: the run trains on it.
+            experiment: the run's.
+            folder: the run's; None if another host keeps the memory.
+            from_round: see `ClientRows`.
         """
-        self._rows = None if path is None else ClientRows(path, run, from_round)
-        self._sizes, self._first, self._put, self._recorded = sizes, first, put, recorded
-        self._structure = jax.tree.structure(of_examples)
+        views, shape = experiment.views, experiment.state_shape.of_clients
+        self._put, self._recorded = machine.put, make_recorded(machine, experiment)
+        # A view's data -> its `State.of_clients` before the first round.
+        self._first = machine.jit(lambda data: experiment.init(data).of_clients)
+        self._sizes = np.array([len(rows) for rows in experiment.partition.client_rows])
+        self._structure = jax.tree.structure(shape)
         # For each leaf, whether it belongs to the records.
-        self._is_record = [bool(part) for part, tree in enumerate(of_examples) for _ in jax.tree.leaves(tree)]
-        self._axes, self._renewed = jax.tree.leaves(of_examples), jax.tree.leaves(renewed)
+        self._is_record = [bool(part) for part, tree in enumerate(shape) for _ in jax.tree.leaves(tree)]
+        # For each leaf, the axis of a client's row with length n_max; -1: none.
+        narrow = shape
+        if views is not None and len(views.widths) > 1:
+            narrow = jax.eval_shape(experiment.init, views.shapes(views.widths[0])[0]).of_clients
+        self._axes = jax.tree.leaves(jax.tree.map(_axis_of_examples, narrow, shape))
+        # For each leaf, whether its initial value depends on the client.
+        data = experiment.data if views is not None else experiment.data._replace(here=Here(experiment.data.ids))
+        traced = trace(lambda data: experiment.init(data).of_clients, data)
+        of_view = {"[0].here.clients", "[0].here.records", "[0].client_index"}
+        self._renewed = [bool(found & of_view) for found in reads_each(traced)]
         self._cache: dict[int, list[np.ndarray]] = {}
         self._waiting: dict[int, int] = {}  # client -> its row's round, for rows that are not in the file yet
-        self._bytes, self._most = 0.0, cache_bytes
+        self._bytes = 0.0
+        # Beyond it rows go to the disk.
+        self._most = CACHE_BYTES if experiment.residence.clients == "disk" else float("inf")
         self._like: list[np.ndarray] = []  # one client's memory before the first round, of the largest width
+        self._rows = None if folder is None else ClientRows(folder.path / CLIENTS, run_of(experiment), from_round)
 
     def begin(self, of_clients: Any) -> None:
         """Stores the row that every client starts with: the first row of leaves [K', ...] of the largest width."""
@@ -203,39 +201,6 @@ def run_of(experiment: Experiment) -> Owner:
     return Owner(name, json.loads(json.dumps(config.to_dict())))
 
 
-def open_memory(
-    machine: Machine, experiment: Experiment, folder: Workdir | None, from_round: int | None
-) -> ClientMemory:
-    """Opens the memory of a run's clients, in the run's folder.
-
-    Args:
-        machine: the run trains on it.
-        experiment: the run's.
-        folder: the run's; None on a host that writes nothing.
-        from_round: see `ClientRows`.
-    """
-    views, shape = experiment.views, experiment.state_shape.of_clients
-    held_on_disk, of_examples = experiment.residence.clients == "disk", jax.tree.map(lambda _: -1, shape)
-    if views is not None and len(views.widths) > 1:
-        narrow = jax.eval_shape(experiment.init, views.shapes(views.widths[0])[0]).of_clients
-        of_examples = jax.tree.map(_axis_of_examples, narrow, shape)
-    traced = trace(lambda data: experiment.init(data).of_clients, experiment.data)
-    of_view = {"[0].here.clients", "[0].here.records", "[0].client_index"}
-    renewed = [bool(found & of_view) for found in reads_each(traced)]
-    return ClientMemory(
-        None if folder is None else folder.path / CLIENTS,
-        run_of(experiment),
-        from_round,
-        np.array([len(rows) for rows in experiment.partition.client_rows]),
-        of_examples,
-        jax.tree.unflatten(jax.tree.structure(shape), renewed),
-        machine.jit(lambda data: experiment.init(data).of_clients),
-        CACHE_BYTES if held_on_disk else float("inf"),
-        machine.put,
-        make_recorded(machine, experiment),
-    )
-
-
 def make_recorded(machine: Machine, experiment: Experiment) -> Callable[[State, np.ndarray], Any] | None:
     """Makes (state, a view's clients) -> `Here.records`: these clients and those that a round recalls.
 
@@ -261,39 +226,41 @@ def _axis_of_examples(narrow: Any, wide: Any) -> int:
     return next((number for number, (a, b) in pairs if a != b), -1)
 
 
-def begin_memory(
-    machine: Machine, experiment: Experiment, folder: Workdir | None, state: State, stack: contextlib.ExitStack
+def place_memory(
+    machine: Machine,
+    experiment: Experiment,
+    folder: Workdir | None,
+    state: State,
+    stack: contextlib.ExitStack,
+    begins: bool,
 ) -> tuple[State, ClientMemory | None]:
-    """Moves the clients' rows of a run's first state to a `ClientMemory`, which the stack closes; None: they stay."""
-    if experiment.views is None or not jax.tree.leaves(state.of_clients):
+    """Moves the clients' rows to where the run wants them: to a `ClientMemory`, which the stack closes, or the state.
+
+    Args:
+        machine, experiment, folder: see `ClientMemory`.
+        state: the first state, or that of a checkpoint, which has all rows or leaves them in the file beside it.
+        stack: closes the memory.
+        begins: whether the run begins.
+    """
+    shapes, number = experiment.state_shape.of_clients, int(state.round)
+    is_inside = bool(jax.tree.leaves(state.of_clients))
+    if not jax.tree.leaves(shapes) or (experiment.views is None and is_inside):
         return state, None
-    memory = stack.enter_context(contextlib.closing(open_memory(machine, experiment, folder, None)))
-    memory.begin(jax.device_get(state.of_clients))
-    memory.commit(0, [])
-    return state._replace(clients={}, records={}), memory
-
-
-def resume_memory(
-    machine: Machine, experiment: Experiment, folder: Workdir | None, state: State, stack: contextlib.ExitStack
-) -> tuple[State, ClientMemory | None]:
-    """Like `begin_memory` for a resumed run, wherever its checkpoint keeps the memory."""
-    shapes, was_inside = experiment.state_shape.of_clients, bool(jax.tree.leaves(state.of_clients))
-    if not jax.tree.leaves(shapes) or was_inside == (experiment.views is None):
-        if experiment.views is None or not jax.tree.leaves(shapes):
-            return state, None
-        memory = stack.enter_context(contextlib.closing(open_memory(machine, experiment, folder, int(state.round))))
-        memory.resume(shapes)
+    old = None if folder is None or begins or not is_inside else folder.path / CLIENTS
+    if old is not None and old.exists():  # the older checkpoint may have its memory there
+        os.rename(old, free_name(old.with_name(f"{CLIENTS}.set_aside")))
+    memory = ClientMemory(machine, experiment, folder, None if is_inside else number)
+    stack.callback(memory.close)
+    if is_inside:
+        rows = jax.device_get(state.of_clients)
+        memory.begin(rows)
+        if not begins:
+            everyone = np.arange(experiment.problem.config.num_clients)
+            memory.keep(everyone, everyone, rows, number)
+        memory.commit(number, [] if begins else [number])
+        return state._replace(clients={}, records={}), memory
+    memory.resume(shapes)
+    if experiment.views is not None:
         return state, memory
-    if experiment.views is None:
-        with contextlib.closing(open_memory(machine, experiment, folder, int(state.round))) as memory:
-            memory.resume(shapes)
-            clients, records = memory.read(machine.put(experiment.data))
-            return state._replace(clients=clients, records=records), None
-    if folder is not None and (folder.path / CLIENTS).exists():  # the older checkpoint may have its memory there
-        os.rename(folder.path / CLIENTS, free_name(folder.path / f"{CLIENTS}.set_aside"))
-    memory = stack.enter_context(contextlib.closing(open_memory(machine, experiment, folder, None)))
-    rows, everyone = jax.device_get(state.of_clients), np.arange(experiment.problem.config.num_clients)
-    memory.begin(rows)
-    memory.keep(everyone, everyone, rows, int(state.round))
-    memory.commit(int(state.round), [int(state.round)])
-    return state._replace(clients={}, records={}), memory
+    clients, records = memory.read(machine.put(experiment.data))
+    return state._replace(clients=clients, records=records), None

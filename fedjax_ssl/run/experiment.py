@@ -22,6 +22,7 @@ from fedjax_ssl.data import (
 )
 from fedjax_ssl.data.federated import Holdings, hold, put_whole, shapes_of, small_arrays
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
+from fedjax_ssl.data.owners import NO_ROWS
 from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import init_key, select_of
@@ -123,8 +124,8 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             for c, file in zip(configs, partition_files)
         ]
 
-    of_all = [0] * config.num_clients
-    like = Partition._make((0, of_all, 0, 0, tuple(of_all) if config.data.client_test_share else ()))
+    of_all = [NO_ROWS] * config.num_clients
+    like = Partition(NO_ROWS, of_all, client_test_rows=tuple(of_all) if config.data.client_test_share else ())
     partitions = tree_from_first(find_partitions, [like] * len(configs))
     if config.data.client_test_share and not all(any(map(len, each.client_test_rows)) for each in partitions):
         raise UserError(
@@ -138,35 +139,38 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     experiments: list[Experiment] = []
     first: FederatedData | None = None
     for c, partition, held in zip(configs, partitions, helds):
-        problem, place = shared._replace(config=c), _placed(shared, method, init, held)
-        if place.residence.whole:
-            views, (data, hidden_labels) = None, put_whole(held, first)
-        else:
-            on_device = place.residence.images == "device"
-            views = Views(held, place.widths, place.clients, place.images, on_device, place.recalled)
-            data, hidden_labels = views.first()
+        problem, (residence, views) = shared._replace(config=c), _placed(shared, method, init, held)
+        data, hidden_labels = put_whole(held, first) if views is None else views.first()
         first = first or data
         shape = jax.eval_shape(init, data)
         if not experiments:
             _check_delivery(config, method, has_rows=views is not None and bool(jax.tree.leaves(shape.records)))
             check_private(problem, method, shape, data)
-        parts = problem, make_method(problem), data, hidden_labels, partition, dataset, init, shape
-        experiments.append(Experiment(*parts, views, place.residence))
+        experiments.append(
+            Experiment(
+                problem=problem,
+                method=make_method(problem),
+                data=data,
+                hidden_labels=hidden_labels,
+                partition=partition,
+                dataset=dataset,
+                init=init,
+                state_shape=shape,
+                views=views,
+                residence=residence,
+            )
+        )
     return experiments
 
 
-class _Place(NamedTuple):
-    """Where a seed's federation is stored."""
+def _placed(
+    problem: Problem, method: Method, init: Callable[[FederatedData], State], held: Holdings
+) -> tuple[Residence, Views | None]:
+    """Chooses a seed's residence from sizes alone, before anything is put on the device or compiled.
 
-    residence: Residence
-    widths: tuple[int, ...]  # of the rounds' tables, see `widths_of`
-    clients: int  # K' of a view: the rows of a round's `Selection`
-    images: tuple[int, ...]  # the most images in a view of each width
-    recalled: int  # the most clients outside of a view whose records a round reads
-
-
-def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], State], held: Holdings) -> _Place:
-    """Chooses the place from sizes alone, before anything is put on the device or compiled."""
+    Returns:
+        The residence, and what makes views of a round's clients; None if the device holds the federation as a whole.
+    """
     config = problem.config
     small = small_arrays(held)
     select = select_of(problem, method)
@@ -191,10 +195,12 @@ def _placed(problem: Problem, method: Method, init: Callable[[FederatedData], St
             f"method={config.method} draws its clients by the state of the round before, so all must be on the device: "
             "residence.data='device', residence.clients='device'"
         )
+    if residence.whole:
+        return residence, None
     recalled = 0
     if method.recalls is not None:
         recalled = jax.eval_shape(method.recalls, shape, jax.ShapeDtypeStruct((clients,), jnp.int32)).size
-    return _Place(residence, widths, clients, images, recalled)
+    return residence, Views(held, widths, clients, images, residence.images == "device", recalled)
 
 
 def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: bool) -> Problem:
@@ -215,15 +221,14 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: boo
     network = build_network(
         config, facts, entry.heads_of(config), entry.embedding, entry.companions, backbone_of(config)
     )
-    rule = import_rule(config.confidence.kind)
-    augmentations = views.weak, views.strong
     return Problem(
         config,
         network,
-        *augmentations,
+        views.weak,
+        views.strong,
         facts["num_classes"],
         views.pair,
-        own_rule=rule,
+        own_rule=import_rule(config.confidence.kind),
         lacks_labels=lacks_labels,
         optimizer=functools.partial(make_optimizer, config.client),
     )

@@ -8,7 +8,7 @@ clients, these are read after the previous round.
 import concurrent.futures
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,18 +38,6 @@ def cohort_of(problem: Problem, method: Method, data: FederatedData) -> Callable
     return lambda number: np.unique(np.asarray(drawn(jnp.int32(number), data)))
 
 
-class Feed(Protocol):
-    """Runs dispatches with the data that they need."""
-
-    def rounds(self, wanted: int) -> int:
-        """The most rounds of the next dispatch, if `wanted` are wanted."""
-        ...
-
-    def dispatch(self, state: State, done: int, rounds: int) -> Dispatch:
-        """Trains `rounds` rounds after the first `done`."""
-        ...
-
-
 class WholeFeed:
     """All clients are on the device: one program has many rounds."""
 
@@ -57,9 +45,11 @@ class WholeFeed:
         self._put, self._program, self._data, self._hidden = put, program, data, hidden_labels
 
     def rounds(self, wanted: int) -> int:
+        """The most rounds of the next dispatch, if `wanted` are wanted."""
         return wanted
 
     def dispatch(self, state: State, done: int, rounds: int) -> Dispatch:
+        """Trains `rounds` rounds after the first `done`."""
         return self._program(state, self._data, self._hidden, self._put(jnp.int32(rounds)))
 
 
@@ -91,10 +81,12 @@ class CohortFeed:
         self._next: tuple[int, concurrent.futures.Future[Any]] | None = None
 
     def rounds(self, wanted: int) -> int:
+        """One, see `WholeFeed.rounds`."""
         del wanted
         return 1
 
     def dispatch(self, state: State, done: int, rounds: int) -> Dispatch:
+        """Trains one round, see `WholeFeed.dispatch`."""
         del rounds
         if self._next is None or self._next[0] != done:
             self._next = done, self._reader.submit(self._read, done)
@@ -123,6 +115,9 @@ class CohortFeed:
         if hosts.count() == 1 or self._views.on_device:
             return clients, width, self._put((data, hidden)), None
         return clients, width, self._put((data._replace(inputs=jnp.zeros(0)), hidden)), data.inputs
+
+
+Feed = WholeFeed | CohortFeed
 
 
 def make_feed(

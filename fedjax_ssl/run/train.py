@@ -38,7 +38,7 @@ from fedjax_ssl.records.workdir import (
     save_seeds,
 )
 from fedjax_ssl.run import hosts
-from fedjax_ssl.run.client_memory import ClientMemory, begin_memory, resume_memory
+from fedjax_ssl.run.client_memory import ClientMemory, place_memory
 from fedjax_ssl.run.feed import make_feed
 from fedjax_ssl.run.loop import Listener, Run, make_group, run_rounds
 from fedjax_ssl.run.machine import Machine, check_jax_settings, use_compilation_cache, use_machine
@@ -282,14 +282,14 @@ def _first_state(
     """
     experiment = run.experiment
     if run.state is not None:
-        return resume_memory(machine, experiment, run.folder, run.state, stack)
+        return place_memory(machine, experiment, run.folder, run.state, stack, begins=False)
     before = time.monotonic()
     given = run.warm_start and run.warm_start.model
     state = jax.block_until_ready(program.init(*machine.put((experiment.data, given))))
     if run.folder is not None:
         run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
         run.folder.sync()
-    state, memory = begin_memory(machine, experiment, run.folder, state, stack)
+    state, memory = place_memory(machine, experiment, run.folder, state, stack, begins=True)
     if run.folder is not None:
         checkpoints_of(run.folder, experiment).save(0, jax.device_get(state), run.folder.checksum(0))
     return state, memory
@@ -313,27 +313,22 @@ def _write_facts(run: Run) -> None:
 
 def _conclude(run: Run, ended_by: str) -> None:
     """Writes a finished run's summary and report, unless they exist. If the report fails, the run does not."""
-    if run.folder is None:
+    config, folder = run.experiment.problem.config, run.folder
+    if folder is None:
         return
-    with logged([run.folder.path / LOG]):
-        _summarise(run, ended_by)
-
-
-def _summarise(run: Run, ended_by: str) -> None:
-    config = run.experiment.problem.config
-    if why := in_words(ended_by, config.stop):
-        say(f"{run.folder.path} ended in round {len(run.folder.read(METRICS))}: {why}", QUIET)
-    if not run.folder.is_summarised():
-        run.folder.write_summary(summarise(config, run.folder, ended_by))
-    if not config.log.report or run.folder.is_reported():
-        return
-    with doing("loading what draws the report"):
-        from fedjax_ssl.report import write_report
-
-    try:
-        with doing("drawing the report"):
-            page = write_report(run.folder.path)
-        say(f"report {page}")
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        say(f"the run is complete, but its report failed: {why}", QUIET)
+    with logged([folder.path / LOG]):
+        if why := in_words(ended_by, config.stop):
+            say(f"{folder.path} ended in round {len(folder.read(METRICS))}: {why}", QUIET)
+        if not folder.is_summarised():
+            folder.write_summary(summarise(config, folder, ended_by))
+        if not config.log.report or folder.is_reported():
+            return
+        with doing("loading what draws the report"):
+            from fedjax_ssl.report import write_report
+        try:
+            with doing("drawing the report"):
+                page = write_report(folder.path)
+            say(f"report {page}")
+        except Exception as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            say(f"the run is complete, but its report failed: {why}", QUIET)

@@ -21,6 +21,8 @@ from tests.helpers.stub import STUB, STUB_BACKBONE
 BUILT_IN = dict(METHODS)
 # No program depends on these fields; what depends on the seed is in its data.
 NOT_IN_PROGRAMS = ("checkpoint_every", "seed", "seeds")
+# Methods from files whose programs depend on the configuration alone; a test file may add its own.
+OWN = {STUB}
 READ_THE_LAST_ROUND = ("fedcon", "fedrgd")  # in their own schedules
 
 _kept = {}
@@ -53,7 +55,7 @@ def _key(machine, experiments, given):
     own_backbone = is_own(config.model.name) and config.model.name not in (TINY_BACKBONE, STUB_BACKBONE)
     if own_backbone or first.problem.own_rule is not None or config.encoder.name != "none":
         return None
-    if config.method != STUB and METHODS.get(config.method) is not BUILT_IN.get(config.method, "not built in"):
+    if config.method not in OWN and METHODS.get(config.method) is not BUILT_IN.get(config.method, "not built in"):
         return None
     without = set(NOT_IN_PROGRAMS)
     if config.schedule == "constant" and config.method not in READ_THE_LAST_ROUND and not config.snapshot_rounds:

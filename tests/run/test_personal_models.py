@@ -42,7 +42,7 @@ PERSONAL = {
     "num_clients": 7,
     "clients_per_round": 3,
     "client.epochs": 1,
-    "num_rounds": 3,
+    "num_rounds": 2,
     "eval_clients_every": 1,
 }
 
@@ -131,7 +131,7 @@ def test_figures_over_clients_are_in_the_summary_the_lines_and_a_picture(finishe
         for figure, value in expected.items():
             name = f"client_test_{model}_{figure}"
             assert run.summary[name] == pytest.approx(value) and run.metrics[-1][name] == run.summary[name]
-            assert len(run.values(name)) == 3 and np.isfinite(run.values(name)).all()
+            assert len(run.values(name)) == 2 and np.isfinite(run.values(name)).all()
     assert run.client_figures()["fine-tuned, own tests: mean over clients"] == 100 * tests["tuned"].mean()
     with style.styled(style.SCREEN):
         axes = figures.client_accuracy({name: [values] for name, values in tests.items()}, "own images").axes[0]
@@ -223,24 +223,15 @@ def test_nobody_trains_on_test_images_and_they_have_no_label():
         assert (np.asarray(data.visible_labels)[tests] < 0).all()
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_own_parts(finished, tmp_path):
-    workdir, state = finished
-    train(make_config(num_rounds=1), tmp_path / "run")
-    again = train(make_config(), tmp_path / "run")
-    jax.tree.map(np.testing.assert_array_equal, again, state)
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (workdir / "metrics.jsonl").read_text()
-    for name, values in np.load(workdir / CLIENT_TESTS).items():
-        np.testing.assert_array_equal(np.load(tmp_path / "run" / CLIENT_TESTS)[name], values)
-
-
-def test_own_parts_lie_where_the_clients_memory_lies(finished, tmp_path, monkeypatch):
+def test_a_run_that_was_stopped_and_moved_goes_on_to_the_same_own_parts(finished, tmp_path, monkeypatch):
+    """From the disk to the device."""
     monkeypatch.setattr("fedjax_ssl.run.client_memory.CACHE_BYTES", 100)  # nearly every row goes to the disk
-    places = {"residence.clients": "disk", "residence.data": "host"}
-    state = train(make_config(**places), tmp_path / "run")
-    assert_close(state.model, finished[1].model)
-    found, expected = (read_run(folder).client_tests() for folder in (tmp_path / "run", finished[0]))
-    for name in expected:
-        np.testing.assert_allclose(found[name], expected[name])
+    workdir, state = finished
+    train(make_config(num_rounds=1, **{"residence.clients": "disk", "residence.data": "host"}), tmp_path / "run")
+    again = train(make_config(), tmp_path / "run")
+    assert_close(again, state)
+    for name, values in np.load(workdir / CLIENT_TESTS).items():
+        np.testing.assert_allclose(np.load(tmp_path / "run" / CLIENT_TESTS)[name], values)
 
 
 def test_a_rule_that_follows_the_rounds_is_told_their_number():

@@ -2,6 +2,7 @@
 first.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,7 +19,7 @@ import pytest
 from fedjax_ssl.base.errors import StoppedError, UserError
 from fedjax_ssl.config import base_config
 from fedjax_ssl.data import views
-from fedjax_ssl.engine.interface import Selection
+from fedjax_ssl.engine.interface import Finished, Jobs, Phase, Selection, read_records, write_records
 from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.records.client_rows import ClientRows
 from fedjax_ssl.run import experiment, residence
@@ -29,16 +30,76 @@ from fedjax_ssl.run.machine import use_machine
 from fedjax_ssl.run.programs import lower_dispatch
 from fedjax_ssl.run.residence import choose
 from fedjax_ssl.run.train import train
+from tests.helpers.kept_programs import OWN
 from tests.helpers.runs import SMALL, make_fedanchor_config
+from tests.helpers.stub import make_stub_config, stub
 
-# Clients remember a label for each of their images.
-REMEMBERING = {"method": "fixmatch", "confidence.kind": "flexmatch", "confidence.memory": "run", "data.alpha": 0.3}
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
+
+def remember(problem):
+    """The stub with memory: clients add up their images' light and know their number; the server keeps their last sums.
+
+    In every second round a client hears the sum of the client after it, whether that one trains or not.
+    """
+    plain = stub.factory(problem)
+    (phase,) = plain.phases
+
+    def init(data, key):
+        own = {"light": jnp.zeros((len(data.ids), data.width)), "number": 0.1 * data.ids}
+        return plain.init(data, key)._replace(clients=own, records={"last": jnp.zeros(len(data.record_ids))})
+
+    def recalls(state, clients):
+        return jnp.where(state.round % 2 == 1, (clients[:, None] + 1) % len(CLIENTS), -1)
+
+    def personal(state, data, clients, key):
+        near = recalls(state, clients)[:, 0]
+        return jnp.where(near >= 0, read_records(state, data, jnp.maximum(near, 0))["last"], 0.0)
+
+    def prepare(received, data, cohort, previous):
+        rows = data.rows_of(cohort.clients)
+        owned = jnp.arange(data.width) < data.client_size[cohort.clients][:, None]
+        light = jnp.where(owned, jnp.mean(data.inputs[rows] / 255, axis=(2, 3, 4)), 0)
+        light = cohort.own["light"] + light
+        total = cohort.own["number"] + 0.1 * jnp.sum(light, axis=1) + 0.5 * cohort.personal
+        return Jobs(jnp.ones_like(cohort.clients), total, {"light": light})
+
+    def step(received, data, work, model, number, key):
+        return jax.tree.map(lambda leaf: leaf + 0.01 * work, phase.step(received, data, work, model, number, key))
+
+    def finish(received, work, model, steps):
+        done = phase.finish(received, work, model, steps)
+        upload, metrics = done.upload._replace(metadata={"last": work}), {**done.metrics, "sum": work}
+        return Finished(upload, {"number": 0.1 * work}, metrics)
+
+    def aggregate(state, data, received, key):
+        state, metrics = plain.aggregate(state, data, received, key)
+        return write_records(state, data, received, dict(received.uploads.metadata)), metrics
+
+    phases = (Phase(prepare, phase.start, step, finish),)
+    return plain._replace(init=init, recalls=recalls, personal=personal, phases=phases, aggregate=aggregate)
+
+
+CLIENTS = range(8)
+remembering = dataclasses.replace(stub, factory=remember)
+REMEMBERING = f"{__file__}:remembering"
+OWN.add(REMEMBERING)
+# The server remembers each client's last upload; a client receives the uploads of the clients most like it.
+FEDMATCH = {
+    "method": "fedmatch",
+    "model.normalisation": "running",
+    "clients_per_round": 2,
+    "client.epochs": 1,
+    "schedule": "constant",
+    "confidence.threshold": 0.15,
+    "fedmatch.helper_interval": 2,
+    "data.labels": "clients",
+}
 
 
 def config_of(num_rounds=4, **fields):
-    return make_fedanchor_config(
-        **{**SMALL, **REMEMBERING, "num_rounds": num_rounds, "client.epochs": 1, "schedule": "constant", **fields}
-    )
+    own = {"method": REMEMBERING, "schedule": "constant", "data.alpha": 0.3}
+    return make_stub_config(**{"num_rounds": num_rounds, **own, **fields})
 
 
 def assert_same(one, other):
@@ -63,14 +124,14 @@ def whole(tmp_path_factory):
     return state, lines_of(folder)
 
 
-@pytest.mark.parametrize("places", [("device", "host"), ("host", "disk"), ("disk", "device")])
-def test_a_run_goes_on_elsewhere_as_if_it_had_always_been_there(whole, tmp_path, places, monkeypatch):
+def test_a_run_goes_on_elsewhere_as_if_it_had_always_been_there(whole, tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.run.client_memory.CACHE_BYTES", 100)  # nearly every row goes to the disk
-    for num_rounds, place in zip((2, 4), places):
+    for num_rounds, place in enumerate(("device", "host", "disk", "device"), start=1):
         images = "device" if place == "device" else "host"
-        state = train(config_of(num_rounds, **{"residence.clients": place, "residence.data": images}), tmp_path / "run")
-    kept = {} if places[-1] != "device" else whole[0].clients  # their memory returns into the state
-    assert_same(state, whole[0]._replace(clients=kept))
+        at = {"residence.clients": place, "residence.data": images}
+        state = train(config_of(num_rounds, **at), tmp_path / "run")
+        assert bool(jax.tree.leaves(state.of_clients)) == (place == "device")
+    assert_same(state, whole[0])
     assert_same(lines_of(tmp_path / "run"), whole[1])
 
 
@@ -117,7 +178,7 @@ def test_a_file_of_the_clients_memory_that_is_not_the_runs_stops_it_and_loses_no
         assert "\n" not in str(caught.value) and contents() == before
         file.unlink(missing_ok=True)
         shutil.copy(kept, file)
-    assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}))
+    assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}, records={}))
     assert_same(lines_of(run), whole[1])
 
 
@@ -139,7 +200,7 @@ def test_a_disk_that_is_full_of_clients_rows_is_one_line_and_loses_nothing(whole
     assert caught.value.by_disk and "\n" not in said and f"{run / 'clients.sqlite'}: database or disk is full" in said
     assert f"--workdir={run} --allow_code resumes from it" in said
     assert max(int(folder.name) for folder in (run / "checkpoints").iterdir() if folder.is_dir()) == 2
-    assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}))
+    assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}, records={}))
     assert_same(lines_of(run), whole[1])
 
 
@@ -166,7 +227,7 @@ def test_what_cannot_be_written_to_is_one_line_and_loses_nothing(whole, closed, 
             (run / closed).chmod(0o755)
         assert "\n" not in str(caught.value) and str(run / closed) in str(caught.value)
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-        assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}))
+        assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}, records={}))
         assert_same(lines_of(run), whole[1])
 
 
@@ -176,7 +237,7 @@ def test_several_seeds_are_each_as_if_it_had_been_alone_on_the_device(whole, tmp
     states = train(config_of(**fields), tmp_path / "both")
     other = train(config_of(seed=first + 1), tmp_path / "other"), lines_of(tmp_path / "other")
     for seed, state, (expected, lines) in zip(fields["seeds"], states, (whole, other)):
-        assert_same(state, expected._replace(clients={}))
+        assert_same(state, expected._replace(clients={}, records={}))
         assert_same(lines_of(tmp_path / "both" / f"seed_{seed}"), lines)
     assert lines_of(tmp_path / "both" / f"seed_{first}") != lines_of(tmp_path / "both" / f"seed_{first + 1}")
 
@@ -193,20 +254,13 @@ def test_a_method_that_draws_its_clients_by_its_state_is_refused(monkeypatch):
         build_experiment(config_of(**{"residence.data": "host"}))
 
 
-def test_late_uploads_of_clients_whose_records_are_elsewhere_are_refused(monkeypatch):
-    make = experiment.make_method
-
-    def make_recording(problem, **of_network):
-        method = make(problem, **of_network)
-        init = lambda data, key: method.init(data, key)._replace(records={"last": jnp.zeros(len(data.record_ids))})  # noqa: E731
-        return method._replace(init=init)
-
-    monkeypatch.setattr(experiment, "make_method", make_recording)
+def test_late_uploads_of_clients_whose_records_are_elsewhere_are_refused():
     late = {"availability.late": 0.5, "availability.late_weight": 0.5}
+    late_of_all = make_stub_config(**late)  # without messages to single clients
     with pytest.raises(UserError, match=r"^availability.late=0.5 .* on the device: set residence") as caught:
         build_experiment(config_of(**late, **{"residence.data": "host"}))
     assert "\n" not in str(caught.value)
-    build_experiment(config_of(**late))
+    build_experiment(late_of_all)
 
 
 def test_clients_of_several_widths(tmp_path, monkeypatch):
@@ -232,42 +286,21 @@ def test_clients_of_several_widths(tmp_path, monkeypatch):
     assert_same(*records)
 
 
-# The server remembers each client's last upload; a client receives the uploads of the clients most like it.
-RECALLING = {
-    "method": "fedmatch",
-    "model.normalisation": "running",
-    "clients_per_round": 2,
-    "confidence.threshold": 0.15,
-    "fedmatch.helper_interval": 2,
-}
+def test_fedmatch_goes_on_elsewhere(tmp_path):
+    """Its server remembers uploads, and sends each client those of the clients most like it."""
+    found = []
+    for name, places in {"whole": ["device"], "moved": ["disk", "device"]}.items():
+        for number, place in enumerate(places, start=4 - len(places) + 1):
+            at = {"residence.clients": place, "residence.data": "device" if place == "device" else "host"}
+            state = train(make_fedanchor_config(**{**SMALL, **FEDMATCH, "num_rounds": number, **at}), tmp_path / name)
+            assert bool(jax.tree.leaves(state.of_clients)) == (place == "device")
+        found.append((state, lines_of(tmp_path / name)))
+    assert_same(*found)
 
 
-@pytest.fixture(scope="module")
-def fedmatch(tmp_path_factory):
-    """Fields, last state and records of a FedMatch run that is on the device as a whole."""
-    fields, folder = {**RECALLING, "data.labels": "clients"}, tmp_path_factory.mktemp("fedmatch") / "run"
-    state = train(config_of(**fields), folder)
-    assert not (folder / "clients.sqlite").exists()
-    return fields, state, lines_of(folder)
-
-
-@pytest.mark.parametrize("places", [("device", "host"), ("host", "disk"), ("disk", "device")])
-def test_a_server_that_remembers_uploads_goes_on_elsewhere(fedmatch, tmp_path, places, monkeypatch):
-    monkeypatch.setattr("fedjax_ssl.run.client_memory.CACHE_BYTES", 100)  # nearly every row goes to the disk
-    fields, expected, lines = fedmatch
-    for num_rounds, place in zip((3, 4), places):
-        at = {"residence.clients": place, "residence.data": "device" if place == "device" else "host"}
-        state = train(config_of(num_rounds, **fields, **at), tmp_path / "run")
-    if places[-1] != "device":
-        assert not state.clients and not state.records
-        expected = expected._replace(clients={}, records={})
-    assert_same(state, expected)
-    assert_same(lines_of(tmp_path / "run"), lines)
-
-
-def test_a_round_reads_records_of_clients_that_are_not_in_it(fedmatch, tmp_path, monkeypatch):
+def test_a_round_reads_records_of_clients_that_are_not_in_it(whole, tmp_path, monkeypatch):
     """Every second round reads them: with zeros instead, its figures change."""
-    fields, _, expected = fedmatch
+    _, expected = whole
     join, numbers = ClientMemory.join, []
 
     def with_zeros(memory, state, clients, data):
@@ -278,25 +311,22 @@ def test_a_round_reads_records_of_clients_that_are_not_in_it(fedmatch, tmp_path,
         return state._replace(records=jax.tree.map(zero, state.records)), data
 
     monkeypatch.setattr(ClientMemory, "join", with_zeros)
-    train(config_of(**fields, **{"residence.clients": "host", "residence.data": "host"}), tmp_path / "run")
+    train(config_of(**{"residence.clients": "host", "residence.data": "host"}), tmp_path / "run")
     found = lines_of(tmp_path / "run")
     assert numbers[0] == numbers[2] == 0 < max(numbers)
     first = np.argmax(np.array(numbers) > 0)
     assert_same(found[:first], expected[:first])
-    assert found[first]["helper_loss"] != pytest.approx(expected[first]["helper_loss"], rel=1e-3)
+    assert found[first]["sum"] != pytest.approx(expected[first]["sum"], rel=1e-3)
 
 
 def test_a_device_holds_the_records_of_a_round_alone():
-    """2 clients with 2 helpers each: no argument of the round's program has a model for all 8 clients."""
-    at = {"data.labels": "clients", "residence.clients": "host", "residence.data": "host"}
-    config = config_of(**{**RECALLING, **at})
+    """2 clients that each hear of one more: the round's program has no record of the other clients."""
+    config = config_of(**{"clients_per_round": 2, "residence.clients": "host", "residence.data": "host"})
     with use_machine(config) as machine:
         lowered = lower_dispatch(machine, [build_experiment(config)])
     state = lowered.args_info[0][0]
-    assert {leaf.shape[0] for leaf in jax.tree.leaves(state.records)} == {2 + 2 * 2}
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(state.records)} == {2 + 2}
     assert {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)} == {2}
-    of_all = [leaf.shape for leaf in jax.tree.leaves(lowered.args_info) if leaf.shape[:1] == (8,)]
-    assert of_all and max(np.prod(shape) for shape in of_all) == 8 * 10  # the uploads' outputs for an image of noise
 
 
 def test_uploads_that_do_not_fit_are_said_before_anything_is_compiled(monkeypatch):
@@ -308,13 +338,13 @@ def test_uploads_that_do_not_fit_are_said_before_anything_is_compiled(monkeypatc
         return choose(config, held, memory_bytes, *more)
 
     monkeypatch.setattr(experiment, "choose", chosen)
-    fields = {**RECALLING, "residence.data": "device", "residence.clients": "device"}
-    build_experiment(config_of(**fields))
-    one = build_experiment(config_of(**fields, **{"fedmatch.sparse_down": False}))
+    fields = {**SMALL, **FEDMATCH, "residence.data": "device", "residence.clients": "device"}
+    build_experiment(make_fedanchor_config(**fields))
+    one = build_experiment(make_fedanchor_config(**fields, **{"fedmatch.sparse_down": False}))
     assert needed[0] - needed[1] == one.problem.config.num_clients * tree_bytes(one.state_shape.model.params)
     monkeypatch.setattr(experiment, "memory_limit", lambda: needed[1])  # the images need more than this
     with pytest.raises(UserError, match=r"^residence\.data='device' and residence.clients='device' need ") as caught:
-        build_experiment(config_of(**fields))
+        build_experiment(make_fedanchor_config(**fields))
     assert "\n" not in str(caught.value)
 
 

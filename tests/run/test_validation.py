@@ -19,14 +19,17 @@ from fedjax_ssl.report.table import Row, make_table
 from fedjax_ssl.run import features
 from fedjax_ssl.run.machine import Machine
 from tests.helpers.runs import make_tiny_config
+from tests.helpers.stub import make_stub_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 VALIDATION = 50
 
 
+FIELDS = {"data.validation": VALIDATION, "snapshot_rounds": (0, 2)}
+
+
 def make_config(**overrides):
-    """The tiny run with all labels visible except those of validation images."""
-    return make_tiny_config(**{"data.validation": VALIDATION, "snapshot_rounds": (0, 2), **overrides})
+    return make_stub_config(**{**FIELDS, **overrides})
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +82,19 @@ def test_rounds_are_measured_on_validation_images_and_the_last_model_on_the_test
     assert b"validation/accuracy" in events.read_bytes() and b"test/accuracy" not in events.read_bytes()
 
 
-def test_the_labels_of_validation_images_reach_no_model(finished, digits, tmp_path, monkeypatch):
-    workdir, state = finished
-    rows, permuted = rows_of(workdir), digits.y_train.copy()
+def test_the_labels_of_validation_images_reach_no_model(digits, tmp_path, monkeypatch):
+    """A method trains on all labels except theirs."""
+    config, (one, other) = make_tiny_config(num_rounds=2, **FIELDS), (tmp_path / "one", tmp_path / "other")
+    state = train(config, one)
+    rows, permuted = rows_of(one), digits.y_train.copy()
     permuted[rows] = (permuted[rows] + 1) % 10
     monkeypatch.setattr(features, "load_dataset", lambda *_: digits._replace(y_train=permuted))
-    config = make_config(**{"data.partition_file": str(workdir / "partition.npz")})
-    chex.assert_trees_all_equal(train(config, tmp_path / "run"), state)
-    lines, others = read_run(workdir).metrics, read_run(tmp_path / "run").metrics
-    for line, other in zip(lines, others, strict=True):
-        differ = {name for name in line if line[name] != other[name]}
+    config.data.partition_file = str(one / "partition.npz")
+    chex.assert_trees_all_equal(train(config, other), state)
+    for line, again in zip(read_run(one).metrics, read_run(other).metrics, strict=True):
+        differ = {name for name in line if line[name] != again[name]}
         assert differ <= {"validation_accuracy", "validation_loss"} and "validation_loss" in differ
-    assert summary_of(tmp_path / "run")["test_accuracy"] == summary_of(workdir)["test_accuracy"]
+    assert summary_of(one)["test_accuracy"] == summary_of(other)["test_accuracy"]
 
 
 def test_seeds_in_one_program_have_their_own_validation_images(finished, digits, tmp_path, monkeypatch):
