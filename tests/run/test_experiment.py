@@ -21,7 +21,7 @@ from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.base.errors import BusyError
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.records.workdir import METRICS, Workdir
+from fedjax_ssl.records.workdir import METRICS, METRICS_SUM, Workdir
 from fedjax_ssl.run import machine
 from fedjax_ssl.run.about import about
 from fedjax_ssl.run.experiment import build_experiment, initialise
@@ -318,7 +318,7 @@ def test_a_summary_of_fewer_rounds_goes_when_the_run_goes_on(tmp_path):
     first = Workdir(tmp_path / "run", config.to_dict(), about(config))
     first.begin(0)
     first.append(METRICS, [{"round": 1}])
-    first.write_summary({"rounds": 1})
+    first.write_summary({"rounds": 1, METRICS_SUM: first.checksum(1)})
     first.close()
     assert first.is_summarised() and read_run(first.path).is_finished
     longer = Workdir(first.path, make_tiny_config(num_rounds=2).to_dict())
