@@ -54,7 +54,7 @@ ENTROPY_WEIGHT, CONSISTENCY_WEIGHT = 0.1, 0.5  # OpenMatch's
 def defaults() -> Section:
     """The section `config.fedopenmatch`."""
     section = Section()
-    section.inlier = share(0.5)  # and if its one-vs-all probability reaches this
+    section.inlier = share(0.5)  # a label also counts only if its one-vs-all probability reaches this
     return section
 
 

@@ -68,7 +68,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
         raise UserError(f"cannot write to the workdir {str(folder)[:200]!r}: {reason}") from error
     finally:
         for place in made:
-            with contextlib.suppress(OSError):  # it was not made, or another process has made something in it
+            with contextlib.suppress(OSError, ValueError):  # it was not made, or another process made something in it
                 place.rmdir()
 
 
