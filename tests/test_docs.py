@@ -22,7 +22,7 @@ import fedjax_ssl
 import launch
 from fedjax_ssl import base_config, methods
 from fedjax_ssl.base import imports
-from fedjax_ssl.cli.source_docs import Field, read_fields
+from fedjax_ssl.cli.source_docs import read_fields
 from fedjax_ssl.config import flatten
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiment
@@ -63,7 +63,7 @@ def test_descriptions_are_those_of_the_source(root):
     assert fields["confidence.kind"].meaning.startswith("The rule: 'fixed', the method's")  # above the code
     assert fields["confidence.kind"].group == ""
     assert fields["devices"].group.startswith("These change speed only.")
-    assert fields["fedanchor.mix_weight"] == Field("1.0", "b of eq. 10", "Local training (section 4.3, appendix B).")
+    assert fields["fedanchor.client_mixup"].group == "Local training (section 4.3, appendix B)."
     page = script(root, "config_reference").page()
     assert "* `lanes=None` or int \u2265 1: clients trained side by side" in page
     assert "* `data.unknown_share=0.25`, in [0, 1): " in page

@@ -16,7 +16,7 @@ after the other and counts in both means.
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, share, word
+from fedjax_ssl.base.fields import Section, word
 from fedjax_ssl.client import ACCEPTED, STANDARD
 from fedjax_ssl.engine import Method, Problem, Received
 from fedjax_ssl.methods.entry import Entry, Variants
@@ -30,12 +30,13 @@ VARIANTS: Variants = {
     "code": {"confidence.accepted": "confident"},  # as SemiAnAgg's code counts them
 }
 
+LABELLED_SHARE = 0.5  # l1 of eq. 2, the weight of all labelled clients together; l2 = 1 - l1
+
 
 def defaults() -> Section:
     """The section `config.fedavg_semi`."""
     section = Section()
     section.apart = True  # averages labelled and other clients separately; False: one mean of all
-    section.labelled_share = share(0.5)  # l1 of eq. 2, the weight of all labelled clients together; l2 = 1 - l1
     # Weights among clients without labels: 'accepted', the pseudo-labels they trained on (eq. 2), see
     # confidence.accepted; 'uniform'; or 'size', their numbers of images.
     section.unlabelled_weights = word("accepted", "uniform", "size")
@@ -47,7 +48,7 @@ def fedavg_semi(problem: Problem) -> Method:
     options = problem.config.fedavg_semi
     weights = {"accepted": accepted_labels, "uniform": any_images, "size": unlabelled_images}
     scores = weights[options.unlabelled_weights] if options.apart else None
-    return trained_by_role(problem, scores, options.labelled_share)
+    return trained_by_role(problem, scores, LABELLED_SHARE)
 
 
 def accepted_labels(received: Received) -> jax.Array:

@@ -9,17 +9,9 @@ Long, Wang, Wang, Xiao and Ma, 2021 (arXiv 2109.04533). Clients have no labels a
 
 This follows the public code, as the paper's text was not available. There the order of a round is server, test,
 clients, mean; here it is clients, mean, server, test, so that the tested model has a classifier trained for its
-backbone. The server's first training is the pre-training, which uses only the cross-entropy of one weak view;
-in the code the first training also has consistency, with a weight of 0.007. A short last batch is trained on; the code
-leaves it out. Any backbone works, with a linear classifier; the code has six convolutions with dropout and a classifier
-of three layers.
-
-Three bugs of the code are options (variant `code`). Its second network is never used, so that consistency compares two
-views by one network, and the second network is not renewed after aggregation (both: `replica`). Its LARS stores no
-velocity, so that the momentum of 0.9 has no effect (`client.momentum=0`). Two bugs are not reproduced: clients' states
-are stored under the number of the last batch instead of the client, and the schedule restarts at each visit. The code's
-baselines (FedAvg+FixMatch, FedProx+FixMatch, UDA, FedMatch) never train their clients, so results of other papers that
-ran them show the server's training with disturbed statistics.
+backbone. Its bugs, and which of them `replica` and the variant `code` have, are in docs/methods/fedcon.md. Other
+papers' results of its baselines show the server's training with disturbed statistics, for it never trains their
+clients.
 """
 
 from collections.abc import Mapping
@@ -28,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, share, whole, word
+from fedjax_ssl.base.fields import Section, real, whole, word
 from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, global_model, local_training, own_optimizers
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Method, Metrics, Phase, Previous, Problem, State
@@ -46,6 +38,11 @@ from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 # one; the server's second network.
 PROJECTOR, TARGET, SEEN, STUDENT = "projector", "target", "target_seen", "student"
 TRAINED, SENT = ("backbone", PROJECTOR), ("backbone",)
+# The public code's numbers.
+TARGET_DECAY = 0.999  # a client's target: target = decay * target + (1 - decay) * backbone in each step
+WARM_UP_ROUNDS = 10  # rounds of the linear rise of the clients' learning rate
+RAMP_ROUNDS = 100  # R of the ramp exp(-5 (1 - t / R)^2)
+STUDENT_SPEED = 4e-4  # the largest share of the network that is added to the student in a step
 STEPS_OF_A_ROUND, HALF_PERIOD = 1000, 20_000  # the student's speed oscillates over steps
 
 FIELDS = {
@@ -94,15 +91,9 @@ def defaults() -> Section:
     # Width of the projector's hidden layer; its output is as wide as the features (4,096 in the public code). Each of
     # the K clients has a projector, so about three times the features is a good choice.
     section.projector_hidden = whole(12288, least=1)
-    # A client's target: target = decay * target + (1 - decay) * backbone in each step.
-    section.target_decay = share(0.999)
     # The clients' learning rate: 'shared', by `schedule`; or 'warm_up', a linear rise and a cosine over the run.
     section.client_schedule = word("shared", "warm_up")
-    section.warm_up_rounds = whole(10, least=0)  # rounds of the linear rise
     section.consistency_weight = real(1.0, least=0)  # weight of the server's consistency after the ramp
-    section.ramp_rounds = whole(100, least=0)  # R of the ramp exp(-5 (1 - t / R)^2)
-    # The student is the network's moving average; each round it starts as the averaged network.
-    section.student_speed = share(4e-4)  # the largest share of the network that is added to the student in a step
     # Two bugs of the code: consistency is with the network's own predictions of the other view instead of the
     # student's, and the student is not renewed in later rounds.
     section.replica = False
@@ -133,7 +124,7 @@ def fedcon(problem: Problem) -> Method:
         received = global_model(problem, state)
         if options.client_schedule == "shared":
             return received
-        rate = warmed_up(config.client.learning_rate, state.round, options.warm_up_rounds, config.num_rounds)
+        rate = warmed_up(config.client.learning_rate, state.round, WARM_UP_ROUNDS, config.num_rounds)
         return received._replace(learning_rate=rate)
 
     def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
@@ -143,7 +134,7 @@ def fedcon(problem: Problem) -> Method:
         plan = ServerPlan(
             two_view_loss(problem, data, number),
             config.server.epochs,
-            after_step=lambda before, after, index: moved_student(options.student_speed, number, before, after, index),
+            after_step=lambda before, after, index: moved_student(number, before, after, index),
         )
         with_student = state._replace(model=state.model.with_parts(**{STUDENT: student}))
         rate = learning_rate_at(config, config.server.learning_rate, state.round)
@@ -165,7 +156,7 @@ def two_view_loss(problem: Problem, data: FederatedData, number: jax.Array) -> S
     z are the network's predictions of two weak views, s the student's; w(t) = exp(-5 (1 - min(t, R) / R)^2).
     """
     network, options = problem.network, problem.config.fedcon
-    ramp = jnp.exp(-5 * (1 - jnp.minimum(number / max(options.ramp_rounds, 1), 1.0)) ** 2)
+    ramp = jnp.exp(-5 * (1 - jnp.minimum(number / RAMP_ROUNDS, 1.0)) ** 2)
 
     def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
         images = data.inputs[rows]
@@ -185,13 +176,13 @@ def two_view_loss(problem: Problem, data: FederatedData, number: jax.Array) -> S
     return loss_fn
 
 
-def moved_student(speed: float, number: jax.Array, before: Model, after: Model, index: jax.Array) -> Model:
+def moved_student(number: jax.Array, before: Model, after: Model, index: jax.Array) -> Model:
     """The model after a step, with its student moved towards the network before the step.
 
-    tau_k = 1 - speed (cos(pi k / 20000) + 1) / 2 with k = 1000 t + step, so that the speed oscillates, as in the code.
+    tau_k = 1 - 4e-4 (cos(pi k / 20000) + 1) / 2 with k = 1000 t + step, so that the speed oscillates, as in the code.
     """
     k = STEPS_OF_A_ROUND * number + index
-    decay = 1 - speed * 0.5 * (jnp.cos(jnp.pi * k / HALF_PERIOD) + 1)
+    decay = 1 - STUDENT_SPEED * 0.5 * (jnp.cos(jnp.pi * k / HALF_PERIOD) + 1)
     student = moving_average(before.params[STUDENT], select(before.params, CLASSIFIER), decay)
     return after.with_parts(**{STUDENT: student})
 
@@ -206,7 +197,7 @@ def projector_of(problem: Problem) -> Projector:
 
 def between_views(problem: Problem) -> Phase:
     """L_client = D(h(g(x1)), g_t(x2)) / 2 + D(h(g(x2)), g_t(x1)) / 2 of two weak views, D the negative cosine."""
-    network, config, options = problem.network, problem.config.client, problem.config.fedcon
+    network, config = problem.network, problem.config.client
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         """At its first visit a client's target is the backbone that it receives."""
@@ -228,7 +219,7 @@ def between_views(problem: Problem) -> Phase:
         return Loss(value, batch_stats, {"client_loss": value})
 
     def after(own: Mapping[str, Any], model: Model) -> dict[str, Any]:
-        target = moving_average(own[TARGET], model.params["backbone"], options.target_decay)
+        target = moving_average(own[TARGET], model.params["backbone"], TARGET_DECAY)
         return {TARGET: target, PROJECTOR: model.params[PROJECTOR]}
 
     return local_training(

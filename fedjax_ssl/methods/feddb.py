@@ -12,9 +12,8 @@ The paper's text was not available: this follows its abstract and its public cod
 The code's solver for 5 hardly moves the weights from 1 / M (src/modules/modules.py:59-68), because each of its 100
 steps ends in a softmax and has a weight decay of 0.9. `feddb.solver` = 'exact' minimises the objective.
 
-The code keeps no normalisation statistics and normalises by the batch at inference too; here `model.normalisation`
-decides. As in the code, a client without a confident label trains on its labelled images in batches. A client without
-labels, which the code does not have, trains on its confident images alone; this is our choice.
+As in the code, a client without a confident label trains on its labelled images in batches. A client without labels,
+which the code does not have, trains on its confident images alone; this is our choice.
 """
 
 import functools
@@ -22,7 +21,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, share, word
+from fedjax_ssl.base.fields import Section, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -70,12 +69,12 @@ VARIANTS: Variants = {
     "exact": {"feddb.solver": "exact"},
 }
 APP_U = "app_u"  # metadata of uploads: P_k
+MOMENTUM = 0.5  # m, the share of P_k that each step keeps, as in the code
 
 
 def defaults() -> Section:
     """The section `config.feddb`."""
     section = Section()
-    section.momentum = share(0.5)  # share of P_k that each step keeps
     # How the server weights uploads: the 'code's steps, the 'exact' minimum, or 'none': `aggregation.weights`.
     section.solver = word("code", "exact", "none")
     return section
@@ -132,7 +131,7 @@ def plan(problem: Problem) -> MakePlan:
 
 def loss_of_all(problem: Problem) -> LossFunction:
     """CE(labelled, weak) + CE(confident, strong); without a confident label, CE of the labelled batch."""
-    options, network = problem.config.feddb, problem.network
+    network = problem.network
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         images, known, known_labels = at.data.inputs[at.decks["labelled"].rows], batch.labelled, at.work
@@ -151,7 +150,7 @@ def loss_of_all(problem: Problem) -> LossFunction:
 
         # P_k after E steps is m^E P_k + (1 - m) sum_i m^(E - i) (mean prediction of step i): a sum over the steps.
         seen = mean_prediction(jax.lax.stop_gradient(jax.nn.softmax(of_weak.logits)), confident)
-        kept = jnp.where(jnp.any(confident), options.momentum, 1.0)
+        kept = jnp.where(jnp.any(confident), MOMENTUM, 1.0)
         told = (1 - kept) * kept ** (at.num_steps - 1 - at.step) * seen
         told += jnp.where(at.step == 0, kept**at.num_steps, 0.0) * at.labels.more
         return Loss(labelled_loss + pseudo_loss, after.batch_stats, metrics, sums={APP_U: told})

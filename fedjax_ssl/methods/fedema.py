@@ -27,6 +27,7 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import moving_average, repeated, select
 
 ONLINE, DIVERGENCE, SCALE = "online", "divergence", "scale"  # a client's memory; a scale of 0 means none yet
+DECAY = 0.99  # of the target in each step
 VARIANTS: Variants = {
     "paper": EXPERIMENT,
     "code": {"fedema.replica": True},
@@ -42,7 +43,6 @@ def defaults() -> Section:
     section.scale = real(None, above=0)  # one lambda for all clients instead of the autoscaler
     # With partial participation: clients that did not train in the round before start from the global networks.
     section.selective = False
-    section.decay = share(0.99)  # decay of the target in each step
     section.replica = False  # a bug of the code: at its first visit a client's target is its online encoder itself
     return section
 
@@ -78,7 +78,7 @@ def fedema(problem: Problem) -> Method:
     phase = byol.byol_phase(
         problem,
         byol.OnlineRule(begin, leave, is_new),
-        decay=options.decay,
+        decay=DECAY,
         alias_first_target=options.replica,
     )
     return self_supervised(problem, (phase,), own, parts=byol.ONLINE)

@@ -113,8 +113,6 @@ def label_contrastive_loss(
     mask: jax.Array,
     num_classes: int,
     temperature: float,
-    negatives: str = "batch",
-    self_pairs: bool = False,
 ) -> jax.Array:
     """The label contrastive loss of FedAnchor, eq. 1 and 2, on one batch of anchors.
 
@@ -122,7 +120,8 @@ def label_contrastive_loss(
         L_c  = 1/C sum_c l(c),     s_ij the cosine similarity of z_i and z_j
 
     A class without a pair in the batch is left out of the sum (its l(c) would contain log 0). If the batch has only one
-    class, all classes are left out. The loss is not bounded below: it can be negative.
+    class, all classes are left out. The loss is not bounded below: it can be negative. The printed equation does not
+    exclude i = j from the first sum; here it is excluded, because such a pair always has similarity 1.
 
     Args:
         embeddings: float32 [B, D], the anchor head's outputs z.
@@ -130,10 +129,6 @@ def label_contrastive_loss(
         mask: bool [B]; False marks padding.
         num_classes: C.
         temperature: tau.
-        negatives: the pairs in the denominator: 'batch', every pair of unequal labels in the batch (as printed), or
-            'class', those whose first example is of class c.
-        self_pairs: whether the numerator includes i = j. The printed equation does not exclude it; a self pair always
-            has similarity 1, so it only reduces the gradient.
 
     Returns:
         float32 [].
@@ -142,7 +137,7 @@ def label_contrastive_loss(
     exponents = jnp.matmul(z, z.T, precision="highest") / temperature
     both = mask[:, None] & mask[None, :]
     same = labels[:, None] == labels[None, :]
-    positive = both & same if self_pairs else both & same & ~jnp.eye(len(labels), dtype=bool)
+    positive = both & same & ~jnp.eye(len(labels), dtype=bool)
     negative = both & ~same
     one_hot = jax.nn.one_hot(labels, num_classes)
 
@@ -159,10 +154,8 @@ def label_contrastive_loss(
 
     numerator, has_positive = log_sums(positive)
     denominator, has_negative = log_sums(negative)
-    if negatives == "batch":
-        denominator = jax.nn.logsumexp(jnp.where(has_negative, denominator, jnp.finfo(jnp.float32).min))
-        has_negative = jnp.any(has_negative)
-    return jnp.sum(jnp.where(has_positive & has_negative, denominator - numerator, 0.0)) / num_classes
+    denominator = jax.nn.logsumexp(jnp.where(has_negative, denominator, jnp.finfo(jnp.float32).min))
+    return jnp.sum(jnp.where(has_positive & jnp.any(has_negative), denominator - numerator, 0.0)) / num_classes
 
 
 def common_direction_penalty(embeddings: jax.Array, mask: jax.Array) -> jax.Array:

@@ -119,7 +119,7 @@ def test_each_image_has_its_weight_in_both_losses(data, mixup_alpha, mix_weight,
 
 METHOD_FIELDS = {
     "semifl": {"confidence.threshold": 0.55},
-    "fedanchor": {"confidence.threshold": 0.83, "fedanchor.mix_weight": 0.6},
+    "fedanchor": {"confidence.threshold": 0.83},
 }
 
 
@@ -150,7 +150,7 @@ def test_the_methods_train_on_what_qualifies(data, method, fields, mix_order):
         p = probabilities(in_numpy(model.params), x, statistics_of(model))
         np.testing.assert_array_equal(job.work.labels.report.labels, p.argmax(axis=1))
         np.testing.assert_array_equal(qualified, p.max(axis=1) >= 0.55)
-    mix_weight = {"semifl": 1.0, "fedanchor": 0.6}[method] if mix_order else 0
+    mix_weight = 1.0 if mix_order else 0
     by_hand = train_by_hand(problem, data, received, job.work, 1.0 * qualified, mix_weight, mix_order)
     assert_as_by_hand(finished, by_hand, mix_weight)
     assert ("mix_loss" in finished.metrics) == bool(mix_order)

@@ -1,4 +1,7 @@
-"""FedIL's rules against plain Python and NumPy: local training, the counts, the screening, the end of a run."""
+"""FedIL's rules against plain Python and NumPy: the counts, the screening, the increments.
+
+tests/official/fedil.py has whole rounds: a client's three losses, its set, and the screened mean.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,33 +10,16 @@ import pytest
 
 from fedjax_ssl import State
 from fedjax_ssl.engine.interface import Received, Upload
-from fedjax_ssl.methods import METHODS, fedil
-from fedjax_ssl.methods.fedil import CREDIBILITY
+from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods.fedil import INCREMENTS
 from fedjax_ssl.methods.fedil.client import Credibility, advance
-from fedjax_ssl.methods.fedil.server import INCREMENTS
 from fedjax_ssl.server import SERVER_MODEL
-from tests.helpers.consistency_by_hand import batches
-from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (
-    CLASSES,
-    assert_model,
-    federation,
-    loss_and_gradient,
-    mirrored,
-    negative,
-    phases_of,
-    pixels_of,
-    probabilities,
-    running_mean,
     sent_down,
     small_problem,
-    statistics_of,
-    train,
 )
 
 KEY = jax.random.key(0)
-
-SIZE, BATCH = 10, 3
 
 
 def test_a_label_found_k_times_in_a_row_joins_the_set():
@@ -66,111 +52,6 @@ def test_a_label_found_k_times_in_a_row_joins_the_set():
     assert 0 < sum(member) < num_examples
     for place in np.flatnonzero(member):
         assert credibility.label[place] == label_of[place]
-
-
-def train_by_hand(problem, data, received, work, credibility, drawn):
-    """Eq. 12 to 21 for one client: a loop over unpadded batches, and over what each of its images is told.
-
-    Args:
-        problem, data, received: those of the phase.
-        work: the client's; only its order is read.
-        credibility: label, count and membership before, each [n].
-        drawn: which of the set's members are in each batch, [3].
-
-    Returns:
-        The model, its statistics, the credibility, the losses (client, xi_a, xi_b, xi_c) of each step, and the verdicts
-        on each label that was counted: (confident, agreed with).
-    """
-    options, config = problem.config.fedil, problem.config.client
-    start, server = in_numpy(received.model.params), in_numpy(received.extra.params)
-    model, statistics, velocity = dict(start), statistics_of(received.model), at_rest(start)
-    label, count, member = (np.array(leaf) for leaf in credibility)
-    members = np.flatnonzero(credibility.in_set)  # the set as it is when the round begins, and its labels
-    set_labels, rows = np.asarray(credibility.label), np.asarray(work.decks["unlabelled"].rows)
-    weak, strong = pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)
-    one_hot, losses, verdicts, order = np.eye(CLASSES), [], [], np.asarray(work.decks["unlabelled"].order)
-    all_batches = batches(order, SIZE, BATCH)
-    for number, batch in enumerate(all_batches):
-        n, centre = len(batch), weak[batch].mean(axis=0)
-        of_weak = probabilities(model, weak[batch], centre)
-        of_server = probabilities(server, weak[batch], statistics_of(received.extra))
-        if options.labels_from == "global":
-            of_weak = probabilities(start, weak[batch], statistics_of(received.model))
-        found, confident = of_weak.argmax(axis=1), of_weak.max(axis=1) >= problem.config.confidence.threshold
-        passes = [
-            (strong[batch], one_hot[found] * confident[:, None] / n),
-            (weak[batch], of_server / n),
-        ]
-        views = [weak[batch], strong[batch]]
-        if options.label_set:
-            from_set = members[drawn[:n]] if len(members) else batch
-            known = one_hot[set_labels[from_set]] / n if len(members) else np.zeros((n, CLASSES))
-            passes.append((weak[from_set], known))
-            views.append(weak[from_set])
-        terms = [loss_and_gradient(model, x, x.mean(axis=0), targets) for x, targets in passes]
-        weights = (1, options.kl_weight, 1)[: len(terms)]
-        xi = [loss for loss, _ in terms]
-        xi[1] += np.mean(np.sum(of_server * np.log(of_server), axis=1))  # KL is cross-entropy less an entropy
-        losses.append([np.dot(weights, xi), *xi, *[0] * (3 - len(xi))])
-        gradient = {name: sum(w * g[name] for w, (_, g) in zip(weights, terms)) for name in model}
-        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
-        statistics = running_mean(statistics, *views)
-        if options.count_per == "round" and number < len(all_batches) // 2:
-            continue
-        agreed = of_server.argmax(axis=1) == found
-        verdicts += zip(confident, agreed)
-        for i, now, credible in zip(batch, found, confident & agreed):
-            if member[i]:
-                continue
-            count[i] = 0 if not credible else count[i] + 1 if count[i] and label[i] == now else 1
-            label[i], member[i] = now, count[i] >= options.successive
-    return model, statistics, (label, count, member), losses, verdicts
-
-
-@pytest.mark.parametrize(
-    "labels_from, count_per, members, label_set",
-    [
-        ("local", "round", 4, True),
-        ("global", "epoch", 4, True),
-        ("local", "epoch", 0, True),
-        ("local", "epoch", 4, False),
-    ],
-)
-def test_local_training_is_that_of_the_equations(labels_from, count_per, members, label_set, monkeypatch):
-    """Two epochs of a client whose set has members, or has none yet, or plays no part."""
-    fields = {"labels_from": labels_from, "count_per": count_per, "label_set": label_set}
-    fields |= {"successive": 2, "kl_weight": 0.7}
-    problem = small_problem(
-        "fedil", **{f"fedil.{name}": value for name, value in fields.items()}, **{"confidence.threshold": 0.6}
-    )
-    phase, data = phases_of(METHODS["fedil"].factory(problem))[0], federation([[-1], [-1] * SIZE], at_server=[0, 1])
-    drawn = lambda size, count: (1 + 2 * jnp.arange(count)) % size  # noqa: E731
-    monkeypatch.setattr(fedil, "draw_with_replacement", lambda key, size, count: drawn(size, count))
-
-    rng = np.random.default_rng(3)
-    received, noise = sent_down(problem), sent_down(problem, seed=7).model
-    server = jax.tree.map(lambda leaf, other: leaf + 0.5 * other, received.model, noise)
-    received = received._replace(extra=server)
-    x = pixels_of(data, data.client_index[1], mirrored)
-    of_server = probabilities(in_numpy(server.params), x, statistics_of(server)).argmax(axis=1)
-    label = np.where(np.arange(SIZE) % 3 == 0, rng.integers(0, CLASSES, SIZE), of_server)
-    in_set = (jnp.arange(SIZE) % 3 == 0) & (jnp.arange(SIZE) < 3 * members)
-    before = Credibility(*map(jnp.int32, (label, rng.integers(0, 4, SIZE) > 0)), in_set)
-
-    job, finished = train(phase, received, data, 1, {CREDIBILITY: before})
-    by_hand = train_by_hand(problem, data, received, job.work, before, np.asarray(drawn(before.in_set.sum(), BATCH)))
-    model, statistics, credibility, losses, verdicts = by_hand
-    assert job.num_steps == len(losses) == 8
-    assert all(set(factor) == {True, False} for factor in zip(*verdicts))  # confident or not, agreed with or not
-    assert_model(finished.upload.model, model, statistics)
-    names = ("client_loss", "pseudo_loss", "kl_loss", "set_loss")
-    np.testing.assert_allclose([finished.metrics[name] for name in names], np.mean(losses, axis=0), atol=1e-5)
-    after = finished.own[CREDIBILITY]
-    for found, expected in zip(after, credibility):
-        np.testing.assert_array_equal(found, expected)
-    assert before.in_set.sum() < after.in_set.sum() < SIZE  # some joined
-    assert np.all(after.in_set | ~before.in_set)  # nobody left, or has another label
-    np.testing.assert_array_equal(after.label[before.in_set], before.label[before.in_set])
 
 
 def fake_federation(screening):

@@ -17,8 +17,9 @@ CLIENTS = [[8, 2, 6, 9, 1], [], [7, 3]]
 DATA = federation(CLIENTS, {2: 1, 1: 0, 5: 1})
 
 
-@pytest.mark.parametrize("confidence", ["variance", "entropy"])
-@pytest.mark.parametrize("experts", ["both", "local", "global"])
+@pytest.mark.parametrize(
+    ("confidence", "experts"), [("variance", "both"), ("entropy", "both"), ("variance", "local"), ("entropy", "global")]
+)
 def test_the_surer_expert_labels(confidence, experts):
     rng = np.random.default_rng(0)
     of_global, of_local = 2 * rng.normal(size=(2, 3, 8, CLASSES)).astype(np.float32)
@@ -45,13 +46,12 @@ def test_confidence_is_largest_for_one_class_and_none_for_all_alike():
     assert np.all((by_variance[2:] > 0) & (by_variance[2:] < 1 / 3))
 
 
-@pytest.mark.parametrize("logits", [[2.0, -1.0, 0.5], [0.0, 0.0, 0.0]])
-def test_two_equal_experts_are_one(logits):
+def test_two_equal_experts_are_one():
     """s* = s^-, and lambda is lambda_0, even where both are sure of nothing."""
-    logits = np.float32([logits])
+    logits = np.float32([[2.0, -1.0, 0.5], [0.0, 0.0, 0.0]])
     choice = jax.device_get(jax.jit(choose, static_argnums=2)(logits, logits, "variance"))
     np.testing.assert_allclose(np.exp(choice.other), softmax(logits), rtol=1e-5)
-    assert choice.ratio == 1 and choice.labels == np.argmax(logits)
+    assert np.all(choice.ratio == 1) and np.all(choice.labels == np.argmax(logits, axis=1))
 
 
 def test_of_two_experts_that_are_equally_sure_the_global_one_labels():
@@ -66,24 +66,16 @@ def test_drawn_batches_are_subsets_without_repetition_each_drawn_anew():
     examples = Examples.of(DATA, Cohort(jnp.array([2, 0, 1]), {}, jax.random.key(4)))
     decks = drawn_deck(examples, examples.present, steps, size)
     np.testing.assert_array_equal(decks.num_steps(size), [steps, steps, 0])
+    nothing = jax.tree.map(lambda leaf: leaf[2], decks)
+    assert not np.any(nothing.batch(jnp.int32(1), size).mask)
     for job, client in ((0, 2), (1, 0)):
-        deck = jax.tree.map(lambda leaf, job=job: leaf[job], decks)
-        counts, width = dict.fromkeys(CLIENTS[client], 0), min(size, len(CLIENTS[client]))
-        for index in range(steps):
-            found = deck.batch(jnp.int32(index), size)
-            rows = found.rows[np.asarray(found.mask)].tolist()
-            assert len(set(rows)) == len(rows) == width
-            np.testing.assert_array_equal(np.array(CLIENTS[client])[found.positions[:width]], rows)
-            for row in rows:
-                counts[row] += 1
-        assert sum(counts.values()) == steps * width
+        deck = jax.tree.map(lambda leaf, job=job: np.asarray(leaf[job]), decks)
+        rows, width = deck.rows[deck.order][:, : deck.size], min(size, len(CLIENTS[client]))
+        assert rows.shape == (steps, width) and all(len(set(batch)) == width for batch in rows)
+        labels, counts = np.unique(rows, return_counts=True)
+        assert set(labels) == set(CLIENTS[client])
+        found = jax.tree.map(jnp.asarray, deck).batch(jnp.int32(7), size)
+        np.testing.assert_array_equal(found.rows[np.asarray(found.mask)], rows[7])
+        np.testing.assert_array_equal(np.array(CLIENTS[client])[found.positions[:width]], rows[7])
         if width == size:  # 40 draws of each example at 3/5: 24 +- 3.1, so these bounds are four deviations away
-            assert all(11 < count < 37 for count in counts.values())
-
-
-def test_a_drawn_batch_of_nothing_is_padding():
-    examples = Examples.of(DATA, Cohort(jnp.array([2, 0, 1]), {}, jax.random.key(4)))
-    decks = drawn_deck(examples, examples.labelled, 4, 2)
-    assert decks.order.shape == (3, 4, 2)
-    nothing = jax.tree.map(lambda leaf: leaf[0], decks)
-    assert not np.any(nothing.batch(jnp.int32(1), 2).mask) and nothing.num_steps(2) == 0
+            assert all(11 < count < 37 for count in counts)

@@ -1,4 +1,7 @@
-"""A client's disjoint learning against NumPy: sigma and psi in turn, by FedMatch's losses, each at its own rate."""
+"""A client's disjoint learning in FedMatch: what several models say of the same images, and its own learning rate.
+
+tests/official/fedmatch.py has the steps of sigma and psi, and the sparse uploads.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +10,10 @@ import pytest
 
 from fedjax_ssl.engine.interface import Broadcast
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau, fresh_plateau
+from fedjax_ssl.methods.fedmatch.client import agreed_labels, inter_client_consistency
+from fedjax_ssl.methods.fedmatch.phases import LEAST, PLATEAU, PSI, SIGMA, Plateau, after_epoch, fresh_plateau
 from fedjax_ssl.ops.sgd import Model
-from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, random_params, train_by_hand
+from tests.helpers.fedmatch_by_hand import KEY, build, random_params
 from tests.helpers.linear_network import in_numpy
 from tests.helpers.small_problem import (
     CLASSES,
@@ -23,62 +27,33 @@ from tests.helpers.small_problem import (
 )
 
 
-@pytest.mark.parametrize(
-    ("labels", "threshold", "present", "sizes"),
-    [
-        ("clients", 0.6, [True, True], [2, 4, 1, 3]),  # 3 labelled images in 2 batches, and 7 others in as many
-        ("clients", 1.1, [False, False], [2, 4, 1, 3]),  # nothing is confident: the L1 and L2 terms alone move psi
-        ("server", 0.95, [False, True], [4, 4]),  # 10 images are 2.5 batches of 4: two, and two images have no step
-    ],
-)
-def test_a_client_s_training_is_that_of_the_equations(labels, threshold, present, sizes):
-    """Two epochs, SGD with all that it has, at the client's own learning rate."""
-    problem, method = build(labels, threshold=threshold, smallest=0.5, least_change=0.05, patience=1)
-    of_client = [0, -1, -1, 2, -1, -1, 1, -1, -1, -1] if labels == "clients" else [-1] * 10
-    data = federation([[-1], of_client], at_server=[0, 1] if labels == "server" else ())
-    params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
-    statistics = problem.network.init(KEY).batch_stats
-    rate = problem.config.client.learning_rate
-    received = Broadcast(Model(params, statistics), jnp.float32(rate), jnp.bool_(any(present)))
-    all_helpers = [random_params(problem, seed) for seed in (6, 7)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *all_helpers)
-    personal = {"entries": jnp.float32(0), "helpers": stacked, "present": jnp.array(present)}
-    own = {PLATEAU: Plateau(jnp.float32(0.5), jnp.float32(0.0), jnp.int32(0))}  # no loss is below 0
+def logits_of(labels, top=3.0):
+    return top * jnp.eye(CLASSES)[jnp.array(labels)]
 
-    job, finished = train(phases_of(method)[0], received, data, 1, own, personal=personal)
-    helpers = [one for one, here in zip(all_helpers, present) if here]
-    work = job.work[0]  # the plateau's state is beside it
-    sigma, psi, after, steps, by_hand, confident = train_by_hand(problem, data, received, work, rate / 2, helpers)
-    assert job.num_steps == 4 and by_hand == sizes * 2
-    assert (sum(confident) > 0) == (threshold < 1) and min(confident) < 4  # some, but not all
 
-    model, told = finished.upload
-    np.testing.assert_allclose(statistics_of(model), after, atol=1e-6)
-    assert any(np.any(np.abs(leaf) <= 0.5) for leaf in sigma.values())  # which is not cut
-    trained = {PSI: psi, **({SIGMA: sigma} if labels == "clients" else {})}
-    assert set(model.params) == set(trained)
-    entries = 0
-    for name, new in trained.items():
-        old, uploaded = in_numpy(params[name]), in_numpy(model.params[name])
-        compared = cut(new, 0.5) if name == PSI else new
-        for leaf in new:
-            travels = np.abs(compared[leaf] - old[leaf]) > 0.05
-            np.testing.assert_allclose(uploaded[leaf], np.where(travels, new[leaf], old[leaf]), atol=1e-5)
-            assert np.all(uploaded[leaf][~travels] == old[leaf][~travels])  # to the bit
-            assert name == SIGMA or leaf == "bias" or np.any(travels & (compared[leaf] != new[leaf]))
-            entries += travels.sum()
-    assert told["entries"] == entries and 0 < entries < ENTRIES // (1 if labels == "clients" else 2)
+def test_the_label_is_the_vote_s():
+    guess = jnp.array([0, 2, 1, 2])
+    helpers = jnp.stack([logits_of([1, 2, 0, 1]), logits_of([1, 0, 2, 0])])
+    both, first, nobody = (jnp.array(present) for present in ([True, True], [True, False], [False, False]))
+    np.testing.assert_array_equal(agreed_labels(guess, helpers, both), [1, 2, 0, 0])  # ties: the first class
+    np.testing.assert_array_equal(agreed_labels(guess, helpers, first), [0, 2, 0, 1])
+    np.testing.assert_array_equal(agreed_labels(guess, helpers, nobody), guess)
+    np.testing.assert_array_equal(agreed_labels(guess, helpers[:0], both[:0]), guess)
 
-    names = ("client_loss", "helper_loss", "pseudo_loss", "labelled_loss")[: 4 if labels == "clients" else 3]
-    found = [finished.metrics[name] for name in names]
-    np.testing.assert_allclose(found, steps.mean(axis=0)[: len(names)], rtol=1e-4, atol=1e-6)
-    plateau = finished.own[PLATEAU]  # a patience of one visit is over
-    np.testing.assert_allclose(plateau, [0.5 / 3, 0.0, 0.0], rtol=1e-6)
+
+def test_helpers_that_agree_cost_nothing():
+    logits = jax.random.normal(KEY, (4, CLASSES))
+    confident, present = jnp.array([True, False, True, True]), jnp.array([True, True])
+    other = logits.at[1].add(jnp.arange(CLASSES))  # another opinion where nobody is confident
+    helpers = jnp.stack([logits, other])
+    np.testing.assert_allclose(inter_client_consistency(helpers, present, logits, confident), 0, atol=1e-6)
+    assert inter_client_consistency(helpers, present, logits, ~confident) > 0.01
+    assert inter_client_consistency(helpers, ~present, logits, ~confident) == 0
 
 
 def test_votes_may_be_of_probabilities_without_the_prior():
     """Who is confident, and the label of the vote, of all voters' probabilities divided by the client's prior."""
-    problem, _ = build("clients", threshold=0.6, helper_weight=0.0, l1_weight=0.0, l2_weight=0.0)
+    problem, _ = build("clients", threshold=0.6)
     problem.config.confidence.debias, problem.config.client.epochs = "app_u", 1
     method = METHODS["fedmatch"].factory(problem)  # a method reads `debias` when it is made
     data = federation([[0, -1, -1, 2, -1, -1, 1, -1, -1, -1]])
@@ -118,30 +93,54 @@ def test_votes_may_be_of_probabilities_without_the_prior():
     np.testing.assert_allclose(finished.metrics["pseudo_loss"], np.mean(losses), rtol=1e-4)
 
 
-def test_a_loss_that_falls_keeps_the_rate():
-    """L_s of the client's own visit is remembered as the lowest; another client's rate is another number."""
-    problem, method = build("clients", patience=2)
-    data = federation([[0, -1, -1]])
+@pytest.mark.parametrize("patience", [1, 3])
+def test_the_rate_falls_after_so_many_epochs_without_a_minimum(patience):
+    losses = [3.0, 2.0, 2.5, 2.0, 2.2, 1.0, 1.0, 1.5, 1.2, 0.9, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0]
+    step, plateau = jax.jit(after_epoch, static_argnums=2), fresh_plateau()
+    lowest, left, factor, falls = np.inf, patience, 1.0, 0
+    for loss in losses:
+        if loss < lowest:
+            lowest, left = loss, patience
+        else:
+            left -= 1
+            if left == 0:
+                factor, left, falls = factor / 3, patience, falls + 1
+        plateau = step(plateau, loss, patience)
+        np.testing.assert_allclose(plateau.factor, factor, rtol=1e-5)
+        assert (float(plateau.lowest), int(plateau.waited)) == (np.float32(lowest), patience - left)
+    assert falls == {1: 12, 3: 4}[patience] and left <= patience
+
+
+def test_the_rate_does_not_vanish():
+    plateau = fresh_plateau()._replace(lowest=np.float32(0.0), factor=np.float32(2 * LEAST))
+    np.testing.assert_allclose(after_epoch(plateau, 1.0, 1).factor, LEAST, rtol=1e-6)
+
+
+def visit(problem, method, data, client, plateau, rate=0.1):
+    """The results of a client's training, and the parameters that it received."""
     params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
-    received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(0.1), jnp.bool_(False))
+    received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(rate), jnp.bool_(False))
     personal = {"entries": jnp.float32(0)}
-    _, finished = train(phases_of(method)[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)
-    plateau = finished.own[PLATEAU]
-    assert (float(plateau.factor), int(plateau.waited)) == (1.0, 0)
-    assert plateau.lowest == finished.metrics["labelled_loss"] > 0
+    return train(phases_of(method)[0], received, data, client, {PLATEAU: plateau}, personal=personal)[1], params
+
+
+def test_a_client_trains_at_its_own_rate_which_falls_after_visits_without_a_minimum():
+    problem, method = build("clients", patience=1)
+    data = federation([[0, -1, -1]])
+    slow, _ = visit(problem, method, data, 0, Plateau(jnp.float32(0.5), jnp.float32(0.0), jnp.int32(0)))
+    plain, _ = visit(problem, method, data, 0, fresh_plateau(), rate=0.05)
+    for leaf, other in zip(jax.tree.leaves(slow.upload), jax.tree.leaves(plain.upload)):
+        np.testing.assert_array_equal(leaf, other)
+    np.testing.assert_allclose(slow.own[PLATEAU], [0.5 / 3, 0.0, 0.0], rtol=1e-6)  # no loss is below 0
+    assert plain.own[PLATEAU].factor == 1 and plain.own[PLATEAU].lowest == plain.metrics["labelled_loss"] > 0
 
 
 def test_a_client_without_labels_goes_by_its_unlabelled_loss():
     """Its L_s is 0 in every visit, which would be no new minimum from the second one on."""
     problem, method = build("clients", patience=1, threshold=0.0)
-    data = federation([[0, -1, -1], [-1] * 5])
-    params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
-    received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(0.1), jnp.bool_(False))
-    personal = {"entries": jnp.float32(0)}
     before = Plateau(jnp.float32(1.0), jnp.float32(1e3), jnp.int32(0))
-    for client, name in ((0, "labelled_loss"), (1, "client_loss")):
-        _, finished = train(phases_of(method)[0], received, data, client, {PLATEAU: before}, personal=personal)
-        plateau = finished.own[PLATEAU]
-        assert plateau.lowest == finished.metrics[name] > 0 and plateau.factor == 1
-        rests = jax.tree.map(np.array_equal, finished.upload.model.params[SIGMA], params[SIGMA])
-        assert all(jax.tree.leaves(rests)) == (client == 1)  # no labels: nor do momentum and weight decay move sigma
+    finished, received = visit(problem, method, federation([[0], [-1] * 5]), 1, before)
+    plateau = finished.own[PLATEAU]
+    assert plateau.lowest == finished.metrics["client_loss"] > 0 and plateau.factor == 1
+    for leaf, other in zip(*(jax.tree.leaves(model[SIGMA]) for model in (finished.upload.model.params, received))):
+        np.testing.assert_array_equal(leaf, other)  # no labels: nor do momentum and weight decay move sigma

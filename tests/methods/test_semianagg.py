@@ -212,9 +212,10 @@ OTHERS = (SIZES - LABELS).astype(float)
 @pytest.mark.parametrize(
     ("variant", "scores"), [("accepted", ACCEPTED), ("uniform", (OTHERS > 0) * 1.0), ("size", OTHERS)]
 )
-def test_fedavg_semi_s_mean(variant, scores):
+def test_fedavg_semi_s_mean(variant, scores, monkeypatch):
     told = {"accepted": jnp.float32(ACCEPTED)}
-    fields = {"fedavg_semi.unlabelled_weights": variant, "fedavg_semi.labelled_share": 0.6}
+    monkeypatch.setattr("fedjax_ssl.methods.fedavg_semi.LABELLED_SHARE", 0.6)
+    fields = {"fedavg_semi.unlabelled_weights": variant}
     model, stacked = aggregated("fedavg_semi", np.ones(5, bool), told, **fields)
     assert_mean(model, stacked, in_shares(LABELS, scores, 0.6))
 

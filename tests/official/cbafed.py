@@ -21,11 +21,13 @@ def drawn_back(model, record, weight):
     return weighted_mean([record, model], [weight, 1.0])
 
 
-def test_rounds_of_cbafed():
+def test_rounds_of_cbafed(monkeypatch):
     """The first stage, whose last epoch ends with an average, then four rounds with all clients."""
+    monkeypatch.setattr("fedjax_ssl.methods.cbafed.client.BASE", BASE)
+    monkeypatch.setattr("fedjax_ssl.methods.cbafed.client.RARE", RARE)
     problem = make_problem("cbafed", **{
         "cbafed.warm_up_rounds": WARM_UP, "cbafed.labelled_epochs": EPOCHS, "cbafed.residual_every": EVERY,
-        "cbafed.base": BASE, "cbafed.cap": CAP, "cbafed.rare": RARE, "client.epochs": 1, "client.nesterov": False,
+        "cbafed.cap": CAP, "client.epochs": 1, "client.nesterov": False,
         "client.learning_rate": RATES[0], "client.unlabelled_learning_rate": RATES[1], "client.clip_norm": 5.0,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS), WARM_UP + 4)

@@ -40,8 +40,7 @@ FIELDS = {
     "client.optimizer": "lars",
     "client.weight_decay": DECAY, "client.nesterov": False, "client.clip_norm": 0.0, "server.clip_norm": 0.0,
     "server.epochs": 2, "server.pretrain_epochs": 0, "server.momentum": 0.5, "server.nesterov": False,
-    "server.weight_decay": 0.0, "fedcon.projector_hidden": 16, "fedcon.target_decay": TARGET_DECAY,
-    "fedcon.ramp_rounds": RAMP, "fedcon.student_speed": SPEED,
+    "server.weight_decay": 0.0, "fedcon.projector_hidden": 16,
 }  # fmt: skip
 
 
@@ -89,6 +88,8 @@ def averaged(old, new, share):
 @pytest.mark.parametrize("variant", ["code", pytest.param("repaired", marks=pytest.mark.slow)])
 def test_rounds_of_fedcon(variant, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.ops.sgd.TRUST", TRUST)
+    for name, value in (("TARGET_DECAY", TARGET_DECAY), ("RAMP_ROUNDS", RAMP), ("STUDENT_SPEED", SPEED)):
+        monkeypatch.setattr(f"fedjax_ssl.methods.fedcon.{name}", value)
     as_code, views = variant == "code", itertools.cycle((mirrored, rolled))  # each step of this method calls two views
     momentum = VARIANTS["code"]["client.momentum"] if as_code else 0.9
     fields = {**FIELDS, "client.momentum": momentum}

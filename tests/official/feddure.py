@@ -25,7 +25,7 @@ from tests.official.reference import (
 CLIENTS = [[0, 1, -1, -1, 2, -1, -1, 1, -1], [1, 1, 0, -1, -1, -1, -1, -1, 2, -1, 0], [-1] * 6]
 FIELDS = {
     "confidence.threshold": 0.45, "feddure.tuning_steps": 3, "feddure.steps": 4, "feddure.unlabelled_batch": 4,
-    "feddure.fine_hidden": 5, "client.batch_size": 3,
+    "client.batch_size": 3,
 }  # fmt: skip
 ADAM = {
     "client.optimizer": "adam", "client.nesterov": False, "client.weight_decay": 0.0, "client.clip_norm": 0.0,
@@ -33,8 +33,10 @@ ADAM = {
 }  # fmt: skip
 CASES = {
     "its code": ("feddure,code", ADAM),
-    "with the fine regulator": ("feddure", {"feddure.fine_learning_rate": 0.05, "client.learning_rate": 0.1}),
+    "with the fine regulator": ("feddure", {"client.learning_rate": 0.1}),
 }
+NO_EFFECT = "without the learning effect"
+FINE_RATE = 0.05
 
 
 class Adam:
@@ -60,9 +62,11 @@ def weights_of(regulator, p):
     return 1 / (1 + np.exp(-(hidden @ regulator["w2"] + regulator["b2"])))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_rounds_of_feddure(case):
-    arguments, fields = CASES[case]
+@pytest.mark.parametrize("case", [*CASES, pytest.param(NO_EFFECT, marks=pytest.mark.slow)])
+def test_rounds_of_feddure(case, monkeypatch):
+    monkeypatch.setattr("fedjax_ssl.methods.feddure.pair.HIDDEN", 5)
+    monkeypatch.setattr("fedjax_ssl.methods.feddure.pair.FINE_RATE", FINE_RATE)
+    arguments, fields = CASES.get(case, ("feddure,no_coarse", {"client.learning_rate": 0.1}))
     problem = make_problem(arguments, **{**FIELDS, **fields})
     run = train(problem, federation(CLIENTS), rounds=3)
     options, config = problem.config.feddure, problem.config.client
@@ -114,7 +118,7 @@ def test_rounds_of_feddure(case):
         params, statistics = model["params"], model["batch_stats"]
         local, coarse, of_local = params, optimiser(0), optimiser(options.wait_steps)
         regulator = jax.tree.map(lambda leaf: np.array(leaf, np.float64), job.work.work)
-        of_regulator = Adam(options.fine_learning_rate)
+        of_regulator = Adam(FINE_RATE)
         known = job.batches(config.batch_size, job.work.decks["labelled"])
         others = job.batches(options.unlabelled_batch, job.work.decks["unlabelled"])
         for number in range(options.tuning_steps + options.steps):
@@ -163,7 +167,7 @@ def test_rounds_of_feddure(case):
                     strong = z[bs + size :]
                     rise = 8 * min(1.0, (step + 1) / 20)
                     value = value + rise * np.mean(-np.sum(p * log_softmax(strong), axis=1) * sure)
-                    value = value + effect * np.mean(cross_entropy(strong, hard))
+                    value = value + options.coarse * effect * np.mean(cross_entropy(strong, hard))
                 return value, after
 
             slope, statistics = gradient(loss, params)

@@ -13,12 +13,13 @@ SLOW = pytest.param("fedema,code", False, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("variant, selective", [("fedema", False), SLOW, ("fedema", True)])
-def test_rounds_of_fedema(variant, selective):
+def test_rounds_of_fedema(variant, selective, monkeypatch):
     """With `selective`, two clients train in a round; only clients of the round before continue with their own
     networks.
     """
+    monkeypatch.setattr("fedjax_ssl.methods.fedema.DECAY", 0.9)
     fields = {"fedema.selective": selective, "clients_per_round": 2 if selective else 3}
-    problem = problem_of(variant, **fields, **{"fedema.tau": TAU, "fedema.decay": 0.9})
+    problem = problem_of(variant, **fields, **{"fedema.tau": TAU})
     shares = []
 
     def visit(number, client, received, job, own):

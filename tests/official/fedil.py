@@ -23,12 +23,11 @@ from tests.official.reference import (
 )
 
 CLIENTS, ANCHORS = [[-1] * 13, [-1] * 6, [-1] * 9], [0, 1, 2, 2, 1, 0, 1]
-THRESHOLDS = {"local": 0.6, "global": 0.45}
-SUCCESSIVE, KL_WEIGHT, EPOCHS, ROUNDS = 2, 2.0, 2, 4
+THRESHOLD, SUCCESSIVE, EPOCHS, ROUNDS = 0.6, 2, 2, 4
 FIELDS = {
     "model.normalisation": "static", "model.statistics": "all_mixed", "server.epochs": EPOCHS, "server.batch_size": 5,
     "server.augmentation": "weak", "server.persistent": False, "client.persistent": False, "client.epochs": EPOCHS,
-    "fedil.successive": SUCCESSIVE, "fedil.kl_weight": KL_WEIGHT,
+    "fedil.successive": SUCCESSIVE, "confidence.threshold": THRESHOLD,
 }  # fmt: skip
 
 
@@ -36,15 +35,17 @@ def flat(params, start):
     return np.concatenate([(a - b).ravel() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(start))])
 
 
-def steps_seen(of_round, anchors):
+def steps_seen(of_round, anchors, label_set):
     """For each step of a client: the batch, and the images drawn from its set (the batch again while the set is empty).
 
-    Jobs run one after the other, the longest first. A step calls one strong view of its batch and two weak views.
+    Jobs run one after the other, the longest first. A step calls a strong and a weak view of its batch, and a weak view
+    of the images from the set, if there is one.
     """
+    calls = 2 + label_set
     at_clients = [call for call in of_round.seen if call[1][0] >= anchors]  # padding follows the rows
     jobs = sorted(of_round.jobs[0], key=lambda job: -job.num_steps)
-    assert len(at_clients) == 3 * sum(job.num_steps for job in jobs)
-    steps = iter([at_clients[first : first + 3] for first in range(0, len(at_clients), 3)])
+    assert len(at_clients) == calls * sum(job.num_steps for job in jobs)
+    steps = iter([at_clients[first : first + calls] for first in range(0, len(at_clients), calls)])
     found = {}
     for job in jobs:
         found[job.client] = []
@@ -58,14 +59,18 @@ def steps_seen(of_round, anchors):
     return found
 
 
-@pytest.mark.parametrize("labels_from", ["local", pytest.param("global", marks=pytest.mark.slow)])
-def test_rounds_of_fedil(labels_from, monkeypatch):
+CASES = {"counted by rounds": {}, "counted by epochs": {"fedil.count_per": "epoch"}}
+CASES["without the set"] = {"fedil.label_set": False}
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in list(CASES)[1:]]
+
+
+@pytest.mark.parametrize("case", ["counted by rounds", *SLOW])
+def test_rounds_of_fedil(case, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.server.statistics.BATCH_SIZE", BATCH)
-    count_per, threshold = "round" if labels_from == "local" else "epoch", THRESHOLDS[labels_from]
-    own = {"fedil.labels_from": labels_from, "fedil.count_per": count_per, "confidence.threshold": threshold}
-    run = train(make_problem("fedil", **FIELDS, **own), federation(CLIENTS, ANCHORS), rounds=ROUNDS)
+    data = federation(CLIENTS, ANCHORS, seed=2)  # with others most updates are screened out, or the set stays empty
+    run = train(make_problem("fedil", **FIELDS, **CASES[case]), data, rounds=ROUNDS)
     images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), run.problem.config
-    params = in_float64(run.fresh)["params"]
+    options, params = config.fedil, in_float64(run.fresh)["params"]
     statistics = statistics_of(params, images)
     counts, in_set = {}, {}  # by row of the table: (label, how often in a row), and the set's labels
     confident_shares, used_set, passed = [], 0, []
@@ -78,16 +83,15 @@ def test_rounds_of_fedil(labels_from, monkeypatch):
         batches = [(mirrored(images[rows]), labels[rows]) for rows in at_server]
         server = classified(SGD.of(config.server), params, statistics, batches)
         of_server, uploads, known = statistics_of(server, images[: len(ANCHORS)]), [], dict(in_set)
-        for client, steps in steps_seen(of_round, len(ANCHORS)).items():
+        for client, steps in steps_seen(of_round, len(ANCHORS), options.label_set).items():
             local, sgd = params, SGD.of(config.client)
             for step, (rows, drawn) in enumerate(steps):
                 weak, strong = mirrored(images[rows]), rolled(images[rows])
                 reference = classify(server, of_server, weak, train=False)[0]
-                at = (local, statistics, weak, True) if labels_from == "local" else (params, statistics, weak, False)
-                p = softmax(classify(*at)[0])
-                guess, mask = np.argmax(p, axis=1), np.max(p, axis=1) >= threshold
+                p = softmax(logits(local, weak))
+                guess, mask = np.argmax(p, axis=1), np.max(p, axis=1) >= THRESHOLD
                 confident_shares.append(np.mean(mask))
-                has_set = any(row in known for row in rows_of(run, client))
+                has_set = options.label_set and any(row in known for row in rows_of(run, client))
                 used_set += has_set
                 assert not has_set or all(row in known for row in drawn)
 
@@ -96,13 +100,13 @@ def test_rounds_of_fedil(labels_from, monkeypatch):
                 def loss(params, weak=weak, strong=strong, guess=guess, mask=mask, reference=reference, of_set=of_set):
                     apart = softmax(reference) * (log_softmax(reference) - log_softmax(logits(params, weak)))
                     value = np.mean(cross_entropy(logits(params, strong), guess) * mask)
-                    value = value + KL_WEIGHT * np.mean(np.sum(apart, axis=1))
+                    value = value + np.mean(np.sum(apart, axis=1))
                     if of_set is not None:
                         value = value + np.mean(cross_entropy(logits(params, of_set[0]), of_set[1]))
                     return value, None
 
                 local = sgd.step(local, gradient(loss, local)[0])
-                if count_per == "epoch" or step >= len(steps) // EPOCHS * (EPOCHS - 1):
+                if options.count_per == "epoch" or step >= len(steps) // EPOCHS * (EPOCHS - 1):
                     credible = mask & (np.argmax(reference, axis=1) == guess)
                     for row, label, counted in zip(rows, guess, credible):
                         if row in in_set:
@@ -117,11 +121,10 @@ def test_rounds_of_fedil(labels_from, monkeypatch):
         passed.append(len(chosen))
         params = weighted_mean(chosen, [1] * len(chosen)) if chosen else params
         statistics = statistics_of(params, images)
-    assert 0.1 < np.mean(confident_shares) < 0.95 and used_set and 0 < len(in_set) < 28
+    assert 0.1 < np.mean(confident_shares) < 0.95 and bool(used_set) == options.label_set and 0 < len(in_set) < 28
     assert sum(passed) == 3 * ROUNDS - sum(metrics["screened_out"] for metrics in run.metrics)
-    what = "labels by the local model" if labels_from == "local" else "labels by the global model, counted by epochs"
     code = "no code: by the paper's algorithms 1 and 2"
-    agree("fedil", what, run, {"params": params, "batch_stats": statistics}, code=code)
+    agree("fedil", case, run, {"params": params, "batch_stats": statistics}, code=code)
 
 
 def rows_of(run, client):

@@ -25,9 +25,8 @@ FIELDS = {
     "model.normalisation": "none", "client.epochs": 1, "client.batch_size": 2, "client.learning_rate": RATE,
     "client.momentum": 0.0, "client.nesterov": False, "client.weight_decay": 0.0, "server.epochs": 1,
     "server.learning_rate": RATE, "server.momentum": 0.0, "server.weight_decay": 0.0, "confidence.threshold": THRESHOLD,
-    "fedmatch.helpers": 1, "fedmatch.helper_interval": HELPERS_EVERY, "fedmatch.labelled_weight": LABELLED,
-    "fedmatch.helper_weight": CONSISTENCY, "fedmatch.pseudo_weight": PSEUDO, "fedmatch.l1_weight": L1,
-    "fedmatch.l2_weight": L2, "fedmatch.smallest": SMALLEST, "fedmatch.least_change": LEAST_CHANGE,
+    "fedmatch.helpers": 1, "fedmatch.helper_interval": HELPERS_EVERY, "fedmatch.l1_weight": L1,
+    "fedmatch.smallest": SMALLEST, "fedmatch.least_change": LEAST_CHANGE,
     "fedmatch.patience": 0,
 }  # fmt: skip
 
@@ -90,7 +89,9 @@ def batches(deck, size, number):
 
 
 @pytest.mark.parametrize("where", ["clients", pytest.param("server", marks=pytest.mark.slow)])
-def test_rounds_of_fedmatch(where):
+def test_rounds_of_fedmatch(where, monkeypatch):
+    for name, value in (("LABELLED", LABELLED), ("HELPERS", CONSISTENCY), ("VOTED", PSEUDO), ("L2", L2)):
+        monkeypatch.setattr(f"fedjax_ssl.methods.fedmatch.{name}", value)
     clients, anchors = WHERE[where]
     with_labels = where == "clients"
     problem = make_problem("fedmatch", **{"data.labels": where, **FIELDS})

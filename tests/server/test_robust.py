@@ -179,7 +179,7 @@ def test_a_lying_client_moves_the_mean_and_no_robust_one(rule):
 
 
 @pytest.mark.parametrize("field", [{"aggregation.mean": "median"}, {"aggregation.norm_bound": 1.0}])
-@pytest.mark.parametrize("method", [{"method": "fedrgd"}, {"method": "fedlabel", "fedlabel.upload": "two_models"}])
+@pytest.mark.parametrize("method", [{"method": "fedrgd"}, {"method": "fedlabel", "fedlabel.as_in_code": True}])
 def test_methods_with_a_mean_of_their_own_refuse_another(method, field):
     if method["method"] == "fedlabel":
         method = {**method, "data.labels": "clients"}

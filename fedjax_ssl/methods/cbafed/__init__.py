@@ -12,10 +12,8 @@ FedAvg:
   4. residual connections over time: every few epochs a labelled client's model is averaged with an earlier record of
      itself, and every few rounds the global model is. Both include normalisation statistics.
 
-A last batch with a single image is skipped, as in the code, because its batch statistics would be that image. With
-several labelled clients the code averages them once, after all epochs of the first stage; here after each epoch. A
-client that takes no part in a round counts with the labels of its last round. The code allows a rare second class on
-every data set (variant `code`); the paper does not on SVHN and ISIC (variants `svhn`, `isic`).
+A last batch with a single image is skipped, as in the code, because its batch statistics would be that image. A client
+that takes no part in a round counts with the labels of its last round. docs/methods/cbafed.md has further differences.
 """
 
 from typing import NamedTuple
@@ -108,14 +106,9 @@ def defaults() -> Section:
     section.warm_up_rounds = whole(0, least=0)
     # Epochs of a client with labels in later rounds; other clients make client.epochs.
     section.labelled_epochs = whole(11, least=1)
-    section.base = real(0.84)  # T_c = min(P_c + base - std(P), cap); P is each class's share of all labels times C / 10
-    section.cap = share(0.95)  # largest threshold of a class
+    section.cap = share(0.95)  # largest threshold of a class, see `acceptance`
     section.second_labels = True  # whether an image below its threshold may get its second most likely class
-    section.rare = real(0.03, least=0)  # the second class is taken if its P_c is below this
     section.labelled_factor = real(1.0, least=0)  # factor of the given labels in an upload's weight
-    # Weight of the recorded model w_r. A labelled client's model (in the first stage: the global model) has weight 1.
-    section.local_record = real(4.0, least=0)
-    section.global_record = real(1.0, least=0)  # the same for the global model in the second stage
     section.residual_every = whole(5, least=1)  # epochs, or rounds, between two such averagings
     return section
 
@@ -143,7 +136,7 @@ def cbafed(problem: Problem) -> Method:
     def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
         del data, key
         counts = state.server[GIVEN] + jnp.sum(state.server[COUNTS], axis=0)
-        by = acceptance(counts, options.base, options.cap, options.rare)
+        by = acceptance(counts, options.cap)
         return global_model(problem, state, CBAFedExtra(by, state.round >= options.warm_up_rounds))
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
@@ -160,9 +153,7 @@ def cbafed(problem: Problem) -> Method:
         return options.labelled_factor * told[LABELLED] + jnp.sum(told[COUNTS], axis=1)
 
     # In the first stage a round is an epoch, so the global model has a labelled client's residual connection.
-    residual = residual_over_rounds(
-        options.warm_up_rounds, options.local_record, options.global_record, options.residual_every
-    )
+    residual = residual_over_rounds(options.warm_up_rounds, options.residual_every)
     aggregation = fedavg(problem, weighted_by=own_weights(number_of_labels), after_mean=(residual,))
     phases = on_given_labels(problem), on_accepted_labels(problem)
     method = alternating(problem, phases, label=label_views(problem), aggregation=aggregation)
@@ -181,7 +172,7 @@ def on_given_labels(problem: Problem) -> Phase:
         return planned._replace(num_steps=planned.num_steps // most * epochs)
 
     phase = labelled_phase(problem, plan=plan)
-    return with_residual(phase, config.batch_size, options.local_record, options.residual_every)
+    return with_residual(phase, config.batch_size, options.residual_every)
 
 
 def label_views(problem: Problem) -> Label:
@@ -250,7 +241,6 @@ ENTRY = Entry(
     advice=lambda config: labels_alone(config, "cbafed.warm_up_rounds"),
     tiny={
         "cbafed.labelled_epochs": 3,
-        "cbafed.base": 0.1,
         "cbafed.cap": 0.12,
         "cbafed.residual_every": 1,
         "clients_per_round": 8,

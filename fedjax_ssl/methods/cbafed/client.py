@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+BASE, RARE = 0.84, 0.03  # of T_c; a class is rare if its P_c is below the second. Both as in the code
+
 
 class Acceptance(NamedTuple):
     """The rule that accepts labels."""
@@ -13,16 +15,15 @@ class Acceptance(NamedTuple):
     rare: jax.Array  # bool [C], the classes that an image may get as its second most likely class
 
 
-def acceptance(counts: jax.Array, base: float, cap: float, rare: float) -> Acceptance:
-    """T_c = min(P_c + base - std(P), cap), P_c = n_c / sum n * C / 10: frequent classes have higher thresholds.
+def acceptance(counts: jax.Array, cap: float) -> Acceptance:
+    """T_c = min(P_c + 0.84 - std(P), cap), P_c = n_c / sum n * C / 10: frequent classes have higher thresholds.
 
     Args:
         counts: float32 [C], n_c, the number of labels of each class, both given labels and pseudo-labels.
-        base, cap: as in the formula; std is the unbiased standard deviation over classes.
-        rare: a class is rare if its P_c is below this.
+        cap: as in the formula; std is the unbiased standard deviation over classes.
     """
     shares = counts / jnp.maximum(jnp.sum(counts), 1) * len(counts) / 10
-    return Acceptance(jnp.minimum(shares + base - jnp.std(shares, ddof=1), cap), shares < rare)
+    return Acceptance(jnp.minimum(shares + BASE - jnp.std(shares, ddof=1), cap), shares < RARE)
 
 
 def accept(probabilities: jax.Array, by: Acceptance, second_labels: bool) -> tuple[jax.Array, jax.Array]:

@@ -15,6 +15,10 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import where
 from fedjax_ssl.server.aggregation import Flow, Given, Link
 
+# The weight of the recorded model at a labelled client (in the first stage: of the global model), and of the global
+# model in the second stage. The model after training has the weight 1.
+AT_CLIENT, AT_SERVER = 4.0, 1.0
+
 
 def drawn_back(
     model: Any, record: Any, epoch: jax.Array, weight: jax.Array | float, every: int, is_over: jax.Array | bool = True
@@ -40,7 +44,7 @@ class Recorded(NamedTuple):
     record: Model
 
 
-def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> Phase:
+def with_residual(phase: Phase, batch_size: int, every: int) -> Phase:
     """A `labelled_phase` with a residual connection every few epochs; the first record is the model after epoch 0.
 
     Training continues from the mean; the optimizer state is unchanged.
@@ -48,7 +52,6 @@ def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> P
     Args:
         phase: the phase.
         batch_size: examples per batch.
-        weight: the record's weight; the model has weight 1.
         every: interval in epochs.
     """
 
@@ -59,7 +62,7 @@ def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> P
     def step(received: Broadcast, data: FederatedData, work, carry: Recorded, index, key) -> Recorded:
         training = phase.step(received, data, work, carry.training, index, key)
         done, steps = jnp.divmod(index + 1, jnp.maximum(num_batches(work.decks["labelled"].size, batch_size), 1))
-        model, record = drawn_back(training.learner.model, carry.record, done - 1, weight, every, steps == 0)
+        model, record = drawn_back(training.learner.model, carry.record, done - 1, AT_CLIENT, every, steps == 0)
         record = where((steps == 0) & (done == 1), model, record)
         return Recorded(training._replace(learner=training.learner._replace(model=model)), record)
 
@@ -72,7 +75,7 @@ def with_residual(phase: Phase, batch_size: int, weight: float, every: int) -> P
 RECORD = "record"  # the entry of `State.server` with the recorded model's trained parts; the method adds it
 
 
-def residual_over_rounds(first_rounds: int, first_weight: float, weight: float, every: int) -> Link:
+def residual_over_rounds(first_rounds: int, every: int) -> Link:
     """Averages the mean model with a record every few rounds; the second stage starts counting anew.
 
     The record of the first stage is the model after its first round; that of the second stage is its initial model. A
@@ -80,7 +83,6 @@ def residual_over_rounds(first_rounds: int, first_weight: float, weight: float, 
 
     Args:
         first_rounds: number of rounds in the first stage.
-        first_weight, weight: the record's weight in the first and second stage; the model has weight 1.
         every: interval in rounds.
     """
 
@@ -88,7 +90,7 @@ def residual_over_rounds(first_rounds: int, first_weight: float, weight: float, 
         in_first = given.state.round < first_rounds
         number = jnp.where(in_first, given.state.round, given.state.round - first_rounds)
         record = where(number == 0, where(in_first, flow.model, given.current), flow.memory[RECORD])
-        weight_now = jnp.where(in_first, first_weight, weight)
+        weight_now = jnp.where(in_first, AT_CLIENT, AT_SERVER)
         model, record = drawn_back(flow.model, record, number, weight_now, every, flow.moved)
         return flow._replace(model=model, memory={**flow.memory, RECORD: record})
 

@@ -36,13 +36,14 @@ from fedjax_ssl.methods.fedanchor.client import (
     AnchorEmbeddings,
     ClassAnchors,
     along_common_direction,
-    anchor_scores,
     class_anchors,
+    class_mean_scores,
     leave_one_out_scores,
 )
-from fedjax_ssl.methods.fedanchor.server import contrastive_loss
 from fedjax_ssl.models.heads import Linear
+from fedjax_ssl.ops.losses import common_direction_penalty, label_contrastive_loss
 from fedjax_ssl.ops.schedule import learning_rate_at
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import (
     ServerPlan,
     fedavg,
@@ -53,8 +54,10 @@ from fedjax_ssl.server import (
     supervised_mixup_loss,
     train_on_server_labels,
 )
+from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
 HEAD = "anchor_head"
+MIXUP_ALPHA, MIX_WEIGHT = 0.75, 1.0  # a of eq. 8 and b of eq. 10 (appendix B)
 
 
 HEADS = {HEAD: lambda model: functools.partial(Linear, 128)}  # of width 128
@@ -103,20 +106,14 @@ def defaults() -> Section:
     section.centred = False  # subtracts the anchors' mean before cosines; the mean is sent with the class means
     section.threshold_quantile = share(0.0)  # q: t is the q-quantile of the anchors' leave-one-out scores; 0: off
     # Local training (section 4.3, appendix B).
-    section.mixup_alpha = real(0.75, above=0)  # a of eq. 8
     section.client_mixup = True  # whether clients use the mix loss (Table 3)
-    section.mix_weight = real(1.0, least=0)  # b of eq. 10
-    # Server training (sections 4.1, 4.4 and 4.5). The paper only gives values for the first three fields.
+    # Server training (sections 4.1, 4.4 and 4.5). The paper only gives values for the first two fields.
     section.server_mixup = False  # whether the server uses the clients' losses: FedAnchor (mix)
     section.contrastive = True  # whether there is a contrastive loss; False: Table 3's "w/o contr loss"
-    section.contrastive_epochs = whole(1, least=0)  # its epochs per round, after those of cross-entropy
     section.contrastive_trains = word("model", *CONTRASTIVE)  # what it trains: the model, or only the 'anchor_head'
     section.contrastive_batch_size = whole(25, least=1)  # anchors per step: eq. 1 compares them with each other
-    section.contrastive_augmentation = word("none", "weak", "strong")  # augmentation of the anchors
     section.contrastive_learning_rate = real(0.03, above=0)  # its initial learning rate; the rest is as in `server`
     section.temperature = real(0.1, above=0)  # tau of eq. 1
-    section.negatives = word("batch", "class")  # pairs in the denominator: all of the 'batch' (eq. 1) or of the 'class'
-    section.self_pairs = False  # whether eq. 1's numerator includes i = j
     # Weight of a penalty on the common part of all embeddings, which eq. 1 does not constrain.
     section.common_direction_weight = real(0.0, least=0)
     return section
@@ -156,11 +153,13 @@ def fedanchor(problem: Problem) -> Method:
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         del previous
         examples, (anchors, threshold) = Examples.of(data, cohort, label_keys(cohort)), received.extra
+        if isinstance(anchors, AnchorEmbeddings):
+            anchors = class_anchors(anchors, num_classes, options.centred)
 
         def scores(images):  # eq. 3, and the classification head's probabilities
             outputs = network.predict(received.model, images)
             return {
-                HEAD: anchor_scores(outputs.heads[HEAD], anchors, num_classes, options.centred),
+                HEAD: class_mean_scores(outputs.heads[HEAD], anchors),
                 "classification_head": jax.nn.softmax(outputs.logits),
                 "common_direction": along_common_direction(outputs.heads[HEAD], anchors),
             }
@@ -178,8 +177,8 @@ def fedanchor(problem: Problem) -> Method:
 
     on_fix_and_mix = fix_mix_phase(  # eq. 5 to 10
         problem,
-        mixup_alpha=options.mixup_alpha if options.client_mixup else 0.0,
-        mix_weight=options.mix_weight,
+        mixup_alpha=MIXUP_ALPHA if options.client_mixup else 0.0,
+        mix_weight=MIX_WEIGHT,
     )
 
     # --- Server: w_{t+1} = sum_m n_m / sum n_m w_m (Algorithm 1). A client with an empty fix set sent nothing. -----
@@ -188,24 +187,12 @@ def fedanchor(problem: Problem) -> Method:
 
     # --- Server: one epoch on the classification head, one on the anchor head (section 4.4). -----------------------
 
-    def anchor_loss(data: FederatedData):  # eq. 1, eq. 2
-        return contrastive_loss(
-            problem,
-            data,
-            HEAD,
-            augmentation=options.contrastive_augmentation,
-            temperature=options.temperature,
-            negatives=options.negatives,
-            self_pairs=options.self_pairs,
-            common_direction_weight=options.common_direction_weight,
-        )
-
     def classification_loss(data: FederatedData):
         if not options.server_mixup:
             return supervised_loss(problem, data)
-        return supervised_mixup_loss(problem, data, options.mixup_alpha, options.mix_weight)  # FedAnchor (mix)
+        return supervised_mixup_loss(problem, data, MIXUP_ALPHA, MIX_WEIGHT)  # FedAnchor (mix)
 
-    lambdas = functools.partial(server_lambda, alpha=options.mixup_alpha) if options.server_mixup else None
+    lambdas = functools.partial(server_lambda, alpha=MIXUP_ALPHA) if options.server_mixup else None
     contrastive_parts = CONTRASTIVE[options.contrastive_trains]
 
     def train(state: State, data: FederatedData, key: jax.Array, rates, epochs: int, contrastive_epochs: int):
@@ -213,7 +200,7 @@ def fedanchor(problem: Problem) -> Method:
         size = options.contrastive_batch_size
         plans = (
             ServerPlan(classification_loss(data), epochs, draw=lambdas),
-            ServerPlan(anchor_loss(data), contrastive_epochs, contrastive_parts, size, "contrastive"),
+            ServerPlan(contrastive_loss(problem, data), contrastive_epochs, contrastive_parts, size, "contrastive"),
         )
         metrics: Metrics = {}
         for plan, rate, own_key in zip(plans, rates, jax.random.split(key, 2), strict=True):
@@ -224,7 +211,7 @@ def fedanchor(problem: Problem) -> Method:
     def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         rates = config.server.learning_rate, options.contrastive_learning_rate
         rates = [learning_rate_at(config, rate, state.round) for rate in rates]
-        return train(state, data, key, rates, config.server.epochs, options.contrastive_epochs * options.contrastive)
+        return train(state, data, key, rates, config.server.epochs, int(options.contrastive))
 
     def init(data: FederatedData, key: jax.Array) -> State:
         """Fresh weights, pre-trained on the anchors (appendix C)."""
@@ -248,6 +235,22 @@ def fedanchor(problem: Problem) -> Method:
         server_after=server_after,
         statistics=make_statistics(network, config.model),
     )
+
+
+def contrastive_loss(problem: Problem, data: FederatedData) -> ServerLoss:
+    """Eq. 1 and 2 on the anchor head's outputs; its metric excludes `common_direction_penalty`."""
+    options = problem.config.fedanchor
+
+    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
+        (outputs,), batch_stats = problem.network.train(model, (data.inputs[rows],), mask)
+        embeddings = outputs.heads[HEAD]
+        loss = label_contrastive_loss(embeddings, labels, mask, problem.num_classes, options.temperature)
+        metrics = {"contrastive_loss": loss}
+        if options.common_direction_weight:
+            loss += options.common_direction_weight * common_direction_penalty(embeddings, mask)
+        return loss, (batch_stats, metrics)
+
+    return loss_fn
 
 
 ENTRY = Entry(

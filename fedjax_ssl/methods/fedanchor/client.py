@@ -9,7 +9,7 @@ from fedjax_ssl.ops.losses import unit_vectors
 
 
 class ClassAnchors(NamedTuple):
-    """C vectors that the server sends to clients."""
+    """C vectors, with which a client labels its images."""
 
     means: jax.Array  # float32 [C, D], mean of each class's unit vectors (not itself a unit vector)
     counts: jax.Array  # int32 [C], number of anchors of each class
@@ -19,21 +19,21 @@ class ClassAnchors(NamedTuple):
 
 
 class AnchorEmbeddings(NamedTuple):
-    """All S anchors, sent to clients as in the paper."""
+    """All S anchors."""
 
     embeddings: jax.Array  # float32 [S, D], the anchor head's outputs
     labels: jax.Array  # int32 [S]
 
 
 def class_anchors(anchors: AnchorEmbeddings, num_classes: int, centred: bool = False) -> ClassAnchors:
-    """Computes the class means for eq. 3 at the server.
+    """Computes the class means for eq. 3.
 
     The mean cosine similarity to a class is one product with the mean of its unit vectors:
     s_c(z) = z/|z| . mean_k(z_k/|z_k|). Normalising this mean to length 1 would change the scores, and so the share of
     examples above the threshold.
 
     Args:
-        anchors: the server's anchors.
+        anchors: all anchors.
         num_classes: C.
         centred: see `ClassAnchors.centre`.
     """
@@ -42,15 +42,6 @@ def class_anchors(anchors: AnchorEmbeddings, num_classes: int, centred: bool = F
     counts = jnp.sum(one_hot, axis=0)
     sums = jnp.matmul(one_hot.T, _directions(anchors.embeddings, centre), precision="highest")
     return ClassAnchors(sums / jnp.maximum(counts, 1)[:, None], counts.astype(jnp.int32), centre)
-
-
-def anchor_scores(
-    embeddings: jax.Array, anchors: ClassAnchors | AnchorEmbeddings, num_classes: int, centred: bool = False
-) -> jax.Array:
-    """FedAnchor eq. 3 for either message: `class_mean_scores` or `all_pairs_scores`."""
-    if isinstance(anchors, ClassAnchors):
-        return class_mean_scores(embeddings, anchors)
-    return all_pairs_scores(embeddings, anchors, num_classes, centred)
 
 
 def class_mean_scores(embeddings: jax.Array, anchors: ClassAnchors) -> jax.Array:
@@ -67,29 +58,6 @@ def class_mean_scores(embeddings: jax.Array, anchors: ClassAnchors) -> jax.Array
     return jnp.where(anchors.counts > 0, scores, -jnp.inf)
 
 
-def all_pairs_scores(
-    embeddings: jax.Array, anchors: AnchorEmbeddings, num_classes: int, centred: bool = False
-) -> jax.Array:
-    """FedAnchor eq. 3 as printed: all similarities first, then the mean over each class.
-
-    Args:
-        embeddings: float32 [B, D].
-        anchors: every anchor's embedding and label.
-        num_classes: C.
-        centred: see `ClassAnchors.centre`; the client computes the mean of the anchors itself.
-
-    Returns:
-        float32 [B, C], equal to `class_mean_scores` up to rounding.
-    """
-    centre = jnp.mean(anchors.embeddings, axis=0) if centred else None
-    of_anchors = _directions(anchors.embeddings, centre)
-    similarities = jnp.matmul(_directions(embeddings, centre), of_anchors.T, precision="highest")  # [B, S]
-    one_hot = jax.nn.one_hot(anchors.labels, num_classes)
-    counts = jnp.sum(one_hot, axis=0)
-    scores = jnp.matmul(similarities, one_hot, precision="highest") / jnp.maximum(counts, 1)
-    return jnp.where(counts > 0, scores, -jnp.inf)
-
-
 def leave_one_out_scores(anchors: AnchorEmbeddings, num_classes: int, centred: bool = False) -> jax.Array:
     """Each anchor's mean cosine similarity to the other anchors of its class, as eq. 3 would score a client's image.
 
@@ -104,28 +72,14 @@ def leave_one_out_scores(anchors: AnchorEmbeddings, num_classes: int, centred: b
     return (jnp.sum(directions * sums, axis=-1) - to_itself) / others
 
 
-def along_common_direction(embeddings: jax.Array, anchors: ClassAnchors | AnchorEmbeddings) -> jax.Array:
-    """Cosine of each embedding with the common direction of the anchors.
+def along_common_direction(embeddings: jax.Array, anchors: ClassAnchors) -> jax.Array:
+    """Cosine of each embedding, float32 [B, D], with the common direction of the anchors: float32 [B].
 
-    The common direction is that of the mean of the anchors' unit vectors. With centred class means it is that of the
-    centre, because the client knows nothing else.
-
-    The cosine is 0 on average if embeddings point in all directions. It is near 1 if all are close to one line; then
-    cosine similarities are large for every class.
-
-    Args:
-        embeddings: float32 [B, D].
-        anchors: what the server sent.
-
-    Returns:
-        float32 [B].
+    The common direction is that of the mean of the anchors' unit vectors; with centred class means that of the centre,
+    because the client knows nothing else. The cosine is 0 on average if embeddings point in all directions. It is near
+    1 if all are close to one line; then cosine similarities are large for every class.
     """
-    if isinstance(anchors, AnchorEmbeddings):
-        mean = jnp.mean(unit_vectors(anchors.embeddings), axis=0)
-    elif anchors.centre is None:
-        mean = jnp.sum(anchors.means * anchors.counts[:, None], axis=0)
-    else:
-        mean = anchors.centre
+    mean = jnp.sum(anchors.means * anchors.counts[:, None], axis=0) if anchors.centre is None else anchors.centre
     return jnp.matmul(unit_vectors(embeddings), unit_vectors(mean[None])[0], precision="highest")
 
 

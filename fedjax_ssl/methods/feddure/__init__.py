@@ -12,18 +12,13 @@ learning effect d, by which the step changed the local model's labelled loss (as
 CVPR 2021).
 
 The paper's text was not available: this follows its abstract and its public code (White1973/FedDure, commit 50ecb77).
-The released method has no F-reg (groups/client_ssl/base_ssl.py:293-960, variant `code`). F-reg's network, input and
-normalised weights are those of a base class (groups/models/model.py:12-24, base_ssl.py:110-173), which never trains it.
-How F-reg is trained here, through one step of plain SGD, is our choice, after Meta-Weight-Net (Shu et al., NeurIPS
-2019).
-
-d is the loss after the step minus the loss before it (base_ssl.py:782); the derivation of Meta Pseudo Labels has the
-opposite sign. The code's cosine schedule begins after its last step, so it is left out.
+The released method has no F-reg (variant `code`). How F-reg is trained here, through one step of plain SGD, is our
+choice, after Meta-Weight-Net (Shu et al., NeurIPS 2019). docs/methods/feddure.md has the differences, and their lines.
 """
 
 from typing import Any
 
-from fedjax_ssl.base.fields import Section, real, whole
+from fedjax_ssl.base.fields import Section, whole
 from fedjax_ssl.client import labels_for_report, own_optimizers, threshold_of
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem
@@ -63,15 +58,10 @@ def defaults() -> Section:
     section.tuning_steps = whole(5, least=0)  # first steps of a round: C-reg trains on labelled images alone
     section.steps = whole(5, least=1)  # steps after these, in which all three models train
     section.unlabelled_batch = whole(64, least=1)  # unlabelled images per step, besides client.batch_size labelled ones
-    # Weight of C-reg's loss on its own labels after `unlabelled_rise` of a round's `steps`.
-    section.unlabelled_weight = real(8.0, least=0)
-    section.unlabelled_rise = whole(20, least=1)  # steps over which this weight rises from 0; a round may end earlier
     section.warm_up_steps = whole(0, least=0)  # steps of a round over which learning rates rise from 0
     section.wait_steps = whole(0, least=0)  # first steps in which the local model's rate is 0
     section.coarse = True  # whether C-reg learns from d
     section.fine = True  # whether F-reg weights images
-    section.fine_hidden = whole(100, least=1)  # width of F-reg's hidden layer
-    section.fine_learning_rate = real(1e-3, above=0)  # learning rate of its Adam
     return section
 
 
@@ -94,5 +84,5 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     confidence=("threshold",),
-    tiny={"confidence.threshold": 0.2, "feddure.tuning_steps": 1, "feddure.steps": 2, "feddure.fine_hidden": 4},
+    tiny={"confidence.threshold": 0.2, "feddure.tuning_steps": 1, "feddure.steps": 2},
 )

@@ -15,6 +15,9 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import select, where
 
 TAU = 0.6  # C-reg learns from its own label of an image if its probability reaches it
+# lambda, the weight of C-reg's loss on its own labels, rises to 8 over 20 steps, as in the code; a round may end
+# earlier.
+WEIGHT, RISE = 8.0, 20
 
 
 def local_training(problem: Problem) -> Phase:
@@ -29,7 +32,7 @@ def local_training(problem: Problem) -> Phase:
         keys = jax.vmap(lambda key: jax.random.split(key, 3))(examples.keys)
         deck = Deck.shuffled(examples, examples.unlabelled, keys[:, 0], num_steps)
         labelled = Deck.shuffled(examples, examples.labelled, keys[:, 1], num_steps)
-        regulator = jax.vmap(lambda key: fresh_regulator(key, problem.num_classes, options.fine_hidden))(keys[:, 2])
+        regulator = jax.vmap(lambda key: fresh_regulator(key, problem.num_classes))(keys[:, 2])
         steps = jnp.where(jnp.any(examples.present, axis=1), num_steps, 0)
         return Plan({"unlabelled": deck, "labelled": labelled}, steps, regulator)
 
@@ -55,7 +58,7 @@ def local_training(problem: Problem) -> Phase:
         effect_loss = effect * cross_entropy(of_strong.logits, y_tilde, mask)
 
         step = at.step - options.tuning_steps  # counted from the first one of all three
-        lambda_ = options.unlabelled_weight * jnp.minimum(1.0, (step + 1) / options.unlabelled_rise)
+        lambda_ = WEIGHT * jnp.minimum(1.0, (step + 1) / RISE)
         further = lambda_ * loss_on_own_labels + (effect_loss if options.coarse else 0.0)
         all_three = step >= 0
         value = labelled_loss + jnp.where(all_three, further, 0.0)

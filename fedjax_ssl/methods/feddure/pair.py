@@ -13,6 +13,7 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import norm
 
 PAIR = "pair"  # the entry of a client's memory while it trains: its local model and F-reg
+HIDDEN, FINE_RATE = 100, 1e-3  # F-reg's hidden units, as in the code; and the learning rate of its Adam, our choice
 
 
 class Pair(NamedTuple):
@@ -29,7 +30,7 @@ def optimizers(problem: Problem, learning_rate: jax.Array):
     options = problem.config.feddure
     of_local = problem.optimizer(learning_rate)
     rise = risen(options.warm_up_steps + options.wait_steps, options.wait_steps)
-    return optax.chain(of_local, optax.scale_by_schedule(rise)), optax.adam(options.fine_learning_rate)
+    return optax.chain(of_local, optax.scale_by_schedule(rise)), optax.adam(FINE_RATE)
 
 
 def risen(steps: int, wait: int = 0):
@@ -130,11 +131,11 @@ def slopes_along(function: Callable[[Any], jax.Array], params: Any, direction: A
     return (function(ends[0]) - function(ends[1])) / (2 * length)
 
 
-def fresh_regulator(key: jax.Array, num_classes: int, hidden: int) -> dict[str, jax.Array]:
-    """F-reg: C -> `hidden` -> 1, with PyTorch's initial values of linear layers."""
+def fresh_regulator(key: jax.Array, num_classes: int) -> dict[str, jax.Array]:
+    """F-reg: C -> 100 -> 1, with PyTorch's initial values of linear layers."""
     keys = jax.random.split(key, 4)
-    shapes = {"w1": (num_classes, hidden), "b1": (hidden,), "w2": (hidden,), "b2": ()}
-    bounds = {"w1": num_classes, "b1": num_classes, "w2": hidden, "b2": hidden}
+    shapes = {"w1": (num_classes, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN,), "b2": ()}
+    bounds = {"w1": num_classes, "b1": num_classes, "w2": HIDDEN, "b2": HIDDEN}
     return {
         name: jax.random.uniform(own, shape, minval=-1.0, maxval=1.0) / jnp.sqrt(bounds[name])
         for own, (name, shape) in zip(keys, shapes.items())

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, whole, word
+from fedjax_ssl.base.fields import Section, whole, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -48,7 +48,6 @@ from fedjax_ssl.engine import (
 )
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedil.client import advance, no_credibility
-from fedjax_ssl.methods.fedil.server import add_increment, mean_increment, no_increments
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.batches import draw_with_replacement
 from fedjax_ssl.ops.losses import cross_entropy, kl_divergence
@@ -71,18 +70,17 @@ VARIANTS: Variants = {
     "plain_fedil": {"fedil.label_set": False, "fedil.cosine_screening": False},
 }
 CREDIBILITY = "credibility"  # the entry of a client's memory
+# The entry of `State.server` with the norms of the global model's last changes (Figure 4): float32 [20], newest first;
+# NaN for future rounds.
+INCREMENTS, AVERAGE_ROUNDS = "increments", 20
 
 
 def defaults() -> Section:
     """The section `config.fedil`."""
     section = Section()
-    # The model whose predictions are the labels of xi_a and are counted: 'local', the one in training; 'global', the
-    # received theta' (eq. 8), in evaluation mode.
-    section.labels_from = word("local", "global")
     section.successive = whole(7, least=1)  # k: equal labels in a row until a label joins the set (Table III: 2 to 8)
     section.count_per = word("round", "epoch")  # t of eq. 17 to 19 counts a client's rounds; 'epoch': its local epochs
     section.label_set = True  # whether there is a pseudo-label set (xi_c of eq. 14; Table II)
-    section.kl_weight = real(1.0, least=0)  # weight of xi_b in eq. 11
     section.cosine_screening = True  # whether uploads are screened, eq. 25 (Table II)
     return section
 
@@ -107,8 +105,7 @@ def fedil(problem: Problem) -> Method:
 
     def init(data: FederatedData, key: jax.Array) -> State:
         state = add_server_model(frame.init(data, key))
-        increments = no_increments()
-        return state._replace(server={**state.server, **increments})
+        return state._replace(server={**state.server, INCREMENTS: jnp.full(AVERAGE_ROUNDS, jnp.nan)})
 
     def same_direction(state: State, received: Received) -> jax.Array:
         """epsilon(S) of eq. 25 and 26: whether an update's cosine with the server's update is at least 0."""
@@ -123,8 +120,9 @@ def fedil(problem: Problem) -> Method:
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         """Eq. 24 and 25; if no upload passes, theta' stays."""
         after, metrics = aggregation.aggregate(state, data, received, key)
-        after = add_increment(state, after, metrics["update_norm"])
-        metrics["update_norm_average"] = mean_increment(after)
+        increments = jnp.concatenate([metrics["update_norm"][None], state.server[INCREMENTS][:-1]])
+        after = after._replace(server={**after.server, INCREMENTS: increments})
+        metrics["update_norm_average"] = jnp.nanmean(increments)
         if options.cosine_screening:
             metrics["screened_out"] = jnp.sum(received.accepted & ~same_direction(state, received))
         return after, metrics
@@ -157,9 +155,6 @@ def on_all_images(problem: Problem) -> Phase:
         images, mask, positions = batch.unlabelled.inputs, batch.unlabelled.mask, batch.unlabelled.positions
         weak, strong = problem.weak(weak_key, images), problem.strong(strong_key, images)  # eq. 7
         reference = network.predict(at.received.extra, weak).logits  # y_0 of eq. 10
-        frozen = None  # the received theta' only gives labels: a divergence from it would have no gradient
-        if options.labels_from == "global":
-            frozen = network.predict(at.received.model, weak).logits  # eq. 8
         views = (weak, strong)
         if options.label_set:
             # A batch of D^l, with replacement. While the set is empty, the batch's images are used, with a loss of 0.
@@ -169,14 +164,13 @@ def on_all_images(problem: Problem) -> Phase:
 
         outputs, batch_stats = network.train(model, views, mask)
         of_weak, of_strong = outputs[0].logits, outputs[1].logits
-        of_labels = of_weak if frozen is None else frozen
-        labels, confident = qualify(jax.nn.softmax(of_labels), threshold_of(problem), strictly=False)
+        labels, confident = qualify(jax.nn.softmax(of_weak), threshold_of(problem), strictly=False)
         pseudo_loss = cross_entropy(of_strong, labels, mask, confident)  # xi_a of eq. 12
         kl_loss = kl_divergence(reference, of_weak, mask)  # xi_b of eq. 12
         set_loss = jnp.float32(0.0)
         if options.label_set:  # xi_c, eq. 15
             set_loss = cross_entropy(outputs[2].logits, members.set_labels[drawn], mask & (members.set_size > 0))
-        value = pseudo_loss + options.kl_weight * kl_loss + set_loss  # eq. 14
+        value = pseudo_loss + kl_loss + set_loss  # eq. 14
         agreed = jnp.argmax(reference, axis=-1).astype(jnp.int32) == labels  # eq. 18
         counts = mask & ((batch.unlabelled.epoch == config.epochs - 1) | (options.count_per == "epoch"))
         metrics = {

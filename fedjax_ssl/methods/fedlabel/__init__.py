@@ -12,8 +12,7 @@ in evaluation mode. Therefore all drawn images are labelled once a round, which 
 The paper does not say how batch normalisation's statistics are combined. A sum of two changes could make a variance
 negative, so here they are the mean over the phases that took a step. The variant `code` follows the public code.
 
-If both changes point in the same direction, the sum is twice FedAvg's step. At the paper's rate, 0.003 without
-momentum, that step is short; at 0.03 with momentum 0.9 it overshoots: see `advice` and docs/results/single_changes.md.
+If both changes point in the same direction, the sum is twice FedAvg's step: see `advice`.
 """
 
 import functools
@@ -54,18 +53,11 @@ from fedjax_ssl.engine import (
     Phase,
     Previous,
     Problem,
+    Report,
     trained_parts,
 )
 from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
-from fedjax_ssl.methods.fedlabel.client import (
-    CONFIDENCES,
-    EXPERTS,
-    ORDERS,
-    PARTNERS,
-    divergence_of_other,
-    drawn_deck,
-    label_drawn,
-)
+from fedjax_ssl.methods.fedlabel.client import CONFIDENCES, EXPERTS, choose, divergence, drawn_deck, score_drawn
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.losses import cross_entropy, mean_square_distances
 from fedjax_ssl.ops.sgd import Model, never_cleared
@@ -89,13 +81,7 @@ VARIANTS: Variants = {
         "client.clip_norm": 0.0,
     },
     "code": {
-        "fedlabel.upload": "two_models",
-        "fedlabel.weights": "pseudo_labels",
-        "fedlabel.kl_partner": "supervised",
-        "fedlabel.kl_order": "trained_last",
-        "fedlabel.loss_over": "kept",
-        "fedlabel.mean_proximal": 10.0,
-        "fedlabel.augment_once": True,
+        "fedlabel.as_in_code": True,
         "fedlabel.unlabelled_from": 50,
         "augment.border": "zeros",
     },
@@ -113,7 +99,8 @@ VARIANTS: Variants = {
 BETA = 0.3  # the threshold; a label counts if its probability is above it (eq. 4)
 PAPER_RATE = 0.003  # the paper's largest learning rate, without momentum
 UNLABELLED = "unlabelled_opt_state"  # a client's memory of the second phase's optimizer
-ONLY_VIEWS = 2**31 - 3  # folds the key of `augment_once`
+PROXIMAL = 10.0  # the code's weight of the sum over tensors of mean((w_U - w)^2) in the second phase
+ONLY_VIEWS = 2**31 - 3  # folds the key of the code's views
 SUPERVISED, USED = "supervised", "used"  # w_L and r_k in an upload's metadata
 
 
@@ -129,21 +116,12 @@ def defaults() -> Section:
     section.consistency_weight = real(0.05, least=0)  # lambda_0 of eq. 7
     # The first round in which clients use unlabelled images; the code's is 50.
     section.unlabelled_from = whole(0, least=0)
-    # What is sent and averaged. 'sum': w plus both changes, weighted by r_k (Algorithm 1). 'two_models', the code's:
-    # half the plain mean of w_L plus half the weighted mean of w_U, half the step and twice the bytes.
-    section.upload = word("sum", "two_models")
-    # r_k of an upload: 'used', labelled and accepted images of all steps; 'pseudo_labels', only accepted ones, at least
-    # 1; 'shared', by aggregation.weights.
-    section.weights = word("used", "pseudo_labels", "shared")
-    # The other expert in the divergence: the 'discarded' one (eq. 6); 'supervised': always w_L.
-    section.kl_partner = word("discarded", *PARTNERS)
-    section.kl_order = word("trained_first", *ORDERS)  # KL(p_U, s^-) as printed; 'trained_last': KL(s^-, p_U)
-    # Losses are means over the whole 'batch' (eq. 8). 'kept': cross-entropy and batch statistics use only images whose
-    # label counts, and the divergence only those on which both experts agree.
-    section.loss_over = word("batch", "kept")
-    # Weight of the sum over tensors of mean((w_U - w)^2) in the second phase; the code's is 10.
-    section.mean_proximal = real(0.0, least=0)
-    section.augment_once = False  # one view of each image for the whole run, as in the code
+    # The choices of the public code instead of the paper's. It sends w_L and w_U apart, and the server adds half the
+    # plain mean of w_L to half the mean of w_U, weighted by the accepted images, at least 1 (the paper: w plus both
+    # changes, weighted by r_k): half the step and twice the bytes. The divergence is KL(s, p_U) from w_L (eq. 6:
+    # KL(p_U, s^-) from the other expert). Losses and batch statistics only use images whose label counts (eq. 8: the
+    # whole batch), and w_U is kept near w. Each image has one view for the whole run.
+    section.as_in_code = False
     # A bug of the code: gradients are never cleared, so step i uses the sum of those of steps 1 to i, like a momentum
     # of 1: ten steps go as far as 55.
     section.replica = False
@@ -153,8 +131,10 @@ def defaults() -> Section:
 def fedlabel(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.fedlabel
-    if options.upload == "two_models" and problem.config.aggregation.clip_norm:
-        raise UserError("aggregation.clip_norm is not for fedlabel.upload='two_models', which would clip only one")
+    if options.as_in_code and problem.config.aggregation.clip_norm:
+        raise UserError(
+            "aggregation.clip_norm is not for fedlabel.as_in_code, which sends two models: it clips only one"
+        )
     size = problem.config.client.batch_size
     optimizer = (lambda rate: never_cleared(problem.optimizer(rate))) if options.replica else None
 
@@ -171,8 +151,8 @@ def fedlabel(problem: Problem) -> Method:
     method = alternating(problem, phases, own=own, label=labels_of_experts(problem))
     aggregation = fedavg(
         problem,
-        weighted_by=None if options.weights == "shared" else weights_told(USED),
-        combine=half_told(SUPERVISED) if options.upload == "two_models" else None,
+        weighted_by=weights_told(USED),
+        combine=half_told(SUPERVISED) if options.as_in_code else None,
     )
     return method._replace(
         aggregate=aggregation.aggregate,
@@ -186,18 +166,14 @@ def labels_of_experts(problem: Problem) -> Label:
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         examples, local = Examples.of(data, cohort), trained_models(received, previous)
-        choice, report = label_drawn(
-            problem,
-            received.model,
-            local,
-            data,
-            examples,
-            unlabelled_draws(problem, examples),
-            threshold=threshold_of(problem, BETA),
-            confidence=options.confidence,
-            experts=options.experts,
-            partner=options.kl_partner,
-        )
+        deck = unlabelled_draws(problem, examples)
+        of_global, of_local, made = score_drawn(problem, received.model, local, data, examples, deck)
+        choice = choose(of_global, of_local, options.confidence, options.experts)
+        if options.as_in_code:  # the other expert is always w_L, chosen or not
+            choice = choice._replace(other=jax.nn.log_softmax(of_local))
+        kept = made & (choice.probability > threshold_of(problem, BETA))
+        of_each = {"global": jnp.argmax(of_global, -1), "local": jnp.argmax(of_local, -1)}
+        report = Report(choice.labels, kept | examples.labelled, jax.tree.map(jnp.int32, of_each), made=made)
         return Labels(report, more=choice)
 
     return label
@@ -217,7 +193,7 @@ class FirstPhase(NamedTuple):
 
 
 def unlabelled_phase(problem: Problem, optimizer: MakeOptimizer | None) -> Phase:
-    """tau' steps of eq. 8 on unlabelled images, and the upload of both phases."""
+    """tau' steps of eq. 8 on unlabelled images; the upload has both phases' changes, or both models, and r_k."""
     options, size = problem.config.fedlabel, problem.config.client.batch_size
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
@@ -230,13 +206,25 @@ def unlabelled_phase(problem: Problem, optimizer: MakeOptimizer | None) -> Phase
 
     sizes, loss = {"unlabelled": size}, loss_on_kept(problem)
     phase = local_training(problem, plan, loss, sizes, optimizer=optimizer, memory=UNLABELLED)
-    return with_first_phase(problem, phase)
+
+    def finish(received: Broadcast, work: Plan, carry: Training, num_steps) -> Finished:
+        first: FirstPhase = work.work
+        learner, kept = carry.learner, carry.totals["kept"]
+        if options.as_in_code:
+            supervised = trained_parts(problem.network, first.supervised, CLASSIFIER)
+            metadata = {USED: jnp.maximum(kept, 1.0), SUPERVISED: supervised}
+        else:
+            learner = learner._replace(model=both_changes(received, first, learner.model, kept))
+            metadata = {USED: first.labelled + kept}
+        finished = phase.finish(received, work, carry._replace(learner=learner), num_steps)
+        return finished._replace(upload=finished.upload._replace(metadata=metadata))
+
+    return phase._replace(finish=finish)
 
 
 def loss_on_kept(problem: Problem) -> LossFunction:
     """Eq. 8, the loss of the second phase."""
     options, network = problem.config.fedlabel, problem.network
-    over_kept = options.loss_over == "kept"
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         images, in_batch = batch.unlabelled.inputs, batch.unlabelled.mask
@@ -244,40 +232,24 @@ def loss_on_kept(problem: Problem) -> LossFunction:
         choice = jax.tree.map(lambda leaf: leaf[batch.unlabelled.positions], at.labels.more)
         kept = in_batch & (choice.probability > threshold_of(problem, BETA))  # eq. 4
         agrees = kept & choice.agrees
-        mask = kept if over_kept else in_batch
+        mask = kept if options.as_in_code else in_batch
 
         # Running statistics take the strong view first, as in the code.
         (of_strong, of_images), batch_stats = network.train(model, (strong, images), mask)
-        divergences = divergence_of_other(of_images.logits, choice, options.kl_order)  # eq. 6
+        trained = jax.nn.log_softmax(of_images.logits)
+        pair = (choice.other, trained) if options.as_in_code else (trained, choice.other)
         weights = jnp.where(agrees, options.consistency_weight * choice.ratio, 0.0)  # eq. 7
-        consistency = jnp.sum(weights * divergences) / jnp.maximum(jnp.sum(agrees if over_kept else mask), 1)
+        number = jnp.maximum(jnp.sum(agrees if options.as_in_code else mask), 1)
+        consistency = jnp.sum(weights * divergence(*pair)) / number  # eq. 6
         value = cross_entropy(of_strong.logits, choice.labels, mask, kept) + consistency  # eq. 8
-        if options.mean_proximal:
-            trained, received_parts = (select(each.params, CLASSIFIER) for each in (model, at.received.model))
-            value += options.mean_proximal * mean_square_distances(trained, received_parts)
+        if options.as_in_code:
+            both = (select(each.params, CLASSIFIER) for each in (model, at.received.model))
+            value += PROXIMAL * mean_square_distances(*both)
         metrics = {"unlabelled_loss": value, "consistency_loss": consistency, "kept": jnp.sum(kept)}
         # If no image is accepted, weight decay and momentum would still move the model.
         return Loss(value, batch_stats, metrics, counts=jnp.any(kept))
 
     return loss
-
-
-def with_first_phase(problem: Problem, phase: Phase) -> Phase:
-    """The second phase, whose upload has both phases' changes by `fedlabel.upload`, and r_k."""
-    options, network = problem.config.fedlabel, problem.network
-
-    def finish(received: Broadcast, work: Plan, carry: Training, num_steps) -> Finished:
-        first: FirstPhase = work.work
-        learner, kept = carry.learner, carry.totals["kept"]
-        if options.upload == "sum":
-            learner = learner._replace(model=both_changes(received, first, learner.model, kept))
-        finished = phase.finish(received, work, carry._replace(learner=learner), num_steps)
-        used = jnp.maximum(kept, 1.0) if options.weights == "pseudo_labels" else first.labelled + kept
-        apart = {SUPERVISED: trained_parts(network, first.supervised, CLASSIFIER)}
-        metadata = {USED: used, **(apart if options.upload == "two_models" else {})}
-        return finished._replace(upload=finished.upload._replace(metadata=metadata))
-
-    return phase._replace(finish=finish)
 
 
 def both_changes(received: Broadcast, first: FirstPhase, model: Model, kept: jax.Array) -> Model:
@@ -291,9 +263,9 @@ def both_changes(received: Broadcast, first: FirstPhase, model: Model, kept: jax
 
 
 def view(problem: Problem, augment: Augmentation, data: FederatedData, rows: jax.Array, key: jax.Array) -> jax.Array:
-    """A view of some rows, drawn by the step's key; with `augment_once`, the only view of each image."""
+    """A view of some rows, drawn by the step's key; in the code's, the only view of each image."""
     images = data.inputs[rows]
-    if not problem.config.fedlabel.augment_once:
+    if not problem.config.fedlabel.as_in_code:
         return augment(key, images)
     factors_key, view_key = jax.random.split(jax.random.fold_in(jax.random.key(data.seed), ONLY_VIEWS))
     factors = jax.random.bits(factors_key, images.shape[1:])
@@ -317,7 +289,7 @@ def advice(config) -> str:
     rate = config.client.learning_rate / (1 - config.client.momentum)
     server = {"fedavg": 1.0, "fedavgm": config.aggregation.learning_rate / (1 - config.aggregation.momentum)}
     times = server.get(config.aggregation.optimizer, 0.0)  # the steps of other optimizers do not grow with the changes
-    if config.fedlabel.upload != "sum" or times <= 0.5 or rate < 10 * PAPER_RATE:
+    if config.fedlabel.as_in_code or times <= 0.5 or rate < 10 * PAPER_RATE:
         return ""
     return (
         f"fedlabel adds two changes of clients that step at {rate:.3g} (client.learning_rate over 1 - momentum; its "

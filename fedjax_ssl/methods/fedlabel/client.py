@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client.deck import Deck, Examples
 from fedjax_ssl.client.labels import logits_of_each, without_prior
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Problem, Report
+from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.ops.sgd import Model
 
 
@@ -34,8 +34,6 @@ def inverse_entropy(log_probabilities: jax.Array) -> jax.Array:
 
 CONFIDENCES = {"variance": variance, "entropy": inverse_entropy}
 EXPERTS = ("both", "local", "global")
-PARTNERS = ("discarded", "supervised")  # which one is the other expert
-ORDERS = ("trained_first", "trained_last")  # of the arguments of a divergence
 
 
 def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: str = "both") -> ExpertChoice:
@@ -62,50 +60,9 @@ def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: 
     )
 
 
-def divergence_of_other(logits: jax.Array, choice: ExpertChoice, order: str = "trained_first") -> jax.Array:
-    """KL(p, s) between the model in training and the other expert (FedLabel, eq. 6): float32 [B].
-
-    Args:
-        logits: float32 [B, C], p = softmax.
-        choice: the experts' choice for the batch.
-        order: 'trained_last': KL(s, p).
-    """
-    pair = jax.nn.log_softmax(logits), choice.other
-    first, second = pair if order == "trained_first" else pair[::-1]
+def divergence(first: jax.Array, second: jax.Array) -> jax.Array:
+    """KL(first, second) of log-probabilities [B, C] (FedLabel, eq. 6): float32 [B]."""
     return jnp.sum(jnp.exp(first) * (first - second), axis=-1)
-
-
-def label_drawn(
-    problem: Problem,
-    received: Model,
-    local: Model,
-    data: FederatedData,
-    examples: Examples,
-    deck: Deck,
-    *,
-    threshold: float,
-    confidence: str,
-    experts: str,
-    partner: str = "discarded",
-) -> tuple[ExpertChoice, Report]:
-    """The experts' labels for the unlabelled images that are used in this round.
-
-    Args:
-        problem, received, local, data, examples, deck: see `score_drawn`.
-        threshold: beta; a label counts if its probability is above it.
-        confidence, experts: see `choose`.
-        partner: 'supervised': the other expert is always the client's own model, chosen or not.
-
-    Returns:
-        The ExpertChoice, leaves [M, n_max, ...], and the report, which counts visible labels too.
-    """
-    of_global, of_local, made = score_drawn(problem, received, local, data, examples, deck)
-    choice = choose(of_global, of_local, confidence, experts)
-    if partner == "supervised":
-        choice = choice._replace(other=jax.nn.log_softmax(of_local))
-    kept = made & (choice.probability > threshold)
-    of_each = {"global": jnp.argmax(of_global, -1), "local": jnp.argmax(of_local, -1)}
-    return choice, Report(choice.labels, kept | examples.labelled, jax.tree.map(jnp.int32, of_each), made=made)
 
 
 def drawn_deck(examples: Examples, included: jax.Array, steps: int, batch_size: int) -> Deck:

@@ -26,7 +26,6 @@ from fedjax_ssl.data.labels import clients_may_have_labels
 from fedjax_ssl.engine import Method, Metrics, Problem, Received, State
 from fedjax_ssl.engine.interface import completed, read_records, write_records
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.fedmatch import sparse
 from fedjax_ssl.methods.fedmatch.client import (
     agreed_labels,
     disjoint_phase,
@@ -40,6 +39,7 @@ from fedjax_ssl.methods.fedmatch.phases import (
     PSI,
     SIGMA,
     after_epoch,
+    cut_psi,
     distances,
     divided,
     fresh_plateau,
@@ -72,6 +72,10 @@ from fedjax_ssl.server import (
 
 PARTS, VECTORS = "parts", "vectors"  # the server's memory: sigma and psi; uploads' outputs for a noise image
 UPLOADS = "uploads"  # the server's record of each client: the parameters of its last upload, by part
+# The code's weights of the losses: lambda_s of cross-entropy at clients and server, lambda_i of the divergence from the
+# helpers' predictions, lambda_a of the strong view's cross-entropy towards the voted label, and lambda_L2 of
+# |sigma - psi|^2, which pulls psi towards sigma.
+LABELLED, HELPERS, VOTED, L2 = 10.0, 0.01, 0.01, 10.0
 
 FIELDS = {
     "aggregation.weights": "uniform",
@@ -136,11 +140,6 @@ def defaults() -> Section:
     section.helpers = whole(2, least=0)  # H, number of clients whose psi a client gets; 0: none
     # Interval in rounds at which helpers are sent; they are used in that round only.
     section.helper_interval = whole(10, least=1)
-    section.labelled_weight = real(10.0, least=0)  # lambda_s of cross-entropy, at clients and server
-    section.helper_weight = real(0.01, least=0)  # lambda_i of the divergence from the helpers' predictions
-    # lambda_a of the strong view's cross-entropy towards the voted label.
-    section.pseudo_weight = real(0.01, least=0)
-    section.l2_weight = real(10.0, least=0)  # lambda_L2 of |sigma - psi|^2, which pulls psi towards sigma
     section.l1_weight = real(1e-4, least=0)  # lambda_L1 of |psi|_1; with labels at the server the paper has 1e-5
     # l1_thres: entries of psi up to this magnitude count as 0 in messages and in tests; with labels at the server 1e-5.
     section.smallest = real(5e-6, least=0)
@@ -164,7 +163,7 @@ def fedmatch(problem: Problem) -> Method:
     config, network, options = problem.config, problem.network, problem.config.fedmatch
     rule = make_confidence(problem, threshold_of(problem, 0.85), hard=True)
     clients_train = (SIGMA, PSI) if clients_may_have_labels(config.data) or config.data.reveal_labels else (PSI,)
-    num_helpers, smallest = min(options.helpers, config.num_clients - 1), {PSI: options.smallest}
+    num_helpers = min(options.helpers, config.num_clients - 1)
     aggregation = fedavg(problem, parts=clients_train)
 
     def init(data: FederatedData, key: jax.Array) -> State:
@@ -196,7 +195,7 @@ def fedmatch(problem: Problem) -> Method:
     def with_sum(state: State) -> State:
         """The state whose model is theta = sigma + psi, in which the smallest entries of psi are 0."""
         parts = state.model.params
-        tested = merged(state.model._replace(params=sparse.cut_parts(parts, smallest)))
+        tested = merged(state.model._replace(params=cut_psi(parts, options.smallest)))
         return state._replace(model=tested, server={**state.server, PARTS: parts})
 
     # --- Server: with the labels, it trains sigma. -------------------------------------------------------------------
@@ -207,7 +206,7 @@ def fedmatch(problem: Problem) -> Method:
 
         def loss(model: Model, *batch):
             value, aux = cross_entropy_of(merged(model), *batch)
-            return options.labelled_weight * value, aux
+            return LABELLED * value, aux
 
         plan = ServerPlan(loss, epochs, (SIGMA,), memory=memory, shuffle=options.shuffle)
         return train_on_server_labels(problem, state, data, key, rate, plan)
@@ -246,15 +245,7 @@ def fedmatch(problem: Problem) -> Method:
 
     # --- Clients: in each step sigma by L_s, if they have labels, then psi by L_u; a sparse upload. ------------------
 
-    disjoint_learning = disjoint_phase(
-        problem,
-        clients_train,
-        labelled_loss(problem),
-        unlabelled_loss(problem, rule),
-        largest=options.unlabelled_batch,
-        shuffle=options.shuffle,
-        patience=options.patience,
-    )
+    disjoint_learning = disjoint_phase(problem, clients_train, labelled_loss(problem), unlabelled_loss(problem, rule))
 
     # --- Uploads: the uniform mean of the parts that clients train; the server keeps each client's psi and vector. ---
 
@@ -275,7 +266,7 @@ def fedmatch(problem: Problem) -> Method:
         personal=personal,
         recalls=recalls if num_helpers else None,
         label=labels_of_sum(problem, rule),
-        phases=(sparse_upload(disjoint_learning, options.least_change, smallest),),
+        phases=(sparse_upload(disjoint_learning, options.least_change, options.smallest),),
         aggregate=aggregate,
         statistics=make_statistics(network, config.model),
         wire_bytes=SPARSE_WIRE_BYTES,
@@ -291,9 +282,8 @@ def labelled_loss(problem: Problem) -> LossFunction:
 
         (outputs,), batch_stats = problem.network.train(merged(model), (images,), known.mask)
         value = cross_entropy(outputs.logits, known.labels, known.mask)
-        weighted = problem.config.fedmatch.labelled_weight * value
         # Without labels there is no step: momentum and weight decay would still move sigma.
-        return Loss(weighted, batch_stats, {"labelled_loss": value}, counts=jnp.any(known.mask))
+        return Loss(LABELLED * value, batch_stats, {"labelled_loss": value}, counts=jnp.any(known.mask))
 
     return loss
 
@@ -314,8 +304,8 @@ def unlabelled_loss(problem: Problem, rule: Confidence) -> LossFunction:
         helper_loss = inter_client_consistency(helpers, present, of_weak.logits, confident)
         pseudo_loss = cross_entropy(of_strong.logits, agreed_labels(guess, votes, present), confident)
         l1, l2 = distances(model.params)
-        value = options.helper_weight * helper_loss + options.pseudo_weight * pseudo_loss
-        value += options.l1_weight * l1 + options.l2_weight * l2
+        value = HELPERS * helper_loss + VOTED * pseudo_loss
+        value += options.l1_weight * l1 + L2 * l2
         share = jnp.sum(confident) / jnp.maximum(jnp.sum(mask), 1)
         metrics = {"client_loss": value, "helper_loss": helper_loss, "pseudo_loss": pseudo_loss}
         return Loss(value, batch_stats, {**metrics, "confident_share": share})

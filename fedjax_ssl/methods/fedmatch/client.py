@@ -51,41 +51,30 @@ def own_memory(
 
 
 def disjoint_phase(
-    problem: Problem,
-    parts: tuple[str, ...],
-    labelled_loss: LossFunction,
-    unlabelled_loss: LossFunction,
-    *,
-    largest: int,
-    shuffle: bool,
-    patience: int,
+    problem: Problem, parts: tuple[str, ...], labelled_loss: LossFunction, unlabelled_loss: LossFunction
 ) -> Phase:
     """A phase of `client.epochs`. In each step `labelled_loss` trains sigma, then `unlabelled_loss` trains psi.
 
     Args:
-        problem: the run's.
+        problem: the run's. The learning rate follows a client's labelled loss, or the other one if it has no labels.
         parts: SIGMA and PSI; or only PSI if no client has labels.
         labelled_loss: the loss of a model in two parts on a labelled batch; one of its metrics is `labelled_loss`.
         unlabelled_loss: that on an unlabelled batch; one of its metrics is `client_loss`.
-        largest: largest unlabelled batch at clients with labels; 0: as large as any client's can be.
-        shuffle: False: batches have the same order in each round.
-        patience: see `with_plateau`, which watches a client's labelled loss, or the other one if it has no labels. 0:
-            learning rates are constant.
 
     Returns:
         The Phase; its memory is `own_memory`'s.
     """
-    config, with_labels = problem.config.client, SIGMA in parts
+    config, options, with_labels = problem.config.client, problem.config.fedmatch, SIGMA in parts
 
     def room_of(data: FederatedData) -> int:
         """The length of an unlabelled batch's arrays; it depends on shapes only."""
-        return (largest or largest_batch(problem, data.width)) if with_labels else config.batch_size
+        return (options.unlabelled_batch or largest_batch(problem, data.width)) if with_labels else config.batch_size
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         del received, previous
         examples = Examples.of(data, cohort)
         keys = examples.keys
-        if not shuffle:
+        if not options.shuffle:
             keys = jax.vmap(lambda client: jax.random.fold_in(jax.random.key(0), client))(cohort.clients)
         paired = pair_decks(problem, examples, keys, room_of(data), with_labels)
         num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * paired.batches, 0)
@@ -111,7 +100,7 @@ def disjoint_phase(
     if with_labels:
         phases = [local_training(problem, plan, labelled_step, {}, (SIGMA,), memory=SIGMA_OPTIMIZER), *phases]
     phase = in_turn(*phases)
-    return with_plateau(phase, watched, patience) if patience else phase
+    return with_plateau(phase, watched, options.patience) if options.patience else phase
 
 
 def labels_of_sum(problem: Problem, rule: Confidence) -> Label:

@@ -1,9 +1,10 @@
 """Disjoint learning (FedMatch): parameters theta = sigma + psi, each as large as the model, trained alternately.
 
-Learning rates are reduced on a plateau of the loss (Serra et al., 2018). Uploads are sparse.
+Learning rates are reduced on a plateau of the loss (Serra et al., 2018). Messages are sparse: only entries that differ
+between two versions by more than a bound are sent.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,6 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Metrics, Phase, Previous, Upload
-from fedjax_ssl.methods.fedmatch import sparse
 from fedjax_ssl.ops.losses import proximal_term
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import add_up, select
@@ -37,6 +37,26 @@ def distances(params: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
     """|psi|_1 and |sigma - psi|_2^2 over all entries: float32 [] each."""
     l1 = add_up(jnp.sum(jnp.abs(psi)) for psi in jax.tree.leaves(params[PSI]))
     return l1, 2 * proximal_term(params[SIGMA], params[PSI])
+
+
+def cut(tree: Any, smallest: float) -> Any:
+    """Sets every entry of magnitude up to `smallest` to 0."""
+    return jax.tree.map(lambda leaf: jnp.where(jnp.abs(leaf) <= smallest, 0, leaf), tree)
+
+
+def cut_psi(params: Mapping[str, Any], smallest: float) -> dict[str, Any]:
+    """The parts, with psi cut."""
+    return {**params, PSI: cut(params[PSI], smallest)}
+
+
+def differs(new: Any, old: Any, least_change: float) -> Any:
+    """Whether each entry is sent, leaves bool: whether it differs by more than `least_change`."""
+    return jax.tree.map(lambda a, b: jnp.abs(a - b) > least_change, new, old)
+
+
+def count(tree: Any) -> jax.Array:
+    """The number of True entries in a tree of bool: float32 [], exact up to 16 million."""
+    return add_up(jnp.sum(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree))
 
 
 class Plateau(NamedTuple):
@@ -94,28 +114,13 @@ def in_turn(*phases: Phase) -> Phase:
             phase.finish(received, work, with_model(training, model), num_steps)
             for phase, training in zip(phases, carries)
         ]
-        params = disjoint(finished.upload.model.params for finished in each)
-        metadata = disjoint(finished.upload.metadata for finished in each)
-        own = disjoint(finished.own for finished in each)
+        joined = lambda mappings: {name: value for each in mappings for name, value in each.items()}  # noqa: E731
+        params = joined(finished.upload.model.params for finished in each)
+        metadata = joined(finished.upload.metadata for finished in each)
         upload = Upload(Model(params, each[-1].upload.model.batch_stats), metadata)
-        return Finished(upload, own, disjoint(finished.metrics for finished in each))
+        return Finished(upload, joined(done.own for done in each), joined(done.metrics for done in each))
 
     return Phase(phases[0].prepare, start, step, finish)
-
-
-def disjoint(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges mappings.
-
-    Raises:
-        ValueError: two have an entry of the same name.
-    """
-    union: dict[str, Any] = {}
-    for mapping in mappings:
-        twice = sorted(union.keys() & mapping.keys())
-        if twice:
-            raise ValueError(f"two phases in turn have an entry {twice[0]!r}; give each a name of its own")
-        union |= mapping
-    return union
 
 
 def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], patience: int) -> Phase:
@@ -151,13 +156,13 @@ def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], pat
     return Phase(prepare, start, step, finish)
 
 
-def sparse_upload(phase: Phase, least_change: float, smallest: Mapping[str, float]) -> Phase:
+def sparse_upload(phase: Phase, least_change: float, smallest: float) -> Phase:
     """A phase whose upload keeps the received model's entries wherever training changed them too little to be sent.
 
     Args:
-        phase: a phase of `local_training`, or composed of such phases.
+        phase: trains psi, and maybe sigma.
         least_change: an entry is sent, uncut, if it differs from the received one by more than this.
-        smallest: by part, entries up to this magnitude count as 0 in this comparison.
+        smallest: entries of psi up to this magnitude count as 0 in this comparison.
 
     Returns:
         The Phase; its uploads have the metadata `entries`, the number of entries sent, float32 [].
@@ -167,8 +172,8 @@ def sparse_upload(phase: Phase, least_change: float, smallest: Mapping[str, floa
         finished = phase.finish(received, work, carry, num_steps)
         new, metadata = finished.upload.model.params, finished.upload.metadata
         old = select(received.model.params, tuple(new))
-        travels = sparse.differs(sparse.cut_parts(new, smallest), old, least_change)
+        travels = differs(cut_psi(new, smallest), old, least_change)
         model = finished.upload.model._replace(params=jax.tree.map(jnp.where, travels, new, old))
-        return finished._replace(upload=Upload(model, {**metadata, "entries": sparse.count(travels)}))
+        return finished._replace(upload=Upload(model, {**metadata, "entries": count(travels)}))
 
     return phase._replace(finish=finish)

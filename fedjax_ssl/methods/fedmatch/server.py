@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.engine.interface import Received, WireBytes
-from fedjax_ssl.methods.fedmatch import sparse
-from fedjax_ssl.methods.fedmatch.phases import PSI
+from fedjax_ssl.methods.fedmatch.phases import count, cut, cut_psi, differs
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import tree_bytes, zeros_unless
@@ -84,15 +83,15 @@ def entries_sent(options: ConfigDict, parts: Mapping[str, Any], held: Any, seen:
     Returns:
         float32 [M].
     """
+    whole = float(sum(leaf.size for leaf in jax.tree.leaves(parts)))
     if not options.sparse_down:
-        return jnp.full(len(seen), sparse.num_entries(parts))
-    smallest = {PSI: options.smallest}
-    new = sparse.cut_parts(parts, smallest)
+        return jnp.full(len(seen), whole)
+    new = cut_psi(parts, options.smallest)
 
     def changed(old):
-        return sparse.count(sparse.differs(new, sparse.cut_parts(old, smallest), options.least_change))
+        return count(differs(new, cut_psi(old, options.smallest), options.least_change))
 
-    return jnp.where(seen, jax.vmap(changed)(held), sparse.num_entries(parts))
+    return jnp.where(seen, jax.vmap(changed)(held), whole)
 
 
 def entries_of_helpers(options: ConfigDict, helpers: Any, present: jax.Array, held: Any) -> jax.Array:
@@ -109,9 +108,9 @@ def entries_of_helpers(options: ConfigDict, helpers: Any, present: jax.Array, he
     """
 
     def lacking(of_other, own):
-        of_other, own = sparse.cut(of_other, options.smallest), sparse.cut(own, options.smallest)
+        of_other, own = cut(of_other, options.smallest), cut(own, options.smallest)
         own = jax.tree.map(lambda theirs, mine: jnp.where(theirs != 0, mine, 0.0), of_other, own)
-        return sparse.count(sparse.differs(of_other, own, options.least_change))
+        return count(differs(of_other, own, options.least_change))
 
     each = zeros_unless(jnp.any(present), lambda: jax.vmap(jax.vmap(lacking, (0, None)))(helpers, held))
     return jnp.sum(jnp.where(present, each, 0.0), axis=1)

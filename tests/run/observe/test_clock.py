@@ -90,7 +90,7 @@ def test_a_run_that_ends_before_the_unlabelled_images_is_told_first(field, capfd
 
 @pytest.mark.parametrize(("fields", "warns"), [
     ({}, True),  # 0.03 with a momentum of 0.9
-    ({"fedlabel.upload": "two_models"}, False),
+    ({"fedlabel.as_in_code": True}, False),
     ({"client.learning_rate": 0.003, "client.momentum": 0.0}, False),  # the paper's
     ({"client.learning_rate": 0.0031}, True),  # an effective rate of 0.031
     ({"client.learning_rate": 0.0029}, False),
