@@ -150,8 +150,7 @@ def test_it_trains_resumes_predicts_and_is_reported(own, capfd):
     capfd.readouterr()
     assert launch.main(predict) == 2
     line = capfd.readouterr().err.strip()
-    assert line.startswith(f"error: the run in {run} needs its method's file: ") and "\n" not in line
-    assert "importing my.py fails (FileNotFoundError" in line
+    assert line.startswith("error: method=my.py:agreement: importing my.py fails (FileNotFound") and "\n" not in line
     assert launch.main(["report", str(run)]) == 0
     assert "agreement.views" in (run / "report.html").read_text()
     assert "trained with Agreement" in (run / "MODEL_CARD.md").read_text()
@@ -252,15 +251,15 @@ def test_what_an_override_leaves_as_it_is_is_said(own):
 
 
 def test_a_copy_of_a_methods_file_has_a_name_of_its_own(own):
-    source = (pathlib.Path(methods.__file__).parent / "fl2.py").read_text()
+    source = (pathlib.Path(methods.__file__).parent / "uda.py").read_text()
     (own / "my_copy.py").write_text(source)
-    with pytest.raises(UserError, match="its code is that of fl2; write my_copy for fl2 in its file"):
+    with pytest.raises(UserError, match="its code is that of uda; write my_copy for uda in its file"):
         built([f"{QUICKSTART}:method=my_copy.py:ENTRY"])
-    source = source.replace("radius = real(0.1", "radius = real(0.5")
-    (own / "my_copy.py").write_text(source.replace("fl2", "my_copy"))
+    source = source.replace("temperature = real(0.4", "temperature = real(0.5")
+    (own / "my_copy.py").write_text(source.replace("uda", "my_copy"))
     config = built([f"{QUICKSTART}:method=my_copy.py:ENTRY"]).problem.config
-    assert config.my_copy.radius == 0.5 and config.fl2.radius == 0.1
-    assert config.confidence.kind == METHODS["fl2"].fields.get("confidence.kind", "fixed")
+    assert config.my_copy.temperature == 0.5 and config.uda.temperature == 0.4
+    assert config.confidence.kind == METHODS["uda"].fields.get("confidence.kind", "fixed")
 
 
 def test_a_rule_for_confidence_from_a_file(own):
