@@ -724,8 +724,8 @@ def test_pages_in_a_browser(browser, drawn, width, scheme):
         assert len(seen["pictures"]) == count
         for number, picture in enumerate(seen["pictures"]):
             assert picture["width"] > 250 and picture["height"] > 100 and picture["parts"] > 20, picture
-            drawn = Image.open(io.BytesIO(tab.locator("figure svg").nth(number).screenshot())).convert("L")
-            shades = np.asarray(drawn)
+            screenshot = tab.locator("figure svg").nth(number).screenshot()
+            shades = np.asarray(Image.open(io.BytesIO(screenshot)).convert("L"))
             ground = int(np.median(shades))
             assert np.mean(np.abs(shades.astype(int) - ground) > 60) > 0.005, picture  # visible ink
             assert (ground > 200) == (scheme == "light") or picture["name"].startswith(("Confusion", "Who")), picture
