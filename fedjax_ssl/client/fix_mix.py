@@ -27,8 +27,6 @@ from fedjax_ssl.ops.batches import draw_with_replacement, num_batches
 from fedjax_ssl.ops.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.ops.sgd import Model
 
-PARTNERS = ("round", "epoch")  # how often the mix set is drawn
-
 
 def label_keys(cohort: Cohort) -> jax.Array:
     """The PRNG keys, [M], with which a cohort's images are labelled in a method with this phase."""
@@ -63,8 +61,7 @@ def fix_mix_phase(
         mix_weight: b in L_fix + b L_mix, FedAnchor eq. 10.
         mix_order: 'mix_then_augment', alpha(lambda x + (1 - lambda) x') as in FedAnchor (eq. 8, 9), or
             'augment_then_mix', lambda alpha(x) + (1 - lambda) alpha(x') as in SemiFL.
-        partners: how often mixing partners are drawn, one of `PARTNERS`: once a 'round', as in both papers, or in each
-            local 'epoch'.
+        partners: how often mixing partners are drawn: once a 'round', as in both papers, or in each local 'epoch'.
 
     Raises:
         UserError: for an unknown mix order.
