@@ -24,7 +24,6 @@ def labelled_phase(
     parts: tuple[str, ...] = CLASSIFIER,
     *,
     plan: MakePlan | None = None,
-    continues: bool = False,
 ) -> Phase:
     """Makes the phase of `client.epochs` passes over a client's labelled images; the next phase gets the model.
 
@@ -33,10 +32,9 @@ def labelled_phase(
         loss: the loss of one step on the batch `labelled`; None: cross-entropy.
         parts: the trained parts of the model.
         plan: None: `labelled_plan`.
-        continues: see `local_training`.
     """
     loss, sizes = loss or loss_on_labels(problem, "labelled_loss"), {"labelled": problem.config.client.batch_size}
-    return local_training(problem, plan or labelled_plan(problem), loss, sizes, parts, continues=continues)
+    return local_training(problem, plan or labelled_plan(problem), loss, sizes, parts)
 
 
 def unlabelled_plan(problem: Problem) -> MakePlan:

@@ -14,7 +14,6 @@ from fedjax_ssl.client.steps import At, Batches, Loss, Plan, local_training
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import (
     CLASSIFIER,
-    Augmentation,
     Broadcast,
     Cohort,
     Phase,
@@ -42,7 +41,6 @@ def fix_mix_phase(
     problem: Problem,
     *,
     parts: tuple[str, ...] = CLASSIFIER,
-    view: Augmentation | None = None,
     mixup_alpha: float = 0.0,
     mix_weight: float = 1.0,
     mix_order: str = "mix_then_augment",
@@ -56,7 +54,6 @@ def fix_mix_phase(
     Args:
         problem: the run's `Problem`.
         parts: the parts of the model that are trained and uploaded.
-        view: the fix set's augmentation, by default the strong one.
         mixup_alpha: a in lambda ~ Beta(a, a), FedAnchor eq. 8, one lambda for each batch; 0 trains without mixup.
         mix_weight: b in L_fix + b L_mix, FedAnchor eq. 10.
         mix_order: 'mix_then_augment', alpha(lambda x + (1 - lambda) x') as in FedAnchor (eq. 8, 9), or
@@ -68,7 +65,7 @@ def fix_mix_phase(
     """
     if mix_order not in MIX_ORDERS:
         raise UserError(f"unknown mix order {mix_order!r}; known: {', '.join(MIX_ORDERS)}")
-    network, config, view = problem.network, problem.config.client, view or problem.strong
+    network, config = problem.network, problem.config.client
     with_mixup = mixup_alpha > 0
 
     def mixings(cohort: Cohort, steps: int) -> jax.Array | None:
@@ -102,7 +99,7 @@ def fix_mix_phase(
         strong_key, mix_key = jax.random.split(at.key)
         x_fix, mask, labels = batch.fix.inputs, batch.fix.mask, at.labels.report.labels
         y_fix, weights = labels[batch.fix.positions], at.labels.weights[batch.fix.positions]
-        views = (view(strong_key, x_fix),)
+        views = (problem.strong(strong_key, x_fix),)
         if with_mixup:
             kind, weak, y_mix = network.inputs, problem.weak, labels[batch.mix.positions]
             mixing = None if at.work is None else at.work[at.step]
