@@ -111,7 +111,7 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
 
 def _check_fields(config: Any) -> None:
     """Raises a UserError for a field that the source would ignore."""
-    if config.source not in SOURCES or config.get("unknown_source"):  # whose fields these may be
+    if config.source not in SOURCES:
         return
     for field, sources in _READ_BY.items():
         if config.get(field) and config.source not in sources:

@@ -82,7 +82,7 @@ def load_table(config: Any) -> dict[str, Any]:
 
     Args:
         config: the `data` section. It reads `path`, `test_path`, `label_column`, `client_column`, `ignore_columns`,
-            `text_column`, `text_versions`, `text_length`, `vocabulary` and `weak_views`.
+            `text_column`, `text_length`, `vocabulary` and `weak_views`.
 
     Returns:
         The fields of `Dataset` except the name. Labels are sorted by name, or as numbers if all are whole numbers. A
@@ -296,28 +296,16 @@ def _categories(name: str, column: Any, path: str) -> list[str] | None:
 
 
 def _texts(config: Any, columns: Any, tested: Any, train: np.ndarray, test: np.ndarray, where: str) -> dict[str, Any]:
-    """Tokenises texts with the vocabulary of the training texts; with versions as [N, V, L]."""
-    check_column(tested, config.text_column, "text_column", where)
-    versions = [columns[config.text_column]]
-    if config.text_versions:
-        others = read_columns(config.text_versions, "data.text_versions")
-        if len(others) != len(columns):
-            raise UserError(f"{config.text_versions} has {len(others)} rows, but {config.path} {len(columns)}")
-        versions += [others[name] for name in others]
-    of_train = [version.iloc[train].tolist() for version in versions]
-    vocabulary = text.make_vocabulary((one for version in of_train for one in version), config.vocabulary)
+    """Tokenises texts with the vocabulary of the training texts."""
+    name = config.text_column
+    check_column(tested, name, "text_column", where)
+    of_train, of_test = columns[name].iloc[train], tested[name].iloc[test]
+    vocabulary = text.make_vocabulary(of_train, config.vocabulary)
     if not vocabulary:
-        raise UserError(f"{config.path}: column {config.text_column!r} has no word")
-    tokens = [text.tokenise(version, vocabulary, config.text_length) for version in of_train]
-    x_test = text.tokenise(tested[config.text_column].iloc[test], vocabulary, config.text_length)
-    details = {"vocabulary": vocabulary, "text_column": config.text_column}
-    return as_texts(
-        np.stack(tokens, axis=1) if len(tokens) > 1 else tokens[0],
-        x_test,
-        len(vocabulary) + text.FIRST_WORD,
-        config.weak_views,
-        details,
-    )
+        raise UserError(f"{config.path}: column {name!r} has no word")
+    x_train, x_test = (text.tokenise(part, vocabulary, config.text_length) for part in (of_train, of_test))
+    details = {"vocabulary": vocabulary, "text_column": name}
+    return as_texts(x_train, x_test, len(vocabulary) + text.FIRST_WORD, config.weak_views, details)
 
 
 def as_texts(

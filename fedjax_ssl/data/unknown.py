@@ -1,6 +1,6 @@
 """Unknown images: images of no class of the model, held by clients without labels and kept apart in the test set.
 
-Their true label is `UNKNOWN`. They are images of classes that the model leaves out, or of a second data set.
+Their true label is `UNKNOWN`. They are images of classes that the model leaves out.
 """
 
 from typing import Any
@@ -9,16 +9,9 @@ import numpy as np
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.owners import UNKNOWN, Partition
-from fedjax_ssl.data.sources import FORMATS, Dataset
+from fedjax_ssl.data.sources import Dataset
 
-# Facts that give a data set's numbers their meaning; two data sets can be joined only if they agree.
-_MEANINGS = ("columns", "categories", "vocabulary")
 DEAL = 103  # folded into the seed; the partition and the attackers use other numbers
-
-
-def has_unknown(config: Any) -> bool:
-    """Whether the `data` section, a dict or a ConfigDict, gives a run unknown images."""
-    return bool(config["unknown_classes"] or config["unknown_source"])
 
 
 def check_unknown(config: Any) -> None:
@@ -27,33 +20,24 @@ def check_unknown(config: Any) -> None:
     Raises:
         UserError: fields exclude each other.
     """
-    if not has_unknown(config):
-        return
-    if config.unknown_source and config.unknown_source in (*FORMATS, config.source, config.path):
-        raise UserError(
-            f"data.unknown_source={config.unknown_source!r} is a format or the data set itself; name another data set, "
-            "an npz or a folder"
-        )
-    if config.partition == "natural" or config.partition_file:
+    if config.unknown_classes and (config.partition == "natural" or config.partition_file):
         which = "data.partition_file" if config.partition_file else "data.partition='natural'"
         raise UserError(f"{which} says who holds what, but unknown images are dealt to clients; leave one of them out")
 
 
-def set_apart(dataset: Dataset, other: Dataset | None, config: Any) -> Dataset:
+def set_apart(dataset: Dataset, config: Any) -> Dataset:
     """Labels unknown training images with `UNKNOWN` and separates unknown test images.
 
     Args:
         dataset: the data set.
-        other: a second data set, all of whose images are unknown; None: there is none.
         config: the `data` section. It reads `unknown_classes`.
 
     Returns:
-        The data set with the remaining classes, renumbered in their order. Training images of the second data set
-        follow its own; test images are those of known classes, and `unknown_test` holds the others.
+        The data set with the remaining classes, renumbered in their order. Test images are those of known classes, and
+        `unknown_test` holds the others.
 
     Raises:
-        UserError: there is no such class, fewer than two classes or no unknown test images remain, or the second data
-            set has inputs of another shape or meaning.
+        UserError: there is no such class, or fewer than two classes or no unknown test images remain.
     """
     number, unknown = dataset.num_classes, np.array(sorted(config.unknown_classes), int)
     kept = np.setdiff1d(np.arange(number), unknown)
@@ -64,21 +48,12 @@ def set_apart(dataset: Dataset, other: Dataset | None, config: Any) -> Dataset:
         )
     renumbered = np.full(number, UNKNOWN, np.int32)
     renumbered[kept] = np.arange(len(kept))
-    x_train, y_train, y_test = (
-        dataset.x_train,
-        *(np.where(y < 0, -1, renumbered[y]).astype(np.int32) for y in (dataset.y_train, dataset.y_test)),
-    )
+    y_train, y_test = (np.where(y < 0, -1, renumbered[y]).astype(np.int32) for y in (dataset.y_train, dataset.y_test))
     apart = dataset.x_test[y_test == UNKNOWN]
-    if other is not None:
-        _check_alike(dataset, other, config.unknown_source)
-        x_train = np.concatenate([x_train, other.x_train])
-        y_train = np.concatenate([y_train, np.full(len(other.x_train), UNKNOWN, np.int32)])
-        apart = np.concatenate([apart, other.x_test])
     if not len(apart):
         raise UserError("no test image is of an unknown class, so nothing could tell how well the model knows them")
     names = dataset.class_names or tuple(map(str, range(number)))
     return dataset._replace(
-        x_train=x_train,
         y_train=y_train,
         x_test=dataset.x_test[y_test != UNKNOWN],
         y_test=y_test[y_test != UNKNOWN],
@@ -87,25 +62,6 @@ def set_apart(dataset: Dataset, other: Dataset | None, config: Any) -> Dataset:
         unknown_test=apart,
         test_rows=None if dataset.test_rows is None else dataset.test_rows[y_test != UNKNOWN],
     )
-
-
-def _check_alike(dataset: Dataset, other: Dataset, source: str) -> None:
-    """Raises a UserError unless two data sets have inputs of one shape and one meaning."""
-
-    known_tokens = dataset.details.get("num_tokens", 0)
-
-    def meaning(of: Dataset) -> list[Any]:
-        shapes = [(x.dtype.name, *x.shape[1:]) for x in (of.x_train, of.x_test)]
-        # A second data set may have fewer tokens, but no others.
-        num_tokens = max(known_tokens, of.details.get("num_tokens", 0))
-        return [of.kind, *shapes, *map(of.details.get, _MEANINGS), num_tokens]
-
-    names = ("kind", "training inputs", "test inputs", *_MEANINGS, "numbers of tokens")
-    for what, ours, theirs in zip(names, meaning(dataset), meaning(other)):
-        if ours != theirs:
-            raise UserError(
-                f"data.unknown_source={source!r} has other {what} than the data: {theirs!s:.80}, not {ours!s:.80}"
-            )
 
 
 def deal_unknown(labels: np.ndarray, partition: Partition, config: Any, seed: int) -> Partition:

@@ -145,8 +145,7 @@ class RunRecords(NamedTuple):
         """The values of fields that identify the examples: runs in which they differ cannot be compared."""
         data = self.config["data"]
         which = ("source", "path", "image_size", "fit", "test_path", "label_column", "text_column")
-        unknown = tuple(data["unknown_classes"]), data["unknown_source"]
-        return (*(data[name] for name in which), *unknown)
+        return (*(data[name] for name in which), tuple(data["unknown_classes"]))
 
     def class_counts(self) -> dict[str, np.ndarray]:
         """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read."""

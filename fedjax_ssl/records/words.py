@@ -4,7 +4,6 @@ from typing import Any
 
 from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.data.federated import num_attackers
-from fedjax_ssl.data.unknown import has_unknown
 
 
 def labels_revealed(config: Any) -> bool:
@@ -73,12 +72,8 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
 def unknown_images(config: Any) -> str:
     """Which of the clients' images are of no class of the model, in words; '' if there are none."""
     data = config["data"]
-    if not has_unknown(data):
+    if not data["unknown_classes"]:
         return ""
     classes = ", ".join(map(str, data["unknown_classes"]))
-    of = [
-        f"the class{'es' if ',' in classes else ''} {classes}" if classes else "",
-        data["unknown_source"].rpartition("/")[2],
-    ]
-    which = " and ".join(filter(None, of))
+    which = f"the class{'es' if ',' in classes else ''} {classes}"
     return f"{100 * data['unknown_share']:.4g} % of the clients' images are unknown to the model, of {which}"

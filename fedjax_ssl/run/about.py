@@ -7,7 +7,6 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.config import add_section, base_config, for_seed
-from fedjax_ssl.data.unknown import has_unknown
 from fedjax_ssl.engine.measures import OPEN_SET, words_of
 from fedjax_ssl.methods import METHODS, find_method
 
@@ -29,4 +28,4 @@ def about(config: ConfigDict) -> dict[str, Any]:
 
 def measures_of(config: Any) -> dict[str, str]:
     """What is measured besides accuracy and loss: names of metrics, without that of the set, -> words."""
-    return {**words_of(config["eval_measures"]), **(OPEN_SET if has_unknown(config["data"]) else {})}
+    return {**words_of(config["eval_measures"]), **(OPEN_SET if config["data"]["unknown_classes"] else {})}

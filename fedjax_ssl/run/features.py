@@ -19,9 +19,9 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.base.files import expanded, private_cache, refuse_link, replaced
-from fedjax_ssl.data import SOURCES, Dataset, feature_statistics, load_dataset
+from fedjax_ssl.data import Dataset, feature_statistics, load_dataset
 from fedjax_ssl.data.kinds import IMAGE
-from fedjax_ssl.data.unknown import has_unknown, set_apart
+from fedjax_ssl.data.unknown import set_apart
 from fedjax_ssl.models.encoders import ENCODED_TOGETHER, checksum, find_encoder, frozen
 from fedjax_ssl.ops.augment import image_views
 from fedjax_ssl.run.observe.clock import Doing, doing
@@ -44,22 +44,7 @@ def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None
         UserError: see `load_dataset`, `through_encoder` and `set_apart`.
     """
     dataset = through_encoder(config, load_dataset(config.data, tell))
-    if not has_unknown(config.data):
-        return dataset
-    source, other = config.data.unknown_source, None
-    if source:
-        second = config.data.copy_and_resolve_references()
-        second.normalisation = "own"
-        if source not in SOURCES:
-            second.source, second.path = "npz" if source.endswith(".npz") else "folder", source
-        else:
-            second.source, second.path = source, ""
-        try:
-            other = through_encoder(config, load_dataset(second, tell))
-        except UserError as error:
-            text = str(error).replace("data.path", "data.unknown_source")
-            raise UserError(f"unknown images: {text}") from error
-    return set_apart(dataset, other, config.data)
+    return set_apart(dataset, config.data) if config.data.unknown_classes else dataset
 
 
 def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:

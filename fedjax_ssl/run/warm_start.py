@@ -123,9 +123,8 @@ def _check_labels(
     config, ours = experiment.problem.config, dataset_facts(experiment.dataset)
     if labels_revealed(config) or facts.get("name") != ours["name"]:
         return
-    # Images of a second, unknown data set follow the others, and have no label.
-    number, same_unknown = facts.get("num_train"), theirs["data"]["unknown_source"] == config.data.unknown_source
-    if number is None or (number != ours["num_train"] and same_unknown):
+    number = facts.get("num_train")
+    if number is None or number != ours["num_train"]:
         warn(f"{where}its data of the same name have {number or '?'} training examples, those of this run "
              f"{ours['num_train']}; whether it saw labels that are hidden in this run is not known")  # fmt: skip
         return

@@ -45,9 +45,9 @@ RANGES = ranges()
 NUMBERS = {field for field, its_range in RANGES.items() if its_range.kind in (int, float)}
 FREE_TEXTS = named(
     ": init_from",
-    "data: source path partition_file unknown_source",
+    "data: source path partition_file",
     "encoder: weights",
-    "data: test_path label_column client_column ignore_columns text_column text_versions",
+    "data: test_path label_column client_column ignore_columns text_column",
     "model: name",
 )
 NEGATIVE = named(

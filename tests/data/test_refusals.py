@@ -70,8 +70,6 @@ UNREAD = [
     ({"classes_per_client": 0}, "data.classes_per_client must be at least 1"),
     ({"unknown_classes": (1,), "partition": "natural"}, "partition='natural' says who holds what"),
     ({"unknown_classes": (1,), "partition_file": "a.npz"}, "partition_file says who holds what"),
-    ({"unknown_source": "npz"}, "data.unknown_source='npz' is a format or the data set itself"),
-    ({"unknown_source": "a.npz", "source": "npz", "path": "a.npz"}, "is a format or the data set"),
     ({"unknown_classes": (-1,)}, "data.unknown_classes must be different whole numbers"),
     ({"unknown_share": 1.0}, "data.unknown_share must be at least 0 and below 1"),
     *(({"labels": "profile", "label_profile": profile}, words) for profile, words in (

@@ -62,15 +62,13 @@ def test_rows_of_the_test_set_are_those_of_its_file(tmp_path):
     assert dataset.test_rows.tolist() == [1, 3, 4] and dataset.x_test[:, 0].tolist() == [2, 4, 5]
 
 
-def test_texts_and_their_versions(tmp_path):
+def test_texts(tmp_path):
     text = "label,note\n" + "".join(f'{n % 2},"good {"film" if n % 2 else "book"}, isn\'t it"\n' for n in range(20))
-    versions = tmp_path / "v.csv"
-    versions.write_text("german\n" + "gut\n" * 20)
-    fields = {"text_column": "note", "ignore_columns": "", "text_length": 3, "text_versions": str(versions)}
-    dataset, _ = load(tmp_path, text, **fields)
+    dataset, _ = load(tmp_path, text, text_column="note", ignore_columns="", text_length=3)
     vocabulary = dataset.details["vocabulary"]
-    assert dataset.x_train.shape == (16, 2, 3) and vocabulary[:2] == ["good", "gut"] and "isn't" in vocabulary
-    assert dataset.x_test.shape == (4, 3) and np.all(dataset.x_train[:, 1] == [3, 0, 0])
+    assert vocabulary[0] == "good" and set(vocabulary) == {"good", "film", "book", "isn't", "it"}
+    assert dataset.x_train.shape == (16, 3) and dataset.x_test.shape == (4, 3)
+    assert np.all(dataset.x_train[:, 0] == 2)
 
 
 @pytest.mark.parametrize(

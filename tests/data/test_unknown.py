@@ -11,32 +11,26 @@ from fedjax_ssl.data.unknown import UNKNOWN, set_apart
 from fedjax_ssl.data.views import Views, most_images
 from fedjax_ssl.records.clients import client_sizes
 from fedjax_ssl.records.words import unknown_images
-from fedjax_ssl.run.features import read_data
 from tests.helpers.partitions import data_config
 
 NUM_TRAIN, NUM_TEST, CLIENTS = 400, 60, 6
 
 
-def small_dataset(fill=None, number=NUM_TRAIN):
-    """Five classes in an order of their own; an image has its row's number in its first pixels."""
+def small_dataset():
+    """Five classes in an order of their own."""
     rng = np.random.default_rng(0)
-    x = (
-        rng.integers(0, 256, (number, 4, 4, 1), np.uint8)
-        if fill is None
-        else np.full((number, 4, 4, 1), fill, np.uint8)
-    )
-    test = rng.integers(0, 256, (NUM_TEST, 4, 4, 1), np.uint8) if fill is None else x[:7]
-    y, y_test = rng.permutation(np.arange(number) % 5), rng.permutation(np.arange(len(test)) % 5)
+    x, test = (rng.integers(0, 256, (number, 4, 4, 1), np.uint8) for number in (NUM_TRAIN, NUM_TEST))
+    y, y_test = (rng.permutation(np.arange(number) % 5) for number in (NUM_TRAIN, NUM_TEST))
     return Dataset("small", x, y.astype(np.int32), test, y_test.astype(np.int32), 5, (0.5,), (0.5,), flip=False)
 
 
 def unknown_config(**fields):
-    fields = {"unknown_classes": (), "unknown_source": "", "unknown_share": 0.25} | fields
+    fields = {"unknown_classes": (), "unknown_share": 0.25} | fields
     return data_config(**{"server_labels": 12, "examples_per_client": 20} | fields)
 
 
 def divided(config, seed=0, dataset=None):
-    dataset = dataset or set_apart(small_dataset(), None, config)
+    dataset = dataset or set_apart(small_dataset(), config)
     return dataset, make_partition(dataset.y_train, dataset.num_classes, config, CLIENTS, seed)
 
 
@@ -44,7 +38,7 @@ def test_named_classes_are_set_apart():
     """Class 0, 2 and 4 become 0, 1 and 2; a label that nobody knows stays one; training images stay where they are."""
     dataset = small_dataset()
     dataset.y_train[5] = -1
-    found = set_apart(dataset, None, unknown_config(unknown_classes=(3, 1)))
+    found = set_apart(dataset, unknown_config(unknown_classes=(3, 1)))
     expected = {-1: -1, 0: 0, 1: UNKNOWN, 2: 1, 3: UNKNOWN, 4: 2}
     assert found.y_train.tolist() == [expected[label] for label in dataset.y_train.tolist()]
     assert found.num_classes == 3 and found.class_names == ("0", "2", "4") and found.x_train is dataset.x_train
@@ -54,58 +48,11 @@ def test_named_classes_are_set_apart():
     assert found.y_test.tolist() == [expected[label] for label in dataset.y_test[is_known].tolist()]
 
 
-def test_all_of_a_second_data_set_is_unknown():
-    """Besides unknown classes of the first one, or alone."""
-    dataset, other = small_dataset(), small_dataset(fill=200, number=90)
-    for classes, at_test in (((), 0), ((4,), 12)):
-        found = set_apart(dataset, other, unknown_config(unknown_classes=classes, unknown_source="other.npz"))
-        assert (found.y_train[NUM_TRAIN:] == UNKNOWN).all() and (found.x_train[NUM_TRAIN:] == 200).all()
-        assert len(found.y_train) == NUM_TRAIN + 90 and np.sum(found.y_train[:NUM_TRAIN] == UNKNOWN) == 80 * len(
-            classes
-        )
-        assert len(found.unknown_test) == at_test + 7 and len(found.x_test) == NUM_TEST - at_test
-    narrow = other._replace(x_train=other.x_train[:, :3])
-    with pytest.raises(UserError, match=r"'other.npz' has other training inputs than the data: .* 3, 4, 1\), not "):
-        set_apart(dataset, narrow, unknown_config(unknown_source="other.npz"))
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "line"),
-    [
-        ({"vocabulary": ["a", "b"]}, {"vocabulary": ["b", "a"]}, "other vocabulary than the data"),
-        ({"num_tokens": 10}, {"num_tokens": 20}, "other numbers of tokens than the data: 20, not 10"),
-    ],
-)
-def test_a_second_data_set_of_another_meaning_is_refused(ours, theirs, line):
-    text = small_dataset()._replace(kind="text")
-    config = unknown_config(unknown_source="other.npz")
-    set_apart(text._replace(details=ours), text._replace(details=ours), config)
-    with pytest.raises(UserError, match=line):
-        set_apart(text._replace(details=ours), text._replace(details=theirs), config)
-
-
-def test_a_run_reads_its_second_data_set(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (30, 8, 8), np.uint8)
-    labels = np.arange(30) % 3
-    np.savez(tmp_path / "other.npz", x_train=images, y_train=labels, x_test=images[:9], y_test=labels[:9])
-    config = base_config()
-    config.data.source, config.data.unknown_source = "digits", str(tmp_path / "other.npz")
-    found = read_data(config)
-    np.testing.assert_array_equal(found.x_train[found.y_train == UNKNOWN], images[..., None])
-    np.testing.assert_array_equal(found.unknown_test, images[:9, ..., None])
-    assert found.num_classes == 10 and found.name == "digits"
-    config.data.unknown_source = ""
-    assert read_data(config).unknown_test is None
-    config.data.unknown_source = "nowhere.npz"
-    with pytest.raises(UserError, match=r"unknown images: data\.unknown_source=nowhere\.npz does not exist"):
-        read_data(config)
-
-
 @pytest.mark.parametrize("labels", ["server", "clients", "some_clients"])
 def test_clients_hold_the_same_known_images_whatever_their_share_of_unknown_ones(labels):
     """They are those of the data set without its unknown images; server, validation and labels have none of these."""
     fields = {"unknown_classes": (0, 4), "labels": labels, "labelled_clients": 2, "validation": 9}
-    dataset = set_apart(small_dataset(), None, unknown_config(**fields))
+    dataset = set_apart(small_dataset(), unknown_config(**fields))
     rows = np.flatnonzero(dataset.y_train != UNKNOWN)
     alone = make_partition(dataset.y_train[rows], 3, unknown_config(**fields), CLIENTS, 0)
     for share in (0.0, 0.25, 0.5):
@@ -134,7 +81,7 @@ def test_unknown_images_are_dealt_regardless_of_their_classes():
         y_test=np.where(np.isin(dataset.y_test, (1, 3)), 4 - dataset.y_test, dataset.y_test),
     )
     assert np.any(other.y_train != dataset.y_train)
-    held = [hold(*divided(config, dataset=set_apart(each, None, config)), seed=0) for each in (dataset, other)]
+    held = [hold(*divided(config, dataset=set_apart(each, config)), seed=0) for each in (dataset, other)]
     for first, second in zip(*held):
         np.testing.assert_array_equal(first, second)
 
@@ -180,6 +127,6 @@ def test_what_the_data_set_does_not_have(fields, words):
 def test_unknown_images_in_words():
     config = base_config()
     assert unknown_images(config) == ""
-    config.data.unknown_classes, config.data.unknown_source = (7, 8), "folder/other.npz"
-    expected = "25 % of the clients' images are unknown to the model, of the classes 7, 8 and other.npz"
+    config.data.unknown_classes = (7, 8)
+    expected = "25 % of the clients' images are unknown to the model, of the classes 7, 8"
     assert unknown_images(config) == expected

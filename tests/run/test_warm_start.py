@@ -190,12 +190,6 @@ class Refused:
         line = "that run was trained on 3 labels that are hidden in this one"
         return {"data.reveal_labels": False, "init_from": str(folder / "honest")}, line
 
-    def of_a_partition_beside_unknown_images(folder):
-        fields, line = Refused.of_a_partition(folder)
-        images, labels = np.zeros((90, 8, 8), np.uint8), np.arange(90) % 3
-        np.savez(folder / "others.npz", x_train=images, y_train=labels, x_test=images[:9], y_test=labels[:9])
-        return {**fields, "data.unknown_source": str(folder / "others.npz")}, line
-
     def of_pixels_scale(folder):
         return {"data.normalisation": "none"}, "data.normalisation is 'own' there, and 'none' here"
 

@@ -28,7 +28,6 @@ def data_fields() -> Section:
     section.client_column = ""  # csv or 'datasets': column of each row's client, for the partition 'natural'
     section.ignore_columns = ""  # csv: columns to leave out, separated by commas
     section.text_column = ""  # csv: column of texts to classify; '': rows of numbers and categories
-    section.text_versions = ""  # a second csv with as many rows, whose columns are versions of the texts
     section.text_length = whole(64, least=1)  # tokens of a text; longer texts are cut
     section.vocabulary = whole(5000, least=1)  # largest number of words; the most frequent ones are kept
     section.weak_views = whole(1, least=1)  # number of weak views: the first ones of features or texts with V views
@@ -59,8 +58,6 @@ def data_fields() -> Section:
     section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class
     # Classes that clients hold and the model does not know, such as (7, 8, 9); see docs/how_to/unknown_classes.md.
     section.unknown_classes = several((), whole(least=0), distinct=True)
-    # A second data set with unknown images only: a name of data.source, an npz file or a folder.
-    section.unknown_source = ""
     # Share of unknown images at each client, in addition to examples_per_client.
     section.unknown_share = real(0.25, least=0, below=1)
     of_dirichlet = ("dirichlet_clients", "dirichlet_pairs", "dirichlet_classes")
