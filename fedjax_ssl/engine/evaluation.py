@@ -16,8 +16,6 @@ from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
 
 RULE = "pseudo_label_accuracy_"  # prefix of the name of a labelling rule
-# (logits or features [n, ...], labels int32 [n]) -> measures, by name.
-Measure = Callable[[jax.Array, jax.Array], dict[str, jax.Array]]
 
 
 def measured_images(data: FederatedData, hidden_labels: jax.Array) -> tuple[str, jax.Array, jax.Array]:
@@ -32,96 +30,45 @@ def measured_images(data: FederatedData, hidden_labels: jax.Array) -> tuple[str,
     return "test", data.test_inputs, data.test_labels
 
 
-def evaluate(
-    network: Network,
-    model: Model,
-    name: str,
-    images: jax.Array,
-    labels: jax.Array,
-    batch_size: int | None,
-    more: Measure | None = None,
-    of_features: Measure | None = None,
-) -> dict[str, jax.Array]:
-    """Evaluates the classifier on a set of images, without augmentation.
-
-    Args:
-        network: the architecture.
-        model: the global model.
-        name: the set's name.
-        images: uint8 [n, H, W, C].
-        labels: int32 [n].
-        batch_size: images in a batch; None: a number that is fast on the platform.
-        more: further measures, (logits [n, C], labels) -> values by name.
-        of_features: further measures of the backbone's features [n, F].
+def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Metrics:
+    """Evaluates a model without augmentation on the validation images, or on the test set if there are none.
 
     Returns:
-        `<name>_accuracy`, from 0 to 1; `<name>_loss`, the mean cross-entropy in nats; and the further measures, with
-        `<name>_` before their names.
+        `SET_accuracy`, from 0 to 1; `SET_loss`, the mean cross-entropy in nats; with the same prefix the measures of
+        `config.eval_measures`, with unknown images those of `open_set`, and with crafted images `attacked_class`, the
+        share of `attack.from_class` that is taken for `attack.to_class`. And `attack_success`, the same share of the
+        attackers' targets.
     """
+    config, network, attack = problem.config, problem.network, problem.config.attack
+    names, size, num_classes = config.eval_measures, config.eval_batch_size, problem.num_classes
+    name, images, labels = measured_images(data, hidden_labels)
 
     def describe(rows):
         outputs = network.predict(model, images[rows])
-        return outputs.logits, (outputs.features if of_features else ())
+        return outputs.logits, (outputs.features if "knn" in names else ())
 
-    outputs, features = map_batches(describe, jnp.arange(len(images)), batch_size)
-    others = {**(more(outputs, labels) if more else {}), **(of_features(features, labels) if of_features else {})}
-    return {
-        f"{name}_accuracy": jnp.mean(jnp.argmax(outputs, axis=-1) == labels),
-        f"{name}_loss": cross_entropy(outputs, labels, jnp.ones(len(labels), bool)),
-        **{f"{name}_{measured}": value for measured, value in others.items()},
+    logits, features = map_batches(describe, jnp.arange(len(images)), size)
+    predicted = jnp.argmax(logits, axis=-1)
+    counts = count_training_images(data, hidden_labels, num_classes) if "shots" in names else None
+    found = {
+        "accuracy": jnp.mean(predicted == labels),
+        "loss": cross_entropy(logits, labels, jnp.ones(len(labels), bool)),
+        **measure(names, logits, labels, counts),
     }
-
-
-def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Metrics:
-    """Evaluates the model on the validation images, or on the test set if there are none."""
-    name, images, labels = measured_images(data, hidden_labels)
-    more = _measures(problem, model, data, hidden_labels), _measures_of_features(problem, model, data)
-    measured = evaluate(problem.network, model, name, images, labels, problem.config.eval_batch_size, *more)
-    if data.attackers is None or data.attackers.targets is None:
-        return measured
-    logits = problem.network.predict(model, data.inputs[data.attackers.targets]).logits
-    return {**measured, "attack_success": jnp.mean(jnp.argmax(logits, axis=1) == problem.config.attack.to_class)}
-
-
-def _measures(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Measure:
-    """The function that computes further measures from logits.
-
-    They are the measures of `config.eval_measures`, those of unknown images, and the success of an attack on a class.
-    """
-    attack = problem.config.attack
-    names = problem.config.eval_measures
-    counts = count_training_images(data, hidden_labels, problem.num_classes) if "shots" in names else None
-    unknown = None
+    if "knn" in names:
+        known = network.predict_rows(model, data.inputs, data.server_index, size).features
+        of_known = data.visible_labels[data.server_index]
+        found["knn_accuracy"] = knn_accuracy(features, labels, known, of_known, num_classes)
     if data.unknown_inputs is not None:
-        rows, size = jnp.arange(len(data.unknown_inputs)), problem.config.eval_batch_size
-        unknown = problem.network.predict_rows(model, data.unknown_inputs, rows, size).logits
-
-    def measured(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-        found = measure(names, logits, labels, counts)
-        if unknown is not None:
-            found |= open_set(logits, labels, unknown)
-        if data.attackers is None or data.attackers.targets is None:
-            return found
+        rows = jnp.arange(len(data.unknown_inputs))
+        found |= open_set(logits, labels, network.predict_rows(model, data.unknown_inputs, rows, size).logits)
+    success = {}
+    if data.attackers is not None and data.attackers.targets is not None:
         attacked = labels == attack.from_class
-        wrong = attacked & (jnp.argmax(logits, axis=1) == attack.to_class)
-        return {**found, "attacked_class": jnp.sum(wrong) / jnp.sum(attacked)}
-
-    return measured
-
-
-def _measures_of_features(problem: Problem, model: Model, data: FederatedData) -> Measure | None:
-    """The function that compares features with those of the server's labelled images; None if no measure needs it."""
-    config, rows = problem.config, data.server_index
-    if "knn" not in config.eval_measures:
-        return None
-    known = problem.network.predict_rows(model, data.inputs, rows, config.eval_batch_size).features
-
-    def measured(features: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-        classes = problem.num_classes
-        shares = knn_accuracy(features, labels, known, data.visible_labels[rows], classes)
-        return {"knn_accuracy": shares}
-
-    return measured
+        found["attacked_class"] = jnp.sum(attacked & (predicted == attack.to_class)) / jnp.sum(attacked)
+        of_targets = network.predict(model, data.inputs[data.attackers.targets]).logits
+        success["attack_success"] = jnp.mean(jnp.argmax(of_targets, axis=1) == attack.to_class)
+    return {**{f"{name}_{measured}": value for measured, value in found.items()}, **success}
 
 
 def score_report(
