@@ -9,7 +9,7 @@ import pathlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,14 +28,10 @@ _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")  # 
 _MODES = {1: "L", 3: "RGB"}  # by the number of channels
 
 
-class Encoded(NamedTuple):
-    """An image file in memory."""
+class Encoded(Protocol):
+    """An image file inside another file. Its text, as `str` gives it, is for messages."""
 
-    name: str  # for messages
-    content: bytes
-
-    def __str__(self) -> str:
-        return self.name
+    def read(self) -> bytes: ...
 
 
 Picture = pathlib.Path | Encoded
@@ -185,7 +181,7 @@ def _open(picture: Picture) -> Iterator[Any]:
     """Opens an image; an error inside becomes a UserError that names the picture."""
     from PIL import Image  # Only this source needs it.
 
-    opened = io.BytesIO(picture.content) if isinstance(picture, Encoded) else picture
+    opened = picture if isinstance(picture, pathlib.Path) else io.BytesIO(picture.read())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about tags; unreadable images raise errors anyway

@@ -7,14 +7,14 @@ Arrow memory-maps the columns, and images are decoded only once, see `decode_onc
 
 import os
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import existing_path
-from fedjax_ssl.data.decoded import Encoded, decode_once
+from fedjax_ssl.data.decoded import decode_once
 from fedjax_ssl.data.tables import check_classes, check_column, find_class_names, find_owners, for_test, known_codes
 
 
@@ -53,7 +53,8 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
         raise UserError(
             f"{config.path} has no row {'to train on' if not len(rows['train']) else 'with a label to test'}"
         )
-    pictures = _Pictures(config.path, image, [(name, splits[name], rows[name]) for name in ("train", "test")])
+    encoded = {name: (_encoded(splits[name], image), f"{name} of {config.path}") for name in rows}
+    pictures = [_InRow(*encoded[name], int(row)) for name, own in rows.items() for row in own]
     known_by = f"{image} {label} {[_files(split, config.path) for split in splits.values()]}"
     images = decode_once(pictures, known_by, config.path, config.image_size, config.fit, tell)
     owners = None
@@ -71,34 +72,28 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
     }
 
 
-class _Pictures(Sequence[Encoded]):
-    """The images of selected rows of several splits, one split after the other."""
+class _InRow(NamedTuple):
+    """The image in a row of a split."""
 
-    def __init__(self, path: str, column: str, parts: list[tuple[str, Any, np.ndarray]]):
-        from datasets import Image
+    split: Any  # with the column of the encoded images alone
+    where: str  # the split's name and path, for messages
+    row: int
 
-        self._path, self._column = path, column
-        self._parts = [
-            (name, split.select_columns([column]).cast_column(column, Image(decode=False)), rows)
-            for name, split, rows in parts
-        ]
+    def __str__(self) -> str:
+        return f"row {self.row} of {self.where}"
 
-    def __len__(self) -> int:
-        return sum(len(rows) for _, _, rows in self._parts)
+    def read(self) -> bytes:
+        (image,) = self.split[self.row].values()
+        if not (image or {}).get("bytes"):
+            raise UserError(f"{self} has no image; save its bytes, or remove the row")
+        return image["bytes"]
 
-    def __getitem__(self, place: Any) -> Any:
-        for name, split, rows in self._parts:
-            if place < len(rows):
-                row = int(rows[place])
-                where = f"{self._path}: row {row} of {name}"
-                content = (split[row][self._column] or {}).get("bytes")
-                if not content:
-                    raise UserError(
-                        f"{where} has no image in column {self._column!r}; save its bytes, or remove the row"
-                    )
-                return Encoded(where, content)
-            place -= len(rows)
-        raise IndexError(place)
+
+def _encoded(split: Any, column: str) -> Any:
+    """A split with its column of images alone, as the bytes of their files."""
+    from datasets import Image
+
+    return split.select_columns([column]).cast_column(column, Image(decode=False))
 
 
 def _open(path: str) -> dict[str, Any]:

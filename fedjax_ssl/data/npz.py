@@ -1,6 +1,7 @@
 """Loads a user's data set from one npz file, or from four npy files, which are memory-mapped; checks it."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,8 @@ def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray])
 
 def names_in(path: str, field: str) -> list[str]:
     """The names of an npz file's arrays; see `read_arrays`."""
-    return list(_read(path, (), field)[1])
+    with _opened(path, field) as archive:
+        return archive.files
 
 
 def read_arrays(
@@ -116,7 +118,9 @@ def read_arrays(
     Raises:
         UserError: the file is missing, is not an npz, or lacks a key; or an array cannot be read.
     """
-    arrays, has = _read(path, None if keys is None else (*keys, *optional), field)
+    with _opened(path, field) as archive:
+        has = archive.files
+        arrays = {key: np.asarray(archive[key]) for key in has if keys is None or key in (*keys, *optional)}
     missing = [key for key in keys or () if key not in has]
     if missing:
         raise UserError(
@@ -126,23 +130,19 @@ def read_arrays(
     return arrays
 
 
-def _read(path: str, keys: tuple[str, ...] | None, field: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Those of the named arrays that an npz file has, all if `keys` is None; and the names of all its arrays."""
-    file, key = existing_path(path, field, "file", "an npz file"), ""
+@contextlib.contextmanager
+def _opened(path: str, field: str) -> Iterator[np.lib.npyio.NpzFile]:
+    """Opens an npz file; an error inside becomes a UserError that names the file."""
+    file = existing_path(path, field, "file", "an npz file")
     try:
         with file.open("rb") as opened, np.lib.npyio.NpzFile(opened, allow_pickle=False) as archive:
-            arrays = {}
-            for key in archive.files:
-                if keys is None or key in keys:
-                    arrays[key] = archive[key]
-                    if not isinstance(arrays[key], np.ndarray):  # NumPy gives the bytes of any other member
-                        raise ValueError("it is not an array")
-            return arrays, archive.files
+            yield archive
     except Exception as error:  # The errors of zipfile, its decoders and NumPy have no common base.
-        what = f": {key} cannot be read" if key else " is not an npz file"
         # Not NumPy's advice to unpickle.
         reason = "it holds Python objects" if "allow_pickle" in str(error) else first_line(error)
-        raise UserError(f"{_place(field, path)}{what} ({reason}); write it with np.savez, numbers only") from error
+        raise UserError(
+            f"{_place(field, path)} cannot be read as an npz file ({reason}); write it with np.savez, numbers only"
+        ) from error
 
 
 def _place(field: str, path: str) -> str:

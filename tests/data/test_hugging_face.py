@@ -137,4 +137,4 @@ def test_what_is_wrong_is_one_line(tmp_path):
     broken = split_of(0, [0, 1] * 5, ["a"] * 10).to_dict()
     broken["img"][3] = {"bytes": b"no image", "path": None}
     datasets.Dataset.from_dict(broken, features=FEATURES).save_to_disk(tmp_path / "broken")
-    says(tmp_path / "broken", "row 3 of train cannot be read as an image")
+    says(tmp_path / "broken", "row 3 of train of", "cannot be read as an image")

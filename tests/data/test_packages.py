@@ -60,21 +60,6 @@ def test_a_corpus_is_tokenised_by_its_training_texts(monkeypatch, tmp_path):
     assert dataset.y_train.tolist() == [1, 0]
 
 
-def test_a_file_of_medmnist_by_name(tmp_path):
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for part, number in {"train": 30, "val": 6, "test": 9}.items():
-        arrays[f"{part}_images"] = rng.integers(0, 256, (number, 28, 28, 3), np.uint8)
-        arrays[f"{part}_labels"] = (np.arange(number) % 3)[:, None].astype(np.uint8)
-    np.savez(tmp_path / "bloodmnist.npz", **arrays)
-    dataset = load(source="medmnist/bloodmnist", path=str(tmp_path))
-    assert dataset.name == "bloodmnist" and dataset.x_train.shape == (30, 28, 28, 3) and dataset.num_classes == 3
-    with pytest.raises(UserError, match=r"pathmnist\.npz does not exist; put the file there"):
-        load(source="medmnist/pathmnist", path=str(tmp_path))
-    with pytest.raises(UserError, match=r"data\.source is 'medmnist/chestmnist'"):
-        load(source="medmnist/chestmnist")
-
-
 def test_parquet_is_read_as_csv_is(tmp_path):
     rows = {"age": [20.5 + n if n % 7 else None for n in range(20)], "who": list("ab") * 10, "label": [0, 1] * 10}
     frame = pandas.DataFrame(rows)

@@ -57,21 +57,11 @@ def test_digits():
     labels = np.concatenate([digits.y_train, digits.y_test])
     key = lambda images, labels: sorted(map(tuple, np.column_stack([np.round(images), labels]).astype(int)))  # noqa: E731
     assert key(ours, labels) == key(original.data, original.target)
-
-
-def test_digits_statistics_normalise_the_training_images():
-    digits = load_dataset(data_config("digits"))
     normalised = (digits.x_train / 255 - digits.mean) / digits.std
     assert abs(normalised.mean()) < 1e-12 and abs(normalised.std() - 1) < 1e-12
-
-
-def test_pixels_may_stay_between_0_and_1(tmp_path):
-    digits = load_dataset(data_config("digits", normalisation="none"))
-    assert digits.mean == (0.0,) and digits.std == (1.0,)
-    standardised = load_dataset(data_config("digits"))
-    np.testing.assert_array_equal(digits.x_train, standardised.x_train)
-    coloured = load_dataset(data_config(path=write(tmp_path), flip=True, normalisation="none"))
-    assert coloured.mean == (0.0,) * 3 and coloured.std == (1.0,) * 3 and coloured.flip and coloured.num_classes == 3
+    raw = load_dataset(data_config("digits", normalisation="none"))
+    assert raw.mean == (0.0,) and raw.std == (1.0,)
+    np.testing.assert_array_equal(raw.x_train, digits.x_train)
 
 
 def test_statistics_of_a_constant_channel_divide_by_one():
@@ -108,52 +98,41 @@ def test_npz_round_trip(tmp_path, channels, label_dtype):
     np.savez(tmp_path / "mine.npz", **arrays)
     dataset = load_dataset(data_config(path=tmp_path / "mine.npz", flip=True))
     count = channels[0] if channels else 1
-    assert dataset.x_train.shape == (9, 5, 6, count) and dataset.x_test.shape == (4, 5, 6, count)
-    np.testing.assert_array_equal(dataset.x_train.reshape(arrays["x_train"].shape), arrays["x_train"])
-    np.testing.assert_array_equal(dataset.y_test, arrays["y_test"])
-    assert dataset.y_train.dtype == dataset.y_test.dtype == np.int32
+    for name, given in arrays.items():
+        found = getattr(dataset, name)
+        assert found.dtype == (np.uint8 if name[0] == "x" else np.int32)
+        np.testing.assert_array_equal(found, given.reshape(*given.shape[:3], count) if name[0] == "x" else given)
     assert dataset.num_classes == 3 and dataset.flip is True and dataset.name == "mine"
-    assert dataset.class_names == ("0", "1", "2")
-    assert len(dataset.mean) == len(dataset.std) == count
+    assert dataset.class_names == ("0", "1", "2") and len(dataset.mean) == len(dataset.std) == count
     assert load_dataset(data_config(path=tmp_path / "mine.npz")).flip is False
 
 
-def test_npz_classes_may_be_missing_from_one_of_the_splits(tmp_path):
-    only_in_test = write(tmp_path, y_test=np.array([3, 0, 1, 2]))
-    assert load_dataset(data_config(path=only_in_test)).num_classes == 4
-    only_in_train = write(tmp_path, y_test=np.zeros(4, int))
-    assert load_dataset(data_config(path=only_in_train)).num_classes == 3
+@pytest.mark.parametrize(("y_test", "number"), [([3, 0, 1, 2], 4), ([0, 0, 0, 0], 3)])
+def test_npz_classes_may_be_missing_from_one_of_the_splits(tmp_path, y_test, number):
+    assert load_dataset(data_config(path=write(tmp_path, y_test=np.array(y_test)))).num_classes == number
 
 
 def write_medmnist(folder, channels=(), **changes):
     """The small arrays as MedMNIST lays them out: grey images have no channel axis, labels a second one of one."""
     small = small_arrays(channels=channels)
+    names = {"x_train": "train_images", "y_train": "train_labels", "x_test": "test_images", "y_test": "test_labels"}
     arrays = {
-        "train_images": small["x_train"],
-        "train_labels": small["y_train"].astype(np.uint8)[:, None],
-        "val_images": 255 - small["x_train"],
-        "val_labels": np.full((9, 1), 7, np.uint8),
-        "test_images": small["x_test"],
-        "test_labels": small["y_test"].astype(np.uint8)[:, None],
+        name: small[key] if key[0] == "x" else small[key].astype(np.uint8)[:, None] for key, name in names.items()
     }
+    arrays |= {"val_images": 255 - small["x_train"], "val_labels": np.full((9, 1), 7, np.uint8)}
     arrays = {key: value for key, value in (arrays | changes).items() if value is not None}
-    np.savez_compressed(folder / "organ.npz", **arrays)
-    return folder / "organ.npz", small
+    np.savez_compressed(folder / "bloodmnist.npz", **arrays)
+    return folder / "bloodmnist.npz", small
 
 
 @pytest.mark.parametrize("channels", [(), (3,)])
 def test_a_file_of_medmnist_without_its_validation_images(tmp_path, channels):
     path, small = write_medmnist(tmp_path, channels)
-    dataset = load_dataset(data_config(path=path))
-    for array, key in ((dataset.x_train, "x_train"), (dataset.x_test, "x_test")):
-        assert array.shape == (len(small[key]), 5, 6, 3 if channels else 1)
-        np.testing.assert_array_equal(array.reshape(small[key].shape), small[key])
-    for array, key in ((dataset.y_train, "y_train"), (dataset.y_test, "y_test")):
-        assert array.dtype == np.int32 and array.tolist() == small[key].tolist()
-    assert dataset.num_classes == 3 and dataset.name == "organ"
-    np.testing.assert_allclose(dataset.mean, (small["x_train"] / 255).reshape(-1, len(dataset.mean)).mean(axis=0))
-    without, _ = write_medmnist(tmp_path, val_images=None, val_labels=None)
-    assert load_dataset(data_config(path=without)).x_train.shape == (9, 5, 6, 1)
+    for config in (data_config(path=path), data_config("medmnist/bloodmnist", tmp_path)):
+        dataset = load_dataset(config)
+        assert dataset.num_classes == 3 and dataset.name == "bloodmnist" and len(dataset.mean) == (channels or (1,))[0]
+        for name, expected in small.items():
+            np.testing.assert_array_equal(np.reshape(getattr(dataset, name), expected.shape), expected)
 
 
 @pytest.mark.parametrize(
@@ -166,11 +145,8 @@ def test_a_file_of_medmnist_without_its_validation_images(tmp_path, channels):
 def test_bad_files_of_medmnist(tmp_path, changes, parts):
     path, _ = write_medmnist(tmp_path, **changes)
     expect_line(path, parts)
-
-
-def test_of_two_layouts_in_a_file_the_librarys_counts(tmp_path):
-    path = write(tmp_path, **{key: value + 1 for key, value in np.load(write_medmnist(tmp_path)[0]).items()})
-    assert load_dataset(data_config(path=path)).y_train.tolist() == small_arrays()["y_train"].tolist()
+    with pytest.raises(UserError, match=r"pathmnist\.npz does not exist; put the file there"):
+        load_dataset(data_config("medmnist/pathmnist", tmp_path))
 
 
 ZEROS = np.zeros
@@ -197,7 +173,7 @@ BAD_ARRAYS = {
         {"x_train": ZEROS((9, 32, 2), np.float32), "x_test": ZEROS((4, 32, 2), np.float32)},
         ["x_test has 32 views of each example", "x_test[:, 0]", "save 32 x 2 numbers as [N, 64]"],
     ),
-    "pickled objects": ({"y_train": np.array([{}] * 9, dtype=object)}, ["y_train cannot be read", "Python objects"]),
+    "pickled objects": ({"y_train": np.array([{}] * 9, dtype=object)}, ["it holds Python objects"]),
 }
 
 
@@ -211,7 +187,7 @@ def expect_line(path, parts, source="npz", given=None):
     with pytest.raises(UserError) as error:
         load_dataset(data_config(source, given or path))
     message = str(error.value)
-    assert "\n" not in message and str(path) in message
+    assert "\n" not in message and str(path) in message and "pickle" not in message.replace(str(path), "")
     for part in parts:
         assert part in message
 
@@ -221,30 +197,23 @@ def test_npz_file_that_is_none(tmp_path):
     expect_line(tmp_path / "absent.npz", ["does not exist"])
     expect_line("x" * 150 + "/" + "y" * 5000, ["cannot be read"])
     expect_line(tmp_path, ["is a folder"])
-    text = tmp_path / "text.npz"
-    text.write_text("not an archive\nat all")
-    expect_line(text, ["is not an npz file", "np.savez"])
-    (tmp_path / "nothing.npz").touch()
-    expect_line(tmp_path / "nothing.npz", ["is not an npz file"])
-    np.save(tmp_path / "one.npy", np.zeros(3))
-    expect_line(tmp_path / "one.npy", ["is not an npz file"])
+    for content in (b"not an archive\nat all", b"", pickle.dumps({"x_train": 1})):
+        (tmp_path / "file.npz").write_bytes(content)
+        expect_line(tmp_path / "file.npz", ["cannot be read as an npz file", "np.savez"])
 
 
 def test_npz_that_is_cut_or_damaged(tmp_path):
     path = write(tmp_path)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    expect_line(path, ["is not an npz file"])
+    expect_line(path, ["cannot be read as an npz file"])
     position = content.index(small_arrays()["x_train"].tobytes())
     path.write_bytes(content[:position] + bytes([content[position] ^ 255]) + content[position + 1 :])
-    expect_line(path, ["x_train cannot be read"])
-
-
-def test_npz_with_a_member_that_is_no_array(tmp_path):
+    expect_line(path, ["cannot be read as an npz file (Bad CRC", "x_train"])
     path = write(tmp_path, x_train=None)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("x_train.npy", b"GIF89a and so on")
-    expect_line(path, ["x_train cannot be read"])
+    expect_line(path, ["x_train is |S16"])
 
 
 def save(folder, **changes):
@@ -268,15 +237,6 @@ def test_npy_files_are_mapped_and_equal_an_npz(tmp_path):
     assert not isinstance(other.y_train, np.memmap)
 
 
-def test_npy_of_features(tmp_path):
-    features = {key: np.random.default_rng(0).normal(size=(n, 5)) for key, n in (("x_train", 9), ("x_test", 4))}
-    config = data_config("npy", save(tmp_path, **features))
-    config.weak_views = 1
-    read = load_dataset(config)
-    assert read.kind == "features" and read.x_train.dtype == np.float32
-    np.testing.assert_allclose(read.x_test, features["x_test"], rtol=1e-6)
-
-
 def test_npy_folder_that_is_none(tmp_path):
     expect_line(tmp_path / "absent", ["does not exist", "x_train.npy"], "npy")
     expect_line(write(tmp_path), ["is a file, not a folder"], "npy")
@@ -295,15 +255,6 @@ def test_a_home_folder_that_nobody_has(tmp_path, monkeypatch):
     expect_line("~nosuchuser/x.npz", ["'~nosuchuser/x.npz' begins with a home folder that is not known"])
     monkeypatch.setenv("HOME", str(write(tmp_path).parent))
     assert len(load_dataset(data_config(path="~/data.npz")).x_train)
-
-
-def test_npz_never_advises_to_load_pickles(tmp_path):
-    path = tmp_path / "pickle.npz"
-    path.write_bytes(pickle.dumps({"x_train": 1}))
-    for file in (path, write(tmp_path, y_train=np.array([{}] * 9, dtype=object))):
-        with pytest.raises(UserError) as error:
-            load_dataset(data_config("npz", file))
-        assert "pickle" not in str(error.value).replace(str(file), "")
 
 
 def test_unknown_source_lists_the_known_ones():
@@ -326,8 +277,6 @@ def test_a_field_that_the_source_would_ignore(tmp_path, fields, line):
     config.update(fields)
     with pytest.raises(UserError, match=line):
         load_dataset(config)
-    config.unknown_source = "mnist"  # which may read it
-    assert load_dataset(config).num_classes == 3
 
 
 def test_real_mnist():
