@@ -26,6 +26,7 @@ from fedjax_ssl.report.run_report import _mistakes
 from fedjax_ssl.run.experiment import make_method, make_problem
 from fedjax_ssl.run.validation import validate
 from fedjax_ssl.serve.predictor import load, predict_file
+from tests.helpers.stub import make_stub_config
 from tests.helpers.tiny_methods import make_config
 
 CLASSES, FEATURES, LENGTH = 3, 6, 5
@@ -66,8 +67,6 @@ def files(tmp_path_factory):
             "data.partition": "natural",
             "num_clients": 8,
             "data.labels": "clients",
-            "fixmatch.server": "alternate",
-            "model.statistics": "cohort",
         },
     }
 
@@ -154,8 +153,7 @@ def test_transformers_refuse_statistics_of_a_batch(files, policy):
 
 def test_a_csv_with_few_labels_trains_a_federation_by_its_column(files, tmp_path):
     """Labels stay in their rows, their number need not be given, and `predict` writes a csv."""
-    config = config_of("fixmatch", {**files["labels where they are"], "num_rounds": 1, "clients_per_round": 4}, "table")
-    config.log.tensorboard = config.log.report = False
+    config = make_stub_config(**files["labels where they are"], **{"num_rounds": 1, "log.tensorboard": False})
     train(config, tmp_path / "run")
     facts = json.loads((tmp_path / "run" / "dataset.json").read_text())
     assert facts["columns"] == ["age", "colour"] and facts["categories"] == [None, ["blue", "green", "red"]]

@@ -1,15 +1,11 @@
 """'profile': a share of labels for each client, of which the other places of labels are special cases to the bit."""
 
-import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl.data import make_partition, save_partition
+from fedjax_ssl.data import clients_may_have_labels, make_partition, save_partition, server_has_labels
 from fedjax_ssl.data.partition_file import arrays_of
-from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.run.validation import validate
 from tests.helpers.partitions import LABELS, assert_no_row_twice, data_config, sizes_of
-from tests.helpers.tiny_methods import build, make_config
 
 CLIENTS = 20
 UNEVEN = {"partition": "dirichlet_classes", "alpha": 0.3}
@@ -54,42 +50,21 @@ def test_equal_shares_are_labels_at_every_client(share):
     assert_same(profile((share,) * CLIENTS), drawn(labels="clients", labelled_share=share))
 
 
+def test_a_method_cannot_tell_a_special_case():
+    """Programs depend on these two answers alone: methods get no other word about who has labels."""
+    one = {"label_profile": (0.3,) * CLIENTS, "server_labels": 0}
+    for labels, fields in {"server": {"label_profile": (0,) * CLIENTS}, "clients": one, "some_clients": one}.items():
+        given, same = data_config(labels=labels), data_config(labels="profile", **fields)
+        for tells in (server_has_labels, clients_may_have_labels):
+            assert tells(given) == tells(same), (labels, tells)
+
+
 @pytest.mark.parametrize("rule", ["random", "most_classes"])
 def test_shares_of_zero_and_one_are_labels_at_some_clients(rule):
     some = drawn(labels="some_clients", labelled_clients=3, labelled_rule=rule)
     shares = wholly_labelled(some)
     assert sum(shares) == 3
     assert_same(profile(shares), some)
-
-
-def test_a_method_cannot_tell_a_special_case():
-    """FixMatch, whose clients' program depends on who may have labels: the same data, the same program."""
-    some = wholly_labelled(build(make_config("fixmatch", "some_clients", tiny=False)).partition)
-    cases = {
-        "server": ((0,) * 8, {"data.server_labels": 40}),
-        "clients": ((0.3,) * 8, {"data.labelled_share": 0.3, "data.server_labels": 0}),
-        "some_clients": (some, {"data.server_labels": 0}),
-    }
-    texts = set()
-    for labels, (shares, fields) in cases.items():
-        found = []
-        for word in (labels, "profile"):
-            config = make_config("fixmatch", word, tiny=False)
-            config.update_from_flattened_dict(
-                {**fields, "model.statistics": "cohort", "data.labels": word, "data.label_profile": shares}
-            )
-            validate(config)
-            experiment = build(config)
-            round_fn = jax.jit(make_round(experiment.problem, experiment.method, lanes=1))
-            arguments = experiment.state_shape, experiment.data, experiment.hidden_labels
-            # The program of 'some_clients' is that of 'clients': it does not know who has labels.
-            text = "" if labels == "some_clients" else round_fn.lower(*arguments).as_text()
-            found.append((text, (experiment.data, experiment.hidden_labels)))
-        (text, data), (other_text, other_data) = found
-        assert text == other_text
-        jax.tree.map(np.testing.assert_array_equal, data, other_data)
-        texts.add(text)
-    assert len(texts - {""}) == 2  # with labels at the server, and at clients
 
 
 # --- Beyond them. ----------------------------------------------------------------------------------------------------

@@ -47,17 +47,6 @@ def test_a_labelled_share_of_few_examples():
     assert labelled_counts(few, labels_of(2, 20), 2).sum(axis=1).tolist() == [1] * 4  # 1.25 down
 
 
-def test_a_labelled_share_is_drawn_at_random_within_the_client():
-    """Over many clients each class is labelled to the same share, within what chance allows."""
-    partition = make_labelled(100, labelled_share=0.2, alpha=0.5)
-    all_of, labelled = class_counts(partition, LABELS, 10).sum(axis=0), labelled_counts(partition).sum(axis=0)
-    deviation = np.sqrt(0.2 * 0.8 * all_of)
-    assert np.all(np.abs(labelled - 0.2 * all_of) < 4 * deviation)
-    # And not the first of each client's rows, which are in the order in which a method walks through them.
-    places = [np.flatnonzero(np.isin(rows, partition.labelled_rows)) / len(rows) for rows in partition.client_rows]
-    assert abs(np.concatenate(places).mean() - 0.5) < 0.02
-
-
 def test_labels_per_class():
     labels = labels_of(10, 2_000)
     partition = make_labelled(truth=labels, labels_per_class=3, alpha=0.3)

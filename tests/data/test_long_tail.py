@@ -34,13 +34,6 @@ def test_counts_of_a_tail_are_exact(largest, imbalance, num_classes):
     assert tail_counts(largest, -imbalance, num_classes).tolist() == counts.tolist()[::-1]
 
 
-def test_published_counts():
-    assert tail_counts(5000, 100, 10).tolist() == [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
-    of_cifar100 = tail_counts(500, 100, 100)
-    assert of_cifar100[:3].tolist() == [500, 477, 455] and of_cifar100[-3:].tolist() == [5, 5, 5]
-    assert of_cifar100.sum() == 10_847 and tail_counts(5000, 100, 10).sum() == 12_406
-
-
 def rows_of(partition):
     return np.concatenate([partition.server_index, *partition.client_rows])
 

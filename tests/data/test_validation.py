@@ -5,10 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from fedjax_ssl import UserError
-from fedjax_ssl.data import PARTITIONS, Dataset, Partition, federate, load_partition, make_partition, save_partition
+from fedjax_ssl.data import PARTITIONS, Dataset, Partition, federate, make_partition
 from fedjax_ssl.data import class_counts as who_holds_what
-from tests.helpers.partitions import LABELS, assert_no_row_twice, data_config, labels_of
+from tests.helpers.partitions import LABELS, assert_no_row_twice, data_config
 
 SETTINGS = ("server", "clients", "some_clients")
 
@@ -17,7 +16,7 @@ def draw(seed=3, **fields):
     return make_partition(LABELS, 10, data_config(**{"validation": 500, **fields}), 40, seed)
 
 
-@pytest.mark.parametrize(("scheme", "where"), zip(PARTITIONS, itertools.cycle(SETTINGS)))
+@pytest.mark.parametrize(("scheme", "where"), list(zip(PARTITIONS, itertools.cycle(SETTINGS))))
 def test_they_are_balanced_and_nobody_else_s(scheme, where):
     partition = draw(partition=scheme, labels=where, alpha=0.5)
     assert_no_row_twice(partition, len(LABELS))
@@ -50,25 +49,6 @@ def test_the_draw_is_a_stream_of_its_own_and_comes_first(where):
     shares = PARTITIONS["shards"](LABELS[rest], 40, data_config(), rng)
     for rows, share in zip(partition.client_rows, shares, strict=True):
         np.testing.assert_array_equal(rows, rest[rng.permutation(share)])
-
-
-def test_a_file_keeps_them_and_must_agree(tmp_path):
-    path, labels = tmp_path / "partition.npz", labels_of(10, 400)
-
-    def drawn(validation, **fields):
-        config = data_config(partition="iid", server_labels=10, validation=validation, **fields)
-        return make_partition(labels, 10, config, 5, 3)
-
-    save_partition(path, drawn(20))
-    for found in load_partition(path, 400, 5), drawn(20, partition_file=str(path)):
-        np.testing.assert_array_equal(found.validation_index, drawn(20).validation_index)
-        assert found.validation_index.dtype == np.int32
-    with np.load(path) as arrays:
-        without = {name: arrays[name] for name in arrays if name != "validation_index"}
-    np.savez(path, **without)
-    assert drawn(0, partition_file=str(path)).validation_index.shape == (0,)
-    with pytest.raises(UserError, match=r"has 0 validation images, which does not fit data.validation=20"):
-        drawn(20, partition_file=str(path))
 
 
 @pytest.mark.parametrize("bound", [{}, {"reveal_labels": True}, {"centralised": True}])

@@ -125,38 +125,19 @@ def test_the_python_loop_is_the_same():
     assert loop.lane_steps == FIRST.sum() + SECOND[part].sum()
 
 
-@pytest.mark.parametrize("part", [np.ones(10, bool), np.arange(10) % 3 > 0, np.zeros(10, bool)])
-def test_a_phase_without_any_step_makes_the_upload(part):
+@pytest.mark.parametrize(
+    ("first", "part"),
+    [(FIRST, np.ones(10, bool)), (FIRST, np.arange(10) % 3 > 0), (FIRST, np.zeros(10, bool)), (NONE, NONE > 0)],
+)
+def test_a_phase_without_any_step_makes_the_upload(first, part):
     """Who takes part is finished as it started; who does not sends zeros, and keeps its memory of the first phase."""
-    result = train(FIRST, NONE, part)
-    x, visits = by_hand(FIRST, NONE, part)
+    result = train(first, NONE, part)
+    x, visits = by_hand(first, NONE, part)
     np.testing.assert_allclose(result.upload["x"], x, atol=1e-5)
     np.testing.assert_array_equal(result.took_part, part[CLIENTS])
     np.testing.assert_array_equal(result.memory_of_steps["visits"], visits)
-    np.testing.assert_array_equal(result.num_steps, FIRST[CLIENTS])
-
-
-def test_who_has_steps_may_take_no_part():
-    """It makes none of them, and takes nobody's place in the queue."""
-    part = np.arange(10) > 6  # of those who do not, some have more steps than those who do
-    result = train(NONE, SECOND, part)
-    x, visits = by_hand(NONE, SECOND, part)
-    np.testing.assert_allclose(result.upload["x"], x, atol=1e-5)
-    np.testing.assert_array_equal(result.memory_of_steps["visits"], visits)
-    np.testing.assert_array_equal(result.num_steps, np.where(part, SECOND, 0)[CLIENTS])
-
-
-def test_memory_is_handed_from_phase_to_phase():
-    """2 + 3 steps on a counter of 10 + client give 15 + client."""
-    result = train(np.full(10, 2), np.full(10, 3), np.ones(10, bool))
-    np.testing.assert_array_equal(result.memory_of_steps["visits"], 15 + CLIENTS)
-
-
-def test_nobody_takes_part():
-    result = train(NONE, NONE, np.zeros(10, bool))
-    assert not np.any(result.took_part) and np.all(np.asarray(result.upload["x"]) == 0)
-    np.testing.assert_array_equal(result.memory_of_steps["visits"], 10 + CLIENTS)
     np.testing.assert_array_equal(result.memory_of_labels["seen"], CLIENTS + 2)
+    np.testing.assert_array_equal(result.num_steps, first[CLIENTS])
 
 
 def test_keys_are_of_client_and_group():

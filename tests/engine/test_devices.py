@@ -11,14 +11,9 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import train
-from fedjax_ssl.config import for_seed
-from fedjax_ssl.data import stack_seeds
-from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.lanes import deal
-from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.run.experiment import build_experiments, initialise
 from tests.helpers.kept_programs import keep_programs
-from tests.helpers.runs import ROOT, SMALL, make_fedanchor_config, make_tiny_config
+from tests.helpers.runs import ROOT, make_tiny_config
 from tests.helpers.stub import make_stub_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -71,30 +66,6 @@ def test_jobs_are_dealt_longest_first_to_the_idlest(groups, jobs, devices):
     np.testing.assert_array_equal(deal(jnp.array(num_steps, jnp.int32), 1)[0], np.arange(jobs))
     for row in dealt:
         assert sorted(row[row < jobs]) == list(range(jobs))
-
-
-def test_seeds_in_one_program_equal_runs_of_their_own():
-    less = {**SMALL, "fedanchor.client_mixup": False, "fedanchor.contrastive": False, "server.epochs": 0}
-    config = make_fedanchor_config(**less, **{"confidence.threshold": 0.5, "seeds": (0, 3)})
-    experiments = build_experiments([for_seed(config, seed) for seed in config.seeds], [None, None])
-    first = experiments[0]
-    assert all(e.data.inputs is first.data.inputs for e in experiments)
-    states = [jax.jit(lambda data: initialise(first, data))(e.data) for e in experiments]
-    round_fn = make_round(first.problem, first.method, 3)
-    alone_fn = jax.jit(round_fn)
-    alone = [alone_fn(state, e.data, first.hidden_labels) for state, e in zip(states, experiments)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    together, result = jax.jit(over_seeds(round_fn))(
-        stacked, stack_seeds([e.data for e in experiments]), first.hidden_labels
-    )
-    for number, (state, own) in enumerate(alone):
-        for mine, reference in zip(jax.tree.leaves(together), jax.tree.leaves(state)):
-            np.testing.assert_allclose(mine[number], reference, atol=1e-4)
-        for name in ("local_steps", "uploads", "test_accuracy", "qualified_accuracy"):
-            np.testing.assert_allclose(result.metrics[name][number], own.metrics[name], atol=2e-3)
-    # One queue for both: fewer idle lane steps than two queues have.
-    assert int(result.lane_steps[0]) <= sum(int(own.lane_steps) for _, own in alone)
-    assert not np.allclose(alone[0][1].metrics["local_steps"], 0)
 
 
 def test_several_seeds_through_train(tmp_path, stub_run):

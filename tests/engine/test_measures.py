@@ -139,20 +139,6 @@ def test_training_images_are_counted_once():
     assert count_training_images(without, truth, 3).tolist() == [1, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("eval_measures", ("f1",), r"different words of balanced_accuracy, .*, not \('f1',\)"),
-        ("eval_measures", ("auc", "auc"), "must be different words"),
-    ],
-)
-def test_impossible_measures(field, value, words):
-    config = base_config()
-    config[field] = value
-    with pytest.raises(UserError, match=words):
-        validate(config)
-
-
 def knn_by_hand(features, known, known_labels, neighbours, num_classes):
     """Image by image and neighbour by neighbour."""
     found = []

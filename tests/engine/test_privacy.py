@@ -108,19 +108,9 @@ def test_epsilon_of_the_whole_federation_is_the_gaussian_mechanism_s():
             expected = gaussian_epsilon(rounds / (2 * z**2), 1e-5, orders)
             assert one.epsilon(rounds) <= expected * 1.0001  # it has more orders
             assert one.epsilon(rounds) > 0.9 * expected
-
-
-def test_epsilon_falls_with_noise_and_with_smaller_cohorts_and_grows_with_rounds():
-    base = accountant(**{"privacy.cohorts": "poisson"})
-    assert base.epsilon(10) < base.epsilon(100)
-    assert accountant(**{"privacy.cohorts": "poisson", "privacy.noise": 2.0}).epsilon(10) < base.epsilon(10)
-    assert accountant(**{"privacy.cohorts": "poisson", "clients_per_round": 2}).epsilon(10) < base.epsilon(10)
-    assert accountant(**{"privacy.cohorts": "poisson", "privacy.delta": 1e-3}).epsilon(10) < base.epsilon(10)
-    assert base.epsilon(10) < accountant(**{"privacy.cohorts": "fixed"}).epsilon(10)
     # The bound for cohorts without replacement is never above that of asking everybody.
-    everybody = accountant(**{"privacy.cohorts": "fixed", "clients_per_round": 100}).epsilon(100)
-    assert accountant(**{"privacy.cohorts": "fixed", "clients_per_round": 50}).epsilon(100) <= everybody
-    assert make_accountant(make_tiny_config()) is None
+    everybody, half = (accountant(**{"privacy.cohorts": "fixed", "clients_per_round": size}) for size in (100, 50))
+    assert half.epsilon(100) <= everybody.epsilon(100) and make_accountant(make_tiny_config()) is None
 
 
 def poisson_epsilon(q, z, rounds, delta):

@@ -93,9 +93,14 @@ def test_all_turns_start_from_one_broadcast_and_arrive_together():
     other = one._replace(model=Model({"classifier": jnp.float32(7)}, {}))
     data = [federation(), federation(seed=6)]
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves), one, other)
-    together, _ = jax.jit(over_seeds(round_fn))(both, stack_seeds(data), jnp.array(TRUTH))
-    alone = [jax.jit(round_fn)(state, of_seed, jnp.array(TRUTH))[0] for state, of_seed in zip((one, other), data)]
+    together, of_both = jax.jit(over_seeds(round_fn))(both, stack_seeds(data), jnp.array(TRUTH))
+    alone_fn = jax.jit(round_fn)
+    alone, of_each = zip(*(alone_fn(state, of_seed, jnp.array(TRUTH)) for state, of_seed in zip((one, other), data)))
     jax.tree.map(np.testing.assert_array_equal, together, jax.tree.map(lambda *leaves: np.stack(leaves), *alone))
+    for name in ("local_steps", "uploads", "test_accuracy"):
+        np.testing.assert_array_equal(of_both.metrics[name], [result.metrics[name] for result in of_each])
+    # One queue for both seeds: 16 jobs' steps in two lanes, which wait less for one another than in two queues.
+    assert of_both.lane_steps[0] <= sum(result.lane_steps for result in of_each)
 
 
 def test_a_client_draws_anew_in_each_turn():
