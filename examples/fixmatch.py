@@ -14,6 +14,7 @@ from optax import softmax_cross_entropy_with_integer_labels as cross_entropy
 
 from fedjax_ssl import base_config
 from fedjax_ssl.data import dataset_facts, load_dataset, make_partition
+from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.models.network import build_network
 
 
@@ -50,7 +51,7 @@ def main(rounds=20, rng=np.random.default_rng(0)):  # noqa: B008
     config.model.update(name="cnn", normalisation="group")
     data = load_dataset(config.data)
     partition = make_partition(data.y_train, data.num_classes, config.data, num_clients=20, seed=0)
-    network = build_network(config, dataset_facts(data))
+    network = build_network(config, dataset_facts(data), KINDS[IMAGE])
     model, train = network.init(jax.random.key(0)), make_client(network, optax.sgd(0.03, momentum=0.9), threshold=0.8)
     shifted = lambda images: np.roll(images, rng.integers(-1, 2, 2), axis=(1, 2))  # noqa: E731
     for number in range(1, rounds + 1):

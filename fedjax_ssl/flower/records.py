@@ -21,7 +21,7 @@ from fedjax_ssl.records.workdir import CHECKPOINTS, FLOWER, METRICS, TIMINGS, Wo
 from fedjax_ssl.run.about import about
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.observe.summary import summarise, to_record
-from fedjax_ssl.run.observe.wire import Traffic
+from fedjax_ssl.run.wire import Traffic
 
 COUNTED = Traffic(0, 0, 0, 0, 0)  # the bytes are among the metrics
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError, known_are
 from fedjax_ssl.base.imports import is_own
-from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.models.cnn import LeNet, SmallCNN
 from fedjax_ssl.models.heads import CLASSIFIER_INITS, Heads, Linear, Outputs, heads_drawn
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
@@ -58,18 +57,18 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "linear": NoBackbone,
     "transformer": Transformer,
 }
-# The kinds of inputs that a backbone takes, see `fedjax_ssl.data.kinds`. Backbones that are not listed take images.
+# The inputs that a backbone takes, by `Kind.noun` of `fedjax_ssl.data.kinds`. Those that are not listed take images.
 _TAKE = {
-    "mlp": (IMAGE, "features", "table"),
-    "linear": (IMAGE, "features", "table"),
-    "transformer": ("text",),
+    "mlp": ("images", "feature vectors", "rows"),
+    "linear": ("images", "feature vectors", "rows"),
+    "transformer": ("texts",),
 }
 
 _OF_ANY_WIDTH = (ResNet, ResNet9, Mlp, Transformer, ViT)
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
-def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
+def build_model(config, num_classes, heads=None, taken="images", of_inputs=None):
     """Builds the model that a configuration names.
 
     Args:
@@ -78,7 +77,7 @@ def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
           and `dtype` (of the computation, 'float32' or 'bfloat16'; parameters are float32).
         num_classes: number of classes.
         heads: name -> function from the `model` section to the head's factory, see `Heads`; None: no heads.
-        kind: name of the kind of inputs, see `fedjax_ssl.data.kinds`.
+        taken: what the inputs are called, see `Kind.noun` of `fedjax_ssl.data.kinds`.
         of_inputs: keyword arguments for the backbone's factory that follow from the inputs; None: none.
 
     Returns:
@@ -95,9 +94,9 @@ def build_model(config, num_classes, heads=None, kind=IMAGE, of_inputs=None):
             "see docs/how_to/own_backbone.md"
         )
     factory = functools.partial(build_backbone, config.name) if own else BACKBONES[config.name]
-    if not own and kind not in _TAKE.get(config.name, (IMAGE,)):
-        fit = [name for name in BACKBONES if kind in _TAKE.get(name, (IMAGE,))]
-        raise UserError(f"model.name={config.name} is not for {KINDS[kind].noun}; those for them: {', '.join(fit)}")
+    if not own and taken not in _TAKE.get(config.name, ("images",)):
+        fit = [name for name in BACKBONES if taken in _TAKE.get(name, ("images",))]
+        raise UserError(f"model.name={config.name} is not for {taken}; those for them: {', '.join(fit)}")
     backbone = factory(normalisation=config.normalisation, dtype=_DTYPES[config.dtype], **(of_inputs or {}))
     if config.width and not isinstance(backbone, _OF_ANY_WIDTH):
         raise UserError(f"model.name={config.name} has a width of its own, so leave model.width 0")

@@ -7,7 +7,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.data.kinds import Inputs, kind_name, kind_of
 from fedjax_ssl.models import Outputs, build_model, check_backbone, heads_drawn, is_own
 from fedjax_ssl.models.normalisation import pooled_statistics
 from fedjax_ssl.ops.batches import map_batches
@@ -24,7 +23,7 @@ class Network(NamedTuple):
     """
 
     module: nn.Module  # the Flax module, a `Heads`
-    inputs: Inputs  # the kind of examples, and their conversion to the module's input
+    inputs: Any  # what a backbone takes of an example, see `fedjax_ssl.data.kinds.Inputs`
     # Policy of batch normalisation, one of `POLICIES`; 'group' or 'none' if the backbone has no statistics.
     normalisation: str
     embedding: str = ""  # name of the head whose outputs represent an image; '': the backbone's features
@@ -131,7 +130,7 @@ class Network(NamedTuple):
         }
 
 
-def _taken(inputs: Inputs) -> jax.ShapeDtypeStruct:
+def _taken(inputs: Any) -> jax.ShapeDtypeStruct:
     """Shape and dtype of a backbone's input for one example, [1, ...]."""
     return jax.eval_shape(inputs.to_network, jax.ShapeDtypeStruct((1, *inputs.shape), jnp.float32))
 
@@ -156,6 +155,7 @@ def _overlaid(fresh: Any, given: Any) -> Any:
 def build_network(
     config,
     facts: Mapping[str, Any],
+    kind: Any,
     heads: Mapping[str, Callable[..., Any]] | None = None,
     embedding: str = "",
     companions: Mapping[str, Callable[..., Any]] = {},
@@ -167,6 +167,7 @@ def build_network(
         config: the configuration.
         facts: facts of the data set, see `fedjax_ssl.data.dataset_facts`; the number of classes and the entries for
             its kind are read.
+        kind: the kind of the inputs, see `fedjax_ssl.data.kinds.kind_of`.
         heads: the method's heads, see `build_model`.
         embedding: name of the head whose outputs represent an image; '': the features.
         companions: name -> function from the configuration to the heads of a companion, name -> factory, see `Heads`.
@@ -176,8 +177,8 @@ def build_network(
     Raises:
         UserError: a name is unknown, or a user's own backbone cannot be used.
     """
-    section, inputs = config.model, kind_of(facts).inputs(facts)
-    module = build_model(section, facts["num_classes"], heads, kind_name(facts), getattr(inputs, "keywords", {}))
+    section, inputs = config.model, kind.inputs(facts)
+    module = build_model(section, facts["num_classes"], heads, kind.noun, getattr(inputs, "keywords", {}))
     if backbone is not None:
         module = module.clone(backbone=backbone)
     own = is_own(section.name)

@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from fedjax_ssl.base.errors import printable
 from fedjax_ssl.base.files import replace_file
-from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.words import describe_model
@@ -92,12 +91,11 @@ def _data(run: RunRecords) -> dict[str, str]:
     else:
         shape = " x ".join(map(str, run.input_shape)) + _PARTS[run.kind]
     held_out = f", {data['validation']:,} of them held out for validation" if run.measured == "validation" else ""
-    drawn = f" ({data['server_draw']})" if server_has_labels(data) else ""
     rows = {
         "data set": _name(run),
         noun: f"{shape}, {dataset.get('num_classes', '?')} classes",
         "training set": f"{dataset.get('num_train', '?')} {noun}{held_out}",
-        "labels": f"{run.who_has_labels()}{drawn}",
+        "labels": run.who_has_labels(),
         "division": f"{_division(data)}, seed {config['seed']}",
         "test set": f"{dataset.get('num_test', '?')} {noun}",
     }

@@ -219,7 +219,7 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: boo
         raise UserError(f"method={config.method} {entry.images_alone}, but the data are {kind.noun}")
     views = kind.views(config, facts)
     network = build_network(
-        config, facts, entry.heads_of(config), entry.embedding, entry.companions, backbone_of(config)
+        config, facts, kind, entry.heads_of(config), entry.embedding, entry.companions, backbone_of(config)
     )
     return Problem(
         config,

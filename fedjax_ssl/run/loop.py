@@ -17,11 +17,11 @@ from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.feed import Feed
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.observe.summary import to_record, to_timing
-from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.privacy import make_accountant
 from fedjax_ssl.run.programs import DISPATCH_CAPACITY
 from fedjax_ssl.run.stopping import Stop
 from fedjax_ssl.run.warm_start import WarmStart
+from fedjax_ssl.run.wire import bytes_per_client
 
 DISPATCH_SECONDS = 1.0  # target duration of a dispatch, during which progress is not shown and signals wait
 

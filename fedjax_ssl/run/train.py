@@ -19,6 +19,7 @@ from fedjax_ssl.data import class_counts, save_partition
 from fedjax_ssl.data.kinds import IMAGE
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
+from fedjax_ssl.methods import find_method
 from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
@@ -253,7 +254,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             *([] if program.client_tests is None else [TestClients(machine, group, program.client_tests, memories)]),
             WriteRecords(written),
             FeedTrackers(trackers),
-            *([progress, Advise(config, group)] if written else []),
+            *([progress, Advise(find_method(config.method).advice(config), len(runs))] if written else []),
             StopOnFailure(runs),
             SaveSnapshots(group, program.snapshots, config.snapshot_rounds),  # on every host: it computes
             *([SaveCheckpoints(group, checkpoints, memories, every, signals)] if written else []),

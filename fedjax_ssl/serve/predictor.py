@@ -146,7 +146,9 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
             its_range.check(f"{folder / CONFIG}: {field}", config.model[field.partition(".")[2]])
     if config.encoder.adapters.rank and "weights" in facts:
         _check_weights(config.encoder, facts)
-    network = build_network(config, facts, entry.heads_of(config), entry.embedding, backbone=backbone_of(config))
+    network = build_network(
+        config, facts, kind_of(facts), entry.heads_of(config), entry.embedding, backbone=backbone_of(config)
+    )
     if any(map(is_own, (config.method, config.model.name))) and (changed := changed_files(folder)):
         print(f"warning: {folder} was trained with another {', '.join(changed)}", file=sys.stderr, flush=True)
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError
+from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.engine.evaluation import score_pseudo_labels
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models.network import build_network
@@ -136,7 +137,7 @@ def test_statistics_together_are_those_of_all_that_is_present(data):
     fields = {"model.name": TINY_BACKBONE, "model.normalisation": "running", "data.labels": "clients"}
     problem = small_problem("fixmatch", **fields)
     facts = {"num_classes": 3, "image_shape": (2, 2, 1), "mean": (0.0,), "std": (1.0,)}
-    problem = problem._replace(network=build_network(problem.config, facts))
+    problem = problem._replace(network=build_network(problem.config, facts, KINDS[IMAGE]))
     phase, (small, small_phase) = phases_of(METHODS["fixmatch"].factory(problem))[0], fixmatch("clients")
     work = prepare(small_phase, sent_down(small), data, A_FEW).work
     received = sent_down(small)._replace(model=jax.jit(problem.network.init)(jax.random.key(0)))

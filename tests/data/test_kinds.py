@@ -236,7 +236,7 @@ def test_views_of_texts_delete_and_mask(files):
 
 def test_padding_changes_no_output_of_a_transformer(files):
     config = config_of("fixmatch", files["text"], "text")
-    network = build_network(config, {**dataset_facts(load_dataset(config.data)), "shape": [LENGTH + 3]})
+    network = build_network(config, {**dataset_facts(load_dataset(config.data)), "shape": [LENGTH + 3]}, KINDS["text"])
     model, predict = jax.jit(network.init)(jax.random.key(0)), jax.jit(network.predict)
     text = jnp.array([[1, 4, 2, 0, 0, 0, 0, 0], [0] * 8], jnp.int32)
     other = text.at[0, 5].set(7)
@@ -254,7 +254,7 @@ def test_mixup_of_texts_averages_embeddings_place_by_place(files, order, monkeyp
     monkeypatch.setattr(text, "DELETED", 0.0)
     config = config_of("fixmatch", files["text"], "text")
     facts = dataset_facts(load_dataset(config.data))
-    network = build_network(config, facts)
+    network = build_network(config, facts, kind_of(facts))
     model, predict = jax.jit(network.init)(jax.random.key(0)), jax.jit(network.predict)
     a, b = jnp.array([[1, 4, 0, 0, 0]], jnp.int32), jnp.array([[3, 2, 5, 0, 0]], jnp.int32)
     weak = kind_of(facts).views(config, facts).weak

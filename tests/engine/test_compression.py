@@ -11,7 +11,7 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.untrusted.compression import compressed, compressed_bytes, int8, num_kept, remembers, top_k
 from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run.experiment import build_experiment
-from fedjax_ssl.run.observe.wire import bytes_per_client
+from fedjax_ssl.run.wire import bytes_per_client
 from tests.helpers.runs import make_tiny_config
 
 

@@ -12,8 +12,8 @@ from fedjax_ssl.engine.untrusted.delivery import LATE, LOST
 from fedjax_ssl.report.conditions import conditions
 from fedjax_ssl.run.experiment import initialise
 from fedjax_ssl.run.loop import to_record
-from fedjax_ssl.run.observe.wire import Traffic, bytes_per_client
 from fedjax_ssl.run.privacy import make_accountant
+from fedjax_ssl.run.wire import Traffic, bytes_per_client
 from tests.helpers.tiny_methods import build, compiled, make_config
 
 UNTRUSTED = {

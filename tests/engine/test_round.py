@@ -24,7 +24,7 @@ from fedjax_ssl.engine.interface import (
 from fedjax_ssl.engine.round import RoundKeys, _means, init_key, make_round, uniform
 from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.run.observe.wire import bytes_per_client
+from fedjax_ssl.run.wire import bytes_per_client
 from tests.helpers.toy_federation import (
     CLIENTS,
     TRUTH,

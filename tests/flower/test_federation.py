@@ -17,7 +17,7 @@ from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.observe.summary import to_record
-from fedjax_ssl.run.observe.wire import bytes_per_client
+from fedjax_ssl.run.wire import bytes_per_client
 from tests.helpers.flower_run import needs_flower, settings
 from tests.helpers.tiny_methods import compiled
 

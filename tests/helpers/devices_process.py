@@ -9,7 +9,7 @@ import sys
 
 import jax
 
-from fedjax_ssl.run.observe.wire import bytes_per_client
+from fedjax_ssl.run.wire import bytes_per_client
 
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 

@@ -14,6 +14,7 @@ from fedjax_ssl import State
 from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data.federated import Attackers
+from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedanchor import HEAD
 from fedjax_ssl.methods.fedanchor.client import (
@@ -24,7 +25,7 @@ from fedjax_ssl.methods.fedanchor.client import (
     leave_one_out_scores,
 )
 from fedjax_ssl.models.network import build_network
-from fedjax_ssl.run.observe.wire import bytes_per_client
+from fedjax_ssl.run.wire import bytes_per_client
 from fedjax_ssl.server import training
 from tests.helpers.linear_network import in_numpy
 from tests.helpers.small_problem import (
@@ -239,7 +240,7 @@ def test_table_4_comes_out_of_the_leaves(num_classes, rows):
     """Table 4: anchor embeddings over the model's parameters without the anchor head, downstream, in percent."""
     config = apply_arguments(base_config(), "fedanchor,resnet18")
     facts = {"num_classes": num_classes, "image_shape": (8, 8, 3), "mean": (0.0,) * 3, "std": (1.0,) * 3}
-    resnet = build_network(config, facts, METHODS["fedanchor"].heads, HEAD)
+    resnet = build_network(config, facts, KINDS[IMAGE], METHODS["fedanchor"].heads, HEAD)
     params = dict(jax.eval_shape(resnet.init, jax.random.key(0)).params)
     width = params.pop(HEAD)["kernel"].shape[1]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import base_config
+from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.engine.interface import Previous, State, Upload
 from fedjax_ssl.methods import METHODS, fedtrinet
 from fedjax_ssl.methods.fedtrinet import ACCEPTED, LOCAL, Extra
@@ -116,7 +117,7 @@ def test_the_head_part_is_the_first_block(name, blocks, expected):
     config = base_config()
     config.model.name = name
     facts = {"image_shape": (8, 8, 1), "num_classes": 3, "mean": (0.0,), "std": (1.0,)}
-    assert head_part(build_network(config, facts), blocks) == expected
+    assert head_part(build_network(config, facts, KINDS[IMAGE]), blocks) == expected
 
 
 def test_splicing_takes_parameters_and_statistics():

@@ -27,9 +27,9 @@ from fedjax_ssl.methods.entry import check_entry
 from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import build_experiment, initialise
-from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.train import checkpoint_interval
 from fedjax_ssl.run.validation import validate
+from fedjax_ssl.run.wire import bytes_per_client
 from tests.helpers.runs import make_fedanchor_config as make_tiny_config
 from tests.helpers.small_problem import CLASSES, SmallNetwork, federation, phases_of, sent_down, small_problem
 from tests.helpers.small_problem import train as train_client

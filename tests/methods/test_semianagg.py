@@ -8,6 +8,7 @@ import pytest
 from fedjax_ssl import base_config
 from fedjax_ssl.config import flatten
 from fedjax_ssl.data import dataset_facts, load_dataset
+from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.engine.interface import Previous, Received, State, Upload
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.semianagg import ANCHOR, COSINES, class_cosines, diversity
@@ -256,7 +257,7 @@ def test_the_anchor_is_one_untrained_network_of_the_seed(data):
     """ResNet-9 itself begins otherwise, with a variance of 1 / fan-in."""
     config = base_config()
     config.update_from_flattened_dict({"data.source": "digits", "model.name": "resnet9", "model.width": 8})
-    network = build_network(config, dataset_facts(load_dataset(config.data)))
+    network = build_network(config, dataset_facts(load_dataset(config.data)), KINDS[IMAGE])
     make = lambda network: jax.jit(lambda key: kaiming_model(network, key))(jax.random.key(0))  # noqa: E731
     anchor = make(network)
     again = make(network._replace(given=jax.tree.map(jnp.ones_like, anchor)))  # of a run with a trained model

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import dataset_facts, load_dataset
+from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.models import Projector
 from fedjax_ssl.models.network import _overlaid, build_network, companion_model, with_companion_statistics
 from fedjax_ssl.ops.sgd import Model
@@ -25,7 +26,8 @@ def networks(request):
     config = make_tiny_config(**{"model.name": TINY_BACKBONE, "model.normalisation": request.param})
     facts = dataset_facts(load_dataset(config.data))
     heads = {"projector": functools.partial(Projector, 8, 4, request.param)}
-    return build_network(config, facts, companions={"twin": lambda config: heads}), build_network(config, facts)
+    of_images = config, facts, KINDS[IMAGE]
+    return build_network(*of_images, companions={"twin": lambda config: heads}), build_network(*of_images)
 
 
 def test_the_first_network_does_not_see_its_companion(networks):

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data import Dataset, dataset_facts
+from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.models import BACKBONES, POLICIES, build_model
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.run.machine import find_machine
@@ -41,7 +42,7 @@ def network(name, image_shape=(8, 8, 1), **overrides):
     images, labels = np.zeros((2, *image_shape), np.uint8), np.zeros(2, np.int32)
     channels = image_shape[-1]
     dataset = Dataset("none", images, labels, images, labels, 10, (0.5,) * channels, (0.5,) * channels, False)
-    return build_network(config, dataset_facts(dataset))
+    return build_network(config, dataset_facts(dataset), KINDS[IMAGE])
 
 
 def write(path, *lines, call=None, fields=""):

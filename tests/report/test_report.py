@@ -231,7 +231,6 @@ def test_who_holds_labels_is_said_in_words(three_runs, tmp_path):
     for words, fields in SETTINGS.items():
         run = relabelled(folder, {**own, **fields}, COUNTS)
         assert f"Labels: {words}.\n" in model_card(run) and f"| labels | {words}" in model_card(run)
-        assert ("(balanced)" in model_card(run)) == ("at the server" in words or words.startswith("the server"))
         assert f"clients a round, {words}; {folder}" in lead_of(run)
         (folder / "class_counts.npz").unlink()  # the number of labels is unknown
         assert f"clients a round, {words.removesuffix(': 4 in all')}; {folder}" in lead_of(read_run(folder))

@@ -24,9 +24,9 @@ from fedjax_ssl.run.feed import WholeFeed
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, run_rounds
 from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.observe.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
-from fedjax_ssl.run.observe.wire import Traffic
 from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.train import group_runs
+from fedjax_ssl.run.wire import Traffic
 from tests.helpers.runs import make_tiny_config
 
 

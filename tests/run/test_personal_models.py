@@ -24,8 +24,8 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import figures, style
 from fedjax_ssl.run.client_tests import make_client_tests
 from fedjax_ssl.run.experiment import build_experiment
-from fedjax_ssl.run.observe.wire import bytes_per_client
 from fedjax_ssl.run.validation import validate
+from fedjax_ssl.run.wire import bytes_per_client
 from tests.helpers.runs import SMALL, make_fedanchor_config
 from tests.helpers.small_problem import phases_of
 from tests.helpers.toy_federation import CLIENTS, OneNumber, federation, problem, toy_method, toy_state

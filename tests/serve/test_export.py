@@ -19,6 +19,7 @@ import fedjax_ssl
 import launch
 from fedjax_ssl import UserError
 from fedjax_ssl.data import SOURCES, load_dataset
+from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.serve.export import hub, programs
 from fedjax_ssl.serve.export.formats import _flat
@@ -120,7 +121,8 @@ def test_onnx_runtime_gives_the_same_labels(export, predict, images):
 def random_cnn(images):
     """The network of model.name=cnn, a random model, and its probabilities for 100 images."""
     config = make_fedanchor_config()
-    network = build_network(config, {"image_shape": [8, 8, 1], "num_classes": 10, "mean": [0.3], "std": [0.4]})
+    facts = {"image_shape": [8, 8, 1], "num_classes": 10, "mean": [0.3], "std": [0.4]}
+    network = build_network(config, facts, KINDS[IMAGE])
     model = jax.jit(network.init)(jax.random.key(0))
     kernel = model.params["classifier"]["kernel"]
     far_apart = {**model.params["classifier"], "kernel": jax.random.normal(jax.random.key(1), kernel.shape)}

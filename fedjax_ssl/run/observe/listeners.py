@@ -6,12 +6,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import TrainingError
 from fedjax_ssl.data.federated import of_seed
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.methods import find_method
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.clients import save_client_tests, test_figures
 from fedjax_ssl.records.snapshots import save_snapshot
@@ -56,13 +54,12 @@ class FeedTrackers(Listener):
 
 
 class Advise(Listener):
-    """Warns once if no pseudo-label qualified for several rounds; first says what the method's entry advises."""
+    """Warns once if no pseudo-label qualified for several rounds; first says what the method advises."""
 
-    def __init__(self, config: ConfigDict, group: RunsTogether):
-        """Prints the method's advice for the configuration of the runs in training."""
-        self._without = [0] * len(group.runs)
+    def __init__(self, advice: str, num_runs: int):
+        """Prints the method's advice for the configuration of the runs in training, '' for none."""
+        self._without = [0] * num_runs
         self._has_warned = False
-        advice = find_method(config.method).advice(config)
         if advice:
             warn(advice)
 

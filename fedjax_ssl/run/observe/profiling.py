@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 from fedjax_ssl.base.devices import num_devices, use_platform
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import replace_file
-from fedjax_ssl.config import for_seed
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.tracing import num_jobs, one_job
@@ -62,7 +61,8 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
     check_folder("runs" if workdir is None else workdir)
     if workdir is not None and pathlib.Path(workdir).exists() and any(pathlib.Path(workdir).iterdir()):
         raise UserError(f"the folder {workdir} is not empty; a profile takes a fresh one")
-    config = for_seed(config, config.seeds[0] if config.seeds else config.seed)
+    config = config.copy_and_resolve_references()
+    config.seed, config.seeds = (config.seeds or (config.seed,))[0], ()
     config.rounds_per_dispatch = rounds  # they are one dispatch
     with doing("reading and dividing the data"):
         experiment = build_whole(config, "profile")

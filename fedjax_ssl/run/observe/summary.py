@@ -17,8 +17,8 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.words import labels_revealed, measured_each_round
 from fedjax_ssl.records.workdir import METRICS, METRICS_SUM, TIMINGS, Workdir
 from fedjax_ssl.run.about import measures_of
-from fedjax_ssl.run.observe.wire import Traffic
 from fedjax_ssl.run.privacy import Accountant
+from fedjax_ssl.run.wire import Traffic
 
 # The times in timings.jsonl: rounds, compilation, initialisation with pre-training, writing checkpoints.
 SECONDS = ("seconds", "compile_seconds", "init_seconds", "checkpoint_seconds")

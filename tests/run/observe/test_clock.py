@@ -6,10 +6,10 @@ import re
 import subprocess
 import sys
 import time
-import types
 
 import pytest
 
+from fedjax_ssl.methods import find_method
 from fedjax_ssl.run.loop import Turn
 from fedjax_ssl.run.observe import clock
 from fedjax_ssl.run.observe.clock import doing
@@ -64,7 +64,8 @@ def test_a_terminal_sees_at_once_what_a_command_does():
 
 def advice(capfd, rounds=(), runs=1, **fields):
     """The warnings over rounds, each given as the qualified labels of each run."""
-    listener = Advise(make_tiny_config(**fields), types.SimpleNamespace(runs=[None] * runs))
+    config = make_tiny_config(**fields)
+    listener = Advise(find_method(config.method).advice(config), runs)
     for number, qualified in enumerate(rounds, start=1):
         lines = [[{"round": number, "qualified_per_client": count}] for count in qualified]
         listener.take(Turn(number, False, None, lines, lines, [True] * runs))

@@ -11,7 +11,7 @@ from fedjax_ssl.records.snapshots import save_snapshot
 from fedjax_ssl.records.workdir import CLASS_COUNTS, METRICS, SNAPSHOTS, TIMINGS, Workdir
 from fedjax_ssl.run.about import about
 from fedjax_ssl.run.observe.summary import summarise, to_record
-from fedjax_ssl.run.observe.wire import Traffic
+from fedjax_ssl.run.wire import Traffic
 from tests.helpers.runs import make_tiny_config
 
 
