@@ -235,8 +235,9 @@ def hold(
     if attackers is not None and attack.kind == "poison":
         if dataset.kind != "image":
             raise UserError(f"attack.kind='poison' is for images; the data are {dataset.kind}")
-        crafted = poison(dataset, partition, np.flatnonzero(attackers.clients), visible_labels >= 0, attack, seed)
-        inputs, attackers = crafted.images, attackers._replace(targets=crafted.targets.astype(np.int32))
+        liars = np.flatnonzero(attackers.clients)
+        inputs, targets = poison(dataset, partition, liars, visible_labels >= 0, attack, seed)
+        attackers = attackers._replace(targets=targets)
     given = visible_labels[rows]
     return Holdings(
         inputs=inputs,

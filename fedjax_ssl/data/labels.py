@@ -57,7 +57,7 @@ def _check_profile(config: Any, num_clients: int) -> None:
     profile = config.label_profile
     drawn = len(profile) == 1 and isinstance(profile[0], str)
     for share in profile:
-        if not (_beta_of(share) if drawn else _is_share(share)):
+        if not (_beta_of(share) if drawn else isinstance(share, int | float) and 0 <= share <= 1):
             raise UserError(
                 "data.label_profile must be a share from 0 to 1 for each client, or a word such as beta(0.3,0.3) with "
                 f"two numbers from 0.001 to 1000; it has {share!r}"
@@ -66,10 +66,6 @@ def _check_profile(config: Any, num_clients: int) -> None:
         raise UserError(f"data.label_profile has {len(profile)} shares, but num_clients={num_clients}")
     if not server_has_labels(config) and not clients_may_have_labels(config):
         raise UserError("nobody has a label: every share of data.label_profile is 0, and so is data.server_labels")
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def _beta_of(word: str) -> tuple[float, float] | None:
@@ -92,21 +88,10 @@ def profile_of(config: Any, num_clients: int, rng: np.random.Generator) -> np.nd
 def draw_server_labels(
     labels: np.ndarray, server_labels: int, num_classes: int, rng: np.random.Generator, balanced: bool
 ) -> np.ndarray:
-    """Draws the labelled examples of the server.
-
-    Args:
-        labels: int [n], labels of the examples to draw from.
-        server_labels: number S of examples to draw.
-        num_classes: number of classes C.
-        rng: source of randomness.
-        balanced: whether exactly S / C examples of each class are drawn; otherwise classes are ignored.
-
-    Returns:
-        int32 [S], positions in `labels`, in random order.
+    """Draws the server's labelled examples among n, whose labels are int [n]: int32 [S], positions in random order.
 
     Raises:
-        UserError: S is more than n; or, if `balanced`, not a multiple of C, or S / C is more than the examples of a
-          class.
+        UserError: S is more than n; or, if `balanced`, S / C of each class is not possible.
     """
     if server_labels > len(labels):
         raise UserError(f"data.server_labels={server_labels} is more than the {len(labels)} training examples left")

@@ -27,16 +27,10 @@ def tail_counts(largest: int, imbalance: float, num_classes: int) -> np.ndarray:
 
 
 def cut_to_tail(labels: np.ndarray, num_classes: int, imbalance: float, rng: np.random.Generator) -> np.ndarray:
-    """Draws the examples that remain. With the same state of `rng`, a longer tail is a subset of a shorter one.
+    """Draws the examples that remain of labels int [n]: positions, ascending; all if the imbalance is 1 or -1.
 
-    Args:
-        labels: int [n], labels of the examples.
-        num_classes: number of classes C.
-        imbalance: see `tail_counts`; the largest class gets the size of the smallest one.
-        rng: source of randomness.
-
-    Returns:
-        Positions in `labels`, ascending; all positions if imbalance is 1 or -1.
+    The largest class of the tail gets the size of the smallest one, see `tail_counts`. With the same state of `rng`, a
+    longer tail is a subset of a shorter one.
 
     Raises:
         UserError: the imbalance would leave a class without images.
@@ -55,17 +49,10 @@ def cut_to_tail(labels: np.ndarray, num_classes: int, imbalance: float, rng: np.
 def draw_of_each_class(
     labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator, source: str, otherwise: str = ""
 ) -> np.ndarray:
-    """Draws positions of `counts` [C] examples of each class, class by class.
-
-    Args:
-        labels: int [n].
-        counts: int [C].
-        rng: source of randomness.
-        source: the field that sets the counts, as FIELD=VALUE, for messages.
-        otherwise: an alternative to lowering the field, for messages.
+    """Draws positions of `counts` [C] examples of each class, class by class, from labels int [n].
 
     Raises:
-        UserError: a class has fewer examples.
+        UserError: a class has fewer examples. The message names `source`, FIELD=VALUE, and an alternative, `otherwise`.
     """
     drawn = []
     for c, count in enumerate(counts):

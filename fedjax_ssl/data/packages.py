@@ -92,30 +92,19 @@ def _read_corpus(name: str) -> tuple[list[str], list[str]]:
 
 
 def load_medmnist(name: str, path: str) -> dict[str, Any]:
-    """Loads one of `MEDMNIST` from FOLDER/NAME.npz, which the package medmnist downloads if it is installed.
+    """Loads one of `MEDMNIST` from FOLDER/NAME.npz.
 
     Args:
         name: name of the data set.
-        path: `data.path`, the folder; '': ~/.medmnist, the package's default.
+        path: `data.path`, the folder; '': ~/.medmnist, where the package medmnist puts the file.
 
     Raises:
-        UserError: the file does not exist and cannot be downloaded, or is malformed.
+        UserError: the file does not exist or is malformed.
     """
-    folder = expanded(path or "~/.medmnist")
-    file = folder / f"{name}.npz"
+    file = expanded(path or "~/.medmnist") / f"{name}.npz"
     if not file.exists():
-        _fetch(name, folder)
+        raise UserError(
+            f"{file} does not exist; download it from medmnist.com or by the package medmnist, put it there or name "
+            "its folder by data.path"
+        )
     return npz.load_npz(str(file))._asdict()
-
-
-def _fetch(name: str, folder: pathlib.Path) -> None:
-    missing = f"{folder / name}.npz does not exist; put the file there, or name its folder by data.path"
-    try:
-        import medmnist
-    except ImportError:
-        raise UserError(f"{missing}; or pip install medmnist, which fetches it") from None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        getattr(medmnist, medmnist.INFO[name]["python_class"])(split="train", root=str(folder), download=True)
-    except Exception as error:  # of the network or the package
-        raise UserError(f"{missing}; medmnist could not fetch it ({type(error).__name__})") from error

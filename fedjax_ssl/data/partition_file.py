@@ -79,7 +79,8 @@ def load_partition(path: str | os.PathLike[str], num_examples: int, num_clients:
     if len(sizes) != num_clients:
         raise UserError(f"{path} has {len(sizes)} clients, but num_clients={num_clients}")
     for name, each, of_all in (("client", sizes, rows), ("client_test", test_sizes, test_rows)):
-        if len(each) not in (0, num_clients) or not _add_up(each, len(of_all)):
+        # Python's sum, because NumPy's could overflow.
+        if len(each) not in (0, num_clients) or (each < 0).any() or sum(each.tolist()) != len(of_all):
             raise UserError(f"{path}: {name}_size must add up to the {len(of_all)} rows of {name}_index")
     owned = np.concatenate([at_server, rows, validation, test_rows])
     outside = owned[(owned < 0) | (owned >= num_examples)]
@@ -96,11 +97,6 @@ def load_partition(path: str | os.PathLike[str], num_examples: int, num_clients:
     client_rows = np.split(rows.astype(np.int32), np.cumsum(sizes)[:-1])
     tests = np.split(test_rows.astype(np.int32), np.cumsum(test_sizes)[:-1]) if len(test_sizes) else ()
     return Partition(at_server, client_rows, labelled, validation, tuple(tests))
-
-
-def _add_up(sizes: np.ndarray, total: int) -> bool:
-    """Whether sizes, none of them negative, add up to a total. A sum of larger ones could overflow."""
-    return bool(((sizes >= 0) & (sizes <= total)).all()) and sizes.sum() == total
 
 
 def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Generator) -> Partition:
@@ -139,13 +135,9 @@ def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Ge
 def check_labelled_clients(
     source: str, labelled: np.ndarray, client_rows: Sequence[np.ndarray], labelled_clients: int
 ) -> None:
-    """Raises a UserError unless so many clients have labels for all their rows, and the others for none.
+    """Raises a UserError unless `labelled_clients` clients have labels for all their rows, and the others for none.
 
-    Args:
-        source: what says who has labels, for the message.
-        labelled: int [L], the clients' rows with labels.
-        client_rows: each client's rows.
-        labelled_clients: `data.labelled_clients`.
+    `labelled` are the clients' rows with labels, int [L]; `source` says who says so, for the message.
     """
     is_labelled = np.zeros(max((int(rows.max()) for rows in client_rows if len(rows)), default=-1) + 1, bool)
     is_labelled[labelled] = True

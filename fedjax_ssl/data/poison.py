@@ -15,8 +15,6 @@ images a are labelled images of the server, which the paper assumes to be public
 attackers' own, whose classes the attackers know. Crafted images replace other unlabelled images of the attackers.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
@@ -25,14 +23,6 @@ from fedjax_ssl.data.sources import Dataset
 
 DRAWS = 101  # folded into the seed for the draws of this attack
 PER_MILLE = 5.0  # used when `attack.strength` is 0
-
-
-class Poison(NamedTuple):
-    """The result of the attack."""
-
-    images: np.ndarray  # uint8 [N, H, W, C], the training images with the crafted ones
-    # int32 [T], rows of the images to be labelled as `attack.to_class`; these images are unchanged.
-    targets: np.ndarray
 
 
 def places(number: int) -> np.ndarray:
@@ -49,7 +39,7 @@ def between(start: np.ndarray, end: np.ndarray, number: int) -> np.ndarray:
 
 def poison(
     dataset: Dataset, partition: Partition, attackers: np.ndarray, visible: np.ndarray, attack, seed: int
-) -> Poison:
+) -> tuple[np.ndarray, np.ndarray]:
     """Puts the attackers' crafted images, drawn by the seed, among the training images.
 
     Args:
@@ -60,6 +50,10 @@ def poison(
         attack: `config.attack`; `from_class`, `to_class`, `targets` and `strength` are read. `strength` crafted images
             per thousand images of all clients are distributed over one line for each target.
         seed: the run's seed.
+
+    Returns:
+        The training images with the crafted ones, uint8 [N, H, W, C]; and the rows of the images to be labelled as
+        `attack.to_class`, which are unchanged, int32 [T].
 
     Raises:
         UserError: there is no such class, or there are too few images.
@@ -88,4 +82,4 @@ def poison(
     images = np.array(dataset.x_train)
     lines = [between(images[starts[line % len(starts)]], images[target], number) for line, target in enumerate(targets)]
     images[rest[: number * attack.targets]] = np.concatenate(lines)
-    return Poison(images, targets.astype(np.int32))
+    return images, targets.astype(np.int32)

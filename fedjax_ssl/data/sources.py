@@ -110,11 +110,11 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
 
 
 def _check_fields(config: Any) -> None:
-    """Raises a UserError for a field that the source would ignore."""
+    """Raises a UserError for an unknown source, or for a field that the source would ignore."""
     if config.source not in SOURCES:
-        return
+        raise UserError(f"data.source is {config.source!r}{known_are(config.source, SOURCES)}")
     for field, sources in _READ_BY.items():
-        if config.get(field) and config.source not in sources:
+        if config[field] and config.source not in sources:
             known = " or ".join(sources)
             line = f"data.{field}={config[field]} is for data.source={known}; {config.source} does not read it"
             raise UserError(line)
@@ -156,10 +156,8 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
         return Dataset(source, **packages.load_sklearn(source), flip=False)
     if source in packages.CORPORA:
         return Dataset(source, **packages.load_corpus(source, config), flip=False)
-    if source in SOURCES:
-        name = source.removeprefix("medmnist/")
-        return of_images(name, packages.load_medmnist(name, path))
-    raise UserError(f"data.source is {source!r}{known_are(source, SOURCES)}")
+    name = source.removeprefix("medmnist/")
+    return of_images(name, packages.load_medmnist(name, path))
 
 
 def _of_arrays(arrays: Arrays, config: Any) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from fedjax_ssl.engine.untrusted.delivery import clipped
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model, make_optimizer
 from fedjax_ssl.ops.trees import row
-from tests.helpers.linear_network import LinearNetwork, at_rest, in_numpy, loss_and_gradient, sgd_step
+from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.small_problem import CLASSES, SmallNetwork, loss_and_gradient
 from tests.helpers.toy_federation import federation
 
-PIXELS, CLASSES, RATE = 4, 3, 0.5
+RATE = 0.5
 CLIENTS = [[8, 2, 6, 9, 1], [], [7, 3, 0]]
 LABELS = np.array([0, 1, 2, 0, 1, 2, 1, 0, 2, 1])
 IMAGES = np.random.default_rng(0).integers(0, 256, (10, 2, 2, 1)).astype(np.uint8)
@@ -36,7 +37,7 @@ def problem_with(**fields):
     config.client.epochs, config.client.batch_size, config.client.learning_rate = 2, 2, RATE
     config.update_from_flattened_dict(fields)
     optimizer = functools.partial(make_optimizer, config.client)
-    return Problem(config, LinearNetwork(PIXELS, CLASSES), None, None, CLASSES, optimizer=optimizer)
+    return Problem(config, SmallNetwork(normalisation="group"), None, None, CLASSES, optimizer=optimizer)
 
 
 def phase_of(problem, counts=False, **how):
@@ -80,7 +81,7 @@ def steps_by_hand(config, model, deck, velocity=None, counts=False, kept=()):
         for first in range(0, size, config.batch_size):
             rows = np.asarray(deck.rows)[epoch[first : min(first + config.batch_size, size)]]
             x = IMAGES[rows].reshape(len(rows), -1) / 255.0
-            loss, gradient = loss_and_gradient(model, x, np.eye(CLASSES)[LABELS[rows]])
+            loss, gradient = loss_and_gradient(model, x, x.mean(axis=0), np.eye(CLASSES)[LABELS[rows]] / len(rows))
             for name in gradient.keys() - set(kept):
                 gradient[name] = gradient[name] + config.proximal * (model[name] - start[name])
             if not counts or len(seen) % 2 == 1:
@@ -204,7 +205,8 @@ def test_the_learning_rate_travels():
     carry = phase.step(received, DATA, work, carry, jnp.int32(0), cohort.key)
     rows = np.asarray(deck.rows)[np.asarray(deck.order)[0, :2]]
     model = in_numpy(received.model.params)
-    gradient = loss_and_gradient(model, IMAGES[rows].reshape(2, -1) / 255, np.eye(CLASSES)[LABELS[rows]])[1]
+    x = IMAGES[rows].reshape(2, -1) / 255
+    gradient = loss_and_gradient(model, x, x.mean(axis=0), np.eye(CLASSES)[LABELS[rows]] / 2)[1]
     gradient = {name: leaf + 5e-4 * model[name] for name, leaf in gradient.items()}
     expected = {name: model[name] - float(received.learning_rate) * gradient[name] for name in model}
     assert_models_equal(carry.learner.model.params, expected)

@@ -79,7 +79,6 @@ UNREAD = [
         (("beta(1)",), r"it has 'beta\(1\)'"),
         (("beta(1,1)", 0.5), "a share from 0 to 1 for each client"),
         ((0.5,) * 7 + (1.5,), "it has 1.5"),
-        ((True,) * 8, "it has True"),
         ((float("nan"),) * 8, "it has nan"),
         ((0.5,) * 7, "has 7 shares, but num_clients=8"),
         ((), "has 0 shares, but num_clients=8"),

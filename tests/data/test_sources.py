@@ -7,16 +7,15 @@ import zipfile
 
 import numpy as np
 import pytest
-from ml_collections import config_dict
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import SOURCES, load_dataset
 from fedjax_ssl.data.sources import channel_statistics, feature_statistics
+from tests.helpers import partitions
 
 
-def data_config(source="npz", path="", flip=False, normalisation="own"):
-    fields = {"source": source, "path": str(path), "flip": flip, "normalisation": normalisation}
-    return config_dict.ConfigDict(fields)
+def data_config(source="npz", path="", **fields):
+    return partitions.data_config(source=source, path=str(path), **fields)
 
 
 def small_arrays(height=5, width=6, channels=(3,), num_train=9, num_test=4):
@@ -79,9 +78,7 @@ def test_statistics_of_features_are_over_all_of_their_views(tmp_path):
     views[:, 0, 2] *= 1e-4  # almost constant in the plain views, as many of an encoder's features are on MNIST
     labels = np.arange(50) % 2
     np.savez(tmp_path / "f.npz", x_train=views, y_train=labels, x_test=views[:8, 0], y_test=labels[:8])
-    config = data_config(path=tmp_path / "f.npz")
-    config.weak_views = 1
-    dataset, rows = load_dataset(config), views.reshape(-1, 4).astype(np.float64)
+    dataset, rows = load_dataset(data_config(path=tmp_path / "f.npz")), views.reshape(-1, 4).astype(np.float64)
     np.testing.assert_allclose(dataset.mean, rows.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(np.array(dataset.std)[[0, 2, 3]], rows.std(axis=0)[[0, 2, 3]], rtol=1e-12)
     assert dataset.std[1] == 1.0
@@ -145,7 +142,7 @@ def test_a_file_of_medmnist_without_its_validation_images(tmp_path, channels):
 def test_bad_files_of_medmnist(tmp_path, changes, parts):
     path, _ = write_medmnist(tmp_path, **changes)
     expect_line(path, parts)
-    with pytest.raises(UserError, match=r"pathmnist\.npz does not exist; put the file there"):
+    with pytest.raises(UserError, match=r"pathmnist\.npz does not exist; download it from medmnist"):
         load_dataset(data_config("medmnist/pathmnist", tmp_path))
 
 
@@ -273,10 +270,8 @@ def test_unknown_source_lists_the_known_ones():
     ],
 )
 def test_a_field_that_the_source_would_ignore(tmp_path, fields, line):
-    config = data_config(path=write(tmp_path))
-    config.update(fields)
     with pytest.raises(UserError, match=line):
-        load_dataset(config)
+        load_dataset(data_config(path=write(tmp_path), **fields))
 
 
 def test_real_mnist():

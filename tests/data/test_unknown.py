@@ -25,7 +25,6 @@ def small_dataset():
 
 
 def unknown_config(**fields):
-    fields = {"unknown_classes": (), "unknown_share": 0.25} | fields
     return data_config(**{"server_labels": 12, "examples_per_client": 20} | fields)
 
 

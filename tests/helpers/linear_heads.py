@@ -8,15 +8,13 @@ from fedjax_ssl.data.kinds import Images
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.ops.sgd import Model
 from tests.helpers.linear_network import at_rest, sgd_step
-from tests.helpers.small_problem import CLASSES, KEPT, PIXELS, SIDE
+from tests.helpers.small_problem import CLASSES, PIXELS, SIDE, SmallNetwork
 
 FEATURES, DIM = 3, 2
 
 
-class LinearHeads:
+class LinearHeads(SmallNetwork):
     """Features (x - c) @ kernel, and heads without bias on the features or the projector's outputs.
-
-    c is the batch mean in training and a running mean in evaluation, as in `SmallNetwork`.
 
     Args:
         heads: name -> (its input, '' for the features; width).
@@ -24,10 +22,11 @@ class LinearHeads:
         companions: other such networks, by name.
     """
 
-    given, normalisation, inputs = None, "running", Images((SIDE, SIDE, 1), (0.0,), (1.0,))
+    inputs = Images((SIDE, SIDE, 1), (0.0,), (1.0,))
 
     def __init__(self, heads, classes=CLASSES, companions=None):
-        self.heads, self.classes, self.companions = heads, classes, companions or {}
+        super().__init__(classes=classes)
+        self.heads, self.companions = heads, companions or {}
 
     def init(self, key):
         width = {"": FEATURES, **{name: width for name, (_, width) in self.heads.items()}}
@@ -56,25 +55,9 @@ class LinearHeads:
         logits = product(features, "classifier") + params["classifier"]["bias"] if self.classes else features[:, :0]
         return Outputs(logits, found, features)
 
-    def predict(self, model, images):
-        x = images.astype(jnp.float32).reshape(len(images), -1) / 255
-        return self._outputs(model.params, x - model.batch_stats["mean"])
-
-    def probabilities(self, model, images):
-        return jax.nn.softmax(self.predict(model, images).logits)
-
-    def predict_rows(self, model, images, rows, batch_size):
-        del batch_size
-        return self.predict(model, images[rows])
-
     def train(self, model, views, mask):
-        outputs, running = [], model.batch_stats["mean"]
-        for view in views:
-            x = view.astype(jnp.float32).reshape(len(view), -1) / 255
-            mean = jnp.sum(jnp.where(mask[:, None], x, 0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
-            outputs.append(self._outputs(model.params, x - mean))
-            running = KEPT * running + (1 - KEPT) * mean
-        return tuple(outputs), {**model.batch_stats, "mean": running}
+        outputs, after = super().train(model, views, mask)
+        return outputs, {**model.batch_stats, **after}
 
 
 # --- In NumPy, float64. ----------------------------------------------------------------------------------------------
