@@ -1,7 +1,4 @@
-"""Reads files, and writes them atomically, synced to the disk before the call returns.
-
-A run's folder may come from anybody, so nothing is written through a symbolic link in it.
-"""
+"""Reads files, and writes them atomically, synced to the disk before the call returns."""
 
 import contextlib
 import errno
@@ -69,12 +66,6 @@ def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
 def make_folder(path: pathlib.Path) -> None:
     """Makes a folder inside an existing one: if a run's folder was moved away, it is not made again."""
     path.mkdir(exist_ok=True)
-
-
-def refuse_link(path: pathlib.Path) -> None:
-    """Raises an OSError if a path is a symbolic link, even a broken one."""
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, f"{path} is a link, through which nothing is written")
 
 
 def read_whole(path: pathlib.Path) -> bytes:

@@ -1,6 +1,7 @@
 """Many rounds as one program, for one seed or several at once."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +33,8 @@ class Dispatch(NamedTuple):
     healthy: jax.Array  # bool [], whether the last round was healthy for every seed, see `RoundResult`
 
 
-class DispatchFunction(Protocol):
-    """A function that runs `num_rounds` rounds, int32 []."""
-
-    def __call__(
-        self, state: State, data: FederatedData, hidden_labels: jax.Array, num_rounds: jax.Array, /
-    ) -> Dispatch: ...
+# (state, data, hidden labels, int32 [] number of rounds) -> the result.
+DispatchFunction = Callable[[State, FederatedData, jax.Array, jax.Array], Dispatch]
 
 
 def make_dispatch(round_fn: RoundFunction, capacity: int) -> DispatchFunction:

@@ -18,18 +18,6 @@ from fedjax_ssl.ops.sgd import Model
 RULE = "pseudo_label_accuracy_"  # prefix of the name of a labelling rule
 
 
-def measured_images(data: FederatedData, hidden_labels: jax.Array) -> tuple[str, jax.Array, jax.Array]:
-    """The set on which each round is measured: the validation images if there are any, else the test set.
-
-    Returns:
-        Its name, 'validation' or 'test'; its images, uint8 [n, H, W, C]; and their labels, int32 [n].
-    """
-    rows = data.validation_index
-    if len(rows):
-        return "validation", data.inputs[rows], hidden_labels[rows]
-    return "test", data.test_inputs, data.test_labels
-
-
 def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Metrics:
     """Evaluates a model without augmentation on the validation images, or on the test set if there are none.
 
@@ -41,7 +29,9 @@ def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_la
     """
     config, network, attack = problem.config, problem.network, problem.config.attack
     names, size, num_classes = config.eval_measures, config.eval_batch_size, problem.num_classes
-    name, images, labels = measured_images(data, hidden_labels)
+    name, images, labels, rows = "test", data.test_inputs, data.test_labels, data.validation_index
+    if len(rows):
+        name, images, labels = "validation", data.inputs[rows], hidden_labels[rows]
 
     def describe(rows):
         outputs = network.predict(model, images[rows])
@@ -60,8 +50,8 @@ def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_la
         of_known = data.visible_labels[data.server_index]
         found["knn_accuracy"] = knn_accuracy(features, labels, known, of_known, num_classes)
     if data.unknown_inputs is not None:
-        rows = jnp.arange(len(data.unknown_inputs))
-        found |= open_set(logits, labels, network.predict_rows(model, data.unknown_inputs, rows, size).logits)
+        of_all = jnp.arange(len(data.unknown_inputs))
+        found |= open_set(logits, labels, network.predict_rows(model, data.unknown_inputs, of_all, size).logits)
     success = {}
     if data.attackers is not None and data.attackers.targets is not None:
         attacked = labels == attack.from_class

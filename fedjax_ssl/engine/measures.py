@@ -51,11 +51,8 @@ def measure(
     Returns:
         Name (without the set's name) -> a value from 0 to 1.
     """
-    of_predictions = [name for name in measures if name not in ("auc", "knn")]
-    found = {}
-    if of_predictions:
-        matrix = confusion_matrix(labels, jnp.argmax(logits, axis=1), logits.shape[1])
-        found = measure_predictions(of_predictions, matrix, num_training)
+    matrix = confusion_matrix(labels, jnp.argmax(logits, axis=1), logits.shape[1])
+    found = measure_predictions(measures, matrix, num_training)
     return {**found, **({"auc": macro_auc(jax.nn.softmax(logits), labels)} if "auc" in measures else {})}
 
 

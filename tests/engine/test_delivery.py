@@ -136,7 +136,7 @@ def test_late_uploads_count_for_less():
         np.testing.assert_allclose(after.model.params["classifier"], np.average(kernels, weights=weights), rtol=1e-6)
 
 
-# --- What is sent, through a round: in one turn and in two. ----------------------------------------------------------
+# --- What is sent, through a round. ----------------------------------------------------------
 
 
 def with_vector(method):
@@ -181,21 +181,20 @@ def test_what_compression_loses_is_remembered_and_sent_later():
         kept = np.argsort(-np.abs(update), kind="stable")[:3]
         return np.where(np.isin(np.arange(6), kept), update, 0)
 
-    for turns in (1, 2):
-        round_fn, lost = jax.jit(make_round(options, with_vector(toy_method(turns)), lanes=2)), np.zeros((5, 6))
-        memory = {**toy_state().clients, **clients}
-        for fails in ([False] * 4, [False, True, False, False]):
-            server = {"draw": jnp.array(DRAW, jnp.int32), "fails": jnp.array(fails)}
-            state, _ = round_fn(toy_state(**server)._replace(clients=memory), federation(), jnp.array(TRUTH))
-            found = updates_of(state)
-            for row, client in enumerate(DRAW):
-                if not fails[row]:
-                    wanted = HONEST[client] + lost[client]
-                    np.testing.assert_allclose(found[row], largest(wanted), rtol=1e-6, err_msg=f"{client}")
-                    lost[client] = wanted - largest(wanted)
-            memory = dict(state.clients)
-            left = np.concatenate([np.reshape(leaf, (5, -1)) for leaf in memory[LOST].values()], axis=1)
-            np.testing.assert_allclose(left, lost, rtol=1e-6)
+    round_fn, lost = jax.jit(make_round(options, with_vector(toy_method(turns=2)), lanes=2)), np.zeros((5, 6))
+    memory = {**toy_state().clients, **clients}
+    for fails in ([False] * 4, [False, True, False, False]):
+        server = {"draw": jnp.array(DRAW, jnp.int32), "fails": jnp.array(fails)}
+        state, _ = round_fn(toy_state(**server)._replace(clients=memory), federation(), jnp.array(TRUTH))
+        found = updates_of(state)
+        for row, client in enumerate(DRAW):
+            if not fails[row]:
+                wanted = HONEST[client] + lost[client]
+                np.testing.assert_allclose(found[row], largest(wanted), rtol=1e-6, err_msg=f"{client}")
+                lost[client] = wanted - largest(wanted)
+        memory = dict(state.clients)
+        left = np.concatenate([np.reshape(leaf, (5, -1)) for leaf in memory[LOST].values()], axis=1)
+        np.testing.assert_allclose(left, lost, rtol=1e-6)
 
 
 def test_the_server_gets_the_clipped_sum_alone():

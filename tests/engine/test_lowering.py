@@ -72,20 +72,18 @@ def lower_step(name, platform, dtype):
         return export.export(jax.jit(step), platforms=[platform])(model, models, images, labels), network, model
 
 
-def lower_round(npz, platform, dtype, devices=1):
-    """(the exported round of `OF_ROUNDS`, the experiment)."""
+def lower_round(npz, platform, dtype, devices):
+    """The exported round of `OF_ROUNDS`."""
     fields = {"data.source": "npz", "data.path": str(npz), "data.examples_per_client": 10}
     with use_platform("gpu" if platform == "cuda" else platform):
         experiment = build_experiment(make_config(OF_ROUNDS, dtype, **fields, clients_per_round=LANES * devices))
         round_fn = make_round(experiment.problem, experiment.method, LANES)
         arguments = experiment.state_shape, experiment.data, experiment.hidden_labels
-        if devices == 1:
-            return export.export(jax.jit(round_fn), platforms=[platform])(*arguments), experiment
         mesh = AbstractMesh((devices,), (AXIS,), axis_types=(AxisType.Auto,))
         everywhere = NamedSharding(mesh, PartitionSpec())
         with jax.sharding.use_abstract_mesh(mesh):
             jitted = jax.jit(round_fn, in_shardings=everywhere, out_shardings=everywhere)
-            return export.export(jitted, platforms=[platform])(*jax.tree.map(jax.typeof, arguments)), experiment
+            return export.export(jitted, platforms=[platform])(*jax.tree.map(jax.typeof, arguments))
 
 
 def convolutions(text):
@@ -94,8 +92,8 @@ def convolutions(text):
     return [(dtype, int(groups)) for groups, dtype in found]
 
 
-def check_convolutions(exported, network, model, platform, dtype, plain):
-    """Those of training in lanes, and of some `plain` forward passes; all in `dtype`, and of parameters in float32."""
+def check_convolutions(exported, network, model, platform, dtype):
+    """Those of training in lanes, and of one forward pass without; all in `dtype`, and of parameters in float32."""
     forward = sum(leaf.ndim == 4 for leaf in jax.tree.leaves(model.params))  # kernels
     found = convolutions(exported.mlir_module())
     # In lanes: forward; to the input but of the first layer; to the kernel, of a GPU by matrix products. A packed
@@ -106,7 +104,7 @@ def check_convolutions(exported, network, model, platform, dtype, plain):
     # In evaluation on a TPU the equal blocks of a stage after its first are one scan, with the kernels of one.
     paths = [jax.tree_util.keystr(path) for path, leaf in jax.tree.leaves_with_path(model.params) if leaf.ndim == 4]
     repeated = sum(int(block[1]) > 1 for path in paths if (block := re.search(r"stage\d+_block(\d+)", path)))
-    expected = in_lanes + plain * (forward - repeated * (platform == "tpu"))
+    expected = in_lanes + forward - repeated * (platform == "tpu")
     if packed:
         # A block of 128 channels is dense; several blocks of them are the groups of one convolution. Where a layer's
         # lanes fill more than a block, they are in as many more groups, at most one for each lane.
@@ -126,21 +124,12 @@ def check_convolutions(exported, network, model, platform, dtype, plain):
 def test_a_step_of_every_backbone(name, platform, dtype):
     exported, network, model = lower_step(name, platform, dtype)
     assert exported.platforms == (platform,)
-    check_convolutions(exported, network, model, platform, dtype, plain=1)
-
-
-def test_a_round(npz):
-    platform, dtype = "tpu", "bfloat16"
-    exported, experiment = lower_round(npz, platform, dtype)
-    assert exported.platforms == (platform,)
-    model = experiment.state_shape.model
-    # Plain passes: evaluation and statistics.
-    check_convolutions(exported, experiment.problem.network, model, platform, dtype, plain=2)
+    check_convolutions(exported, network, model, platform, dtype)
 
 
 @pytest.mark.parametrize(("platform", "dtype"), [("cuda", "bfloat16"), ("tpu", "float32")])
 def test_a_round_on_eight_devices(npz, platform, dtype):
-    exported, _ = lower_round(npz, platform, dtype, devices=8)
+    exported = lower_round(npz, platform, dtype, devices=8)
     text = exported.mlir_module()
     assert exported.nr_devices == 8 and exported.platforms == (platform,)
     # Lanes, statistics and evaluation are split; the mean of the uploads is left to the partitioner.

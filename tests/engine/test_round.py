@@ -94,19 +94,12 @@ def test_what_a_client_remembers(round_fn):
         ("server_after", {"test_accuracy": jnp.float32(1)}, "'test_accuracy' has the name of another one; rename it"),
         ("server_before", {"uploads": jnp.float32(1)}, "'uploads' has the name of another one; rename it"),
         ("server_after", {"bytes_up": jnp.float32(1)}, "'bytes_up' has the name of another one; rename it"),
-        ("server_after", {"cohort_size": jnp.float32(1)}, "'cohort_size' has the name of another one; rename it"),
-        ("aggregate", {"answers": jnp.float32(1)}, "'answers' has the name of another one; rename it"),
-        ("server_after", {"mine": jnp.ones(3)}, "'mine' must be a scalar"),
         ("aggregate", {"mine": [1.0, 2.0]}, "'mine' must be a scalar"),
         ("aggregate", {"local_steps": jnp.float32(1)}, "'local_steps' has the name of another one; rename it"),
-        ("aggregate", {"test_accuracy": jnp.float32(1)}, "'test_accuracy' has the name of another one; rename it"),
         ("aggregate", {"steps": jnp.float32(1)}, "'steps' has the name of another one; rename it"),
         ("client", {"mine": jnp.ones(2)}, "'mine' must be a scalar"),
-        ("client", {"test_loss": jnp.float32(1)}, "'test_loss' has the name of another one; rename it"),
-        ("client", {"pseudo_label_accuracy": jnp.float32(1)}, "'pseudo_label_accuracy' has the name of another"),
         ("client", {"fact": jnp.float32(1)}, "'fact' has the name of another one; rename it"),
         ("report", {"round": jnp.ones((6, 3))}, "'round' has the name of another one; rename it"),
-        ("report", {"qualified_share": jnp.ones((6, 3))}, "'qualified_share' has the name of another one; rename it"),
         ("report", {"bytes_up": jnp.ones((6, 3))}, "'bytes_up' has the name of another one; rename it"),
     ],
 )
@@ -295,16 +288,14 @@ def test_metrics_of_all_phases_arrive():
     assert metrics["uploads"] == 3 and metrics["local_steps"] == 5 + 8
 
 
-def test_clients_without_a_label_are_counted_in_each_round():
-    """Clients 2 and 4 have a label, 0 and 3 none."""
-    data = federation(visible={0: 0, 6: 0})
-    round_fn = jax.jit(make_round(problem(), toy_method(), lanes=2))
-    found = [
-        run(round_fn, clients, data=data)[1].metrics["clients_without_labels"] for clients in ([2, 4, 0], [3, 0, 2])
-    ]
-    assert [int(number) for number in found] == [1, 2]
+def test_clients_without_a_label_are_counted_in_each_round(round_fn):
+    """Clients 2 and 4 have a label, 0 and 3 none. Where the server has images, nobody is counted."""
+    data, group = federation(visible={0: 0, 6: 0}), jnp.arange(6)
+    for clients, number in (([2, 4, 0, 2, 4, 4], 1), ([3, 0, 2, 4, 4, 4], 2)):
+        assert run(round_fn, clients, data=data, group=group)[1].metrics["clients_without_labels"] == number
     with_anchors = data._replace(server_index=jnp.array([5]))
-    assert "clients_without_labels" not in run(round_fn, [2, 4, 0], data=with_anchors)[1].metrics
+    of_anchors = jax.eval_shape(lambda data: run(round_fn, clients, data=data, group=group)[1].metrics, with_anchors)
+    assert "clients_without_labels" not in of_anchors
 
 
 def test_the_rule_in_use_is_scored_whatever_its_name():

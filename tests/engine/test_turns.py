@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.engine.dispatch import over_seeds
-from fedjax_ssl.engine.interface import Finished, Jobs, Upload
+from fedjax_ssl.engine.interface import Finished, Jobs, Labels, Report, Upload
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.ops.sgd import Model
 from tests.helpers.runs import ROOT
@@ -71,8 +71,15 @@ def test_the_last_accepted_row_of_a_client_counts():
 
 def test_all_turns_start_from_one_broadcast_and_arrive_together():
     """Jitted, as a plain loop, and for two seeds in one program; rows are in the order of the draw."""
+
+    def label(received, data, cohort, previous):
+        """Labels that depend on what a seed has of its own: its model, and its number."""
+        told = data.rows_of(cohort.clients) // received.model.params["classifier"].astype(int) + data.seed
+        return Labels(Report(told % 2, told % 3 == 0))
+
     draw, fails = [4, 2, 0, 4, 1, 4], [False, False, True, False, False, True]
-    round_fn = make_round(problem(), toy_method(turns=2), lanes=2)
+    method = toy_method(turns=2, label=label)
+    round_fn = make_round(problem(), method, lanes=2)
     state, result = run(jax.jit(round_fn), draw, fails)
     received = state.server["received"]
     np.testing.assert_array_equal(received["clients"], draw)
@@ -85,7 +92,7 @@ def test_all_turns_start_from_one_broadcast_and_arrive_together():
     # Two lanes: 3, 3 and then 2 steps in the first turn, 3, 3 and then 1 in the second.
     assert result.lane_steps == 2 * (3 + 2) + 2 * (3 + 1)
 
-    plain, of_plain = run(make_round(problem(), toy_method(turns=2), lanes=1, debug=True), draw, fails)
+    plain, of_plain = run(make_round(problem(), method, lanes=1, debug=True), draw, fails)
     jax.tree.map(np.testing.assert_array_equal, plain, state)
     jax.tree.map(np.testing.assert_array_equal, of_plain._replace(lane_steps=0), result._replace(lane_steps=0))
 
@@ -97,8 +104,9 @@ def test_all_turns_start_from_one_broadcast_and_arrive_together():
     alone_fn = jax.jit(round_fn)
     alone, of_each = zip(*(alone_fn(state, of_seed, jnp.array(TRUTH)) for state, of_seed in zip((one, other), data)))
     jax.tree.map(np.testing.assert_array_equal, together, jax.tree.map(lambda *leaves: np.stack(leaves), *alone))
-    for name in ("local_steps", "uploads", "test_accuracy"):
+    for name in ("local_steps", "uploads", "test_accuracy", "pseudo_label_accuracy", "qualified_share"):
         np.testing.assert_array_equal(of_both.metrics[name], [result.metrics[name] for result in of_each])
+    assert len(set(of_both.metrics["pseudo_label_accuracy"].tolist())) == 2
     # One queue for both seeds: 16 jobs' steps in two lanes, which wait less for one another than in two queues.
     assert of_both.lane_steps[0] <= sum(result.lane_steps for result in of_each)
 

@@ -2,7 +2,8 @@
 
 With the default configuration `present_jobs`, `transmitted` and `delivered` change nothing. They apply
 `availability.never`, `config.attack` and `config.compression`, and after screening `availability.late`, independently
-of the method. Client and group are folded into PRNG keys, as in training.
+of the method. Client and group are folded into PRNG keys, as in training. In all functions `options` is the
+configuration, `broadcast` is that of this round, and `key` is the round's PRNG key for the clients.
 """
 
 from collections.abc import Mapping
@@ -40,9 +41,7 @@ def present_jobs(options: Any, selection: Selection, key: jax.Array) -> jax.Arra
     """The jobs of a selection that are run: bool [M]; None: all.
 
     Args:
-        options: the configuration.
         selection: the round's selection; its absent rows stay absent.
-        key: the round's PRNG key for the clients.
     """
     never = options.availability.never
     if not never:
@@ -64,7 +63,6 @@ def first_memory(
     """The initial entries of `State.clients` and `State.server` for compression and late uploads.
 
     Args:
-        options: the configuration.
         upload: one client's upload, as shapes.
         selection: a round's selection of M rows, as shapes.
         num_clients: K.
@@ -96,12 +94,7 @@ def transmitted(
     """A cohort's result with its uploads as the network delivers them.
 
     Args:
-        options: the configuration.
-        result: the result of the cohort's training.
-        broadcast: the broadcast of this round.
-        data: the federation's data.
         memory: the memory of the clients `data.ids`, leaves [K', ...].
-        key: the round's PRNG key for the clients.
 
     Returns:
         The result; its `memory_of_steps`, which is kept if the upload is accepted, also has the compression errors.
@@ -147,13 +140,10 @@ def delivered(
     """What arrives in a round: its uploads that are not late, and the late uploads of the previous round.
 
     Args:
-        options: the configuration.
         received: all uploads of the round, R rows.
         job: int32 [R], each upload's row in the `Selection`; any number for padding.
         num_jobs: M, the rows of the selection.
-        broadcast: the broadcast of this round.
         server: the server's memory.
-        key: the round's PRNG key for the clients.
 
     Returns:
         What arrives; the server's memory entry; and the metric `late_uploads`, the late uploads of this round.
