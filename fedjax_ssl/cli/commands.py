@@ -34,11 +34,11 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     Several seeds: --config.seeds='(0, 1, 2)'. Watch: tensorboard --logdir=runs
     """
     with doing("loading JAX"):
+        from fedjax_ssl import train
         from fedjax_ssl.config import overlooked, override, parse_config
         from fedjax_ssl.run import hosts
         from fedjax_ssl.run.cores import use_every_core
         from fedjax_ssl.run.resuming import saved_config
-        from fedjax_ssl.run.train import train
         from fedjax_ssl.run.validation import validate
 
     def find_config() -> Any:

@@ -35,7 +35,6 @@ class Dataset(NamedTuple):
     details: Mapping[str, Any] = {}  # what users of the model must know about inputs of this kind, besides mean and std
     owners: np.ndarray | None = None  # int32 [N], the client of each training row, for the partition 'natural'
     unknown_test: np.ndarray | None = None  # [U, ...], test inputs of no class, see `unknown.set_apart`
-    test_rows: np.ndarray | None = None  # int [T], rows of the test examples in their csv, from 0
 
     @property
     def lacks_labels(self) -> bool:

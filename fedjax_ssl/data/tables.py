@@ -134,7 +134,6 @@ def load_table(config: Any) -> dict[str, Any]:
         "class_names": tuple(class_names),
         "details": details,
         "owners": owners,
-        "test_rows": test,
     }
 
 

@@ -60,7 +60,6 @@ def set_apart(dataset: Dataset, config: Any) -> Dataset:
         num_classes=len(kept),
         class_names=tuple(names[label] for label in kept),
         unknown_test=apart,
-        test_rows=None if dataset.test_rows is None else dataset.test_rows[y_test != UNKNOWN],
     )
 
 

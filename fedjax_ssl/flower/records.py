@@ -13,7 +13,7 @@ from fedjax_ssl.engine.interface import State
 from fedjax_ssl.flower.roster import say
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
-from fedjax_ssl.records.ending import METHOD, ROUNDS
+from fedjax_ssl.records.ending import ROUNDS
 from fedjax_ssl.records.manifest import trained_with
 from fedjax_ssl.records.origin import note_end, note_start
 from fedjax_ssl.records.words import measured_each_round
@@ -87,8 +87,7 @@ class Records:
         """
         self._save(state)
         note_end(self._folder.path)
-        ended_by = ROUNDS if int(state.round) >= self._config.num_rounds else METHOD
-        summary = summarise(self._config, self._folder, ended_by)
+        summary = summarise(self._config, self._folder, ROUNDS)
         self._folder.write_summary({**summary, **{name: value.item() for name, value in tested.items()}})
 
     def _save(self, state: State) -> None:

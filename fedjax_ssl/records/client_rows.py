@@ -143,24 +143,30 @@ def check_rows(path: pathlib.Path, run: Owner, from_round: int) -> None:
     Raises:
         UserError: the file is missing, damaged, read-only or another run's, or its rows do not reach the round.
     """
-    if not path.exists():
-        raise UserError(f"{path} is missing, which has the clients' memory; put it back, or train in another workdir")
     try:
-        with contextlib.closing(sqlite3.connect(path)) as file:
-            if (found := file.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                raise sqlite3.DatabaseError(found)
-            found = dict(file.execute("SELECT name, value FROM run"))
-            if found["run"] != run.name or forbidden_changes(json.loads(found["config"]), run.config):
-                raise UserError(f"{path} is another run's; put this run's back, or train in another workdir")
-            if not int(found["oldest"]) <= from_round <= int(found["reached"]):
-                raise UserError(
-                    f"{path} has the rounds {found['oldest']} to {found['reached']}, but the checkpoint is of round "
-                    f"{from_round}; put the copy back that was saved with it, or train in another workdir"
-                )
-            file.execute("DELETE FROM rows WHERE false")  # deletes nothing, but fails if the file is read-only
-    except UserError:
-        raise
+        odd = "is missing, which has the clients' memory; put it back, or train in another workdir"
+        if path.exists():
+            with contextlib.closing(sqlite3.connect(path)) as file:
+                odd = _what_is_odd(file, run, from_round)
     except (sqlite3.DatabaseError, ValueError, TypeError, KeyError) as error:
         is_read_only = getattr(error, "sqlite_errorname", "").startswith("SQLITE_READONLY")
-        what = f"cannot write {path}" if is_read_only else f"{path} is damaged"
-        raise UserError(f"{what}: {first_line(error)}; put a copy back, which may be written to") from error
+        what = "cannot be written" if is_read_only else "is damaged"
+        odd = f"{what}: {first_line(error)}; put a copy back, which may be written to"
+    if odd:
+        raise UserError(f"{path} {odd}")
+
+
+def _what_is_odd(file: sqlite3.Connection, run: Owner, from_round: int) -> str:
+    """Why a file is not that of a resumed run, and what to do; '' if it is. Raises SQLite's errors if it is damaged."""
+    if (found := file.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        raise sqlite3.DatabaseError(found)
+    file.execute("DELETE FROM rows WHERE false")  # deletes nothing, but fails if the file is read-only
+    found = dict(file.execute("SELECT name, value FROM run"))
+    if found["run"] != run.name or forbidden_changes(json.loads(found["config"]), run.config):
+        return "is another run's; put this run's back, or train in another workdir"
+    if int(found["oldest"]) <= from_round <= int(found["reached"]):
+        return ""
+    return (
+        f"has the rounds {found['oldest']} to {found['reached']}, but the checkpoint is of round {from_round}; put the "
+        "copy back that was saved with it, or train in another workdir"
+    )

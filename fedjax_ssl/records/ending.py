@@ -1,4 +1,4 @@
-"""Why a run ends: all rounds are done, the method's own rule, or `config.stop`.
+"""Why a run ends: all rounds are done, or `config.stop`.
 
 Patience and bytes depend only on the records of the rounds, so a run that was killed and resumed ends in the same
 round.
@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-ROUNDS, METHOD, PATIENCE, BYTES, SECONDS = "rounds", "method", "patience", "bytes", "seconds"
+ROUNDS, PATIENCE, BYTES, SECONDS = "rounds", "patience", "bytes", "seconds"
 
 
 class Spent(NamedTuple):
@@ -54,7 +54,6 @@ def in_words(ended_by: str, stop: Mapping[str, Any]) -> str:
         stop: the run's `config.stop`.
     """
     return {
-        METHOD: "the method's own rule",
         PATIENCE: f"stop.patience, {stop['patience']} rounds without a better validation accuracy",
         BYTES: f"stop.bytes, one more round could use more than {stop['bytes']:,.0f} bytes in all",
         SECONDS: f"stop.seconds, {stop['seconds']:g} s of rounds are over; another start goes on",

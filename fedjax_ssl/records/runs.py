@@ -12,7 +12,6 @@ from fedjax_ssl.base.errors import UserError, printable
 from fedjax_ssl.base.fields import flatten
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.data.kinds import kind_name, kind_of
-from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.records.clients import FIGURES, TESTED, accuracy_of_clients, client_sizes, load_client_tests
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.ending import in_words
@@ -25,7 +24,6 @@ from fedjax_ssl.records.workdir import (
     CONFIG,
     METRICS,
     SNAPSHOTS,
-    TEST_INPUTS,
     TIMINGS,
     is_of_last_round,
     read_about,
@@ -53,7 +51,7 @@ class RunRecords(NamedTuple):
 
     @property
     def is_finished(self) -> bool:
-        """Whether all rounds are done, or the method's stopping rule ended the run."""
+        """Whether all rounds are done, or a rule of `config.stop` ended the run."""
         return is_of_last_round(self.summary, self.metrics)
 
     @property
@@ -187,24 +185,6 @@ class RunRecords(NamedTuple):
         found = {number: _or_empty(self._load_snapshot, path) for number, path in self._snapshot_files().items()}
         return {number: snapshot for number, snapshot in found.items() if snapshot}
 
-    def test_inputs(self) -> dict[str, np.ndarray]:
-        """The test set, if its inputs are not images: `inputs` [T, ...] and `rows` int [T]; {} if it cannot be read."""
-        return _or_empty(self._read_test_inputs, self.folder)
-
-    def _read_test_inputs(self, folder: pathlib.Path) -> dict[str, np.ndarray]:
-        """The arrays of test_inputs.npz; {} without the file. Raises a UserError if it has other examples."""
-        path, facts = folder / TEST_INPUTS, self.dataset()
-        if not path.exists() or not facts:
-            return {}
-        found = read_arrays(str(path), ("inputs",), optional=("rows",))
-        inputs = found["inputs"]
-        found.setdefault("rows", np.arange(len(inputs)))  # only those of csv files are written
-        try:
-            kind_of(facts).given(inputs[:, 0] if inputs.ndim == 3 else inputs, facts)  # the first of several views
-        except UserError as error:
-            raise UserError(f"{path} has {error}") from error
-        return found
-
     def class_names(self) -> list[str]:
         """The data set's names of its classes, or their numbers; [] if not even their number can be read."""
         dataset, counts = self.dataset(), self.class_counts()
@@ -259,7 +239,6 @@ class RunRecords(NamedTuple):
             (read_dataset, self.folder),
             (self._read_class_counts, self.folder / CLASS_COUNTS),
             (load_client_tests, self.folder),
-            (self._read_test_inputs, self.folder),
             *((self._load_snapshot, path) for path in self._snapshot_files().values()),
         ]
         lines = []

@@ -24,7 +24,6 @@ CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jso
 ABOUT = "about.json"  # what reports say of the run's method, and the fields' defaults
 PARTITION, CHECKPOINTS, INIT_FROM = "partition.npz", "checkpoints", "init_from.json"
 DATASET, CLASS_COUNTS, SNAPSHOTS = "dataset.json", "class_counts.npz", "snapshots"
-TEST_INPUTS = "test_inputs.npz"  # inputs that are not images, for the report
 METRICS_SUM = "metrics_sha256"  # in the summary: the checksum of its records
 CLIENTS = "clients.sqlite"  # the clients' memory, if it is not in the checkpoints
 ORIGIN, ORIGIN_FILES, LOG = "origin.json", "origin", "run.log"

@@ -1,6 +1,5 @@
 """The report's pictures: functions from the records of runs to a figure. Call them inside `style.styled()`."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -313,19 +312,10 @@ def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, label: str, number:
     alone: dict[str, Any] = {"marker": "o", "markersize": 4} if values.shape[1] == 1 else {}  # one round makes no line
     if label.startswith("_"):  # matplotlib would leave it out of the legend
         label = f"\u200b{label}"
-    axes.plot(x, nan_mean(values), label=label, **style, **alone)
+    present = np.ma.masked_invalid(values)  # a round may lack a value for some seeds, or for all
+    axes.plot(x, present.mean(axis=0).filled(np.nan), label=label, **style, **alone)
     if len(values) > 1:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # rounds without a value
-            low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
-        axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-
-
-def nan_mean(values: np.ndarray) -> np.ndarray:
-    """The mean over the seeds that have a value, float [rounds]."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return np.nanmean(values, axis=0)
+        axes.fill_between(x, present.min(axis=0), present.max(axis=0), color=style["color"], alpha=0.18, linewidth=0)
 
 
 def finish_curves(figure: Figure, axes: Axes, label: str, top: float | None = None, legend: bool = True) -> None:

@@ -1,5 +1,6 @@
 """The report of one run: WORKDIR/report.html, and its pictures in WORKDIR/figures/."""
 
+import datetime
 import os
 import pathlib
 
@@ -13,7 +14,7 @@ from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.records.workdir import FIGURES, REPORT
-from fedjax_ssl.report import figures, mistakes, page, style
+from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.conditions import conditions
 from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.model_card import write_model_card
@@ -144,7 +145,6 @@ def _sections(run: RunRecords, pictures: page.Pictures) -> list[page.Part]:
         *({"note": line} for line in _notes(run)),
         {"tiles": _main_figures(run)},
         pictures.section("Accuracy"),
-        page.section("What is mislabelled", *_mistakes(run)),
         pictures.section("Pseudo-labels"),
         pictures.section("Latent space"),
         pictures.section("Data"),
@@ -166,7 +166,7 @@ def _main_figures(run: RunRecords) -> dict[str, str]:
         "rounds": f"{run.metrics[-1]['round']} of {run.config['num_rounds']}",
         "down": f"{run.values('bytes_down').sum() / 1e6:,.1f} MB",
         "up": f"{run.values('bytes_up').sum() / 1e6:,.1f} MB",
-        "time in rounds": describe_seconds(run.seconds()),
+        "time in rounds": str(datetime.timedelta(seconds=round(run.seconds()))),
     }
 
 
@@ -185,39 +185,6 @@ def _notes(run: RunRecords) -> list[str]:
     if run.labels_revealed:
         notes.append("An upper bound: the clients' labels were revealed to the method.")
     return [*notes, " ".join(conditions(run))]
-
-
-def _mistakes(run: RunRecords) -> list[page.Part]:
-    """The most mislabelled words, values and rows of the test set, for inputs other than images."""
-    facts, tested = run.dataset(), run.test_inputs()
-    if not tested:
-        return []
-    inputs, numbers = tested["inputs"], tested["rows"]
-    taken = {
-        number: snapshot
-        for number, snapshot in sorted(run.snapshots().items())
-        if str(snapshot["of"]) == "test" and len(snapshot["labels"]) == len(inputs)
-    }
-    if not taken:
-        return []
-    end = max(taken)
-    last, names, noun = taken[end], run.class_names(), run.noun
-    wrong = last["predictions"] != last["labels"]
-    groups = mistakes.most_mistaken(facts, inputs, wrong)
-    rows = [
-        [numbers[row], names[last["labels"][row]], names[last["predictions"][row]], f"{times} of {len(taken)}",
-         mistakes.shown(facts, inputs[row])]
-        for row, times in mistakes.rows_mistaken(list(taken.values()))
-    ]  # fmt: skip
-    said = f"After round {end}, {100 * wrong.mean():.1f} % of {len(wrong):,} {noun} of the test set are mislabelled."
-    chance = f"Groups of at least {mistakes.LEAST}, the least likely by chance first; of so many some are by chance."
-    shares = [[group.name, f"{group.number:,}", f"{100 * group.share:.1f} %"] for group in groups]
-    return [
-        {"text": said},
-        {"table": shares and page.Table([f"{noun} with", "number", "mislabelled"], shares)},
-        {"text": shares and chance},
-        {"table": rows and page.Table(["row, from 0", "class", "labelled as", "wrong in snapshots", ""], rows, (4,))},
-    ]
 
 
 def _origin(run: RunRecords) -> list[page.Part]:
@@ -259,10 +226,3 @@ def lead_of(run: RunRecords) -> str:
     if run.is_of_server_alone:
         where = "trained at the server alone"
     return f"{config['model']['name']}; {where}, {run.who_has_labels()}; {run.folder}"
-
-
-def describe_seconds(seconds: float) -> str:
-    """A time span in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

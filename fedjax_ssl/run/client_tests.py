@@ -54,16 +54,6 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
         )
         return jnp.sum((jnp.argmax(logits, axis=-1) == labels) & (labels >= 0))
 
-    def own_statistics(model: Model, data: FederatedData, client: jax.Array) -> Model:
-        if network.normalisation != "static":
-            return model
-        batches = batches_of([(data.rows_of(client[None]), data.client_size[client][None])])
-        found = sum_statistics(network, model, data.inputs, *batches, config.model.statistics_weights)
-        some = found.count > 0
-        return model._replace(
-            batch_stats=jax.tree.map(lambda *of: jnp.where(some, *of), mean_of_sums([found]), model.batch_stats)
-        )
-
     def test(state: State, data: FederatedData, clients, present, images, labels) -> dict[str, jax.Array]:
         found = {GLOBAL: jax.lax.map(lambda of: right(state.model, *of), (images, labels))}
         if not method.phases:
@@ -91,7 +81,7 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
         def tuned(of: Any) -> jax.Array:
             client, took_part, upload, before, after, *test_set = of
             start = state.model.with_parts(**before)
-            trained = own_statistics(completed(start, upload).with_parts(**after), data, client)
+            trained = _with_own_statistics(problem, completed(start, upload).with_parts(**after), data, client)
             return right(where(took_part, trained, start), *test_set)
 
         after = result.memory_of_steps.get(OWN_PARTS, {})
@@ -102,6 +92,19 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
         return found
 
     return test
+
+
+def _with_own_statistics(problem: Problem, model: Model, data: FederatedData, client: jax.Array) -> Model:
+    """With the policy 'static', a client's model with the statistics of its own training images, if it has any."""
+    network = problem.network
+    if network.normalisation != "static":
+        return model
+    batches = batches_of([(data.rows_of(client[None]), data.client_size[client][None])])
+    found = sum_statistics(network, model, data.inputs, *batches, problem.config.model.statistics_weights)
+    some = found.count > 0
+    return model._replace(
+        batch_stats=jax.tree.map(lambda *of: jnp.where(some, *of), mean_of_sums([found]), model.batch_stats)
+    )
 
 
 def clients_at_once(experiment: Experiment) -> int:

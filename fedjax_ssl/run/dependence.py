@@ -26,11 +26,13 @@ def server_stages(problem: Problem, method: Method) -> dict[str, Stage]:
         "select": lambda state, data, received, clients: select_of(problem, method)(state, data, key).clients,
         "server_before": lambda state, data, received, clients: method.server_before(state, data, key),
         "broadcast": lambda state, data, received, clients: method.broadcast(state, data, key),
-        "personal": lambda state, data, received, clients: _personal(method, state, data, clients, key),
+        "personal": lambda state, data, received, clients: method.personal(state, data, clients, key),
         "aggregate": lambda state, data, received, clients: method.aggregate(state, data, received, key),
         "server_after": lambda state, data, received, clients: method.server_after(state, data, key),
         "statistics": lambda state, data, received, clients: method.statistics(state, data, clients, key),
     }
+    if method.personal is None:
+        del stages["personal"]
     return {name: lambda *a, f=stage: without_clients(f(*a)) for name, stage in stages.items()}
 
 
@@ -39,10 +41,6 @@ def some_received(upload: Any, group: Any, number: int) -> Received:
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), upload)
     whole = jnp.zeros(number, jnp.int32)
     return Received(repeated(zeros, number), whole > 0, whole, None if group is None else whole, whole, whole)
-
-
-def _personal(method: Method, state: Any, data: Any, clients: Any, key: Any) -> Any:
-    return () if method.personal is None else method.personal(state, data, clients, key)
 
 
 def without_clients(result: Any) -> Any:

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ from fedjax_ssl.data.kinds import IMAGE
 from fedjax_ssl.data.unknown import set_apart
 from fedjax_ssl.models.encoders import ENCODED_TOGETHER, checksum, find_encoder, frozen
 from fedjax_ssl.ops.augment import image_views
-from fedjax_ssl.run.observe.clock import Doing, doing
+from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import say, warn
 
 MOST_CACHE_BYTES = 20_000_000_000  # of all features; the least recently used are removed
@@ -85,102 +84,84 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     Raises:
         UserError: the weights do not fit the encoder.
     """
-    options, features_of = config.encoder, frozen(config.encoder)
-    views = image_views(config, dataset.x_train.shape[1:], dataset.flip)
-    sides = {"train": (dataset.x_train, options.weak_views, options.strong_views), "test": (dataset.x_test, 1, 0)}
+    options, features_of, facts = config.encoder, frozen(config.encoder), _encoder_facts(config.encoder)
+    views_of = _views_of(config, dataset)
 
-    @jax.jit
-    def views_of(pixels: jax.Array, rows: jax.Array, number: jax.Array) -> jax.Array:
-        """View `number` of a batch of images, uint8 [B, H, W, C]."""
-        key = jax.random.fold_in(jax.random.key(0), number)
-        keys = jax.vmap(functools.partial(jax.random.fold_in, key))(rows)
-
-        def each(view: Callable[..., jax.Array]) -> jax.Array:
-            return jax.vmap(lambda key, image: view(key, image[None])[0])(keys, pixels)
-
-        kind = jnp.where(number == 0, 0, jnp.where(number < options.weak_views, 1, 2))
-        return jax.lax.switch(kind, [lambda: pixels, lambda: each(views.weak), lambda: each(views.strong)])
-
-    def of_view(pixels: np.ndarray, rows: np.ndarray, number: int, tell: Callable[[int], None]) -> np.ndarray:
-        """Features float32 [n, F], computed in batches of equal size; `tell` gets each batch's number of images."""
+    def of_view(pixels: np.ndarray, rows: np.ndarray, number: int) -> np.ndarray:
+        """Features float32 [n, F], computed in batches of equal size."""
         size, found = ENCODED_TOGETHER, []
         for start in range(0, len(rows), size):
             short = size - len(rows[start : start + size])
             batch = np.pad(pixels[start : start + size], [(0, short), (0, 0), (0, 0), (0, 0)])
             at = jnp.asarray(np.pad(rows[start : start + size], (0, short)))
             found.append(np.asarray(features_of(views_of(jnp.asarray(batch), at, number)))[: size - short])
-            tell(size - short)
         return np.concatenate(found)
 
-    width = jax.eval_shape(features_of, jax.ShapeDtypeStruct((1, *dataset.x_train.shape[1:]), np.uint8))
+    sides = {"train": (dataset.x_train, options.weak_views, options.strong_views), "test": (dataset.x_test, 1, 0)}
     total = sum(len(images) * (weak + strong) for images, weak, strong in sides.values())
+    width = jax.eval_shape(features_of, jax.ShapeDtypeStruct((1, *dataset.x_train.shape[1:]), np.uint8)).shape[-1]
     folder = private_cache("features", MOST_CACHE_BYTES)
     kept = f"kept in {folder}" if folder else "not kept: the user's cache is not writable, or others can write into it"
-    size = total * width.shape[-1] * 4
-    say(f"{options.name}: {total:,} views, {size / 1e6:,.0f} MB of features in memory, {kept}")
-    facts = _encoder_facts(options)
-    settings = json.dumps(
-        {
-            "version": 1,
-            "encoder": facts["encoder"],
-            "weights": facts["weights"],
-            "side": facts["encoder_side"],
-            "flip": bool(dataset.flip),
-            "augment": [config.augment[name] for name in _AUGMENTATION],
-        },
-        sort_keys=True,
-    )
+    say(f"{options.name}: {total:,} views, {total * width * 4 / 1e6:,.0f} MB of features in memory, {kept}")
+    settings = {
+        "version": 1,
+        "encoder": facts["encoder"],
+        "weights": facts["weights"],
+        "side": facts["encoder_side"],
+        "flip": bool(dataset.flip),
+        "augment": [config.augment[name] for name in _AUGMENTATION],
+    }
     arrays: dict[str, np.ndarray] = {}
+    done = 0
     with doing(f"encoding {total:,} views") as task:
-        progress = _Progress(task, total)
         for part, (images, weak, strong) in sides.items():
-            arrays[part] = np.empty((len(images), weak + strong, width.shape[-1]), np.float32)
+            arrays[part] = np.empty((len(images), weak + strong, width), np.float32)
+            name = f"{json.dumps(settings, sort_keys=True)} {weak} {strong}"
             for start in range(0, len(images), BLOCK):
                 rows = np.arange(start, min(start + BLOCK, len(images)))
                 block = arrays[part][rows[0] : rows[-1] + 1]  # a view, so that the array is filled in place
-                known_by = f"{settings} {weak} {strong} {start} {images.shape[1:]} ".encode() + images[rows].tobytes()
+                known_by = f"{name} {start} {images.shape[1:]} ".encode() + images[rows].tobytes()
                 file = folder and folder / f"{hashlib.sha256(known_by).hexdigest()}.safetensors"
-                if file is not None and _read(file, block):
-                    progress.skip(block.shape[0] * block.shape[1])
-                    continue
-                for view in range(weak + strong):
-                    block[:, view] = of_view(images[rows], rows, view, progress.add)
-                if file is not None:
+                is_kept = file is not None and _read(file, block)
+                for view in () if is_kept else range(weak + strong):
+                    block[:, view] = of_view(images[rows], rows, view)
+                if file is not None and not is_kept:
                     _write(file, block)
-    train = arrays["train"]
-    mean, std = feature_statistics(train, of_one_unit=True)
-    return dataset._replace(
-        x_train=train,
-        x_test=arrays["test"],
-        mean=mean,
-        std=std,
-        flip=False,
-        kind="features",
-        details={
-            "shape": list(train.shape[1:]),
-            "weak_views": options.weak_views,
-            **facts,
-            "encoded_images": list(dataset.x_train.shape[1:]),
-        },
-    )
+                done += len(rows) * (weak + strong)
+                task.text = f"encoding: {done:,} of {total:,} views"
+    mean, std = feature_statistics(arrays["train"], of_one_unit=True)
+    details = {
+        "shape": list(arrays["train"].shape[1:]),
+        "weak_views": options.weak_views,
+        **facts,
+        "encoded_images": list(dataset.x_train.shape[1:]),
+    }
+    found: dict[str, Any] = {
+        "x_train": arrays["train"],
+        "x_test": arrays["test"],
+        "mean": mean,
+        "std": std,
+        "details": details,
+    }
+    return dataset._replace(**found, flip=False, kind="features")
 
 
-class _Progress:
-    """Shows how much is encoded and estimates the time left."""
+def _views_of(config: ConfigDict, dataset: Dataset) -> Callable[..., jax.Array]:
+    """Makes the function (images uint8 [B, H, W, C], their rows, the view's number) -> that view of the images."""
+    views, weak_views = image_views(config, dataset.x_train.shape[1:], dataset.flip), config.encoder.weak_views
 
-    def __init__(self, task: Doing, total: int):
-        self.task, self.total, self.done, self.skipped, self.began = task, total, 0, 0, time.monotonic()
+    @jax.jit
+    def views_of(pixels: jax.Array, rows: jax.Array, number: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(0), number)
+        keys = jax.vmap(functools.partial(jax.random.fold_in, key))(rows)
 
-    def skip(self, number: int) -> None:
-        """Counts views that came from the cache."""
-        self.done, self.skipped = self.done + number, self.skipped + number
+        def each(view: Callable[..., jax.Array]) -> jax.Array:
+            return jax.vmap(lambda key, image: view(key, image[None])[0])(keys, pixels)
 
-    def add(self, number: int) -> None:
-        """Counts views that were encoded now."""
-        self.done += number
-        each = (time.monotonic() - self.began) / (self.done - self.skipped)
-        left = time.strftime("%H:%M:%S", time.gmtime(each * (self.total - self.done)))
-        self.task.text = f"encoding: {self.done:,} of {self.total:,} views, {left} left"
+        kind = jnp.where(number == 0, 0, jnp.where(number < weak_views, 1, 2))
+        return jax.lax.switch(kind, [lambda: pixels, lambda: each(views.weak), lambda: each(views.strong)])
+
+    return views_of
 
 
 def _write(file: pathlib.Path, block: np.ndarray) -> None:

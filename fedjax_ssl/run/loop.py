@@ -115,7 +115,7 @@ def run_rounds(
     stop = Stop(config, group.runs[0].folder, None if experiment.method.wire_bytes else traffic.most)
     state, rounds = machine.put(group.join(states)), 1  # the first dispatch measures how long a round takes
     none: list[list[Any]] = [[]] * num_runs
-    turn = Turn(done, has_ended(experiment, done), state, none, none, [True] * num_runs)
+    turn = Turn(done, done >= config.num_rounds, state, none, none, [True] * num_runs)
     for listener in listeners:
         listener.take(turn)
     while not turn.is_last:
@@ -134,14 +134,9 @@ def run_rounds(
         timings = [[to_timing(each, seconds, num_runs) for each in results] for results in by_run]
         healthy = [bool(results[-1].healthy) for results in by_run]
         done += ran
-        is_last = bool(stop.after(lines)) or has_ended(experiment, done)
+        is_last = bool(stop.after(lines)) or done >= config.num_rounds
         turn = Turn(done, is_last, state, lines, timings, healthy)
         for listener in listeners:
             listener.take(turn)
         rounds = config.rounds_per_dispatch or int(np.clip(DISPATCH_SECONDS / seconds, 1, DISPATCH_CAPACITY))
     return group.split(state)
-
-
-def has_ended(experiment: Experiment, done: int) -> bool:
-    """Whether the run is over without `config.stop`: all rounds are done."""
-    return done >= experiment.problem.config.num_rounds

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import os
 import pathlib
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -106,15 +105,7 @@ class Machine(NamedTuple):
 
 @contextlib.contextmanager
 def use_machine(config: ConfigDict, data: FederatedData | None = None) -> Iterator[Machine]:
-    """The machine of a run. Programs that are traced and run inside spread their lanes over its devices.
-
-    Args:
-        config: see `find_machine`.
-        data: see `find_machine`.
-
-    Raises:
-        UserError: see `find_machine`.
-    """
+    """The machine of a run, see `find_machine`. Programs that are traced and run inside spread their lanes over it."""
     use_compilation_cache()
     with use(find_machine(config, data)) as machine:
         yield machine
@@ -123,10 +114,8 @@ def use_machine(config: ConfigDict, data: FederatedData | None = None) -> Iterat
 @contextlib.contextmanager
 def use(machine: Machine) -> Iterator[Machine]:
     """A context in which programs are traced and run for this machine."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(use_platform(machine.platform))
-        if machine.mesh is not None:
-            stack.enter_context(jax.set_mesh(machine.mesh))
+    mesh = contextlib.nullcontext() if machine.mesh is None else jax.set_mesh(machine.mesh)
+    with use_platform(machine.platform), mesh:
         yield machine
 
 
@@ -207,32 +196,9 @@ def use_compilation_cache() -> None:
     if set_by_user["jax_compilation_cache_dir"] is None and set_by_user["jax_enable_compilation_cache"]:
         folder = private_cache("xla", MOST_CACHE_BYTES)
         if folder is not None:
-            remove_torn(folder)
             jax.config.update("jax_compilation_cache_dir", str(folder))
         else:
             warn(f"compiled programs are not kept: {cache_folder()} is not writable, or other users can write into it")
-
-
-def remove_torn(folder: pathlib.Path) -> None:
-    """Removes compiled programs that a kill or a full disk left unfinished: JAX can neither read nor replace them.
-
-    Only programs that were written since the last call are read.
-
-    Args:
-        folder: JAX's cache.
-    """
-    from jax._src.compilation_cache import decompress_executable  # JAX has no public name for its format
-
-    looked = folder / ".looked"
-    with contextlib.suppress(OSError):
-        before = looked.stat().st_mtime_ns if looked.exists() else time.time_ns()
-        looked.touch()
-        for entry in folder.glob("*-cache"):
-            if entry.stat().st_mtime_ns >= before:
-                try:
-                    decompress_executable(entry.read_bytes())
-                except Exception:  # any error of zlib or zstandard
-                    entry.unlink(missing_ok=True)
 
 
 def memory_limit(groups: Sequence[pathlib.Path] | None = None) -> int | None:

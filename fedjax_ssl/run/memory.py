@@ -1,9 +1,8 @@
 """Returns freed memory to the operating system."""
 
+import contextlib
 import ctypes
-import functools
 import gc
-from collections.abc import Callable
 
 
 def give_back_memory() -> None:
@@ -14,14 +13,5 @@ def give_back_memory() -> None:
     (macOS, Windows, musl) only the garbage is collected.
     """
     gc.collect()
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return None
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

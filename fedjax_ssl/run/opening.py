@@ -14,7 +14,7 @@ from fedjax_ssl.config import for_seed
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.client_rows import check_rows
-from fedjax_ssl.records.ending import METHOD, ROUNDS, spent
+from fedjax_ssl.records.ending import ROUNDS, spent
 from fedjax_ssl.records.manifest import trained_with
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
@@ -32,7 +32,7 @@ from fedjax_ssl.run import hosts
 from fedjax_ssl.run.about import about
 from fedjax_ssl.run.client_memory import run_of
 from fedjax_ssl.run.experiment import Experiment, build_experiments
-from fedjax_ssl.run.loop import Run, has_ended
+from fedjax_ssl.run.loop import Run
 from fedjax_ssl.run.observe.log import warn
 from fedjax_ssl.run.warm_start import share_warm_start
 
@@ -69,7 +69,9 @@ def open_runs(
     are_resumed = [folder and folder.is_begun and Checkpoints(folder.path / CHECKPOINTS).rounds() for folder in folders]
     partition_files = [folder.path / PARTITION if resumed else None for folder, resumed in zip(folders, are_resumed)]
     experiments = build_experiments(configs, partition_files)
-    hosts.check_same("the data", lambda: f"checksum {hosts.checksum([_arrays_of(e) for e in experiments])}")
+    # All arrays that a run trains on, wherever they are stored.
+    arrays = [(e.data, e.hidden_labels) if e.views is None else e.views.held for e in experiments]
+    hosts.check_same("the data", lambda: f"checksum {hosts.checksum(arrays)}")
     states = _find_states(experiments, folders)
     ends = why_ended(experiments, folders, states)
     for parts in zip(experiments, folders, states, ends):
@@ -77,11 +79,6 @@ def open_runs(
     # A resumed run has a checkpoint of its own and does not need the other run.
     starts = [share_warm_start(e, root) if state is None else None for e, state in zip(experiments, states)]
     return [Run(*parts) for parts in zip(experiments, folders, states, starts, ends)]
-
-
-def _arrays_of(experiment: Experiment) -> Any:
-    """All arrays that a run trains on, wherever they are stored."""
-    return (experiment.data, experiment.hidden_labels) if experiment.views is None else experiment.views.held
 
 
 def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -> list[State | None]:
@@ -116,8 +113,8 @@ def why_ended(
         if state is None:
             return ""
         config, done = experiment.problem.config, int(state.round)
-        if has_ended(experiment, done):
-            return ROUNDS if done >= config.num_rounds else METHOD
+        if done >= config.num_rounds:
+            return ROUNDS
         return spent(folder.read(METRICS)[:done]).reason(config.stop)
 
     return hosts.from_first(lambda: [of_one(*parts) for parts in zip(experiments, folders, states)])

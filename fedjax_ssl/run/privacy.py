@@ -1,6 +1,7 @@
 """Computes a run's epsilon with Google's dp-accounting, and checks that a method keeps the guarantee."""
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -57,12 +58,8 @@ def make_accountant(config: Any) -> Accountant | None:
     return Accountant(config) if config.privacy.noise else None
 
 
-OF_CLIENTS = (
-    "client_index",
-    "client_size",
-    "labelled_size",
-    "given_labels",
-)  # the fields of the federation's data that describe clients
+# The fields of the federation's data that describe clients.
+OF_CLIENTS = ("client_index", "client_size", "labelled_size", "given_labels")
 
 
 def check_private(problem: Problem, method: Method, state: State, data: Any) -> None:
@@ -77,50 +74,51 @@ def check_private(problem: Problem, method: Method, state: State, data: Any) -> 
     Raises:
         UserError: names in one line what would break the guarantee.
     """
-    config = problem.config
-    if not config.privacy.noise:
-        return
-    _packages()
-    name, options = f"privacy.noise with {config.method}", config.aggregation
+    if problem.config.privacy.noise:
+        _packages()
+        if found := next(_breaks(problem, method, state, data), None):
+            raise UserError(found)
+
+
+def _breaks(problem: Problem, method: Method, state: State, data: Any) -> Iterator[str]:
+    """What breaks the guarantee; see `check_private` for the arguments."""
+    config, options = problem.config, problem.config.aggregation
+    name = f"privacy.noise with {config.method}"
     if not method.phases or config.data.centralised:
-        raise UserError(
-            "privacy.noise protects clients' updates, but here no client trains, or the server has their images"
-        )
+        yield "privacy.noise protects clients' updates, but here no client trains, or the server has their images"
     if not options.clip_norm:
-        raise UserError(f"privacy.noise={config.privacy.noise} needs aggregation.clip_norm, the bound of an update")
+        yield f"privacy.noise={config.privacy.noise} needs aggregation.clip_norm, the bound of an update"
     if options.mean != "mean" or options.norm_bound:
-        raise UserError("privacy.noise needs the sum of updates: set aggregation.mean='mean' and norm_bound=0")
+        yield "privacy.noise needs the sum of updates: set aggregation.mean='mean' and norm_bound=0"
     if config.availability.late and config.availability.late_weight:
-        raise UserError("privacy.noise covers one round's updates; set availability.late_weight=0, or late=0")
+        yield "privacy.noise covers one round's updates; set availability.late_weight=0, or late=0"
     if config.attack.kind == "little":
-        raise UserError("attack.kind='little' puts others' updates into an attacker's; the noise covers one client's")
+        yield "attack.kind='little' puts others' updates into an attacker's; the noise covers one client's"
     if remembers(config.compression):
-        raise UserError("privacy.noise clips away what error feedback adds; set compression.error_feedback=False")
+        yield "privacy.noise clips away what error feedback adds; set compression.error_feedback=False"
     if method.select is not None or method.personal is not None or method.wire_bytes is not None:
-        raise UserError(f"{name}: its server has a message for each client, or chooses clients")
+        yield f"{name}: its server has a message for each client, or chooses clients"
     exchange = trace_exchange(problem, method, state, data)
     if exchange.upload.metadata:
         told = ", ".join(sorted(exchange.upload.metadata))
-        raise UserError(f"{name}: its clients send {told} besides the model, without noise")
+        yield f"{name}: its clients send {told} besides the model, without noise"
     if tree_bytes(exchange.upload.model.batch_stats):
-        raise UserError(
+        yield (
             f"{name}: running statistics travel without noise; set model.normalisation to 'group', or to 'static' with "
             "model.statistics='server'"
         )
-    asked = num_exchanging(problem.network, config.model.statistics, config.clients_per_round, config.num_clients)
-    if asked:
-        raise UserError(
+    if num_exchanging(problem.network, config.model.statistics, config.clients_per_round, config.num_clients):
+        yield (
             f"{name}: model.statistics={config.model.statistics!r} asks clients for statistics without noise; set "
             "model.statistics='server', or model.normalisation='group'"
         )
     upload = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), exchange.upload)
     received = jax.eval_shape(lambda upload: some_received(upload, None, 1), upload)
+    forbidden = ("[0].clients", *(f"[1].{field}" for field in OF_CLIENTS))
     for stage, function in server_stages(problem, method).items():
         found = reads(trace(function, state, data, received, exchange.selection.clients))
-        if any(f"[1].{field}" in found for field in OF_CLIENTS) or any(
-            path.startswith("[0].clients") for path in found
-        ):
-            raise UserError(f"{name}: its stage {stage} reads clients' data at the server, without noise")
+        if any(path.startswith(forbidden) for path in found):
+            yield f"{name}: its stage {stage} reads clients' data at the server, without noise"
 
 
 def _packages() -> tuple[Any, Any]:

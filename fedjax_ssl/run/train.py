@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -16,7 +17,6 @@ from fedjax_ssl.base.files import expanded, replace_arrays, replace_file
 from fedjax_ssl.base.imports import CODE_FIELDS, is_own, name_of
 from fedjax_ssl.config import flatten
 from fedjax_ssl.data import class_counts, save_partition
-from fedjax_ssl.data.kinds import IMAGE
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.methods import find_method
@@ -33,8 +33,8 @@ from fedjax_ssl.records.workdir import (
     LOG,
     METRICS,
     PARTITION,
-    TEST_INPUTS,
     TIMINGS,
+    Workdir,
     fresh_workdir,
     save_seeds,
 )
@@ -61,7 +61,7 @@ from fedjax_ssl.run.observe.summary import summarise
 from fedjax_ssl.run.observe.trackers import open_trackers
 from fedjax_ssl.run.opening import checkpoints_of, open_runs, why_ended
 from fedjax_ssl.run.programs import Program, compile_program
-from fedjax_ssl.run.seeds import report_seeds
+from fedjax_ssl.run.seeds import draw, report_seeds
 from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.run.validation import validate
@@ -114,48 +114,53 @@ def train(
         groups = group_runs(machine, [run for run in runs if not run.ended])
         if groups and is_first and machine.mesh is not None:
             say(f"clients train on {machine}")
-        any_begins = any(run.state is None for run in runs)
-        given = next((run.warm_start.model for run in runs if run.warm_start), None)
-        sharing = collections.Counter(_shapes_of(group) for group in groups for _ in group)
-        programs: dict[Hashable, Program] = {}
-
-        def program_of(group: list[Run]) -> Program:
-            if (shapes := _shapes_of(group)) not in programs:
-                programs[shapes] = compile_program(machine, [run.experiment for run in group], any_begins, given)
-            return programs[shapes]
-
+        compiled: dict[Hashable, Program] = {}
         if groups:
-            program_of(groups[0])  # the others are compiled when their turn comes
-        if workdir is None and config.seeds and is_first:
-            parent = fresh_workdir(pathlib.Path("runs"), name_of(config.method))
-            for run in runs:
-                run.folder.path = parent / f"seed_{run.seed}"
-
+            _program_of(groups[0], machine, runs, compiled)  # the others are compiled when their turn comes
+        if is_first and config.seeds:
+            _list_seeds(config, workdir, runs, groups)
         states = {run.seed: run.state for run in runs}
-        if config.seeds and groups and is_first:
-            save_seeds(runs[0].folder.path.parent, config.seeds)
         for run in (run for run in runs if run.ended):
-            with _marked(config, run):
-                _conclude(run, run.ended)  # it may have been killed before it wrote its summary
-                on_finish()
+            _conclude(config, [run], [run.ended], on_finish)  # it may have been killed before it wrote its summary
         if is_first and not groups:
-            raised = fields_to_raise([run.ended for run in runs], config)
-            more = f"; with a larger {' or '.join(raised)} it goes on" if raised else ""
-            say(f"{resumed_by(config, runs[0])} was finished, and nothing was trained{more}")
+            _say_finished(config, runs)
+        sharing = collections.Counter(_shapes_of(group) for group in groups for _ in group)
         for group in groups:
             with _marked(config, group[0]):
-                program = program_of(group)
+                program = _program_of(group, machine, runs, compiled)
             trained = train_group(machine, config, group, program, sharing[_shapes_of(group)])
             states.update(zip([run.seed for run in group], trained))
             ends = why_ended([run.experiment for run in group], [run.folder for run in group], trained)
-            with _marked(config, group[0]):
-                for run, ended in zip(group, ends):
-                    _conclude(run, ended or SECONDS)
-                    on_finish()
+            _conclude(config, group, [ended or SECONDS for ended in ends], on_finish)
         if config.seeds and config.log.report and is_first:
             with _marked(config, runs[0]):
                 report_seeds(runs[0].folder.path.parent)
     return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
+
+
+def _program_of(group: list[Run], machine: Machine, runs: list[Run], compiled: dict[Hashable, Program]) -> Program:
+    """The program of runs that train together; it is compiled once for all groups of equal shapes."""
+    shapes, any_begins = _shapes_of(group), any(run.state is None for run in runs)
+    if shapes not in compiled:
+        given = next((run.warm_start.model for run in runs if run.warm_start), None)
+        compiled[shapes] = compile_program(machine, [run.experiment for run in group], any_begins, given)
+    return compiled[shapes]
+
+
+def _list_seeds(config: ConfigDict, workdir: Any, runs: list[Run], groups: list[list[Run]]) -> None:
+    """Writes the list of seeds into the folder above their runs; without a workdir, makes a new folder for them."""
+    if workdir is None:
+        parent = fresh_workdir(pathlib.Path("runs"), name_of(config.method))
+        for run in runs:
+            run.folder.path = parent / f"seed_{run.seed}"
+    if groups:
+        save_seeds(runs[0].folder.path.parent, config.seeds)
+
+
+def _say_finished(config: ConfigDict, runs: list[Run]) -> None:
+    raised = fields_to_raise([run.ended for run in runs], config)
+    more = f"; with a larger {' or '.join(raised)} it goes on" if raised else ""
+    say(f"{resumed_by(config, runs[0])} was finished, and nothing was trained{more}")
 
 
 def _marked(config: ConfigDict, run: Run) -> contextlib.AbstractContextManager[Any]:
@@ -305,31 +310,39 @@ def _write_facts(run: Run) -> None:
     counts = class_counts(dataset.y_train, experiment.partition, dataset.num_classes)
     replace_arrays(folder / CLASS_COUNTS, **counts)
     write_dataset(folder, dataset_facts(dataset))
-    if dataset.kind != IMAGE:
-        rows = {} if dataset.test_rows is None else {"rows": dataset.test_rows}
-        replace_arrays(folder / TEST_INPUTS, inputs=dataset.x_test, **rows)
     if run.warm_start:
         replace_file(folder / INIT_FROM, json.dumps(run.warm_start.facts, indent=2) + "\n")
 
 
-def _conclude(run: Run, ended_by: str) -> None:
+def _conclude(config: ConfigDict, runs: list[Run], ends: list[str], on_finish: Callable[[], object]) -> None:
+    """Writes the summaries and reports of finished runs.
+
+    Args:
+        config: of the whole command.
+        runs: the runs.
+        ends: why each has ended.
+        on_finish: called after each run.
+    """
+    with _marked(config, runs[0]):
+        for run, ended_by in zip(runs, ends):
+            if run.folder is not None:
+                _write_end(run, run.folder, ended_by)
+            on_finish()
+
+
+def _write_end(run: Run, folder: Workdir, ended_by: str) -> None:
     """Writes a finished run's summary and report, unless they exist. If the report fails, the run does not."""
-    config, folder = run.experiment.problem.config, run.folder
-    if folder is None:
-        return
+    config = run.experiment.problem.config
     with logged([folder.path / LOG]):
         if why := in_words(ended_by, config.stop):
             say(f"{folder.path} ended in round {len(folder.read(METRICS))}: {why}", QUIET)
         if not folder.is_summarised():
             folder.write_summary(summarise(config, folder, ended_by))
-        if not config.log.report or folder.is_reported():
-            return
-        with doing("loading what draws the report"):
-            from fedjax_ssl.report import write_report
-        try:
-            with doing("drawing the report"):
-                page = write_report(folder.path)
-            say(f"report {page}")
-        except Exception as error:
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            say(f"the run is complete, but its report failed: {why}", QUIET)
+        if config.log.report and not folder.is_reported():
+            draw(functools.partial(_write_report, folder.path), "the report")
+
+
+def _write_report(folder: pathlib.Path) -> pathlib.Path:
+    from fedjax_ssl.report import write_report
+
+    return write_report(folder)

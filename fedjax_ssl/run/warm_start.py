@@ -46,20 +46,21 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
     config = experiment.problem.config
     if not config.init_from:
         return None
-    folder, number = _find_run(config.init_from, config.seed, root)
     where = f"init_from={config.init_from}: "
     try:
+        folder, number = _find_run(config.init_from, config.seed, root)
         checkpoints, ours = Checkpoints(folder / CHECKPOINTS), experiment.state_shape.model
         saved = checkpoints.shapes(number)  # also checks that the other files are those that it was trained with
         theirs, facts = read_config(folder), read_dataset(folder)
-        _check_alike(where, theirs, config, facts, dataset_facts(experiment.dataset))
-        _check_labels(where, folder, theirs, facts, experiment)
+        other = _what_differs(theirs, config, facts, dataset_facts(experiment.dataset))
+        if refused := other or _labels_seen(where, folder, theirs, facts, experiment):
+            raise UserError(refused)
         parts = [part for part in ours.params if any(name.startswith(f".model.params[{part!r}]") for name in saved)]
         if not parts or (jax.tree.leaves(ours.params["backbone"]) and "backbone" not in parts):
             raise UserError("its checkpoint has no backbone")
         restored = checkpoints.restore(State(None, _parts_of(ours, parts)), round_number=number, part=True)
     except UserError as error:
-        raise error if str(error).startswith(where) else UserError(f"{where}{error}") from error
+        raise UserError(f"{where}{error}") from error
     for line in restored.passed_over:
         warn(f"{where}{line}; the model is that of round {restored.round}")
     told = {"run": str(folder.resolve()), "method": theirs["method"], "round": restored.round, "parts": parts}
@@ -101,11 +102,11 @@ def _find_run(text: str, seed: int, root: str | os.PathLike[str] | None) -> tupl
         return path / f"seed_{seed}", None
     if path.name.isdigit() and path.parent.name == CHECKPOINTS and (path.parent.parent / CONFIG).exists():
         return path.parent.parent, int(path.name)
-    raise UserError(f"init_from={text}: {path} holds no run, nor one of seed {seed}; name RUN or RUN/checkpoints/ROUND")
+    raise UserError(f"{path} holds no run, nor one of seed {seed}; name RUN or RUN/checkpoints/ROUND")
 
 
-def _check_alike(where: str, theirs: dict[str, Any], config: Any, facts: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Raises UserError if equal arrays would make another network: its inputs or its normalisation are others."""
+def _what_differs(theirs: dict[str, Any], config: Any, facts: dict[str, Any], ours: dict[str, Any]) -> str:
+    """Why equal arrays would make another network, such as other inputs or another normalisation; '' if they do not."""
     of_model = (theirs["model"]["normalisation"], config.model.normalisation)
     # Both 'running' and 'static' use batch statistics in training.
     pairs = {} if set(of_model) <= {"running", "static"} else {"model.normalisation": of_model}
@@ -113,27 +114,27 @@ def _check_alike(where: str, theirs: dict[str, Any], config: Any, facts: dict[st
     pairs |= {f"its inputs' {name}": (facts.get(name), ours.get(name)) for name in _OF_INPUTS}
     for what, (there, here) in json.loads(json.dumps(pairs)).items():
         if there != here:
-            raise UserError(f"{where}{what} is {there!r:.60} there, and {here!r:.60} here")
+            return f"{what} is {there!r:.60} there, and {here!r:.60} here"
+    return ""
 
 
-def _check_labels(
+def _labels_seen(
     where: str, folder: pathlib.Path, theirs: dict[str, Any], facts: dict[str, Any], experiment: Experiment
-) -> None:
-    """Raises UserError if the other run was trained on labels that are hidden in this one."""
+) -> str:
+    """Which labels that are hidden in this run the other one was trained on; '' if none or if it is not known."""
     config, ours = experiment.problem.config, dataset_facts(experiment.dataset)
     if labels_revealed(config) or facts.get("name") != ours["name"]:
-        return
+        return ""
     number = facts.get("num_train")
     if number is None or number != ours["num_train"]:
         warn(f"{where}its data of the same name have {number or '?'} training examples, those of this run "
              f"{ours['num_train']}; whether it saw labels that are hidden in this run is not known")  # fmt: skip
-        return
+        return ""
     if labels_revealed(theirs):
-        raise UserError(f"{where}that run saw the clients' labels (data.reveal_labels), which are hidden in this one")
+        return "that run saw the clients' labels (data.reveal_labels), which are hidden in this one"
     seen = _labelled(load_partition(folder / PARTITION, number, theirs["num_clients"]))
     hidden = np.setdiff1d(seen, _labelled(experiment.partition))
-    if len(hidden):
-        raise UserError(f"{where}that run was trained on {len(hidden):,} labels that are hidden in this one")
+    return f"that run was trained on {len(hidden):,} labels that are hidden in this one" if len(hidden) else ""
 
 
 def _labelled(partition: Partition) -> np.ndarray:

@@ -146,9 +146,8 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
             its_range.check(f"{folder / CONFIG}: {field}", config.model[field.partition(".")[2]])
     if config.encoder.adapters.rank and "weights" in facts:
         _check_weights(config.encoder, facts)
-    network = build_network(
-        config, facts, kind_of(facts), entry.heads_of(config), entry.embedding, backbone=backbone_of(config)
-    )
+    heads, backbone = entry.heads_of(config), backbone_of(config)
+    network = build_network(config, facts, kind_of(facts), heads, entry.embedding, backbone=backbone)
     if any(map(is_own, (config.method, config.model.name))) and (changed := changed_files(folder)):
         print(f"warning: {folder} was trained with another {', '.join(changed)}", file=sys.stderr, flush=True)
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
@@ -161,10 +160,10 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
         found = network.predict(trained, images)
         return jax.nn.softmax(found.logits), network.embeddings(found)
 
-    class_names = facts.get("class_names") or [str(label) for label in range(facts["num_classes"])]
+    class_names = tuple(facts.get("class_names") or map(str, range(facts["num_classes"])))
     encode = _encoding(config.encoder, facts) if "encoded_images" in facts else None
-    names, compiled = tuple(class_names), jax.jit(outputs)
-    return Predictor(facts, names, restored.round, network, trained, compiled, config.data.fit, encode)
+    of_model = restored.round, network, trained, jax.jit(outputs)
+    return Predictor(facts, class_names, *of_model, config.data.fit, encode)
 
 
 def _check_weights(options: ConfigDict, facts: Mapping[str, Any]) -> None:
@@ -215,9 +214,8 @@ class Predicted(NamedTuple):
     @property
     def accuracy(self) -> float | None:
         """The share of labelled images that are classified correctly; None if no image has a label."""
-        if not self.labelled:
-            return None
-        return float(np.sum(self.prediction.labels == self.true_labels) / self.labelled)
+        right = np.sum(self.prediction.labels == self.true_labels)
+        return float(right / self.labelled) if self.labelled else None
 
 
 def predict_file(

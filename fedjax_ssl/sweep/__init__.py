@@ -168,9 +168,8 @@ def _plan_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str], n
     if sweep.search is None:
         raise UserError("the sweep's file has no `search` from which --tries could draw")
     drawn = {field for name in sweep.methods for field in sweep.search.of(name)}
-    for fields, what in ((sweep.fields, "a column of its table"), (sweep.search.fields, "set for all tries")):
-        if taken := sorted(drawn & set(fields)):
-            raise UserError(f"the sweep's search draws {taken[0]}, which is {what}")
+    if taken := sorted(drawn & {*sweep.fields, *sweep.search.fields}):
+        raise UserError(f"the sweep's search draws {taken[0]}, which is a column of its table or set for all tries")
     warm_up = sweep.warm_up
     if warm_up is not None:  # holds out the images of the tries, but has its own rounds
         warm_up = changed(warm_up, {name: v for name, v in sweep.search.fields.items() if name != "num_rounds"})

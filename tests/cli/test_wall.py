@@ -138,17 +138,6 @@ def test_a_workdir_that_cannot_be_is_noticed_before_anything_is_compiled(name, w
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_workdir_without_permission_is_noticed_before_anything_is_compiled(tmp_path, monkeypatch):
-    (tmp_path / "mine").mkdir()
-    monkeypatch.setattr("fedjax_ssl.run.train.compile_program", None)
-    if os.getuid():
-        (tmp_path / "mine").chmod(0o500)
-    else:  # root passes all permissions, but cannot write to a system folder
-        tmp_path = pathlib.Path("/proc")
-    with pytest.raises(UserError, match="cannot write to the workdir"):
-        train(make_stub_config(), tmp_path / "mine" / "run")
-
-
 def npz_of(path, **members):
     """Writes an npz file with the given bytes as members."""
     with zipfile.ZipFile(path, "w") as archive:
@@ -161,22 +150,12 @@ def header(shape):
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
-@pytest.mark.parametrize(
-    "kind", ["missing", "empty", "no_npy", "not_even_by_name", "huge", "not_python", "encrypted", "compression"]
-)
+@pytest.mark.parametrize("kind", ["missing", "huge", "not_python", "encrypted", "compression"])
 def test_an_npz_that_cannot_be_read(kind, tmp_path, capfd):
-    path = tmp_path / "images.npz"
-    good = header((2, 8, 8)) + bytes(128)
-    member = {
-        "empty": b"",
-        "no_npy": b"hello",
-        "huge": header((2**40, 2**20)),
-        "not_python": b"\x93NUMPY\x01\x00\x03\x00(((",
-    }
-    names = ["x_train.npy", "y_train.npy", "x_test.npy", "y_test.npy"]
-    names = [name.removesuffix(".npy") for name in names] if kind == "not_even_by_name" else names
-    names = names[:2] if kind == "missing" else names
-    npz_of(path, **{name: member.get(kind, b"hello" if kind == "not_even_by_name" else good) for name in names})
+    path, good = tmp_path / "images.npz", header((2, 8, 8)) + bytes(128)
+    member = {"huge": header((2**40, 2**20)), "not_python": b"\x93NUMPY\x01\x00\x03\x00((("}.get(kind, good)
+    names = ("x_train.npy", "y_train.npy", "x_test.npy", "y_test.npy")
+    npz_of(path, **dict.fromkeys(names[:2] if kind == "missing" else names, member))
     if kind in ("encrypted", "compression"):  # in both headers of each member
         data = bytearray(path.read_bytes())
         for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):

@@ -49,7 +49,7 @@ def test_a_test_file_and_semicolons(tmp_path):
 def test_a_category_that_only_a_held_out_row_has_is_unknown(tmp_path):
     text = GOOD.replace("20,r,", "20,violet,")
     dataset, _ = load(tmp_path, text)
-    assert dataset.test_rows.tolist() == [0, 1, 10, 11]  # every fifth of each class
+    assert dataset.x_test[:, 0].tolist() == [20, 21, 30, 31]  # every fifth of each class
     assert dataset.details["categories"] == [None, ["b", "g", "r"]]
     assert np.isnan(dataset.x_test[0, 1]) and np.isfinite(dataset.x_test[1:]).all()
 
@@ -59,7 +59,7 @@ def test_rows_of_the_test_set_are_those_of_its_file(tmp_path):
     other = tmp_path / "test.csv"
     other.write_text("age,colour,label\n1,r,\n2,r,0\n3,g,\n4,b,0\n5,r,1\n")
     dataset, _ = load(tmp_path, GOOD, test_path=str(other))
-    assert dataset.test_rows.tolist() == [1, 3, 4] and dataset.x_test[:, 0].tolist() == [2, 4, 5]
+    assert dataset.x_test[:, 0].tolist() == [2, 4, 5]
 
 
 def test_texts(tmp_path):
@@ -133,7 +133,7 @@ def test_a_client_has_a_name_without_spaces_and_a_training_row(tmp_path):
     """Both rows of client c9 are for testing. Names of clients stay in the file."""
     rows = GOOD.replace("c0", " c0 ", 3).replace("20,r, c0 ", "20,r,c9").replace("21,g,c1", "21,g,c9")
     dataset, partition = partition_of(tmp_path, rows, num_clients=2)
-    assert dataset.owners.tolist() == [n % 2 for n in range(20) if n not in dataset.test_rows]
+    assert dataset.owners.tolist() == [n % 2 for n in range(20) if 20 + n not in dataset.x_test[:, 0]]
     assert [len(own) for own in partition.client_rows] == [8, 8] and "c1" not in json.dumps(dataset_facts(dataset))
 
 

@@ -117,6 +117,7 @@ def test_damaged_records_send_the_run_back_to_where_they_reach(run, stub_run, da
 def test_a_figure_that_no_checkpoint_is_before_is_said(run, stub_run, capfd):
     """The state is intact, so the run continues; the lost line is reported."""
     change_a_figure(run / METRICS, 1)
+    assert f"{run / METRICS} is not what was written" in read_run(run).damages
     chex.assert_trees_all_equal(train(make_stub_config(), run), stub_run[1])
     assert f"{run / METRICS} is not what was written; the run goes on from round 4" in capfd.readouterr().err
 
@@ -308,8 +309,8 @@ def test_a_report_of_fewer_rounds_goes_when_the_run_goes_on(run):
     longer = Workdir(run, make_stub_config(num_rounds=9).to_dict())
     longer.begin(4)  # and is killed
     longer.close()
-    assert not (run / "report.html").exists() and not (run / "MODEL_CARD.md").exists()
-    assert read_run(run).standing() == "round 4 of 9"
+    assert not any((run / name).exists() for name in ("report.html", "MODEL_CARD.md", "summary.json"))
+    assert read_run(run).standing() == "round 4 of 9" and not read_run(run).is_finished
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")

@@ -185,14 +185,6 @@ def test_a_checkpoint_of_another_run(run, runs, capfd):
     assert (run / "metrics.jsonl").read_bytes() == (runs / "seed_0" / "metrics.jsonl").read_bytes()
 
 
-def test_records_of_another_run(run, runs, capfd):
-    """Training said so before and goes back if it can; a report once did not."""
-    shutil.copy(runs / "seed_1" / "metrics.jsonl", run)
-    assert f"{run / 'metrics.jsonl'} is not what was written" in read_run(run).damages
-    train(own(), run)
-    assert "metrics.jsonl is not what was written" in capfd.readouterr().err
-
-
 def test_a_summary_of_another_run_is_written_anew(run, runs):
     right = json.loads((run / "summary.json").read_text())
     shutil.copy(runs / "seed_1" / "summary.json", run)

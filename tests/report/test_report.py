@@ -427,14 +427,14 @@ def test_a_comparison_says_which_runs_ended_early(three_runs, tmp_path, undrawn)
     early = runs / "a" / "seed_1"
     lines = (early / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]
     (early / "metrics.jsonl").write_text("".join(lines))
-    summary = json.loads((early / "summary.json").read_text()) | {"rounds": 2, "ended_by": "method"}
+    summary = json.loads((early / "summary.json").read_text()) | {"rounds": 2, "ended_by": "patience"}
     summary[METRICS_SUM] = checksum_of_records(early, 2)
     (early / "summary.json").write_text(json.dumps(summary))
     shutil.copytree(early, runs / "a" / "seed_2")
     (runs / "a" / "seed_2" / "config.json").write_text("{")
     text = write_comparison([runs / "b"], tmp_path / "page.html", against=runs / "a").read_text()
     text = html.unescape(text)
-    assert f"Ended before their last round: {early} (round 2 of 4: the method's own rule)" in text
+    assert f"Ended before their last round: {early} (round 2 of 4: stop.patience, 0 rounds without" in text
     assert f"cannot read the run in {runs / 'a' / 'seed_2'}" in text
     (group,), _ = read_groups([runs / "a"])
     with style.styled():

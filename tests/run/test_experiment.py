@@ -21,9 +21,8 @@ from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.base.errors import BusyError
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.records.workdir import METRICS, METRICS_SUM, Workdir
+from fedjax_ssl.records.workdir import METRICS, Workdir
 from fedjax_ssl.run import machine
-from fedjax_ssl.run.about import about
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.under_way import resume_command
@@ -88,15 +87,6 @@ def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
     assert problem.network.inputs[1:] == ((0.0,), (1.0,))
     for view in (problem.weak, problem.strong):
         assert (np.asarray(view(key, images)) == 0).any()  # black, unlike any image
-
-
-def test_saved_partition_is_the_one_that_trained(finished_run):
-    workdir, _ = finished_run
-    mine = build_experiment(make_tiny_config())
-    saved = build_experiment(make_tiny_config(**{"data.partition_file": str(workdir / "partition.npz")}))
-    chex.assert_trees_all_equal(mine.data, saved.data)
-    other = build_experiment(make_tiny_config(seed=1))
-    assert np.any(np.asarray(other.data.server_index) != np.asarray(mine.data.server_index))
 
 
 def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):
@@ -311,20 +301,6 @@ def test_a_folder_that_another_process_filled_while_this_one_compiled_is_left_to
     with pytest.raises(BusyError, match="another process"):
         late.begin(0)
     assert early.read(METRICS) == [{"round": 1}]
-
-
-def test_a_summary_of_fewer_rounds_goes_when_the_run_goes_on(tmp_path):
-    config = make_tiny_config(num_rounds=1)
-    first = Workdir(tmp_path / "run", config.to_dict(), about(config))
-    first.begin(0)
-    first.append(METRICS, [{"round": 1}])
-    first.write_summary({"rounds": 1, METRICS_SUM: first.checksum(1)})
-    first.close()
-    assert first.is_summarised() and read_run(first.path).is_finished
-    longer = Workdir(first.path, make_tiny_config(num_rounds=2).to_dict())
-    longer.begin(1)  # and is killed
-    longer.close()
-    assert not longer.is_summarised() and not read_run(first.path).is_finished
 
 
 def test_a_report_that_was_interrupted_is_written_by_the_next_start(finished_run, tmp_path, monkeypatch):

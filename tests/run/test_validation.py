@@ -13,7 +13,7 @@ from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.ending import fields_to_raise
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import RunRecords, read_run
-from fedjax_ssl.report import figures, style, write_comparison, write_report
+from fedjax_ssl.report import figures, style, write_report
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.table import Row, make_table
 from fedjax_ssl.run import features
@@ -239,12 +239,6 @@ def test_curves_of_the_two_are_pictures_of_their_own():
     assert lines == [[[1, 1], [0.5, 0.5]], [[1, 2], [0.5, 1]]]  # in each round, and in all; down, and up
 
 
-def test_a_comparison_shows_each_set_by_itself(finished, finished_run, tmp_path):
-    text = write_comparison([finished[0], finished_run[0]], tmp_path / "both.html").read_text()
-    for words in ("Test accuracy.", "Validation accuracy.", "best (test)", "best (validation)"):
-        assert words in text, words
-
-
 def test_a_model_card_without_validation_images_is_as_it_was(finished_run):
     card = model_card(read_run(finished_run[0]))
     assert "the labels of the clients' images were revealed" in card
@@ -277,6 +271,6 @@ def test_a_run_that_bytes_have_ended_says_so_and_goes_on_when_they_are_eased(fin
 
 
 def test_what_cannot_let_a_run_go_on_is_not_advised():
-    """A cosine schedule depends on all rounds, and no field changes a method's own rule."""
+    """A cosine schedule depends on all rounds."""
     assert fields_to_raise(["patience", "rounds"], {"schedule": "constant"}) == ["stop.patience", "num_rounds"]
-    assert fields_to_raise(["rounds", "method"], {"schedule": "cosine"}) == []
+    assert fields_to_raise(["rounds"], {"schedule": "cosine"}) == []

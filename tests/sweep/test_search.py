@@ -153,14 +153,14 @@ def test_the_table_has_the_rows_of_processes_that_tune_other_rows(file, tmp_path
     "change, message",
     [
         (('validation": 10', 'validation": 0'), "need validation images"),
-        (('validation": 10', 'validation": 10, "client.learning_rate": 0.1'), "which is set for all tries"),
+        (('validation": 10', 'validation": 10, "client.learning_rate": 0.1'), "is a column of its table or set for"),
         (
             ('validation": 10', 'validation": 10, "data.labels": "clients", "personal_parts": ("classifier",)'),
             "whose classifier nobody trains",
         ),
         (
             ("seeds=", "fields={'client.learning_rate': (0.1,)}, seeds="),
-            r"draws client\.learning_rate, which is a column",
+            r"draws client\.learning_rate, which is a column of its table or set for",
         ),
         (("search=Search", "search=None and Search"), "no `search`"),
     ],

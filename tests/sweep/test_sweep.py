@@ -272,19 +272,6 @@ def test_a_full_disk_ends_the_sweep_and_too_little_memory_does_not(
         assert len(tried) == 8 and "6 of 6 runs" in errors
 
 
-def test_what_another_process_is_at_work_on_is_left_to_it(sweep_file, tmp_path, monkeypatch, capsys):
-    taken = []
-
-    def train(config, folder, on_finish, root):
-        taken.append(folder.parent.name)
-        raise BusyError(folder / "seed_0")
-
-    monkeypatch.setattr(work, "train", train)
-    assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 0
-    assert taken == ["Stub", "Revealed"]  # tried once for each row, and no seed by itself
-    assert capsys.readouterr().err.count("left to another process") == 2
-
-
 def test_a_failure_is_not_forgotten_when_another_process_takes_a_later_seed(sweep_file, tmp_path, monkeypatch, capsys):
     def train(config, folder, on_finish, root):
         if config.seeds == (1,) and folder.parent.name == "Stub":

@@ -114,18 +114,18 @@ class HostLink:
         """Meets the others for the first time.
 
         Raises:
-            UserError: two processes have the same number, or another number of processes.
+            RuntimeError: two processes have the same number, or another number of processes.
         """
         try:
             self._client.key_value_set(f"fedjax_ssl/here/{self.index}", str(self.count))
         except RuntimeError as error:
-            raise UserError(
+            raise RuntimeError(
                 f"two processes have --process_id={self.index}; or a run that was killed less than a minute ago still "
                 f"holds {distributed.global_state.coordinator_address}"
             ) from error
         counts = self.meet(str(self.count))
         if len({*counts}) > 1:
-            raise UserError(f"the processes were started with --num_processes={' and '.join(sorted({*counts}))}")
+            raise RuntimeError(f"the processes were started with --num_processes={' and '.join(sorted({*counts}))}")
 
     def meet(self, text: str = "") -> list[str]:
         """Waits for all processes; returns the text of each, by process number."""
@@ -224,12 +224,12 @@ class HostLink:
                 break
             except (OSError, OverflowError) as error:
                 if time.monotonic() > ends:
-                    raise UserError(f"process 0 cannot listen at port {port}: {error}") from error
+                    raise RuntimeError(f"process 0 cannot listen at port {port}: {error}") from error
                 time.sleep(0.2)
         command = [sys.executable, "-P", str(pathlib.Path(__file__).with_name("service.py")), str(port), str(count)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._service = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
         said = self._service.stdout.readline().strip()
         if said != READY:
-            raise UserError(f"process 0 cannot listen at port {port}: {said}")
+            raise RuntimeError(f"process 0 cannot listen at port {port}: {said}")
         return self
