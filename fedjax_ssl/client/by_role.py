@@ -27,11 +27,8 @@ def labelled_phase(
 ) -> Phase:
     """Makes the phase of `client.epochs` passes over a client's labelled images; the next phase gets the model.
 
-    Args:
-        problem: the run's `Problem`. `client.logit_adjustment` and `client.labelled_views` apply to the loss.
-        loss: the loss of one step on the batch `labelled`; None: cross-entropy.
-        parts: the trained parts of the model.
-        plan: None: `labelled_plan`.
+    `loss` is that of one step on the batch `labelled`, by default cross-entropy with `client.logit_adjustment` and
+    `client.labelled_views`; `parts` are trained; `plan` is by default `labelled_plan`.
     """
     loss, sizes = loss or loss_on_labels(problem, "labelled_loss"), {"labelled": problem.config.client.batch_size}
     return local_training(problem, plan or labelled_plan(problem), loss, sizes, parts)
@@ -42,7 +39,6 @@ def unlabelled_plan(problem: Problem) -> MakePlan:
     config = problem.config.client
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
         return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size))
@@ -61,18 +57,13 @@ def unlabelled_phase(
 ) -> Phase:
     """Makes the phase after `labelled_phase`: it trains on unlabelled images and makes the upload of both phases.
 
-    Both phases share a persistent optimizer.
+    Both phases share a persistent optimizer. Every upload has the metadata `LABELLED`.
 
     Args:
-        problem: the run's `Problem`.
+        problem, parts, after: see `local_training`.
         loss: the loss of one step on the batch `unlabelled`.
-        parts: the trained parts of the model.
         plan: None: `unlabelled_plan`.
-        after: see `local_training`.
         optimizer: None: `unlabelled_optimizer`.
-
-    Returns:
-        The Phase. Every upload has the metadata `LABELLED`.
     """
     unlabelled = plan or unlabelled_plan(problem)
 

@@ -55,7 +55,6 @@ def byol_phase(
     encoder. Both networks normalise with batch statistics.
 
     Args:
-        problem: the run's `Problem`.
         rule: for the online model. The broadcast's `extra` is the number of the round.
         decay: decay of the target.
         new_target: whether a client begins with the target that it has 'kept' or with the 'received' encoder; the first
@@ -70,7 +69,6 @@ def byol_phase(
     first_view, second_view = problem.views
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
         deck = deck.of_whole_batches(config.batch_size)
@@ -115,15 +113,9 @@ def byol_phase(
 
 
 def divergence(one: Params, other: Params) -> jax.Array:
-    """Distance of two backbones: the mean of |W - W'| over convolution kernels, except those of shortcuts.
+    """Distance of two backbones: the mean of |W - W'| over convolution kernels, except those of shortcuts: float32 [].
 
     For a backbone without convolutions it is the mean over all leaves.
-
-    Args:
-        one, other: parameters of a backbone.
-
-    Returns:
-        float32 [].
 
     Raises:
         UserError: the backbone has no parameters.

@@ -15,6 +15,7 @@ from fedjax_ssl.base.imports import import_own, is_own, one_line
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Labels, Problem
+from fedjax_ssl.ops.losses import mean_present
 from fedjax_ssl.ops.trees import repeated
 
 FIELD = "confidence.kind"
@@ -64,7 +65,6 @@ def make_confidence(
     """Makes the rule that `confidence.kind` names, except 'acr', which `acr.py` has.
 
     Args:
-        problem: the run's.
         threshold: tau, in the unit of the scores; see `threshold_of`.
         strictly: whether a score must exceed the threshold (FedAnchor, eq. 5) or may equal it (SemiFL, FixMatch).
         hard: whether the method needs weights of 0 or 1.
@@ -124,15 +124,10 @@ def once_a_round(
 
 
 def qualify(scores: jax.Array, thresholds: jax.Array | float, strictly: bool) -> tuple[jax.Array, jax.Array]:
-    """Hard pseudo-labels (the class of the largest score), and whether each one reaches the threshold of its class.
+    """Hard pseudo-labels, int32 [...], the class of the largest score; and whether each reaches its class's threshold.
 
-    Args:
-        scores: float32 [..., C].
-        thresholds: float32 [..., C] or a number, in the unit of the scores.
-        strictly: whether a score must exceed the threshold.
-
-    Returns:
-        labels int32 [...], qualified bool [...].
+    Scores are float32 [..., C]; thresholds, in their unit, have the same shape or are a number. With `strictly` a score
+    must exceed the threshold.
     """
     labels = jnp.argmax(scores, axis=-1).astype(jnp.int32)
     thresholds = jnp.broadcast_to(jnp.asarray(thresholds, jnp.float32), scores.shape)
@@ -144,12 +139,6 @@ def qualify(scores: jax.Array, thresholds: jax.Array | float, strictly: bool) ->
 def _reached(scores: jax.Array, thresholds: jax.Array | float, strictly: bool) -> jax.Array:
     """1 where the largest score reaches the threshold of its class, else 0: float32 [...]."""
     return qualify(scores, thresholds, strictly)[1].astype(jnp.float32)
-
-
-def mean_present(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean over the present examples of a batch: [B, ...] to [...]; 0 if there is none."""
-    mask = mask.reshape(-1, *(1,) * (values.ndim - 1))
-    return jnp.sum(jnp.where(mask, values, 0.0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def moved(old: Any, found: Any, momentum: float | jax.Array, counts: jax.Array) -> Any:
@@ -281,19 +270,12 @@ def sat(options, num_classes: int, threshold, strictly: bool) -> Confidence:
 
 
 def fairness(state: Averages, logits: jax.Array, weights: jax.Array) -> jax.Array:
-    """FreeMatch's self-adaptive fairness, sum_c a_c log b_c, which is minimised (eq. 9 to 11).
+    """FreeMatch's self-adaptive fairness, sum_c a_c log b_c, which is minimised (eq. 9 to 11): float32 [].
 
-    a is p_t / h_t. b is the mean softmax of the accepted strong views, divided by the histogram of their predicted
-    classes. Both are normalised to sum 1; a class with a histogram of 0 gets 0. The term keeps predictions from
-    collapsing to a few classes.
-
-    Args:
-        state: the state after the batch; it has no gradient.
-        logits: float32 [B, C], of the strong views.
-        weights: float32 [B], above 0 for accepted images.
-
-    Returns:
-        float32 []; 0 if no image is accepted.
+    a is p_t / h_t of the state after the batch, without gradient. b is the mean softmax of the accepted strong views'
+    logits, float32 [B, C], divided by the histogram of their predicted classes; weights, float32 [B], are above 0 for
+    accepted images. Both are normalised to sum 1; a class with a histogram of 0 gets 0. The term keeps predictions from
+    collapsing to a few classes. It is 0 if no image is accepted.
     """
     accepted, p = weights > 0, jax.nn.softmax(logits)
     histogram = mean_present(jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1]), accepted)

@@ -39,6 +39,11 @@ class Examples(NamedTuple):
         return self.present & (self.labels < 0)
 
 
+def split_keys(cohort: Cohort, number: int = 2) -> tuple[jax.Array, ...]:
+    """So many PRNG keys of each job, [M] each: for the views that are labelled, for the order of training, ..."""
+    return tuple(jax.vmap(lambda key: jax.random.split(key, number), out_axes=1)(cohort.keys()))
+
+
 class Batch(NamedTuple):
     """The examples of one step, at most B."""
 

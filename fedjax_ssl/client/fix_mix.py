@@ -8,20 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.devices import platform
-from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.client.deck import Deck, Examples
+from fedjax_ssl.client.deck import Deck, Examples, split_keys
 from fedjax_ssl.client.steps import At, Batches, Loss, Plan, local_training
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import (
-    CLASSIFIER,
-    Broadcast,
-    Cohort,
-    Phase,
-    Previous,
-    Problem,
-    job_keys,
-)
-from fedjax_ssl.ops.augment.mixup import MIX_ORDERS, lambda_of, mix_inputs
+from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Phase, Previous, Problem, job_keys
+from fedjax_ssl.ops.augment.mixup import lambda_of, mix_inputs
 from fedjax_ssl.ops.batches import draw_with_replacement, num_batches
 from fedjax_ssl.ops.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.ops.sgd import Model
@@ -29,12 +20,21 @@ from fedjax_ssl.ops.sgd import Model
 
 def label_keys(cohort: Cohort) -> jax.Array:
     """The PRNG keys, [M], with which a cohort's images are labelled in a method with this phase."""
-    return _keys(cohort)[0]
+    return split_keys(cohort, 3)[0]
 
 
-def _keys(cohort: Cohort) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys for labelling, for the order of the fix set, and for the mix set."""
-    return tuple(jax.vmap(lambda key: jax.random.split(key, 3), out_axes=1)(cohort.keys()))
+def mixings(cohort: Cohort, steps: int, alpha: float) -> jax.Array:
+    """Every lambda of a cohort, float32 [M, S], which each step otherwise draws, with the same values up to rounding.
+
+    Lambda is drawn by rejection sampling. Its loops slow down the steps of accelerators; on a CPU they are cheaper in
+    the steps.
+    """
+
+    def of_step(key, step):
+        return lambda_of(jax.random.split(jax.random.fold_in(key, step))[1], alpha)
+
+    keys = job_keys(cohort.step_key, cohort.clients, cohort.group)
+    return jax.vmap(lambda key: jax.vmap(of_step, (None, 0))(key, jnp.arange(steps)))(keys)
 
 
 def fix_mix_phase(
@@ -52,47 +52,27 @@ def fix_mix_phase(
     the images of the batch.
 
     Args:
-        problem: the run's `Problem`.
         parts: the parts of the model that are trained and uploaded.
         mixup_alpha: a in lambda ~ Beta(a, a), FedAnchor eq. 8, one lambda for each batch; 0 trains without mixup.
         mix_weight: b in L_fix + b L_mix, FedAnchor eq. 10.
         mix_order: 'mix_then_augment', alpha(lambda x + (1 - lambda) x') as in FedAnchor (eq. 8, 9), or
             'augment_then_mix', lambda alpha(x) + (1 - lambda) alpha(x') as in SemiFL.
         partners: how often mixing partners are drawn: once a 'round', as in both papers, or in each local 'epoch'.
-
-    Raises:
-        UserError: for an unknown mix order.
     """
-    if mix_order not in MIX_ORDERS:
-        raise UserError(f"unknown mix order {mix_order!r}; known: {', '.join(MIX_ORDERS)}")
     network, config = problem.network, problem.config.client
     with_mixup = mixup_alpha > 0
 
-    def mixings(cohort: Cohort, steps: int) -> jax.Array | None:
-        """Draws every lambda of a cohort, [M, S]; None: each step draws its own, with the same values up to rounding.
-
-        Lambda is drawn by rejection sampling. Its loops slow down the steps of accelerators; on a CPU they are cheaper
-        in the steps.
-        """
-        if not with_mixup or platform() == "cpu" or cohort.step_key is None:
-            return None
-
-        def of_step(key, step):
-            return lambda_of(jax.random.split(jax.random.fold_in(key, step))[1], mixup_alpha)
-
-        keys = job_keys(cohort.step_key, cohort.clients, cohort.group)
-        return jax.vmap(lambda key: jax.vmap(of_step, (None, 0))(key, jnp.arange(steps)))(keys)
-
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
-        _, shuffle_keys, mix_keys = _keys(cohort)
+        _, shuffle_keys, mix_keys = split_keys(cohort, 3)
         examples = Examples.of(data, cohort)
         sizes, n_max = jnp.sum(examples.present, axis=1), examples.rows.shape[1]
         fix = Deck.shuffled(examples, cohort.labels.report.qualified, shuffle_keys, config.epochs)
         draws = config.epochs if partners == "epoch" else 1
         mix = jax.vmap(draw_with_replacement, in_axes=(0, 0, None))(mix_keys, sizes, draws * n_max)  # eq. 6
         decks = {"fix": fix, "mix": fix._replace(order=mix.reshape(-1, draws, n_max))}
-        mixing = mixings(cohort, config.epochs * num_batches(n_max, config.batch_size))
+        mixing = None
+        if with_mixup and platform() != "cpu" and cohort.step_key is not None:
+            mixing = mixings(cohort, config.epochs * num_batches(n_max, config.batch_size), mixup_alpha)
         return Plan(decks, fix.num_steps(config.batch_size), mixing)
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:

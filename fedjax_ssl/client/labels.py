@@ -27,10 +27,9 @@ def score_cohort(
     """The scores of every example of a cohort by one model, leaves [M, n_max, ...], in batches of `eval_batch_size`.
 
     Args:
-        problem: the run's `Problem`.
+        problem, examples: the run's, and the cohort's.
         scores: images [B, H, W, C] -> a pytree with leaves [B, ...], each image independent of the others.
         images: uint8 [N, H, W, C], the image table.
-        examples: the cohort's examples.
         num_views: scores are averaged over this many weak views (FedAnchor's ensemble, section 4.5); 0: the raw images
             are scored.
     """
@@ -54,10 +53,8 @@ def weak_views(
     """The weak views [B, H, W, C] that `score_cohort` scores, so that a client can train on exactly these views.
 
     Args:
-        weak: the augmentation.
+        weak, images, view: the augmentation, uint8 [B, H, W, C], and the number of the view.
         keys, positions: [B], the key of each example's job; its index among the client's examples, int32.
-        images: uint8 [B, H, W, C].
-        view: number of the view.
     """
 
     def augment(key, position, image):
@@ -74,19 +71,15 @@ def score_by_own_models(
     rows: jax.Array,
     batch_size: int | None,
 ) -> Any:
-    """Scores every example of a cohort by its job's own model, one job after the other.
+    """Scores every example of a cohort by its job's own model, one job after the other: leaves [M, n_max, ...].
 
     With several devices all models are sent to each device, and each device scores its share of a job's images.
 
     Args:
         scores: (model, images [B, H, W, C]) -> a pytree with leaves [B, ...], each image independent of the others.
         models: leaves [M, ...].
-        images: uint8 [N, H, W, C], the image table.
-        rows: int32 [M, n_max], rows of the image table.
+        images, rows: the image table, uint8 [N, H, W, C], and rows of it, int32 [M, n_max].
         batch_size: images in a batch, see `map_batches`.
-
-    Returns:
-        The scores, leaves [M, n_max, ...].
     """
 
     def score_job(job):
@@ -99,17 +92,10 @@ def score_by_own_models(
 def logits_of_each(
     problem: Problem, received: Model, own: Sequence[Model], images: jax.Array, examples: Examples
 ) -> list[jax.Array]:
-    """Logits of every example of a cohort, first by the received model, then by the clients' own models.
+    """Logits of every example of a cohort by the received model, then by each of the clients' own models.
 
-    Args:
-        problem: the run's `Problem`.
-        received: one model for all clients.
-        own: the clients' own models, leaves [M, ...].
-        images: uint8 [N, H, W, C], the image table.
-        examples: the cohort's examples.
-
-    Returns:
-        For each model float32 [M, n_max, C], in evaluation mode on raw images.
+    Own models have leaves [M, ...]; `images` is the image table, uint8 [N, H, W, C]. The result is float32 [M, n_max,
+    C] for each model, in evaluation mode on raw images.
     """
 
     def logits(model: Model, batch: jax.Array) -> jax.Array:
@@ -135,10 +121,7 @@ def mean_prediction(probabilities: jax.Array, present: jax.Array) -> jax.Array:
 def without_prior(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array:
     """A model's logits of each client's images, float32 [..., n, C], debiased by their mean prediction if asked for.
 
-    Args:
-        kind: `config.confidence.debias`.
-        logits: float32 [..., n, C].
-        present: bool [..., n], the images over which the mean prediction is taken.
+    `kind` is `config.confidence.debias`; the mean prediction is over the images that are present, bool [..., n].
     """
     prior = prior_of(kind, logits, present)
     return logits if prior is None else debiased(logits, prior[..., None, :])
@@ -152,13 +135,10 @@ def prior_of(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array | No
 
 
 def debiased(logits: jax.Array, prior: jax.Array | None) -> jax.Array:
-    """Logits of p'(c | x) = (p(c | x) / P_k(c)) / sum_j p(j | x) / P_k(j).
+    """Logits of p'(c | x) = (p(c | x) / P_k(c)) / sum_j p(j | x) / P_k(j), float32 [..., C].
 
-    A client's model prefers the client's frequent classes. The division removes this preference from the labels.
-
-    Args:
-        logits: float32 [..., C], of p.
-        prior: float32 [..., C], P_k, bounded below by `LEAST_PRIOR`; None: the logits are returned unchanged.
+    A client's model prefers the client's frequent classes. The division removes this preference from the labels. The
+    prior P_k, float32 [..., C], is bounded below by `LEAST_PRIOR`; None: the logits are returned unchanged.
     """
     if prior is None:
         return logits
@@ -176,16 +156,7 @@ def label_cohort(
     confidence: Confidence,
     num_views: int = 0,
 ) -> Labels:
-    """Labels every example of a cohort by a model in evaluation mode, see `label_by_scores`.
-
-    Args:
-        problem: the run's `Problem`.
-        model: one for all clients.
-        data: the federation's data.
-        examples: the cohort's examples.
-        confidence: the rule, from `make_confidence`.
-        num_views: see `score_cohort`.
-    """
+    """Labels every example of a cohort by one model in evaluation mode, see `label_by_scores` and `score_cohort`."""
     scores = functools.partial(problem.network.probabilities, model)
     scored = score_cohort(problem, scores, data.inputs, examples, num_views)
     return label_by_scores(problem, as_told(data, examples.rows, scored), examples, confidence)
@@ -223,17 +194,12 @@ def labelling_logits(at: At, logits: jax.Array, rows: jax.Array) -> jax.Array:
 def labels_of_received(problem: Problem, rule: Confidence, include_labelled: bool = False) -> Label:
     """The labelling of a method that makes labels in each step and updates its rule once a round.
 
-    The received model labels all images. This gives the rule's states, and the report.
-
-    Args:
-        problem: the run's `Problem`.
-        rule: which labels count.
-        include_labelled: whether labelled images get pseudo-labels too.
+    The received model labels all images, with `include_labelled` also those with labels. This gives the rule's states,
+    and the report.
     """
     num_views = int(problem.config.confidence.debias != "none")  # APP-U uses weak views
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
-        del previous
         examples = Examples.of(data, cohort)
         included = examples._replace(present=examples.present if include_labelled else examples.unlabelled)
         made = label_cohort(problem, received.model, data, included, rule, num_views)
@@ -246,7 +212,6 @@ def labels_for_report(problem: Problem, threshold: float) -> Label:
     """The labelling of a method that makes labels in each step by a fixed threshold: only the report of it."""
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
-        del previous
         examples = Examples.of(data, cohort)
         scores = functools.partial(problem.network.probabilities, received.model)
         labels, confident = qualify(score_cohort(problem, scores, data.inputs, examples), threshold, strictly=False)

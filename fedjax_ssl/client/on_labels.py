@@ -21,13 +21,11 @@ def labelled_plan(problem: Problem, epochs: int | None = None) -> MakePlan:
     """The plan of passes over a client's labelled images, the batch `labelled`; its work is `adjustment_of`.
 
     Args:
-        problem: the run's `Problem`.
         epochs: number of passes; None: `client.epochs`.
     """
     config = problem.config.client
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.labelled, examples.keys, epochs or config.epochs)
         return Plan({"labelled": deck}, deck.num_steps(config.batch_size), adjustment_of(problem, examples))
@@ -100,11 +98,8 @@ def adjusted_cross_entropy(
 ) -> jax.Array:
     """The mean over views of l(z + adjustment, y): float32 [].
 
-    Args:
-        outputs: Outputs of each view, with logits z, float32 [B, C].
-        labels: int32 [B].
-        mask: bool [B].
-        adjustment: float32 [C], see `class_shares`; None: no adjustment.
+    The logits z of each view are float32 [B, C], labels int32 [B], the mask bool [B]. The adjustment is float32 [C],
+    see `class_shares`; None: none.
     """
     added = 0.0 if adjustment is None else adjustment
     losses = [cross_entropy(each.logits + added, labels, mask) for each in outputs]

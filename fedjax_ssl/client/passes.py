@@ -25,11 +25,9 @@ def train_views(
     """Passes views through the network in training mode, group by group; the views of a group share a forward pass.
 
     Args:
-        network: the architecture.
-        model: the model in training.
+        network, model: the architecture, and the model in training.
         groups: each has the views [B, H, W, C] of one batch and its mask, bool [B]; a group without views is skipped.
-        together: whether all views share one forward pass and one set of batch statistics; else each view has its own
-            statistics.
+        together: whether all views share one forward pass and one set of batch statistics; else each view has its own.
 
     Returns:
         The Outputs of each view in order, and the model with its statistics after the passes.
@@ -71,10 +69,7 @@ def passes(
     If clients have labels, all views of a step share batch statistics; else each kind has its own.
 
     Args:
-        problem: the run's `Problem`.
-        model: the model in training.
-        batch: the examples of the step.
-        at: of the step.
+        problem, model, batch, at: as in a `LossFunction`.
         label_mode: the normalisation statistics with which the model in training labels: 'train', those of the batch;
             'eval', its own. The received model always uses its own.
         strong: whether the unlabelled images have strong views in these passes.
@@ -115,15 +110,9 @@ def total(
     weights: jax.Array,
     further: jax.Array | float = 0.0,
 ) -> Loss:
-    """L = H(y, f(a(x))) + lambda_u L_u, a further term, and the share of confident images.
+    """L = H(y, f(a(x))) + lambda_u L_u + a further term, float32 [] each, and the share of confident images.
 
-    Args:
-        problem: the run's `Problem`.
-        batch: the examples of the step.
-        seen: what the network made of them.
-        unlabelled_loss: L_u, float32 [].
-        weights: float32 [B], of the unlabelled images; above 0 for a confident one.
-        further: float32 [], is added.
+    These are the unlabelled ones with a weight, float32 [B], above 0; `seen` is what the network made of the batch.
     """
     known, mask = batch.labelled, batch.unlabelled.mask
     share = jnp.sum((weights > 0) & mask) / jnp.maximum(jnp.sum(mask), 1)
@@ -147,7 +136,6 @@ def both_kinds(problem: Problem) -> tuple[MakePlan, dict[str, int]]:
     fixed_length = options.epoch_length == "unlabelled"
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         examples = Examples.of(data, cohort)
         included = examples.present if options.include_labelled else examples.unlabelled
         passes = config.epochs * (options.unlabelled_ratio if fixed_length else 1)

@@ -7,6 +7,7 @@ Sources: FedPer, arXiv 1912.00818, which trains all parts together; FedRep, arXi
 own parts first and then the others (`config.personal_first`).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,9 +43,9 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
 
     Labels that are made once a round are made by each client's own model, one client after the other.
 
-    With `config.personal_first` the first steps of each phase train only the client's own parts. The later steps train
-    only the other parts. Parts that are not trained keep their optimizer state and statistics. What a step changes in
-    the client's memory, such as a mean teacher, it computes from the model before these parts are put back.
+    With `config.personal_first` the first steps of each phase train only the client's own parts, the later steps only
+    the others. Parts that are not trained keep their optimizer state and statistics. What a step changes in the
+    client's memory, such as a mean teacher, it computes from the model before these parts are put back.
 
     Raises:
         UserError: the method has no clients. When a stage is traced: there is no such part, or it cannot be kept out of
@@ -54,22 +55,11 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
     if not method.phases:
         raise UserError(f"personal_parts={parts} is not for {name}, which has no clients")
 
-    def refuse_copies(message: Any, of: str) -> None:
-        for path, _ in jax.tree_util.tree_flatten_with_path(message)[0]:
-            for part in parts:
-                if any(part == getattr(key, "key", None) for key in path):
-                    raise UserError(f"personal_parts={parts} is not for {name}: {of} has a {part} as well")
+    refuse_copies = functools.partial(_refuse_copies, problem)
 
     def init(data: FederatedData, key: jax.Array) -> State:
         state = method.init(data, key)
-        for part in parts:
-            if part not in state.model.params:
-                raise UserError(f"personal_parts has {part!r}{known_are(part, tuple(state.model.params))}")
-            if part in state.model.batch_stats:
-                raise UserError(
-                    f"personal_parts has {part!r}, whose normalisation statistics are the server's; set "
-                    "model.normalisation='group'"
-                )
+        _check_parts(parts, state.model)
         own = repeated(select(state.model.params, parts), len(data.ids))
         return state._replace(clients={**state.clients, OWN_PARTS: own})
 
@@ -116,6 +106,25 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
         phases=(*before, last._replace(finish=lambda *arguments: keep(finish(*arguments)))),
         aggregate=aggregate,
     )
+
+
+def _check_parts(parts: tuple[str, ...], model: Model) -> None:
+    for part in parts:
+        if part not in model.params:
+            raise UserError(f"personal_parts has {part!r}{known_are(part, tuple(model.params))}")
+        if part in model.batch_stats:
+            raise UserError(
+                f"personal_parts has {part!r}, whose normalisation statistics are the server's; set "
+                "model.normalisation='group'"
+            )
+
+
+def _refuse_copies(problem: Problem, message: Any, of: str) -> None:
+    parts, name = problem.config.personal_parts, problem.config.method
+    for path, _ in jax.tree_util.tree_flatten_with_path(message)[0]:
+        for part in parts:
+            if any(part == getattr(key, "key", None) for key in path):
+                raise UserError(f"personal_parts={tuple(parts)} is not for {name}: {of} has a {part} as well")
 
 
 def _without(model: Model, parts: tuple[str, ...]) -> Model:

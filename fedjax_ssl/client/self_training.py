@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client import acr
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
-from fedjax_ssl.client.confidence import MEMORY, make_confidence, states_at_start, threshold_of
+from fedjax_ssl.client.confidence import MEMORY, Confidence, make_confidence, states_at_start, threshold_of
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.client.labels import as_told, debiased, labelling_logits, prior_of, score_cohort
 from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction
@@ -81,12 +81,8 @@ def self_training(problem: Problem, tell: Tell | None = None) -> SelfTraining:
     `confidence.labels_from='local'` the model in training labels a weak view in each step. Training is on strong views;
     a weak view joins the forward pass if it is needed for the label or for running statistics.
 
-    Args:
-        problem: the run's `Problem`.
-        tell: computes metadata besides `ACCEPTED`; None: none.
-
     Returns:
-        How labels are made, and the labelled and the unlabelled phase.
+        How labels are made, and the labelled and the unlabelled phase. `tell` computes metadata besides `ACCEPTED`.
 
     Raises:
         UserError: a field is set that ACR ignores.
@@ -114,7 +110,6 @@ def label_views(problem: Problem, tell: Tell | None) -> Label:
     options, network, heads = problem.config.confidence, problem.network, trained_parts_of(problem)[len(CLASSIFIER) :]
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
-        del previous
         examples = Examples.of(data, cohort)
 
         def scores(images) -> Outputs:
@@ -178,16 +173,25 @@ def loss_by_confidence(problem: Problem) -> LossFunction:
     rule = rule_of(problem)
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
-        unlabelled, seen = batch.unlabelled, pass_views(problem, model, batch, at)
-        p = jax.nn.softmax(seen.labelling.logits)
-        weights, state = rule.step(at.own[MEMORY], p, unlabelled.mask, unlabelled.positions, at.labels.size)
-        labels, (strong,) = jnp.argmax(seen.labelling.logits, axis=-1).astype(jnp.int32), seen.strong
-        value = cross_entropy(strong.logits, labels, unlabelled.mask, weights)
-        if rule.regulariser is not None:
-            value = value + rule.regulariser(state, strong.logits, weights)
+        seen = pass_views(problem, model, batch, at)
+        (strong,) = seen.strong
+        value, weights, state = loss_by_rule(rule, batch, at, seen.labelling.logits, strong.logits)
         return pseudo_loss(problem, batch, seen, value, weights, state)
 
     return loss
+
+
+def loss_by_rule(
+    rule: Confidence, batch: Batches, at: At, labelling: jax.Array, trained: jax.Array
+) -> tuple[jax.Array, jax.Array, Any]:
+    """The loss of logits towards the labels of others, [B, C] each, the labels' weights and the rule's state."""
+    unlabelled, p = batch.unlabelled, jax.nn.softmax(labelling)
+    weights, state = rule.step(at.own[MEMORY], p, unlabelled.mask, unlabelled.positions, at.labels.size)
+    labels = jnp.argmax(labelling, axis=-1).astype(jnp.int32)
+    value = cross_entropy(trained, labels, unlabelled.mask, weights)
+    if rule.regulariser is not None:
+        value = value + rule.regulariser(state, trained, weights)
+    return value, weights, state
 
 
 def loss_by_acr(problem: Problem) -> LossFunction:

@@ -4,6 +4,7 @@ The plan runs once a round for the whole cohort: it shuffles each client's examp
 step. Then every client takes its steps in a lane.
 """
 
+import functools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -114,6 +115,14 @@ class Training(NamedTuple):
         return {**self.own, **self.learned}
 
 
+def read(
+    sizes: Mapping[str, int], received: Broadcast, data: FederatedData, work: Plan, own: Mapping[str, Any], step, key
+) -> tuple[Batches, At]:
+    """What the loss of a step reads."""
+    named = {name: deck.batch(step, sizes[name]).read(data) for name, deck in work.decks.items() if name in sizes}
+    return Batches(**named), At(received, data, work.decks, work.labels, work.work, own, key, step, work.num_steps)
+
+
 def local_training(
     problem: Problem,
     plan: MakePlan,
@@ -128,48 +137,35 @@ def local_training(
     memory: str | None = OPT_STATE,
     continues: bool = False,
 ) -> Phase:
-    """Makes a phase of planned steps. With `client.proximal` the parameters stay near the received ones (FedProx).
+    """Makes a phase of planned steps.
 
     Args:
-        problem: the run's `Problem`.
-        plan: makes the plan of a cohort.
-        loss: the loss of one step.
+        problem, plan, loss: the run's `Problem`, the plan of a cohort, and the loss of one step.
         sizes: examples in each batch, by the batch's name.
         parts: the parts of the model that are trained.
         sent: the parts that are uploaded and in FedProx's term; None: all trained parts.
         begin: (received, the client's memory) -> the model that training begins with; None: `Plan.start`.
         after: what the client remembers of the model after each step; None: only the loss changes its memory.
-        optimizer: learning rate -> the phase's optimizer; None: the problem's.
-        memory: a persistent optimizer's entry of the client's memory, see `own_optimizers`; each phase with its own
-            optimizer needs another one. None: each job has a new optimizer.
-        continues: whether training goes on from the model of the previous phase, and a job that took part in that phase
-            takes part in this one.
+        optimizer: the phase's own; None: the problem's.
+        memory: a persistent optimizer's entry of the client's memory, see `own_optimizers`; phases with different
+            optimizers need different entries. None: each job has a new optimizer.
+        continues: whether jobs go on from the previous phase, see `going_on`.
     """
-    network, config = problem.network, problem.config.client
     optimizer, sent = optimizer or problem.optimizer, sent or parts
-    persistent = config.persistent and memory is not None
+    persistent = problem.config.client.persistent and memory is not None
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         planned = plan(received, data, cohort, previous)
-        takes_part = planned.takes_part
-        if continues:
-            takes_part = previous.took_part | (planned.num_steps > 0 if takes_part is None else takes_part)
-            planned = planned._replace(start=trained_models(received, previous))
         work = planned._replace(labels=cohort.labels, own={}, takes_part=None)
-        return Jobs(planned.num_steps, work, planned.own, takes_part)
-
-    def read(received: Broadcast, data: FederatedData, work: Plan, own: Mapping[str, Any], step, key):
-        """What the loss of a step reads: its `Batches`, and `At`."""
-        named = {name: deck.batch(step, sizes[name]).read(data) for name, deck in work.decks.items() if name in sizes}
-        return Batches(**named), At(received, data, work.decks, work.labels, work.work, own, key, step, work.num_steps)
+        jobs = Jobs(planned.num_steps, work, planned.own, planned.takes_part)
+        return going_on(jobs, received, previous) if continues else jobs
 
     def remembered(result: Loss, own: Mapping[str, Any], model: Model) -> dict[str, Any]:
-        """The entries of the client's memory that a step changes."""
         return {**result.remember, **(after({**own, **result.remember}, model) if after else {})}
 
     @jax.jit  # so that it is traced once for equal shapes
     def first_step(model: Model, received: Broadcast, data: FederatedData, work: Plan, own: Mapping[str, Any]):
-        result = loss(model, *read(received, data, work, own, jnp.int32(0), jax.random.key(0)))
+        result = loss(model, *read(sizes, received, data, work, own, jnp.int32(0), jax.random.key(0)))
         return dict(result.metrics), dict(result.sums), remembered(result, own, model)
 
     def start(received: Broadcast, data: FederatedData, work: Plan, own) -> Training:
@@ -185,17 +181,9 @@ def local_training(
         return Training(learner, kept, learned, *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sums))
 
     def step(received: Broadcast, data: FederatedData, work: Plan, carry: Training, index, key) -> Training:
-        batches, at = read(received, data, work, carry.memory, index, key)
-
-        def whole_loss(model: Model):
-            result = loss(model, batches, at)
-            value = result.value
-            if config.proximal:
-                term = proximal_term(select(model.params, sent), select(received.model.params, sent))
-                value = value + config.proximal * term
-            return value, (result.batch_stats, result)
-
-        learner, result = sgd.step(whole_loss, optimizer(received.learning_rate), carry.learner, parts)
+        batches, at = read(sizes, received, data, work, carry.memory, index, key)
+        minimised = functools.partial(with_proximal_term, problem, loss, sent, batches, at)
+        learner, result = sgd.step(minimised, optimizer(received.learning_rate), carry.learner, parts)
         if result.counts is not None:
             learner = where(result.counts, learner, carry.learner)
         learned = {**carry.learned, **remembered(result, carry.memory, learner.model)}
@@ -204,11 +192,30 @@ def local_training(
 
     def finish(received: Broadcast, work: Plan, carry: Training, num_steps) -> Finished:
         told = {} if work.labels is None else work.labels.tells
-        upload = Upload(trained_parts(network, carry.learner.model, sent), {**told, **work.tells, **carry.sums})
+        model = trained_parts(problem.network, carry.learner.model, sent)
         own = {**carry.learned, **({memory: carry.learner.opt_state} if persistent else {})}
-        return Finished(upload, own, jax.tree.map(lambda total: total / jnp.maximum(num_steps, 1), carry.totals))
+        metrics = jax.tree.map(lambda total: total / jnp.maximum(num_steps, 1), carry.totals)
+        return Finished(Upload(model, {**told, **work.tells, **carry.sums}), own, metrics)
 
     return Phase(prepare, start, step, finish)
+
+
+def with_proximal_term(
+    problem: Problem, loss: LossFunction, sent: tuple[str, ...], batches: Batches, at: At, model: Model
+) -> tuple[jax.Array, tuple[BatchStats, Loss]]:
+    """The loss of a step; with `client.proximal` the parameters `sent` stay near the received ones (FedProx)."""
+    result, factor = loss(model, batches, at), problem.config.client.proximal
+    value = result.value
+    if factor:
+        value = value + factor * proximal_term(select(model.params, sent), select(at.received.model.params, sent))
+    return value, (result.batch_stats, result)
+
+
+def going_on(jobs: Jobs, received: Broadcast, previous: Previous) -> Jobs:
+    """The jobs, each from its model after the previous phase; one that took part there takes part again."""
+    work = jobs.work._replace(start=trained_models(received, previous))
+    takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
+    return jobs._replace(work=work, takes_part=takes_part | previous.took_part)
 
 
 def global_model(problem: Problem, state: State, extra: Any = ()) -> Broadcast:

@@ -127,13 +127,12 @@ def _import_method(method: str) -> Entry:
 def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -> None:
     """Registers a method from outside the library, such as a notebook's, under a name for configurations.
 
-    Registration lasts for this process; register the method again before resuming its runs. A second registration
-    under the same name replaces the first.
+    Registration lasts for this process; register the method again before resuming its runs. A second registration under
+    the same name replaces the first.
 
     Args:
         name: the value of `config.method` that selects the method.
-        factory: a function from a Problem to a Method, or a whole `Entry`.
-        entry: fields of `Entry`: `defaults`, `fields`, `variants`, `heads`, ...
+        factory: a whole `Entry`; or a function from a Problem to a Method, with fields of `Entry` in `entry`.
 
     Raises:
         UserError: the name is not a Python name or is taken, or the entry is invalid, see `check_entry`.

@@ -78,12 +78,7 @@ def labels_alone(config: ConfigDict, field: str) -> str:
 
 
 def check_entry(name: str, entry: Entry, where: str = "") -> None:
-    """Checks an entry before it is used in a configuration.
-
-    Args:
-        name: the method's name.
-        entry: the method's entry.
-        where: prefix of the error's message.
+    """Checks a method's entry before it is used in a configuration; `where` is a prefix of the error's message.
 
     Raises:
         UserError: the entry names an unknown field, head or place of labels, or sets a field to a value of another type

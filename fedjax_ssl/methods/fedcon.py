@@ -201,7 +201,6 @@ def between_views(problem: Problem) -> Phase:
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         """At its first visit a client's target is the backbone that it receives."""
-        del previous
         examples, seen = Examples.of(data, cohort), cohort.own[SEEN]
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
         target = where_rows(seen, cohort.own[TARGET], received.model.params["backbone"])

@@ -99,7 +99,6 @@ def labels_once(problem: Problem, rule: Confidence) -> Label:
     """Debiased labels of all images by the received model, and P_k, float32 [M, C], in `Labels.more`."""
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
-        del previous
         examples = Examples.of(data, cohort)
         probabilities = functools.partial(problem.network.probabilities, received.model)
         scores = score_cohort(problem, probabilities, data.inputs, examples, num_views=1)
@@ -119,7 +118,6 @@ def plan(problem: Problem) -> MakePlan:
     config = problem.config.client
 
     def of_cohort(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.labelled, examples.keys, config.epochs)
         confident = jnp.any(cohort.labels.weights > 0, axis=1)
@@ -166,10 +164,8 @@ def balancing(solver: str, received: Received) -> jax.Array:
 
         a = argmin 1/C sum_c (sum_k a_k P_k(c) - 1/C)^2    over the simplex
 
-    Args:
-        solver: 'code', 100 times a := softmax(a - 1.9 (gradient + 0.9 a)), which is one step of SGD from rest at rate 1
-            with Nesterov's momentum 0.9 and weight decay 0.9; 'exact', 1,000 steps of exponentiated gradient.
-        received: the uploads; their metadata contain P_k.
+    The solver is 'code', 100 times a := softmax(a - 1.9 (gradient + 0.9 a)), which is one step of SGD from rest at rate
+    1 with Nesterov's momentum 0.9 and weight decay 0.9; or 'exact', 1,000 steps of exponentiated gradient.
     """
     counted = received.accepted
     priors = jnp.where(counted[:, None], received.uploads.metadata[APP_U], 0.0)

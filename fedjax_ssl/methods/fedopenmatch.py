@@ -35,13 +35,12 @@ from fedjax_ssl.client import (
     threshold_of,
     total,
 )
-from fedjax_ssl.client.confidence import mean_present
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Label, Labels, Method, Previous, Problem
 from fedjax_ssl.methods.entry import LABELS_AT, Entry
 from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.models import Outputs
-from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.losses import cross_entropy, mean_present
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
@@ -129,16 +128,7 @@ def agrees(logits: jax.Array, labels: jax.Array, least: float) -> jax.Array:
 
 
 def one_vs_all_loss(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of -log sigmoid(z_y) + max_{c != y} -log(1 - sigmoid(z_c)) (OpenMatch, eq. 1).
-
-    Args:
-        logits: z, float32 [B, C].
-        labels: int32 [B]; rows outside the mask are ignored.
-        mask: bool [B].
-
-    Returns:
-        float32 []; 0 if the mask is empty.
-    """
+    """The mean of -log sigmoid(z_y) + max_{c != y} -log(1 - sigmoid(z_c)) over the mask (OpenMatch, eq. 1)."""
     is_label = jnp.arange(logits.shape[-1]) == labels[:, None]
     positive = jnp.sum(jnp.where(is_label, jax.nn.softplus(-logits), 0.0), axis=-1)
     return mean_present(positive + jnp.max(jnp.where(is_label, 0.0, jax.nn.softplus(logits)), axis=-1), mask)

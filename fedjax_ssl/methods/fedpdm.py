@@ -76,7 +76,6 @@ def fedpdm(problem: Problem) -> Method:
     rule = make_confidence(problem, threshold_of(problem))
 
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
-        del model
         uniform = jnp.full((len(data.ids), problem.num_classes), 1 / problem.num_classes)
         return {SHARES: uniform}
 
@@ -96,7 +95,6 @@ def matched_labels(problem: Problem, rule: Confidence) -> Label:
     network = problem.network
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
-        del previous
         examples = Examples.of(data, cohort)
         probabilities = lambda images: network.probabilities(received.model, images)  # noqa: E731
         found = score_cohort(problem, probabilities, data.inputs, examples, num_views=1)
@@ -122,7 +120,6 @@ def on_both_batches(problem: Problem) -> Phase:
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         """Its work is added to logits, float32 [M, 2, C], in the first epoch and in later ones."""
-        del received, previous
         examples = Examples.of(data, cohort)
         unlabelled = examples.unlabelled
         deck = Deck.shuffled(examples, unlabelled, examples.keys, config.epochs)
@@ -165,13 +162,8 @@ def match(probabilities: jax.Array, mask: jax.Array, shares: jax.Array) -> jax.A
     exp(u_x + v_c + s l(x, c)). Its rows are n images of mass 1 and an additional row of mass C + 1; its columns are
     classes of mass 1 + n shares and the additional class of mass 1.
 
-    Args:
-        probabilities: float32 [n_max, C].
-        mask: bool [n_max], the images that take part.
-        shares: float32 [C], the classes' shares, with sum 1.
-
-    Returns:
-        float32 [n_max, C], with sums of at most 1.
+    Probabilities are float32 [n_max, C]; the mask, bool [n_max], has the images that take part; the shares, float32
+    [C], sum to 1. The result is float32 [n_max, C], with sums of at most 1.
     """
     number, num_classes = jnp.sum(mask), len(shares)
     plan = SHARPNESS * jax.nn.log_softmax(probabilities)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import Section, whole, word
@@ -125,16 +126,15 @@ def defaults() -> Section:
     return section
 
 
-def fedrgd(problem: Problem) -> Method:
-    """Grouping-based averaging as a Method.
+def check(problem: Problem) -> None:
+    """Checks the configuration.
 
     Raises:
-        UserError: there are more groups than clients, or a server optimizer is set, which would need a single mean.
+        UserError: there are more groups than clients, or a field needs a single mean of the uploads.
     """
-    config, network, options = problem.config, problem.network, problem.config.fedrgd
-    num_groups, places = options.groups, config.clients_per_round
-    if num_groups > places:
-        raise UserError(f"fedrgd.groups is {num_groups}, but clients_per_round = {places}")
+    config, places = problem.config, problem.config.clients_per_round
+    if config.fedrgd.groups > places:
+        raise UserError(f"fedrgd.groups is {config.fedrgd.groups}, but clients_per_round = {places}")
     if config.aggregation.optimizer != "fedavg":
         name = config.aggregation.optimizer
         raise UserError(
@@ -143,6 +143,13 @@ def fedrgd(problem: Problem) -> Method:
     if config.aggregation.clip_norm:
         raise UserError("aggregation.clip_norm is not for fedrgd, whose clients start from their group's model")
     check_own_mean(problem)
+
+
+def fedrgd(problem: Problem) -> Method:
+    """Grouping-based averaging as a Method."""
+    config, network, options = problem.config, problem.network, problem.config.fedrgd
+    num_groups, places = options.groups, config.clients_per_round
+    check(problem)
     # The report has the global model's labels; training makes its own labels in each step.
     label = labels_for_report(problem, threshold_of(problem))
     frame = alternating(problem, (at_place(on_all_images(problem)),), label=label)
@@ -165,13 +172,8 @@ def fedrgd(problem: Problem) -> Method:
         """Draws the users; the selection's `group` is each user's place."""
         return Selection(draw_distinct(key, config.num_clients, places), jnp.arange(places))
 
-    def rate_at(number, rate):
-        if not options.decay_rounds:
-            return learning_rate_at(config, rate, number)
-        return warmed_up(rate, number, options.warm_up_rounds, options.decay_rounds, "seven_sixteenths")
-
     def broadcast(state: State, data: FederatedData, key: jax.Array):
-        rate = rate_at(state.round, config.client.learning_rate)
+        rate = rate_at(config, state.round, config.client.learning_rate)
         return global_model(problem, state)._replace(learning_rate=rate)
 
     def personal(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> Place:
@@ -180,7 +182,7 @@ def fedrgd(problem: Problem) -> Method:
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         """Takes the replicas' T steps, then each group's mean, then the mean of these means."""
-        rate = rate_at(state.round, config.server.learning_rate)
+        rate = rate_at(config, state.round, config.server.learning_rate)
         replicas, state, metrics = train_replicas(problem, state, data, key, rate, num_groups, options.steps)
         replicas = trained_parts(network, replicas, CLASSIFIER)
         if PLACES in state.server:
@@ -212,6 +214,14 @@ def fedrgd(problem: Problem) -> Method:
             up=lambda upload: jnp.float32(tree_bytes(upload)),
         ),
     )
+
+
+def rate_at(config: ConfigDict, number: jax.Array, rate: float) -> jax.Array:
+    """The learning rate in a round, float32 []; `rate` is the initial one."""
+    options = config.fedrgd
+    if not options.decay_rounds:
+        return learning_rate_at(config, rate, number)
+    return warmed_up(rate, number, options.warm_up_rounds, options.decay_rounds, "seven_sixteenths")
 
 
 # --- Users. -----------------------------------------------------------------------------------------------------------
@@ -260,7 +270,6 @@ def on_all_images(problem: Problem) -> Phase:
     self_training = options.users == "self_training"
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.present, examples.keys, options.steps)
         deck = deck.of_whole_batches(config.batch_size)
@@ -290,17 +299,10 @@ def on_all_images(problem: Problem) -> Phase:
 def train_replicas(
     problem: Problem, state: State, data: FederatedData, key: jax.Array, rate: jax.Array, number: int, steps: int
 ) -> tuple[Model, State, Metrics]:
-    """Trains copies of the global model for some steps of cross-entropy, each in its own random order.
+    """Trains G copies of the global model for some steps of cross-entropy, each in its own random order.
 
-    Args:
-        problem: the run's; `server.epochs` is ignored.
-        state: replicas start from its model. If optimizers are persistent, `state.server` has an entry
-            `CLASSIFICATION` with leaves [G, ...].
-        data: the federation's.
-        key: for all replicas.
-        rate: float32 [], the learning rate.
-        number: G, number of replicas.
-        steps: steps of each replica.
+    If optimizers are persistent, `state.server` has an entry `CLASSIFICATION` with leaves [G, ...]. `server.epochs` is
+    ignored.
 
     Returns:
         The models, leaves [G, ...]; the state with their optimizers; and the mean of their `server_loss`.
@@ -319,16 +321,10 @@ def train_replicas(
 
 
 def replica_means(uploads: Model, weights: jax.Array, in_group: jax.Array, replicas: Model) -> Model:
-    """The mean of each group's uploads and its replica, which has the average weight of the uploads.
+    """The mean of each group's uploads and its replica, which has the average weight of the uploads: leaves [G, ...].
 
-    Args:
-        uploads: leaves [R, ...].
-        weights: float32 [R], 0 for an upload that does not count.
-        in_group: bool [G, R].
-        replicas: like `uploads`, leaves [G, ...]. A group without an upload returns its replica.
-
-    Returns:
-        Leaves [G, ...].
+    Uploads have leaves [R, ...], and weights, float32 [R], 0 for one that does not count; `in_group` is bool [G, R];
+    replicas have leaves [G, ...]. A group without an upload returns its replica.
     """
 
     def of_group(group):

@@ -36,6 +36,7 @@ from fedjax_ssl.client import (
     make_confidence,
     threshold_of,
 )
+from fedjax_ssl.client.deck import split_keys
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Phase, Previous, Problem, Received
 from fedjax_ssl.methods.entry import Entry, Variants
@@ -114,7 +115,6 @@ def adaptive_labels(problem: Problem, rule: Confidence) -> Label:
     high = threshold_of(problem)
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
-        del previous
         examples = Examples.of(data, cohort, split_keys(cohort)[0])
         made = label_cohort(problem, received.model, data, examples, rule, num_views=1)
         largest, present = made.more, examples.present
@@ -124,18 +124,11 @@ def adaptive_labels(problem: Problem, rule: Confidence) -> Label:
     return label
 
 
-def split_keys(cohort: Cohort) -> tuple[jax.Array, jax.Array]:
-    """Keys for labelling and for the order of training, [M] each."""
-    label_keys, shuffle_keys = jax.vmap(jax.random.split, out_axes=1)(cohort.keys())
-    return label_keys, shuffle_keys
-
-
 def on_accepted(problem: Problem) -> Phase:
     """A client's epochs on the accepted images, D_a."""
     network, config, options = problem.network, problem.config.client, problem.config.fl2
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         qualified, (_, shuffle_keys) = cohort.labels.report.qualified, split_keys(cohort)
         deck = Deck.shuffled(Examples.of(data, cohort), qualified, shuffle_keys, config.epochs)
         return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size))
@@ -171,19 +164,11 @@ def on_accepted(problem: Problem) -> Phase:
 
 
 def perturbation(params: Any, gradients: Any, radius: float, adaptive: bool = True) -> Any:
-    """eps_v = rho T_v^2 g_v / |(T_v g_v)_v|, with the norm over all parameters as one vector.
+    """eps_v = rho T_v^2 g_v / |(T_v g_v)_v|, with the norm over all parameters as one vector, like the parameters.
 
-    SAM has T_v = 1, so that |eps| = rho (Foret et al., ICLR 2021). ASAM has T_v = |v| + 0.01 elementwise for weights
-    and 1 for biases, so that a weight moves in proportion to its size (Kwon et al., ICML 2021).
-
-    Args:
-        params: parameters; a bias is a leaf whose name begins with 'bias'.
-        gradients: the loss's gradients, like `params`.
-        radius: rho, not negative.
-        adaptive: ASAM; False: SAM.
-
-    Returns:
-        A pytree like `params`; 0 if all gradients are 0.
+    SAM has T_v = 1, so that |eps| = rho (Foret et al., ICLR 2021). ASAM (`adaptive`) has T_v = |v| + 0.01 elementwise
+    for weights and 1 for biases, leaves whose name begins with 'bias', so that a weight moves in proportion to its size
+    (Kwon et al., ICML 2021). If all gradients are 0, eps is 0.
     """
 
     def scale(path, leaf):

@@ -79,9 +79,6 @@ def alternating(
         parts: the parts of the model that clients train and upload.
         aggregation: aggregates these parts; None: the chain of `config.aggregation`.
         server_loss: the server's loss, which trains `parts`; None: cross-entropy of backbone and classifier.
-
-    Returns:
-        The Method.
     """
     config, aggregation = problem.config, aggregation or fedavg(problem, parts=parts)
     at_server = CLASSIFIER if server_loss is None else parts
@@ -123,13 +120,8 @@ def on_both_kinds(
 ) -> Method:
     """`alternating`, whose clients take steps on a labelled and an unlabelled batch, as FixMatch does.
 
-    Args:
-        problem: the run's; see `both_kinds` for the fields of `config.consistency`.
-        loss: the loss of one step.
-        rule: which labels count.
-        parts: the parts of the model that clients train and upload.
-        label: None: `labels_of_received`.
-        others: keywords of `alternating`.
+    See `both_kinds` for the fields of `config.consistency`. `loss` is that of one step, `rule` says which labels count,
+    `label` is by default `labels_of_received`; `others` are keywords of `alternating`.
     """
     plan, sizes = both_kinds(problem)
     label = label or labels_of_received(problem, rule, problem.config.consistency.include_labelled)
@@ -148,13 +140,8 @@ def self_supervised(
 ) -> Method:
     """Clients train without labels and the server averages. Its labels only fit the classifier `config.probe`.
 
-    Args:
-        problem: the run's.
-        phases: a client's work on the broadcast; the broadcast's `extra` is the number of the round, int32 [].
-        own: the method's entries of the clients' memory.
-        parts: the parts of the model that clients train and upload, without the classifier.
-        aggregation: aggregates these parts; None: the chain of `config.aggregation`.
-        optimizer: of the clients, see `local_training`.
+    The broadcast's `extra` is the number of the round, int32 []; `parts` are without the classifier; the optimizer is
+    the clients', see `local_training`. The other arguments are those of `alternating`.
     """
     aggregation = aggregation or fedavg(problem, parts=parts)
 
@@ -189,21 +176,16 @@ def trained_by_role(
 ) -> Method:
     """FedAvg of clients with labels and clients without, with the local training of `self_training`.
 
-    Labelled clients are weighted by their labelled images (SemiAnAgg, eq. 2 and 6).
+    Labelled clients are weighted by their labelled images (SemiAnAgg, eq. 2 and 6); `share` is the weight of all of
+    them together. `unlabelled` is a function of the received uploads to each one's weight among the clients without
+    labels, float32 [R]; None: a single mean over all clients, weighted by `aggregation.weights`. For `tell` see
+    `self_training`, for `own` see `alternating`.
 
     If a run starts from a given model (`init_from`) that lacks a classifier of the trainer, that classifier starts as a
     copy of the given model's classifier.
 
-    ACR needs the class shares of the labelled images, so every broadcast contains them. The labelled clients
-    report them once, before the first round.
-
-    Args:
-        problem: the run's.
-        unlabelled: received -> each upload's weight among the clients without labels, float32 [R]. None: a single mean
-            over all clients, weighted by `aggregation.weights`.
-        share: the weight of all labelled clients together.
-        tell: see `self_training`.
-        own: see `alternating`.
+    ACR needs the class shares of the labelled images, so every broadcast contains them. The labelled clients report
+    them once, before the first round.
     """
     problem = with_given_heads(problem, trained_parts_of(problem))
     config, parts = problem.config, trained_parts_of(problem)

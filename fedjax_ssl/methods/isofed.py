@@ -34,10 +34,10 @@ from fedjax_ssl.client import (
     Loss,
     Plan,
     local_training,
-    trained_models,
     trained_parts_of,
 )
 from fedjax_ssl.client.by_role import unlabelled_optimizer
+from fedjax_ssl.client.steps import going_on
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Jobs, Method, Phase, Previous, Problem, State
 from fedjax_ssl.methods.entry import Entry, Variants
@@ -68,7 +68,11 @@ def isofed(problem: Problem) -> Method:
     if problem.config.isofed.adaptation != "none":
         labelled, unlabelled = method.phases
         first, second = adaptation(problem, of_labelled=True), adaptation(problem, of_labelled=False)
-        method = method._replace(phases=(first, continued(labelled), second, unlabelled))
+
+        def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
+            return going_on(labelled.prepare(received, data, cohort, previous), received, previous)
+
+        method = method._replace(phases=(first, labelled._replace(prepare=prepare), second, unlabelled))
 
     def has_turn(state: State, data: FederatedData) -> jax.Array:
         turn = labelled_clients(data) == (state.round % 2 == 0)  # rounds are counted from 0: labelled clients first
@@ -86,7 +90,6 @@ def adaptation(problem: Problem, of_labelled: bool) -> Phase:
     metric = "labelled_adaptation_loss" if of_labelled else "unlabelled_adaptation_loss"
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         examples = Examples.of(data, cohort)
         chosen = labelled_clients(data)[cohort.clients] == of_labelled
         deck = Deck.shuffled(examples, examples.present & chosen[:, None], examples.keys, 1)
@@ -112,17 +115,6 @@ def adaptation(problem: Problem, of_labelled: bool) -> Phase:
         memory=None,
         continues=not of_labelled,
     )
-
-
-def continued(phase: Phase) -> Phase:
-    """A phase of `local_training` that goes on from the model of the previous phase, with or without a step."""
-
-    def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        jobs = phase.prepare(received, data, cohort, previous)
-        work = jobs.work._replace(start=trained_models(received, previous))
-        return jobs._replace(work=work, takes_part=(jobs.num_steps > 0) | previous.took_part)
-
-    return phase._replace(prepare=prepare)
 
 
 ENTRY = Entry(

@@ -118,13 +118,7 @@ def contrastive_loss(
     """ICPL: pulls every image to the proxies of its candidate classes, and away from images that share none of them.
 
     The only candidate of a confident image is its label; those of other images are the classes more likely than in the
-    prior.
-
-    Args:
-        problem, model, batch, at: of the step.
-        rule: which labels count.
-        seen: what the network made of the batch.
-        labels, weights_of_labels: int32 and float32 [B], the labels of the unlabelled images.
+    prior. The labels of the unlabelled images and their weights are int32 and float32 [B].
 
     Returns:
         The loss, float32 []; and the counts of labels by class that the client reports, float32 [C], 0 before its last
@@ -172,7 +166,7 @@ def contrastive_loss(
 def disjoint_sets_losses(
     vectors: jax.Array, positives: jax.Array, sets: jax.Array, present: jax.Array, least: float
 ) -> jax.Array:
-    """Each example's contrastive loss against the examples that share no candidate class with it.
+    """Each example's contrastive loss against the examples that share no candidate class with it: float32 [B].
 
         l_i = -log( exp(s_i) / (exp(s_i) + sum_{j in R_i} exp(z_i . z_j)) ),    R_i = {j : xi_j and xi_i disjoint}
 
@@ -180,11 +174,8 @@ def disjoint_sets_losses(
         vectors: float32 [B, D], unit vectors z.
         positives: float32 [B], s_i, the similarity to the example's positive.
         sets: bool [B, C], xi, each example's candidate classes; an example with an empty set is never a negative.
-        present: bool [B], False for padding.
+        present: bool [B], False for padding. The loss of an absent example or of an empty set is undefined.
         least: pairs with a lower similarity are not negatives.
-
-    Returns:
-        float32 [B]; undefined for absent examples and empty sets.
     """
     similarities = jnp.matmul(vectors, vectors.T, precision="highest")
     shared = jnp.matmul(sets.astype(jnp.float32), sets.T.astype(jnp.float32)) > 0
@@ -220,7 +211,7 @@ def tune_proxies(epochs: int, flow: Flow, given: Given) -> Flow:
 
 
 def tuned_proxies(average: jax.Array, proxies: jax.Array, active: jax.Array, key: jax.Array, epochs: int) -> jax.Array:
-    """Plain SGD on the points (omega_m^c, c) of all clients m and classes c.
+    """Plain SGD on the points (omega_m^c, c) of all clients m and classes c: the global proxies, float32 [C, F].
 
         l(m, c) = -log( exp(-d_c) / sum_j exp(-d_j) )
         d_j = |omega_m^c - Omega^j|
@@ -230,13 +221,8 @@ def tuned_proxies(average: jax.Array, proxies: jax.Array, active: jax.Array, key
 
     Args:
         average: float32 [C, F], the averaged proxies, from which the global proxies Omega start.
-        proxies: float32 [R, C, F], the clients' proxies.
-        active: bool [R], which rows are present; others are ignored.
-        key: for shuffling in each epoch.
-        epochs: Q. A short last batch of an epoch is trained on.
-
-    Returns:
-        float32 [C, F].
+        proxies, active: the clients' proxies, float32 [R, C, F], and which rows are present, bool [R].
+        key, epochs: for shuffling in each of Q epochs. A short last batch of an epoch is trained on.
     """
     rows, num_classes = proxies.shape[:2]
     proxies = jnp.where(active[:, None, None], proxies, 0.0)

@@ -112,7 +112,6 @@ def rscfed(problem: Problem) -> Method:
         )
 
     def select_groups(state: State, data: FederatedData, key: jax.Array) -> Selection:
-        del state
         keys = jax.random.split(key, options.groups)
         clients = jax.vmap(lambda key: draw_distinct(key, len(data.client_size), options.group_size))(keys)
         return Selection(clients.reshape(-1), turns=options.groups)
@@ -192,15 +191,10 @@ def distance_reweighted(problem: Problem) -> Link:
 
 
 def distances_to_mean(models: Any, shares: jax.Array, in_group: jax.Array) -> jax.Array:
-    """d_i = |w_i - wbar| of each group's models, wbar = sum_i f_i w_i, summed over their tensors.
+    """d_i = |w_i - wbar| of each group's models, wbar = sum_i f_i w_i, summed over their tensors: float32 [G, R].
 
-    Args:
-        models: a pytree with leaves [R, ...], including normalisation statistics; a row in no group is ignored.
-        shares: float32 [G, R], f_i, whose rows sum to 1 or are 0.
-        in_group: bool [G, R].
-
-    Returns:
-        float32 [G, R], 0 for a row that is not in the group.
+    Models have leaves [R, ...], including normalisation statistics; `in_group` is bool [G, R], and the distance of a
+    row that is not in the group is 0. Shares f_i are float32 [G, R], whose rows sum to 1 or are 0.
     """
     models = jax.tree.map(lambda leaf: jnp.where(column(jnp.any(in_group, axis=0), leaf), leaf, 0), models)
 
@@ -220,15 +214,8 @@ def consensus_weights(
 ) -> jax.Array:
     """u_i = factor_i f_i exp(-beta d_i / n_i), normalised in each group; the nearest upload's weight never underflows.
 
-    Args:
-        shares: float32 [G, R], f_i; a group without shares has no weights.
-        distances: float32 [G, R], d_i.
-        sizes: int32 [R], n_i.
-        factors: float32 [R].
-        betas: float32 [G].
-
-    Returns:
-        float32 [G, R], whose rows sum to 1 or are 0.
+    Shares f_i and distances d_i are float32 [G, R], sizes n_i int32 [R], factors float32 [R], betas float32 [G]. The
+    rows of the result, float32 [G, R], sum to 1, or are 0 for a group without shares.
     """
     exponents = jnp.where(shares > 0, betas[:, None] * distances / jnp.maximum(sizes, 1), jnp.inf)
     least = jnp.min(exponents, axis=1, keepdims=True)

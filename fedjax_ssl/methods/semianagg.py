@@ -89,7 +89,6 @@ def semianagg(problem: Problem) -> Method:
     options, network = problem.config.semianagg, problem.network
 
     def own(data: FederatedData, model: Model) -> dict[str, Any]:
-        del model
         anchor = kaiming_model(network, jax.random.key(options.anchor_seed))
         rows, size = data.client_index, problem.config.eval_batch_size  # of the clients that are here
         features = network.predict_rows(anchor, data.inputs, rows.reshape(-1), size).features
@@ -112,16 +111,10 @@ def semianagg(problem: Problem) -> Method:
 
 
 def class_cosines(cosines: jax.Array, labels: jax.Array, compared: jax.Array, num_classes: int) -> jax.Array:
-    """w_c, the mean cosine over a client's images of each pseudo-label (eq. 3); at least 0.
+    """w_c, the mean cosine over a client's images of each pseudo-label (eq. 3), float32 [..., C]; at least 0.
 
-    Args:
-        cosines: float32 [..., n], between the received model's features and the anchor's.
-        labels: int32 [..., n].
-        compared: bool [..., n], the images that count.
-        num_classes: C.
-
-    Returns:
-        float32 [..., C]; 1 for a class without an image.
+    Cosines between the received model's features and the anchor's are float32 [..., n], labels int32 [..., n], and the
+    images that count bool [..., n]. A class without an image has 1.
     """
     of_class = jax.nn.one_hot(labels, num_classes) * compared[..., None]
     counts = jnp.sum(of_class, axis=-2)
@@ -130,17 +123,12 @@ def class_cosines(cosines: jax.Array, labels: jax.Array, compared: jax.Array, nu
 
 
 def diversity(cosines: jax.Array, unlabelled: jax.Array) -> jax.Array:
-    """r_k, the weights of the clients without labels (eq. 4 and 5).
+    """r_k, the weights of the clients without labels (eq. 4 and 5), float32 [R], from w of each upload, float32 [R, C].
 
         W_c^k = w_c^k / sum_j w_c^j,    r^k = sum_c (1 - W_c^k) / sum_j sum_c (1 - W_c^j)
 
-    Args:
-        cosines: float32 [R, C], w of each upload.
-        unlabelled: bool [R], the uploads of clients that have images without labels; others have the weight 0.
-
-    Returns:
-        float32 [R] with sum 1; a single client has 1, and without any all are 0. If all cosines of a class are 0, its
-        W is uniform.
+    Only uploads of clients that have images without labels, bool [R], have a weight. The weights sum to 1; a single
+    client has 1, and without any all are 0. If all cosines of a class are 0, its W is uniform.
     """
     number = jnp.maximum(jnp.sum(unlabelled), 1)
     cosines = jnp.where(unlabelled[:, None], cosines, 0.0)

@@ -58,7 +58,6 @@ def semifl(problem: Problem) -> Method:
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         """Eq. 4: the global model's hard labels, and whether each reaches the threshold."""
-        del previous
         examples = Examples.of(data, cohort, label_keys(cohort))
         return label_cohort(problem, received.model, data, examples, rule, num_views=1)
 

@@ -24,7 +24,6 @@ that it trains on labels far more often (train_semiFed_model_PD).
 """
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ssl.base.fields import Section, real, word
 from fedjax_ssl.client import (
@@ -42,7 +41,7 @@ from fedjax_ssl.client import (
 from fedjax_ssl.client.by_role import unlabelled_optimizer
 from fedjax_ssl.client.confidence import MEMORY, fixed, threshold_of
 from fedjax_ssl.client.labels import debiased
-from fedjax_ssl.client.self_training import rule_of, states_of_round
+from fedjax_ssl.client.self_training import loss_by_rule, rule_of, states_of_round
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Images, Label, Labels, Method, Phase, Previous, Problem
 from fedjax_ssl.methods.entry import Entry, Variants
@@ -50,7 +49,7 @@ from fedjax_ssl.methods.frames import BY_ROLE, alternating
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
 from fedjax_ssl.models.projectors import BYOL_HEADS
-from fedjax_ssl.ops.losses import cross_entropy, info_nce, neighbourhood_loss
+from fedjax_ssl.ops.losses import info_nce, neighbourhood_loss
 from fedjax_ssl.ops.sgd import Model, without_parts
 
 TWIN, PROJECTOR = "twin", "projector"  # the second network, and its head
@@ -170,11 +169,7 @@ def without_labels(problem: Problem) -> Phase:
             return of_both._replace(metrics={"unlabelled_loss": of_both.value, **of_both.metrics})
         labelling, trained = outputs if options.labels_from == "weak" else outputs[::-1]
         logits = debiased(jax.lax.stop_gradient(labelling.logits), at.labels.prior)
-        p, labels = jax.nn.softmax(logits), jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        weights, state = rule.step(at.own[MEMORY], p, unlabelled.mask, unlabelled.positions, at.labels.size)
-        pseudo_loss = cross_entropy(trained.logits, labels, unlabelled.mask, weights)
-        if rule.regulariser is not None:
-            pseudo_loss = pseudo_loss + rule.regulariser(state, trained.logits, weights)
+        pseudo_loss, _, state = loss_by_rule(rule, batch, at, logits, trained.logits)
         value = of_both.value + options.pseudo_weight * pseudo_loss
         metrics = {"unlabelled_loss": value, **of_both.metrics, "pseudo_loss": pseudo_loss}
         return Loss(value, of_both.batch_stats, metrics, remember={MEMORY: state})

@@ -90,13 +90,8 @@ class Heads(nn.Module):
 def heads_drawn(classifier_init: str, params: Mapping[str, Any], key: jax.Array) -> Mapping[str, Any]:
     """Draws classifier and heads anew as `torch.nn.Linear` does if `classifier_init` is 'torch_linear'.
 
-    Args:
-        classifier_init: one of `CLASSIFIER_INITS`.
-        params: fresh parameters of a `Heads`, or of one head.
-        key: PRNG key.
-
-    Returns:
-        `params`; with 'torch_linear' each kernel and bias outside of 'backbone' is uniform in +-1 / sqrt(fan-in).
+    Each kernel and bias of the fresh parameters, of a `Heads` or of one head, but for those of 'backbone', is then
+    uniform in +-1 / sqrt(fan-in).
     """
     if classifier_init != "torch_linear":
         return params

@@ -126,14 +126,7 @@ def check_sides(name, images, least):
 
 
 def max_pool2d(x):
-    """Largest value of each 2x2 window; an odd last row or column is dropped.
-
-    Args:
-        x: [N, H, W, C].
-
-    Returns:
-        [N, H // 2, W // 2, C].
-    """
+    """Largest value of each 2x2 window of [N, H, W, C]; an odd last row or column is dropped."""
     batch, height, width, channels = x.shape
     height, width = height // 2, width // 2
     return _largest_of_windows(x[:, : 2 * height, : 2 * width].reshape(batch, height, 2, width, 2, channels))
@@ -142,14 +135,9 @@ def max_pool2d(x):
 def overlapping_max_pool2d(x):
     """Largest value of each 3x3 window with stride 2, as PyTorch's MaxPool2d(3, 2, padding=1).
 
-    Compares three shifted slices along each axis, because `reduce_window` has a slow gradient on CPUs. Equal maxima
-    share the gradient; PyTorch gives it to the first. After a ReLU equal maxima are zeros, which pass no gradient on.
-
-    Args:
-        x: [N, H, W, C].
-
-    Returns:
-        [N, ceil(H / 2), ceil(W / 2), C].
+    [N, H, W, C] becomes [N, ceil(H / 2), ceil(W / 2), C]. Compares three shifted slices along each axis, because
+    `reduce_window` has a slow gradient on CPUs. Equal maxima share the gradient; PyTorch gives it to the first. After a
+    ReLU equal maxima are zeros, which pass no gradient on.
     """
     for axis in (1, 2):
         length = x.shape[axis]

@@ -71,10 +71,8 @@ class Network(NamedTuple):
     ) -> tuple[tuple[Outputs, ...], BatchStats]:
         """The forward pass in training mode: several views of one batch, each with its own batch statistics.
 
-        Args:
-            model: the current model.
-            views: each [B, ...]. They share convolution calls, not statistics.
-            mask: bool [B]; False marks the padding of a short batch, which statistics exclude.
+        Views are [B, ...] each; they share convolution calls, not statistics. The mask, bool [B], is False for the
+        padding of a short batch, which statistics exclude.
 
         Returns:
             One Outputs for each view, and the stored statistics after this batch (only 'running' changes them).

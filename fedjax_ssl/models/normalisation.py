@@ -109,14 +109,11 @@ class Normalisation(nn.Module):
 
 
 def pooled_statistics(statistics, moments):
-    """Statistics of all examples together, from the mean of their 'moments', see `Normalisation`.
+    """Statistics of all examples together, from the mean of their 'moments', leaves [C], see `Normalisation`.
 
     With the stored mean m and d = E[x - m], the mean is m + d. The (biased) variance is E[(x - m)^2] - d^2, which is
-    the mean of the examples' variances plus the variance of their means.
-
-    Args:
-        statistics: the collection 'batch_stats' with which the moments were computed.
-        moments: mean moments of the same layers, leaves [C].
+    the mean of the examples' variances plus the variance of their means. `statistics` is the collection 'batch_stats'
+    with which the moments were computed.
     """
     if isinstance(moments.get("var", {}), Mapping):
         return {name: pooled_statistics(statistics[name], part) for name, part in moments.items()}
@@ -129,10 +126,8 @@ def batch_normalise(x, scale, bias, mask=None, num_views=1):
 
     Args:
         x: [V*B, ..., C] activations, view-major.
-        scale: [C].
-        bias: [C].
-        mask: bool or float [V*B] or [V*B, g], see `Normalisation`, or None.
-        num_views: V.
+        scale, bias: [C].
+        mask, num_views: bool or float [V*B] or [V*B, g], see `Normalisation`, or None; V.
 
     Returns:
         The normalised activations [V*B, ..., C] in the dtype of `x`, and for each view the mean [V, C], the biased
@@ -211,18 +206,10 @@ def _over_view(x, num_views):
 
 
 def group_normalise(x, scale, bias):
-    """Normalises each example by the mean and the biased variance of each group of channels.
+    """Normalises each example, [N, ..., C], by the mean and the biased variance of each group of channels.
 
     The number of groups is the largest divisor of the number of channels that is at most 32 and leaves two or more
     channels in each group (32 groups for 64, 128, ... channels, 16 for 32, 8 for 16; a single channel is one group).
-
-    Args:
-        x: [N, ..., C].
-        scale: [C].
-        bias: [C].
-
-    Returns:
-        An array of the shape and dtype of `x`.
 
     Source: Wu and He, ECCV 2018, equations 1, 2 and 7.
     """

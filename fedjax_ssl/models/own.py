@@ -86,18 +86,14 @@ def build_backbone(name: str, normalisation: str, dtype: Any, **of_inputs: Any) 
 def check_backbone(name: str, backbone: nn.Module, taken: jax.ShapeDtypeStruct, normalisation: str) -> bool:
     """Traces the calls that `Heads` will make of a user's backbone, without computing anything.
 
-    Args:
-        name: the backbone's import path, for messages.
-        backbone: the result of `build_backbone`.
-        taken: shape and dtype of the backbone's input for one example, [1, ...].
-        normalisation: the policy's name.
+    `taken` is the shape and dtype of the backbone's input for one example, [1, ...].
 
     Returns:
         Whether the backbone has statistics for normalisation.
 
     Raises:
         UserError: the backbone fails, its output is not [B, F], it calls a `Normalisation` layer wrongly, or it stores
-          anything besides parameters and the statistics of `Normalisation` layers.
+            anything besides parameters and the statistics of `Normalisation` layers.
     """
     calls = []  # (path, policy, arguments) of each call of a `Normalisation` layer
     file = inspect.getfile(type(backbone.module if isinstance(backbone, Adapted) else backbone))

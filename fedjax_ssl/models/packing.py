@@ -86,10 +86,6 @@ def in_turn(layers, x, train, mask, num_views):
 
     In evaluation on a TPU the layers become a scan, so that only one is compiled. In training a scan would keep the
     compiler from finding that the two forward passes of `_differentiable` are the same.
-
-    Args:
-        layers: bound modules whose parameters have equal shapes.
-        x, train, mask, num_views: as in `in_parts`.
     """
     scans = platform() == "tpu" and lanes() == 1 and not train and len(layers) > 1
     if not scans or layers[0].is_initializing() or layers[0].is_mutable_collection("moments"):

@@ -11,58 +11,33 @@ from fedjax_ssl.models.layers import Conv, global_average_pool, overlapping_max_
 from fedjax_ssl.models.normalisation import Normalisation
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions, each followed by normalisation, and a shortcut; ReLU after the addition.
+class Block(nn.Module):
+    """Convolutions, each followed by normalisation, and a shortcut; ReLU after each but the last, and after the sum.
 
-    The shortcut is the identity, or a 1x1 convolution and a normalisation if the shape changes.
+    There are two 3x3 convolutions; or, in a bottleneck, a 1x1, a 3x3 and a 1x1 convolution, the last with four times as
+    many channels. The first 3x3 convolution has the stride. The shortcut is the identity, or a 1x1 convolution and a
+    normalisation if the shape changes.
     """
 
     features: int
     strides: int = 1
     normalisation: str = "static"
     dtype: DTypeLike = jnp.float32
+    bottleneck: bool = False
 
     @nn.compact
     def __call__(self, x, train, mask, num_views):
-        def normalise(y, name):
-            return Normalisation(self.normalisation, name=name)(y, train, mask, num_views)
+        def layer(x, features, size, strides, names):
+            x = Conv(features, (size, size), strides, dtype=self.dtype, name=names[0])(x)
+            return Normalisation(self.normalisation, name=names[1])(x, train, mask, num_views)
 
-        y = Conv(self.features, strides=self.strides, dtype=self.dtype, name="conv0")(x)
-        y = nn.relu(normalise(y, "norm0"))
-        y = Conv(self.features, dtype=self.dtype, name="conv1")(y)
-        y = normalise(y, "norm1")
+        y, width = x, self.features * (4 if self.bottleneck else 1)
+        *before, last = ((1, 1), (3, self.strides), (1, 1)) if self.bottleneck else ((3, self.strides), (3, 1))
+        for number, (size, strides) in enumerate(before):
+            y = nn.relu(layer(y, self.features, size, strides, (f"conv{number}", f"norm{number}")))
+        y = layer(y, width, *last, (f"conv{len(before)}", f"norm{len(before)}"))
         if x.shape != y.shape:
-            x = Conv(self.features, (1, 1), self.strides, dtype=self.dtype, name="shortcut_conv")(x)
-            x = normalise(x, "shortcut_norm")
-        return nn.relu(x + y)
-
-
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions, each followed by normalisation, and a shortcut as in `BasicBlock`.
-
-    The last convolution has four times as many channels, the 3x3 convolution has the stride. ReLU follows the first two
-    normalisations and the addition.
-    """
-
-    features: int
-    strides: int = 1
-    normalisation: str = "static"
-    dtype: DTypeLike = jnp.float32
-
-    @nn.compact
-    def __call__(self, x, train, mask, num_views):
-        def normalise(y, name):
-            return Normalisation(self.normalisation, name=name)(y, train, mask, num_views)
-
-        y = Conv(self.features, (1, 1), dtype=self.dtype, name="conv0")(x)
-        y = nn.relu(normalise(y, "norm0"))
-        y = Conv(self.features, strides=self.strides, dtype=self.dtype, name="conv1")(y)
-        y = nn.relu(normalise(y, "norm1"))
-        y = Conv(4 * self.features, (1, 1), dtype=self.dtype, name="conv2")(y)
-        y = normalise(y, "norm2")
-        if x.shape != y.shape:
-            x = Conv(4 * self.features, (1, 1), self.strides, dtype=self.dtype, name="shortcut_conv")(x)
-            x = normalise(x, "shortcut_norm")
+            x = layer(x, width, 1, self.strides, ("shortcut_conv", "shortcut_norm"))
         return nn.relu(x + y)
 
 
@@ -104,14 +79,14 @@ class ResNet(nn.Module):
         x = nn.relu(Normalisation(self.normalisation, name="stem_norm")(x, train, mask, num_views))
         if self.imagenet_stem:
             x = overlapping_max_pool2d(x)
-        block_type = Bottleneck if self.bottleneck else BasicBlock
         for stage, blocks in enumerate(self.blocks):
             first, *others = (
-                block_type(
+                Block(
                     self.width * 2**stage,
                     2 if stage > 0 and block == 0 else 1,
                     self.normalisation,
                     self.dtype,
+                    self.bottleneck,
                     name=f"stage{stage}_block{block}",
                 )
                 for block in range(blocks)

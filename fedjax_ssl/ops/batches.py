@@ -41,16 +41,7 @@ def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int | Non
 
 
 def epoch_orders(key: jax.Array, included: jax.Array, epochs: int) -> jax.Array:
-    """A random order of the included positions for each epoch; the other positions follow.
-
-    Args:
-        key: a PRNG key.
-        included: bool [n].
-        epochs: E.
-
-    Returns:
-        int32 [E, n].
-    """
+    """A random order of the included positions, bool [n], for each epoch; the other positions follow: int32 [E, n]."""
     draws = jax.random.uniform(key, (epochs, len(included)))
     return jnp.argsort(jnp.where(included, draws, jnp.inf), axis=1)
 

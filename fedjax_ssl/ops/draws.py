@@ -13,11 +13,6 @@ def draw_distinct(key: jax.Array, size: int, count: int) -> jax.Array:
     For a large size it takes the first `count` values of a keyed permutation: a Feistel network over the next power of
     4, repeated until the value is below `size` (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA
     2002).
-
-    Args:
-        key: a PRNG key.
-        size: number of elements.
-        count: at most `size`.
     """
     if size <= SORTED:
         return jax.random.choice(key, size, (count,), replace=False).astype(jnp.int32)

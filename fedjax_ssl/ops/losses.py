@@ -1,4 +1,8 @@
-"""Losses, each a pure function of a (possibly padded) batch."""
+"""Losses, each a pure function of a batch: float32 [].
+
+Logits are float32 [B, C]; `mask`, bool [B], is False for padding. Means are over the examples in the mask, and 0 if
+there is none.
+"""
 
 from typing import Any
 
@@ -9,21 +13,23 @@ import optax
 from fedjax_ssl.ops.trees import add_up
 
 
+def mean_present(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean over the examples in the mask: [B, ...] to [...]; 0 if there is none."""
+    mask = mask.reshape(-1, *(1,) * (values.ndim - 1))
+    return jnp.sum(jnp.where(mask, values, 0.0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
+
+
 def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-    """Mean cross-entropy over the examples in the mask: sum_b w_b H(y_b, p_b) / (number of these examples).
+    """Mean cross-entropy: sum_b w_b H(y_b, p_b) / (number of examples in the mask).
 
     Args:
-        logits: float32 [B, C].
+        logits, mask: see above.
         labels: int32 [B]; labels outside the mask are ignored.
-        mask: bool [B].
         weights: float32 or bool [B]; None: 1. With 1[confident] this is FixMatch's eq. 4, a mean over the whole batch.
-
-    Returns:
-        float32 []; 0 if the mask is empty.
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(mask, labels, 0))
     losses = losses if weights is None else weights * losses
-    return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+    return mean_present(losses, mask)
 
 
 def mixup_cross_entropy(
@@ -36,12 +42,7 @@ def mixup_cross_entropy(
 ) -> jax.Array:
     """lambda l(f(x_mix), y) + (1 - lambda) l(f(x_mix), y'): the mix loss, FedAnchor eq. 9 (SemiFL eq. 7).
 
-    Args:
-        logits: float32 [B, C], logits of the mixed images.
-        labels, partner_labels: int32 [B], labels y and y' of the two images of each mixture.
-        mixing: float32 [], the lambda of the batch.
-        mask: bool [B].
-        weights: float32 [B], weight of each mixture; None: 1.
+    Labels y and y' are int32 [B], lambda is float32 [] (`mixing`), weights of mixtures are float32 [B]; None: 1.
     """
     first = cross_entropy(logits, labels, mask, weights)
     return mixing * first + (1 - mixing) * cross_entropy(logits, partner_labels, mask, weights)
@@ -50,28 +51,18 @@ def mixup_cross_entropy(
 def soft_label_loss(logits: jax.Array, targets: jax.Array, weights: jax.Array, mask: jax.Array) -> jax.Array:
     """1/B sum_b w_b KL(q_b || p_b) over the batch, UDA's consistency (Xie et al., 2020).
 
-    Args:
-        logits: float32 [B, C], logits of the strong views, p = softmax.
-        targets: float32 [B, C], the distributions q.
-        weights: float32 [B], 0 for rejected images.
-        mask: bool [B], False for padding.
+    p is the softmax of the strong views' logits. Targets q are float32 [B, C], weights are float32 [B].
     """
     entropies = jnp.sum(jax.scipy.special.xlogy(targets, targets), axis=-1)
     divergences = entropies - jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
-    return jnp.sum(jnp.where(mask, weights * divergences, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+    return mean_present(weights * divergences, mask)
 
 
 def kl_divergence(reference_logits: jax.Array, logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of KL(p_0, p) over the examples in the mask; p_0 is the reference's distribution (FedIL eq. 12).
-
-    Args:
-        reference_logits: float32 [B, C], without gradient.
-        logits: float32 [B, C].
-        mask: bool [B].
-    """
+    """Mean of KL(p_0, p); p_0 is the reference's distribution, without gradient (FedIL eq. 12)."""
     reference = jax.nn.log_softmax(jax.lax.stop_gradient(reference_logits))
     divergences = jnp.sum(jnp.exp(reference) * (reference - jax.nn.log_softmax(logits)), axis=-1)
-    return jnp.sum(jnp.where(mask, divergences, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+    return mean_present(divergences, mask)
 
 
 def proximal_term(params: Any, reference: Any) -> jax.Array:
@@ -94,17 +85,9 @@ def unit_vectors(vectors: jax.Array) -> jax.Array:
 
 
 def negative_cosine(predictions: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
-    """-mean_b cos(p_b, z_b) over the examples in the mask, without a gradient for z (BYOL, Grill et al., 2020).
-
-    Args:
-        predictions, targets: float32 [B, D], p and z.
-        mask: bool [B], False for padding.
-
-    Returns:
-        float32 []; 0 if the mask is empty.
-    """
+    """-mean_b cos(p_b, z_b) of float32 [B, D] without a gradient for the targets z (BYOL, Grill et al., 2020)."""
     similarities = jnp.sum(unit_vectors(predictions) * unit_vectors(jax.lax.stop_gradient(targets)), axis=-1)
-    return -jnp.sum(jnp.where(mask, similarities, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+    return -mean_present(similarities, mask)
 
 
 def label_contrastive_loss(
@@ -121,17 +104,8 @@ def label_contrastive_loss(
 
     A class without a pair in the batch is left out of the sum (its l(c) would contain log 0). If the batch has only one
     class, all classes are left out. The loss is not bounded below: it can be negative. The printed equation does not
-    exclude i = j from the first sum; here it is excluded, because such a pair always has similarity 1.
-
-    Args:
-        embeddings: float32 [B, D], the anchor head's outputs z.
-        labels: int32 [B].
-        mask: bool [B]; False marks padding.
-        num_classes: C.
-        temperature: tau.
-
-    Returns:
-        float32 [].
+    exclude i = j from the first sum; here it is excluded, because such a pair always has similarity 1. Embeddings, the
+    anchor head's outputs z, are float32 [B, D], labels int32 [B].
     """
     z = unit_vectors(embeddings)
     exponents = jnp.matmul(z, z.T, precision="highest") / temperature
@@ -159,34 +133,19 @@ def label_contrastive_loss(
 
 
 def common_direction_penalty(embeddings: jax.Array, mask: jax.Array) -> jax.Array:
-    """|mean_b z_b/|z_b||^2, the squared length of the mean unit vector of a batch.
+    """|mean_b z_b/|z_b||^2, the squared length, in [0, 1], of the mean unit vector of embeddings, float32 [B, D].
 
     It is the mean cosine similarity over all pairs of the batch, including i = j. The label contrastive loss does not
     depend on it: a constant added to every similarity cancels in its quotient.
-
-    Args:
-        embeddings: float32 [B, D].
-        mask: bool [B].
-
-    Returns:
-        float32 [] in [0, 1].
     """
-    total = jnp.sum(jnp.where(mask[:, None], unit_vectors(embeddings), 0.0), axis=0)
-    return jnp.sum(jnp.square(total / jnp.maximum(jnp.sum(mask), 1)))
+    return jnp.sum(jnp.square(mean_present(unit_vectors(embeddings), mask)))
 
 
 def info_nce(one: jax.Array, other: jax.Array, mask: jax.Array, temperature: float) -> jax.Array:
     """The mean over 2B views i of -log( exp(s_ij / tau) / sum_{k != i} exp(s_ik / tau) ).
 
-    j is the other view of i's image, s the cosine similarity (SimCLR, Chen et al., ICML 2020, eq. 1).
-
-    Args:
-        one, other: float32 [B, D], projections of two views of the same images.
-        mask: bool [B], False for padding, which is never a candidate.
-        temperature: tau.
-
-    Returns:
-        float32 []; 0 for fewer than two images.
+    j is the other view of i's image, s the cosine similarity (SimCLR, Chen et al., ICML 2020, eq. 1). Projections of
+    both views are float32 [B, D]. Padding is never a candidate. The loss is 0 for fewer than two images.
     """
     z, present = unit_vectors(jnp.concatenate([one, other])), jnp.tile(mask, 2)
     similarities = jnp.matmul(z, z.T, precision="highest") / temperature
@@ -195,67 +154,42 @@ def info_nce(one: jax.Array, other: jax.Array, mask: jax.Array, temperature: flo
     logits = jnp.where(candidates, similarities, jnp.finfo(jnp.float32).min / 2)
     positives = jnp.sum(z * jnp.roll(z, len(one), axis=0), axis=-1) / temperature
     losses = jax.nn.logsumexp(logits, axis=-1) - positives
-    return jnp.sum(jnp.where(present, losses, 0.0)) / jnp.maximum(jnp.sum(present), 1)
+    return mean_present(losses, present)
 
 
 def assignment_loss(logits: jax.Array, target_logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of -sum_j q_j log p_j over the examples in the mask; p and q are softmax, and q has no gradient.
-
-    Args:
-        logits, target_logits: float32 [B, G].
-        mask: bool [B], False for padding.
-    """
+    """The mean of -sum_j q_j log p_j; p and q are the softmax of float32 [B, G], and q has no gradient."""
     targets = jax.nn.softmax(jax.lax.stop_gradient(target_logits))
     losses = -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
-    return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+    return mean_present(losses, mask)
 
 
-def gram_distance(one: jax.Array, other: jax.Array, mask: jax.Array) -> jax.Array:
-    """|Z Z^T - Z' Z'^T|_F^2 of two models' unit vectors Z and Z' for the same images: how their similarities differ.
+def neighbourhood_loss(one: jax.Array, other: jax.Array, mask: jax.Array, replica: bool = False) -> jax.Array:
+    """|Z Z^T - Z' Z'^T|_F^2 / B^2 of unit vectors: images that are near in one model should be near in the other.
 
     Args:
-        one, other: float32 [B, D] and [B, D'], features.
-        mask: bool [B], False for padding.
+        one, other: float32 [B, D] and [B, D'], two models' features of the same images.
+        mask: bool [B]; B is the number of present images, and the divisor is at least 1.
+        replica: whether the divisor is B XOR 2 (a bug of Twin-sight's code), which is 0 for two images.
     """
 
     def gram(features):
         z = jnp.where(mask[:, None], unit_vectors(features), 0.0)
         return jnp.matmul(z, z.T, precision="highest")
 
-    return jnp.sum(jnp.square(gram(one) - gram(other)))
-
-
-def neighbourhood_loss(one: jax.Array, other: jax.Array, mask: jax.Array, replica: bool = False) -> jax.Array:
-    """|Z Z^T - Z' Z'^T|_F^2 / B^2, see `gram_distance`: images that are near in one model should be near in the other.
-
-    Args:
-        one, other, mask: as in `gram_distance`; B is the number of present images, and the divisor is at least 1.
-        replica: whether the divisor is B XOR 2 (a bug of Twin-sight's code), which is 0 for two images.
-
-    Returns:
-        float32 [].
-    """
     count = jnp.sum(mask)
     number = jnp.bitwise_xor(count, 2) if replica else jnp.square(count)
-    return gram_distance(one, other, mask) / jnp.maximum(number, 1)
+    return jnp.sum(jnp.square(gram(one) - gram(other))) / jnp.maximum(number, 1)
 
 
 def information_loss(logits: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The two parts of information maximisation: the mean entropy of the predictions, and the entropy of their mean.
 
     Their difference is small if every prediction is confident and all classes are predicted equally often (Krause,
-    Perona and Gomes, "Discriminative Clustering by Regularized Information Maximization", NIPS 2010).
-
-    Args:
-        logits: float32 [B, C].
-        mask: bool [B], False for padding.
-
-    Returns:
-        mean_b H(p_b) and H(mean_b p_b), float32 [], in nats.
+    Perona and Gomes, "Discriminative Clustering by Regularized Information Maximization", NIPS 2010). In nats.
     """
-    log_p, count = jax.nn.log_softmax(logits), jnp.maximum(jnp.sum(mask), 1)
+    log_p = jax.nn.log_softmax(logits)
     p = jnp.exp(log_p)
-    each = jnp.sum(jnp.where(mask, -jnp.sum(p * log_p, axis=-1), 0.0)) / count
-    mean = jnp.sum(jnp.where(mask[:, None], p, 0.0), axis=0) / count
-    tiny = jnp.finfo(jnp.float32).tiny
-    return each, -jnp.sum(mean * jnp.log(jnp.maximum(mean, tiny)))
+    mean = mean_present(p, mask)
+    of_mean = -jnp.sum(mean * jnp.log(jnp.maximum(mean, jnp.finfo(jnp.float32).tiny)))
+    return mean_present(-jnp.sum(p * log_p, axis=-1), mask), of_mean

@@ -7,15 +7,9 @@ LEAST = 1e-5  # the lower bound of the tail 'seven_sixteenths'
 
 
 def learning_rate_at(config, rate: float, round_number: jax.Array) -> jax.Array:
-    """The learning rate of one round; it is constant within the round.
+    """The learning rate of one round, float32 []; it is constant within the round. `rate` is that of round 0.
 
-    Args:
-        config: `schedule` is 'constant', or 'cosine': rate (1 + cos(pi t / T)) / 2 in round t of T = num_rounds.
-        rate: the rate in round 0.
-        round_number: int32 [], from 0.
-
-    Returns:
-        float32 [].
+    `config.schedule` is 'constant', or 'cosine': rate (1 + cos(pi t / T)) / 2 in round t, from 0, of T = num_rounds.
     """
     if config.schedule == "constant":
         return jnp.float32(rate)
@@ -23,21 +17,13 @@ def learning_rate_at(config, rate: float, round_number: jax.Array) -> jax.Array:
 
 
 def warmed_up(rate: float, round_number: jax.Array, warm_up: int, total: int, tail: str = "half") -> jax.Array:
-    """The learning rate of round t, from 0: it rises to `rate` in W equal steps, then falls by a cosine.
+    """The learning rate of round t, from 0, float32 []: it rises to `rate` in W equal steps, then falls by a cosine.
 
         rate (t + 1) / W                  for t < W
         rate (1 + cos(pi s)) / 2          after that, with s = (t - W) / (T - W): 'half' (SimCLR, Chen et al., 2020)
         rate max(cos(7 pi s / 16), 1e-5)  'seven_sixteenths' (FixMatch, Sohn et al., 2020; the bound is FedRGD's)
 
-    Args:
-        rate: the rate after the warm-up.
-        round_number: int32 [].
-        warm_up: W.
-        total: T, more than W.
-        tail: 'half' or 'seven_sixteenths'.
-
-    Returns:
-        float32 [].
+    W is `warm_up`, T is `total`, more than W; the fall is named by `tail`.
     """
     share = jnp.maximum(round_number - warm_up, 0) / max(total - warm_up, 1)
     if tail == "half":

@@ -47,8 +47,7 @@ def step(
 
     Args:
         loss_fn: model -> (loss [], (batch_stats, aux)).
-        optimizer: the optimizer of the learner's state.
-        learner: the learner before the step.
+        optimizer, learner: the learner before the step has this optimizer's state.
         parts: names of top-level entries of `params`.
 
     Returns:
@@ -133,13 +132,8 @@ def followed_by(
 ) -> optax.GradientTransformation:
     """Extends an optimizer to a part that is a moving average of other parts, without gradients.
 
-    In each step follower = decay * follower + (1 - decay) * leaders, with the leaders before the step.
-
-    Args:
-        optimizer: the optimizer of all other parts; it does not see the follower.
-        follower: the name of this part, which has an entry for each leader.
-        leaders: the names of the parts that it follows.
-        decay: the decay of the moving average.
+    In each step follower = decay * follower + (1 - decay) * leaders, with the leaders before the step. The optimizer of
+    all other parts does not see the follower, which has an entry for each leader.
     """
 
     def others(parts: dict[str, Any]) -> dict[str, Any]:

@@ -24,12 +24,9 @@ def all_finite(tree: Any, batch_ndim: int = 0) -> jax.Array:
 def small_joined(leaves: Iterable[jax.Array], batch_ndim: int = 0) -> list[jax.Array]:
     """Joins all small leaves of a dtype into one array; large leaves stay unchanged.
 
-    It is for functions that do not depend on the leaves' shapes. Two thirds of a deep network's leaves are scales,
-    biases and statistics, and compilation time grows with the number of operations, even of small ones.
-
-    Args:
-        leaves: with the same first `batch_ndim` axes.
-        batch_ndim: number of axes to keep.
+    It is for functions that do not depend on the leaves' shapes, but for their first `batch_ndim` axes. Two thirds of a
+    deep network's leaves are scales, biases and statistics, and compilation time grows with the number of operations,
+    even of small ones.
     """
     joined: list[jax.Array] = []
     small: dict[Any, list[jax.Array]] = {}

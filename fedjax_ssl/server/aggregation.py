@@ -91,15 +91,9 @@ class Aggregation(NamedTuple):
 
 
 def chain(network: Network, *links: Link, parts: tuple[str, ...] = CLASSIFIER) -> Aggregation:
-    """Makes an aggregation from a chain of links.
+    """Makes an aggregation from a chain of links, applied in this order, for uploads of these parts of the model.
 
-    Args:
-        network: the architecture.
-        links: applied in this order.
-        parts: the parts of the model in the uploads.
-
-    Returns:
-        The Aggregation. Its metric is `update_norm`, the Euclidean length of the model's change.
+    Its metric is `update_norm`, the Euclidean length of the model's change.
     """
 
     def init(params) -> dict[str, Any]:
@@ -135,7 +129,6 @@ def fedavg(
     upload the model and the optimizer state do not change.
 
     Args:
-        problem: the run's `Problem`.
         weighted_by: the method's own weights, such as `weights_told`; None: `aggregation.weights`.
         screened_by: see `screen`.
         combine: a method's own mean of the uploads; None: `config.aggregation.mean`.
@@ -186,10 +179,8 @@ def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
 def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Link:
     """Averages the uploads into one model; if all weights are 0, the model does not change.
 
-    Args:
-        kind: a name of `MEANS`.
-        share: the share of clients that may lie, for the robust means.
-        norm_bound: updates are first clipped to this length; 0: no bound.
+    `kind` is a name of `MEANS`, `share` that of the clients that may lie, for the robust means. Updates are first
+    clipped to the length `norm_bound`; 0: no bound.
     """
 
     def apply(flow: Flow, given: Given) -> Flow:
@@ -214,12 +205,9 @@ def check_own_mean(problem: Problem) -> None:
 
 
 def half_told(name: str) -> Link:
-    """Takes half the weighted mean of the uploads, and half the plain mean of a model in each client's metadata.
+    """Takes half the weighted mean of the uploads, half the plain mean of the model `name` in the clients' metadata.
 
     Source: FedLabel's code.
-
-    Args:
-        name: the model's name in `Upload.metadata`.
     """
 
     def apply(flow: Flow, given: Given) -> Flow:
@@ -261,17 +249,10 @@ def optimizer(rule: optax.GradientTransformation) -> Link:
 
 
 def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accepted: jax.Array) -> jax.Array:
-    """The unnormalised weight of each upload.
+    """The unnormalised weight of each upload, float32 [R], 0 for one that was not accepted; the other arrays are [R].
 
-    Args:
-        kind: 'size', the number n_m of the client's examples (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', the
-            number of examples that it trained on, from its report; 'uniform', 1 (SemiFL, FedIL).
-        sizes: int32 [R].
-        num_qualified: int32 [R].
-        accepted: bool [R], see `Received`.
-
-    Returns:
-        float32 [R], 0 for an upload that was not accepted.
+    `kind` is 'size', the number n_m of the client's examples (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', the
+    number of examples that it trained on, from its report; or 'uniform', 1 (SemiFL, FedIL).
     """
     by_kind = {"size": sizes, "qualified": num_qualified, "uniform": jnp.ones_like(sizes)}
     return jnp.where(accepted, by_kind[kind].astype(jnp.float32), 0.0)
@@ -290,9 +271,6 @@ def weighted_mean(uploads: Any, weights: jax.Array, otherwise: Any) -> Any:
         uploads: a pytree, every leaf [R, ...]; a row of weight 0 is ignored, even if it is not finite.
         weights: float32 [R], not negative.
         otherwise: the pytree to return if all weights are 0.
-
-    Returns:
-        A pytree like `otherwise`.
     """
     total = jnp.sum(weights)
     shares = weights / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)

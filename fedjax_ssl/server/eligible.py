@@ -11,12 +11,8 @@ from fedjax_ssl.engine.interface import Method, Problem, Selection, State
 def only_eligible(problem: Problem, method: Method, eligible: Callable[[State, FederatedData], jax.Array]) -> Method:
     """Restricts the rounds of a method to eligible clients, drawn uniformly and without replacement.
 
-    A round has `clients_per_round` rows. If fewer clients are eligible, the other rows are absent.
-
-    Args:
-        problem: the run's `Problem`.
-        method: its `select` is replaced.
-        eligible: (state, data) -> bool [K].
+    A round has `clients_per_round` rows. If fewer clients are eligible, the other rows are absent. `eligible` is a
+    function (state, data) -> bool [K].
     """
 
     def select(state: State, data: FederatedData, key: jax.Array) -> Selection:

@@ -18,14 +18,10 @@ FEDERATED = "federated"  # entry of `State.server`: the model before fine-tuning
 
 
 def with_probe(problem: Problem, method: Method) -> Method:
-    """Adds a classifier to a method, fitted to the features of the server's labelled images.
+    """Adds a classifier to a method without one, fitted to the features of the server's labelled images.
 
     It is fitted at the end of a round, after the normalisation statistics, which the features need. With `probe.epochs`
     the tested model is then fine-tuned; the next round begins with the model before fine-tuning.
-
-    Args:
-        problem: the run's `Problem`.
-        method: a method without its own classifier.
     """
     config, network = problem.config, problem.network
     epochs = config.probe.epochs
@@ -59,7 +55,7 @@ def with_probe(problem: Problem, method: Method) -> Method:
 
 
 def ridge(classifier: dict[str, Any], features: jax.Array, labels: jax.Array, num_classes: int, strength: float):
-    """Fits a linear classifier to one-hot labels by ridge regression.
+    """Fits a linear classifier to one-hot labels by ridge regression; gives its parameters, for the original features.
 
     It minimises 1/S sum_i |y_i - W z_i - b|^2 + strength |W|^2 over the features z, standardised to mean 0 and standard
     deviation 1 over the labelled images. Constant features get weight 0. If the classifier has no bias, features are
@@ -67,13 +63,8 @@ def ridge(classifier: dict[str, Any], features: jax.Array, labels: jax.Array, nu
 
     Args:
         classifier: parameters `kernel` [F, C] and perhaps `bias` [C]; only their names are read.
-        features: float32 [S, F].
-        labels: int32 [S].
-        num_classes: C.
+        features, labels: float32 [S, F], int32 [S].
         strength: above 0.
-
-    Returns:
-        The parameters, for the original features.
 
     Source: Hoerl and Kennard, "Ridge Regression", Technometrics 1970.
     """

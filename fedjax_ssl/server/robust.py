@@ -19,7 +19,7 @@ def coordinate_median(uploads: Model, weights: jax.Array, otherwise: Model, shar
         uploads: leaves [R, ...]; a row of weight 0 is ignored.
         weights: float32 [R], not negative; an upload counts if its weight is not 0.
         otherwise: the model to return if no upload counts.
-        share: ignored.
+        share: the share of clients that may lie, here ignored.
 
     Source: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, Definition 1.
     """
@@ -31,11 +31,7 @@ def coordinate_median(uploads: Model, weights: jax.Array, otherwise: Model, shar
 def trimmed_mean(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
     """The coordinate-wise mean, without the floor(share n) largest and the floor(share n) smallest of n values.
 
-    Args:
-        uploads, weights, otherwise: as in `coordinate_median`.
-        share: beta, below 1/2.
-
-    Source: Yin et al., ICML 2018, Definition 2.
+    Arguments as in `coordinate_median`; the share is beta, below 1/2. Source: Yin et al., ICML 2018, Definition 2.
     """
     count = jnp.sum(weights > 0)
     cut = jnp.minimum(_floor(share, count), (count - 1) // 2)  # at least one value stays
@@ -45,11 +41,8 @@ def trimmed_mean(uploads: Model, weights: jax.Array, otherwise: Model, share: fl
 def krum(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
     """The upload with the smallest sum of squared distances to its n - f - 2 nearest others, f = floor(share n).
 
-    Distances are over all parameters as one vector. The statistics of the chosen upload are taken as well.
-
-    Args:
-        uploads, weights, otherwise: as in `coordinate_median`.
-        share: the share of clients that may lie; the proof requires 2 f + 2 < n.
+    Distances are over all parameters as one vector. The statistics of the chosen upload are taken as well. Arguments as
+    in `coordinate_median`; the proof requires 2 f + 2 < n.
 
     Source: Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017, section 4.
     """
@@ -92,12 +85,7 @@ def geometric_median(uploads: Model, weights: jax.Array, otherwise: Model, share
     """The model with the smallest weighted sum of distances, by Weiszfeld's steps from the coordinate-wise median.
 
     The start is our choice. From the weighted mean, with an upload of 1e19 among eight, ten steps would end at 1e9. The
-    statistics are averaged with the weights of the last step.
-
-    Args:
-        uploads, otherwise: as in `coordinate_median`.
-        weights: float32 [R], alpha of the paper.
-        share: ignored.
+    statistics are averaged with the weights of the last step. Arguments as in `coordinate_median`.
 
     Source: Pillutla et al., Robust Aggregation for Federated Learning, 2019 (RFA), Algorithm 2, with nu = 1e-5.
     """
@@ -120,12 +108,9 @@ def geometric_median(uploads: Model, weights: jax.Array, otherwise: Model, share
 
 
 def bounded(uploads: Model, received: Model, length: float) -> Model:
-    """Clips updates to a Euclidean norm of at most `length`: parameters and statistics separately.
+    """Clips updates to a Euclidean norm of at most `length`: parameters and statistics separately, each as one vector.
 
-    Args:
-        uploads: leaves [R, ...].
-        received: the model that the clients received, leaves [...].
-        length: the bound, for all leaves as one vector.
+    Uploads have leaves [R, ...], the model that the clients received has leaves [...].
 
     Source: Sun et al., Can You Really Backdoor Federated Learning?, 2019, norm thresholding.
     """

@@ -34,15 +34,7 @@ def by_role(
 
 
 def role_weights(labelled: jax.Array, unlabelled: jax.Array, share: float) -> jax.Array:
-    """The weights of `by_role`. They sum to 1, or are all 0 if no upload counts.
-
-    Args:
-        labelled, unlabelled: float32 [R], not negative.
-        share: l1.
-
-    Returns:
-        float32 [R].
-    """
+    """The weights of `by_role`, float32 [R], from n_k and u_k. They sum to 1, or are all 0 if no upload counts."""
     of_labelled, of_unlabelled = jnp.sum(labelled), jnp.sum(unlabelled)
     first = jnp.where(of_labelled > 0, jnp.where(of_unlabelled > 0, share, 1.0), 0.0)
     second = jnp.where(of_unlabelled > 0, jnp.where(of_labelled > 0, 1.0 - share, 1.0), 0.0)

@@ -53,7 +53,6 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
     source = source or section.statistics
 
     def refresh(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> State:
-        del key
         owners = [(data.server_index[None], jnp.array([len(data.server_index)]))]
         if len(data.server_index) == 0:
             if source == "server":
@@ -93,11 +92,8 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
 def num_passes(network: Network, passes: int, model: Model, before: bool = False) -> int:
     """The number of passes with 'moments': `passes`, but at most one per layer, after which all layers are exact.
 
-    Args:
-        network: its companions' layers do not count.
-        passes: `config.model.statistics_passes`.
-        model: a model, or its shapes.
-        before: whether this is before the first round, when statistics are not yet close: then one pass per layer.
+    Before the first round statistics are not yet close: then it is one pass per layer. The layers of companions do not
+    count. Of the model only shapes are read.
     """
     own = {name: part for name, part in model.batch_stats.items() if name not in network.companions}
     layers = len(jax.tree.leaves(own)) // 2  # each has a mean and a variance
@@ -137,10 +133,7 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
 def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
     """Cuts each owner's rows into batches; a batch has rows of only one owner.
 
-    Args:
-        rows: int32 [K, n_max], each owner's rows, padded beyond its size.
-        sizes: int32 [K].
-        batch_size: B.
+    Rows are int32 [K, n_max], padded beyond each owner's size, int32 [K].
 
     Returns:
         Rows, int32 [K * ceil(n_max / B), B], and their mask, bool of the same shape.
@@ -173,11 +166,9 @@ def sum_statistics(
     training mode without augmentation.
 
     Args:
-        network: the architecture.
-        model: its parameters are read, and with `moments` its statistics.
+        network, model: its parameters are read, and with `moments` its statistics.
         images: uint8 [N, H, W, C], the image table.
-        batches: rows, int32 [n, B].
-        masks: bool [n, B]; an empty batch is left out.
+        batches, masks: rows, int32 [n, B], and bool [n, B]; an empty batch is left out.
         weights: one of `WEIGHTS`: each non-empty batch has weight 1 ('batches'), or its number of images ('samples').
             With `moments` it is always the number of images.
         moments: whether to report `Network.input_moments` instead of the batches' statistics.

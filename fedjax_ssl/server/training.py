@@ -163,8 +163,7 @@ def supervised_mixup_loss(problem: Problem, data: FederatedData, alpha: float, m
     """The clients' fix and mix losses, on all of the server's images (FedAnchor's earlier version, section 3.5).
 
     Args:
-        problem: the run's `Problem`; `server.augmentation` is that of the fix set.
-        data: the federation's data.
+        problem, data: the run's; `server.augmentation` is that of the fix set.
         alpha: a in lambda ~ Beta(a, a), one lambda for each batch.
         mix_weight: b in L_fix + b L_mix, eq. 10.
 

@@ -12,6 +12,7 @@ from fedjax_ssl import UserError, base_config
 from fedjax_ssl.client import STANDARD, At, Batches, acr
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.client.on_labels import adjustment_of, class_shares
+from fedjax_ssl.client.self_training import pass_views
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.engine.interface import Previous
 from fedjax_ssl.methods import METHODS
@@ -31,6 +32,7 @@ from tests.helpers.small_problem import (
     negative,
     phases_of,
     pixels_of,
+    prepare,
     probabilities,
     running_mean,
     sent_down,
@@ -145,12 +147,10 @@ def test_who_has_labels_alone_hands_its_model_through(data):
     assert_told(result, labelled=5, accepted=0)
 
 
-@pytest.mark.parametrize(("kind", "tau"), [("fixed", TAU), ("flexmatch", 0.5)])
-def test_who_has_no_label_trains_on_those_of_the_received_model(data, kind, tau):
-    result = run(data, UNLABELLED, **{"confidence.kind": kind, "confidence.threshold": tau})
+def test_who_has_no_label_trains_on_those_of_the_received_model(data):
+    result = run(data, UNLABELLED)
     assert (result.first.num_steps, result.second.num_steps) == (0, 6)
-    rule = FixMatch(tau) if kind == "fixed" else FlexMatch(tau, 8, CLASSES)
-    model, statistics, _, losses, weights = unlabelled_by_hand(result, data, rule, nothing_trained(result))
+    model, statistics, _, losses, weights = unlabelled_by_hand(result, data, FixMatch(TAU), nothing_trained(result))
     assert_model(result.finished.upload.model, model, statistics)
     assert_told(result, labelled=0, accepted=weights.sum())
     assert 0 < weights.sum() < 16
@@ -306,15 +306,6 @@ def test_semianagg_s_code_adds_a_tiny_share(images):
         validate(config)
 
 
-def test_supervised_takes_it_too(data):
-    problem = small_problem("supervised", **{"client.logit_adjustment": 1.0, "data.labels": "some_clients"})
-    received = sent_down(problem)
-    job, finished = train(phases_of(METHODS["supervised"].factory(problem))[0], received, data, LABELLED)
-    result = Round(problem, received, None, job, None, None, None)
-    model, *_ = labelled_by_hand(result, data, added=np.log([3 / 5, 1 / 5, 1 / 5]))
-    assert_model(finished.upload.model, model)
-
-
 # --- ACR's phases. ---------------------------------------------------------------------------------------------------
 
 
@@ -351,59 +342,21 @@ def test_a_class_without_labels_takes_no_image_from_the_others():
     np.testing.assert_allclose(value, expected, rtol=1e-4)
 
 
-def test_both_classifiers_of_acr_train(data):
-    """Each on its labels; the unlabelled loss is the mean over two strong views, which here are the same."""
-    network = SmallNetwork(STANDARD, head_dim=CLASSES)
-    fields = {"confidence.kind": "acr", "confidence.threshold": 0.85, "confidence.strength": 1.5}
-    problem = small_problem("fedavg_semi", network, **fields)
-    prior = prior_of(problem, data)
-    np.testing.assert_allclose(prior, np.array([4, 2, 1]) / 7, rtol=1e-6)  # of both clients with labels
-    received, own = sent_down(problem, prior), memory_of(problem, data, BOTH)
-    phases = phases_of(METHODS["fedavg_semi"].factory(problem))
-    first, after = train(phases[0], received, data, BOTH, own=own, jit=True)
-    second, finished = train(phases[1], received, data, BOTH, own=own, previous=handed_on(first, after), jit=True)
-
-    config, log_prior = problem.config.client, np.log(np.array([4, 2, 1]) / 7)
-    begin = {
-        **in_numpy(received.model.params),
-        "standard": np.asarray(received.model.params[STANDARD]["kernel"], float),
-    }
-    start = statistics_of(received.model)
-
-    def logits(model, x):
-        return x @ model["standard"] + 0.1 * model["bias"].sum(), x @ model["kernel"] + model["bias"]
-
-    def stepped(model, velocity, x, of_standard, of_balanced, added):
-        """A step on centred pixels and the targets of both."""
-        standard, balanced = logits(model, x)
-        wrong = [
-            softmax(z) * targets.sum(axis=1, keepdims=True) - targets
-            for z, targets in ((standard, of_standard), (balanced + added, of_balanced))
-        ]
-        bias = wrong[1].sum(axis=0) + 0.1 * wrong[0].sum()  # the head has a tenth of the bias
-        gradient = {"bias": bias, "kernel": x.T @ wrong[1], "standard": x.T @ wrong[0]}
-        return sgd_step(model, gradient, velocity, config, config.learning_rate)
-
-    model, velocity, statistics = begin, at_rest(begin), start
-    for batch in batches(np.asarray(first.work.decks["labelled"].order), 2, 3):
-        rows = np.asarray(first.work.decks["labelled"].rows)[batch]
-        x, targets = pixels_of(data, rows, mirrored), np.eye(CLASSES)[np.asarray(data.visible_labels)[rows]] / len(rows)
-        model, velocity = stepped(model, velocity, x - x.mean(axis=0), targets, targets, 1.5 * log_prior)
-        statistics = running_mean(statistics, x)
-    velocity, weights = at_rest(begin), []
-    for batch in batches(np.asarray(second.work.decks["unlabelled"].order), 4, 3):
-        rows = np.asarray(second.work.decks["unlabelled"].rows)[batch]
-        weak, strong = pixels_of(data, rows, mirrored), pixels_of(data, rows, negative)
-        standard, balanced = logits(begin, weak - start)
-        q, b, s = (softmax(z) for z in (standard - 1.5 * log_prior, balanced, standard))
-        weights_of = [np.maximum(q.max(axis=1), other.max(axis=1)) >= 0.85 for other in (s, b)]
-        targets = [np.eye(CLASSES)[q.argmax(axis=1)] * w[:, None] / len(rows) for w in weights_of]
-        model, velocity = stepped(model, velocity, strong - strong.mean(axis=0), *targets, 0.0)
-        statistics = running_mean(statistics, weak, strong, strong)
-        weights += list(weights_of[1])
-    assert_model(finished.upload.model, model, statistics)
-    np.testing.assert_allclose(finished.upload.model.params[STANDARD]["kernel"], model["standard"], atol=1e-5)
-    assert finished.upload.metadata["accepted"] == sum(weights) and 0 < sum(weights) < len(weights)
+def test_acr_labels_by_both_classifiers_of_the_received_model(data):
+    """In tests/official are labels of the model in training, and both classifiers' training."""
+    problem = small_problem("fedavg_semi", SmallNetwork(STANDARD, head_dim=CLASSES), **{"confidence.kind": "acr"})
+    phases, own = phases_of(METHODS["fedavg_semi"].factory(problem)), memory_of(problem, data, UNLABELLED)
+    received = sent_down(problem, prior_of(problem, data))
+    idle = handed_on(*train(phases[0], received, data, UNLABELLED, own=own))
+    work = prepare(phases[1], received, data, UNLABELLED, own=own, previous=idle).work
+    batch = work.decks["unlabelled"].batch(0, 3).read(data)
+    at = At(received, data, work.decks, work.labels, None, own, jax.random.key(0), 0, 1)
+    other = sent_down(problem, seed=7).model  # in training
+    seen = pass_views(problem, other, Batches(unlabelled=batch), at, strong_views=2).labelling
+    x = pixels_of(data, batch.rows, mirrored) - statistics_of(received.model)
+    params, kernel = in_numpy(received.model.params), np.asarray(received.model.params[STANDARD]["kernel"], float)
+    np.testing.assert_allclose(seen.logits, x @ params["kernel"] + params["bias"], atol=1e-5)
+    np.testing.assert_allclose(seen.heads[STANDARD], x @ kernel + 0.1 * params["bias"].sum(), atol=1e-5)
 
 
 @pytest.mark.parametrize("field", ["client.logit_adjustment", "client.share_offset"])

@@ -15,7 +15,6 @@ from fedjax_ssl.client import Confidence, Examples, label_cohort, make_confidenc
 from fedjax_ssl.client.confidence import KINDS, MEMORY, Averages, once_a_round, states_at_start
 from fedjax_ssl.engine.interface import Cohort, Problem
 from tests.helpers.toy_federation import federation
-from tests.helpers.trainers_by_hand import SoftMatch
 
 CLASSES, NUMBER = 5, 23  # images of the client, of 30 rows
 
@@ -109,44 +108,6 @@ def test_self_adaptive(client):
     thresholds = cosines[:NUMBER].max(axis=1).mean() * by_class / by_class.max()
     assert thresholds[2] == 0
     np.testing.assert_array_equal(weights_of(problem_of("sat"), cosines, present)[0], reached(cosines, thresholds))
-
-
-def test_freematch_s_averages_last_for_the_run(client):
-    scores, present = client
-    problem = problem_of("freematch", memory="run")
-    memory = Averages(np.float32(1 / CLASSES), *[np.full(CLASSES, 1 / CLASSES, np.float32)] * 2)
-    level, by_class, histogram = memory
-    for shift in (0, 5, 10):
-        rolled = np.roll(scores, shift, axis=0)
-        weights, memory = weights_of(problem, rolled, present, own=memory)
-        labels = rolled[:NUMBER].argmax(axis=1)
-        level = 0.75 * level + 0.25 * rolled[:NUMBER].max(axis=1).mean()
-        by_class = 0.75 * by_class + 0.25 * rolled[:NUMBER].mean(axis=0)
-        histogram = 0.75 * histogram + 0.25 * np.bincount(labels, minlength=CLASSES) / NUMBER
-        np.testing.assert_array_equal(weights, reached(rolled, level * by_class / by_class.max()))
-        for found, expected in zip(memory, (level, by_class, histogram)):
-            np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_flexmatch(client):
-    """The stored labels are those of these very images."""
-    scores, present = client
-    labels, best = scores[:NUMBER].argmax(axis=1), scores[:NUMBER].max(axis=1)
-    learned = np.array([np.sum((labels == c) & (best >= 0.6)) for c in range(CLASSES)])
-    beta = learned / max(learned.max(), NUMBER - learned.sum())
-    weights, _ = weights_of(problem_of("flexmatch"), scores, present, 0.6)
-    np.testing.assert_array_equal(weights, reached(scores, 0.6 * beta / (2 - beta)))
-    assert weights.sum() > learned.sum()
-    # With no confident example every threshold is 0, as the paper intends.
-    assert weights_of(problem_of("flexmatch"), scores, present, 1.0)[0].sum() == NUMBER
-
-
-def test_softmatch_has_weights(client):
-    scores, present = client
-    problem, rule = problem_of("softmatch", momentum=0.0), SoftMatch(CLASSES, 0.0)
-    weights, _ = weights_of(problem, scores, present)
-    np.testing.assert_allclose(weights, rule.weigh(scores[:NUMBER].astype(np.float64), None), atol=1e-5)
-    assert 0 < np.sum(weights < 0.9) < NUMBER
 
 
 @pytest.mark.parametrize("kind", KINDS)

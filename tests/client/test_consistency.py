@@ -5,19 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import UserError
-from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.engine.evaluation import score_pseudo_labels
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.models.network import build_network
-from fedjax_ssl.run.validation import validate
 from tests.helpers.consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand
-from tests.helpers.runs import TINY_BACKBONE
 from tests.helpers.small_problem import (
     federation,
     in_numpy,
-    mirrored,
-    negative,
     phases_of,
     pixels_of,
     prepare,
@@ -29,6 +22,8 @@ from tests.helpers.small_problem import (
 )
 
 THRESHOLD = 0.6  # confident: some images and not others
+EVAL, CONFIDENT = {"fixmatch.label_mode": "eval"}, {"fixmatch.loss_over": "confident"}
+PROXIMAL = {"client.proximal": 0.5, "client.clip_norm": 0.0}
 ONLY_LABELS, NO_LABELS, A_FEW, NOBODY = range(4)
 
 
@@ -51,25 +46,30 @@ MORE = {"consistency.unlabelled_ratio": 2}
 @pytest.mark.parametrize(
     "labels, client, fields, together",
     [
-        ("server", NO_LABELS, {}, False),
-        ("server", NO_LABELS, {**RECEIVED, **MORE}, False),
-        ("clients", A_FEW, {}, True),
-        ("clients", A_FEW, {**RECEIVED, **MORE}, True),
+        ("server", NO_LABELS, EVAL, False),
+        ("server", NO_LABELS, {**RECEIVED, **MORE, **CONFIDENT}, False),
+        ("clients", A_FEW, {**RECEIVED, **PROXIMAL}, True),
+        ("clients", A_FEW, {**CONFIDENT, "confidence.threshold": 0.7}, False),
         ("clients", NO_LABELS, MORE, True),
         ("some_clients", ONLY_LABELS, {}, True),
     ],
 )
 def test_local_training_is_that_of_the_equations(data, labels, client, fields, together):
-    """L = H(y, f(a(x))) + lambda_u L_u for a client with a few labels, with none, with labels only."""
+    """L = H(y, f(a(x))) + lambda_u L_u for a client with a few labels, with none, with labels only.
+
+    L_u is a mean over the batch or over its confident images, with labels made in training or evaluation mode.
+    """
     problem, phase = fixmatch(labels, **fields)
-    received = sent_down(problem)
+    received, options = sent_down(problem), problem.config.fixmatch
     job, finished = train(phase, received, data, client)
-    by_hand = train_by_hand(problem, data, received, job.work, hard_labels(THRESHOLD), together=together)
+    by_hand = train_by_hand(
+        problem, data, received, job.work, hard_labels(problem.config.confidence.threshold), options.label_mode,
+        options.loss_over == "confident", together,
+    )  # fmt: skip
     assert_as_by_hand(finished, by_hand)
-    # What is in question happened: some images were confident, and the model moved.
     assert client == ONLY_LABELS or 0 < finished.metrics["confident_share"] < 1
-    moved = np.abs(in_numpy(finished.upload.model.params)["kernel"] - in_numpy(received.model.params)["kernel"])
-    assert np.max(moved) > 0.05
+    if problem.config.confidence.threshold > THRESHOLD:
+        assert 0 in by_hand[3][1:]  # with a velocity from earlier steps, which weight decay alone would not stop
 
 
 def test_flexmatch_s_thresholds_are_of_all_the_client_s_images(data):
@@ -95,7 +95,7 @@ def test_an_epoch_goes_through_both_decks_and_round_the_shorter_one_again(data, 
     assert [int(prepare(phase, received, data, client).num_steps) for client in range(4)] == [2 * n for n in steps]
 
 
-def test_every_epoch_takes_each_image_once_and_the_labelled_deck_goes_round(data):
+def test_every_epoch_takes_each_image_once(data):
     problem, phase = fixmatch("clients")
     work = prepare(phase, sent_down(problem), data, A_FEW).work
     known, unknown = {0, 3, 4, 6}, {1, 2, 5, 7, 8}
@@ -103,14 +103,6 @@ def test_every_epoch_takes_each_image_once_and_the_labelled_deck_goes_round(data
         assert int(deck.size) == len(members)
         for epoch in np.asarray(deck.order):
             assert set(epoch[: len(members)]) == members
-    # Three labelled batches of 3 and 1 an epoch.
-    taken = [work.decks["labelled"].batch(jnp.int32(index), 3) for index in range(6)]
-    places = [np.asarray(batch.positions)[np.asarray(batch.mask)] for batch in taken]
-    assert [len(place) for place in places] == [3, 1, 3, 1, 3, 1]
-    for index in range(2):
-        np.testing.assert_array_equal(places[index], places[index + 4])  # two epochs later from the first again
-    for index in (0, 2, 4):
-        assert {*places[index], *places[index + 1]} == known
     # The orders are drawn apart: two decks of the same images have different ones.
     problem, phase = fixmatch("clients", **{"consistency.include_labelled": True})
     work = prepare(phase, sent_down(problem), data, ONLY_LABELS).work
@@ -130,32 +122,6 @@ def test_labels_at_the_server_leave_no_labelled_part(data):
         assert problem.network.passes == [views, views]
         assert ("labelled" not in job.work.decks) == (labels == "server")
         assert ("labelled_loss" in carry.totals) == (labels == "clients")
-
-
-def test_statistics_together_are_those_of_all_that_is_present(data):
-    """A step whose three parts are short: mean and variance of its labelled, weak and strong images as one batch."""
-    fields = {"model.name": TINY_BACKBONE, "model.normalisation": "running", "data.labels": "clients"}
-    problem = small_problem("fixmatch", **fields)
-    facts = {"num_classes": 3, "image_shape": (2, 2, 1), "mean": (0.0,), "std": (1.0,)}
-    problem = problem._replace(network=build_network(problem.config, facts, KINDS[IMAGE]))
-    phase, (small, small_phase) = phases_of(METHODS["fixmatch"].factory(problem))[0], fixmatch("clients")
-    work = prepare(small_phase, sent_down(small), data, A_FEW).work
-    received = sent_down(small)._replace(model=jax.jit(problem.network.init)(jax.random.key(0)))
-    carry = phase.start(received, data, work, {})
-    carry = jax.jit(phase.step)(received, data, work, carry, jnp.int32(1), jax.random.key(0))
-
-    rows = np.asarray(work.decks["unlabelled"].rows)
-    of_unlabelled, of_labelled = (
-        rows[work.decks["unlabelled"].order[0, 3:5]],
-        rows[work.decks["labelled"].order[0, 3:4]],
-    )
-    views = pixels_of(data, of_labelled, mirrored), pixels_of(data, of_unlabelled, mirrored)
-    x = np.concatenate([*views, pixels_of(data, of_unlabelled, negative)])
-    hidden = x @ np.asarray(received.model.params["backbone"]["hidden"]["kernel"], np.float64)
-    found = carry.learner.model.batch_stats["backbone"]["norm"]
-    assert len(x) == 5
-    np.testing.assert_allclose(found["mean"], 0.1 * hidden.mean(axis=0), atol=1e-6)
-    np.testing.assert_allclose(found["var"], 0.9 + 0.1 * hidden.var(axis=0, ddof=1), atol=1e-6)
 
 
 def test_a_revealed_label_joins_the_loss(data):
@@ -187,18 +153,3 @@ def test_the_report_scores_the_unlabelled_images_and_counts_the_labelled_as_trai
     scored = score_pseudo_labels(one_row, truth[None], ~known[None], 1)
     assert scored["pseudo_label_accuracy"] == scored["qualified_accuracy"] == 1
     assert scored["qualified_per_client"] == np.sum((p.max(axis=1) >= level) & ~known)
-
-
-@pytest.mark.parametrize(
-    "fields, words",
-    [
-        ({"confidence.labels_from": "server"}, "confidence.labels_from is 'server'; known: method, received, local"),
-        ({"consistency.unlabelled_ratio": 0}, "consistency.unlabelled_ratio must be at least 1, not 0"),
-        ({"consistency.unlabelled_weight": -1.0}, "consistency.unlabelled_weight must be at least 0"),
-    ],
-)
-def test_wrong_options_are_refused(fields, words):
-    with pytest.raises(UserError, match=words) as refused:
-        validate(small_problem("fixmatch", **fields).config)
-        fixmatch("server", **fields)
-    assert "\n" not in str(refused.value)

@@ -147,11 +147,6 @@ def test_a_round_of_every_method_with_softmax_labels_traces_with_it(name):
     jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
 
 
-def test_cosines_are_no_probabilities():
-    with pytest.raises(UserError, match=r"confidence.debias='app_u' is not for the method fedanchor"):
-        validate(make_fedanchor_config(**DEBIASED))
-
-
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
@@ -172,8 +167,3 @@ def test_a_choice_that_does_not_read_it_refuses_it():
     problem = small_problem("semianagg", **DEBIASED, **{"confidence.kind": "acr"})
     with pytest.raises(UserError, match=r"'acr' adjusts its labels itself; leave confidence.debias 'none'"):
         METHODS["semianagg"].factory(problem)
-
-
-def test_the_field_is_one_of_the_two_known():
-    with pytest.raises(UserError, match=r"confidence.debias is 'feddb'; known: none, app_u"):
-        build(**{"confidence.debias": "feddb"})

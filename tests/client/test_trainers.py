@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.client import acr
 from fedjax_ssl.client.acr import STANDARD, distance, reversed_shares
 from fedjax_ssl.client.confidence import Averages, fairness
 from fedjax_ssl.client.deck import Batch
@@ -159,48 +158,6 @@ PRIOR = np.array([0.2, 0.7, 0.1])
 
 def kl(a, b):
     return np.sum(a * np.log(a / b))
-
-
-def estimate_by_hand(logits, tau, momentum):
-    """u after the batches, and the sums of its distances to the three anchors."""
-    u, sums, steps = np.full(CLASSES, 1 / CLASSES), np.zeros(3), 0
-    p = softmax(logits.astype(np.float64))
-    anchors = PRIOR, np.full(CLASSES, 1 / CLASSES), np.array([0.2, 0.1, 0.7])  # 0.7 and 0.1 change places
-    for positions in BATCHES:
-        labels = [np.argmax(row) for row in p[list(positions)] if max(row) >= tau]
-        if labels:
-            counts = np.bincount(labels, minlength=CLASSES).astype(float)
-            u = momentum * u + (1 - momentum) * counts / counts.sum()
-            sums += [0.5 * kl(u, anchor) + 0.5 * kl(anchor, u) for anchor in anchors]
-        steps += bool(positions)
-    return u, sums, steps
-
-
-def test_acr_s_targets_and_its_estimate(monkeypatch):
-    monkeypatch.setattr(acr, "ESTIMATE_FROM", 0)
-    monkeypatch.setattr(acr, "ESTIMATE_MOMENTUM", 0.9)
-    balanced, standard = logits_of(2), logits_of(3)
-    trainer = trainer_of("acr")
-    begun = trainer._replace(
-        init=lambda n_max: trainer.next_round(trainer.init(n_max))._replace(strength=jnp.float32(0.4))
-    )
-    found, state = over_batches(begun, balanced, {STANDARD: standard}, jnp.float32(PRIOR))
-    log_prior, b, s = np.log(PRIOR), balanced.astype(np.float64), standard.astype(np.float64)
-    q, q2 = softmax(s - 0.4 * log_prior), softmax(s - 2.0 * log_prior)
-    first = (softmax(b).max(axis=1) >= TAU) | (q2.max(axis=1) >= TAU)
-    second = (q.max(axis=1) >= TAU) | (softmax(s).max(axis=1) >= TAU)
-    for positions, (of_classifier, of_standard) in zip(BATCHES, found):
-        chosen = list(positions)
-        np.testing.assert_array_equal(of_classifier, (first[chosen], q2.argmax(axis=1)[chosen]))
-        np.testing.assert_array_equal(of_standard, (second[chosen], q.argmax(axis=1)[chosen]))
-    assert np.any(q.argmax(axis=1) != q2.argmax(axis=1)) and np.any(first != second)
-    shares, sums, steps = estimate_by_hand(balanced, TAU, 0.9)
-    np.testing.assert_allclose(state.shares, shares, rtol=1e-5)
-    np.testing.assert_allclose(state.distances, sums, rtol=1e-4)
-    after = jax.jit(trainer.next_round)(state)
-    exponentials = np.exp(sums / steps)
-    np.testing.assert_allclose(after.strength, 2.0 * exponentials[0] / exponentials.sum(), rtol=1e-4)
-    assert after.rounds == 1 and after.steps == 0 and np.all(after.distances == 0)
 
 
 def test_acr_waits_before_it_estimates():

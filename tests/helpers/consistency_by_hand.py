@@ -28,8 +28,7 @@ def batches(order, size, batch_size):
     return [epoch[first : min(first + batch_size, size)] for epoch in order for first in range(0, size, batch_size)]
 
 
-def train_by_hand(problem, data, received, work, rule, label_mode="train", only_confident=False, together=False,
-                  both=False):  # fmt: skip
+def train_by_hand(problem, data, received, work, rule, label_mode="train", only_confident=False, together=False):
     """The expected result of `on_both_kinds` with the views `mirrored` and `negative`.
 
     Args:
@@ -37,7 +36,6 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
         work: the client's; only its orders are read.
         rule: p [n, C] -> targets [n, C], and which of the images count, bool [n].
         label_mode, only_confident, together: the phase's, with the value that 'auto' means for together.
-        both: whether the rule also takes p of the received model.
 
     Returns:
         The parameters and the statistics; each metric's mean over steps; each step's number of images that counted.
@@ -52,8 +50,6 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
     if known_deck is not None:
         labelled = batches(np.asarray(known_deck.order), int(known_deck.size), config.batch_size)
     steps = max(len(unlabelled), len(labelled))
-    if options.epoch_length == "unlabelled" and unlabelled:
-        steps = config.epochs * max(int(deck.size) // config.batch_size, 1)
     pairs = itertools.islice(zip(itertools.cycle(unlabelled or [[]]), itertools.cycle(labelled or [[]])), steps)
     rows, history, counts = np.asarray(deck.rows), [], []
     for of_unlabelled, of_labelled in pairs:
@@ -71,18 +67,15 @@ def train_by_hand(problem, data, received, work, rule, label_mode="train", only_
             p = probabilities(first, weak, start)
         else:
             p = probabilities(model, weak, centre(weak) if label_mode == "train" else statistics)
-        of_received = [probabilities(first, weak, start)] if both else []
-        targets, counted = rule(p, *of_received)
+        targets, counted = rule(p)
         share = np.sum(counted) / max(len(weak), 1)
         counts.append(int(np.sum(counted)))
         if only_confident:
             strong, targets, counted = strong[counted], targets[counted], counted[counted]
         scale = counted[:, None] / max(len(strong), 1)
-        entropy = np.sum(scale * np.where(targets > 0, targets * np.log(np.where(targets > 0, targets, 1)), 0))
         of_strong, gradient = loss_and_gradient(model, strong, centre(strong), scale * targets)
         known = np.eye(CLASSES)[np.asarray(data.visible_labels)[of_labelled]] / max(len(given), 1)
         of_given, given_gradient = loss_and_gradient(model, given, centre(given), known)
-        of_strong = of_strong + entropy  # 0 for hard labels
         value = of_given + options.unlabelled_weight * of_strong
         history.append([value, share, of_given, of_strong])
         if only_confident and not len(strong) and not len(given):

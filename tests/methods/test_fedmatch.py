@@ -8,15 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods.fedmatch import PARTS, UPLOADS, VECTORS
 from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, Plateau
 from fedjax_ssl.methods.fedmatch.server import Vectors, nearest_clients, noise_image
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.run.validation import validate
 from fedjax_ssl.server import CLASSIFICATION
-from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, cut, numbers, random_params
+from tests.helpers.fedmatch_by_hand import ENTRIES, KEY, build, numbers, random_params
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (
     CLASSES,
@@ -38,18 +36,6 @@ def coin(key, images):
 
 
 # --- The server. -----------------------------------------------------------------------------------------------------
-
-
-def test_at_first_psi_is_a_fifth_of_sigma():
-    _, method = build("clients", smallest=0.3)
-    state = method.init(federation([[0]]), KEY)
-    sigma, psi = (in_numpy(state.server[PARTS][name]) for name in (SIGMA, PSI))
-    for name in sigma:
-        np.testing.assert_allclose(psi[name], 0.2 * sigma[name], rtol=1e-6)
-    tested = {name: sigma[name] + cut(psi, 0.3)[name] for name in sigma}
-    assert 0 < sum(np.sum(np.abs(leaf) <= 0.3) for leaf in psi.values()) < ENTRIES // 2
-    for name, leaf in in_numpy(state.model.params).items():
-        np.testing.assert_allclose(leaf, tested[name], rtol=1e-6)
 
 
 def stepped(parts, data, anchors, config, rate):
@@ -110,15 +96,6 @@ def test_the_optimizer_of_pre_training_may_last(lasts):
     _, expected = stepped(fresh.server[PARTS], data, [0, 1, 2, 2], config, 0.2)
     for name, leaf in in_numpy(state.server[PARTS][SIGMA]).items():
         np.testing.assert_allclose(leaf, expected[name], atol=1e-5)
-
-
-def test_a_server_without_labels_does_not_train():
-    _, method = build("clients")
-    data = federation([[0, -1]])
-    state = method.init(data, KEY)
-    after, metrics = method.server_before(state, data, KEY)
-    assert not metrics
-    np.testing.assert_array_equal(numbers(after), numbers(state))
 
 
 def test_uploads_are_averaged_uniformly_and_remembered():
@@ -235,15 +212,3 @@ def test_helpers_are_the_nearest_clients():
         np.testing.assert_array_equal(found, np.argsort(distances, kind="stable")[:2])
     few = vectors._replace(seen=jnp.array([True, True] + [False] * 4))
     np.testing.assert_array_equal(find(few, jnp.array([0, 1, 2, 3]), 2)[1], [[True, False]] * 2 + [[False] * 2] * 2)
-
-
-# --- The paper's settings. -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("setting", "labels"), [("labels_at_client", "clients"), ("labels_at_server", "server")])
-def test_a_setting_of_the_paper_is_a_word(setting, labels):
-    config = apply_arguments(base_config(), f"fedmatch,{setting},non_iid")
-    validate(config)
-    assert (config.data.labels, config.model.name, config.data.partition) == (labels, "resnet9", "profiles")
-    assert apply_arguments(base_config(), f"fedmatch,{setting}").data.partition == "stratified"
-    assert config.client.momentum == config.server.weight_decay == config.client.clip_norm == 0

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ssl.engine.interface import Broadcast
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.fedmatch.client import agreed_labels, inter_client_consistency
+from fedjax_ssl.methods.fedmatch.client import agreed_labels
 from fedjax_ssl.methods.fedmatch.phases import LEAST, PLATEAU, PSI, SIGMA, Plateau, after_epoch, fresh_plateau
 from fedjax_ssl.ops.sgd import Model
 from tests.helpers.fedmatch_by_hand import KEY, build, random_params
@@ -39,16 +39,6 @@ def test_the_label_is_the_vote_s():
     np.testing.assert_array_equal(agreed_labels(guess, helpers, first), [0, 2, 0, 1])
     np.testing.assert_array_equal(agreed_labels(guess, helpers, nobody), guess)
     np.testing.assert_array_equal(agreed_labels(guess, helpers[:0], both[:0]), guess)
-
-
-def test_helpers_that_agree_cost_nothing():
-    logits = jax.random.normal(KEY, (4, CLASSES))
-    confident, present = jnp.array([True, False, True, True]), jnp.array([True, True])
-    other = logits.at[1].add(jnp.arange(CLASSES))  # another opinion where nobody is confident
-    helpers = jnp.stack([logits, other])
-    np.testing.assert_allclose(inter_client_consistency(helpers, present, logits, confident), 0, atol=1e-6)
-    assert inter_client_consistency(helpers, present, logits, ~confident) > 0.01
-    assert inter_client_consistency(helpers, ~present, logits, ~confident) == 0
 
 
 def test_votes_may_be_of_probabilities_without_the_prior():

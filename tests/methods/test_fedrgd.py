@@ -1,4 +1,4 @@
-"""FedRGD against NumPy: groups with a server replica each, averaged every T steps, user by user in a plain loop."""
+"""FedRGD against NumPy: self-training users, groups with a server replica each; tests/official has whole rounds."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,6 @@ import pytest
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import Received, State, Upload
-from fedjax_ssl.engine.round import make_round, round_keys
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedrgd import Place, replica_means
 from fedjax_ssl.ops.sgd import Model
@@ -30,6 +29,7 @@ from tests.helpers.small_problem import (
     sent_down,
     small_problem,
     statistics_of,
+    train,
 )
 
 ANCHORS, SIZES, STEPS = [0, 1, 2, 0, 1], (3, 6, 4, 5), 3
@@ -74,66 +74,45 @@ def test_each_group_s_mean_has_its_replica_in_it():
 # --- Rounds. ---------------------------------------------------------------------------------------------------------
 
 
-def user_step(problem, data, model, velocity, rows, statistics):
-    """Self-training; whole-batch statistics in training."""
-    config, x = problem.config.client, pixels_of(data, rows, mirrored)
-    p = probabilities(model, x, statistics)
-    counted = p.max(axis=1) >= (problem.config.confidence.threshold or 0.95)
-    targets = counted[:, None] * np.eye(CLASSES)[p.argmax(axis=1)] / len(rows)
-    _, gradient = loss_and_gradient(model, x, x.mean(axis=0), targets)
-    return *sgd_step(model, gradient, velocity, config, config.learning_rate), int(counted.sum())
+def test_a_user_may_train_itself(data):
+    """On a weak view towards its own label from evaluation mode; the momentum is its place's."""
+    problem, method = build(**{"fedrgd.users": "self_training"})
+    received, config = sent_down(problem), problem.config.client
+    place = Place(received.model, {"opt_state": problem.optimizer(0.0).init(received.model.params)})
+    _, finished = train(phases_of(method)[0], received, data, 1, personal=place)
+    model, rows, counted = in_numpy(received.model.params), np.asarray(data.client_index[1])[: SIZES[1]], []
+    velocity, x = at_rest(model), pixels_of(data, rows, mirrored)
+    for _ in range(STEPS):
+        p = probabilities(model, x, statistics_of(received.model))
+        counted.append(p.max(axis=1) >= 0.6)
+        targets = counted[-1][:, None] * np.eye(CLASSES)[p.argmax(axis=1)] / len(rows)
+        _, gradient = loss_and_gradient(model, x, x.mean(axis=0), targets)
+        model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
+    assert_model(finished.upload.model, model)
+    assert 0 < np.mean(counted) < 1 and finished.own == {} and "opt_state" in finished.upload.metadata
 
 
-def test_rounds_are_those_of_a_plain_loop(data):
-    """Three groups that continue from the mean of means, by size; tests/official has two that continue from theirs."""
-    fields = {"fedrgd.users_go_on_from": "global_mean", "fedrgd.users": "self_training", "aggregation.weights": "size"}
-    problem, method = build(**fields, **{"fedrgd.groups": 3})
-    config, groups, rounds = problem.config, 3, 3
-    round_fn = jax.jit(make_round(problem, method, lanes=2))
+def test_users_may_continue_from_the_mean_of_all_replicas(data):
+    """With weights by size. One model and its momentum travel to each user and from it, and the learning rate down."""
+    _, method = build(**{"fedrgd.users_go_on_from": "global_mean", "aggregation.weights": "size", "server.epochs": 1})
     state = jax.jit(method.init)(data, jax.random.key(0))
-    statistics = statistics_of(state.model)
-
-    mean = in_numpy(state.model.params)
-    of_groups = [dict(mean) for _ in range(groups)]
-    velocity = [at_rest(mean) for _ in SIZES]  # of users, or of the places that they are dealt to
-    replica_velocity = [at_rest(mean) for _ in range(groups)]
-    x_labelled = pixels_of(data, data.server_index, mirrored)
-    one_hot = np.eye(CLASSES)[ANCHORS] / len(ANCHORS)
-    counted, orders = [], []
-    for _ in range(rounds):
-        uploads = [[] for _ in range(groups)]
-        users = np.asarray(method.select(state, data, round_keys(data.seed, state.round).select).clients)
-        orders.append(tuple(users))
-        for place, user in enumerate(users):
-            group, size = place * groups // len(SIZES), SIZES[user]
-            model, rows = dict(of_groups[group]), np.asarray(data.client_index[user])[:size]
-            for _ in range(STEPS):
-                model, velocity[place], count = user_step(problem, data, model, velocity[place], rows, statistics)
-                counted.append(count / size)
-            uploads[group].append((model, size))
-        for group in range(groups):
-            replica = dict(mean)
-            for _ in range(STEPS):
-                _, gradient = loss_and_gradient(replica, x_labelled, x_labelled.mean(axis=0), one_hot)
-                replica, replica_velocity[group] = sgd_step(
-                    replica, gradient, replica_velocity[group], config.server, config.server.learning_rate
-                )
-            models, weights = map(list, zip(*uploads[group]))
-            models, weights = [*models, replica], [*weights, np.mean(weights)]
-            of_groups[group] = {name: np.average([one[name] for one in models], 0, weights) for name in replica}
-        mean = {name: np.mean([one[name] for one in of_groups], axis=0) for name in mean}
-        of_groups = [dict(mean) for _ in range(groups)]
-        state, result = round_fn(state, data, jnp.zeros(24, jnp.int32))
-    assert_model(state.model, mean)
-    for group, expected in enumerate(of_groups):
-        assert_model(jax.tree.map(lambda leaf, g=group: leaf[g], state.server["groups"]), expected)
-    assert 0 < np.mean(counted) < 1 and len(set(orders)) == rounds
-    assert result.metrics["uploads"] == len(SIZES) and result.metrics["local_steps"] == STEPS * len(SIZES)
-    # One model and its momentum travel to each user and from it, and the learning rate down.
-    numbers = sum(leaf.size for leaf in mean.values())
-    assert float(result.metrics["bytes_down"]) == len(SIZES) * 4 * (2 * numbers + 1)
-    assert float(result.metrics["bytes_up"]) == len(SIZES) * 4 * 2 * numbers
-    assert "opt_state" not in state.clients and "places" in state.server
+    clients = jnp.arange(NUM_CLIENTS)
+    models = jax.tree.map(lambda leaf: leaf[clients // 2] + clients.reshape(-1, *[1] * (leaf.ndim - 1)),
+                          state.server["groups"])  # fmt: skip
+    upload, sizes = Upload(models, {"opt_state": state.server["places"]}), jnp.array(SIZES)
+    received = Received(upload, jnp.ones(NUM_CLIENTS, bool), clients, clients, sizes, sizes)
+    after, _ = method.aggregate(state, data, received, jax.random.key(1))
+    for kind, moved in (("group_mean", True), ("global_mean", False)):
+        groups = build(**{"fedrgd.users_go_on_from": kind})[1].aggregate(state, data, received, jax.random.key(1))[0]
+        first, second = (jax.tree.map(lambda leaf, g=g: leaf[g], groups.server["groups"]) for g in range(2))
+        assert np.any(first.params["backbone"]["bias"] != second.params["backbone"]["bias"]) == moved
+    found = after.server["groups"].params["backbone"]["bias"]
+    np.testing.assert_array_equal(found, [after.model.params["backbone"]["bias"]] * 2)
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(state.model.params))
+    place = jax.tree.map(lambda leaf: leaf[0], method.personal(state, data, clients, None))
+    assert method.wire_bytes.down(method.broadcast(state, data, None), place) == 4 * (2 * numbers + 1)
+    assert method.wire_bytes.up(jax.tree.map(lambda leaf: leaf[0], upload)) == 4 * 2 * numbers
+    assert "opt_state" not in state.clients
 
 
 def test_a_place_whose_upload_is_lost_keeps_its_momentum(data):

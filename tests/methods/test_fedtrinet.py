@@ -163,12 +163,6 @@ def spliced_by_hand(received, own):
     return {"bias": in_numpy(received.params)["bias"], "kernel": in_numpy(own[LOCAL].params)["kernel"]}
 
 
-def test_nothing_is_tuned_while_clients_train_on_labels_alone(data):
-    problem, method = build()
-    jobs = [prepare(phases_of(method)[0], sent(problem, r), data, SOME, memory()) for r in (-40, -1, 0)]
-    assert [int(job.num_steps) for job in jobs] == [0, 0, 2]
-
-
 # --- The vote. -------------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +184,7 @@ def votes_by_hand(data, client, players, received, own, tuned):
     return sum(probabilities(params, x, statistics) for params, statistics in every[:players])
 
 
-@pytest.mark.parametrize(("client", "players"), [(SOME, "three"), (NO_LABELS, "three"), (SOME, "one")])
+@pytest.mark.parametrize(("client", "players"), [(NO_LABELS, "three"), (SOME, "one")])
 def test_an_image_gets_the_label_of_the_sum_once_and_for_ever(data, client, players, monkeypatch):
     """Without labels the spliced network votes untuned. What has a label keeps it, and labelled images get none."""
     monkeypatch.setattr("fedjax_ssl.methods.fedtrinet.client.ENOUGH", 2)
@@ -232,21 +226,6 @@ def test_an_image_gets_the_label_of_the_sum_once_and_for_ever(data, client, play
     assert_model(job.work.start, *tuned)
 
 
-def test_while_clients_train_on_labels_alone_nothing_is_accepted(data):
-    """They begin with the received model, and their batches are labelled images; who has none takes no part."""
-    problem, method = build()
-    received = sent(problem, WARM_UP, 4.0)
-    nobody = Previous(
-        jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape)), Upload(received.model)), jnp.array([False])
-    )
-    job = prepare(phases_of(method)[1], received, data, SOME, memory(), nobody)
-    assert int(job.work.decks["labelled"].size) == 3 and job.num_steps == 2
-    assert int(job.work.decks["accepted"].size) == 0
-    assert np.all(np.asarray(job.own[ACCEPTED].labels) == -1) and job.own[ACCEPTED].rounds == 0
-    assert_model(job.work.start, in_numpy(received.model.params), statistics_of(received.model))
-    assert prepare(phases_of(method)[1], received, data, NO_LABELS, memory(), nobody).num_steps == 0
-
-
 def test_the_vote_may_be_of_probabilities_without_the_prior(data):
     """Each player's are divided by its own mean over the client's unlabelled images."""
     problem, method = build(**{"confidence.debias": "app_u"})
@@ -267,6 +246,3 @@ def test_the_vote_may_be_of_probabilities_without_the_prior(data):
     plain = prepare(phases_of(build()[1])[1], received, data, SOME, own, previous)
     plain = plain.work.labels.report.labels[:9][unlabelled]
     assert np.any(plain != votes.argmax(axis=1)[unlabelled])
-
-
-# --- The loss. -------------------------------------------------------------------------------------------------------

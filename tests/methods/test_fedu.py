@@ -11,9 +11,8 @@ from fedjax_ssl.config import apply_arguments, base_config, differences, flatten
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import Heads, Linear, Projector
 from fedjax_ssl.models.resnet import ResNet
-from fedjax_ssl.ops.losses import negative_cosine
 from fedjax_ssl.ops.sgd import Model
-from tests.helpers.linear_heads import DIM, LinearHeads, assert_kernels, kernels, unit
+from tests.helpers.linear_heads import DIM, LinearHeads, assert_kernels, kernels
 from tests.helpers.small_problem import (
     federation,
     phases_of,
@@ -42,26 +41,6 @@ def memory_of(problem, received, data, **entries):
     shapes = jax.eval_shape(method.init, data, jax.random.key(0)).clients
     fresh = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), shapes)
     return {**fresh, "last_round": np.int32(-1), **entries}
-
-
-# --- By hand. --------------------------------------------------------------------------------------------------------
-
-
-def distance(p, z):
-    return 2 - 2 * np.sum(unit(p) * unit(z), axis=1).mean()
-
-
-def test_a_loss_of_two_views_and_its_gradient():
-    rng = np.random.default_rng(0)
-    p, z = rng.normal(size=(2, 5, 3)).astype(np.float32)
-    mask = np.array([True] * 4 + [False])
-    both = jax.jit(jax.value_and_grad(lambda *of: 2 + 2 * negative_cosine(*of), argnums=(0, 1)))
-    value, (towards_p, towards_z) = both(p, z, mask)
-    assert value == pytest.approx(distance(p[:4], z[:4]), rel=1e-5)
-    assert both(p, 3 * p, mask)[0] == pytest.approx(0, abs=1e-6)
-    assert both(p, -p, mask)[0] == pytest.approx(4, rel=1e-6)
-    towards_p, towards_z = np.asarray(towards_p), np.asarray(towards_z)
-    assert np.all(towards_z == 0) and np.any(towards_p != 0) and np.all(towards_p[4] == 0)
 
 
 def test_a_deck_of_whole_batches():

@@ -12,7 +12,6 @@ from fedjax_ssl.client import STANDARD
 from fedjax_ssl.engine.interface import Received, Selection, State, Upload
 from fedjax_ssl.engine.round import _of_those_who_answer
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.isofed import continued
 from tests.helpers.consistency_by_hand import batches
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import (
@@ -175,7 +174,7 @@ def test_an_unlabelled_client_goes_on_from_the_adapted_model(data):
 def test_a_phase_that_goes_on_begins_with_a_fresh_optimiser(data):
     problem, method = method_of(",no_adaptation")
     assert len(phases_of(method)) == 2
-    phase = continued(phases_of(method)[0])
+    phase = phases_of(method_of()[1])[1]  # the same training, after an adaptation
     received, turn = sent_down(problem), jnp.bool_(True)
     other = sent_down(problem, seed=9)
     nothing = handed_on(*train(phases_of(method)[0], received, data, UNLABELLED, personal=turn))

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from fedjax_ssl.base.errors import UserError
@@ -12,8 +11,6 @@ from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.orchestra import by_batches, clusters
 from fedjax_ssl.methods.orchestra.clusters import Ring, filled, global_centroids, local_centroids, pushed, sinkhorn
-from fedjax_ssl.ops.losses import assignment_loss
-from fedjax_ssl.ops.sgd import followed_by
 from fedjax_ssl.server.aggregation import Flow, Given
 from tests.helpers.linear_heads import DIM, LinearHeads, unit
 from tests.helpers.linear_network import softmax
@@ -68,16 +65,6 @@ def test_sinkhorn_is_that_of_a_plain_loop(sharper, most, stops_after):
     of_padded = np.asarray(balanced(padded, np.arange(15) < 12, most))
     np.testing.assert_allclose(of_padded[:12], ours, atol=1e-4)
     assert np.all(of_padded[12:] == 0)
-
-
-def test_the_loss_of_assignments():
-    rng = np.random.default_rng(0)
-    logits, targets = rng.normal(size=(2, 5, 4)).astype(np.float32)
-    mask = np.array([True] * 4 + [False])
-    value, gradients = jax.jit(jax.value_and_grad(assignment_loss, argnums=(0, 1)))(logits, targets, mask)
-    expected = -np.mean(np.sum(softmax(targets) * np.log(softmax(logits)), axis=1)[:4])
-    assert value == pytest.approx(expected, rel=1e-5)
-    assert np.all(np.asarray(gradients[1]) == 0) and np.any(np.asarray(gradients[0]) != 0)
 
 
 # --- A client's memory and clusters. ---------------------------------------------------------------------------------
@@ -156,21 +143,6 @@ def test_uploads_are_weighted_by_batches():
     flow = Flow((), jnp.array([1.0, 1.0, 0.0, 1.0]), (), (), ())
     flow = by_batches(3).apply(flow, Given(None, None, received, None))
     np.testing.assert_array_equal(flow.weights, [2, 1, 0, 1])
-
-
-# --- A part that follows, and the server. ----------------------------------------------------------------------------
-
-
-def test_a_part_follows_others_and_takes_no_gradient():
-    optimizer = followed_by(optax.sgd(0.1, momentum=0.5), "target", ("a", "b"), 0.9)
-    params = {"a": np.float32(1.0), "b": np.float32(2.0), "target": {"a": np.float32(5.0), "b": np.float32(-1.0)}}
-    gradients = {"a": np.float32(1.0), "b": np.float32(0.5), "target": {"a": np.float32(7.0), "b": np.float32(7.0)}}
-    state = optimizer.init(params)
-    assert len(jax.tree.leaves(state)) == 2
-    updates, _ = optimizer.update(gradients, state, params)
-    after = jax.tree.map(float, optax.apply_updates(params, updates))
-    assert after["target"] == pytest.approx({"a": 4.6, "b": -0.7})
-    assert (after["a"], after["b"]) == (pytest.approx(0.9), pytest.approx(1.95))
 
 
 @pytest.fixture(scope="module")

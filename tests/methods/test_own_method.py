@@ -277,7 +277,6 @@ def test_a_rule_for_confidence_from_a_file(own):
     ("words", "line"),
     [
         (["--config.method=nowhere.py:agreement"], "importing nowhere.py fails (FileNotFoundError"),
-        (["--config.method=nowhere:agreement"], "importing nowhere fails (ModuleNotFoundError"),
         (["--config.method=my.py:"], "my.py has no such name"),
         (["--config.method=my.py:agreemnt"], "my.py has no agreemnt; the nearest is agreement"),
         (["--config.method=my.py:semifl"], "semifl is a method already"),
@@ -289,14 +288,6 @@ def test_a_rule_for_confidence_from_a_file(own):
         (["--config.method=my.py:mistaken"], "mistaken sets supervised.cohrt to 'labelled': no such field"),
         (["--config.method=my.py:wrong"], "high of wrong sets wrong.level to 1: no such field"),
         ([SEMIFL, "--config.confidence.kind=my.py:rul"], "my.py has no rul"),
-        (
-            [SEMIFL, "--config.confidence.kind=nowhere.py:rule"],
-            "confidence.kind=nowhere.py:rule: importing nowhere.py fails (FileNotFoundError",
-        ),
-        (
-            [SEMIFL, "--config.confidence.kind=my.py:number"],
-            "confidence.kind=my.py:number: cannot be built (TypeError",
-        ),
         (
             [SEMIFL, "--config.confidence.kind=my.py:no_rule"],
             "confidence.kind=my.py:no_rule returns a int; it must return a Conf",
@@ -320,11 +311,3 @@ def test_mistakes_are_one_line_and_write_nothing(words, line, own, capfd):
     error = capfd.readouterr().err.strip()
     assert error.startswith("error: ") and line in error and "\n" not in error, error
     assert {path for path in own.rglob("*") if "__pycache__" not in path.parts} == before
-
-
-def test_validate_alone_adds_its_section(own):
-    """For a configuration that is made in Python, where no word of a command line names the method."""
-    config = base_config()
-    config.method = "my.py:agreement"
-    validate(config)
-    assert config.agreement.views == 2

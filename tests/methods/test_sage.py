@@ -1,4 +1,4 @@
-"""SAGE: the mixture of two models' labels, which images count, and the local epochs of its protocol; against NumPy."""
+"""SAGE: the share of each model's label, and the local epochs of its protocol."""
 
 import functools
 
@@ -13,10 +13,8 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.sage import mixed_labels
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.validation import validate
-from tests.helpers.consistency_by_hand import assert_as_by_hand, train_by_hand
-from tests.helpers.linear_network import softmax
 from tests.helpers.runs import TINY_BACKBONE
-from tests.helpers.small_problem import CLASSES, federation, phases_of, prepare, sent_down, small_problem, train
+from tests.helpers.small_problem import CLASSES, federation, phases_of, prepare, sent_down, small_problem
 
 THRESHOLD, HALF_GAP = 0.6, 0.2
 A_FEW, NO_LABELS, ONLY_LABELS, ONE = range(4)
@@ -47,30 +45,6 @@ def mixed(local, received, threshold, half_gap):
     return mixed_labels(*both, *labels, half_gap=half_gap)
 
 
-def by_hand(local, received):
-    """The rule, image by image."""
-    targets, counted = np.zeros(local.shape), np.zeros(len(local), bool)
-    for i, (p, q) in enumerate(zip(local, received)):
-        sure, globally_sure = p.max() >= THRESHOLD, q.max() >= THRESHOLD
-        trust = np.exp(-np.log(2) / HALF_GAP * np.clip(abs(p.max() - q.max()), 1e-6, 1)) if sure else 0
-        targets[i, p.argmax()] += trust
-        targets[i, q.argmax()] += 1 - trust
-        counted[i] = sure or globally_sure
-    return targets, counted
-
-
-def test_labels_are_mixed_by_the_gap_of_the_two_confidences():
-    local, received = np.random.default_rng(0).normal(scale=2, size=(2, 99, CLASSES)).astype(np.float32)
-    p, q = softmax(np.float64(local)), softmax(np.float64(received))
-    cases = {*zip(p.max(axis=1) >= THRESHOLD, q.max(axis=1) >= THRESHOLD, p.argmax(axis=1) == q.argmax(axis=1))}
-    assert len(cases) == 8  # who is confident, and whether they agree
-    targets, counted = mixed(local, received, THRESHOLD, HALF_GAP)
-    expected, expected_counted = by_hand(p, q)
-    np.testing.assert_allclose(targets, expected, atol=1e-5)
-    np.testing.assert_array_equal(counted, expected_counted)
-    np.testing.assert_allclose(np.sum(targets, axis=1), 1, rtol=1e-6)
-
-
 def confident(probability, label):
     """Logits whose softmax has this largest probability at this label, and the rest in equal parts: [1, C]."""
     p = np.full(CLASSES, (1 - probability) / (CLASSES - 1))
@@ -86,21 +60,6 @@ def test_the_local_label_has_half_the_weight_at_the_half_gap_and_all_of_it_witho
     targets, counted = mixed(confident(local, 0), confident(received, 1), 0.9499, 0.05)  # 0.95 after rounding
     np.testing.assert_allclose(targets[0], [share, 1 - share, 0], atol=1e-3)
     assert counted[0] == (max(local, received) >= 0.95)
-
-
-@pytest.mark.parametrize(
-    "labels, client, fields, together",
-    [
-        ("some_clients", ONLY_LABELS, PROTOCOL, True),
-        ("server", NO_LABELS, {"consistency.epoch_length": "unlabelled"}, False),
-    ],
-)
-def test_local_training_is_that_of_the_equations(data, labels, client, fields, together):
-    problem, phase = build(labels, **fields)
-    received = sent_down(problem)
-    job, finished = train(phase, received, data, client)
-    expected = train_by_hand(problem, data, received, job.work, by_hand, together=together, both=True)
-    assert_as_by_hand(finished, expected)
 
 
 def test_the_unlabelled_deck_holds_the_labelled_images_too_and_an_epoch_goes_twice_through_it(data):
@@ -134,5 +93,3 @@ def test_every_data_set_can_be_normalised_by_cifar10_s_numbers(tmp_path):
 def test_labels_of_one_model_are_refused():
     with pytest.raises(UserError, match=r"labels_from='received' is for a method that labels by one model"):
         build(**{"confidence.labels_from": "received"})
-    with pytest.raises(UserError, match=r"consistency.epoch_length is 'shorter'; known: longer, unlabelled"):
-        build(**{"consistency.epoch_length": "shorter"})

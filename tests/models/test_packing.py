@@ -13,7 +13,7 @@ from fedjax_ssl.models import Heads, packing
 from fedjax_ssl.models.cnn import SmallCNN
 from fedjax_ssl.models.packing import block_diagonal
 from fedjax_ssl.models.passes import forward, use_lane_form
-from fedjax_ssl.models.resnet import BasicBlock, ResNet
+from fedjax_ssl.models.resnet import Block, ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
 
@@ -116,7 +116,7 @@ class Blocks(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        blocks = [BasicBlock(3, normalisation="running", name=f"block{number}") for number in range(3)]
+        blocks = [Block(3, normalisation="running", name=f"block{number}") for number in range(3)]
         return packing.joined(packing.in_turn(blocks, x, False, None, 1))
 
 

@@ -16,10 +16,9 @@ from fedjax_ssl.ops.losses import (
 
 CLASSES = 4
 # Jitted: each operation of its own would be a program of its own.
-cross_entropy, mixup_cross_entropy, soft_label_loss, kl_divergence, gram_distance = map(
-    jax.jit, (losses.cross_entropy, losses.mixup_cross_entropy, losses.soft_label_loss, losses.kl_divergence,
-              losses.gram_distance)
-)  # fmt: skip
+cross_entropy, mixup_cross_entropy, soft_label_loss, kl_divergence = map(
+    jax.jit, (losses.cross_entropy, losses.mixup_cross_entropy, losses.soft_label_loss, losses.kl_divergence)
+)
 neighbourhood_loss = jax.jit(losses.neighbourhood_loss, static_argnames="replica")
 
 
@@ -169,7 +168,7 @@ def test_info_nce_view_by_view():
 
 
 @pytest.mark.parametrize("loss", [lambda one, mask: info_nce(one, VIEWS[1], mask, 0.07),
-                                  lambda one, mask: gram_distance(one, VIEWS[1], mask)])  # fmt: skip
+                                  lambda one, mask: neighbourhood_loss(one, VIEWS[1], mask)])  # fmt: skip
 @pytest.mark.parametrize("count", [0, 1])
 def test_relations_between_images_of_which_there_are_too_few(loss, count):
     mask = np.arange(5) < count
@@ -185,9 +184,9 @@ def test_the_distance_of_gram_matrices():
         for j in np.flatnonzero(PRESENT):
             near = [z[i] @ z[j] / np.linalg.norm(z[i]) / np.linalg.norm(z[j]) for z in (one, other)]
             expected += (near[0] - near[1]) ** 2
-    np.testing.assert_allclose(jax.jit(gram_distance)(VIEWS[0], VIEWS[1, :, :2], PRESENT), expected, rtol=1e-5)
+    np.testing.assert_allclose(neighbourhood_loss(VIEWS[0], VIEWS[1, :, :2], PRESENT), expected / 4**2, rtol=1e-5)
     turned = 3 * VIEWS[0] @ np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
-    np.testing.assert_allclose(jax.jit(gram_distance)(VIEWS[0], turned.astype(np.float32), PRESENT), 0.0, atol=1e-5)
+    np.testing.assert_allclose(neighbourhood_loss(VIEWS[0], turned.astype(np.float32), PRESENT), 0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("count, square, xor", [(64, 4096, 66), (5, 25, 7), (2, 4, 1), (1, 1, 3), (0, 1, 2)])
@@ -195,9 +194,8 @@ def test_the_neighbourhood_s_divisor_is_a_square_or_an_exclusive_or(count, squar
     """B XOR 2 is 0 for two images, and then 1 is taken."""
     one, other = np.random.default_rng(0).normal(size=(2, 64, 3)).astype(np.float32)
     mask = np.arange(64) < count
-    distance = gram_distance(one, other, mask)
+    distance = square * neighbourhood_loss(one, other, mask)
     assert count < 2 or distance > 0.01
-    np.testing.assert_allclose(neighbourhood_loss(one, other, mask), distance / square, rtol=1e-6)
     np.testing.assert_allclose(neighbourhood_loss(one, other, mask, replica=True), distance / xor, rtol=1e-6)
 
 

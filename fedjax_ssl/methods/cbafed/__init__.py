@@ -38,6 +38,7 @@ from fedjax_ssl.client import (
     unlabelled_phase,
     weak_views,
 )
+from fedjax_ssl.client.deck import split_keys
 from fedjax_ssl.client.labels import without_prior
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import (
@@ -134,7 +135,6 @@ def cbafed(problem: Problem) -> Method:
         return state._replace(server={**state.server, **memory})
 
     def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
-        del data, key
         counts = state.server[GIVEN] + jnp.sum(state.server[COUNTS], axis=0)
         by = acceptance(counts, options.cap)
         return global_model(problem, state, CBAFedExtra(by, state.round >= options.warm_up_rounds))
@@ -183,7 +183,6 @@ def label_views(problem: Problem) -> Label:
     options, network = problem.config.cbafed, problem.network
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
-        del previous
         view_keys, _ = split_keys(cohort)
         examples = Examples.of(data, cohort, view_keys)
         logits_of = lambda images: network.predict(received.model, images).logits  # noqa: E731
@@ -197,18 +196,11 @@ def label_views(problem: Problem) -> Label:
     return label
 
 
-def split_keys(cohort: Cohort) -> tuple[jax.Array, jax.Array]:
-    """Keys of the views that are labelled, and of the order of training, [M] each."""
-    view_keys, order_keys = jax.vmap(jax.random.split)(cohort.keys()).T
-    return view_keys, order_keys
-
-
 def on_accepted_labels(problem: Problem) -> Phase:
     """Trains on the views that were labelled, and makes the upload of both phases."""
     config, network = problem.config.client, problem.network
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         accepted, (_, order_keys) = cohort.labels.report.qualified, split_keys(cohort)
         deck = Deck.shuffled(Examples.of(data, cohort), accepted, order_keys, config.epochs)
         deck = deck._replace(size=deck.size - (deck.size % config.batch_size == 1))  # skips a last batch of one image

@@ -27,15 +27,9 @@ def acceptance(counts: jax.Array, cap: float) -> Acceptance:
 
 
 def accept(probabilities: jax.Array, by: Acceptance, second_labels: bool) -> tuple[jax.Array, jax.Array]:
-    """The labels of predictions, and whether each is accepted.
+    """The labels of predictions, float32 [..., C] -> int32 [...], and whether each is accepted, bool [...].
 
-    Args:
-        probabilities: float32 [..., C].
-        by: the rule.
-        second_labels: whether an image below its threshold may get its second most likely class if it is rare.
-
-    Returns:
-        int32 [...] and bool [...].
+    With `second_labels` an image below its threshold may get its second most likely class if it is rare.
     """
     (best, _), (label, second) = (jnp.moveaxis(found, -1, 0) for found in jax.lax.top_k(probabilities, 2))
     confident = best > by.thresholds[label]

@@ -25,12 +25,8 @@ def drawn_back(
 ) -> tuple[Any, Any]:
     """Model and record after epoch e: both become (weight record + model) / (weight + 1) if `every` divides e > 0.
 
-    Args:
-        model, record: pytrees of the same structure, including normalisation statistics.
-        epoch: int32 [], e.
-        weight: the record's weight; the model has weight 1.
-        every: interval in epochs.
-        is_over: bool [], whether the epoch is over; otherwise nothing changes.
+    Both are pytrees of the same structure, including normalisation statistics. If the epoch is not over, bool [],
+    nothing changes.
     """
     is_due = is_over & (epoch > 0) & (epoch % every == 0)
     mean = jax.tree.map(lambda old, new: (weight * old + new) / (weight + 1), record, model)
@@ -48,11 +44,6 @@ def with_residual(phase: Phase, batch_size: int, every: int) -> Phase:
     """A `labelled_phase` with a residual connection every few epochs; the first record is the model after epoch 0.
 
     Training continues from the mean; the optimizer state is unchanged.
-
-    Args:
-        phase: the phase.
-        batch_size: examples per batch.
-        every: interval in epochs.
     """
 
     def start(received: Broadcast, data: FederatedData, work, own) -> Recorded:
@@ -76,14 +67,10 @@ RECORD = "record"  # the entry of `State.server` with the recorded model's train
 
 
 def residual_over_rounds(first_rounds: int, every: int) -> Link:
-    """Averages the mean model with a record every few rounds; the second stage starts counting anew.
+    """Averages the mean model with a record every few rounds; after `first_rounds` the second stage counts anew.
 
     The record of the first stage is the model after its first round; that of the second stage is its initial model. A
     round without an upload changes neither model nor record.
-
-    Args:
-        first_rounds: number of rounds in the first stage.
-        every: interval in rounds.
     """
 
     def apply(flow: Flow, given: Given) -> Flow:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.base.fields import RECIPES, Section, real, share, whole, word
 from fedjax_ssl.client import (
+    Confidence,
     Examples,
     fix_mix_phase,
     global_model,
@@ -30,7 +31,7 @@ from fedjax_ssl.client import (
 from fedjax_ssl.client.fix_mix import label_keys
 from fedjax_ssl.client.labels import as_told, label_by_scores
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Labels, Method, Metrics, Previous, Problem, State
+from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Label, Labels, Method, Metrics, Previous, Problem, State
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedanchor.client import (
     AnchorEmbeddings,
@@ -58,6 +59,7 @@ from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
 HEAD = "anchor_head"
 MIXUP_ALPHA, MIX_WEIGHT = 0.75, 1.0  # a of eq. 8 and b of eq. 10 (appendix B)
+THRESHOLD = 0.6  # t of eq. 5 (appendix C)
 
 
 HEADS = {HEAD: lambda model: functools.partial(Linear, 128)}  # of width 128
@@ -129,32 +131,75 @@ class FedAnchorExtra(NamedTuple):
 
 def fedanchor(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
-    config, network, num_classes = problem.config, problem.network, problem.num_classes
-    options, own_threshold = config.fedanchor, threshold_of(problem, 0.6)  # t of eq. 5, as in appendix C
+    config, options = problem.config, problem.config.fedanchor
+    aggregation, contrastive_parts = fedavg(problem), CONTRASTIVE[options.contrastive_trains]
 
-    rule = functools.partial(make_confidence, problem, strictly=True, hard=True)  # its weights are for probabilities
+    def init(data: FederatedData, key: jax.Array) -> State:
+        """Fresh weights, pre-trained on the anchors (appendix C)."""
+        init_key, train_key = jax.random.split(key)
+        model = problem.network.init(init_key)
+        optimizers = own_optimizer(problem, model) | own_optimizer(problem, model, contrastive_parts, "contrastive")
+        state = State(jnp.int32(0), model, optimizers if config.server.pretrain_persistent else {})
+        epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
+        state, _ = train(problem, state, data, train_key, (rate, rate), epochs, epochs * options.contrastive)
+        model = state.model
+        server = {**aggregation.init(model.params), **optimizers, **state.server}
+        own = own_confidence(problem, data, rule_of(problem, threshold_of(problem, THRESHOLD)))
+        return state._replace(server=server, clients={**own_optimizers(problem, data, model, CLASSIFIER), **own})
 
-    # --- Server: w_t and the anchors' embeddings are sent (section 4.2). ------------------------------------------
+    def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
+        rates = config.server.learning_rate, options.contrastive_learning_rate
+        rates = [learning_rate_at(config, rate, state.round) for rate in rates]
+        return train(problem, state, data, key, rates, config.server.epochs, int(options.contrastive))
 
-    def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
-        rows = data.server_index
-        outputs = network.predict_rows(state.model, data.inputs, rows, config.eval_batch_size)
-        anchors, threshold = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows]), None
-        if options.threshold_quantile:
-            own_scores = leave_one_out_scores(anchors, num_classes, options.centred)
-            quantile = jnp.nanquantile(own_scores, options.threshold_quantile)
-            threshold = jnp.where(jnp.isnan(quantile), own_threshold, quantile)  # no class has two anchors
-        if options.travels == "class_means":
-            anchors = class_anchors(anchors, num_classes, options.centred)
-        return global_model(problem, state, FedAnchorExtra(anchors, threshold))
+    on_fix_and_mix = fix_mix_phase(  # eq. 5 to 10
+        problem,
+        mixup_alpha=MIXUP_ALPHA if options.client_mixup else 0.0,
+        mix_weight=MIX_WEIGHT,
+    )
+    return Method(
+        init=init,
+        broadcast=lambda state, data, key: global_model(problem, state, message(problem, state, data)),
+        label=labels_by_anchors(problem),
+        phases=(on_fix_and_mix,),
+        # w_{t+1} = sum_m n_m / sum n_m w_m (Algorithm 1); a client with an empty fix set sends nothing.
+        aggregate=aggregation.aggregate,
+        server_after=server_after,
+        statistics=make_statistics(problem.network, config.model),
+    )
 
-    # --- Clients: pseudo-labels, eq. 3 to 5. -----------------------------------------------------------------------
+
+# --- Pseudo-labels (section 4.2). -------------------------------------------------------------------------------------
+
+
+def message(problem: Problem, state: State, data: FederatedData) -> FedAnchorExtra:
+    """The anchors' embeddings by w_t."""
+    options, num_classes, rows = problem.config.fedanchor, problem.num_classes, data.server_index
+    outputs = problem.network.predict_rows(state.model, data.inputs, rows, problem.config.eval_batch_size)
+    anchors, threshold = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows]), None
+    if options.threshold_quantile:
+        own_scores = leave_one_out_scores(anchors, num_classes, options.centred)
+        quantile = jnp.nanquantile(own_scores, options.threshold_quantile)
+        # It is not a number if no class has two anchors.
+        threshold = jnp.where(jnp.isnan(quantile), threshold_of(problem, THRESHOLD), quantile)
+    if options.travels == "class_means":
+        anchors = class_anchors(anchors, num_classes, options.centred)
+    return FedAnchorExtra(anchors, threshold)
+
+
+def rule_of(problem: Problem, threshold: jax.Array | float) -> Confidence:
+    """Which labels count, by their scores. These are cosines, and the rules' weights are for probabilities."""
+    return make_confidence(problem, threshold, strictly=True, hard=True)
+
+
+def labels_by_anchors(problem: Problem) -> Label:
+    """Eq. 3 to 5. The report has the labels by the classification head as well."""
+    options, network = problem.config.fedanchor, problem.network
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
-        del previous
         examples, (anchors, threshold) = Examples.of(data, cohort, label_keys(cohort)), received.extra
         if isinstance(anchors, AnchorEmbeddings):
-            anchors = class_anchors(anchors, num_classes, options.centred)
+            anchors = class_anchors(anchors, problem.num_classes, options.centred)
 
         def scores(images):  # eq. 3, and the classification head's probabilities
             outputs = network.predict(received.model, images)
@@ -167,74 +212,38 @@ def fedanchor(problem: Problem) -> Method:
         scored = score_cohort(problem, scores, data.inputs, examples, options.ensemble_views)
         common_direction = scored.pop("common_direction")
         scored = jax.tree.map(lambda leaf: as_told(data, examples.rows, leaf), scored)
-        tau = own_threshold if threshold is None else threshold
-        made = label_by_scores(problem, scored[HEAD], examples, rule(tau))  # eq. 4, eq. 5
+        tau = threshold_of(problem, THRESHOLD) if threshold is None else threshold
+        made = label_by_scores(problem, scored[HEAD], examples, rule_of(problem, tau))  # eq. 4, eq. 5
         report = made.report._replace(
             others={name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in scored.items()},
             facts={**made.report.facts, "common_direction": common_direction},
         )
         return made._replace(report=report)
 
-    on_fix_and_mix = fix_mix_phase(  # eq. 5 to 10
-        problem,
-        mixup_alpha=MIXUP_ALPHA if options.client_mixup else 0.0,
-        mix_weight=MIX_WEIGHT,
+    return label
+
+
+# --- Server: one epoch on the classification head, one on the anchor head (section 4.4). ------------------------------
+
+
+def train(
+    problem: Problem, state: State, data: FederatedData, key: jax.Array, rates, epochs: int, contrastive_epochs: int
+) -> tuple[State, Metrics]:
+    """One training after the other, each at its own rate and with its own optimizer."""
+    options, classification, lambdas = problem.config.fedanchor, supervised_loss(problem, data), None
+    if options.server_mixup:  # FedAnchor (mix)
+        classification = supervised_mixup_loss(problem, data, MIXUP_ALPHA, MIX_WEIGHT)
+        lambdas = functools.partial(server_lambda, alpha=MIXUP_ALPHA)
+    parts, size = CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size
+    plans = (
+        ServerPlan(classification, epochs, draw=lambdas),
+        ServerPlan(contrastive_loss(problem, data), contrastive_epochs, parts, size, "contrastive"),
     )
-
-    # --- Server: w_{t+1} = sum_m n_m / sum n_m w_m (Algorithm 1). A client with an empty fix set sent nothing. -----
-
-    aggregation = fedavg(problem)
-
-    # --- Server: one epoch on the classification head, one on the anchor head (section 4.4). -----------------------
-
-    def classification_loss(data: FederatedData):
-        if not options.server_mixup:
-            return supervised_loss(problem, data)
-        return supervised_mixup_loss(problem, data, MIXUP_ALPHA, MIX_WEIGHT)  # FedAnchor (mix)
-
-    lambdas = functools.partial(server_lambda, alpha=MIXUP_ALPHA) if options.server_mixup else None
-    contrastive_parts = CONTRASTIVE[options.contrastive_trains]
-
-    def train(state: State, data: FederatedData, key: jax.Array, rates, epochs: int, contrastive_epochs: int):
-        """One training after the other, each at its own rate and with its own optimizer."""
-        size = options.contrastive_batch_size
-        plans = (
-            ServerPlan(classification_loss(data), epochs, draw=lambdas),
-            ServerPlan(contrastive_loss(problem, data), contrastive_epochs, contrastive_parts, size, "contrastive"),
-        )
-        metrics: Metrics = {}
-        for plan, rate, own_key in zip(plans, rates, jax.random.split(key, 2), strict=True):
-            state, of_plan = train_on_server_labels(problem, state, data, own_key, rate, plan)
-            metrics |= of_plan
-        return state, metrics
-
-    def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
-        rates = config.server.learning_rate, options.contrastive_learning_rate
-        rates = [learning_rate_at(config, rate, state.round) for rate in rates]
-        return train(state, data, key, rates, config.server.epochs, int(options.contrastive))
-
-    def init(data: FederatedData, key: jax.Array) -> State:
-        """Fresh weights, pre-trained on the anchors (appendix C)."""
-        init_key, train_key = jax.random.split(key)
-        model = network.init(init_key)
-        optimizers = own_optimizer(problem, model) | own_optimizer(problem, model, contrastive_parts, "contrastive")
-        state = State(jnp.int32(0), model, optimizers if config.server.pretrain_persistent else {})
-        epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
-        state, _ = train(state, data, train_key, (rate, rate), epochs, epochs * options.contrastive)
-        model = state.model
-        server = {**aggregation.init(model.params), **optimizers, **state.server}
-        own = own_confidence(problem, data, rule(own_threshold))
-        return state._replace(server=server, clients={**own_optimizers(problem, data, model, CLASSIFIER), **own})
-
-    return Method(
-        init=init,
-        broadcast=broadcast,
-        label=label,
-        phases=(on_fix_and_mix,),
-        aggregate=aggregation.aggregate,
-        server_after=server_after,
-        statistics=make_statistics(network, config.model),
-    )
+    metrics: Metrics = {}
+    for plan, rate, own_key in zip(plans, rates, jax.random.split(key, 2), strict=True):
+        state, of_plan = train_on_server_labels(problem, state, data, own_key, rate, plan)
+        metrics |= of_plan
+    return state, metrics
 
 
 def contrastive_loss(problem: Problem, data: FederatedData) -> ServerLoss:

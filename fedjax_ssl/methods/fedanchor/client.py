@@ -26,16 +26,11 @@ class AnchorEmbeddings(NamedTuple):
 
 
 def class_anchors(anchors: AnchorEmbeddings, num_classes: int, centred: bool = False) -> ClassAnchors:
-    """Computes the class means for eq. 3.
+    """Computes the class means for eq. 3; for `centred` see `ClassAnchors.centre`.
 
-    The mean cosine similarity to a class is one product with the mean of its unit vectors:
-    s_c(z) = z/|z| . mean_k(z_k/|z_k|). Normalising this mean to length 1 would change the scores, and so the share of
-    examples above the threshold.
-
-    Args:
-        anchors: all anchors.
-        num_classes: C.
-        centred: see `ClassAnchors.centre`.
+    The mean cosine similarity to a class is one product with the mean of its unit vectors: s_c(z) = z/|z| .
+    mean_k(z_k/|z_k|). Normalising this mean to length 1 would change the scores, and so the share of examples above the
+    threshold.
     """
     centre = jnp.mean(anchors.embeddings, axis=0) if centred else None
     one_hot = jax.nn.one_hot(anchors.labels, num_classes)  # [S, C]
@@ -47,12 +42,7 @@ def class_anchors(anchors: AnchorEmbeddings, num_classes: int, centred: bool = F
 def class_mean_scores(embeddings: jax.Array, anchors: ClassAnchors) -> jax.Array:
     """Average cosine similarity to each class's anchors, FedAnchor eq. 3, as one [B, D] x [D, C] product.
 
-    Args:
-        embeddings: float32 [B, D].
-        anchors: the class anchors.
-
-    Returns:
-        float32 [B, C] in [-1, 1]; -inf for a class without anchors, 0 for a zero embedding (or one at the centre).
+    float32 [B, C] in [-1, 1]; -inf for a class without anchors, 0 for a zero embedding (or one at the centre).
     """
     scores = jnp.matmul(_directions(embeddings, anchors.centre), anchors.means.T, precision="highest")
     return jnp.where(anchors.counts > 0, scores, -jnp.inf)

@@ -27,7 +27,6 @@ def local_training(problem: Problem) -> Phase:
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         """Its work is F-reg before its first step."""
-        del received, previous
         examples = Examples.of(data, cohort)
         keys = jax.vmap(lambda key: jax.random.split(key, 3))(examples.keys)
         deck = Deck.shuffled(examples, examples.unlabelled, keys[:, 0], num_steps)

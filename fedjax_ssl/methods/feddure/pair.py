@@ -51,7 +51,6 @@ def local_losses(
     """The local model's losses.
 
     Args:
-        problem: the run.
         model: C-reg; only what the local model lacks is read.
         labelled, unlabelled: weak views, and their batch.
         p: float32 [B, C], C-reg's probabilities of the unlabelled images, which give their labels; no gradient.
@@ -76,12 +75,8 @@ def local_losses(
 def step_of_both(problem: Problem, at: At, losses: Losses, p: jax.Array, mask: jax.Array) -> tuple[Pair, jax.Array]:
     """Takes a step of F-reg, then a step of the local model with F-reg's weights.
 
-    Args:
-        problem: the run.
-        at: the context of C-reg's loss.
-        losses: the local model's.
-        p: float32 [B, C], C-reg's probabilities of the unlabelled images; no gradient.
-        mask: bool [B], the unlabelled images that are present.
+    `p` is C-reg's probabilities of the unlabelled images, float32 [B, C], without gradient; the mask, bool [B], says
+    which are present; `losses` are the local model's.
 
     Returns:
         The pair after the step; and d, float32 [], the change of the local model's labelled loss.

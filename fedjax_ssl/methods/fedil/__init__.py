@@ -142,7 +142,6 @@ def on_all_images(problem: Problem) -> Phase:
     network, config, options = problem.network, problem.config.client, problem.config.fedil
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         examples, credibility = Examples.of(data, cohort), cohort.own[CREDIBILITY]
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
         first = jnp.argsort(~credibility.in_set, axis=1, stable=True)

@@ -33,17 +33,14 @@ def advance(
 ) -> Credibility:
     """Counts the labels of a batch (eq. 17 to 21).
 
+    The same label increases the count; another credible label restarts it at 1; a label that is not credible resets it
+    to 0. At k, `successive`, the example joins the set, and its label no longer changes.
+
     Args:
         credibility: before, leaves [n_max].
-        positions: int32 [B], the batch's examples.
+        positions, counts: the batch's examples, int32 [B], and which of them are counted, bool [B].
         labels: int32 [B], argmax of their predictions.
         credible: bool [B], whether the label is confident and the server's model agrees (both factors of eq. 19).
-        counts: bool [B], the examples of the batch that are counted.
-        successive: k.
-
-    Returns:
-        The new Credibility. The same label increases the count; another credible label restarts it at 1; a label that
-        is not credible resets it to 0. At k the example joins the set, and its label no longer changes.
     """
     old = jax.tree.map(lambda leaf: leaf[positions], credibility)
     same = (old.count > 0) & (old.label == labels)

@@ -139,7 +139,6 @@ def fedlabel(problem: Problem) -> Method:
     optimizer = (lambda rate: never_cleared(problem.optimizer(rate))) if options.replica else None
 
     def labelled_draws(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         examples = Examples.of(data, cohort)
         deck = drawn_deck(examples, examples.labelled, options.labelled_steps, size)
         return Plan({"labelled": deck}, deck.num_steps(size), adjustment_of(problem, examples))

@@ -66,16 +66,10 @@ def divergence(first: jax.Array, second: jax.Array) -> jax.Array:
 
 
 def drawn_deck(examples: Examples, included: jax.Array, steps: int, batch_size: int) -> Deck:
-    """Decks for a number of steps, each on a batch drawn uniformly and without replacement from all included examples.
+    """Decks for a number of steps, each on a batch drawn uniformly and without replacement from the included examples.
 
-    An epoch of such a deck is one batch, and its `order` is [steps, B]. If fewer than B examples are included, each
-    batch has all of them.
-
-    Args:
-        examples: the cohort's examples; their keys draw the batches.
-        included: bool [M, n_max].
-        steps: the steps of each job.
-        batch_size: B, or n_max if that is less.
+    An epoch of such a deck is one batch, and its `order` is [steps, B]; B is at most n_max. If fewer than B examples
+    are included, bool [M, n_max], each batch has all of them. The examples' keys draw the batches.
     """
     deck, width = Deck.shuffled(examples, included, examples.keys, steps), min(batch_size, included.shape[-1])
     return deck._replace(order=deck.order[..., :width], size=jnp.minimum(deck.size, width))
@@ -86,13 +80,8 @@ def score_drawn(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Both experts' logits for the images that are used in this round, or for all images if that costs no more.
 
-    Args:
-        problem: the run's; with `confidence.debias` each expert's predictions are divided by its prior.
-        received: w.
-        local: w_L, leaves [M, ...].
-        data: the federation's.
-        examples: the cohort's examples.
-        deck: the decks of unlabelled images.
+    The received model is w, the local models w_L have leaves [M, ...]. With `confidence.debias` each expert's
+    predictions are divided by its prior.
 
     Returns:
         Logits of w and w_L, float32 [M, n_max, C], 0 for other images; and which images they are for, bool [M, n_max].

@@ -13,10 +13,12 @@ labelled validation images at every client. Here no method sees such labels, so 
 server) is used.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from fedjax_ssl.base.fields import Section, real, whole
 from fedjax_ssl.client import At, Batches, Confidence, Loss, LossFunction, global_model, make_confidence, threshold_of
@@ -163,7 +165,6 @@ def fedmatch(problem: Problem) -> Method:
     config, network, options = problem.config, problem.network, problem.config.fedmatch
     rule = make_confidence(problem, threshold_of(problem, 0.85), hard=True)
     clients_train = (SIGMA, PSI) if clients_may_have_labels(config.data) or config.data.reveal_labels else (PSI,)
-    num_helpers = min(options.helpers, config.num_clients - 1)
     aggregation = fedavg(problem, parts=clients_train)
 
     def init(data: FederatedData, key: jax.Array) -> State:
@@ -184,51 +185,93 @@ def fedmatch(problem: Problem) -> Method:
         state = State(jnp.int32(0), model, server, own, {UPLOADS: records})
         rate = jnp.float32(config.server.pretrain_learning_rate)
         memory = CLASSIFICATION if config.server.pretrain_persistent else None
-        return with_sum(train_sigma(state, data, train_key, rate, config.server.pretrain_epochs, memory)[0])
-
-    # --- The model in two parts, and what is tested. -----------------------------------------------------------------
-
-    def with_parts(state: State) -> State:
-        """The state whose model is sigma and psi, apart."""
-        return state._replace(model=Model(state.server[PARTS], state.model.batch_stats))
-
-    def with_sum(state: State) -> State:
-        """The state whose model is theta = sigma + psi, in which the smallest entries of psi are 0."""
-        parts = state.model.params
-        tested = merged(state.model._replace(params=cut_psi(parts, options.smallest)))
-        return state._replace(model=tested, server={**state.server, PARTS: parts})
-
-    # --- Server: with the labels, it trains sigma. -------------------------------------------------------------------
-
-    def train_sigma(state: State, data: FederatedData, key: jax.Array, rate, epochs: int, memory: str | None = None):
-        """Epochs of lambda_s CE(y, f(x; sigma + psi)) on the server's images; psi is not changed."""
-        cross_entropy_of = supervised_loss(problem, data)
-
-        def loss(model: Model, *batch):
-            value, aux = cross_entropy_of(merged(model), *batch)
-            return LABELLED * value, aux
-
-        plan = ServerPlan(loss, epochs, (SIGMA,), memory=memory, shuffle=options.shuffle)
-        return train_on_server_labels(problem, state, data, key, rate, plan)
+        state, _ = train_sigma(problem, state, data, train_key, rate, config.server.pretrain_epochs, memory)
+        return with_sum(state, options.smallest)
 
     def server_before(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         plateau, rate = state.server[PLATEAU], learning_rate_at(config, config.server.learning_rate, state.round)
-        state, metrics = train_sigma(
-            with_parts(state), data, key, rate * plateau.factor, config.server.epochs, CLASSIFICATION
-        )
+        rate, epochs = rate * plateau.factor, config.server.epochs
+        state, metrics = train_sigma(problem, with_parts(state), data, key, rate, epochs, CLASSIFICATION)
         if metrics and options.patience:
             plateau = after_epoch(plateau, metrics["server_loss"], options.patience)
-        return with_sum(state._replace(server={**state.server, PLATEAU: plateau})), metrics
+        return with_sum(state._replace(server={**state.server, PLATEAU: plateau}), options.smallest), metrics
 
-    # --- Messages to clients: sigma and psi to all; in every tenth round also the helpers' psi to each client. -------
+    def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
+        """The uniform mean of the parts that clients train; the server keeps each client's psi and vector."""
+        state = with_parts(state)
+        after, metrics = aggregation.aggregate(state, data, received, key)
+        models = jax.vmap(lambda model: completed(state.model, model))(received.uploads.model)
+        outputs = embed_models(network, merged(models), data.inputs.shape[1:])
+        vectors = with_uploads(state.server[VECTORS], received, outputs)
+        uploads = select(models.params, tuple(state.records[UPLOADS]))
+        after = write_records(after, data, received, {UPLOADS: uploads})
+        return with_sum(after._replace(server={**after.server, VECTORS: vectors}), options.smallest), metrics
 
-    def helpers_travel(state: State) -> jax.Array:
-        return (state.round + 1) % options.helper_interval == 0
+    # In each step of a client sigma learns by L_s, if it has labels, then psi by L_u.
+    phase = disjoint_phase(problem, clients_train, labelled_loss(problem), unlabelled_loss(problem, rule))
+    personal, recalls = messages(problem)
+    return Method(
+        init=init,
+        server_before=server_before,
+        broadcast=lambda state, data, key: global_model(
+            problem, with_parts(state), extra=helpers_travel(options, state)
+        ),
+        personal=personal,
+        recalls=recalls,
+        label=labels_of_sum(problem, rule),
+        phases=(sparse_upload(phase, options.least_change, options.smallest),),
+        aggregate=aggregate,
+        statistics=make_statistics(network, config.model),
+        wire_bytes=SPARSE_WIRE_BYTES,
+    )
+
+
+# --- The model in two parts, and what is tested. ----------------------------------------------------------------------
+
+
+def with_parts(state: State) -> State:
+    """The state whose model is sigma and psi, apart."""
+    return state._replace(model=Model(state.server[PARTS], state.model.batch_stats))
+
+
+def with_sum(state: State, smallest: float) -> State:
+    """The state whose model is theta = sigma + psi, in which the smallest entries of psi are 0."""
+    parts = state.model.params
+    tested = merged(state.model._replace(params=cut_psi(parts, smallest)))
+    return state._replace(model=tested, server={**state.server, PARTS: parts})
+
+
+def train_sigma(
+    problem: Problem, state: State, data: FederatedData, key: jax.Array, rate, epochs: int, memory: str | None
+) -> tuple[State, Metrics]:
+    """Epochs of lambda_s CE(y, f(x; sigma + psi)) on the server's images, if it has any; psi is not changed."""
+    cross_entropy_of = supervised_loss(problem, data)
+
+    def loss(model: Model, *batch):
+        value, aux = cross_entropy_of(merged(model), *batch)
+        return LABELLED * value, aux
+
+    plan = ServerPlan(loss, epochs, (SIGMA,), memory=memory, shuffle=problem.config.fedmatch.shuffle)
+    return train_on_server_labels(problem, state, data, key, rate, plan)
+
+
+# --- Messages to clients: sigma and psi to all; in every tenth round also the helpers' psi to each client. ------------
+
+
+def helpers_travel(options: ConfigDict, state: State) -> jax.Array:
+    """Whether helpers are sent in this round, bool []."""
+    return (state.round + 1) % options.helper_interval == 0
+
+
+def messages(problem: Problem) -> tuple[Callable[..., dict[str, Any]], Callable[[State, jax.Array], jax.Array] | None]:
+    """The method's stages `personal` and `recalls`."""
+    options = problem.config.fedmatch
+    num_helpers = min(options.helpers, problem.config.num_clients - 1)
 
     def recalls(state: State, clients: jax.Array) -> jax.Array:
         """The helpers of each client, int32 [M, H]; -1: none."""
         near, known = nearest_clients(state.server[VECTORS], clients, num_helpers)
-        return jnp.where(known & helpers_travel(state), near, -1)
+        return jnp.where(known & helpers_travel(options, state), near, -1)
 
     def personal(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> dict[str, Any]:
         """The helpers' psi, whether each is present, and the number of parameter entries sent to each client."""
@@ -239,38 +282,14 @@ def fedmatch(problem: Problem) -> Method:
             return {ENTRIES: entries}
         near = recalls(state, clients)
         present = near >= 0
-        helpers = zeros_unless(helpers_travel(state), lambda: read_records(state, data, near)[UPLOADS][PSI])
+        helpers = zeros_unless(helpers_travel(options, state), lambda: read_records(state, data, near)[UPLOADS][PSI])
         entries += entries_of_helpers(options, helpers, present, held[PSI])
         return {ENTRIES: entries, "helpers": helpers, "present": present}
 
-    # --- Clients: in each step sigma by L_s, if they have labels, then psi by L_u; a sparse upload. ------------------
+    return personal, recalls if num_helpers else None
 
-    disjoint_learning = disjoint_phase(problem, clients_train, labelled_loss(problem), unlabelled_loss(problem, rule))
 
-    # --- Uploads: the uniform mean of the parts that clients train; the server keeps each client's psi and vector. ---
-
-    def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
-        state = with_parts(state)
-        after, metrics = aggregation.aggregate(state, data, received, key)
-        models = jax.vmap(lambda model: completed(state.model, model))(received.uploads.model)
-        outputs = embed_models(network, merged(models), data.inputs.shape[1:])
-        vectors = with_uploads(state.server[VECTORS], received, outputs)
-        uploads = select(models.params, tuple(state.records[UPLOADS]))
-        after = write_records(after, data, received, {UPLOADS: uploads})
-        return with_sum(after._replace(server={**after.server, VECTORS: vectors})), metrics
-
-    return Method(
-        init=init,
-        server_before=server_before,
-        broadcast=lambda state, data, key: global_model(problem, with_parts(state), extra=helpers_travel(state)),
-        personal=personal,
-        recalls=recalls if num_helpers else None,
-        label=labels_of_sum(problem, rule),
-        phases=(sparse_upload(disjoint_learning, options.least_change, options.smallest),),
-        aggregate=aggregate,
-        statistics=make_statistics(network, config.model),
-        wire_bytes=SPARSE_WIRE_BYTES,
-    )
+# --- The losses of a client's step. -----------------------------------------------------------------------------------
 
 
 def labelled_loss(problem: Problem) -> LossFunction:

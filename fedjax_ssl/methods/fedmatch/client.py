@@ -55,14 +55,13 @@ def disjoint_phase(
 ) -> Phase:
     """A phase of `client.epochs`. In each step `labelled_loss` trains sigma, then `unlabelled_loss` trains psi.
 
+    The learning rate follows a client's labelled loss, or the other one if it has no labels. The memory is
+    `own_memory`'s.
+
     Args:
-        problem: the run's. The learning rate follows a client's labelled loss, or the other one if it has no labels.
-        parts: SIGMA and PSI; or only PSI if no client has labels.
+        problem, parts: SIGMA and PSI; or only PSI if no client has labels.
         labelled_loss: the loss of a model in two parts on a labelled batch; one of its metrics is `labelled_loss`.
         unlabelled_loss: that on an unlabelled batch; one of its metrics is `client_loss`.
-
-    Returns:
-        The Phase; its memory is `own_memory`'s.
     """
     config, options, with_labels = problem.config.client, problem.config.fedmatch, SIGMA in parts
 
@@ -71,7 +70,6 @@ def disjoint_phase(
         return (options.unlabelled_batch or largest_batch(problem, data.width)) if with_labels else config.batch_size
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         examples = Examples.of(data, cohort)
         keys = examples.keys
         if not options.shuffle:
@@ -117,7 +115,6 @@ def helper_logits(problem: Problem, received: Broadcast, personal: Mapping[str, 
     """Logits of a client's helpers, theta = the received sigma + their psi, for images [B, H, W, C].
 
     Args:
-        problem: the run.
         received: the broadcast; its `extra` says whether helpers are sent in this round.
         personal: "helpers", their psi, leaves [H, ...], and "present", bool [H]; both are missing if there are no
         helpers.
@@ -140,27 +137,20 @@ def helper_logits(problem: Problem, received: Broadcast, personal: Mapping[str, 
 def inter_client_consistency(
     helpers: jax.Array, present: jax.Array, logits: jax.Array, confident: jax.Array
 ) -> jax.Array:
-    """1/H sum_j KL(p_j || p), the mean over confident images (FedMatch): float32 [].
+    """1/H sum_j KL(p_j || p), the mean over confident images, bool [B] (FedMatch): float32 [].
 
-    Args:
-        helpers: float32 [H, B, C], the helpers' logits, without gradient.
-        present: bool [H], the helpers that the mean is over; it is 0 without any.
-        logits: float32 [B, C], the client's own logits.
-        confident: bool [B].
+    The helpers' logits, float32 [H, B, C], have no gradient; the mean is over those that are present, bool [H], and 0
+    without any. The client's own logits are float32 [B, C].
     """
     each = [kl_divergence(of_helper, logits, confident) * here for of_helper, here in zip(helpers, present)]
     return sum(each, start=jnp.float32(0.0)) / jnp.maximum(jnp.sum(present), 1)
 
 
 def agreed_labels(guess: jax.Array, helpers: jax.Array, present: jax.Array) -> jax.Array:
-    """The class with the most votes of the client's model and its helpers; in a tie the lowest class.
+    """The class with the most votes of the client's model and its helpers, int32 [B]; in a tie the lowest class.
 
-    Args:
-        guess: int32 [B], the client's predictions.
-        helpers, present: as in `inter_client_consistency`; without any the labels are the guess.
-
-    Returns:
-        int32 [B].
+    The guess is the client's predictions, int32 [B], helpers as in `inter_client_consistency`; without any the labels
+    are the guess.
     """
     votes = jax.nn.one_hot(jnp.argmax(helpers, axis=-1), helpers.shape[-1]) * present[:, None, None]
     return jnp.argmax(jax.nn.one_hot(guess, helpers.shape[-1]) + jnp.sum(votes, axis=0), axis=-1).astype(jnp.int32)

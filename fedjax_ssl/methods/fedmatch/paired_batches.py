@@ -25,12 +25,10 @@ class PairedDecks(NamedTuple):
 
 
 def pair_decks(problem: Problem, examples: Examples, keys: jax.Array, room: int, with_labels: bool) -> PairedDecks:
-    """The decks of a cohort, shuffled for each of `client.epochs`.
+    """The decks of a cohort, shuffled for each of `client.epochs`; a labelled batch has `client.batch_size` examples.
 
     Args:
-        problem: the run's; a labelled batch has `client.batch_size` examples.
-        examples: the cohort's examples.
-        keys: [M], for shuffling.
+        problem, examples, keys: the run's; the cohort's; [M], for shuffling.
         room: the most unlabelled examples in a batch. If that is too few, an epoch has more batches than the labelled
             examples fill.
         with_labels: whether labelled examples are trained on. If not, all batches have `room` unlabelled examples.
@@ -55,11 +53,10 @@ def cut(deck: Deck, index: jax.Array, batches: jax.Array, size: jax.Array | int,
     """The batch of local step `index` if each client has its own batch size and number of batches per epoch.
 
     Args:
-        deck: the client's deck.
-        index: int32 [], local step, from 0.
+        deck, index: the client's; int32 [], from 0.
         batches: int32 [], batches per epoch; examples beyond them are not used.
-        size: int32 [], examples per batch, at most `room`.
-        room: B, the length of the batch's arrays.
+        size: int32 [], examples per batch, at most `room`, the length B of the batch's arrays.
+        room: B.
     """
     epoch, number = jnp.divmod(index, jnp.maximum(batches, 1))
     batch = deck.at(epoch, number * size + jnp.arange(room))
@@ -74,12 +71,8 @@ def whole_batches(count: jax.Array, size: int) -> jax.Array:
 def largest_batch(problem: Problem, n_max: int) -> int:
     """The most unlabelled images in a batch of any client with labels, if the configuration determines it.
 
-    The result is n_max if the data lack labels, or the configuration does not say how many labels a client with n
-    images has at least.
-
-    Args:
-        problem: the run.
-        n_max: the most images of any client.
+    The result is n_max, the most images of any client, if the data lack labels, or the configuration does not say how
+    many labels a client with n images has at least.
     """
     config, size = problem.config, problem.config.client.batch_size
     data, num_classes, images = config.data, problem.num_classes, np.arange(1, n_max + 1)

@@ -126,13 +126,9 @@ def in_turn(*phases: Phase) -> Phase:
 def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], patience: int) -> Phase:
     """A phase with a learning rate for each client, divided by 3 after `patience` visits without a new lowest loss.
 
-    Args:
-        phase: reads its learning rate from the broadcast, as `local_training` does.
-        watched: (work, metrics) -> float32 [], the loss of a visit.
-        patience: number of the client's visits, which are the rounds in which it trains.
-
-    Returns:
-        The Phase; the clients' memory has an entry `PLATEAU`.
+    The phase reads its learning rate from the broadcast, as `local_training` does. `watched` is a function (work,
+    metrics) -> float32 [], the loss of a visit, which is a round in which the client trains. The clients' memory has an
+    entry `PLATEAU`.
     """
 
     def at_own_rate(received: Broadcast, plateau):
@@ -159,13 +155,9 @@ def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], pat
 def sparse_upload(phase: Phase, least_change: float, smallest: float) -> Phase:
     """A phase whose upload keeps the received model's entries wherever training changed them too little to be sent.
 
-    Args:
-        phase: trains psi, and maybe sigma.
-        least_change: an entry is sent, uncut, if it differs from the received one by more than this.
-        smallest: entries of psi up to this magnitude count as 0 in this comparison.
-
-    Returns:
-        The Phase; its uploads have the metadata `entries`, the number of entries sent, float32 [].
+    An entry is sent, uncut, if it differs from the received one by more than `least_change`; entries of psi up to the
+    magnitude `smallest` count as 0 in this comparison. The uploads have the metadata `entries`, the number of entries
+    sent, float32 [].
     """
 
     def finish(received: Broadcast, work, carry, num_steps) -> Finished:

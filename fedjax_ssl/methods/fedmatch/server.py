@@ -48,12 +48,9 @@ def noise_image(shape: tuple[int, ...]) -> jax.Array:
 
 
 def nearest_clients(vectors: Vectors, clients: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
-    """The clients with the nearest vectors by Euclidean distance, excluding the client itself; ties by number.
+    """The H clients with the nearest vectors by Euclidean distance, excluding the client itself; ties by number.
 
-    Args:
-        vectors: all clients' vectors.
-        clients: int32 [M], the clients whose neighbours are searched.
-        number: H, less than K.
+    `clients`, int32 [M], are those whose neighbours are searched; H is less than K.
 
     Returns:
         int32 [M, H], nearest first; and bool [M, H], False for missing neighbours: the client has no vector, or too few
@@ -72,16 +69,10 @@ VALUE_BYTES = 4  # of an entry
 
 
 def entries_sent(options: ConfigDict, parts: Mapping[str, Any], held: Any, seen: jax.Array) -> jax.Array:
-    """The number of entries of sigma and psi that are sent to each client: all to one that never uploaded.
+    """The number of entries of sigma and psi that are sent to each client, float32 [M]: all to one that never uploaded.
 
-    Args:
-        options: `config.fedmatch`; with `sparse_down` an entry is sent if it differs from the client's last upload.
-        parts: sigma and psi, leaves [...].
-        held: what each client has, leaves [M, ...].
-        seen: bool [M], whether a client has uploaded.
-
-    Returns:
-        float32 [M].
+    With `sparse_down` an entry is sent if it differs from the client's last upload, `held`, leaves [M, ...]; `seen`,
+    bool [M], says whether a client has uploaded.
     """
     whole = float(sum(leaf.size for leaf in jax.tree.leaves(parts)))
     if not options.sparse_down:
@@ -95,16 +86,10 @@ def entries_sent(options: ConfigDict, parts: Mapping[str, Any], held: Any, seen:
 
 
 def entries_of_helpers(options: ConfigDict, helpers: Any, present: jax.Array, held: Any) -> jax.Array:
-    """The number of entries of helpers' psi that are sent to each client: those that are not 0 and that it lacks.
+    """The number of entries of helpers' psi that are sent to each client, float32 [M]: those not 0 that it lacks.
 
-    Args:
-        options: `config.fedmatch`.
-        helpers: their psi, leaves [M, H, ...].
-        present: bool [M, H], the helpers that are sent.
-        held: the clients' own psi, leaves [M, ...].
-
-    Returns:
-        float32 [M].
+    Helpers have leaves [M, H, ...]; those that are present, bool [M, H], are sent. `held` is the clients' own psi,
+    leaves [M, ...].
     """
 
     def lacking(of_other, own):

@@ -150,7 +150,6 @@ def fedtrinet(problem: Problem) -> Method:
 
     def server_before(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         """Measures m when the rounds on labels only are over."""
-        del key
         images, counted = data.test_inputs, jnp.ones(len(data.test_inputs), bool)
         if options.reference == "unlabelled":
             owned = data.at_clients("fedtrinet.reference='unlabelled'", "fedtrinet.reference='test'")
@@ -170,12 +169,9 @@ def fedtrinet(problem: Problem) -> Method:
 
 
 def threshold_at(options: ConfigDict, r: jax.Array, confidence: jax.Array) -> jax.Array:
-    """The threshold of round r; before r = 0 it is larger than any sum of probabilities.
+    """The threshold of round r, int32 []; before r = 0 it is larger than any sum of probabilities.
 
-    Args:
-        options: `config.fedtrinet`.
-        r: int32 [], the round.
-        confidence: float32 [], m.
+    `confidence` is m, float32 [].
     """
     full = options.factor * confidence
     threshold = jnp.where(r < options.full_rounds, full, jnp.maximum(1 - r / options.decay_rounds, 0.0) * full)
@@ -244,7 +240,6 @@ def training(problem: Problem) -> Phase:
     options, config, network = problem.config.fedtrinet, problem.config.client, problem.network
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del received, previous
         examples, voted = Examples.of(data, cohort), cohort.labels.more
         keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
         deck = Deck.shuffled(examples, examples.labelled | voted.accepted, examples.keys, config.epochs)

@@ -22,14 +22,10 @@ ENOUGH = 10
 
 
 def head_part(network: Network, blocks: int = 1) -> tuple[str, ...]:
-    """The names of the head part's entries among a backbone's parameters.
+    """The names of the entries among a backbone's parameters that are the head part, its first `blocks` blocks.
 
     In the order in which the backbone creates its parameters, a block is an entry with a kernel (an array with two or
     more axes) and what follows until the next one, such as its normalisation.
-
-    Args:
-        network: the architecture.
-        blocks: number of blocks in the head part.
     """
     order = []
 
@@ -83,14 +79,9 @@ def no_labels(data: FederatedData) -> Accepted:
 
 
 def vote(problem: Problem, received: Model, own: Sequence[Model], images: jax.Array, examples: Examples) -> jax.Array:
-    """The sum of the probabilities by the received model and by each client's own models.
+    """The sum of the probabilities by the received model and by each client's own models, float32 [M, n_max, C].
 
-    Args:
-        problem: the run's; with `confidence.debias` each model's predictions are divided by its prior.
-        received, own, images, examples: see `logits_of_each`.
-
-    Returns:
-        float32 [M, n_max, C].
+    With `confidence.debias` each model's predictions are divided by its prior. Arguments as in `logits_of_each`.
     """
     each = logits_of_each(problem, received, own, images, examples)
     debias = problem.config.confidence.debias
@@ -118,14 +109,9 @@ def accept(old: Accepted, votes: jax.Array, threshold: jax.Array, candidates: ja
 def mean_confidence(
     network: Network, model: Model, images: jax.Array, counted: jax.Array, batch_size: int | None
 ) -> jax.Array:
-    """The mean of max_c p(c | x) over the selected images: float32 []; 0 without any.
+    """The mean of max_c p(c | x) over the counted images, bool [N], of uint8 [N, H, W, C]: float32 []; 0 without any.
 
-    Args:
-        network: the architecture.
-        model: the model, used in evaluation mode.
-        images: uint8 [N, H, W, C].
-        counted: bool [N], the selected images.
-        batch_size: images at a time, see `map_batches`.
+    The model is in evaluation mode; for the batch size see `map_batches`.
     """
     largest = map_batches(
         lambda rows: jnp.max(network.probabilities(model, images[rows]), axis=-1),

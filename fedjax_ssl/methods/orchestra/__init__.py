@@ -158,7 +158,6 @@ def training(problem: Problem, optimizer: MakeOptimizer) -> Phase:
     first_view, second_view = problem.views
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
-        del previous
         examples, is_first = Examples.of(data, cohort), received.extra.round == 0
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
         deck = deck.of_whole_batches(config.batch_size)

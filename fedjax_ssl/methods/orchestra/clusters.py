@@ -22,18 +22,13 @@ STEPS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 500, 0.01, 0.9, 1e-4
 
 
 def sinkhorn(scores: jax.Array, present: jax.Array, max_iterations: int) -> jax.Array:
-    """Assignments close to softmax(25 scores) that give all clusters the same total weight.
+    """Assignments close to softmax(25 scores) that give all clusters the same total weight: float32 [N, G].
 
-    P = softmax(25 scores) over the clusters is scaled to r_j P_ij c_i with alternating r = (1/G) / (c P) and
-    c = (1/N) / (P r), starting from c = 1/N, until the change sum_i |c_i / c_i' - 1| is less than 0.01.
+    P = softmax(25 scores) over the clusters is scaled to r_j P_ij c_i with alternating r = (1/G) / (c P) and c = (1/N)
+    / (P r), starting from c = 1/N, until the change sum_i |c_i / c_i' - 1| is less than 0.01, at most `max_iterations`
+    times.
 
-    Args:
-        scores: float32 [N, G], similarities to the clusters.
-        present: bool [N], False for rows that do not count.
-        max_iterations: the most iterations.
-
-    Returns:
-        float32 [N, G], rows that sum to 1; 0 for rows that do not count.
+    Scores are similarities to the clusters, float32 [N, G]. Rows sum to 1; those that are not present, bool [N], are 0.
 
     Source: Cuturi, "Sinkhorn Distances", NIPS 2013, as in Orchestra's public code.
     """
@@ -70,12 +65,9 @@ class Ring(NamedTuple):
 
 
 def pushed(ring: Ring, rows: jax.Array, present: jax.Array) -> Ring:
-    """Replaces the oldest rows of the ring by new ones.
+    """Replaces the oldest rows of the ring by the present ones, bool [B], of new rows, float32 [B, D].
 
-    Args:
-        ring: has N rows.
-        rows: float32 [B, D].
-        present: bool [B], which rows are new. If there are more than N, the last ones are kept.
+    If there are more than the ring's rows, the last ones are kept.
     """
     number, count = len(ring.rows), jnp.sum(present)
     rank = jnp.cumsum(present) - 1
@@ -85,18 +77,11 @@ def pushed(ring: Ring, rows: jax.Array, present: jax.Array) -> Ring:
 
 
 def local_centroids(key: jax.Array, memory: jax.Array, number: int) -> jax.Array:
-    """Orchestra's local clustering: each centroid is the direction of the mean of its rows.
+    """Orchestra's local clustering of unit vectors, float32 [N, D]: `number` <= N centroids, float32 [number, D].
 
-    Centroids start as rows drawn without replacement. In each of five iterations every row is assigned to its largest
-    cluster by `sinkhorn`; a cluster without rows gets a random row.
-
-    Args:
-        key: a JAX random key.
-        memory: float32 [N, D], unit vectors.
-        number: number of clusters, at most N.
-
-    Returns:
-        float32 [number, D], unit vectors.
+    Each is a unit vector in the direction of the mean of its rows. Centroids start as rows drawn without replacement.
+    In each of five iterations every row is assigned to its largest cluster by `sinkhorn`; a cluster without rows gets a
+    random row.
     """
     first_key, empty_key = jax.random.split(key)
     everyone = jnp.ones(len(memory), bool)
@@ -120,14 +105,10 @@ def filled(
     rings: Ring,
     batch_size: int,
 ) -> Ring:
-    """The rings of a cohort after one pass over each client's first images, as many as a ring has rows.
+    """The rings of a cohort, leaves [M, ...], after a pass over each client's first images, as many as a ring has rows.
 
-    Args:
-        project: (key, images [B, H, W, C], mask bool [B]) -> unit vectors [B, D], of one batch.
-        images: uint8 [N, H, W, C], the flat table.
-        examples: the cohort's examples.
-        rings: leaves [M, ...].
-        batch_size: B.
+    `project` is a function (key, images [B, H, W, C], mask bool [B]) -> unit vectors [B, D], of one batch of the image
+    table, uint8 [N, H, W, C].
     """
     batches = -(-min(rings.rows.shape[1], examples.rows.shape[1]) // batch_size)
 
@@ -165,7 +146,6 @@ def centroids_phase(number: int) -> Phase:
     """
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        del received, data
         centroids = jax.vmap(lambda key, memory: local_centroids(key, memory, number))(
             cohort.keys(), cohort.own[PROJECTIONS].rows
         )
@@ -186,19 +166,14 @@ def centroids_phase(number: int) -> Phase:
 
 
 def global_centroids(centroids: jax.Array, vectors: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Global centroids whose softmax assignments are close to balanced ones.
+    """Global centroids, float32 [G, D], whose softmax assignments are close to balanced ones; and the last step's loss.
 
-    Each of 500 SGD steps, with momentum and weight decay, minimises -mean_n cos(S_n, softmax(z_n / |z_n| . c / 0.1)).
-    S are the assignments by `sinkhorn` to the centroids before the step. After the step centroids are normalised to
+    Each of 500 SGD steps, with momentum and weight decay, minimises -mean_n cos(S_n, softmax(z_n / |z_n| . c / 0.1)). S
+    are the assignments by `sinkhorn` to the centroids before the step. After the step centroids are normalised to
     length 1.
 
-    Args:
-        centroids: float32 [G, D], initial values.
-        vectors: float32 [N, D], the clients' centroids z.
-        present: bool [N], which of them count. Without any the centroids do not change.
-
-    Returns:
-        float32 [G, D], and the loss of the last step.
+    The clients' centroids z are float32 [N, D], of which those count that are present, bool [N]. Without any the
+    centroids do not change.
     """
 
     def similarities(vectors, centroids):

@@ -65,16 +65,9 @@ def find_encoder(name: str) -> Encoder:
 
 
 def encode(encoder: Encoder, variables: Variables, pixels: jax.Array, side: int) -> jax.Array:
-    """Computes the features of images.
+    """The features, float32 [B, F], of square images, pixels [B, H, W, C] from 0 to 1 with one or three channels.
 
-    Args:
-        encoder: one of `ENCODERS`.
-        variables: the encoder's weights, for this side.
-        pixels: [B, H, W, C], 0 to 1, square images with one or three channels.
-        side: to which the images are resized (bilinearly, as Pillow does), in pixels.
-
-    Returns:
-        float32 [B, F].
+    `variables` are the encoder's weights for this side, to which the images are resized (bilinearly, as Pillow does).
     """
     pixels = resize(pixels, side)
     normalised = (pixels - jnp.array(encoder.mean)) / jnp.array(encoder.std)  # one channel becomes three equal ones

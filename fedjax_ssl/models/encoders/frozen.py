@@ -14,13 +14,9 @@ ENCODED_TOGETHER = 64  # images in a batch, in training and prediction, so that 
 
 
 def frozen(options: Any) -> Callable[[jax.Array], jax.Array]:
-    """Makes a function that runs an encoder with its weights; it is compiled for each new shape of images.
+    """A function that runs the encoder `config.encoder`: images, uint8 [B, H, W, C], to features, float32 [B, F].
 
-    Args:
-        options: `config.encoder`.
-
-    Returns:
-        A function from images, uint8 [B, H, W, C], to features, float32 [B, F].
+    It is compiled for each new shape of images.
 
     Raises:
         UserError: there is no such encoder or file, or the weights do not fit.

@@ -34,13 +34,10 @@ def draw_order(key: jax.Array, batch: int) -> jax.Array:
 
 
 def jitter(planes: jax.Array, order: jax.Array, factors: jax.Array, with_hue: bool = True) -> jax.Array:
-    """Adjusts brightness, contrast, saturation and hue of each image, in its own order.
+    """Adjusts brightness, contrast, saturation and hue of each image, int32 [B, C, H*W], in its own order.
 
-    Args:
-        planes: int32 [B, C, H*W], grey levels.
-        order: int32 [4, B], see `draw_order`.
-        factors: float32 [4, B], see `draw_factors`.
-        with_hue: False skips the conversion to HSV and back, which changes levels even if the hue stays.
+    For order and factors see `draw_order` and `draw_factors`. Without hue the conversion to HSV and back is skipped,
+    which changes levels even if the hue stays.
 
     Source of the semantics: torchvision's ColorJitter; Pillow's ImageEnhance and its conversions to HSV and back.
     """
@@ -125,10 +122,9 @@ def blur(planes: jax.Array, sigma: jax.Array, radius: int, size: tuple[int, int]
     """Blurs each image by a Gaussian kernel; borders are reflected without repeating the outermost pixel.
 
     Args:
-        planes: int32 [B, C, H*W], grey levels.
+        planes, size: int32 [B, C, H*W], grey levels, and (H, W).
         sigma: float32 [B], in pixels.
         radius: the kernel has 2 radius + 1 pixels; at most one less than the shorter side of the images.
-        size: (H, W).
 
     Source of the semantics: torchvision's GaussianBlur, which does not use Pillow's filter.
     """

@@ -23,12 +23,9 @@ class Views(NamedTuple):
 
 
 def image_views(config: Any, image_shape: tuple[int, int, int], mirrored: bool) -> Views:
-    """Makes the views that `config.augment` and `config.views` define.
+    """Makes the views that `config.augment` and `config.views` define for images (height, width, channels).
 
-    Args:
-        config: the configuration.
-        image_shape: (height, width, channels).
-        mirrored: whether a horizontal flip keeps the class of the data set's images.
+    `mirrored` says whether a horizontal flip keeps the class of the data set's images.
 
     Raises:
         UserError: a field does not fit the images.

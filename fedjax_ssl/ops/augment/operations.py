@@ -65,28 +65,13 @@ class Operation(enum.IntEnum):
 
 
 def to_planes(images: jax.Array) -> jax.Array:
-    """Converts a batch of images to the layout of this module.
-
-    Args:
-        images: uint8 [B, H, W, C], grey levels.
-
-    Returns:
-        int32 [B, C, H*W], grey levels.
-    """
+    """Converts a batch of images, uint8 [B, H, W, C], to the layout of this module, int32 [B, C, H*W]."""
     batch, height, width, channels = images.shape
     return jnp.swapaxes(images.reshape(batch, height * width, channels), 1, 2).astype(jnp.int32)
 
 
 def from_planes(planes: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """Undoes `to_planes`.
-
-    Args:
-        planes: int32 [B, C, H*W], grey levels from 0 to 255.
-        size: (H, W).
-
-    Returns:
-        uint8 [B, H, W, C], grey levels.
-    """
+    """Undoes `to_planes`: int32 [B, C, H*W], grey levels from 0 to 255, to uint8 [B, H, W, C]."""
     return jnp.swapaxes(planes.astype(jnp.uint8), 1, 2).reshape(len(planes), *size, -1)
 
 
@@ -98,19 +83,14 @@ def apply_operation(
     fill: tuple[int, int, int],
     size: tuple[int, int],
 ) -> jax.Array:
-    """Applies its own operation to each image.
+    """Applies its own operation to each image: int32 [B, C, H*W], grey levels from 0 to 255.
 
     Args:
-        planes: int32 [B, C, H*W], grey levels, C is 1 or 3.
-        operation: int32 [B], values of `Operation`.
-        strength: float32 [B], in the unit of the operation.
+        planes, size: int32 [B, C, H*W], grey levels, C is 1 or 3; and (H, W).
+        operation, strength: int32 [B], values of `Operation`; float32 [B], in the unit of the operation.
         centre: float32 [B, 2], the centre (x, y) of a cutout as a share of the width and height, in [0, 1). Only
-          cutout reads it.
+            cutout reads it.
         fill: the red, green and blue levels that fill a cutout.
-        size: (H, W).
-
-    Returns:
-        int32 [B, C, H*W], grey levels from 0 to 255.
     """
     planes = _resample(planes, operation, strength, size)
     grey = luma(planes)
@@ -126,20 +106,16 @@ def apply_operation(
 def cutout(
     planes: jax.Array, side: jax.Array, centre: jax.Array, fill: tuple[int, int, int], size: tuple[int, int]
 ) -> jax.Array:
-    """Fills one square of each image.
+    """Fills one square of each image: int32 [B, C, H*W], grey levels.
 
     As in public RandAugments, the square is not clipped symmetrically. Away from the borders its side is size + 1
     pixels, because Pillow also draws the last row and column of a rectangle.
 
     Args:
-        planes: int32 [B, C, H*W], grey levels.
+        planes, size: int32 [B, C, H*W], grey levels, and (H, W).
         side: float32 [B], the side of the square in pixels; negative: nothing is filled.
         centre: float32 [B, 2], the centre (x, y) as a share of the width and height, in [0, 1).
         fill: the red, green and blue levels; images with one channel get their luma.
-        size: (H, W).
-
-    Returns:
-        int32 [B, C, H*W], grey levels.
 
     Source: Cutout (DeVries and Taylor, 2017) as drawn by FixMatch's and USB's RandAugment.
     """

@@ -25,19 +25,15 @@ class Draws(NamedTuple):
 
 
 def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, magnitude: int) -> jax.Array:
-    """Applies its own random operations to every image, one after the other.
+    """Applies its own random operations to every image, uint8 [B, H, W, C] with C = 1 or 3, one after the other.
 
     Args:
-        key: a JAX random key.
-        images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
+        key, images: a JAX random key; grey levels.
         flavour: a key of `flavours.FLAVOURS`.
         num_ops: operations drawn for each image, with replacement; each is applied with the flavour's
-          probability. Ignored by none.
+            probability. Ignored by none.
         magnitude: from 0 to the flavour's maximum (fedlabel: 30, the others: 10); usb, fl2, fedmatch and none ignore
-          it.
-
-    Returns:
-        uint8 [B, H, W, C], grey levels.
+            it.
 
     Raises:
         UserError: the magnitude is out of range.
@@ -74,22 +70,8 @@ def strong_augment(
 ) -> jax.Array:
     """Strong augmentation: RandAugment and a weak augmentation with its own draw. Images are resized before both.
 
-    Args:
-        key: a JAX random key.
-        images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
-        flip: whether images may be mirrored, see `weak.weak_augment`.
-        padding: pixels of padding, see `weak.weak_augment`.
-        flavour: a key of `flavours.FLAVOURS`.
-        num_ops: operations drawn for each image, with replacement.
-        magnitude: see `rand_augment`.
-        border: the padding's content, 'reflect' or 'zeros', see `weak.weak_augment`.
-        resized: see `weak.weak_augment`.
-
-    Returns:
-        uint8 [B, H, W, C], grey levels.
-
-    Raises:
-        UserError: see `rand_augment`.
+    For flavour, num_ops and magnitude see `rand_augment`, for the others `weak.weak_augment`. Images are uint8 [B, H,
+    W, C], grey levels, C is 1 or 3.
     """
     weak_key, rand_key = jax.random.split(key)
     if FLAVOURS[flavour].geometry_first:
@@ -106,12 +88,7 @@ def strong_augment(
 def draw_operations(key: jax.Array, flavour: Flavour, shape: tuple[int, ...], num_ops: int, magnitude: int) -> Draws:
     """Draws everything that is random in one call of `rand_augment`, for each image separately.
 
-    Args:
-        key: a JAX random key.
-        flavour: the operations, strengths and probabilities.
-        shape: (B, H, W, C) of the images.
-        num_ops: operations for each image.
-        magnitude: from 0 to the flavour's maximum.
+    `shape` is the images' (B, H, W, C).
     """
     batch, height, width, channels = shape
     pool = [entry for entry in flavour.pool if channels == 3 or not entry.colour_only]
@@ -144,15 +121,9 @@ def draw_operations(key: jax.Array, flavour: Flavour, shape: tuple[int, ...], nu
 
 
 def apply_draws(images: jax.Array, draws: Draws, fill: tuple[int, int, int]) -> jax.Array:
-    """Applies the drawn operations in their order, then the final cutout.
+    """Applies the drawn operations in their order, then the final cutout, to uint8 [B, H, W, C], C is 1 or 3.
 
-    Args:
-        images: uint8 [B, H, W, C], grey levels, C is 1 or 3.
-        draws: the operations of each image.
-        fill: red, green and blue level of a cutout.
-
-    Returns:
-        uint8 [B, H, W, C], grey levels.
+    `fill` is the red, green and blue level of a cutout.
     """
     _, height, width, _ = images.shape
     planes, size = operations.to_planes(images), (height, width)

@@ -11,14 +11,9 @@ _BITS = 22  # of the fraction of Pillow's fixed-point weights
 
 
 def resize(images: jax.Array, side: int) -> jax.Array:
-    """Resizes images to side x side pixels, columns first, then rows.
+    """Resizes images, [B, H, W, C] of any dtype, to side x side pixels, columns first, then rows.
 
-    Args:
-        images: [B, H, W, C]. Only uint8 images are rounded, after each of the two passes.
-        side: in pixels.
-
-    Returns:
-        [B, side, side, C] in the dtype of the images.
+    Only uint8 images are rounded, after each of the two passes.
 
     Source of the semantics: Pillow's Image.resize with BILINEAR, which antialiases when it shrinks.
     """

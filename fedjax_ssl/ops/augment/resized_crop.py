@@ -11,10 +11,8 @@ _CUBIC = -0.5  # Pillow's parameter of the bicubic filter
 def draw_boxes(key: jax.Array, batch: int, height: int, width: int, smallest: float) -> jax.Array:
     """Draws a rectangle for each image, with an area that is a uniform share from `smallest` to 1 of the image.
 
-    Of `TRIES` draws the first that fits is used; if none fits, the largest centred rectangle with a permitted ratio.
-
-    Returns:
-        int32 [B, 4]: top, left, height, width.
+    The result is int32 [B, 4]: top, left, height, width. Of `TRIES` draws the first that fits is used; if none fits,
+    the largest centred rectangle with a permitted ratio.
 
     Source of the semantics: torchvision's RandomResizedCrop.
     """
@@ -49,14 +47,8 @@ def _middle(height: int, width: int) -> jax.Array:
 def resized_crop(images: jax.Array, boxes: jax.Array, flipped: jax.Array, interpolation: str) -> jax.Array:
     """Cuts a rectangle out of each image, resizes it to the size of the image, and mirrors some images.
 
-    Args:
-        images: uint8 [B, H, W, C].
-        boxes: int32 [B, 4], top, left, height and width within the image.
-        flipped: bool [B], which images are mirrored horizontally.
-        interpolation: 'bilinear' or 'bicubic'.
-
-    Returns:
-        uint8 [B, H, W, C].
+    Images are uint8 [B, H, W, C]. Boxes, int32 [B, 4], have top, left, height and width within the image; `flipped`,
+    bool [B], says which are mirrored horizontally. The interpolation is 'bilinear' or 'bicubic'.
 
     Source of the semantics: Pillow's Image.crop and Image.resize: columns first, then rows, with rounding after each.
     """

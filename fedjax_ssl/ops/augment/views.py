@@ -38,15 +38,7 @@ PAIRS = {
 
 
 def make_views(options: Pair, flip: bool) -> tuple[View, View]:
-    """The augmentations T and T', which differ in how often they blur and solarise.
-
-    Args:
-        options: one of `PAIRS`.
-        flip: whether images are mirrored horizontally with probability 1/2.
-
-    Returns:
-        Two functions from a key and images uint8 [B, H, W, C] to images of the same shape and dtype.
-    """
+    """The augmentations T and T', which differ in how often they blur and solarise, see `random_view`."""
     view = functools.partial(random_view, options=options, flip=flip)
     return (
         functools.partial(view, blurred=options.blur[0], solarised=0.0),
@@ -57,17 +49,10 @@ def make_views(options: Pair, flip: bool) -> tuple[View, View]:
 def random_view(
     key: jax.Array, images: jax.Array, options: Pair, flip: bool, blurred: float, solarised: float
 ) -> jax.Array:
-    """Makes one random view of each image.
+    """Makes one random view of each image, uint8 [B, H, W, C].
 
-    Args:
-        key: a JAX random key.
-        images: uint8 [B, H, W, C].
-        options: one of `PAIRS`.
-        flip: see `make_views`.
-        blurred, solarised: probabilities of blurring and of solarising.
-
-    Returns:
-        uint8 [B, H, W, C].
+    `options` is one of `PAIRS`; with `flip` images are mirrored horizontally with probability 1/2; `blurred` and
+    `solarised` are probabilities, too.
 
     Source: SimCLR (Chen et al., 2020) and BYOL (Grill et al., 2020), which adds solarising.
     """
@@ -99,15 +84,7 @@ def random_view(
 
 
 def quarter_turns(images: jax.Array, turns: jax.Array) -> jax.Array:
-    """Rotates each image by its own number of quarter turns, counter-clockwise.
-
-    Args:
-        images: [B, H, H, C], any dtype.
-        turns: int32 [B], 0 to 3.
-
-    Returns:
-        The same shape and dtype.
-    """
+    """Rotates images [B, H, H, C] of any dtype by their own numbers, int32 [B], of quarter turns, counter-clockwise."""
     turned = images
     for number in (1, 2, 3):
         turned = jnp.where((turns == number)[:, None, None, None], jnp.rot90(images, number, axes=(1, 2)), turned)

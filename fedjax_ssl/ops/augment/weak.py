@@ -11,20 +11,16 @@ from fedjax_ssl.ops.augment.resize import resize
 def weak_augment(
     key: jax.Array, images: jax.Array, flip: bool, padding: int = 4, border: str = "reflect", resized: int = 0
 ) -> jax.Array:
-    """Flips and shifts every image by its own random draw.
+    """Flips and shifts every image, [B, H, W, C] of any dtype, by its own random draw.
 
     Args:
-        key: a JAX random key.
-        images: [B, H, W, C], any dtype.
+        key, images: a JAX random key, and the images.
         flip: whether images are mirrored horizontally with probability 1/2; not meant for digits.
         padding: pixels that are added on every side before cropping; with 'reflect' at most one less than the shorter
-          side of the images. Without padding and flip the images stay as they are.
+            side of the images. Without padding and flip the images stay as they are.
         border: the padding's content, 'reflect' or 'zeros' (black).
         resized: 0, or the side in pixels to which images are resized before cropping, instead of being padded; at least
-          the side of the images.
-
-    Returns:
-        [B, H, W, C] in the dtype of the images.
+            the side of the images.
 
     Source: the standard augmentation of CIFAR as in FixMatch (Sohn et al., 2020) and SemiFL; 'zeros' as in He et al.
     (2016) and FedLabel; crops of larger images as in RSCFed (Liang et al., 2022) and SemiAnAgg.
@@ -40,16 +36,9 @@ def weak_augment(
 
 
 def crop_at_random(key: jax.Array, images: jax.Array, flip: bool, height: int, width: int) -> jax.Array:
-    """Cuts height x width pixels out of every image at its own random position, and may mirror it.
+    """Cuts height x width pixels out of every image at its own random position, and may mirror it with probability 1/2.
 
-    Args:
-        key: a JAX random key.
-        images: [B, H', W', C], any dtype, at least as large as the crop.
-        flip: whether images are mirrored horizontally with probability 1/2.
-        height, width: size of the crop.
-
-    Returns:
-        [B, height, width, C] in the dtype of the images.
+    Images are [B, H', W', C] of any dtype, at least as large as the crop.
     """
     flipped, offsets = _draw(key, len(images), flip, images.shape[1] - height, images.shape[2] - width)
     row, column = offsets[:, :1] + jnp.arange(height), offsets[:, 1:] + jnp.arange(width)
@@ -73,18 +62,14 @@ def check_resized(resized: int, padding: int, image_shape: tuple[int, int, int])
 def flip_and_crop(
     images: jax.Array, flipped: jax.Array, offsets: jax.Array, padding: int, border: str = "reflect"
 ) -> jax.Array:
-    """Mirrors the chosen images, pads all and crops each to its original size.
+    """Mirrors the chosen images, bool [B], pads all, [B, H, W, C] of any dtype, and crops each to its original size.
 
     Args:
-        images: [B, H, W, C], any dtype.
-        flipped: bool [B], which images are mirrored horizontally.
+        images, flipped: see above.
         offsets: int32 [B, 2], first row and column of the crop in the padded image, from 0 to 2 * padding;
-          (padding, padding) leaves the image where it is.
+            (padding, padding) leaves the image where it is.
         padding: pixels on every side; with 'reflect' at most one less than the shorter side of the images.
         border: 'reflect' (the outermost pixels are not repeated) or 'zeros'.
-
-    Returns:
-        [B, H, W, C] in the dtype of the images.
     """
     height, width = images.shape[1:3]
     padding = _usable_padding(padding, height, width, border)
