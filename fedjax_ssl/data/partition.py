@@ -5,6 +5,7 @@ It is a pure NumPy function of the labels, the configuration and the seed.
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
@@ -101,13 +102,7 @@ def _with_unknown(labels: np.ndarray, num_classes: int, config: Any, num_clients
     """The partition of the images of known classes, to whose clients the others are dealt."""
     known = np.flatnonzero(labels != UNKNOWN).astype(np.int32)
     of_known = make_partition(labels[known], num_classes, config, num_clients, seed)
-    divided = Partition(
-        known[of_known.server_index],
-        [known[rows] for rows in of_known.client_rows],
-        known[of_known.labelled_rows],
-        known[of_known.validation_index],
-        tuple(known[rows] for rows in of_known.client_test_rows),
-    )
+    divided = jax.tree.map(lambda rows: known[rows], of_known)
     return deal_unknown(labels, divided, config, seed)
 
 

@@ -29,7 +29,7 @@ from fedjax_ssl.engine.interface import (
     job_keys,
 )
 from fedjax_ssl.engine.lanes import JobTable, Source, deal, run_in_a_python_loop, run_in_lanes
-from fedjax_ssl.ops.trees import where_rows
+from fedjax_ssl.ops.trees import row, where_rows
 
 MEMORY = "a client's memory"  # for messages
 
@@ -227,14 +227,9 @@ def _dealt(jobs: Jobs, cohort: Cohort, present: jax.Array) -> tuple[jax.Array, J
     num_jobs = cohort.clients.shape[1]
     dealt = deal(jnp.where(present, jobs.num_steps, 0), num_devices())
     job = jnp.minimum(dealt, num_jobs - 1)
-    jobs, moved, present = _take_rows((jobs, cohort._replace(key=None, step_key=None), present), job)
+    jobs, moved, present = jax.vmap(row)((jobs, cohort._replace(key=None, step_key=None), present), job)
     cohort = moved._replace(key=cohort.key, step_key=cohort.step_key)  # keys are one for each seed
     return job, jobs, cohort, present & (dealt < num_jobs)
-
-
-def _take_rows(tree, rows):
-    """Takes the rows, int32 [G, R], of leaves [G, M, ...]; returns leaves [G, R, ...]."""
-    return jax.tree.map(lambda leaf: jax.vmap(lambda one, r: one[r])(leaf, rows), tree)
 
 
 def _with_axis(leaf):

@@ -69,11 +69,7 @@ def train_clients(
         everyone = selection.clients, selection.group, sent.personal, present
         memory, (result, accepted) = take_turn(state.clients, everyone)
         return state._replace(clients=memory), result, accepted
-    num_rows, rest = divmod(len(selection.clients), selection.turns)
-    if rest:
-        raise ValueError(
-            f"{selection.turns} turns must be of equal size, but the selection has {len(selection.clients)} rows"
-        )
+    num_rows = len(selection.clients) // selection.turns
     group = jnp.repeat(jnp.arange(selection.turns), num_rows) if selection.group is None else selection.group
     rows = jax.tree.map(
         lambda leaf: leaf.reshape(selection.turns, num_rows, *leaf.shape[1:]),

@@ -1,7 +1,5 @@
 """A round of a toy method: what reaches whom, what is remembered, scored and counted, by hand on a few numbers."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -183,11 +181,9 @@ def test_a_message_to_one_client_reaches_it_alone_and_is_counted():
     # Without `wire_bytes` a message is as large as its leaves: model and rate, `extra` of 4 bools, what is personal;
     # model, told client and told message.
     state = toy_state(draw=jnp.array(draw), fails=jnp.zeros(4, bool))
-    toy_problem = problem()
-    toy_problem.config.model = types.SimpleNamespace(statistics="server")
-    traffic = bytes_per_client(toy_problem, personal_method(), state, federation())
+    traffic = bytes_per_client(problem(), personal_method(), state, federation())
     assert (traffic.jobs, traffic.down, traffic.up) == (4, 4 + 4 + 4 + 4, 4 + 4 + 4)
-    traffic = bytes_per_client(toy_problem, toy_method(), state, federation())
+    traffic = bytes_per_client(problem(), toy_method(), state, federation())
     assert (traffic.down, traffic.up) == (4 + 4 + 4, 4 + 4)
 
 

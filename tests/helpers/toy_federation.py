@@ -6,14 +6,13 @@ their number when it starts.
 
 import json
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.devices import AXIS
-from fedjax_ssl.base.fields import shared_fields
+from fedjax_ssl.config import base_config
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.federated import Attackers
 from fedjax_ssl.engine.interface import (
@@ -70,17 +69,10 @@ class OneNumber:
 
 
 def problem(clients_per_round=3, **fields):
-    """The toy problem; `fields` set the sections for messages by dotted names."""
-    sections = shared_fields().config()
-    sections.update_from_flattened_dict(fields)
-    config = types.SimpleNamespace(
-        clients_per_round=clients_per_round,
-        eval_batch_size=4,
-        eval_measures=(),
-        aggregation=types.SimpleNamespace(clip_norm=0.0),
-        num_clients=len(CLIENTS),
-        **{name: sections[name] for name in ("attack", "compression", "availability", "privacy")},
-    )
+    """The toy problem; `fields` set others by dotted names."""
+    config = base_config()
+    sizes = {"num_clients": len(CLIENTS), "clients_per_round": clients_per_round, "eval_batch_size": 4}
+    config.update_from_flattened_dict({**sizes, **fields})
     return Problem(config, OneNumber(), None, None, num_classes=2)
 
 

@@ -1,7 +1,6 @@
 """Clients' own test images and own parts of the model, compared with a plain loop over clients without lanes."""
 
 import json
-import types
 
 import jax
 import jax.numpy as jnp
@@ -262,9 +261,7 @@ class Centred(OneNumber):
 
 def test_a_fine_tuned_model_trains_at_a_constant_rate_and_has_its_client_s_statistics():
     """Whatever the round's rate. A client without training images, 3, tests the received model."""
-    toy, (phase,) = problem(5)._replace(network=Centred()), toy_method().phases
-    toy.config.personal_parts, toy.config.client = (), types.SimpleNamespace(learning_rate=0.4)
-    toy.config.model = types.SimpleNamespace(statistics_weights="batches")
+    toy, (phase,) = problem(5, **{"client.learning_rate": 0.4})._replace(network=Centred()), toy_method().phases
 
     def step(received, data, work, carry, index, key):
         return {**carry, "x": carry["x"] - received.learning_rate * (1 + work["client"])}

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 INT8_LEVELS = 127  # levels on each side of 0
 VALUE_BYTES, INDEX_BYTES, SCALE_BYTES = 4, 4, 4
@@ -48,13 +49,9 @@ def top_k(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[st
     Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018, Definition 2.1.
     """
     del key
-    sizes = [leaf.size for leaf in update.values()]
-    flat = jnp.concatenate([leaf.reshape(-1) for leaf in update.values()])
+    flat, as_update = ravel_pytree(update)
     kept = jax.lax.top_k(jnp.abs(flat), num_kept(len(flat), share))[1]
-    sparse = jnp.zeros_like(flat).at[kept].set(flat[kept])
-    ends = [sum(sizes[: place + 1]) for place in range(len(sizes) - 1)]
-    parts = jnp.split(sparse, ends)
-    return {path: part.reshape(leaf.shape) for part, (path, leaf) in zip(parts, update.items())}
+    return as_update(jnp.zeros_like(flat).at[kept].set(flat[kept]))
 
 
 COMPRESSIONS: dict[str, Callable[[dict[str, jax.Array], jax.Array, float], dict[str, jax.Array]]] = {
