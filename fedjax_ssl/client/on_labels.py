@@ -66,13 +66,10 @@ def class_shares(counts: jax.Array, config) -> jax.Array:
 
 
 def loss_on_labels(problem: Problem, metric: str = "client_loss", view: View | None = None) -> LossFunction:
-    """The loss l(f(alpha(x)), y) of the batch `labelled`; the work of its plan is the logit adjustment.
+    """The loss l(f(alpha(x)), y) of the batch `labelled`, named `metric`; the work of its plan is the logit adjustment.
 
-    Args:
-        problem: the run's `Problem`. With `client.labelled_views='both'` the loss is the mean over the weak and the
-            strong view, each with its own batch statistics.
-        metric: name of the loss.
-        view: augmentation of a step's images; None: the augmentations of `problem`.
+    With `client.labelled_views='both'` it is the mean over the weak and the strong view, each with its own batch
+    statistics. `view` augments a step's images; None: the augmentations of `problem`.
     """
     both = problem.config.client.labelled_views == "both" and view is None
 

@@ -79,9 +79,8 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
     def keep(finished: Finished) -> Finished:
         upload = finished.upload
         refuse_copies(upload.metadata, "what its clients tell")
-        for part in parts:
-            if part not in upload.model.params:
-                raise UserError(f"personal_parts has {part!r}, which clients of {name} do not upload")
+        for part in set(parts) - set(upload.model.params):
+            raise UserError(f"personal_parts has {part!r}, which clients of {name} do not upload")
         if len(parts) == len(upload.model.params):
             raise UserError(f"personal_parts={parts} leaves nothing to aggregate: clients of {name} upload no more")
         model = _without(upload.model, parts)

@@ -27,12 +27,10 @@ ACCEPTED = "accepted"  # metadata of every upload: the number of pseudo-labels b
 
 
 class Tell(Protocol):
-    """Computes further metadata that each client of a cohort sends, by name, leaves [M, ...].
+    """(outputs, examples, confident) -> further metadata that each client of a cohort sends, by name, leaves [M, ...].
 
-    Args:
-        outputs: the received model's outputs for weak views of all the cohort's images, leaves [M, n_max, ...].
-        examples: the cohort's examples.
-        confident: bool [M, n_max], the images whose largest probability is at least `confidence.threshold`.
+    The outputs are the received model's for weak views of all the cohort's images, leaves [M, n_max, ...]; confident
+    images, bool [M, n_max], have a probability of at least `confidence.threshold`.
     """
 
     def __call__(self, outputs: Outputs, examples: Examples, confident: jax.Array, /) -> Mapping[str, jax.Array]: ...

@@ -169,16 +169,14 @@ def local_training(
         return dict(result.metrics), dict(result.sums), remembered(result, own, model)
 
     def start(received: Broadcast, data: FederatedData, work: Plan, own) -> Training:
-        model = received.model if work.start is None else work.start
-        model = model if begin is None else begin(received, own)
+        model = begin(received, own) if begin else work.start or received.model
         learner = sgd.start(optimizer(received.learning_rate), model, parts)
         if persistent:
             learner = learner._replace(opt_state=own[memory])
         others = {name: value for name, value in own.items() if name != memory}
         *sums, changes = jax.eval_shape(first_step, model, received, data, work, others)
-        kept = {name: value for name, value in others.items() if name not in changes}
-        learned = {name: others[name] for name in changes}
-        return Training(learner, kept, learned, *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sums))
+        learned = {name: others.pop(name) for name in changes}
+        return Training(learner, others, learned, *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sums))
 
     def step(received: Broadcast, data: FederatedData, work: Plan, carry: Training, index, key) -> Training:
         batches, at = read(sizes, received, data, work, carry.memory, index, key)
@@ -191,11 +189,10 @@ def local_training(
         return Training(learner, carry.own, learned, totals, sums)
 
     def finish(received: Broadcast, work: Plan, carry: Training, num_steps) -> Finished:
-        told = {} if work.labels is None else work.labels.tells
-        model = trained_parts(problem.network, carry.learner.model, sent)
+        told = {**(work.labels.tells if work.labels else {}), **work.tells, **carry.sums}
         own = {**carry.learned, **({memory: carry.learner.opt_state} if persistent else {})}
         metrics = jax.tree.map(lambda total: total / jnp.maximum(num_steps, 1), carry.totals)
-        return Finished(Upload(model, {**told, **work.tells, **carry.sums}), own, metrics)
+        return Finished(Upload(trained_parts(problem.network, carry.learner.model, sent), told), own, metrics)
 
     return Phase(prepare, start, step, finish)
 

@@ -59,17 +59,15 @@ class Normalisation(nn.Module):
 
     @nn.compact
     def __call__(self, x, train=False, mask=None, num_views=1):
-        """Normalises.
+        """Normalises activations x [V*B, ..., C], view-major; the result has their shape and dtype.
+
+        Statistics are computed in float32.
 
         Args:
-            x: [V*B, ..., C] activations, view-major.
+            x, num_views: the activations; V, the number of views with separate statistics.
             train: whether batch statistics are used ('group' never uses them).
             mask: bool or float [V*B], 0 for padding rows, which statistics exclude; [V*B, g] holds one mask for each of
-              g lanes that share the channels; None: all rows are valid.
-            num_views: V, the number of views with separate statistics.
-
-        Returns:
-            An array of the shape and dtype of `x`; statistics are computed in float32.
+                g lanes that share the channels; None: all rows are valid.
 
         Raises:
             UserError: the policy is unknown.

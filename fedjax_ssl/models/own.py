@@ -45,17 +45,12 @@ class Adapted(nn.Module):
 
 
 def build_backbone(name: str, normalisation: str, dtype: Any, **of_inputs: Any) -> nn.Module:
-    """Builds the backbone that an import path names.
+    """Builds the backbone that an import path names: a module that takes (images, train, mask, num_views).
 
-    Args:
-        name: MODULE:FACTORY or FILE.py:FACTORY. Modules are searched among installed ones, then in the current folder.
-          A file's own imports are also searched in its folder.
-        normalisation: the policy's name, passed if the factory takes a keyword of this name.
-        dtype: dtype of the computation, passed likewise.
-        of_inputs: keywords that follow from the kind of inputs, such as `num_tokens` for texts, passed likewise.
-
-    Returns:
-        A module that takes (images, train, mask, num_views).
+    The name is MODULE:FACTORY or FILE.py:FACTORY. Modules are searched among installed ones, then in the current
+    folder; a file's own imports are also searched in its folder. The policy's name, the dtype of the computation and
+    keywords that follow from the kind of inputs, such as `num_tokens` for texts, are passed if the factory takes a
+    keyword of this name.
 
     Raises:
         UserError: nothing has this name, the import or the factory fails, or its result cannot be a backbone.

@@ -36,13 +36,11 @@ def lanes_together(backbone):
 
 
 def apply(backbone, images, train, mask, num_views):
-    """Computes a backbone's features, see `Heads`; packs lanes if the backbone is narrow enough.
+    """Computes a backbone's features, arguments as in `Heads`; packs lanes if the backbone is narrow enough.
 
-    Args:
-        backbone: a bound module. It can be packed if it has an attribute `narrow_channels`: as many lanes are packed as
-            fill `CHANNELS` with it. It is the channels of a residual network's first stage, or of SmallCNN's second
-            convolution. Its layers must then be those of `layers` and `normalisation`.
-        images, train, mask, num_views: as in `Heads`.
+    It can be packed if it has an attribute `narrow_channels`: as many lanes are packed as fill `CHANNELS` with it. It
+    is the channels of a residual network's first stage, or of SmallCNN's second convolution. Its layers must then be
+    those of `layers` and `normalisation`.
     """
     g = lanes_together(backbone)
     if g == 1 or backbone.is_initializing() or backbone.is_mutable_collection("moments"):

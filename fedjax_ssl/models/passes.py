@@ -65,13 +65,10 @@ def lane_form():
 
 
 def in_lanes(one_lane, form, stride, together=None, **sizes):
-    """A pass of two arguments that uses the given form under `vmap` over both arguments.
+    """A pass of two arguments that uses a form of `LANE_FORMS` under `vmap` over both arguments.
 
-    Args:
-        one_lane: the pass.
-        form: one of `LANE_FORMS`.
-        stride, sizes: further arguments of the pass.
-        together: the pass that all lanes compute at once unless the form is 'loop'; None: `one_lane`.
+    `stride` and `sizes` are further arguments of the pass. `together` is the pass that all lanes compute at once unless
+    the form is 'loop'; None: `one_lane`.
     """
     one_lane, together = (functools.partial(each, stride=stride, **sizes) for each in (one_lane, together or one_lane))
     one_pass = jax.custom_batching.custom_vmap(one_lane)

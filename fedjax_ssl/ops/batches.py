@@ -18,13 +18,9 @@ Count = TypeVar("Count", int, jax.Array)
 def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int | None) -> Any:
     """Maps `function` over the leading axis of `rows`, at most `batch_size` rows at a time on each device.
 
-    Args:
-        function: a pytree with leaves [B, ...] to a pytree with leaves [B, ...], each row independent of the others.
-        rows: leaves [n, ...]. Pass indices instead of images, so that each chunk gathers its own.
-        batch_size: the largest B; None: a number that is fast on the platform.
-
-    Returns:
-        The function's result with leaves [n, ...].
+    The function maps a pytree with leaves [B, ...] to one with leaves [B, ...], each row independent of the others.
+    Pass indices instead of images as rows, leaves [n, ...], so that each chunk gathers its own. The batch size is the
+    largest B; None: a number that is fast on the platform.
     """
     count, devices = len(jax.tree.leaves(rows)[0]), num_devices()
     batch_size = batch_size or ROWS_AT_ONCE.get(platform(), MOST_ROWS)

@@ -18,12 +18,8 @@ def by_role(
     """Sets the weights w_k = l1 n_k / sum_L n + (1 - l1) u_k / sum_U u, FedAvg-Semi's mean (SemiAnAgg, eq. 2).
 
     A client with images of both kinds uploads one model, whose weight is the sum of both terms. If no upload counts in
-    one role, the other role has all the weight.
-
-    Args:
-        labelled: received -> n_k, float32 [R], 0 for a client without labels.
-        unlabelled: received -> u_k, float32 [R], not negative.
-        share: l1.
+    one role, the other role has all the weight. `labelled` and `unlabelled` give n_k and u_k of the received uploads,
+    float32 [R], not negative; l1 is `share`.
     """
 
     def rule(received: Received) -> jax.Array:

@@ -133,10 +133,8 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
 def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
     """Cuts each owner's rows into batches; a batch has rows of only one owner.
 
-    Rows are int32 [K, n_max], padded beyond each owner's size, int32 [K].
-
-    Returns:
-        Rows, int32 [K * ceil(n_max / B), B], and their mask, bool of the same shape.
+    Rows are int32 [K, n_max], padded beyond each owner's size, int32 [K]. The results are rows, int32 [K * ceil(n_max /
+    B), B], and their mask, bool of the same shape.
     """
     padding = -rows.shape[1] % batch_size
     present = jnp.arange(rows.shape[1] + padding) < sizes[:, None]

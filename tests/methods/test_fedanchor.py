@@ -12,9 +12,7 @@ import pytest
 
 from fedjax_ssl import State
 from fedjax_ssl.base.devices import use_platform
-from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data.federated import Attackers
-from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedanchor import HEAD
 from fedjax_ssl.methods.fedanchor.client import (
@@ -24,7 +22,6 @@ from fedjax_ssl.methods.fedanchor.client import (
     class_mean_scores,
     leave_one_out_scores,
 )
-from fedjax_ssl.models.network import build_network
 from fedjax_ssl.run.wire import bytes_per_client
 from fedjax_ssl.server import training
 from tests.helpers.linear_network import in_numpy
@@ -226,30 +223,6 @@ def test_statistics_from_clients_are_a_second_exchange(data, source, exchanging)
     assert traffic.statistics_down == exchanging * size_of(state.model.params)
     assert traffic.statistics_up == exchanging * size_of(state.model.batch_stats)
     assert traffic.up == size_of(state.model.params) - size_of(state.model.params[HEAD])  # no statistics
-
-
-@pytest.mark.parametrize("num_classes, rows", [
-    (10, [(250, 0.29), (500, 0.57), (1000, 1.15), (5000, 5.73)]),
-    (100, [(2500, 2.85), (10000, 11.41)]),
-])  # fmt: skip
-def test_table_4_comes_out_of_the_leaves(num_classes, rows):
-    """Table 4: anchor embeddings over the model's parameters without the anchor head, downstream, in percent."""
-    config = apply_arguments(base_config(), "fedanchor,resnet18")
-    facts = {"num_classes": num_classes, "image_shape": (8, 8, 3), "mean": (0.0,) * 3, "std": (1.0,) * 3}
-    resnet = build_network(config, facts, KINDS[IMAGE], METHODS["fedanchor"].heads, HEAD)
-    params = dict(jax.eval_shape(resnet.init, jax.random.key(0)).params)
-    width = params.pop(HEAD)["kernel"].shape[1]
-
-    class Wide(SmallNetwork):  # a head as wide as that one's
-        def _outputs(self, params, x):
-            return super()._outputs(params, x)._replace(heads={HEAD: jnp.tile(x[:, :1], (1, width))})
-
-    for server_labels, percent in rows:
-        _, method, state = build(network=Wide(HEAD), **{"fedanchor.travels": "all_pairs"})
-        federated = federation([[-1]], at_server=[0] * server_labels)
-        sent = jax.eval_shape(method.broadcast, state, federated, jax.random.key(0))
-        overhead = 100 * sent.extra.anchors.embeddings.size / sum(leaf.size for leaf in jax.tree.leaves(params))
-        assert round(overhead, 2) == percent
 
 
 # --- The server: equations 1 and 2, one epoch on each head (section 4.4). --------------------------------------------

@@ -10,10 +10,10 @@ import pytest
 from tests.official.byol import ENCODER, RATE, compare, divergence, problem_of, train_client
 
 THRESHOLD = 0.08
-SLOW = pytest.param("fedu,both", marks=pytest.mark.slow)
+SLOW = [pytest.param(variant, marks=pytest.mark.slow) for variant in ("fedu", "fedu,both")]
 
 
-@pytest.mark.parametrize("variant", ["fedu", "fedu,code", SLOW])
+@pytest.mark.parametrize("variant", ["fedu,code", *SLOW])
 def test_rounds_of_fedu(variant, monkeypatch):
     """The first target is a copy of the received encoder or, as in the code, the online encoder itself."""
     monkeypatch.setattr("fedjax_ssl.methods.fedu.DECAY", 0.9)

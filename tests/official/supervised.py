@@ -14,7 +14,11 @@ from tests.official.reference import SGD, classify, cross_entropy, gradient, in_
 CLIENTS = [[0, 1, -1, 2, 0, -1, 1, 2, 2], [2, -1, 0, 1], [1, 1, 0, -1, 2, -1, 0]]
 
 
-@pytest.mark.parametrize(("variant", "mu"), [("supervised", 0.0), ("supervised,fedprox", 0.3)])
+# FedProx's steps are those of FedAvg and a term.
+FEDAVG = pytest.param("supervised", 0.0, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("variant", "mu"), [FEDAVG, ("supervised,fedprox", 0.3)])
 def test_rounds_of_fedavg(variant, mu):
     problem = make_problem(variant, **{"data.labels": "clients", "client.proximal": mu, "client.clip_norm": 2.0})
     run = train(problem, federation(CLIENTS), rounds=2)

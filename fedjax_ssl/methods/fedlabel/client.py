@@ -37,12 +37,10 @@ EXPERTS = ("both", "local", "global")
 
 
 def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: str = "both") -> ExpertChoice:
-    """Chooses the expert that labels each image.
+    """Chooses the expert that labels each image, from logits of the received model and of the client's own, [..., C].
 
-    Args:
-        of_global, of_local: float32 [..., C], logits of the received model and of the client's own.
-        confidence: h, a key of `CONFIDENCES`.
-        experts: 'both': the more confident one, in a tie the global one; 'local' or 'global': always this one.
+    `confidence` is h, a key of `CONFIDENCES`. Of 'both' experts the more confident one labels, in a tie the global one;
+    with 'local' or 'global' always this one.
     """
     of_global, of_local = jax.nn.log_softmax(of_global), jax.nn.log_softmax(of_local)
     h_global, h_local = CONFIDENCES[confidence](of_global), CONFIDENCES[confidence](of_local)
@@ -81,10 +79,8 @@ def score_drawn(
     """Both experts' logits for the images that are used in this round, or for all images if that costs no more.
 
     The received model is w, the local models w_L have leaves [M, ...]. With `confidence.debias` each expert's
-    predictions are divided by its prior.
-
-    Returns:
-        Logits of w and w_L, float32 [M, n_max, C], 0 for other images; and which images they are for, bool [M, n_max].
+    predictions are divided by its prior. Logits of w and w_L are float32 [M, n_max, C], 0 for other images; the third
+    result says which images they are for, bool [M, n_max].
     """
     (num_jobs, n_max), place = examples.rows.shape, jnp.arange(examples.rows.shape[1])
     positions = deck.order.reshape(num_jobs, -1)

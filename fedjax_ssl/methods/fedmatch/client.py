@@ -112,13 +112,13 @@ def labels_of_sum(problem: Problem, rule: Confidence) -> Label:
 
 
 def helper_logits(problem: Problem, received: Broadcast, personal: Mapping[str, Any], images: jax.Array):
-    """Logits of a client's helpers, theta = the received sigma + their psi, for images [B, H, W, C].
+    """Logits of a client's helpers, theta = the received sigma + their psi, in evaluation mode.
 
     Args:
+        problem, images: the run's; [B, H, W, C].
         received: the broadcast; its `extra` says whether helpers are sent in this round.
         personal: "helpers", their psi, leaves [H, ...], and "present", bool [H]; both are missing if there are no
-        helpers.
-        images: passed in evaluation mode.
+            helpers.
 
     Returns:
         Logits float32 [H, B, C], 0 in rounds without helpers; and `present`.

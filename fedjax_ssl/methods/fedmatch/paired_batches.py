@@ -27,11 +27,8 @@ class PairedDecks(NamedTuple):
 def pair_decks(problem: Problem, examples: Examples, keys: jax.Array, room: int, with_labels: bool) -> PairedDecks:
     """The decks of a cohort, shuffled for each of `client.epochs`; a labelled batch has `client.batch_size` examples.
 
-    Args:
-        problem, examples, keys: the run's; the cohort's; [M], for shuffling.
-        room: the most unlabelled examples in a batch. If that is too few, an epoch has more batches than the labelled
-            examples fill.
-        with_labels: whether labelled examples are trained on. If not, all batches have `room` unlabelled examples.
+    `room` is the most unlabelled examples in a batch. If that is too few, an epoch has more batches than the labelled
+    examples fill. Without labels all batches have `room` unlabelled examples. Keys are [M].
     """
     config = problem.config.client
     deck, labelled = Deck.shuffled(examples, examples.unlabelled, keys, config.epochs), None
@@ -52,11 +49,8 @@ def labelled_batch(deck: Deck, index: jax.Array, size: int) -> Batch:
 def cut(deck: Deck, index: jax.Array, batches: jax.Array, size: jax.Array | int, room: int) -> Batch:
     """The batch of local step `index` if each client has its own batch size and number of batches per epoch.
 
-    Args:
-        deck, index: the client's; int32 [], from 0.
-        batches: int32 [], batches per epoch; examples beyond them are not used.
-        size: int32 [], examples per batch, at most `room`, the length B of the batch's arrays.
-        room: B.
+    An epoch has so many batches, int32 [], each of `size` examples, int32 []; others are not used. The batch's arrays
+    have the length `room`, which is at least the size.
     """
     epoch, number = jnp.divmod(index, jnp.maximum(batches, 1))
     batch = deck.at(epoch, number * size + jnp.arange(room))
