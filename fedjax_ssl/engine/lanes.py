@@ -185,8 +185,7 @@ def _run_on_one_device(phase, source, table, num_lanes):
     one_result = jax.eval_shape(lambda: finish(jnp.int32(0), *start(jnp.int32(0))))
     results = jax.tree.map(lambda leaf: jnp.zeros((num_jobs, *leaf.shape), leaf.dtype), one_result)
     if num_lanes:
-        shapes = jax.eval_shape(over_lanes(start), none)
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(over_lanes(start), none))
         lanes = _Lanes(none, none > 0, none, *nothing)
         *_, iterations, results = jax.lax.while_loop(unfinished, body, (lanes, jnp.int32(0), iterations, results))
     results = jax.tree.map(lambda leaf: leaf.reshape(num_seeds, num_rows, *leaf.shape[1:]), results)
