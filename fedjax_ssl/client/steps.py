@@ -142,8 +142,7 @@ def local_training(
     Args:
         problem, plan, loss: the run's `Problem`, the plan of a cohort, and the loss of one step.
         sizes: examples in each batch, by the batch's name.
-        parts: the parts of the model that are trained.
-        sent: the parts that are uploaded and in FedProx's term; None: all trained parts.
+        parts, sent: the trained parts of the model; those that are uploaded and in FedProx's term, None: the same.
         begin: (received, the client's memory) -> the model that training begins with; None: `Plan.start`.
         after: what the client remembers of the model after each step; None: only the loss changes its memory.
         optimizer: the phase's own; None: the problem's.
@@ -179,8 +178,8 @@ def local_training(
         return Training(learner, others, learned, *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sums))
 
     def step(received: Broadcast, data: FederatedData, work: Plan, carry: Training, index, key) -> Training:
-        batches, at = read(sizes, received, data, work, carry.memory, index, key)
-        minimised = functools.partial(with_proximal_term, problem, loss, sent, batches, at)
+        seen = read(sizes, received, data, work, carry.memory, index, key)
+        minimised = functools.partial(with_proximal_term, problem, loss, sent, *seen)
         learner, result = sgd.step(minimised, optimizer(received.learning_rate), carry.learner, parts)
         if result.counts is not None:
             learner = where(result.counts, learner, carry.learner)

@@ -38,7 +38,7 @@ def assert_close(actual, expected, relative=1e-5):
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
     ("size", "window", "channels"),
-    [((9, 12), 3, 8), ((9, 8), 3, 3), ((3, 2), 3, 8), ((1, 1), 3, 1), ((7, 8), 1, 4), ((11, 8), 7, 3)],
+    [((9, 12), 3, 8), ((3, 2), 3, 8), ((1, 1), 3, 1), ((7, 8), 1, 4), ((11, 8), 7, 3)],
 )
 def test_both_passes_equal_plain_convolution(size, window, channels, stride):
     x, kernel, gradient = arrays((2, *size, channels), (window, window, channels, 4), stride)
