@@ -52,6 +52,11 @@ def forget_manifests(run):
         write_manifest(path.with_suffix(""), read_manifest(path.with_suffix(""))._replace(run=None, records=""))
 
 
+def everything_in(folder):
+    """All files of a folder except the lock, with their contents."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
 @contextlib.contextmanager
 def files_of_at_most(length):
     """Imitates a full disk: this process cannot write a file beyond `length` bytes. Python ignores SIGXFSZ."""

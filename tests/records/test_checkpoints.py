@@ -15,7 +15,7 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
-from tests.helpers.runs import files_of_at_most
+from tests.helpers.runs import everything_in, files_of_at_most
 
 
 def state_of(number=0):
@@ -91,10 +91,6 @@ def two(folder):
 
 def files_of(checkpoint):
     return sorted(path for path in checkpoint.rglob("*") if path.is_file())
-
-
-def everything_in(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def assert_passed_over(folder, words):

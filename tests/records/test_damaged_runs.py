@@ -22,6 +22,7 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir, read_records, read_rounds
 from fedjax_ssl.report import write_comparison, write_report
 from fedjax_ssl.report.model_card import model_card
+from tests.helpers.runs import everything_in
 from tests.helpers.stub import make_stub_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -43,11 +44,6 @@ def flip(path, place=-1):
 
 def a_large_file_of(checkpoint):
     return max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-
-
-def everything_in(folder):
-    """All files except the lock."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 def assert_as_if_nothing_had_happened(run, stub_run, state):

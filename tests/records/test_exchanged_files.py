@@ -14,6 +14,7 @@ from fedjax_ssl.data.partition_file import load_partition
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.run import experiment
+from tests.helpers.runs import everything_in
 from tests.helpers.stub import make_stub_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -37,10 +38,6 @@ def run(runs, tmp_path):
 
 def own(**overrides):
     return make_stub_config(**{**FIELDS, **overrides})
-
-
-def everything_in(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 def assert_refused(run, words, **fields):

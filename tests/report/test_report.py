@@ -151,7 +151,8 @@ def test_every_picture_is_a_file_of_its_own(reported_run):
     assert "stub on digits, seed 0" in page
     card = (reported_run / "MODEL_CARD.md").read_text()
     accuracy = json.loads((reported_run / "summary.json").read_text())["test_accuracy"]
-    assert f"{100 * accuracy:.2f} %" in card and str(reported_run) in card
+    assert f"| test accuracy | {100 * accuracy:.2f} % (best " in card and str(reported_run) in card
+    assert "no round was picked by it" in card and "held out for validation" not in card
     run = read_run(reported_run)
     sent = run._replace(metrics=[{**line, "bytes_down": 3e6, "bytes_up": 1e6} for line in run.metrics])
     assert "| communication | 12.0 MB down, 4.0 MB up |" in model_card(sent)
@@ -230,7 +231,9 @@ def test_who_holds_labels_is_said_in_words(three_runs, tmp_path):
     own = json.loads((folder / "config.json").read_text())["data"]
     for words, fields in SETTINGS.items():
         run = relabelled(folder, {**own, **fields}, COUNTS)
-        assert f"Labels: {words}.\n" in model_card(run) and f"| labels | {words}" in model_card(run)
+        card = model_card(run)
+        assert f"Labels: {words}.\n" in card and f"| labels | {words}" in card
+        assert ("the labels of the clients' images were revealed" in card) == run.labels_revealed
         assert f"clients a round, {words}; {folder}" in lead_of(run)
         (folder / "class_counts.npz").unlink()  # the number of labels is unknown
         assert f"clients a round, {words.removesuffix(': 4 in all')}; {folder}" in lead_of(read_run(folder))

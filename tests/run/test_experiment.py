@@ -26,7 +26,7 @@ from fedjax_ssl.run import machine
 from fedjax_ssl.run.experiment import build_experiment, initialise
 from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.under_way import resume_command
-from tests.helpers.runs import ROOT, forget_manifests, make_tiny_config
+from tests.helpers.runs import ROOT, everything_in, forget_manifests, make_tiny_config
 from tests.helpers.stub import make_stub_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -92,15 +92,14 @@ def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
 def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):
     workdir, state = tmp_path / "run", finished_run[1]
     shutil.copytree(finished_run[0], workdir)
-    (workdir / ".lock").unlink()
-    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    before = everything_in(workdir)
     again = train(make_tiny_config(), workdir)
     chex.assert_trees_all_equal(again, state)
     (workdir / "summary.json").unlink()  # as if killed after its last checkpoint
     meanwhile = []
     train(make_tiny_config(), workdir, lambda: meanwhile.append(resume_command()))
     assert meanwhile == [f"python launch.py --workdir={workdir} --allow_code"]  # the last line after a signal
-    assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"} == before
+    assert everything_in(workdir) == before
     assert launch.main([f"--workdir={workdir}", "--allow_code"]) == 0
     said = capsys.readouterr().err
     assert f"{workdir} was finished, and nothing was trained; with a larger num_rounds it goes on" in said

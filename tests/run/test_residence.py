@@ -31,7 +31,7 @@ from fedjax_ssl.run.programs import lower_dispatch
 from fedjax_ssl.run.residence import choose
 from fedjax_ssl.run.train import train
 from tests.helpers.kept_programs import OWN
-from tests.helpers.runs import SMALL, make_fedanchor_config
+from tests.helpers.runs import SMALL, everything_in, make_fedanchor_config
 from tests.helpers.stub import make_stub_config, stub
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -165,17 +165,14 @@ def test_a_file_of_the_clients_memory_that_is_not_the_runs_stops_it_and_loses_no
         with sqlite3.connect(file) as opened:
             opened.execute("UPDATE run SET value = 'seed 1, partition 0' WHERE name = 'run'")
 
-    def contents():
-        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-
     damages = {cut: "damaged", file.unlink: "is missing", exchange: "another run's"}
     for damage, words in damages.items():
         damage()
-        before = contents()
+        before = everything_in(run)
         with monkeypatch.context() as patched, pytest.raises(UserError, match=words) as caught:
             patched.setattr("fedjax_ssl.run.train.compile_program", None)
             train(config_of(4, **fields), run)
-        assert "\n" not in str(caught.value) and contents() == before
+        assert "\n" not in str(caught.value) and everything_in(run) == before
         file.unlink(missing_ok=True)
         shutil.copy(kept, file)
     assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}, records={}))
@@ -215,7 +212,7 @@ def test_what_cannot_be_written_to_is_one_line_and_loses_nothing(whole, closed, 
         for path in (run, *run.rglob("*")):
             path.chmod(0o777)
         (run / closed).chmod(0o555)
-        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        before = everything_in(run)
         try:
             if user == 0:
                 os.seteuid(65534)
@@ -229,7 +226,7 @@ def test_what_cannot_be_written_to_is_one_line_and_loses_nothing(whole, closed, 
             os.seteuid(user)
             (run / closed).chmod(0o755)
         assert "\n" not in str(caught.value) and str(run / closed) in str(caught.value)
-        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+        assert everything_in(run) == before
         assert_same(train(config_of(4, **fields), run), whole[0]._replace(clients={}, records={}))
         assert_same(lines_of(run), whole[1])
 

@@ -14,7 +14,6 @@ from fedjax_ssl.records.ending import fields_to_raise
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.report import figures, style, write_report
-from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.table import Row, make_table
 from fedjax_ssl.run import features
 from fedjax_ssl.run.machine import Machine
@@ -237,16 +236,6 @@ def test_curves_of_the_two_are_pictures_of_their_own():
         lines = [[line.get_ydata().tolist() for line in axes.lines] for axes in
                  figures.bytes_over_rounds(groups[1].runs[0]).axes]  # fmt: skip
     assert lines == [[[1, 1], [0.5, 0.5]], [[1, 2], [0.5, 1]]]  # in each round, and in all; down, and up
-
-
-def test_a_model_card_without_validation_images_is_as_it_was(finished_run):
-    card = model_card(read_run(finished_run[0]))
-    assert "the labels of the clients' images were revealed" in card
-    summary = summary_of(finished_run[0])
-    accuracy, best = (f"{100 * summary[name]:.2f} %" for name in ("test_accuracy", "best_test_accuracy"))
-    assert f"| test accuracy | {accuracy} (best {best}, round {summary['best_round']}) |\n| test loss | " in card
-    words = ("validation accuracy", "held out for validation")  # the card has the command, which may name this file
-    assert not any(each in card for each in words) and "no round was picked by it" in card
 
 
 def test_a_run_that_bytes_have_ended_says_so_and_goes_on_when_they_are_eased(finished, tmp_path, capfd):

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import launch
-from fedjax_ssl import load, train
+from fedjax_ssl import train
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.client import STANDARD
-from fedjax_ssl.data import load_dataset
 from fedjax_ssl.engine.interface import CLASSIFIER, State
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
@@ -124,37 +123,14 @@ def test_what_a_method_makes_of_its_first_model_it_makes_of_this_one(method, fin
         chex.assert_trees_all_equal(state.server["model"].params, given.params)
 
 
-@pytest.fixture(scope="module")
-def self_supervised_run(tmp_path_factory):
-    """(workdir, state) of a run whose clients have no labels."""
-    workdir = tmp_path_factory.mktemp("fedu") / "run"
-    fields = {"method": "fedu", "data.reveal_labels": False, "num_rounds": 2, "model.normalisation": "running"}
-    fields |= {"model.projector_hidden": 8, "model.projector_dim": 4, "eval_measures": ("knn",)}
-    return workdir, train(make_tiny_config(**fields), workdir)
-
-
-def test_what_was_learned_without_labels_warms_another_method_up(self_supervised_run):
-    """The other run starts with the encoder and the probe; the first run's heads are left out."""
-    folder, state = self_supervised_run
-    fields = {"data.reveal_labels": False, "model.normalisation": "running", **SMALL, **FRESH}
-    experiment = build_experiment(make_fedanchor_config(method="semifl", init_from=str(folder), **fields))
-    found = find_warm_start(experiment)
-    assert found.facts["parts"] == ["backbone", "classifier"] and found.facts["round"] == 2
-    begun = jax.jit(lambda data, given: initialise(experiment, data, given))(experiment.data, found.model).model
-    for part in CLASSIFIER:
-        chex.assert_trees_all_equal(jax.device_get(begun.params[part]), jax.device_get(state.model.params[part]))
-    chex.assert_trees_all_equal(begun.batch_stats["backbone"], state.model.batch_stats["backbone"])
-
-
-def test_such_a_run_has_accuracies_and_can_be_asked_for_classes(self_supervised_run):
-    folder, _ = self_supervised_run
-    summary = json.loads((folder / "summary.json").read_text())
-    predict, digits = load(folder, allow_code=True), load_dataset(make_tiny_config().data)
-    right = np.mean(predict(digits.x_test).labels == digits.y_test)
-    assert summary["test_accuracy"] == pytest.approx(right, abs=1e-6)
-    assert min(summary["test_accuracy"], summary["test_knn_accuracy"]) > 0.3  # with ten classes and 40 labels
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert all(line["byol_loss"] > 0 and line["divergence"] > 0 and line["uploads"] == 4 for line in lines)
+def test_heads_that_this_method_lacks_are_left_out(finished_run, tmp_path):
+    """Such as the projector of a method that learns without labels."""
+    folder, state = copied(finished_run[0], tmp_path / "other"), finished_run[1]
+    more = state._replace(model=state.model.with_parts(projector={"kernel": np.ones(3, np.float32)}))
+    Checkpoints(folder / "checkpoints").save(5, more)
+    found = find_warm_start(begun(init_from=str(folder)))
+    assert found.facts["parts"] == ["backbone", "classifier"] and found.facts["round"] == 5
+    chex.assert_trees_all_equal(found.model, jax.device_get(state.model))
 
 
 class Refused:
