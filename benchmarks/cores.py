@@ -51,7 +51,7 @@ def work(options: argparse.Namespace) -> None:
     jax.config.update("jax_num_cpu_devices", options.devices)
     from fedjax_ssl import base_config
     from fedjax_ssl.config import apply_arguments
-    from fedjax_ssl.run.experiment import build_experiment, initialise
+    from fedjax_ssl.run.experiment import build_experiment
     from fedjax_ssl.run.machine import use_machine
     from fedjax_ssl.run.programs import compile_dispatch
 
@@ -73,7 +73,7 @@ def work(options: argparse.Namespace) -> None:
     config.update_from_flattened_dict(overrides)
     with use_machine(config) as machine:
         experiment = build_experiment(config)
-        state = machine.put(jax.jit(lambda data: initialise(experiment, data))(experiment.data))
+        state = machine.put(experiment.init(experiment.data))
         data, hidden, count = machine.put((experiment.data, experiment.hidden_labels, jax.numpy.int32(options.rounds)))
         dispatch = compile_dispatch(machine, experiment)
         print("ready", flush=True)

@@ -40,7 +40,6 @@ from benchmarks.harness import describe, write  # noqa: E402
 from fedjax_ssl.base.errors import StoppedError  # noqa: E402
 from fedjax_ssl.data.sources import load_dataset  # noqa: E402
 from fedjax_ssl.report import write_report  # noqa: E402
-from tests.helpers.kept_programs import keep_programs  # noqa: E402
 
 FIELDS = {
     "num_rounds": 6, "num_clients": 8, "clients_per_round": 4, "checkpoint_every": 2, "data.source": "digits",
@@ -296,7 +295,7 @@ def main() -> None:
     options = parser.parse_args()
     found, reasons = collections.defaultdict(collections.Counter), {}
     for name in options.part.split(","):
-        with tempfile.TemporaryDirectory(prefix="faults") as folder, keep_programs():
+        with tempfile.TemporaryDirectory(prefix="faults") as folder:
             trial = Trial(pathlib.Path(folder), options.seed, options.count or PARTS[names[name]])
             for kind, outcome, why in names[name](trial):
                 found[name, kind][outcome] += 1

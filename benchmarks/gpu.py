@@ -67,7 +67,7 @@ def time_rounds(make_config, whole: int, options):
     import jax
     import jax.numpy as jnp
 
-    from fedjax_ssl.run.experiment import build_experiment, initialise
+    from fedjax_ssl.run.experiment import build_experiment
     from fedjax_ssl.run.machine import use, use_machine
     from fedjax_ssl.run.observe.profiling import step_flops
     from fedjax_ssl.run.programs import compile_dispatch
@@ -80,7 +80,7 @@ def time_rounds(make_config, whole: int, options):
         started = time.perf_counter()
         dispatch = compile_dispatch(machine, experiment)
         compile_seconds = time.perf_counter() - started
-        init = jax.jit(functools.partial(initialise, experiment)).lower(experiment.data).compile()
+        init = experiment.init.lower(experiment.data).compile()
 
     def measured() -> dict:
         with use(machine):

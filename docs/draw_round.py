@@ -22,7 +22,7 @@ RUN = [
         [
             "run/train.py: train",
             "run/opening.py: open_runs",
-            "run/experiment.py: build_experiments, initialise",
+            "run/experiment.py: build_experiments, first_state",
             "data/: load_dataset, make_partition",
         ],
         [],
@@ -39,7 +39,7 @@ ROUND = [
     (
         "server",
         "5. Broadcasts",
-        ["methods/fedanchor/__init__.py: broadcast", "methods/fedanchor/client.py: class_anchors"],
+        ["methods/fedanchor/__init__.py: message", "methods/fedanchor/client.py: class_anchors"],
         ["the model w, its anchors' class means,", "the learning rate"],
     ),
     (

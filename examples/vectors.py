@@ -1,6 +1,5 @@
 """FixMatch on your own kind of input: vectors instead of images, with their own views, backbone and data."""
 
-import functools
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -14,7 +13,6 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import Heads
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.ops.sgd import make_optimizer
 
 
 class Vectors(NamedTuple):
@@ -52,8 +50,7 @@ config.num_clients, config.clients_per_round, config.data.server_labels = 10, 5,
 config.model.normalisation, config.data.alpha = "none", 100.0
 config.client.learning_rate, config.server.pretrain_epochs = 0.01, 20
 network = Network(Heads(Perceptron(), 4, {}), Vectors((20,)), config.model.normalisation)
-optimizer = functools.partial(make_optimizer, config.client)
-problem = Problem(config, network, weak, strong, num_classes=4, optimizer=optimizer)
+problem = Problem(config, network, weak, strong, num_classes=4)
 method = METHODS["fixmatch"].factory(problem)
 data, hidden_labels = federate(dataset, make_partition(y[:800], 4, config.data, 10, seed=0), seed=0)
 run_round = jax.jit(make_round(problem, method, lanes=5))

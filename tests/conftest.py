@@ -75,11 +75,12 @@ def no_clock():
 
 @pytest.fixture(scope="session", autouse=True)
 def no_memory_given_back():
-    """Skips the garbage collection after each compilation, which takes half a second among tests."""
+    """Skips the garbage collection after each compilation, which takes half a second among tests; keeps programs."""
     from fedjax_ssl.run import programs
     from fedjax_ssl.sweep import work
 
-    with mock.patch.object(programs, "give_back_memory"), mock.patch.object(work, "give_back_memory"):
+    quiet = mock.patch.object(programs, "give_back_memory"), mock.patch.object(work, "give_back_memory")
+    with quiet[0], quiet[1], mock.patch.object(programs, "MOST_KEPT", 32):
         yield
 
 
@@ -107,13 +108,10 @@ def root():
 
 @pytest.fixture(scope="module")
 def quick_runs():
-    """For files that test neither programs nor t-SNE: runs reuse programs; reports draw the first two embedding
-    coordinates.
-    """
+    """For files that do not test t-SNE: reports draw the first two embedding coordinates."""
     from fedjax_ssl.report import run_report
-    from tests.helpers.kept_programs import keep_programs
 
-    with keep_programs(), mock.patch.object(run_report, "to_plane", lambda embeddings: embeddings[:, :2]):
+    with mock.patch.object(run_report, "to_plane", lambda embeddings: embeddings[:, :2]):
         yield
 
 
@@ -121,34 +119,28 @@ def quick_runs():
 def stub_run(tmp_path_factory):
     """(workdir, state) of a finished run of the stub method, for tests that need a run's folder but no training."""
     from fedjax_ssl import train
-    from tests.helpers.kept_programs import keep_programs
     from tests.helpers.stub import make_stub_config
 
     workdir = tmp_path_factory.mktemp("stub") / "run"
-    with keep_programs():
-        return workdir, train(make_stub_config(), workdir)
+    return workdir, train(make_stub_config(), workdir)
 
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
     """(workdir, state) of an uninterrupted tiny run."""
     from fedjax_ssl import train
-    from tests.helpers.kept_programs import keep_programs
 
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    with keep_programs():
-        return workdir, train(make_tiny_config(), workdir)
+    return workdir, train(make_tiny_config(), workdir)
 
 
 @pytest.fixture(scope="session")
 def finished_fedanchor_run(tmp_path_factory):
     """(workdir, state) of a FedAnchor run, whose records have all that a method can report."""
     from fedjax_ssl import train
-    from tests.helpers.kept_programs import keep_programs
 
     workdir = tmp_path_factory.mktemp("finished_fedanchor") / "run"
-    with keep_programs():
-        return workdir, train(make_fedanchor_config(**SMALL), workdir)
+    return workdir, train(make_fedanchor_config(**SMALL), workdir)
 
 
 @pytest.fixture

@@ -67,6 +67,12 @@ def import_own(field: str, name: str) -> tuple[Any, str | None]:
     return getattr(module, attribute), file
 
 
+def loaded(name: str) -> types.ModuleType | str:
+    """The module that was imported for an import path; another one after its file has changed."""
+    place = name.rpartition(":")[0]
+    return _FILES.get(expanded(place).resolve(), place)
+
+
 def forget_changed() -> None:
     """Forgets the imported files that are changed or gone, so that the next import runs them again."""
     for file, module in list(_FILES.items()):

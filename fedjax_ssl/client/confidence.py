@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.base.imports import import_own, is_own, one_line
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
@@ -111,7 +112,7 @@ def once_a_round(
     """
     options, present = problem.config.confidence, examples.present
     lasts = options.memory == "run"
-    if rule.averages and options.momentum and not lasts:
+    if rule.averages and is_on(options.momentum) and not lasts:
         raise UserError(
             f"confidence.kind={options.kind!r} averages over updates, and {problem.config.method} has one in a round: "
             "set confidence.memory='run', with a confidence.momentum of about 0.9"
@@ -229,14 +230,7 @@ def freematch(options, num_classes: int, threshold, strictly: bool, momentum: fl
     All three averages start at 1/C. The additional loss is `fairness`, times `confidence.fairness_weight`. As in the
     reference code, thresholds of classes are clamped between `confidence.clamp_least` and `confidence.clamp_most`. In
     p_t negative scores (cosines) count as 0.
-
-    Raises:
-        UserError: `clamp_least` is above `clamp_most`.
     """
-    if options.clamp_least > options.clamp_most:
-        raise UserError(
-            f"confidence.clamp_least is {options.clamp_least:g}, above confidence.clamp_most, {options.clamp_most:g}"
-        )
     momentum = options.momentum if momentum is None else momentum
 
     def update(old: Averages, scores, present, positions):
@@ -260,8 +254,8 @@ def freematch(options, num_classes: int, threshold, strictly: bool, momentum: fl
 
     equal = 1.0 / num_classes
     start = Averages(jnp.float32(equal), jnp.full(num_classes, equal), jnp.full(num_classes, equal))
-    further = regulariser if options.fairness_weight else None
-    return Confidence(lambda n_max: start, update, weigh, further, averages=momentum > 0)
+    further = regulariser if is_on(options.fairness_weight) else None
+    return Confidence(lambda n_max: start, update, weigh, further, averages=is_on(momentum))
 
 
 def sat(options, num_classes: int, threshold, strictly: bool) -> Confidence:
@@ -331,7 +325,7 @@ def softmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
 
     equal = 1.0 / num_classes
     start = Gaussian(jnp.float32(equal), jnp.float32(1.0), jnp.full(num_classes, equal), jnp.bool_(False))
-    return Confidence(lambda n_max: start, update, weigh, averages=options.momentum > 0, soft=True)
+    return Confidence(lambda n_max: start, update, weigh, averages=is_on(options.momentum), soft=True)
 
 
 KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {

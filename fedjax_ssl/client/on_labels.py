@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.client.deck import Deck, Examples
 from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction, MakePlan, Plan
 from fedjax_ssl.data.federated import FederatedData
@@ -36,7 +37,7 @@ def labelled_plan(problem: Problem, epochs: int | None = None) -> MakePlan:
 def adjustment_of(problem: Problem, examples: Examples) -> jax.Array | None:
     """The logit adjustment of `config.client` for each client, float32 [M, C], see `class_shares`; None: none."""
     config = problem.config.client
-    if not config.logit_adjustment:
+    if not is_on(config.logit_adjustment):
         return None
     return config.logit_adjustment * jnp.log(class_shares(class_counts(examples.labels, problem.num_classes), config))
 
@@ -59,7 +60,7 @@ def class_shares(counts: jax.Array, config) -> jax.Array:
             n_c / sum_c n_c + e instead; for e near 0 a class without examples adds nothing to the loss, so nothing
             limits its logit.
     """
-    if config.share_offset:
+    if is_on(config.share_offset):
         return counts / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1) + config.share_offset
     counts = jnp.where(counts > 0, counts, 0.5)
     return counts / jnp.sum(counts, axis=-1, keepdims=True)

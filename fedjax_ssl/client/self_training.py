@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.client import acr
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
 from fedjax_ssl.client.confidence import MEMORY, Confidence, make_confidence, states_at_start, threshold_of
@@ -89,7 +90,7 @@ def self_training(problem: Problem, tell: Tell | None = None) -> SelfTraining:
     if not is_acr(problem):
         phases = labelled_phase(problem), unlabelled_phase(problem, loss_by_confidence(problem))
         return SelfTraining(label_views(problem, tell), phases)
-    if config.logit_adjustment or config.share_offset or config.labelled_views != "weak":
+    if is_on(config.logit_adjustment) or is_on(config.share_offset) or config.labelled_views != "weak":
         raise UserError(
             "confidence.kind='acr' has a loss of its own on labelled images; leave client.logit_adjustment and "
             "client.share_offset 0, and client.labelled_views 'weak'"

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.client.deck import Batch, Deck
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import (
@@ -202,7 +203,7 @@ def with_proximal_term(
     """The loss of a step; with `client.proximal` the parameters `sent` stay near the received ones (FedProx)."""
     result, factor = loss(model, batches, at), problem.config.client.proximal
     value = result.value
-    if factor:
+    if is_on(factor):
         value = value + factor * proximal_term(select(model.params, sent), select(at.received.model.params, sent))
     return value, (result.batch_stats, result)
 

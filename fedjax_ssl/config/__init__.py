@@ -10,7 +10,9 @@ from fedjax_ssl.config.base import (
     apply_arguments,
     base_config,
     for_seed,
+    numbers_of,
     ranges,
+    replace_numbers,
     typed,
 )
 from fedjax_ssl.config.load import (

@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -50,6 +50,22 @@ _shared = functools.cache(shared_fields)
 @functools.cache
 def _section(defaults: Callable[[], Section | ConfigDict]) -> Section:
     return Section.of(defaults())
+
+
+def numbers_of(config: ConfigDict) -> dict[str, float]:
+    """The numbers that the programs of a run take as arguments, by dotted names.
+
+    All other fields decide what the programs are. So does a number that is 0 or None, which switches something off.
+    """
+    known = ranges(config.method)
+    return {name: value for name, value in flatten(config).items() if value and known[name].traced}
+
+
+def replace_numbers(config: ConfigDict, numbers: Mapping[str, Any]) -> ConfigDict:
+    """A copy of a configuration in which other values stand for some numbers, such as the arguments of a program."""
+    copy = ConfigDict(config.to_dict(), type_safe=False)
+    copy.update_from_flattened_dict(numbers)
+    return copy
 
 
 def add_section(config: ConfigDict) -> ConfigDict:

@@ -1,5 +1,6 @@
 """The data of a federation as device arrays: each image is stored once, and tables of rows say who owns it."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -57,6 +58,8 @@ class FederatedData(NamedTuple):
     test_inputs: jax.Array  # [T, ...], in the stored form
     test_labels: jax.Array  # int32 [T]
     seed: jax.Array  # uint32 [], the run's seed; data, not a constant, so that another seed needs no compilation
+    # The numbers of the configuration by dotted names, see `Problem.of`: data, too, so that others need no compilation.
+    numbers: Mapping[str, jax.Array] = {}
     # float32 [C], number of labels of each class at clients, if not all clients' rows are on the device; else None.
     given_labels: jax.Array | None = None
     here: Here | None = None  # None: all clients' rows, memory and records are on the device
@@ -122,7 +125,7 @@ class FederatedData(NamedTuple):
         return jnp.zeros(len(self.inputs), bool).at[rows].max(present)
 
 
-_SHARED = ("inputs", "test_inputs", "test_labels", "unknown_inputs")
+_SHARED = ("inputs", "test_inputs", "test_labels", "unknown_inputs", "numbers")
 # Axes for `jax.vmap` over the seeds of one run: 0 for arrays that differ, None for shared ones such as the images.
 SEED_AXES: Any = FederatedData._make(None if name in _SHARED else 0 for name in FederatedData._fields)
 
@@ -174,6 +177,7 @@ class Holdings(NamedTuple):
     attackers: Attackers | None
     given_labels: np.ndarray  # float32 [C], number of labels of each class at clients
     unknown_inputs: np.ndarray | None  # [U, ...]
+    numbers: Mapping[str, float] = {}  # see `FederatedData`
 
     @property
     def sizes(self) -> np.ndarray:
@@ -302,8 +306,8 @@ def put_whole(held: Holdings, same_images: FederatedData | None = None) -> tuple
 def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedData:
     """The shapes of the whole federation on the device; nothing is put there."""
 
-    def shape(array: np.ndarray | jax.Array | None) -> jax.ShapeDtypeStruct | None:
-        return None if array is None else jax.ShapeDtypeStruct(array.shape, array.dtype)
+    def shape(array: np.ndarray | jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=jax.typeof(array).weak_type)
 
     tables: dict[str, Any] = {name: shape(getattr(held, name)) for name in ("visible_labels", "test_labels")}
     tables |= {name: table_shape(getattr(held, name)) for name in ("inputs", "test_inputs", "unknown_inputs")}
@@ -327,6 +331,7 @@ def small_arrays(held: Holdings) -> FederatedData:
         test_inputs=none,
         test_labels=none,
         seed=jnp.asarray(held.seed, jnp.uint32),
+        numbers=jax.device_put(dict(held.numbers)),  # weakly typed, as Python numbers are
         attackers=jax.tree.map(jnp.asarray, held.attackers),
     )
 

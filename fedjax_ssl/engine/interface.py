@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.sgd import Model, make_optimizer
 from fedjax_ssl.ops.trees import row, select
 
 Images = jax.Array
@@ -51,9 +52,10 @@ class Problem(NamedTuple):
     # Whether some training examples have no label of a known class. If so, the configuration does not say how many
     # labels a client has.
     lacks_labels: bool = False
-    # (learning rate, clip_norm=None) -> the clients' optimizer, made from `config.client`. A norm that is not None
-    # replaces `client.clip_norm`.
-    optimizer: Callable[..., Any] | None = None
+
+    def optimizer(self, learning_rate: Any, clip_norm: float | None = None) -> optax.GradientTransformation:
+        """The clients' optimizer, see `make_optimizer`."""
+        return make_optimizer(self.config.client, learning_rate, clip_norm)
 
 
 class State(NamedTuple):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.evaluation import measure_model, score_report
@@ -64,7 +65,7 @@ def select_of(problem: Problem, method: Method) -> Select:
     returns another type than a Selection.
     """
     config = problem.config
-    if config.privacy.noise and config.privacy.cohorts == "poisson":
+    if is_on(config.privacy.noise) and config.privacy.cohorts == "poisson":
         return poisson(config.num_clients, config.clients_per_round)
     select = method.select or uniform(config.clients_per_round)
 
@@ -218,7 +219,7 @@ def aggregate_uploads(
     arrived, late, of_delivery = delivered(
         config, received, result.job, num_jobs, sent.broadcast, state.server, keys.clients
     )
-    if config.privacy.noise:
+    if is_on(config.privacy.noise):
         arrived = one_private_upload(config, arrived, sent.broadcast, jax.random.fold_in(keys.aggregate, PRIVACY))
     state, aggregated = method.aggregate(state, data.seen, arrived, keys.aggregate)
     state = state._replace(server={**state.server, **late})
@@ -229,7 +230,7 @@ def aggregate_uploads(
         metrics |= _count_bytes(method.wire_bytes, sent, result)
     # With noise the model always changes, and whether the run continues must not depend on the clients' data.
     uploads, dropped = counts["uploads"], counts["dropped_uploads"]
-    usable = (dropped == 0) | (dropped < uploads) | bool(config.privacy.noise)
+    usable = (dropped == 0) | (dropped < uploads) | is_on(config.privacy.noise)
     return state, metrics, usable
 
 
@@ -242,7 +243,7 @@ def _counts(config: Any, data: FederatedData, sent: Sent, result: CohortResult, 
     }
     if data.attackers is not None:
         counts["byzantine_uploads"] = jnp.sum(result.took_part & data.attackers.clients[result.clients])
-    if config.availability.never:
+    if is_on(config.availability.never):
         counts["answers"] = jnp.sum(result.present)
     if sent.selection.present is not None:
         counts["cohort_size"] = jnp.sum(sent.selection.present)
@@ -261,7 +262,7 @@ def _of_those_who_answer(config: Any, data: FederatedData, selection: Selection,
 
     A client with several jobs answers if at least one of them is run.
     """
-    if not config.availability.never and selection.present is None:
+    if not is_on(config.availability.never) and selection.present is None:
         return data
     answers = jnp.zeros(len(data.client_size), bool).at[result.clients].max(result.present)
     drawn = jnp.zeros(len(data.client_size), bool).at[result.clients].set(True)

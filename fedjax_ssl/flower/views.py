@@ -44,7 +44,7 @@ def outline(config: Any) -> Experiment:
     held = _hold(config, dataset, partition)
     problem = make_problem(config, dataset_facts(dataset), dataset.lacks_labels)
     method = make_method(problem)
-    init = initialiser(problem, method)
+    init = initialiser(problem)
     rows = jax.ShapeDtypeStruct((config.num_clients, max(1, int(held.sizes.max()))), jnp.int32)
     data = shapes_of(held, rows)
     truth: Any = held.hidden_labels

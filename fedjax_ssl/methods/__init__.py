@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjax_ssl.base.errors import UserError, nearest
-from fedjax_ssl.base.fields import RECIPES, WORDS, Section, real, several, share, shared_fields, whole, word
+from fedjax_ssl.base.fields import RECIPES, WORDS, Section, is_on, real, several, share, shared_fields, whole, word
 from fedjax_ssl.base.imports import import_own, is_own, name_of, one_line
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.methods.entry import Entry, check_entry
@@ -24,6 +24,7 @@ __all__ = [
     "Section",
     "alternating",
     "find_method",
+    "is_on",
     "known_method",
     "name_of",
     "real",

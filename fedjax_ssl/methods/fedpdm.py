@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, share
+from fedjax_ssl.base.fields import Section, is_on, real, share
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -82,7 +82,7 @@ def fedpdm(problem: Problem) -> Method:
     phase = on_both_batches(problem)
     return alternating(
         problem,
-        (averaged(phase, options.ema_decay) if options.ema_decay else phase,),
+        (averaged(phase, options.ema_decay) if is_on(options.ema_decay) else phase,),
         own,
         label=matched_labels(problem, rule),
         rule=rule,

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.fields import Section, whole, word
+from fedjax_ssl.base.fields import Section, is_on, whole, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -140,7 +140,7 @@ def check(problem: Problem) -> None:
         raise UserError(
             f"aggregation.optimizer={name!r} moves one model, but fedrgd has one of each group: take 'fedavg'"
         )
-    if config.aggregation.clip_norm:
+    if is_on(config.aggregation.clip_norm):
         raise UserError("aggregation.clip_norm is not for fedrgd, whose clients start from their group's model")
     check_own_mean(problem)
 

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, word
+from fedjax_ssl.base.fields import Section, is_on, real, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -146,7 +146,7 @@ def on_accepted(problem: Problem) -> Phase:
         logits, batch_stats = passed(model.params, strong)
         value = cross_entropy(logits, labels, mask)  # L_a
         metrics = {"adaptive_loss": value}
-        if options.consistency_weight:
+        if is_on(options.consistency_weight):
             current, target = jax.lax.stop_gradient((model.params, logits))
             # L_p, of the most confident images; without any its gradient is 0, and nothing is perturbed.
             slope = jax.grad(lambda params: cross_entropy(passed(params, strong)[0], labels, surest))(current)

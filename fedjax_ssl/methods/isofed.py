@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.fields import Section, word
+from fedjax_ssl.base.fields import Section, is_on, word
 from fedjax_ssl.client import (
     STANDARD,
     At,
@@ -61,7 +61,7 @@ def defaults() -> Section:
 def isofed(problem: Problem) -> Method:
     """The alternation as a Method."""
     availability = problem.config.availability
-    if availability.late and availability.late_weight:
+    if is_on(availability.late) and availability.late_weight:
         raise UserError("availability.late_weight must be 0 for isofed, which never averages both kinds of clients")
     # With one role in a round, its share of the mean is the whole mean.
     method = trained_by_role(problem, unlabelled_images, share=0.5)

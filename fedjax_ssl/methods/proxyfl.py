@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl.base.fields import Section, real, whole, word
+from fedjax_ssl.base.fields import Section, is_on, real, whole, word
 from fedjax_ssl.client import At, Batches, Confidence, Loss, global_model, make_confidence, passes, threshold_of, total
 from fedjax_ssl.client.passes import Passed, check_both_label
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem
@@ -72,7 +72,7 @@ def defaults() -> Section:
 def proxyfl(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.proxyfl
-    contrastive, as_code = options.contrastive_weight > 0, options.details == "code"
+    contrastive, as_code = is_on(options.contrastive_weight), options.details == "code"
     # Almost every image has a weight above 0 by a soft rule, so ICPL would treat all as confident.
     rule = make_confidence(problem, threshold_of(problem), hard=contrastive)
     parts = (*CLASSIFIER, FEATURES, PROXIES) if contrastive else CLASSIFIER

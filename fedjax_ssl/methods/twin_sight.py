@@ -25,7 +25,7 @@ that it trains on labels far more often (train_semiFed_model_PD).
 
 import jax
 
-from fedjax_ssl.base.fields import Section, real, word
+from fedjax_ssl.base.fields import Section, is_on, real, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -106,7 +106,7 @@ def defaults() -> Section:
 def twin_sight(problem: Problem) -> Method:
     """Its Algorithm 1 as a Method."""
     phases = on_labels(problem), without_labels(problem)
-    if not problem.config.twin_sight.pseudo_weight:
+    if not is_on(problem.config.twin_sight.pseudo_weight):
         return alternating(problem, phases, parts=PARTS)
     own = lambda data, model: own_states(problem, data)  # noqa: E731
     return alternating(problem, phases, own, label=labels_and_states(problem), parts=PARTS)
@@ -165,7 +165,7 @@ def without_labels(problem: Problem) -> Phase:
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         unlabelled = batch.unlabelled
         of_both, outputs = twin_loss(problem, model, views_of(at.key, unlabelled.inputs), unlabelled.mask)
-        if not options.pseudo_weight:
+        if not is_on(options.pseudo_weight):
             return of_both._replace(metrics={"unlabelled_loss": of_both.value, **of_both.metrics})
         labelling, trained = outputs if options.labels_from == "weak" else outputs[::-1]
         logits = debiased(jax.lax.stop_gradient(labelling.logits), at.labels.prior)
@@ -174,7 +174,7 @@ def without_labels(problem: Problem) -> Phase:
         metrics = {"unlabelled_loss": value, **of_both.metrics, "pseudo_loss": pseudo_loss}
         return Loss(value, of_both.batch_stats, metrics, remember={MEMORY: state})
 
-    if options.pseudo_weight:
+    if is_on(options.pseudo_weight):
         return unlabelled_phase(problem, loss, PARTS)
     optimizer = unlabelled_optimizer(problem)  # the classifier has no loss here, so it must not decay
     return unlabelled_phase(

@@ -25,7 +25,7 @@ def warmed_up(rate: float, round_number: jax.Array, warm_up: int, total: int, ta
 
     W is `warm_up`, T is `total`, more than W; the fall is named by `tail`.
     """
-    share = jnp.maximum(round_number - warm_up, 0) / max(total - warm_up, 1)
+    share = jnp.maximum(round_number - warm_up, 0) / jnp.maximum(total - warm_up, 1)
     if tail == "half":
         falling = 0.5 * (1 + jnp.cos(jnp.pi * share))
     else:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.ops.trees import select
 
 TRUST = 0.001  # of 'lars': the length of a step by the length of the weights, at a learning rate of 1
@@ -81,7 +82,7 @@ def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> opt
         UserError: the optimizer cannot spare the classifier.
     """
     clip_norm = config.clip_norm if clip_norm is None else clip_norm
-    clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
+    clip = optax.clip_by_global_norm(clip_norm) if is_on(clip_norm) else optax.identity()
     decay = optax.add_decayed_weights(config.weight_decay)
     name, spares = getattr(config, "optimizer", "sgd"), getattr(config, "spare_classifier", False)
     if spares:

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import traceback
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client.confidence import import_rule
 from fedjax_ssl.client.personal import with_own_parts
+from fedjax_ssl.config import numbers_of, replace_numbers
 from fedjax_ssl.data import (
     Dataset,
     FederatedData,
@@ -31,13 +33,19 @@ from fedjax_ssl.engine.untrusted.delivery import first_memory, has_memory
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.encoders import backbone_of
 from fedjax_ssl.models.network import build_network
-from fedjax_ssl.ops.sgd import Model, make_optimizer
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.features import read_data
 from fedjax_ssl.run.hosts import tree_from_first
 from fedjax_ssl.run.machine import memory_limit
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.privacy import check_private
 from fedjax_ssl.run.residence import Residence, choose, memory_bytes
+
+_NO_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 class Experiment(NamedTuple):
@@ -49,8 +57,7 @@ class Experiment(NamedTuple):
     hidden_labels: jax.Array  # int32 [N], the truth, for scoring only
     partition: Partition  # who owns which rows
     dataset: Dataset  # on the host
-    # Data -> the state before the first round, for this problem and method; see `initialiser`.
-    init: Callable[[FederatedData], State]
+    init: Callable[..., State]  # see `initialiser`
     # A state's shapes. With `views`, rows of clients are those of a view of the largest width, as `data` is.
     state_shape: State
     views: Views | None = None  # makes views of a round's clients; None: `data` is the whole federation
@@ -132,10 +139,14 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             f"data.client_test_share={config.data.client_test_share} gives no client a test image; raise it"
         )
     told = config.data.reveal_labels, config.data.centralised
-    helds = [hold(dataset, partition, c.seed, *told, c.attack) for c, partition in zip(configs, partitions)]
+    numbers = numbers_of(config)
+    helds = [
+        hold(dataset, partition, c.seed, *told, c.attack)._replace(numbers=numbers)
+        for c, partition in zip(configs, partitions)
+    ]
     shared = make_problem(config, dataset_facts(dataset), dataset.lacks_labels)
     method = make_method(shared)
-    init = initialiser(shared, method)
+    init = initialiser(shared)
     experiments: list[Experiment] = []
     first: FederatedData | None = None
     for c, partition, held in zip(configs, partitions, helds):
@@ -230,7 +241,6 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: boo
         views.pair,
         own_rule=import_rule(config.confidence.kind),
         lacks_labels=lacks_labels,
-        optimizer=functools.partial(make_optimizer, config.client),
     )
 
 
@@ -242,8 +252,7 @@ def make_method(problem: Problem, **of_network: Any) -> Method:
         of_network: fields to replace in the network. With `given`, the method makes copies and other models from this
             model instead of a fresh one.
     """
-    network = problem.network._replace(**of_network)
-    problem = problem._replace(network=network)
+    problem = problem._replace(network=problem.network._replace(**of_network))
     method = find_method(problem.config.method).factory(problem)
     return with_own_parts(problem, method) if problem.config.personal_parts else method
 
@@ -300,31 +309,62 @@ def _check_delivery(config: ConfigDict, method: Method, has_rows: bool) -> None:
                 )
 
 
-def initialise(experiment: Experiment, data: FederatedData, given: Model | None = None) -> State:
-    """The state before the first round: initialised, pre-trained, with statistics from the server's images.
+def with_numbers(
+    problem: Problem, make: Callable[[Problem, Method], Callable[..., Any]], **of_network: Any
+) -> Callable[..., Any]:
+    """The function that `make` returns for a run's problem and method, with numbers that come with the data.
+
+    The configuration's numbers are then arguments of a compiled program, see `numbers_of`.
 
     Args:
-        experiment: the run.
-        data: its data.
-        given: parts of a model that replace freshly initialised ones.
+        problem: the run.
+        make: see above; among the arguments of its function is one FederatedData.
+        of_network: see `make_method`.
+
+    Raises:
+        UserError: when the function is traced, if the method branches on a number.
     """
-    if given is None:
-        return experiment.init(data)
-    problem = experiment.problem
-    return initialiser(problem, make_method(problem, given=given))(data)
+
+    def function(*arguments: Any) -> Any:
+        data = next(one for one in arguments if isinstance(one, FederatedData))
+        traced = problem._replace(config=replace_numbers(problem.config, data.numbers))
+        try:
+            return make(traced, make_method(traced, **of_network))(*arguments)
+        except (UserError, *_NO_VALUE) as error:
+            cause = error.__cause__ or error
+            if not isinstance(cause, _NO_VALUE):
+                raise
+            frames = [f for f in traceback.extract_tb(cause.__traceback__) if "site-packages" not in f.filename]
+            where = f"line {frames[-1].lineno} of {frames[-1].filename}"
+            raise UserError(
+                f"method={problem.config.method}: {where} needs a value while the program is traced. If it is a number "
+                "of the configuration, write is_on(number) for 'neither 0 nor None', or declare the field with "
+                "static=True"
+            ) from error
+
+    return function
 
 
-def initialiser(problem: Problem, method: Method) -> Callable[[FederatedData], State]:
-    """Makes the function data -> first state; jitted, so that one trace gives both the shapes and the program."""
+def initialiser(problem: Problem) -> Callable[..., State]:
+    """Makes the function (data, given=None) -> the first state; `given` are parts of a model that replace fresh ones.
+
+    It is jitted, so that one trace gives both the shapes and the program.
+    """
 
     @jax.jit
-    def init(data: FederatedData) -> State:
-        key = init_key(data.seed)
-        state = method.init(data.seen, key)
-        if method.phases and has_memory(problem.config):
-            exchange = trace_exchange(problem, method, state, data)
-            clients, server = first_memory(problem.config, exchange.upload, exchange.selection, len(data.ids))
-            state = state._replace(clients={**state.clients, **clients}, server={**state.server, **server})
-        return method.statistics(state, data.seen, jnp.zeros((0,), jnp.int32), key)
+    def init(data: FederatedData, given: Model | None = None) -> State:
+        of_network = {} if given is None else {"given": given}
+        return with_numbers(problem, lambda *run: functools.partial(first_state, *run), **of_network)(data)
 
     return init
+
+
+def first_state(problem: Problem, method: Method, data: FederatedData) -> State:
+    """The state before the first round: initialised, pre-trained, with statistics from the server's images."""
+    key = init_key(data.seed)
+    state = method.init(data.seen, key)
+    if method.phases and has_memory(problem.config):
+        exchange = trace_exchange(problem, method, state, data)
+        clients, server = first_memory(problem.config, exchange.upload, exchange.selection, len(data.ids))
+        state = state._replace(clients={**state.clients, **clients}, server={**state.server, **server})
+    return method.statistics(state, data.seen, jnp.zeros((0,), jnp.int32), key)

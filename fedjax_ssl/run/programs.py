@@ -2,23 +2,29 @@
 
 import concurrent.futures
 import functools
+import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.files import expanded
+from fedjax_ssl.base.imports import CODE_FIELDS, is_own, loaded
+from fedjax_ssl.config import flatten, numbers_of
 from fedjax_ssl.data import stack_seeds
+from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.dispatch import make_dispatch, over_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.engine.tracing import num_jobs
+from fedjax_ssl.methods import METHODS
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_tests import clients_at_once, make_client_tests
-from fedjax_ssl.run.experiment import Experiment, initialise
+from fedjax_ssl.run.experiment import Experiment, with_numbers
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.clock import doing
@@ -26,6 +32,9 @@ from fedjax_ssl.run.observe.log import VERBOSE, say
 
 CLIENTS_TESTS = "the tests of clients"
 DISPATCH_CAPACITY = 50  # the most rounds in one dispatch
+MOST_KEPT = 4  # programs that a process keeps for later runs
+# Fields on which no program depends: a seed is data.
+IN_NO_PROGRAM = ("checkpoint_every", "log.report", "log.tensorboard", "log.wandb_project", "seed", "seeds")
 
 
 class Program(NamedTuple):
@@ -40,21 +49,61 @@ class Program(NamedTuple):
     client_tests: jax.stages.Compiled | None = None  # see `make_client_tests`; None: clients have no test images
 
 
+_KEPT: dict[Hashable, Program] = {}  # by what a program depends on, the one that was used last at the end
+
+
 def compile_program(machine: Machine, experiments: list[Experiment], with_init: bool, given: Model | None) -> Program:
-    """Compiles the programs for runs that train together.
+    """Compiles the programs for runs that train together, or takes those of earlier runs of this process.
+
+    Runs share programs if their configurations differ only in seeds and in the numbers that programs take as arguments,
+    see `numbers_of`, and if all shapes are equal.
 
     Args:
         machine: the programs run on it.
         experiments: one for each seed, of equal `shapes`.
         with_init: whether a run begins; a resumed run takes its state from a checkpoint.
-        given: the parts of a model that a run begins with, see `initialise`; of any run, since only shapes matter.
+        given: the parts of a model that a run begins with, see `initialiser`; of any run, since only shapes matter.
 
     Raises:
         UserError: an error that only tracing detects, too little memory, or hosts whose programs differ.
     """
+    key = _depends_on(machine, experiments, given)
+    kept = _KEPT.pop(key, None)
+    if kept is not None and (kept.init is not None or not with_init):
+        _KEPT[key] = kept
+        if hosts.is_first():
+            say("compiled before, 0 s")
+        return kept._replace(seconds=0.0)
+    while len(_KEPT) >= MOST_KEPT:
+        del _KEPT[next(iter(_KEPT))]
+        jax.clear_caches()  # of small programs, which only runs of these programs may need
+    program = _compile_all(machine, experiments, with_init, given)
+    _KEPT[key] = program
+    return program
+
+
+def _depends_on(machine: Machine, experiments: list[Experiment], given: Model | None) -> Hashable:
+    """What the programs of runs depend on."""
+    first = experiments[0]
+    config = first.problem.config
+    weights = config.encoder.weights and os.stat(expanded(config.encoder.weights)).st_mtime_ns
+    numbers = numbers_of(config)
+    fields = {name: value for name, value in flatten(config).items() if name not in (*numbers, *IN_NO_PROGRAM)}
+    # Another method may be registered under this name.
+    code: list[Any] = [METHODS[config.method].factory] if config.method in METHODS else []
+    code += [loaded(fields[name]) for name in CODE_FIELDS if is_own(fields[name])]
+    leaves, structure = jax.tree.flatten((first.state_shape, given))
+    shapes = first.shapes, structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+    inputs = repr(dataset_facts(first.dataset)), first.problem.lacks_labels, weights
+    texts = repr((sorted(fields.items()), sorted(numbers)))
+    return machine, len(experiments), texts, *code, *inputs, *shapes
+
+
+def _compile_all(machine: Machine, experiments: list[Experiment], with_init: bool, given: Model | None) -> Program:
+    """Compiles the programs; see `compile_program`."""
     first, lower = experiments[0], {}
     if with_init:
-        lower["the first state"] = lambda: machine.jit(functools.partial(initialise, first)).lower(first.data, given)
+        lower["the first state"] = lambda: machine.jit(first.init).lower(first.data, given)
     snapshots = {name: f"the outputs on {name} images" for name in _snapshot_sets(first)}
     lower |= {title: functools.partial(_lower_snapshot, machine, first, name) for name, title in snapshots.items()}
     if first.most_test_images:
@@ -150,7 +199,8 @@ def _lower_client_tests(machine: Machine, experiment: Experiment) -> jax.stages.
     number, inputs, width = clients_at_once(experiment), experiment.dataset.x_train, experiment.most_test_images
     images = jax.ShapeDtypeStruct((number, width, *inputs.shape[1:]), inputs.dtype)
     clients, labels = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((number,), (number, width)))
-    test = machine.jit(make_client_tests(experiment.problem, experiment.method, machine.lanes(number)))
+    make = functools.partial(make_client_tests, lanes=machine.lanes(number))
+    test = machine.jit(with_numbers(experiment.problem, make))
     present = jax.ShapeDtypeStruct((number,), bool)
     return test.lower(experiment.state_shape, experiment.largest, clients, present, images, labels)
 
@@ -182,7 +232,7 @@ def lower_dispatch(machine: Machine, experiments: list[Experiment], width: int |
     first, num_seeds = experiments[0], len(experiments)
     config = first.problem.config
     jobs = num_jobs(first.problem, first.method, first.state_shape, first.data)
-    round_fn = make_round(first.problem, first.method, machine.lanes(num_seeds * jobs))
+    round_fn = with_numbers(first.problem, functools.partial(make_round, lanes=machine.lanes(num_seeds * jobs)))
     state, data, hidden_labels = first.state_shape, first.data, first.hidden_labels
     if first.views is not None:
         data, hidden_labels = first.views.shapes(width or data.width)

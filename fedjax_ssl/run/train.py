@@ -1,13 +1,12 @@
 """Trains a run from its configuration: `train(config, workdir)`."""
 
-import collections
 import contextlib
 import functools
 import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -114,9 +113,8 @@ def train(
         groups = group_runs(machine, [run for run in runs if not run.ended])
         if groups and is_first and machine.mesh is not None:
             say(f"clients train on {machine}")
-        compiled: dict[Hashable, Program] = {}
-        if groups:
-            _program_of(groups[0], machine, runs, compiled)  # the others are compiled when their turn comes
+        # The first one is compiled before anything is written, the others when their turn comes.
+        program = _program_of(groups[0], machine, runs) if groups else None
         if is_first and config.seeds:
             _list_seeds(config, workdir, runs, groups)
         states = {run.seed: run.state for run in runs}
@@ -124,11 +122,10 @@ def train(
             _conclude(config, [run], [run.ended], on_finish)  # it may have been killed before it wrote its summary
         if is_first and not groups:
             _say_finished(config, runs)
-        sharing = collections.Counter(_shapes_of(group) for group in groups for _ in group)
         for group in groups:
             with _marked(config, group[0]):
-                program = _program_of(group, machine, runs, compiled)
-            trained = train_group(machine, config, group, program, sharing[_shapes_of(group)])
+                program = program or _program_of(group, machine, runs)
+            trained, program = train_group(machine, config, group, program), None
             states.update(zip([run.seed for run in group], trained))
             ends = why_ended([run.experiment for run in group], [run.folder for run in group], trained)
             _conclude(config, group, [ended or SECONDS for ended in ends], on_finish)
@@ -138,13 +135,11 @@ def train(
     return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
 
 
-def _program_of(group: list[Run], machine: Machine, runs: list[Run], compiled: dict[Hashable, Program]) -> Program:
-    """The program of runs that train together; it is compiled once for all groups of equal shapes."""
-    shapes, any_begins = _shapes_of(group), any(run.state is None for run in runs)
-    if shapes not in compiled:
-        given = next((run.warm_start.model for run in runs if run.warm_start), None)
-        compiled[shapes] = compile_program(machine, [run.experiment for run in group], any_begins, given)
-    return compiled[shapes]
+def _program_of(group: list[Run], machine: Machine, runs: list[Run]) -> Program:
+    """The program of runs that train together; groups of equal shapes share one."""
+    any_begins = any(run.state is None for run in runs)
+    given = next((run.warm_start.model for run in runs if run.warm_start), None)
+    return compile_program(machine, [run.experiment for run in group], any_begins, given)
 
 
 def _list_seeds(config: ConfigDict, workdir: Any, runs: list[Run], groups: list[list[Run]]) -> None:
@@ -184,11 +179,6 @@ def _warn_of_other_code(runs: list[Run]) -> None:
         warn(f"other code trained this run before ({differ})")
 
 
-def _shapes_of(group: list[Run]) -> Hashable:
-    """What a group's programs depend on: groups of as many runs of equal shapes share them."""
-    return len(group), group[0].experiment.shapes
-
-
 def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
     """Groups the runs that train together: those of equal shapes at the same round, if that is faster here."""
     # With a stopping rule seeds may end at different rounds, and each has its own seconds.
@@ -208,7 +198,7 @@ def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
     return groups
 
 
-def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: Program, sharing: int) -> list[State]:
+def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: Program) -> list[State]:
     """Trains a group of runs from their current round to the end.
 
     A host that writes nothing runs the same programs in the same order, without the listeners that write.
@@ -218,7 +208,6 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
         config: of the whole command, with all seeds.
         runs: all at the same round.
         program: compiled for this number of runs.
-        sharing: number of runs, over all groups, that use the program and share its compilation time.
 
     Returns:
         Their final states.
@@ -235,7 +224,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
         stack.enter_context(_marked(config, runs[0]))
         stack.enter_context(logged([run.folder.path / LOG for run in written]))
         for run in written:
-            run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / sharing}])
+            run.folder.append(TIMINGS, [{"round": first_round, "compile_seconds": program.seconds / len(runs)}])
             _write_facts(run)
             note_start(run.folder.path)
         trackers = [stack.enter_context(open_trackers(config, run.folder, first_round)) for run in written]

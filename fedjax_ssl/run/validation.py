@@ -65,6 +65,9 @@ def _misfits(config: Any, method: Entry) -> Iterator[str]:
         yield f"eval_clients_every={config.eval_clients_every} needs test images of clients; set data.client_test_share"
     if config.personal_first and not config.personal_parts:
         yield f"personal_first={config.personal_first:g} needs personal_parts, as in ('classifier',)"
+    rule = config.confidence
+    if rule.clamp_least > rule.clamp_most:
+        yield f"confidence.clamp_least is {rule.clamp_least:g}, above confidence.clamp_most, {rule.clamp_most:g}"
     if "knn" in config.eval_measures and not server_has_labels(data):
         yield f"eval_measures has 'knn', which needs labelled images at the server, but data.labels is {data.labels!r}"
     if config.clients_per_round > config.num_clients:

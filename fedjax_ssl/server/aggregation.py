@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import (
     CLASSIFIER,
@@ -143,7 +144,7 @@ def fedavg(
     if combine is not None:
         check_own_mean(problem)
         availability = problem.config.availability
-        if availability.late and availability.late_weight not in (0.0, 1.0):
+        if is_on(availability.late) and availability.late_weight not in (0.0, 1.0):
             raise UserError(
                 f"availability.late_weight must be 0 or 1 for {problem.config.method}, whose mean is its own"
             )
@@ -185,7 +186,7 @@ def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Lin
 
     def apply(flow: Flow, given: Given) -> Flow:
         uploads = given.received.uploads.model
-        if norm_bound:
+        if is_on(norm_bound):
             uploads = robust.bounded(uploads, given.current, norm_bound)
         model = MEANS[kind](uploads, flow.weights, flow.model, share)
         return flow._replace(model=model, moved=flow.moved | (jnp.sum(flow.weights) > 0))
@@ -200,7 +201,7 @@ def check_own_mean(problem: Problem) -> None:
         UserError: the configuration sets one of these fields.
     """
     options, name = problem.config.aggregation, problem.config.method
-    if options.mean != "mean" or options.norm_bound:
+    if options.mean != "mean" or is_on(options.norm_bound):
         raise UserError(f"aggregation.mean and aggregation.norm_bound are not for {name}, whose mean is its own")
 
 

@@ -5,8 +5,6 @@ import pathlib
 import time
 from collections.abc import Callable
 
-import jax
-
 from fedjax_ssl.base.errors import BusyError, StoppedError, TrainingError
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.log import say
@@ -47,9 +45,7 @@ def work_on(
     if not ready:
         return failures
     tell(f"{cell.title()} ({place}): seeds {', '.join(map(str, ready))}")
-    failures |= _run_cell(cell, ready, root, on_finish, tell)
-    jax.clear_caches()  # the next cell has other programs
-    return failures
+    return failures | _run_cell(cell, ready, root, on_finish, tell)
 
 
 def unfinished(cell: Cell) -> tuple[int, ...]:

@@ -1,6 +1,5 @@
 """Local SGD on a linear network against NumPy: steps, memory, what is told, and the update that is clipped."""
 
-import functools
 import types
 
 import jax
@@ -15,7 +14,7 @@ from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.interface import CLASSIFIER, Cohort, Previous, Problem, State, Upload
 from fedjax_ssl.engine.untrusted.delivery import clipped
 from fedjax_ssl.ops.losses import cross_entropy
-from fedjax_ssl.ops.sgd import Model, make_optimizer
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import row
 from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
 from tests.helpers.small_problem import CLASSES, SmallNetwork, loss_and_gradient
@@ -36,8 +35,7 @@ def problem_with(**fields):
     config.num_clients = 3
     config.client.epochs, config.client.batch_size, config.client.learning_rate = 2, 2, RATE
     config.update_from_flattened_dict(fields)
-    optimizer = functools.partial(make_optimizer, config.client)
-    return Problem(config, SmallNetwork(normalisation="group"), None, None, CLASSES, optimizer=optimizer)
+    return Problem(config, SmallNetwork(normalisation="group"), None, None, CLASSES)
 
 
 def phase_of(problem, counts=False, **how):

@@ -13,6 +13,7 @@ from fedjax_ssl.client.confidence import Averages, fairness
 from fedjax_ssl.client.deck import Batch
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.run.validation import validate
 from tests.helpers.linear_network import softmax
 from tests.helpers.trainers import Seen, make_trainer
 from tests.helpers.trainers_by_hand import FixMatch, FlexMatch, FreeMatch, SoftMatch, fairness_by_hand
@@ -91,8 +92,10 @@ def test_bounds_of_freematch_change_what_counts():
 
 
 def test_bounds_of_freematch_that_exclude_each_other_are_refused():
+    config = base_config()
+    config.confidence.clamp_least, config.confidence.clamp_most = 0.9, 0.5
     with pytest.raises(UserError, match=r"confidence.clamp_least is 0.9, above confidence.clamp_most, 0.5"):
-        trainer_of("freematch", clamp_least=0.9, clamp_most=0.5)
+        validate(config)
 
 
 def test_flexmatch_begins_at_a_threshold_of_zero_and_ends_at_tau():

@@ -10,7 +10,6 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.engine.untrusted.compression import num_kept
 from fedjax_ssl.engine.untrusted.delivery import LATE, LOST
 from fedjax_ssl.report.conditions import conditions
-from fedjax_ssl.run.experiment import initialise
 from fedjax_ssl.run.loop import to_record
 from fedjax_ssl.run.privacy import make_accountant
 from fedjax_ssl.run.wire import Traffic, bytes_per_client
@@ -39,7 +38,7 @@ def test_clients_that_attack_fail_and_compress():
     config.update_from_flattened_dict({"server.epochs": 0, **UNTRUSTED, "model.normalisation": "group"})
     experiment = build(config)
     data = experiment.data
-    states, history = [compiled(lambda data: initialise(experiment, data), data)(data)], []
+    states, history = [compiled(experiment.init, data)(data)], []
     arguments = states[0], data, experiment.hidden_labels
     round_fn = compiled(make_round(experiment.problem, experiment.method, lanes=1), *arguments)
     for _ in range(2):

@@ -15,7 +15,7 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.flower.settings import digest, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.ops.trees import tree_bytes
-from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.observe.summary import to_record
 from fedjax_ssl.run.wire import bytes_per_client
 from tests.helpers.flower_run import needs_flower, settings
@@ -49,7 +49,7 @@ class ByHand:
     def simulated(self):
         """The simulation's state after the rounds of `both_rounds`."""
         experiment, data = self.experiment, self.experiment.data
-        return compiled(lambda data: initialise(experiment, data), data)(data)
+        return compiled(experiment.init, data)(data)
 
     @functools.cached_property
     def _simulated_round(self):

@@ -19,7 +19,7 @@ import numpy as np  # noqa: E402
 from fedjax_ssl.base.devices import AXIS  # noqa: E402
 from fedjax_ssl.engine.round import make_round  # noqa: E402
 from fedjax_ssl.ops.batches import map_batches  # noqa: E402
-from fedjax_ssl.run.experiment import build_experiment, initialise  # noqa: E402
+from fedjax_ssl.run.experiment import build_experiment  # noqa: E402
 from fedjax_ssl.run.machine import use_machine  # noqa: E402
 from tests.helpers.runs import SMALL, make_fedanchor_config  # noqa: E402
 
@@ -77,7 +77,7 @@ def main() -> None:
     }
     config = make_fedanchor_config(**overrides)
     experiment = build_experiment(config)
-    start = jax.device_get(jax.jit(lambda data: initialise(experiment, data))(experiment.data))
+    start = jax.device_get(experiment.init(experiment.data))
     hidden, found, traffics = experiment.hidden_labels, {}, []
     for name, devices, lanes in (("one", 1, int(sys.argv[1])), ("several", None, 1)):
         config.devices = devices

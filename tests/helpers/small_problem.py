@@ -5,7 +5,6 @@ operations compile once for all tests. Jitted, each variant of a step would be a
 time.
 """
 
-import functools
 import types
 
 import jax
@@ -17,7 +16,7 @@ from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Previous, Problem
 from fedjax_ssl.models import Outputs
-from fedjax_ssl.ops.sgd import Model, make_optimizer
+from fedjax_ssl.ops.sgd import Model
 from tests.helpers.linear_network import in_numpy, softmax
 
 SIDE, PIXELS, CLASSES, HEAD_DIM = 2, 4, 3, 5
@@ -140,8 +139,7 @@ def small_problem(arguments, network=None, weak=mirrored, strong=negative, **fie
         "client.epochs": 2, "client.batch_size": 3, "client.learning_rate": 0.4, "client.momentum": 0.5,
         "client.weight_decay": 0.05, "client.clip_norm": 0.5, "client.nesterov": True, **fields,
     })  # fmt: skip
-    network, optimizer = network or SmallNetwork(), functools.partial(make_optimizer, config.client)
-    return Problem(config, network, weak, strong, CLASSES, (weak, strong), optimizer=optimizer)
+    return Problem(config, network or SmallNetwork(), weak, strong, CLASSES, (weak, strong))
 
 
 def sent_down(problem, extra=(), seed=4):

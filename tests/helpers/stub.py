@@ -2,7 +2,7 @@
 
 A run of it has everything that a run has: uploads, checkpoints, records with the names of FedAnchor's metrics. A client
 adds noise of its own key to the model, so each round has other figures, and a resumed run must know where it was. Its
-program compiles in a second, and later runs of the same shapes take well under a second, see `kept_programs`.
+program compiles in a second, and later runs of the same shapes take well under a second, see `compile_program`.
 
 In a process of its own a test names it by its path: `--config.method={STUB} --config.model.name={STUB_BACKBONE}`.
 """

@@ -44,7 +44,7 @@ def build(config):
     experiment = build_experiment(config)
     problem = experiment.problem._replace(weak=identity, strong=identity, views=(identity, identity))
     method = METHODS[config.method].factory(problem)
-    return experiment._replace(problem=problem, method=method, init=initialiser(problem, method))
+    return experiment._replace(problem=problem, method=method, init=initialiser(problem))
 
 
 def compiled(function, *arguments):

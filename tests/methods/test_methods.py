@@ -26,7 +26,7 @@ from fedjax_ssl.methods import METHODS, NAMES, frames
 from fedjax_ssl.methods.entry import check_entry
 from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.train import checkpoint_interval
 from fedjax_ssl.run.validation import validate
 from fedjax_ssl.run.wire import bytes_per_client
@@ -124,7 +124,7 @@ def trained(request):
     spied = method._replace(
         broadcast=broadcast, aggregate=aggregate, personal=method.personal and personal, phases=phases
     )
-    first_fn = compiled(lambda data: initialise(experiment, data), experiment.data)
+    first_fn = compiled(experiment.init, experiment.data)
     state = first_fn(experiment.data)
     arguments = state, experiment.data, experiment.hidden_labels
     round_fn = compiled(make_round(experiment.problem, spied, lanes=1), *arguments)

@@ -227,7 +227,7 @@ def train(problem: Problem, data: FederatedData, rounds: int, method: Method | N
         jobs.clear(), calls.clear()
         return noted
 
-    init = experiment.initialiser(spied, method)
+    init = jax.jit(lambda data: experiment.first_state(spied, method, data))
     states, metrics, noted = [init(data)], [], [seen()]
     hidden_labels = jnp.maximum(data.visible_labels, 0)
     arguments = states[0], data, hidden_labels

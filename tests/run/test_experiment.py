@@ -23,7 +23,7 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.workdir import METRICS, Workdir
 from fedjax_ssl.run import machine
-from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.under_way import resume_command
 from tests.helpers.runs import ROOT, everything_in, forget_manifests, make_tiny_config
@@ -38,7 +38,7 @@ def lines_of(path):
 
 def newest_state(workdir, config):
     experiment = build_experiment(config)
-    like = jax.eval_shape(lambda data: initialise(experiment, data), experiment.data)
+    like = experiment.state_shape
     return Checkpoints(workdir / "checkpoints").restore(like).state
 
 

@@ -30,7 +30,6 @@ from fedjax_ssl.run.machine import use_machine
 from fedjax_ssl.run.programs import lower_dispatch
 from fedjax_ssl.run.residence import choose
 from fedjax_ssl.run.train import train
-from tests.helpers.kept_programs import OWN
 from tests.helpers.runs import SMALL, everything_in, make_fedanchor_config
 from tests.helpers.stub import make_stub_config, stub
 
@@ -83,7 +82,6 @@ def remember(problem):
 CLIENTS = range(8)
 remembering = dataclasses.replace(stub, factory=remember)
 REMEMBERING = f"{__file__}:remembering"
-OWN.add(REMEMBERING)
 # The server remembers each client's last upload; a client receives the uploads of the clients most like it.
 FEDMATCH = {
     "method": "fedmatch",

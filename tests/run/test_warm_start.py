@@ -18,7 +18,7 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report.model_card import model_card
-from fedjax_ssl.run.experiment import build_experiment, initialise
+from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.warm_start import find_warm_start
 from tests.helpers.runs import SMALL, forget_manifests, make_fedanchor_config, make_tiny_config
 
@@ -75,11 +75,11 @@ def test_a_second_classifier_that_the_given_model_lacks_is_a_copy_of_the_first(h
     fields |= {"data.server_labels": 0, "model.normalisation": "running"}
     experiment = build_experiment(make_tiny_config(**{"data.reveal_labels": False, **FRESH, **fields}))
     data = experiment.data
-    fresh = jax.device_get(jax.jit(lambda data: initialise(experiment, data))(data).model)
+    fresh = jax.device_get(experiment.init(data).model)
     given = jax.tree.map(lambda leaf: leaf + 1, fresh)
     if not has_head:
         given = given._replace(params={part: given.params[part] for part in CLASSIFIER})
-    begun_with = jax.jit(lambda data: initialise(experiment, data, given))(data).model.params
+    begun_with = experiment.init(data, given).model.params
     source = given.params[STANDARD if has_head else "classifier"]
     chex.assert_trees_all_equal(jax.device_get(begun_with[STANDARD]), source)
     chex.assert_trees_all_equal(jax.device_get(begun_with["classifier"]), given.params["classifier"])
@@ -112,7 +112,7 @@ def test_what_a_method_makes_of_its_first_model_it_makes_of_this_one(method, fin
     fields = {"method": method, "init_from": str(finished_run[0]), "data.reveal_labels": True, **SMALL, **FRESH}
     experiment = build_experiment(make_fedanchor_config(**fields))
     given = find_warm_start(experiment).model
-    init = jax.jit(lambda data, given: initialise(experiment, data, given))
+    init = experiment.init
     state = init(experiment.data, given)
     params = {name: part for name, part in state.model.params.items() if name != "anchor_head"}
     # FedMatch splits the model in two and removes the smallest entries of one part.

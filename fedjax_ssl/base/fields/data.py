@@ -41,7 +41,7 @@ def data_fields() -> Section:
     section.normalisation = word("own", "cifar10", "none")
     section.labels = word("server", "clients", "some_clients", "profile")  # who has labels; see docs/data.md
     # With 'clients': the share of each client's images that are labelled.
-    section.labelled_share = real(0.1, above=0, most=1)
+    section.labelled_share = real(0.1, above=0, most=1, static=True)
     # With 'clients', instead of the share: labelled images per class and client.
     section.labels_per_class = whole(0, least=0)
     # With 'clients', instead: labelled images in total, balanced over classes. The partitions 'lda', 'iid',
@@ -59,22 +59,24 @@ def data_fields() -> Section:
     # Classes that clients hold and the model does not know, such as (7, 8, 9); see docs/how_to/unknown_classes.md.
     section.unknown_classes = several((), whole(least=0), distinct=True)
     # Share of unknown images at each client, in addition to examples_per_client.
-    section.unknown_share = real(0.25, least=0, below=1)
+    section.unknown_share = real(0.25, least=0, below=1, static=True)
     of_dirichlet = ("dirichlet_clients", "dirichlet_pairs", "dirichlet_classes")
     # How the clients' images are partitioned; see docs/data.md.
     section.partition = word("lda", "iid", "stratified", *of_dirichlet, "shards", "profiles", "main_class", "natural")
     # Of the Dirichlet partitions: lower is more heterogeneous. 'dirichlet_pairs' (SAGE) is far milder than the others.
-    section.alpha = real(0.1, above=0)
+    section.alpha = real(0.1, above=0, static=True)
     section.classes_per_client = whole(2, least=1)  # with 'shards': classes of each client
-    section.main_share = share(0.4)  # with 'main_class': the share of a client's images that are of its main class
+    section.main_share = share(
+        0.4, static=True
+    )  # with 'main_class': the share of a client's images that are of its main class
     section.examples_per_client = whole(0, least=0)  # upper bound for each client; 0: none
     # Share of each client's images that become its own test images, which nobody trains on; see
     # docs/how_to/personal_models.md.
-    section.client_test_share = real(0.0, least=0, below=1)
+    section.client_test_share = real(0.0, least=0, below=1, static=True)
     section.partition_file = ""  # a saved partition to use instead
     section.reveal_labels = False  # shows hidden labels to the method, for an upper bound; every table marks it
     section.centralised = False  # the server holds all images and labels, for an upper bound; every table marks it
     # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed; n_max is the size of
     # the source's smallest class. IF, largest class / smallest class; negative: reversed order; 1: no long tail.
-    section.imbalance = real(1.0)
+    section.imbalance = real(1.0, static=True)
     return section

@@ -42,6 +42,8 @@ class Range:
     each: "Range | None" = None  # range of a tuple's entries; None: anything
     distinct: bool = False  # whether all entries must differ
     code: bool = False  # whether the import path of a user's code is allowed instead of a choice
+    # Whether compiled programs take the value as an argument, so that another value needs no compilation.
+    traced: bool = False
 
     def check(self, name: str, value: Any) -> None:
         """Raises UserError with one line that begins with the field's name if the value is not allowed."""
@@ -118,9 +120,14 @@ class Declared(NamedTuple):
     range: Range
 
 
-def whole(default: int | None = None, *, least: int | None = None, most: int | None = None) -> Declared:
-    """A whole number; None is allowed if it is the default."""
-    return Declared(default, Range(int, default is None, least=least, most=most))
+def whole(
+    default: int | None = None, *, least: int | None = None, most: int | None = None, traced: bool = False
+) -> Declared:
+    """A whole number; None is allowed if it is the default.
+
+    It may decide shapes and branches of a program. With `traced` it may not, see `real`.
+    """
+    return Declared(default, Range(int, default is None, least=least, most=most, traced=traced))
 
 
 def real(
@@ -130,14 +137,24 @@ def real(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    static: bool = False,
 ) -> Declared:
-    """A finite number; None is allowed if it is the default."""
-    return Declared(default, Range(float, default is None, least, above, most, below))
+    """A finite number; None is allowed if it is the default.
+
+    While a program is traced the field is a JAX scalar, so that another value needs no compilation. Code must not
+    branch on it, except that 0 and None stay as they are: `is_on(field)`. With `static` it stays a Python number.
+    """
+    return Declared(default, Range(float, default is None, least, above, most, below, traced=not static))
 
 
-def share(default: float) -> Declared:
-    """A number from 0 to 1."""
-    return real(default, least=0, most=1)
+def share(default: float, static: bool = False) -> Declared:
+    """A number from 0 to 1; see `real`."""
+    return real(default, least=0, most=1, static=static)
+
+
+def is_on(number: Any) -> bool:
+    """Whether a number that switches something off with 0 or None is neither; for traced numbers, which are neither."""
+    return not isinstance(number, int | float | None) or bool(number)
 
 
 def word(default: str, *others: str, code: bool = False) -> Declared:
@@ -253,7 +270,7 @@ def _of_its_kind(value: Any) -> Declared:
     optional = isinstance(value, FieldReference)
     kind = value.get_type() if optional else type(value)
     value = value.get() if optional else value
-    return Declared(value, Range(kind if kind in _KINDS else object, optional))
+    return Declared(value, Range(kind if kind in _KINDS else object, optional, traced=kind is float))
 
 
 def _single(value: float) -> float:

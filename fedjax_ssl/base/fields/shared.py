@@ -38,7 +38,7 @@ def shared_fields() -> Section:
     config.seed = whole(0, least=0, most=MOST_SEED)  # partition, initialisation, cohorts, everything random
     # Trains one run for each of these seeds, in WORKDIR/seed_N.
     config.seeds = several((), whole(least=0, most=MOST_SEED), distinct=True)
-    config.num_rounds = whole(500, least=1)  # T, rounds of the run
+    config.num_rounds = whole(500, least=1, traced=True)  # T, rounds of the run
     config.num_clients = whole(100, least=1)  # K, clients of the whole federation
     # M, size of the cohort, which is drawn in each round without replacement. rscfed draws groups instead.
     config.clients_per_round = whole(10, least=1)

@@ -17,7 +17,7 @@ def aggregation_fields() -> Section:
     # docs/reference/attacks.md.
     section.mean = word("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median")
     # With 'trimmed_mean', 'krum' or 'multi_krum': the share of a cohort that may lie.
-    section.byzantine_share = real(0.2, least=0, below=0.5)
+    section.byzantine_share = real(0.2, least=0, below=0.5, static=True)
     # The server clips longer updates to this norm; 0: no clipping.
     section.norm_bound = real(0.0, least=0)
     # The server's optimizer, which is applied to that mean.
@@ -49,7 +49,7 @@ def compression_fields() -> Section:
     # Compression of uploads: 'none', 'int8' with random rounding, or 'top_k', only the largest numbers; see
     # docs/how_to/robustness.md.
     section.kind = word("none", "int8", "top_k")
-    section.share = real(0.05, above=0, most=1)  # with 'top_k': k / number of parameters
+    section.share = real(0.05, above=0, most=1, static=True)  # with 'top_k': k / number of parameters
     # With 'top_k': a client adds its compression error to its next update; needs one more model for each client.
     section.error_feedback = True
     return section
@@ -62,7 +62,7 @@ def availability_fields() -> Section:
     section.never = real(0.0, least=0, below=1)
     section.late = share(0.0)  # probability that an answer arrives one round late
     # Factor of a late upload's weight; 0: it is dropped. Robust means (aggregation.mean) count it in full.
-    section.late_weight = share(1.0)
+    section.late_weight = share(1.0, static=True)
     return section
 
 

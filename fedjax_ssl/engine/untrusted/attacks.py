@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.engine.interface import Broadcast
 from fedjax_ssl.engine.untrusted.updates import changed_by, moved_by
 from fedjax_ssl.ops.trees import all_finite, column, row_norms, weighted_sum, where_rows
@@ -32,7 +33,7 @@ class AttackersView(NamedTuple):
 
 def strength_of(options: Any) -> float:
     """`attack.strength`, or the kind's default if this is 0; the default of 'little' is 0: it computes its strength."""
-    return options.strength or STRENGTHS.get(options.kind, 0.0)
+    return options.strength if is_on(options.strength) else STRENGTHS.get(options.kind, 0.0)
 
 
 def sign_flip(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
@@ -77,7 +78,7 @@ def little(seen: AttackersView, strength: float) -> dict[str, jax.Array]:
     supporters = (num_honest + num_lies) // 2 + 1 - num_lies
     # If the attackers are a majority, any z works; the bound keeps it below about 3.
     share = jnp.clip((num_honest - supporters) / jnp.maximum(num_honest, 1), 0.5, 0.9987)
-    times = strength or jax.scipy.stats.norm.ppf(share)
+    times = strength if is_on(strength) else jax.scipy.stats.norm.ppf(share)
 
     def of(leaf):
         counted = column(honest, leaf)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.interface import Broadcast, Metrics, Received, Selection, Upload, job_keys
 from fedjax_ssl.engine.untrusted.attacks import attacked
@@ -44,7 +45,7 @@ def present_jobs(options: Any, selection: Selection, key: jax.Array) -> jax.Arra
         selection: the round's selection; its absent rows stay absent.
     """
     never = options.availability.never
-    if not never:
+    if not is_on(never):
         return selection.present
     answers = jax.vmap(lambda own: jax.random.bernoulli(own, 1 - never))(
         _keys(selection.clients, selection.group, key, _ABSENT)
@@ -85,7 +86,7 @@ def first_memory(
 
 def _joins_later(options: Any) -> bool:
     """Whether late uploads are aggregated with those of the round in which they arrive."""
-    return options.availability.late > 0 and options.availability.late_weight > 0
+    return is_on(options.availability.late) and options.availability.late_weight > 0
 
 
 def transmitted(
@@ -100,7 +101,7 @@ def transmitted(
         The result; its `memory_of_steps`, which is kept if the upload is accepted, also has the compression errors.
     """
     uploads = result.upload
-    if options.aggregation.clip_norm:
+    if is_on(options.aggregation.clip_norm):
         uploads = uploads._replace(model=clipped(uploads.model, broadcast.model, options.aggregation.clip_norm))
     if options.attack.kind != "none":
         lies = result.took_part & data.attackers.clients[result.clients]
@@ -149,7 +150,7 @@ def delivered(
         What arrives; the server's memory entry; and the metric `late_uploads`, the late uploads of this round.
     """
     late = options.availability.late
-    if not late:
+    if not is_on(late):
         return received, {}, {}
     is_late = jax.vmap(lambda own: jax.random.bernoulli(own, late))(_keys(received.clients, received.group, key, _LATE))
     is_late &= received.accepted

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.interface import Broadcast
 from fedjax_ssl.engine.untrusted.updates import changed_by, received_by_path
@@ -17,7 +18,7 @@ LONGEST = 1000.0  # the largest accepted length of an update, in lower medians o
 
 def longest_update(config: Any) -> float:
     """The run's `longest` for `accepted_rows`. With privacy noise it is 0: no upload may affect another one."""
-    return 0.0 if config.privacy.noise else LONGEST
+    return 0.0 if is_on(config.privacy.noise) else LONGEST
 
 
 def accepted_rows(result: CohortResult, broadcast: Broadcast, longest: float) -> jax.Array:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import RECIPES, Section, real, share, whole, word
+from fedjax_ssl.base.fields import RECIPES, Section, is_on, real, share, whole, word
 from fedjax_ssl.client import (
     Confidence,
     Examples,
@@ -177,7 +177,7 @@ def message(problem: Problem, state: State, data: FederatedData) -> FedAnchorExt
     options, num_classes, rows = problem.config.fedanchor, problem.num_classes, data.server_index
     outputs = problem.network.predict_rows(state.model, data.inputs, rows, problem.config.eval_batch_size)
     anchors, threshold = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows]), None
-    if options.threshold_quantile:
+    if is_on(options.threshold_quantile):
         own_scores = leave_one_out_scores(anchors, num_classes, options.centred)
         quantile = jnp.nanquantile(own_scores, options.threshold_quantile)
         # It is not a number if no class has two anchors.
@@ -255,7 +255,7 @@ def contrastive_loss(problem: Problem, data: FederatedData) -> ServerLoss:
         embeddings = outputs.heads[HEAD]
         loss = label_contrastive_loss(embeddings, labels, mask, problem.num_classes, options.temperature)
         metrics = {"contrastive_loss": loss}
-        if options.common_direction_weight:
+        if is_on(options.common_direction_weight):
             loss += options.common_direction_weight * common_direction_penalty(embeddings, mask)
         return loss, (batch_stats, metrics)
 

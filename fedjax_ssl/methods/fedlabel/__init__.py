@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.fields import Section, real, whole, word
+from fedjax_ssl.base.fields import Section, is_on, real, whole, word
 from fedjax_ssl.client import (
     At,
     Batches,
@@ -131,7 +131,7 @@ def defaults() -> Section:
 def fedlabel(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
     options = problem.config.fedlabel
-    if options.as_in_code and problem.config.aggregation.clip_norm:
+    if options.as_in_code and is_on(problem.config.aggregation.clip_norm):
         raise UserError(
             "aggregation.clip_norm is not for fedlabel.as_in_code, which sends two models: it clips only one"
         )

@@ -1,7 +1,6 @@
 """Measures where a round's time goes: a trace of several rounds and a summary as text."""
 
 import collections
-import functools
 import gzip
 import json
 import math
@@ -24,7 +23,7 @@ from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.tracing import num_jobs, one_job
 from fedjax_ssl.ops.trees import row
 from fedjax_ssl.records.workdir import check_folder, fresh_workdir
-from fedjax_ssl.run.experiment import Experiment, build_whole, initialise
+from fedjax_ssl.run.experiment import Experiment, build_whole
 from fedjax_ssl.run.machine import use_machine
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.programs import compile_dispatch
@@ -70,7 +69,7 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
         data, hidden_labels = machine.put((experiment.data, experiment.hidden_labels))
         dispatch = compile_dispatch(machine, experiment)
         with doing("the first state, with pre-training"):
-            state = jax.block_until_ready(machine.jit(functools.partial(initialise, experiment))(data))
+            state = jax.block_until_ready(machine.jit(experiment.init)(data))
         with doing("compiling a client's step, to count its operations"):
             flops = step_flops(experiment, state) if experiment.method.phases else None
         folder = fresh_workdir(pathlib.Path("runs"), "profile") if workdir is None else pathlib.Path(workdir)

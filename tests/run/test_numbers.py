@@ -1,0 +1,100 @@
+"""Numbers of the configuration are arguments of the programs: another value compiles nothing and is used."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import UserError, train
+from fedjax_ssl.config import add_section, numbers_of
+from fedjax_ssl.run import programs
+from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.machine import use_machine
+from tests.helpers.runs import make_fedanchor_config, make_tiny_config
+from tests.helpers.stub import make_stub_config
+from tests.helpers.tiny_methods import build, make_config
+
+OWN = """
+import jax.numpy as jnp
+
+from fedjax_ssl.methods import METHODS, Entry, Section, is_on, real
+
+KIND = "{kind}"
+
+
+def defaults():
+    section = Section()
+    section.weight = real(0.5, least=0)
+    return section
+
+
+def own_method(problem):
+    weight = problem.config.own.weight
+    if (weight > 0.3) if KIND == "branches" else is_on(weight):
+        return METHODS["server_only"].factory(problem)
+    return None
+
+
+own = Entry(own_method, defaults=defaults)
+"""
+
+
+def text_of(config):
+    with use_machine(config) as machine:
+        return programs.lower_dispatch(machine, [build(config)]).as_text()
+
+
+def test_no_number_is_in_a_program():
+    config = make_config("fedanchor")
+    config.update_from_flattened_dict(
+        {"schedule": "cosine", "aggregation.optimizer": "fedadam", "aggregation.clip_norm": 1.0, "privacy.noise": 1.0,
+         "client.proximal": 0.1}
+    )  # fmt: skip
+    numbers = numbers_of(config)
+    assert {"client.learning_rate", "num_rounds", "fedanchor.temperature", "client.proximal"} <= numbers.keys()
+    assert "data.alpha" not in numbers  # it decides who has which images
+    others = {name: value + 1 if isinstance(value, int) else 0.9 * value for name, value in numbers.items()}
+    changed = config.copy_and_resolve_references()
+    changed.update_from_flattened_dict(others)
+    assert text_of(changed) == text_of(config)
+
+
+def test_a_run_by_another_run_s_programs_equals_one_by_its_own(tmp_path, capfd, monkeypatch):
+    config, other = make_tiny_config(num_rounds=2), make_tiny_config(num_rounds=3)
+    other.client.learning_rate, other.client.weight_decay = 0.1, 1e-3
+    monkeypatch.setattr(programs, "_KEPT", {})
+    train(other, tmp_path / "first")
+    assert "compiled before" not in capfd.readouterr().err
+    state = train(config, tmp_path / "shared")
+    assert "compiled before, 0 s" in capfd.readouterr().err
+    programs._KEPT.clear()
+    alone = train(config, tmp_path / "alone")
+    assert "compiled before" not in capfd.readouterr().err
+    jax.tree.map(np.testing.assert_array_equal, alone, state)
+    assert (tmp_path / "shared" / "metrics.jsonl").read_text() == (tmp_path / "alone" / "metrics.jsonl").read_text()
+
+
+def test_what_decides_a_program_shares_none(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(programs, "_KEPT", {})
+    monkeypatch.setattr(programs, "MOST_KEPT", 2)
+
+    def shares(**fields):
+        train(make_stub_config(num_rounds=1, **fields), tmp_path / str(len(list(tmp_path.iterdir()))))
+        return "compiled before" in capfd.readouterr().err
+
+    assert not shares()
+    assert shares(**{"client.learning_rate": 0.5})
+    assert not shares(**{"availability.never": 0.3}) and shares(**{"availability.never": 0.1})
+    assert not shares(clients_per_round=2)
+    assert shares(**{"availability.never": 0.2}) and not shares()  # of three only the last two are kept
+
+
+def test_a_method_that_branches_on_a_number_is_told_in_one_line(tmp_path):
+    for kind in ("switches", "branches"):
+        (tmp_path / f"{kind}.py").write_text(OWN.format(kind=kind))
+
+    def built(kind):
+        build_experiment(add_section(make_fedanchor_config(method=f"{tmp_path}/{kind}.py:own")))
+
+    built("switches")
+    with pytest.raises(UserError, match=r"line 17 of .*branches.py needs a value .* is_on\(number\).* static=True"):
+        built("branches")
