@@ -1,5 +1,6 @@
 """What the tests share: a cache of compiled programs, a tiny federation and finished runs."""
 
+import contextlib
 import gc
 import json
 import pathlib
@@ -86,33 +87,25 @@ def no_memory_given_back():
 
 @pytest.fixture(scope="module", autouse=True)
 def no_pictures(request):
-    """Saves empty pictures, except in tests/report: drawing them takes most of a report's time."""
-    if request.path.parent.name == "report":
-        yield
-        return
+    """Saves empty pictures, except in tests/report, and lays embeddings out without t-SNE: most of a report's time."""
     from matplotlib.figure import Figure
 
-    from fedjax_ssl.report import style
+    from fedjax_ssl.report import run_report, style
 
     def save(figure, file, format, **_):
         file.write('<svg viewBox="0 0 1 1"><g id="1"/></svg>' if format == "svg" else b"")
 
-    with mock.patch.object(Figure, "savefig", save), mock.patch.object(style, "_lay_out"):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(run_report, "to_plane", lambda embeddings: embeddings[:, :2]))
+        if request.path.parent.name != "report":
+            stack.enter_context(mock.patch.object(Figure, "savefig", save))
+            stack.enter_context(mock.patch.object(style, "_lay_out"))
         yield
 
 
 @pytest.fixture(scope="session")
 def root():
     return ROOT
-
-
-@pytest.fixture(scope="module")
-def quick_runs():
-    """For files that do not test t-SNE: reports draw the first two embedding coordinates."""
-    from fedjax_ssl.report import run_report
-
-    with mock.patch.object(run_report, "to_plane", lambda embeddings: embeddings[:, :2]):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from fedjax_ssl.config import apply_arguments, differences, load_config_file, pa
 from fedjax_ssl.run.validation import validate
 from tests.helpers.stub import make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
 QUICKSTART = str(launch.QUICKSTART)
 
 

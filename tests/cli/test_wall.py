@@ -26,7 +26,6 @@ from fedjax_ssl.run.observe.listeners import SaveCheckpoints, WriteRecords
 from tests.helpers.runs import ROOT, files_of_at_most
 from tests.helpers.stub import make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
 FULL = OSError(28, "No space left on device", "runs/a/metrics.jsonl")
 
 

@@ -15,8 +15,6 @@ from fedjax_ssl.engine.lanes import deal
 from tests.helpers.runs import ROOT, make_tiny_config
 from tests.helpers.stub import make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
-
 
 @pytest.mark.processes
 def test_a_round_on_eight_devices_equals_one_device():

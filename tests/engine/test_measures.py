@@ -31,7 +31,6 @@ from fedjax_ssl.run.validation import validate
 from tests.helpers.small_problem import federation
 from tests.helpers.stub import make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
 ALL = tuple(MEASURES)
 
 

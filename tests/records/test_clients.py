@@ -14,7 +14,6 @@ from fedjax_ssl.records.clients import accuracy_of_clients, over_clients
 from fedjax_ssl.report import write_report
 from tests.helpers.stub import make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
 NAMES = [f"client_accuracy_{figure}" for figure in ("mean", "worst_tenth", "spread")]
 
 

@@ -25,8 +25,6 @@ from fedjax_ssl.report.model_card import model_card
 from tests.helpers.runs import everything_in
 from tests.helpers.stub import make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
-
 
 @pytest.fixture
 def run(stub_run, tmp_path):

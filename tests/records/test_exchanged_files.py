@@ -17,7 +17,6 @@ from fedjax_ssl.run import experiment
 from tests.helpers.runs import everything_in
 from tests.helpers.stub import make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
 FIELDS = {"data.labels": "clients", "data.labelled_share": 0.5}
 
 

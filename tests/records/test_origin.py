@@ -20,8 +20,6 @@ from fedjax_ssl.report.model_card import model_card
 from tests.helpers.runs import ROOT
 from tests.helpers.stub import make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
-
 
 def git(folder, *words):
     names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]

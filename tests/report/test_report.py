@@ -43,7 +43,6 @@ from fedjax_ssl.report.table import INTERVAL, NOTHING, OverSeeds, Row, make_runs
 from tests.helpers.runs import ROOT
 from tests.helpers.stub import STUB, make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
 PICTURES = {
     "test_accuracy", "losses", "pseudo_labels", "qualified", "scores", "who_holds_what", "latent_space", "confusion",
     "class_accuracy", "client_accuracy", "bytes", "accuracy_over_bytes", "time",

@@ -29,8 +29,6 @@ from fedjax_ssl.run.under_way import resume_command
 from tests.helpers.runs import ROOT, everything_in, forget_manifests, make_tiny_config
 from tests.helpers.stub import make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
-
 
 def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]

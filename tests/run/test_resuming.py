@@ -12,8 +12,6 @@ from fedjax_ssl.run.resuming import saved_config
 from fedjax_ssl.sweep import run_sweep
 from tests.helpers.stub import STUB, make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
-
 
 def test_a_run_is_resumed_by_its_folder_alone(stub_run, tmp_path, capfd):
     run = tmp_path / "run"

@@ -20,7 +20,6 @@ from fedjax_ssl.run.machine import Machine
 from tests.helpers.runs import make_tiny_config
 from tests.helpers.stub import make_stub_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
 VALIDATION = 50
 
 

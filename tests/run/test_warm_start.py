@@ -22,7 +22,6 @@ from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.warm_start import find_warm_start
 from tests.helpers.runs import SMALL, forget_manifests, make_fedanchor_config, make_tiny_config
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
 FRESH = {"server.pretrain_epochs": 0}  # nothing is trained before the first round
 
 

@@ -12,7 +12,6 @@ from fedjax_ssl.sweep import run_sweep, work
 from fedjax_ssl.sweep.search import LogUniform, Search, tries_of, with_best
 from tests.helpers.runs import pretended
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
 CONFIG = """
 from tests.helpers.runs import make_tiny_config
 from fedjax_ssl.config import apply_arguments

@@ -24,7 +24,6 @@ from fedjax_ssl.sweep import Sweep, load_sweep, plan, run_sweep, work
 from fedjax_ssl.sweep.search import LogUniform, Search
 from tests.helpers.runs import ROOT, pretended
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
 FILE = """
 from fedjax_ssl.sweep import Sweep
 

@@ -18,7 +18,6 @@ from fedjax_ssl.sweep import _plan_tries, load_sweep, plan, run_sweep, warm_ups_
 from fedjax_ssl.sweep.search import Search
 from tests.helpers.runs import pretended
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
 CONFIG = """
 from tests.helpers.stub import make_stub_config
 from fedjax_ssl.config import apply_arguments

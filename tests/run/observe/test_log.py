@@ -11,8 +11,6 @@ from fedjax_ssl.run.observe import clock, log
 from fedjax_ssl.run.observe.progress import RoundProgress
 from tests.helpers.runs import files_of_at_most
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
-
 
 @pytest.fixture(autouse=True)
 def clean():
