@@ -182,8 +182,7 @@ def local_training(
         seen = read(sizes, received, data, work, carry.memory, index, key)
         minimised = functools.partial(with_proximal_term, problem, loss, sent, *seen)
         learner, result = sgd.step(minimised, optimizer(received.learning_rate), carry.learner, parts)
-        if result.counts is not None:
-            learner = where(result.counts, learner, carry.learner)
+        learner = learner if result.counts is None else where(result.counts, learner, carry.learner)
         learned = {**carry.learned, **remembered(result, carry.memory, learner.model)}
         totals, sums = jax.tree.map(jnp.add, (carry.totals, carry.sums), (dict(result.metrics), dict(result.sums)))
         return Training(learner, carry.own, learned, totals, sums)
