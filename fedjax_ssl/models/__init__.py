@@ -96,7 +96,7 @@ def build_model(config, num_classes, heads=None, taken="images", of_inputs=None)
     factory = functools.partial(build_backbone, config.name) if own else BACKBONES[config.name]
     if not own and taken not in _TAKE.get(config.name, ("images",)):
         fit = [name for name in BACKBONES if taken in _TAKE.get(name, ("images",))]
-        raise UserError(f"model.name={config.name} is not for {taken}; those for them: {', '.join(fit)}")
+        raise UserError(f"model.name={config.name} is not for {taken}; those for them: {', '.join([*fit, 'your own'])}")
     backbone = factory(normalisation=config.normalisation, dtype=_DTYPES[config.dtype], **(of_inputs or {}))
     if config.width and not isinstance(backbone, _OF_ANY_WIDTH):
         raise UserError(f"model.name={config.name} has a width of its own, so leave model.width 0")

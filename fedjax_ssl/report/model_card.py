@@ -52,7 +52,8 @@ def _use(run: RunRecords) -> dict[str, str]:
     height, width, channels = run.dataset().get("image_shape", ("?", "?", "?"))
     given, flag = f"images)  # uint8 [B, {height}, {width}, {channels}], 0 to 255; pixels are normalised inside", "npz"
     if run.kind != "image":
-        given, flag = _GIVEN[run.kind], "csv" if run.kind == "table" or "text_column" in run.dataset() else "npz"
+        given = _GIVEN.get(run.kind, f"{run.kind})  # numbers [B, ...]")
+        flag = "csv" if run.kind == "table" or "text_column" in run.dataset() else "npz"
     return {"folder": folder, "quoted": shlex.quote(folder), "given": given, "flag": flag}
 
 
@@ -89,7 +90,7 @@ def _data(run: RunRecords) -> dict[str, str]:
         height, width, channels = dataset.get("image_shape", ("?", "?", "?"))
         shape = f"{height} x {width} pixels, {channels} channel(s)"
     else:
-        shape = " x ".join(map(str, run.input_shape)) + _PARTS[run.kind]
+        shape = " x ".join(map(str, run.input_shape)) + _PARTS.get(run.kind, "")
     held_out = f", {data['validation']:,} of them held out for validation" if run.measured == "validation" else ""
     rows = {
         "data set": _name(run),

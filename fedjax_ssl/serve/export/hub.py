@@ -59,7 +59,7 @@ def header(run: RunRecords, license: str) -> str:
     method, dataset = name_of(run.config["method"]), run.dataset()
     name = dataset.get("name", run.config["data"]["source"])
     source, tested = run.config["data"]["source"], run.tested("test_accuracy")
-    task = f"{_TASKS[kind_name(dataset)]}-classification"
+    task = f"{_TASKS.get(kind_name(dataset), 'tabular')}-classification"
     result = {
         "task": {"type": task},
         "dataset": {"type": _DATASETS.get(source, name), "name": name, "split": "test"},
