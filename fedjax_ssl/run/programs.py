@@ -20,7 +20,7 @@ from fedjax_ssl.engine.dispatch import make_dispatch, over_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.engine.tracing import num_jobs
-from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods import METHODS, NAMES
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_tests import clients_at_once, make_client_tests
@@ -89,13 +89,16 @@ def _depends_on(machine: Machine, experiments: list[Experiment], given: Model | 
     weights = config.encoder.weights and os.stat(expanded(config.encoder.weights)).st_mtime_ns
     numbers = numbers_of(config)
     fields = {name: value for name, value in flatten(config).items() if name not in (*numbers, *IN_NO_PROGRAM)}
-    # Another method may be registered under this name.
-    code: list[Any] = [METHODS[config.method].factory] if config.method in METHODS else []
-    code += [loaded(fields[name]) for name in CODE_FIELDS if is_own(fields[name])]
+    own = [fields[name] for name in CODE_FIELDS if is_own(fields[name])]
+    code: list[Any] = [loaded(name) for name in own]
+    # A notebook's or a module's code may change while its names stay: only the runs of one call of `train` share it.
+    if config.method in METHODS.keys() - set(NAMES) or any(".py:" not in name for name in own):
+        code = [first.init]
+    settings = [getattr(jax.config, name, None) for name in jax.config.values]
     leaves, structure = jax.tree.flatten((first.state_shape, given))
     shapes = first.shapes, structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
     inputs = repr(dataset_facts(first.dataset)), first.problem.lacks_labels, weights
-    texts = repr((sorted(fields.items()), sorted(numbers)))
+    texts = repr((sorted(fields.items()), sorted(numbers), settings))
     return machine, len(experiments), texts, *code, *inputs, *shapes
 
 

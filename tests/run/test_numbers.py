@@ -6,11 +6,12 @@ import pytest
 
 from fedjax_ssl import UserError, train
 from fedjax_ssl.config import add_section, numbers_of
+from fedjax_ssl.methods import register
 from fedjax_ssl.run import programs
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.machine import use_machine
 from tests.helpers.runs import make_fedanchor_config, make_tiny_config
-from tests.helpers.stub import make_stub_config
+from tests.helpers.stub import make_stub_config, stub
 from tests.helpers.tiny_methods import build, make_config
 
 OWN = """
@@ -84,6 +85,17 @@ def test_what_decides_a_program_shares_none(tmp_path, capfd, monkeypatch):
     assert not shares() and shares(**{"client.learning_rate": 0.5})
     assert not shares(**{"availability.never": 0.3}) and shares(**{"availability.never": 0.1})
     assert not shares()  # only the last one was kept
+    with jax.default_matmul_precision("highest"):
+        assert not shares()
+
+
+def test_a_registered_method_may_change_while_its_name_stays(tmp_path, capfd, monkeypatch, registry):
+    """As a cell of a notebook does that is run again; several seeds of one call still share a program."""
+    monkeypatch.setattr(programs, "_KEPT", {})
+    register("mine", stub)
+    for number in range(2):
+        train(make_stub_config(method="mine", num_rounds=1, seeds=(0, 1)), tmp_path / str(number))
+        assert capfd.readouterr().err.count("compiled before") == 1
 
 
 def test_a_method_that_branches_on_a_number_is_told_in_one_line(tmp_path):

@@ -66,9 +66,8 @@ def data_fields() -> Section:
     # Of the Dirichlet partitions: lower is more heterogeneous. 'dirichlet_pairs' (SAGE) is far milder than the others.
     section.alpha = real(0.1, above=0, static=True)
     section.classes_per_client = whole(2, least=1)  # with 'shards': classes of each client
-    section.main_share = share(
-        0.4, static=True
-    )  # with 'main_class': the share of a client's images that are of its main class
+    # With 'main_class': the share of a client's images that are of its main class.
+    section.main_share = share(0.4, static=True)
     section.examples_per_client = whole(0, least=0)  # upper bound for each client; 0: none
     # Share of each client's images that become its own test images, which nobody trains on; see
     # docs/how_to/personal_models.md.
