@@ -48,7 +48,7 @@ def outline(config: Any) -> Experiment:
     rows = jax.ShapeDtypeStruct((config.num_clients, max(1, int(held.sizes.max()))), jnp.int32)
     data = shapes_of(held, rows)
     truth: Any = held.hidden_labels
-    return Experiment(problem, method, data, truth, partition, dataset, init, jax.eval_shape(init, data))
+    return Experiment(problem, method, data, truth, partition, dataset, init, jax.eval_shape(init, data, None))
 
 
 def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray) -> tuple[FederatedData, jax.Array]:

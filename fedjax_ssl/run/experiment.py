@@ -153,7 +153,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         problem, (residence, views) = shared._replace(config=c), _placed(shared, method, init, held)
         data, hidden_labels = put_whole(held, first) if views is None else views.first()
         first = first or data
-        shape = jax.eval_shape(init, data)
+        shape = jax.eval_shape(init, data, None)
         if not experiments:
             _check_delivery(config, method, has_rows=views is not None and bool(jax.tree.leaves(shape.records)))
             check_private(problem, method, shape, data)
@@ -197,7 +197,7 @@ def _placed(
         example = Views(held, widths, clients, images, on_device=False).shapes(widths[-1])[0]
     else:
         example = shapes_of(held, jax.ShapeDtypeStruct((config.num_clients, widths[-1]), jnp.int32))
-    shape = jax.eval_shape(init, example)
+    shape = jax.eval_shape(init, example, None)
     _check_state(config.method, shape, example)
     needed = memory_bytes(shape, config.num_clients)
     residence = choose(config, held, needed, room, widths[-1])
@@ -348,7 +348,7 @@ def with_numbers(
 def initialiser(problem: Problem) -> Callable[..., State]:
     """Makes the function (data, given=None) -> the first state; `given` are parts of a model that replace fresh ones.
 
-    It is jitted, so that one trace gives both the shapes and the program.
+    It is jitted, so that one trace gives both the shapes and the program on a single device: pass `given`, even None.
     """
 
     @jax.jit

@@ -240,7 +240,7 @@ def lower_dispatch(machine: Machine, experiments: list[Experiment], width: int |
     if first.views is not None:
         data, hidden_labels = first.views.shapes(width or data.width)
         if data.width != first.data.width:
-            state = jax.eval_shape(first.init, data)
+            state = jax.eval_shape(first.init, data, None)
     if num_seeds > 1:
         round_fn = over_seeds(round_fn)
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)
