@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ssl.base.devices import platform
-from fedjax_ssl.models import packing
+from fedjax_ssl.models import substitution
 
 
 class Outputs(NamedTuple):
@@ -73,7 +73,7 @@ class Heads(nn.Module):
             num_views: V. The views share every convolution call, but each view has its own batch statistics, as if
               the views were passed one after the other.
         """
-        features = packing.apply(self.backbone, images, train, mask, num_views).astype(jnp.float32)
+        features = substitution.apply(self.backbone, images, train, mask, num_views).astype(jnp.float32)
         if platform() == "tpu":  # libtpu 0.0.42.1 crashes if SAGE's float32 heads fuse with the backbone's end
             features = jax.lax.optimization_barrier(features)
         bias = getattr(self.backbone, "classifier_bias", True)

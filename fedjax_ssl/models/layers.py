@@ -41,8 +41,8 @@ class Conv(nn.Module):
         return conv2d(x.astype(self.dtype), kernel.astype(self.dtype), self.strides)
 
 
-def conv2d(x, kernel, stride=1, implementation=None):
-    """Two-dimensional convolution (cross-correlation) with symmetric padding and no bias.
+def conv2d(x, kernel, stride=1, implementation=None, window=None):
+    """Two-dimensional convolution (cross-correlation) without bias, by default with symmetric padding.
 
     Each side is padded by (kernel size - 1) / 2, as `padding=1` for 3x3 in PyTorch, even if the stride is 2 (XLA's
     "SAME" would pad one side only). A side of n therefore becomes ceil(n / stride). `jax.vmap` over kernels (one for
@@ -52,51 +52,53 @@ def conv2d(x, kernel, stride=1, implementation=None):
         x: [N, H, W, in] activations.
         kernel: [kernel_h, kernel_w, in, out], odd sizes, of the dtype of `x`. For g lanes side by side (see `packing`)
           [g, kernel_h, kernel_w, in / g, out / g]; these are always convolved with 'lax'.
-        stride: 1 or 2, for both sides.
+        stride: for both sides.
         implementation: 'lax' (XLA's convolution and its gradients), or, for CPUs, 'custom_backward' or 'winograd' (see
           `cpu/`; 'winograd' is for 3x3 with stride 1). None: the fastest on a CPU, 'lax' on other devices. Without
           differentiation every implementation runs XLA's convolution.
+        window: a `passes.Window` in place of `stride` and symmetric padding; sizes may then be even.
 
     Returns:
-        [N, ceil(H / stride), ceil(W / stride), out].
+        [N, ceil(H / stride), ceil(W / stride), out], or as the window says.
 
     Raises:
         UserError: the implementation is unknown, or does not have this kernel or stride.
     """
+    window = window or passes.centred(kernel.shape[-4:-2], stride)
     if kernel.ndim == 5:
         kernels = packing.block_diagonal(kernel)
 
         def convolve(x):
             pairs = zip(jnp.split(x, len(kernels), -1), kernels)
-            return jnp.concatenate([_conv2d(own, its, stride, "lax", "grouped") for own, its in pairs], -1)
+            return jnp.concatenate([_conv2d(own, its, window, "lax", "grouped") for own, its in pairs], -1)
 
         return packing.alone(convolve)(x)
     if implementation is None:
-        implementation = on_cpu.fastest(x, kernel, stride) if platform() == "cpu" else "lax"
-    product = None if implementation == "lax" else on_cpu.as_product(x, kernel, stride)
-    return _conv2d(x, kernel, stride, implementation, passes.lane_form()) if product is None else product
+        implementation = on_cpu.fastest(x, kernel, window) if platform() == "cpu" else "lax"
+    product = None if implementation == "lax" else on_cpu.as_product(x, kernel, window)
+    return _conv2d(x, kernel, window, implementation, passes.lane_form()) if product is None else product
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _conv2d(x, kernel, stride, implementation, lane_form):
+def _conv2d(x, kernel, window, implementation, lane_form):
     """Without differentiation, every implementation runs the plain form, which compiles faster."""
-    return passes.in_lanes(passes.forward, lane_form, stride)(x, kernel)
+    return passes.in_lanes(passes.forward, lane_form, window)(x, kernel)
 
 
-def _conv2d_forward(x, kernel, stride, implementation, lane_form):
+def _conv2d_forward(x, kernel, window, implementation, lane_form):
     forward = _PASSES[implementation][0]
-    return passes.in_lanes(forward, lane_form, stride)(x, kernel), (x, kernel)
+    return passes.in_lanes(forward, lane_form, window)(x, kernel), (x, kernel)
 
 
-def _conv2d_backward(stride, implementation, lane_form, residuals, gradient):
+def _conv2d_backward(window, implementation, lane_form, residuals, gradient):
     x, kernel = residuals
     _, to_input, to_kernel = _PASSES[implementation]
     sizes = {"input_shape": x.shape, "kernel_shape": kernel.shape}
     # XLA would turn grouped kernel gradients on GPUs into convolutions with windows as large as the images.
     together = passes.kernel_gradient_by_columns if platform() == "gpu" else None
     return (
-        passes.in_lanes(to_input, lane_form, stride, **sizes)(gradient, kernel),
-        passes.in_lanes(to_kernel, lane_form, stride, together, **sizes)(x, gradient),
+        passes.in_lanes(to_input, lane_form, window, **sizes)(gradient, kernel),
+        passes.in_lanes(to_kernel, lane_form, window, together, **sizes)(x, gradient),
     )
 
 

@@ -43,9 +43,9 @@ def apply(backbone, images, train, mask, num_views):
     those of `layers` and `normalisation`.
     """
     g = lanes_together(backbone)
-    if g == 1 or backbone.is_initializing() or backbone.is_mutable_collection("moments"):
+    if g == 1 or is_plain(backbone):
         return backbone(images, train, mask, num_views)
-    one, variables, write = _as_function(backbone, train, num_views)
+    one, variables, write = as_function(backbone, train, num_views)
     features, updated = _differentiable(one, g)(
         variables["params"], images, variables["batch_stats"], None if mask is None else mask[:, None]
     )
@@ -68,7 +68,7 @@ def in_parts(layer, x, train, mask, num_views):
     number = lanes() // max(1, CHANNELS // width)
     if number <= 1 or lanes() % number:
         return layer(joined(x), train, mask, num_views)
-    one, variables, write = _as_function(layer, train, num_views)
+    one, variables, write = as_function(layer, train, num_views)
     each = lanes() // number
     x = x if x.shape[0] == number and x.ndim == 5 else _unpack(joined(x)[None], number)
     mask = None if mask is None else _unpack(mask[None], number)
@@ -86,11 +86,11 @@ def in_turn(layers, x, train, mask, num_views):
     compiler from finding that the two forward passes of `_differentiable` are the same.
     """
     scans = platform() == "tpu" and lanes() == 1 and not train and len(layers) > 1
-    if not scans or layers[0].is_initializing() or layers[0].is_mutable_collection("moments"):
+    if not scans or is_plain(layers[0]):
         for layer in layers:
             x = in_parts(layer, x, train, mask, num_views)
         return x
-    functions, variables, writes = zip(*(_as_function(layer, train, num_views) for layer in layers))
+    functions, variables, writes = zip(*(as_function(layer, train, num_views) for layer in layers))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *variables)
 
     def body(x, one):
@@ -107,7 +107,12 @@ def joined(x):
     return _pack(x, len(x))[0] if x.ndim == 5 else x
 
 
-def _as_function(module, train, num_views):
+def is_plain(module):
+    """Whether a bound module is to be called as it is: it draws its parameters, or collects moments."""
+    return module.is_initializing() or module.is_mutable_collection("moments")
+
+
+def as_function(module, train, num_views):
     """Splits a bound module into a function from (params, x, batch_stats, mask) to (result, batch_stats), its variables
     as a dict with 'params' and 'batch_stats', and a function that writes batch_stats back.
     """

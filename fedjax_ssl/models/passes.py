@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,27 +14,39 @@ from fedjax_ssl.base.devices import platform
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 
-def forward(x, kernel, stride):
+class Window(NamedTuple):
+    """How a kernel moves over an image, for its height and its width."""
+
+    strides: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]  # rows and columns of zeros (before, after)
+
+
+def centred(kernel_size, stride):
+    """The window of an odd kernel with (size - 1) / 2 zeros on each side."""
+    vertical, horizontal = ((size - 1) // 2 for size in kernel_size)
+    return Window((stride, stride), ((vertical, vertical), (horizontal, horizontal)))
+
+
+def forward(x, kernel, window):
     """XLA's convolution, see `layers.conv2d`; grouped if the kernel has fewer inputs than `x` has channels."""
-    padding = [((size - 1) // 2, (size - 1) // 2) for size in kernel.shape[:2]]
     groups = x.shape[-1] // kernel.shape[2]
     return lax.conv_general_dilated(
-        x, kernel, (stride, stride), padding, dimension_numbers=DIMENSIONS, feature_group_count=groups
+        x, kernel, window.strides, window.padding, dimension_numbers=DIMENSIONS, feature_group_count=groups
     )
 
 
-def input_gradient(gradient, kernel, stride, input_shape, **_):
+def input_gradient(gradient, kernel, window, input_shape, **_):
     """XLA's own gradient with respect to the input."""
     of_input = jax.linear_transpose(
-        lambda x: forward(x, kernel, stride), jax.ShapeDtypeStruct(input_shape, gradient.dtype)
+        lambda x: forward(x, kernel, window), jax.ShapeDtypeStruct(input_shape, gradient.dtype)
     )
     return of_input(gradient)[0]
 
 
-def kernel_gradient(x, gradient, stride, kernel_shape, **_):
+def kernel_gradient(x, gradient, window, kernel_shape, **_):
     """XLA's own gradient with respect to the kernel."""
     of_kernel = jax.linear_transpose(
-        lambda kernel: forward(x, kernel, stride), jax.ShapeDtypeStruct(kernel_shape, gradient.dtype)
+        lambda kernel: forward(x, kernel, window), jax.ShapeDtypeStruct(kernel_shape, gradient.dtype)
     )
     return of_kernel(gradient)[0]
 
@@ -64,13 +77,13 @@ def lane_form():
     return _forced_lane_form.get() or DEFAULT_LANE_FORM.get(platform(), "grouped")
 
 
-def in_lanes(one_lane, form, stride, together=None, **sizes):
+def in_lanes(one_lane, form, window, together=None, **sizes):
     """A pass of two arguments that uses a form of `LANE_FORMS` under `vmap` over both arguments.
 
-    `stride` and `sizes` are further arguments of the pass. `together` is the pass that all lanes compute at once unless
+    `window` and `sizes` are further arguments of the pass. `together` is the pass that all lanes compute at once unless
     the form is 'loop'; None: `one_lane`.
     """
-    one_lane, together = (functools.partial(each, stride=stride, **sizes) for each in (one_lane, together or one_lane))
+    one_lane, together = (functools.partial(each, window=window, **sizes) for each in (one_lane, together or one_lane))
     one_pass = jax.custom_batching.custom_vmap(one_lane)
 
     @one_pass.def_vmap
@@ -84,12 +97,11 @@ def in_lanes(one_lane, form, stride, together=None, **sizes):
     return one_pass
 
 
-def kernel_gradient_by_columns(x, gradient, stride, kernel_shape, **_):
+def kernel_gradient_by_columns(x, gradient, window, kernel_shape, **_):
     """The gradient with respect to the kernel, as one matrix product with the shifted inputs side by side (im2col)."""
-    height, width = x.shape[1:3]
-    framed = padded(x, kernel_shape[:2])
+    framed, ends = padded(x, window), spans(gradient.shape[1:3], window)
     columns = [
-        framed[:, a : a + height : stride, b : b + width : stride]
+        framed[:, a : a + ends[0] : window.strides[0], b : b + ends[1] : window.strides[1]]
         for a in range(kernel_shape[0])
         for b in range(kernel_shape[1])
     ]
@@ -97,10 +109,14 @@ def kernel_gradient_by_columns(x, gradient, stride, kernel_shape, **_):
     return product.reshape(kernel_shape).astype(gradient.dtype)
 
 
-def padded(x, kernel_size):
-    """Pads each image of x [N, H, W, C] with zeros, for a kernel of this size."""
-    vertical, horizontal = (kernel_size[0] - 1) // 2, (kernel_size[1] - 1) // 2
-    return jnp.pad(x, ((0, 0), (vertical, vertical), (horizontal, horizontal), (0, 0)))
+def padded(x, window):
+    """Pads each image of x [N, H, W, C] with the window's zeros."""
+    return jnp.pad(x, ((0, 0), *window.padding, (0, 0)))
+
+
+def spans(size, window):
+    """How many rows and columns of the padded images one tap of the kernel moves over, for outputs of this size."""
+    return [(number - 1) * stride + 1 for number, stride in zip(size, window.strides, strict=True)]
 
 
 def contract_positions(a, b):

@@ -6,6 +6,7 @@ Every backbone's step is lowered by itself, for a round traces its backbone seve
 import itertools
 import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +32,16 @@ OF_ROUNDS = "resnet8"
 KINDS = list(itertools.product(("cuda", "tpu"), ("float32", "bfloat16")))
 LOWERED = [(name, *KINDS[number % 4]) for number, name in enumerate(IMAGES_ALONE)]
 LOWERED += [(OF_ROUNDS, *kind) for kind in KINDS if (OF_ROUNDS, *kind) not in LOWERED]
+LOWERED += [(f"{__file__}:OfFlax", "cuda", "float32"), (f"{__file__}:OfFlax", "tpu", "float32")]
+
+
+class OfFlax(nn.Module):
+    """A user's backbone: Flax's own layers."""
+
+    @nn.compact
+    def __call__(self, images):
+        x = nn.max_pool(nn.relu(nn.Conv(8, (3, 3))(images)), (2, 2), (2, 2))
+        return nn.relu(nn.Conv(16, (3, 3), 2)(x)).mean((1, 2))
 
 
 @pytest.fixture(scope="module")

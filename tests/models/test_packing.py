@@ -12,7 +12,7 @@ from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.models import Heads, packing
 from fedjax_ssl.models.cnn import SmallCNN
 from fedjax_ssl.models.packing import block_diagonal
-from fedjax_ssl.models.passes import forward, use_lane_form
+from fedjax_ssl.models.passes import centred, forward, use_lane_form
 from fedjax_ssl.models.resnet import Block, ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
@@ -156,6 +156,6 @@ def test_a_block_diagonal_kernel_convolves_each_group(channels, features, left):
     kernel = rng.normal(0, (9 * channels) ** -0.5, (4, 3, 3, channels, features)).astype(np.float32)
     wide = jax.jit(block_diagonal)(kernel)
     assert wide.shape == (left, 3, 3, 4 // left * channels, 4 // left * features)
-    blocks = [forward(part, own, 1) for part, own in zip(np.split(x, left, -1), wide)]
-    each = [forward(part, own, 1) for part, own in zip(np.split(x, 4, -1), kernel)]
+    blocks = [forward(part, own, centred((3, 3), 1)) for part, own in zip(np.split(x, left, -1), wide)]
+    each = [forward(part, own, centred((3, 3), 1)) for part, own in zip(np.split(x, 4, -1), kernel)]
     np.testing.assert_allclose(np.concatenate(blocks, -1), np.concatenate(each, -1), atol=1e-4)

@@ -1,4 +1,4 @@
-"""Code for CPUs only: gradients of convolutions, convolutions with fewer multiplications, the processor's features.
+"""Code for CPUs only: gradients of convolutions and pooling, convolutions with fewer multiplications, the processor.
 
 XLA's CPU backend runs forward convolutions through a fast library. Inside a loop (scan, while, fori), however, the
 backward convolutions of automatic differentiation take a naive path that is one to two orders of magnitude slower than

@@ -3,6 +3,7 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedjax_ssl.models import passes
@@ -14,37 +15,36 @@ TURNED_CHANNELS = 32  # input channels from which on a kernel's gradient is fast
 CACHED_NUMBERS = 200_000  # numbers that a kernel's gradient copies at a time, so that they stay in the caches
 
 
-def fastest(x, kernel, stride):
+def fastest(x, kernel, window):
     """Name of the fastest implementation in `PASSES`."""
-    fits = (*kernel.shape[:2], stride) == (3, 3, 1) and x.dtype == jnp.float32
+    fits = kernel.shape[:2] == (3, 3) and window == passes.centred((3, 3), 1) and x.dtype == jnp.float32
     # With few positions, transforming the kernel would cost more than it saves.
     many = min(kernel.shape[2:]) >= MANY_CHANNELS and math.prod(x.shape[:3]) >= max(kernel.shape[2:])
     return "winograd" if fits and many and not processor.has_wide_vectors() else "custom_backward"
 
 
-def as_product(x, kernel, stride):
+def as_product(x, kernel, window):
     """The convolution as one matrix product for 1x1 kernels and few channels, where that is fastest; otherwise None.
 
     Gradients are the automatic ones.
     """
-    if kernel.shape[:2] == (1, 1):
-        x = x[:, ::stride, ::stride]
+    if kernel.shape[:2] == (1, 1) and not np.any(window.padding):
+        x = x[:, :: window.strides[0], :: window.strides[1]]
         # With more than two axes, the gradient of the kernel would copy the transposed input.
         return jnp.matmul(x.reshape(-1, x.shape[-1]), kernel[0, 0]).reshape(*x.shape[:-1], kernel.shape[3])
-    return _conv2d_by_columns(x, kernel, stride) if kernel.shape[2] < FEW_CHANNELS else None
+    return _conv2d_by_columns(x, kernel, window) if kernel.shape[2] < FEW_CHANNELS else None
 
 
-def _conv2d_by_columns(x, kernel, stride):
+def _conv2d_by_columns(x, kernel, window):
     """The convolution as one matrix product of the shifted inputs (im2col), with automatic gradients.
 
     It is for images, whose few channels leave the fast library little to do. Positions are the last axis of the
     columns, so that whole rows are copied instead of a few channels at a time.
     """
-    vertical, horizontal = (kernel.shape[0] - 1) // 2, (kernel.shape[1] - 1) // 2
-    _, height, width, _ = x.shape
-    planes = jnp.pad(x.transpose(3, 0, 1, 2), ((0, 0), (0, 0), (vertical, vertical), (horizontal, horizontal)))
+    planes = jnp.pad(x.transpose(3, 0, 1, 2), ((0, 0), (0, 0), *window.padding))
+    positions = [range(side - size + 1) for side, size in zip(planes.shape[2:], kernel.shape[:2], strict=True)]
     shifted = [
-        planes[:, :, a : a + height : stride, b : b + width : stride]
+        planes[:, :, a : a + len(positions[0]) : window.strides[0], b : b + len(positions[1]) : window.strides[1]]
         for a in range(kernel.shape[0])
         for b in range(kernel.shape[1])
     ]  # each [in, N, Ho, Wo]
@@ -55,60 +55,66 @@ def _conv2d_by_columns(x, kernel, stride):
     return product.reshape(*columns.shape[1:], kernel.shape[3])
 
 
-def _input_gradient(gradient, kernel, stride, input_shape, **_):
+def _input_gradient(gradient, kernel, window, input_shape, **_):
     """Gradient with respect to the input, by forward convolutions of stride 1 only.
 
     Tap a of the kernel connects the input position i = stride * o + a - p with the output position o (p is the
-    padding). Positions i = stride * t + r with the same remainder r therefore see only the taps a = r + p (mod stride),
-    at the outputs o = t + (r + p - a) / stride. For each pair of remainders this is a small convolution of the
-    gradient; their results are interleaved. Stride 1 has one remainder, and the kernel is flipped and transposed. (The
-    textbook form for stride 2, a convolution of the gradient with zeros inserted, does four times the arithmetic.)
+    padding before the first). Positions i = stride * t + r with the same remainder r therefore see only the taps a =
+    r + p (mod stride), at the outputs o = t + (r + p - a) / stride. For each pair of remainders this is a small
+    convolution of the gradient; their results are interleaved. Stride 1 has one remainder, and the kernel is flipped
+    and transposed. (The textbook form for stride 2, a convolution of the gradient with zeros inserted, does four times
+    the arithmetic.)
     """
+    steps = [-(-size // stride) for size, stride in zip(input_shape[1:3], window.strides, strict=True)]  # values of t
 
-    def taps(remainder, length):
+    def taps(axis, remainder):
         """The kernel positions that reach one remainder, in the order of their outputs, and the padding."""
-        first = (remainder + (length - 1) // 2) % stride
-        positions = list(range(first, length, stride))[::-1]
-        offsets = [(remainder + (length - 1) // 2 - a) // stride for a in positions]
-        return positions, (-offsets[0], offsets[-1])
+        stride, shift = window.strides[axis], remainder + window.padding[axis][0]
+        positions = list(range(shift % stride, kernel.shape[axis], stride))[::-1]
+        offsets = [(shift - a) // stride for a in positions]
+        missing = steps[axis] - gradient.shape[1 + axis]
+        return positions, (-offsets[0], offsets[-1] + missing) if offsets else None
 
     transposed = kernel.transpose(0, 1, 3, 2)
     rows = []
-    for row in range(stride):
-        row_taps, row_padding = taps(row, kernel.shape[0])
+    for row in range(window.strides[0]):
+        row_taps, row_padding = taps(0, row)
         columns = []
-        for column in range(stride):
-            column_taps, column_padding = taps(column, kernel.shape[1])
-            part = transposed[row_taps[0] :: -stride, column_taps[0] :: -stride]
+        for column in range(window.strides[1]):
+            column_taps, column_padding = taps(1, column)
+            if not row_taps or not column_taps:  # the kernel is smaller than the stride, and skips these positions
+                columns.append(jnp.zeros((len(gradient), *steps, kernel.shape[2]), gradient.dtype))
+                continue
+            part = transposed[row_taps[0] :: -window.strides[0], column_taps[0] :: -window.strides[1]]
             columns.append(
                 lax.conv_general_dilated(
                     gradient, part, (1, 1), (row_padding, column_padding), dimension_numbers=passes.DIMENSIONS
                 )
             )
         rows.append(jnp.stack(columns, axis=3))  # [N, Ho, Wo, stride, in]
-    if stride == 1:
+    if window.strides == (1, 1):
         return columns[0]
-    batch, height, width, channels = columns[0].shape
-    interleaved = jnp.stack(rows, axis=2).reshape(batch, stride * height, stride * width, channels)
-    return interleaved[:, : input_shape[1], : input_shape[2]]
+    interleaved = jnp.stack(rows, axis=2)
+    batch, height, down, width, across, channels = interleaved.shape
+    return interleaved.reshape(batch, height * down, width * across, channels)[:, : input_shape[1], : input_shape[2]]
 
 
-def _kernel_gradient(x, gradient, stride, kernel_shape, **_):
+def _kernel_gradient(x, gradient, window, kernel_shape, **_):
     """Gradient with respect to the kernel, by matrix products that sum over examples and positions.
 
     Tap (a, b) is the sum over positions (i, j) of x[i + a, j + b] gradient[i, j], with x padded.
     """
     # A single product wastes kernel_h - 1 rows on padding and needs joined copies of the gradient, so it is faster only
     # for large images and more than a handful of input channels.
-    joined = stride == 1 and gradient.shape[1] >= 8 and x.shape[-1] >= 8
+    joined = window.strides == (1, 1) and gradient.shape[1] >= 8 and x.shape[-1] >= 8
     if joined:
-        product = _kernel_gradient_in_parts(x, gradient, kernel_shape[:2])
+        product = _kernel_gradient_in_parts(x, gradient, window, kernel_shape[:2])
     else:
-        product = _kernel_gradient_by_rows(x, gradient, stride, kernel_shape[:2])
+        product = _kernel_gradient_by_rows(x, gradient, window, kernel_shape[:2])
     return product.astype(gradient.dtype)
 
 
-def _kernel_gradient_in_parts(x, gradient, kernel_size):
+def _kernel_gradient_in_parts(x, gradient, window, kernel_size):
     """Sums `_kernel_gradient_joined` over parts of the batch that copy at most `CACHED_NUMBERS` each, or one image."""
     copied = math.prod(gradient.shape[1:3]) * (kernel_size[1] * x.shape[3] + kernel_size[0] * gradient.shape[3])
     most = max(1, CACHED_NUMBERS // copied)
@@ -116,13 +122,13 @@ def _kernel_gradient_in_parts(x, gradient, kernel_size):
 
     def add(total, part):
         of_x, of_gradient = part
-        return total + _kernel_gradient_joined(of_x, of_gradient, kernel_size), None
+        return total + _kernel_gradient_joined(of_x, of_gradient, window, kernel_size), None
 
     parts = [array.reshape(-1, images, *array.shape[1:]) for array in (x, gradient)]
     return lax.scan(add, jnp.zeros((*kernel_size, x.shape[3], gradient.shape[3]), jnp.float32), parts)[0]
 
 
-def _kernel_gradient_joined(x, gradient, kernel_size):
+def _kernel_gradient_joined(x, gradient, window, kernel_size):
     """All taps in one matrix product, for stride 1.
 
     The horizontal shifts are joined along the channels of the input, the vertical shifts along the channels of the
@@ -137,30 +143,28 @@ def _kernel_gradient_joined(x, gradient, kernel_size):
     if channels >= TURNED_CHANNELS:
         # The product gains more from having positions last than the transposition costs. The transposition must come
         # before the padding: after it, XLA would merge it into the product.
-        margins = [((size - 1) // 2, (size - 1) // 2) for size in kernel_size]
-        planes = jnp.pad(x.transpose(3, 0, 1, 2), ((0, 0), (0, 0), *margins))
+        planes = jnp.pad(x.transpose(3, 0, 1, 2), ((0, 0), (0, 0), *window.padding))
         inputs = jnp.concatenate([planes[..., b : b + width] for b in range(kernel_width)])
         inputs, outputs = inputs.reshape(len(inputs), -1), outputs.reshape(-1, outputs.shape[-1])
         product = jnp.matmul(inputs, outputs, preferred_element_type=jnp.float32)
     else:
-        padded = passes.padded(x, kernel_size)
+        padded = passes.padded(x, window)
         inputs = jnp.concatenate([padded[:, :, b : b + width] for b in range(kernel_width)], axis=-1)
         product = passes.contract_positions(inputs, outputs)
     product = product.reshape(kernel_width, channels, kernel_height, features)
     return product.transpose(2, 0, 1, 3)
 
 
-def _kernel_gradient_by_rows(x, gradient, stride, kernel_size):
+def _kernel_gradient_by_rows(x, gradient, window, kernel_size):
     """One matrix product for each row of taps, with the shifted inputs joined along the channels."""
     kernel_height, kernel_width = kernel_size
-    height, width, features = gradient.shape[1:]
-    rows_end, columns_end = (height - 1) * stride + 1, (width - 1) * stride + 1
-    padded, products = passes.padded(x, kernel_size), []
+    rows_end, columns_end = passes.spans(gradient.shape[1:3], window)
+    padded, products = passes.padded(x, window), []
     for a in range(kernel_height):
-        rows = padded[:, a : a + rows_end : stride]
-        inputs = [rows[:, :, b : b + columns_end : stride] for b in range(kernel_width)]
+        rows = padded[:, a : a + rows_end : window.strides[0]]
+        inputs = [rows[:, :, b : b + columns_end : window.strides[1]] for b in range(kernel_width)]
         products.append(passes.contract_positions(jnp.concatenate(inputs, axis=-1), gradient))
-    return jnp.stack(products).reshape(kernel_height, kernel_width, x.shape[-1], features)
+    return jnp.stack(products).reshape(kernel_height, kernel_width, x.shape[-1], gradient.shape[-1])
 
 
 # Implementation -> its forward pass, and its gradients with respect to the input and the kernel.
