@@ -15,11 +15,14 @@ def over_seeds(round_fn: RoundFunction) -> RoundFunction:
     """Makes a round for several seeds at once.
 
     States, results and the data that differ between seeds (see `seed_axes`) have a leading axis. The clients of all
-    seeds share the lanes.
+    seeds share the lanes. All seeds are at the same round, see `measure_if_due`.
     """
+    axes = State._make((None, 0, 0, 0, 0))
 
-    def rounds(states, data: FederatedData, hidden_labels: jax.Array):
-        return jax.vmap(round_fn, in_axes=(0, seed_axes(data), None))(states, data, hidden_labels)
+    def rounds(states: State, data: FederatedData, hidden_labels: jax.Array) -> tuple[State, RoundResult]:
+        together = jax.vmap(round_fn, in_axes=(axes, seed_axes(data), None), out_axes=(axes, 0))
+        after, result = together(states._replace(round=states.round[0]), data, hidden_labels)
+        return after._replace(round=jnp.broadcast_to(after.round, states.round.shape)), result
 
     return rounds
 

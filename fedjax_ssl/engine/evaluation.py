@@ -1,6 +1,8 @@
 """Evaluates a round independently of the method: the model's accuracy, and pseudo-labels against the hidden labels."""
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,31 @@ from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
 
 RULE = "pseudo_label_accuracy_"  # prefix of the name of a labelling rule
+
+
+def is_tested(config: Any, number: Any) -> Any:
+    """Whether the model is tested after a round: the first, every `eval_every`-th and the last; `number` is from 1."""
+    return (number % config.eval_every == 0) | (number == 1) | (number == config.num_rounds)
+
+
+def measure_if_due(
+    problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array, number: jax.Array
+) -> tuple[Metrics, dict[str, jax.Array]]:
+    """`measure_model` after round `number`, without its cost if that round has no test, see `is_tested`.
+
+    `number` must have no axis over seeds: with one, `jax.vmap` turns the condition into a choice between two results,
+    and both are computed.
+
+    Returns:
+        The figures, 0 without a test; and name -> whether the round lacks the figure, bool []; {} if no round does.
+    """
+    measure = functools.partial(measure_model, problem, model, data, hidden_labels)
+    if problem.config.eval_every == 1:
+        return measure(), {}
+    shapes, is_due = jax.eval_shape(measure), is_tested(problem.config, number)
+    nothing = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)  # noqa: E731
+    measured = jax.lax.cond(is_due, measure, nothing)
+    return measured, dict.fromkeys(measured, ~is_due)
 
 
 def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_labels: jax.Array) -> Metrics:

@@ -1,5 +1,6 @@
 """One federated round as a pure function that calls the stages in order."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -9,7 +10,7 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.cohort import CohortResult
-from fedjax_ssl.engine.evaluation import measure_model, score_report
+from fedjax_ssl.engine.evaluation import measure_if_due, score_report
 from fedjax_ssl.engine.interface import (
     Method,
     Metrics,
@@ -99,6 +100,11 @@ class RoundResult(NamedTuple):
     metrics: Metrics  # scalars, by their names in metrics.jsonl
     lane_steps: jax.Array  # int32 [], steps of all lanes, including idle ones; depends on the machine
     healthy: jax.Array  # bool [], whether the model is finite and not every upload was dropped
+    lacks: Mapping[str, jax.Array] = {}  # bool [], names of metrics that some rounds lack -> whether this one does
+
+    def measured(self) -> Metrics:
+        """The metrics that the round does not lack; only on the host."""
+        return {name: value for name, value in self.metrics.items() if not self.lacks.get(name, False)}
 
 
 class RoundFunction(Protocol):
@@ -145,12 +151,12 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         state = state._replace(round=state.round + 1)
 
         with jax.named_scope("evaluate"):
-            measured = measure_model(problem, state.model, data, hidden_labels)
+            measured, lacks = measure_if_due(problem, state.model, data, hidden_labels, state.round)
             if method.phases and result.report is not None:
                 scored = score_report(result.report, result.clients, result.present, data, hidden_labels)
         others = joined({"round": state.round}, measured, scored, from_clients)
         metrics = {**joined(others, checked_metrics(before)), **joined(others, checked_metrics(after))}
-        return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable)
+        return state, RoundResult(metrics, lane_steps, all_finite(state.model) & usable, lacks)
 
     return round_fn
 

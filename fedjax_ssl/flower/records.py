@@ -74,7 +74,8 @@ class Records:
         self._folder.append(METRICS, [line])
         self._folder.append(TIMINGS, [{"round": line["round"], "seconds": seconds}])
         name = f"{measured_each_round(self._config)}_accuracy"
-        say(f"round {line['round']}/{self._config.num_rounds}: {name} {line[name]:.4f}, {seconds:.1f} s")
+        measured = f"{name} {line[name]:.4f}, " if name in line else ""
+        say(f"round {line['round']}/{self._config.num_rounds}: {measured}{seconds:.1f} s")
         if healthy and line["round"] % (self._config.checkpoint_every or 10) == 0:
             self._save(state)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl.base.errors import TrainingError, UserError
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
-from fedjax_ssl.engine.evaluation import measure_model
+from fedjax_ssl.engine.evaluation import is_tested, measure_model
 from fedjax_ssl.engine.interface import Received, State
 from fedjax_ssl.engine.round import aggregate_uploads, before_clients, init_key, round_keys
 from fedjax_ssl.engine.tracing import one_job
@@ -103,17 +103,16 @@ class Server:
             of_clients = method if gathered is None else make_method(problem, gathered=gathered)
             return of_clients.statistics(state, data, clients, key)
 
-        def finish(state, data, clients, key, gathered, hidden_labels):
+        def finish(state, data, clients, key, gathered):
             state = with_statistics(state, data, clients, key, gathered)
-            measured = measure_model(problem, state.model, data, hidden_labels)
-            return state._replace(round=state.round + 1), measured, all_finite(state.model)
+            return state._replace(round=state.round + 1), all_finite(state.model)
 
-        def tested(state, data, hidden_labels):
-            return measure_model(problem, state.model, data._replace(validation_index=jnp.zeros(0, int)), hidden_labels)
+        def measure(state, data, hidden_labels):
+            return measure_model(problem, state.model, data, hidden_labels)
 
         jit = find_machine(one_device(problem.config)).jit
         self._init = jit(lambda data: method.init(data, init_key(data.seed))._replace(clients={}))
-        self._before, self._after, self._finish, self._tested = map(jit, (before, after, finish, tested))
+        self._before, self._after, self._finish, self._measure = map(jit, (before, after, finish, measure))
         self._one_pass, self._statistics = jit(one_pass), jit(with_statistics)
         self._screen = jit(accepted_rows, static_argnums=2)
 
@@ -141,14 +140,17 @@ class Server:
         absent = np.setdiff1d(result.clients[~result.present], result.clients[result.present])
         state, gathered = self._gather(state, result.clients[result.present], absent, number)
         clients = sent.selection.clients
-        state, measured, finite = self._finish(state, self._data, clients, key, gathered, self._hidden_labels)
+        state, finite = self._finish(state, self._data, clients, key, gathered)
+        is_due = is_tested(self._problem.config, number + 1)
+        measured = self._measure(state, self._data, self._hidden_labels) if is_due else {}
         metrics = {"round": state.round, **measured, **before, **from_clients}
         traffic = {"bytes_down": np.int64(self._down), "bytes_up": np.int64(self._up)}
         return state, {**jax.device_get(metrics), **traffic}, bool(finite & usable)
 
     def tested(self, state: State) -> dict[str, np.ndarray]:
         """The model's figures on the test set, by their names in summary.json."""
-        return jax.device_get(self._tested(state, self._data, self._hidden_labels))
+        data = self._data._replace(validation_index=jnp.zeros(0, int))
+        return jax.device_get(self._measure(state, data, self._hidden_labels))
 
     def _one_reply(self, state, data) -> Reply:
         """A client's reply to a job, to trace its shapes."""

@@ -16,18 +16,21 @@ class Spent(NamedTuple):
 
     rounds: int = 0
     best: float = -1.0  # validation accuracy
-    waited: int = 0  # rounds since `best` was first reached
+    best_round: int = 0  # the first with `best`
+    waited: int = 0  # rounds from `best_round` to the newest round with a test
     used: int = 0  # bytes sent down and up
     largest: int = 0  # bytes of the round with the most
 
     def after(self, line: Mapping[str, Any]) -> "Spent":
         """Adds one more line of metrics.jsonl."""
         accuracy, sent = line.get("validation_accuracy"), line["bytes_down"] + line["bytes_up"]
-        better = accuracy is not None and accuracy > self.best
+        rounds, better = self.rounds + 1, accuracy is not None and accuracy > self.best
+        best_round = rounds if better else self.best_round
         return Spent(
-            rounds=self.rounds + 1,
+            rounds=rounds,
             best=accuracy if better else self.best,
-            waited=0 if better else self.waited + 1,
+            best_round=best_round,
+            waited=self.waited if accuracy is None else rounds - best_round,
             used=self.used + sent,
             largest=max(self.largest, sent),
         )

@@ -74,24 +74,27 @@ class RunRecords(NamedTuple):
         """Whether no client has sent anything."""
         return not self.values("bytes_up").any()
 
+    def tests(self) -> list[dict[str, Any]]:
+        """The lines of the rounds with a test, see `eval_every`; the first round is one of them."""
+        return [line for line in self.metrics if f"{self.measured}_accuracy" in line]
+
     def accuracy(self) -> np.ndarray:
-        """Accuracy on the set that is measured each round, float [rounds]."""
-        return self.values(f"{self.measured}_accuracy")
+        """Accuracy on the set that is measured each round, float [tests]."""
+        return self._replace(metrics=self.tests()).values(f"{self.measured}_accuracy")
 
     def best(self) -> tuple[float, int]:
         """The best of `accuracy`, and the first round with it."""
         accuracy = self.accuracy()
         place = int(np.nan_to_num(accuracy, nan=-1.0).argmax())
-        return float(accuracy[place]), self.metrics[place]["round"]
+        return float(accuracy[place]), self.tests()[place]["round"]
 
     def tested(self, name: str) -> float | None:
         """A figure of the last model on the test set, such as 'test_accuracy'; None if it was not measured.
 
-        A run with validation images has none before its end.
+        Before a run's end only a round with a test on this set has it, and no round of a run with validation images.
         """
-        if self.measured == "test":
-            return self.metrics[-1].get(name)
-        return self.summary.get(name) if self.is_finished else None
+        figures = self.summary if self.is_finished and name not in self.metrics[-1] else self.metrics[-1]
+        return figures.get(name)
 
     def measures(self) -> dict[str, str]:
         """What is measured besides accuracy and loss: names of metrics, without that of the set, -> words."""

@@ -307,13 +307,17 @@ def client_accuracy(accuracies: Mapping[str, list[np.ndarray]], on: str = "each 
 
 
 def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, label: str, number: int) -> None:
-    """Draws curve `number` (0, 1, ...): the mean of values [seeds, rounds], and their range as a band."""
-    style = curve_style(number)
+    """Draws curve `number` (0, 1, ...): the mean of values [seeds, rounds], and their range as a band.
+
+    A line leads over rounds without a value, such as those without a test.
+    """
+    style, some = curve_style(number), np.isfinite(values).any(axis=0)
+    x, values = x[some], values[:, some]
     alone: dict[str, Any] = {"marker": "o", "markersize": 4} if values.shape[1] == 1 else {}  # one round makes no line
     if label.startswith("_"):  # matplotlib would leave it out of the legend
         label = f"\u200b{label}"
-    present = np.ma.masked_invalid(values)  # a round may lack a value for some seeds, or for all
-    axes.plot(x, present.mean(axis=0).filled(np.nan), label=label, **style, **alone)
+    present = np.ma.masked_invalid(values)  # a round may lack a value for some seeds
+    axes.plot(x, present.mean(axis=0), label=label, **style, **alone)
     if len(values) > 1:
         axes.fill_between(x, present.min(axis=0), present.max(axis=0), color=style["color"], alpha=0.18, linewidth=0)
 

@@ -49,9 +49,9 @@ def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> p
 def _draw_rounds(run: RunRecords, pictures: page.Pictures) -> None:
     """What is measured each round: accuracy, losses, pseudo-labels."""
     of, add = run.measured, pictures.add
-    caption = f"Accuracy of the classification head on the {of} set after each round."
+    caption = f"Accuracy of the classification head on the {of} set after each round with a test."
     add("Accuracy", f"{of}_accuracy", figures.accuracy(_alone(run), of), caption)
-    caption = f"What else is measured on the {of} set after each round; most are means over classes, not {run.noun}."
+    caption = f"What else is measured on the {of} set; most are means over classes, not {run.noun}."
     add("Accuracy", "measures", figures.measures(run), caption)
     caption = f"Losses, means over a round; the {of} loss is cross-entropy."
     add("Accuracy", "losses", figures.losses(run), caption)
@@ -175,7 +175,7 @@ def _notes(run: RunRecords) -> list[str]:
     notes = [f"A file of this run is damaged: {line}." for line in (*run.damages, *run.unreadable())]
     if run.measured == "validation":
         notes.append(
-            f"Each round is measured on {run.config['data']['validation']:,} validation {run.noun}, which were taken "
+            f"Rounds are measured on {run.config['data']['validation']:,} validation {run.noun}, which were taken "
             "from the training set before it was divided. The test set is for the last round's model."
         )
     if not run.is_finished:

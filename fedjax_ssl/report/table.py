@@ -113,11 +113,11 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
 
     Accuracies are percent, mean ± standard deviation (of n - 1) over the seeds. Test accuracy, other measures of the
     test set and accuracy over clients are those of the last model; measures that no run has get no column. The last
-    rounds, the best and the target refer to the set that runs measure each round. Columns of validation accuracies are
-    named so; if some rows measure validation images and others the test set, each set has its own columns. Rounds and
-    bytes to the target are means over the seeds that reached it, with the number of these seeds if not all did. The
-    same holds for the test accuracy of runs with validation images, which have none before their end. Bytes are of one
-    run, both ways for all clients; seconds are those of its rounds, without compiling.
+    rounds, the best and the target refer to the set that runs measure each round, and to rounds with a test. Columns of
+    validation accuracies are named so; if some rows measure validation images and others the test set, each set has its
+    own columns. Rounds and bytes to the target are means over the seeds that reached it, with the number of these seeds
+    if not all did. The same holds for the test accuracy of runs with validation images, which have none before their
+    end. Bytes are of one run, both ways for all clients; seconds are those of its rounds, without compiling.
 
     Args:
         rows: of the table.
@@ -214,7 +214,7 @@ def _marked(row: Row) -> str:
 def rounds_to(run: RunRecords, target: float) -> int | None:
     """The first round with the target accuracy on the set that is measured each round; None if no round has it."""
     reached = run.accuracy().astype(np.float32) >= np.float32(target)  # accuracies are computed in float32
-    return next((line["round"] for line, there in zip(run.metrics, reached) if there), None)
+    return next((line["round"] for line, there in zip(run.tests(), reached) if there), None)
 
 
 def megabytes(run: RunRecords, rounds: int) -> float:

@@ -130,7 +130,7 @@ def run_rounds(
         seconds = (time.monotonic() - before) / ran
 
         by_run = list(zip(*(group.split(row(on_host, index)) for index in range(ran))))  # each run's RoundResults
-        lines = [[to_record(each.metrics, traffic, accountant) for each in results] for results in by_run]
+        lines = [[to_record(each.measured(), traffic, accountant) for each in results] for results in by_run]
         timings = [[to_timing(each, seconds, num_runs) for each in results] for results in by_run]
         healthy = [bool(results[-1].healthy) for results in by_run]
         done += ran

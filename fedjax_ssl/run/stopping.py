@@ -20,6 +20,7 @@ class Stop:
             most_bytes: the most bytes of a round; None: unknown.
         """
         self._options, self._most, self._began = config.stop, most_bytes, time.monotonic()
+        self._every = config.eval_every
         self._reads_records = bool(self._options.patience or self._options.bytes)
         self._spent = Spent()
         if self._reads_records:
@@ -27,11 +28,13 @@ class Stop:
 
     def next_due(self, done: int) -> int | None:
         """The next round after `done` that may be the last, so that no dispatch goes past it; None: no such round."""
-        if self._options.patience or (self._options.bytes and not self._most):
-            return done + 1
+        due = []
+        if self._options.patience:
+            due.append(done + self._every - done % self._every)
         if self._options.bytes:
-            return done + max(1, int((self._options.bytes - self._spent.used) // self._most))
-        return None
+            left = self._options.bytes - self._spent.used
+            due.append(done + max(1, int(left // self._most) if self._most else 1))
+        return min(due, default=None)
 
     def after(self, lines: list[list[dict[str, Any]]]) -> str:
         """Why the runs end after a dispatch, with the lines of its rounds for each run; '' if they go on."""

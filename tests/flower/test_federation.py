@@ -68,7 +68,8 @@ class ByHand:
         line, experiment = self.round(), self.experiment
         self.simulated, result = self._simulated_round(self.simulated, experiment.data, experiment.hidden_labels)
         assert self.healthy == bool(result.healthy)
-        simulated = to_record(jax.device_get(result.metrics), self.traffic)
+        simulated = to_record(jax.device_get(result).measured(), self.traffic)
+        assert ("test_accuracy" in line) == ("test_accuracy" in simulated)
         for name, value in simulated.items():
             # No node tells which of its labels are right; a node of several clients is sent less.
             if not name.startswith(("pseudo_label", "qualified", "score_gap", "bytes")):
@@ -107,12 +108,12 @@ def test_a_memory_waits_for_the_word_of_the_server():
     """
     run = settings("isofed", **{"num_clients": 4, "clients_per_round": 4, "data.labels": "some_clients",
                    "data.labelled_clients": 2, "confidence.threshold": 0.2, "data.server_labels": 0,
-                   "model.statistics": "all"})  # fmt: skip
+                   "model.statistics": "all", "eval_every": 3, "num_rounds": 3})  # fmt: skip
     both = ByHand(run, [{"clients": "0,1"}, {"clients": "2,3"}])
-    for _ in range(3):
+    for number in range(3):
         line, simulated = both.both_rounds()
         both.assert_equal()
-        assert line["uploads"] < 4
+        assert line["uploads"] < 4 and ("test_accuracy" in line) == (number != 1)
         for name in ("bytes_down", "bytes_up"):
             assert line[name] == simulated[name], name
 

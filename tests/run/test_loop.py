@@ -209,9 +209,14 @@ ACCURACIES = [0.3, 0.5, 0.4, 0.5, 0.45, 0.6, 0.6, 0.5]  # of rounds 1, 2, ...
 UPLOADS = [1, 2, 3, 4, 4, 1, 1, 1]
 
 
+def has_no_test(rounds, every):
+    return (rounds % every != 0) & (rounds != 1) & (rounds != len(ACCURACIES))
+
+
 def measured(arguments):
     """The same arguments, but each round has a validation accuracy from `ACCURACIES` and uploads from `UPLOADS`."""
     machine, feed, group, states = arguments
+    every = group.runs[0].experiment.problem.config.eval_every
 
     class Measured(WholeFeed):
         def dispatch(self, state, done, rounds):
@@ -222,7 +227,8 @@ def measured(arguments):
                 "validation_accuracy": np.array(ACCURACIES)[of_rounds],
                 "uploads": np.array(UPLOADS)[of_rounds],
             }
-            return result._replace(results=result.results._replace(metrics=metrics))
+            lacks = {"validation_accuracy": has_no_test(of_rounds + 1, every)}
+            return result._replace(results=result.results._replace(metrics=metrics, lacks=lacks))
 
     return machine, Measured(None, None, None, None), group, states
 
@@ -232,6 +238,9 @@ def measured(arguments):
     [
         ({"stop.patience": 3}, 5),  # 0.5 of round 2 is not reached again before
         ({"stop.patience": 4, "stop.bytes": 1e6}, 8),  # 0.6 of round 6 is never exceeded, but then all rounds are done
+        ({"stop.patience": 1, "eval_every": 2}, 4),  # not in round 3, which has no test
+        ({"stop.patience": 2, "eval_every": 2, "stop.bytes": 16 + 19 + 22}, 3),  # bytes do not wait for a test
+        ({"stop.patience": 3, "eval_every": 2}, 8),  # in round 4 it is two rounds since 0.5, and round 6 has 0.6
         # Bytes per round: 13 for the message to four clients and the statistics, 3 for each upload.
         ({"stop.bytes": 16 + 19 + 22 + 22}, 4),  # a fourth round could use 22 bytes, like the third
         ({"stop.bytes": 16 + 19 + 22 + 22 - 1}, 3),

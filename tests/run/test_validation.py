@@ -159,7 +159,7 @@ def test_a_report_says_which_figure_is_which(finished, tmp_path):
     assert "50 of them held out for validation" in card and "no round was picked by it" not in card
     assert "rounds were measured on validation images." in card and "{" not in card.partition("```")[0]
     for words in (
-        "Each round is measured on 50 validation images",
+        "Rounds are measured on 50 validation images",
         "on the validation set after each round",
         "the validation loss is cross-entropy",
         "50 validation images or 360 test images, coloured by class",

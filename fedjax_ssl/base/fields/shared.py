@@ -46,7 +46,10 @@ def shared_fields() -> Section:
     # docs/how_to/start_from_a_model.md.
     config.init_from = ""
     config.schedule = word("constant", "cosine")  # schedule of all learning rates over rounds; 'cosine' falls to 0
-    # More measures after each round, any of 'balanced_accuracy', 'precision', 'auc', 'shots', 'knn'; see
+    # Rounds between two tests of the global model. The first and the last round always have one; see
+    # docs/how_to/reports.md.
+    config.eval_every = whole(1, least=1)
+    # More measures in each test, any of 'balanced_accuracy', 'precision', 'auc', 'shots', 'knn'; see
     # docs/reference/measures.md.
     config.eval_measures = several((), word("balanced_accuracy", "precision", "auc", "shots", "knn"), distinct=True)
     # With data.client_test_share: number of rounds between tests of all clients on their own images. Each test trains
@@ -66,7 +69,8 @@ def shared_fields() -> Section:
     config.lanes = whole(None, least=1)  # clients trained side by side on each device
     config.devices = whole(None, least=1)  # devices to use; None: all of them, on a CPU one per client
     config.eval_batch_size = whole(None, least=1)  # images per batch when images are labelled or the model is evaluated
-    # Rounds in one compiled call. Progress is shown and signals are handled between calls. With data.validation: 1.
+    # Rounds in one compiled call. Progress is shown and signals are handled between calls. With stop.patience: at most
+    # eval_every.
     config.rounds_per_dispatch = whole(None, least=1)
 
     # The two views of each image in fedu, fedema and orchestra, see fedjax_ssl/ops/augment/views.py.

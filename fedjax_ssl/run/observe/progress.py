@@ -37,6 +37,7 @@ class RoundProgress(Listener):
         console = console or terminal()
         self._num_rounds, self._title, self._measured = num_rounds, title, measured
         self._has_bar, self._last_line = console.is_interactive and shows(NORMAL), -math.inf
+        self._test: dict[str, Any] | None = None  # the newest line with a test
         # In a narrow terminal the title wraps and the bar shrinks; the numbers stay complete.
         self._bar = _Bar(
             *([TextColumn("{task.description}", markup=False, table_column=Column())] if title else []),
@@ -57,12 +58,14 @@ class RoundProgress(Listener):
         self._bar.stop()
 
     def take(self, turn: Turn) -> None:
+        tests = [line for line in turn.lines[0] if f"{self._measured}_accuracy" in line]
+        self._test = tests[-1] if tests else self._test
         if turn.lines[0]:
             self.update(turn.lines[0][-1], turn.is_last)
 
     def update(self, metrics: dict[str, Any], is_last: bool = False) -> None:
         """Shows a round's figures and the estimated time left; a rule may make a round before `num_rounds` the last."""
-        done, figures = metrics["round"], describe(metrics, self._measured)
+        done, figures = metrics["round"], describe(metrics, self._measured, self._test)
         self._bar.update(self._task, completed=done, figures=figures)
         seconds = self._bar.tasks[0].time_remaining
         left = f"{datetime.timedelta(seconds=seconds)} left" if seconds else ""
@@ -84,8 +87,10 @@ class _Bar(Progress):
             yield Text(task.fields["figures"])
 
 
-def describe(metrics: dict[str, Any], measured: str = "test") -> str:
+def describe(metrics: dict[str, Any], measured: str = "test", test: dict[str, Any] | None = None) -> str:
     """A round's figures as short text: at most 80 characters for two labelling rules on the test set.
+
+    If the newest `test` is another round's, that round is named.
 
     If there are several rules, the accuracy of labels is shown for each. 'qualified' is the mean number of
     pseudo-labels per client that pass the threshold. If the true labels are unknown, only 'qualified' is shown.
@@ -98,7 +103,10 @@ def describe(metrics: dict[str, Any], measured: str = "test") -> str:
     words = [f"{name.replace('_', ' ')} {100 * value:.1f} %".strip() for name, value in rules.items() if value == value]
     labels = f"  labels: {', '.join(words)}" if words else ""
     qualified = f"  qualified {metrics['qualified_per_client']:.1f}" if rules else ""
-    return f"{measured} {100 * metrics[f'{measured}_accuracy']:.2f} %{labels}{qualified}"
+    test, name = test or metrics, f"{measured}_accuracy"
+    when = "" if test is metrics else f" (round {test['round']})"
+    accuracy = f"{measured} {100 * test[name]:.2f} %{when}" if name in test else ""  # none since a run was resumed
+    return f"{accuracy}{labels}{qualified}".strip()
 
 
 def title_of(seeds: tuple[int, ...], together: list[int]) -> str:

@@ -69,7 +69,8 @@ def summarise(config: ConfigDict, folder: Workdir, ended_by: str) -> dict[str, A
     last = lines[-1]
     measured = measured_each_round(config)
     accuracy = f"{measured}_accuracy"
-    best = max(lines, key=lambda line: line[accuracy])
+    tests = [line for line in lines if accuracy in line]
+    best = max(tests, key=lambda line: line[accuracy])
     labels = {name: last[name] for name in last if name.startswith(("pseudo_label", "qualified"))}
     return {
         "method": config.method,
@@ -78,9 +79,8 @@ def summarise(config: ConfigDict, folder: Workdir, ended_by: str) -> dict[str, A
         "rounds": last["round"],
         "ended_by": ended_by,
         METRICS_SUM: folder.checksum(last["round"]),
-        **({} if measured == "test" else _tested(config, folder)),
-        accuracy: last[accuracy],
-        **{f"{measured}_{name}": last[f"{measured}_{name}"] for name in measures_of(config)},
+        **{name: tests[-1][name] for name in (accuracy, *(f"{measured}_{name}" for name in measures_of(config)))},
+        **({} if "test_accuracy" in last else _tested(config, folder)),
         f"best_{accuracy}": best[accuracy],
         "best_round": best["round"],
         **_over_clients(folder),
@@ -116,7 +116,7 @@ def _came_from(folder: Workdir) -> dict[str, Any]:
 
 
 def _tested(config: ConfigDict, folder: Workdir) -> dict[str, float | None]:
-    """The last model's test figures from the last snapshot, if rounds are evaluated on another set."""
+    """The last model's test figures from the last snapshot, for a last round without a test on this set."""
     names = ["accuracy", "loss", *measures_of(config)]
     run = read_run(folder.path)
     counts, taken = run.class_counts(), run.last_test_outputs()

@@ -6,6 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
+from fedjax_ssl.run.loop import Turn
 from fedjax_ssl.run.observe import progress as module
 from fedjax_ssl.run.observe.progress import RoundProgress, describe, title_of
 
@@ -83,3 +84,11 @@ def test_one_rule_of_labelling_has_no_name():
 def test_labels_that_nobody_knows_are_not_scored():
     unknown = {"test_accuracy": 0.93211, "pseudo_label_accuracy": float("nan"), "qualified_per_client": 57.23}
     assert describe(unknown) == "test 93.21 %  qualified 57.2"
+
+
+def test_between_tests_the_newest_accuracy_is_shown_with_its_round(plain, capfd):
+    lines = [{"round": 6, "qualified_per_client": 1.0}, {"round": 7, "test_accuracy": 0.5}, {"round": 8}]
+    with RoundProgress(8, 5, console=plain) as progress:
+        for shown in (lines[:1], lines[1:]):  # the dispatches of a resumed run
+            progress.take(Turn(shown[-1]["round"], True, None, [shown], [[]], [True]))
+    assert capfd.readouterr().err.splitlines() == ["round 6/8", "round 8/8  test 50.00 % (round 7)"]
