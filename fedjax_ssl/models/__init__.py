@@ -1,8 +1,8 @@
 """Models: a backbone chosen by name, with a classifier and a method's heads on top.
 
 A backbone's factory is a callable that takes the keywords `normalisation` (policy name) and `dtype` and gives a module
-from (images, train, mask, num_views) to features [B, F]. A user's backbone is named by its import path (`own.py`), or
-by a short name if it is added here: `BACKBONES["mine"] = MyBackbone`.
+from (images, train, mask, num_views) to features [B, F]. A user's, see `own.py`, may lack some of these. It is named by
+its import path, or by a short name if it is added here: `BACKBONES["mine"] = MyBackbone`.
 """
 
 import functools
@@ -12,11 +12,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError, known_are
-from fedjax_ssl.base.imports import is_own
+from fedjax_ssl.base.imports import import_own, is_own
 from fedjax_ssl.models.cnn import LeNet, SmallCNN
 from fedjax_ssl.models.heads import CLASSIFIER_INITS, Heads, Linear, Outputs, heads_drawn
 from fedjax_ssl.models.normalisation import POLICIES, Normalisation
-from fedjax_ssl.models.own import build_backbone, check_backbone
+from fedjax_ssl.models.own import Adapted, build_backbone, check_backbone
 from fedjax_ssl.models.projectors import Projector
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
@@ -29,6 +29,7 @@ __all__ = [
     "BACKBONES",
     "CLASSIFIER_INITS",
     "POLICIES",
+    "Adapted",
     "Heads",
     "Linear",
     "Normalisation",
@@ -37,7 +38,6 @@ __all__ = [
     "build_model",
     "check_backbone",
     "heads_drawn",
-    "is_own",
 ]
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
@@ -93,11 +93,12 @@ def build_model(config, num_classes, heads=None, taken="images", of_inputs=None)
             f"model.name is {config.name!r}{known_are(config.name, sorted(BACKBONES))}, or your own MODULE:FACTORY, "
             "see docs/how_to/own_backbone.md"
         )
-    factory = functools.partial(build_backbone, config.name) if own else BACKBONES[config.name]
+    factory, file = import_own("model.name", config.name) if own else (BACKBONES[config.name], None)
     if not own and taken not in _TAKE.get(config.name, ("images",)):
         fit = [name for name in BACKBONES if taken in _TAKE.get(name, ("images",))]
         raise UserError(f"model.name={config.name} is not for {taken}; those for them: {', '.join([*fit, 'your own'])}")
-    backbone = factory(normalisation=config.normalisation, dtype=_DTYPES[config.dtype], **(of_inputs or {}))
+    dtype = _DTYPES[config.dtype]
+    backbone = build_backbone(config.name, factory, file, config.normalisation, dtype, **(of_inputs or {}))
     if config.width and not isinstance(backbone, _OF_ANY_WIDTH):
         raise UserError(f"model.name={config.name} has a width of its own, so leave model.width 0")
     backbone = backbone.clone(width=config.width) if config.width else backbone

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.models import Outputs, build_model, check_backbone, heads_drawn, is_own
+from fedjax_ssl.models import Adapted, Outputs, build_model, check_backbone, heads_drawn
 from fedjax_ssl.models.normalisation import pooled_statistics
 from fedjax_ssl.ops.batches import map_batches
 from fedjax_ssl.ops.sgd import BatchStats, Model
@@ -179,9 +179,9 @@ def build_network(
     module = build_model(section, facts["num_classes"], heads, kind.noun, getattr(inputs, "keywords", {}))
     if backbone is not None:
         module = module.clone(backbone=backbone)
-    own = is_own(section.name)
     keeps = backbone is None and (
-        not own or check_backbone(section.name, module.backbone, _taken(inputs), section.normalisation)
+        not isinstance(module.backbone, Adapted)
+        or check_backbone(section.name, module.backbone, _taken(inputs), section.normalisation)
     )
     network = Network(
         module=module,

@@ -25,8 +25,7 @@ from fedjax_ssl.models.own import Adapted
 
 def apply(backbone, images, train, mask, num_views):
     """Computes a backbone's features, arguments as in `Heads`; the library's own backbones have its forms already."""
-    of_library = type(backbone).__module__.startswith("fedjax_ssl.") and not isinstance(backbone, Adapted)
-    if of_library or packing.is_plain(backbone) or packing.lanes_together(backbone) > 1:
+    if not isinstance(backbone, Adapted) or packing.is_plain(backbone):
         return packing.apply(backbone, images, train, mask, num_views)
     one, variables, write = packing.as_function(backbone, train, num_views)
     features, updated = with_forms(one)(variables["params"], images, variables["batch_stats"], mask)

@@ -1,6 +1,7 @@
 """A user's own backbone by import path: the same as the library's where it is the same, and the errors one by one."""
 
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +139,67 @@ def test_own_normalisation_has_views_and_padding_of_its_own(own_folder):
     assert all(np.any(a != b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(model.batch_stats)))
 
 
+BATCH_NORM = """
+class OfFlax(nn.Module):
+    @nn.compact
+    def __call__(self, images, train):
+        x = nn.Conv(6, (3, 3), name="conv")(images)
+        x = nn.BatchNorm(not train, momentum=0.9, bias_init=nn.initializers.ones, name="norm")(x)
+        return nn.BatchNorm(not train, momentum=0.9, use_scale=False, use_bias=False, name="end")(x.mean((1, 2)))
+
+class OfLibrary(nn.Module):
+    normalisation: str
+    @nn.compact
+    def __call__(self, images, train=False, mask=None, num_views=1):
+        x = nn.Conv(6, (3, 3), name="conv")(images)
+        x = Normalisation(self.normalisation, name="norm")(x, train, mask, num_views)
+        return Normalisation(self.normalisation, False, name="end")(x.mean((1, 2)), train, mask, num_views)
+"""
+
+
+@pytest.mark.parametrize("policy", ["running", "static"])
+def test_batch_normalisation_of_flax_is_that_of_the_library(own_folder, policy):
+    """With statistics that leave padding and other views out; without these it is Flax's own."""
+    write(own_folder / "own_norms.py", BATCH_NORM)
+    flax, library = (network(f"own_norms:{name}", normalisation=policy) for name in ("OfFlax", "OfLibrary"))
+    assert flax.normalisation == policy
+    images = jax.random.uniform(jax.random.key(0), (5, 8, 8, 1), maxval=255.0)
+    model = jax.jit(flax.init)(jax.random.key(1))
+    assert (model.params["backbone"]["norm"]["bias"] == 1).all()  # drawn by Flax
+    shapes = jax.eval_shape(library.init, jax.random.key(1))
+    assert jax.tree.map(jnp.shape, model) == jax.tree.map(jnp.shape, shapes)
+
+    def passes(built, model):
+        trained = built.train(model, (images, images + 9), jnp.arange(5) < 3)
+        return trained, built.batch_statistics(model, images, jnp.ones(5, bool)), built.input_moments(
+            model, images, jnp.ones(5, bool)
+        ), built.predict(model, images)  # fmt: skip
+
+    actual, expected = jax.jit(lambda model: [passes(built, model) for built in (flax, library)])(model)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    own = flax.module.backbone.module
+    variables = {"params": model.params["backbone"], "batch_stats": model.batch_stats["backbone"]}
+    plain = jax.jit(lambda x: own.apply(variables, flax.inputs.to_network(x), True, mutable=["batch_stats"])[0])
+    (outputs,), _ = jax.jit(flax.train)(model, (images,), jnp.ones(5, bool))
+    np.testing.assert_allclose(outputs.features, plain(images), rtol=1e-3, atol=1e-4)
+    for other in ("group", "none"):
+        expect_line("own_norms:OfFlax", ["needs model.normalisation 'running' or 'static'"], normalisation=other)
+
+
+def test_a_backbone_with_a_short_name_of_its_own(own_folder, monkeypatch):
+    """As a notebook adds it, whose code lies in no file; it is adapted and checked like one with an import path."""
+    notebook = types.ModuleType("own_notebook")
+    monkeypatch.setitem(sys.modules, "own_notebook", notebook)
+    exec(HEADER + BATCH_NORM, vars(notebook))
+    monkeypatch.setitem(BACKBONES, "mine", notebook.OfFlax)
+    params, batch_stats = jax.eval_shape(network("mine").init, jax.random.key(0))
+    assert params["backbone"]["conv"]["kernel"].shape == (3, 3, 1, 6) and set(batch_stats["backbone"]) == {
+        "norm",
+        "end",
+    }
+    expect_line("mine", ["fails to start", "norm needs model.normalisation"], normalisation="group")
+
+
 def test_factories(own_folder):
     dense = [
         "        x = images.reshape(len(images), -1).astype(self.dtype)",
@@ -205,7 +267,27 @@ NO_BACKBONES = {
     "integers": (["images", FLAT, "return nn.Dense(3)(x).argmax(-1, keepdims=True)"], ["int32"]),
     "batch normalisation": (
         ["images, train", FLAT, "return nn.BatchNorm(not train)(nn.Dense(3)(x))"],
-        ["batch_stats of BatchNorm_0", "fedjax_ssl.models.Normalisation"],
+        ["fails to start", "line 11 of", "BatchNorm_0 needs momentum=0.9, or model.normalisation='static'"],
+    ),
+    "other batch normalisation": (
+        ["images, train", FLAT, "return nn.BatchNorm(False, 0, .9, 1e-3, use_bias=False)(nn.Dense(3)(x))"],
+        ["BatchNorm_0 needs use_running_average=not train, epsilon=1e-05, the last axis, both scale and bias"],
+    ),
+    "batch normalisation in training alone": (
+        ["images, train", FLAT, "return nn.BatchNorm(True, momentum=0.9)(nn.Dense(3)(x))"],
+        ["fails in training", "BatchNorm_0 needs use_running_average=not train)"],
+    ),
+    "batch normalisation of several images together": (
+        [
+            "images, train",
+            "x = nn.Dense(3)(images.mean((1, 2))).reshape(len(images) // 3 or 1, -1, 3).mean(1)",
+            "return nn.BatchNorm(not train, momentum=0.9)(x).repeat(len(images) // len(x), 0)",
+        ],
+        ["Normalisation BatchNorm_0", "as the backbone was given them"],
+    ),
+    "statistics of another layer": (
+        ["images, train", FLAT, "self.variable('batch_stats', 'x', jnp.zeros, (3,))", "return nn.Dense(3)(x)"],
+        ["keeps batch_stats of , params", "flax.linen.BatchNorm"],
     ),
     "dropout": (
         ["images, train", FLAT, "x = nn.Dense(3)(x)", "return nn.Dropout(0.5, deterministic=not train)(x)"],
