@@ -10,7 +10,8 @@ test: .venv/installed
 	.venv/bin/python -m mypy
 	.venv/bin/python -m pytest -m 'not processes'
 
-# What `make test` leaves out: processes, hosts, Flower's federations, notebooks, the site, pages in a browser.
+# What `make test` leaves out: processes, hosts, Flower's federations, notebooks, the site, pages in a browser, and
+# programs for accelerators.
 test-processes: .venv/installed
 	.venv/bin/python -m pytest -m processes
 

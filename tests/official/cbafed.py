@@ -30,7 +30,7 @@ def test_rounds_of_cbafed(monkeypatch):
         "cbafed.cap": CAP, "client.epochs": 1, "client.nesterov": False,
         "client.learning_rate": RATES[0], "client.unlabelled_learning_rate": RATES[1], "client.clip_norm": 5.0,
     })  # fmt: skip
-    run = train(problem, federation(CLIENTS), WARM_UP + 4)
+    run = train(problem, federation(CLIENTS), WARM_UP + 4, rests=range(1, WARM_UP + 1))
     images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     optimizers = [SGD.of(problem.config.client, RATES[client > 0]) for client in range(3)]
     model = in_float64(run.states[0].model)

@@ -26,7 +26,7 @@ FIELDS = {
 def test_rounds_of_fedlabel(cleared):
     fields = {"data.labels": "clients", "fedlabel.replica": not cleared, **FIELDS}
     problem = make_problem("fedlabel,code", **fields)
-    run = train(problem, federation(CLIENTS), rounds=4)
+    run = train(problem, federation(CLIENTS), rounds=4, rests=(1,))
     images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
     model, kinds = in_float64(run.states[0].model), []
 

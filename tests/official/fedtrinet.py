@@ -59,7 +59,7 @@ def trained(model, steps, config, frozen=False):
 def test_rounds_of_fedtrinet(monkeypatch):
     monkeypatch.setattr("fedjax_ssl.methods.fedtrinet.client.ENOUGH", ENOUGH)
     problem = make_problem("fedtrinet", **FIELDS)
-    run = train(problem, federation(CLIENTS), rounds=WARM_UP + 3)
+    run = train(problem, federation(CLIENTS), rounds=WARM_UP + 3, rests=range(1, WARM_UP + 1))
     images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config.client
     model = in_float64(run.states[0].model)
     local, known, counts, both = {}, np.array(labels), dict.fromkeys(range(3), 0), 0

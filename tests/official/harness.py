@@ -32,6 +32,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run import experiment
 from fedjax_ssl.run.validation import validate
+from tests.helpers.contract import Rounds, check_hidden_labels, check_labels_elsewhere, check_training
 from tests.official import reference
 
 SIDE, CLASSES = 4, 3
@@ -163,6 +164,7 @@ class Run(NamedTuple):
         metrics: of each round.
         init: what was observed of the initialisation.
         rounds: what was observed of each round.
+        compiled: the programs, and what they returned.
     """
 
     problem: Problem
@@ -172,10 +174,24 @@ class Run(NamedTuple):
     metrics: list[dict[str, np.ndarray]]
     init: Round
     rounds: list[Round]
+    compiled: Rounds
 
 
-def train(problem: Problem, data: FederatedData, rounds: int, method: Method | None = None) -> Run:
-    """Initialises and trains with the real, compiled `make_round` in one lane; records jobs and views."""
+def train(
+    problem: Problem,
+    data: FederatedData,
+    rounds: int,
+    method: Method | None = None,
+    rests: Sequence[int] | None = None,
+) -> Run:
+    """Initialises and trains with the real, compiled `make_round` in one lane; records jobs and views.
+
+    Args:
+        problem, data: the run's.
+        rounds: their number.
+        method: instead of the problem's.
+        rests: see `Rounds`; by default as the registry says.
+    """
     rows_of = {image.tobytes(): row for row, image in enumerate(np.asarray(data.inputs))}
     calls, jobs, fresh = [], {}, []
 
@@ -228,16 +244,29 @@ def train(problem: Problem, data: FederatedData, rounds: int, method: Method | N
         return noted
 
     init = jax.jit(lambda data: experiment.first_state(spied, method, data))
-    states, metrics, noted = [init(data)], [], [seen()]
+    states, results, noted = [init(data)], [], [seen()]
     hidden_labels = jnp.maximum(data.visible_labels, 0)
     arguments = states[0], data, hidden_labels
     round_fn = jax.jit(make_round(spied, method, lanes=1)).lower(*arguments).compile()
     for _ in range(rounds):
         state, result = round_fn(states[-1], data, hidden_labels)
         states.append(state)
-        metrics.append(jax.device_get(result.metrics))
+        results.append(jax.device_get(result))
         noted.append(seen())
-    return Run(problem, data, fresh[0], states, metrics, noted[0], noted[1:])
+    metrics = [result.metrics for result in results]
+    rests = METHODS[problem.config.method].rests if rests is None else rests
+    compiled = Rounds(spied, method, init, round_fn, data, hidden_labels, states, results, rests)
+    return Run(problem, data, fresh[0], states, metrics, noted[0], noted[1:], compiled)
+
+
+def _check_contract(rounds: Rounds) -> None:
+    """What every method must do; with labels at clients also if one client has labels alone, one none and one a few."""
+    check_training(rounds)
+    check_hidden_labels(rounds)
+    if "profile" in METHODS[rounds.problem.config.method].settings and not len(rounds.data.server_index):
+        everything, nothing, few = (int(size) for size in rounds.data.client_size)
+        labels = [[row % CLASSES for row in range(everything)], [-1] * nothing, [0, *[-1] * (few - 1)]]
+        check_labels_elsewhere(rounds, federation(labels))
 
 
 def _without_key(leaf: jax.Array) -> jax.Array:
@@ -246,7 +275,9 @@ def _without_key(leaf: jax.Array) -> jax.Array:
 
 
 def agree(method: str, what: str, run: Run, expected: Any, *, code: str, found: Any = None, most: float = MOST) -> None:
-    """Checks a run's last model against the reference; records the largest difference for the docs' table.
+    """Checks a run's last model against the reference, and its rounds against what every method must do.
+
+    Records the largest difference for the docs' table.
 
     Args:
         method: its name in the registry.
@@ -274,6 +305,7 @@ def agree(method: str, what: str, run: Run, expected: Any, *, code: str, found: 
         name = f"{method} {what}".replace(" ", "_").replace("/", "_")
         pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
         (pathlib.Path(folder) / f"{name}.json").write_text(json.dumps(line) + "\n")
+    _check_contract(run.compiled)
 
 
 def _largest(tree: Any, other: Any) -> float:

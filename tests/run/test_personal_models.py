@@ -57,12 +57,20 @@ def finished(tmp_path_factory):
     return workdir, train(make_config(), workdir)
 
 
+def plain_method(experiment):
+    """The plain method, whose phases are compiled function by function: their plain loop then compiles nothing more."""
+    method = find_method(experiment.problem.config.method).factory(experiment.problem)
+    (phase,) = phases_of(method)
+    compiled = Phase(*map(jax.jit, phase))
+    return method._replace(phases=(compiled,), label=None)  # its `prepare` labels
+
+
 def train_alone(method, state, data, client, head, key):
     """Trains one client from the global model with its own head; returns the trained parts."""
     sent = method.broadcast(state, data, key)
     sent = sent._replace(model=sent.model.with_parts(classifier=head))
     cohort = Cohort(jnp.array([client]), {}, key)
-    return row(train_cohort(phases_of(method), sent, data, cohort, lanes=1, debug=True).upload.model.params, 0)
+    return row(train_cohort(method.phases, sent, data, cohort, lanes=1, debug=True).upload.model.params, 0)
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +78,8 @@ def by_hand():
     """The same run with the plain method, one client after the other: (experiment, method, state, heads)."""
     config = make_config()
     experiment = build_experiment(config)
-    method, data = find_method(config.method).factory(experiment.problem), experiment.data
-    state = experiment.init(data)._replace(clients={})
+    method, data = plain_method(experiment), experiment.data
+    state = jax.jit(experiment.init)(data)._replace(clients={})
     heads = [state.model.params["classifier"]] * config.num_clients
     for _ in range(config.num_rounds):
         keys = round_keys(data.seed, state.round)
