@@ -1,6 +1,5 @@
 """FedDB's debiasing, of any method with softmax labels: against NumPy."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,13 +8,10 @@ from fedjax_ssl import UserError
 from fedjax_ssl.client import Examples, label_cohort, make_confidence
 from fedjax_ssl.client.labels import debiased, mean_prediction
 from fedjax_ssl.config import apply_arguments, base_config
-from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.validation import validate
 from tests.helpers.consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand
 from tests.helpers.linear_network import divided, softmax
-from tests.helpers.runs import SMALL, make_fedanchor_config
 from tests.helpers.small_problem import (
     federation,
     in_numpy,
@@ -135,16 +131,6 @@ def test_labels_of_a_whole_round_take_it_too(data):
     p = divided(p, p.mean(axis=0))
     np.testing.assert_array_equal(np.asarray(made.report.labels)[0, :SIZE], p.argmax(axis=1))
     np.testing.assert_array_equal(np.asarray(made.report.qualified)[0, :SIZE], p.max(axis=1) >= THRESHOLD)
-
-
-# Those of training by hand are here and in test_by_role.py, test_cbafed.py and test_twin_sight.py.
-@pytest.mark.parametrize("name", ["proxyfl", "sage", "fl2", "semifl", "uda", "fedlabel", "fedmatch", "fedtrinet"])
-def test_a_round_of_every_method_with_softmax_labels_traces_with_it(name):
-    config = apply_arguments(make_fedanchor_config(**DEBIASED, **SMALL, **{"server.pretrain_epochs": 0}), name)
-    config.model.statistics = "all"
-    experiment = build_experiment(config)
-    round_fn = make_round(experiment.problem, experiment.method, lanes=1)
-    jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,12 @@ IMAGES = np.random.default_rng(0).integers(1, 256, (6, 32, 32, 3)).astype(np.uin
 @functools.cache
 def draw(flavour, magnitude, shape=(20000, 32, 32, 3)):
     """Two operations for each of many images."""
-    draws = draw_operations(jax.random.key(3), FLAVOURS[flavour], shape, 2, magnitude)
+    return drawn(3, flavour, shape, 2, magnitude)
+
+
+def drawn(seed, flavour, *arguments):
+    """The draws of a seed, in NumPy, by one program."""
+    draws = jax.jit(lambda key: draw_operations(key, FLAVOURS[flavour], *arguments))(jax.random.key(seed))
     return jax.tree.map(np.asarray, draws)
 
 
@@ -155,14 +160,14 @@ def test_fedmatch_draws_levels_below_a_ceiling_of_each_image():
     bits = strengths_of("fedmatch", 0, Operation.POSTERIZE)
     assert abs(np.mean(bits == 8) - (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 2) < 0.05
     # Of many operations of one image the largest level is its ceiling less 1: uniform over 1 to 4, one for an image.
-    draws = draw_operations(jax.random.key(0), FLAVOURS["fedmatch"], (1000, 8, 8, 3), 400, 0)
-    strengths = np.where(np.asarray(draws.operation) == Operation.ROTATE_ON_GREY, np.asarray(draws.strength), -1)
+    draws = drawn(0, "fedmatch", (1000, 8, 8, 3), 400, 0)
+    strengths = np.where(draws.operation == Operation.ROTATE_ON_GREY, draws.strength, -1)
     shares = np.bincount(np.round(strengths.max(axis=0) / 40).astype(int), minlength=5) / 1000
     assert shares[0] == 0 and np.abs(shares[1:] - 0.25).max() < 5 * np.sqrt(0.25 * 0.75 / 1000)
     # Levels below a ceiling M are uniform: 0 has the share (1/2 + 1/3 + 1/4 + 1/5) / 4.
     none = np.mean(np.round(strengths[strengths >= 0]) == 0)
     assert abs(none - (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4) < 0.01
-    assert (np.asarray(draws.cutout_size) < 0).all()
+    assert (draws.cutout_size < 0).all()
     # Both sides equally often.
     colours = strengths_of("fedmatch", 0, Operation.COLOR)
     assert abs(np.mean(colours[np.abs(colours - 1) > 1e-3] > 1) - 0.5) < 0.05
