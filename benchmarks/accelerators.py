@@ -187,7 +187,7 @@ def lower_step(machine, shapes, experiment, lanes: int, chips: int):
 
     @jax.named_scope("train")
     def train(broadcast, data, table):
-        return run_in_lanes(phase, Source(broadcast, data, None), table, lanes)
+        return run_in_lanes(lambda data: phase, Source(broadcast, data, None), table, lanes)
 
     # Results stay where they are.
     whole = {} if machine.mesh is None else {"in_shardings": jax.sharding.PartitionSpec()}

@@ -2,12 +2,12 @@
 
     python benchmarks/simulators.py --work=pfl --repeats=3 --out=simulators.json
 
-Sides: this library from its command's function `train`; a plain PyTorch loop in as many processes as cores; pfl-research
-0.6.0 (torchrun, as many processes); Flower 1.42 (Ray, one core for each client); FedJAX 0.0.17 with JAX 0.5.3, the newest
-that it runs on; fluke 0.8.1. A peer gets an environment of its own, made below --environments when it is first needed.
+Sides: this library's `train`; a plain PyTorch loop in as many processes as cores; pfl-research 0.6.0 (torchrun, as many
+processes); Flower 1.42 (Ray, one core for each client); FedJAX 0.0.17 with JAX 0.5.3, the newest that it runs on; fluke
+0.8.1. A peer gets an environment of its own, made below --environments when it is first needed.
 
-Works: `pfl` is pfl-research's CIFAR-10 benchmark, 1,000 clients of 50 images, 50 a round, batches of 10, SGD at 0.1, and
-its CNN (without dropout, whose random numbers differ between libraries), tested on 10,000 images in every tenth round.
+Works: `pfl` is pfl-research's CIFAR-10 benchmark, 1,000 clients of 50 images, 50 a round, batches of 10, SGD at 0.1, its
+CNN (without dropout, whose random numbers differ between libraries), tested on 10,000 images in every tenth round.
 `large_clients` has the same images in 100 clients of 500, 10 a round.
 
 Before anything is timed, all sides train two rounds of 4 clients, each of whose images are one batch, from equal
@@ -45,7 +45,7 @@ WORKS = {
 CORES = len(os.sched_getaffinity(0))
 
 
-# --- The sides: each trains `rounds` rounds and returns (weights, when each round was over). ----------------------------
+# --- The sides: each trains `rounds` rounds and returns (weights, when each round was over). --------------------------
 
 
 def scaled(images):
@@ -79,7 +79,8 @@ def our_config(work):
     use_every_core()
     config = apply_arguments(base_config(), "supervised,all_labels")
     config.num_clients, config.clients_per_round = len(work["rows"]), int(work["cohort"])
-    config.data.update({"source": "npz", "path": str(work["npz"]), "labels": "clients", "partition": "iid", "normalisation": "none"})
+    config.data.update({"source": "npz", "path": str(work["npz"]), "normalisation": "none"})
+    config.data.update({"labels": "clients", "partition": "iid"})
     config.model.update({"name": f"{__file__}:OurNetwork", "normalisation": "none"})
     config.client.update({"epochs": 1, "batch_size": int(work["batch"]), "learning_rate": RATE, "momentum": 0.0})
     config.client.update({"weight_decay": 0.0, "clip_norm": 0.0})

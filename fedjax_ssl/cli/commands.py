@@ -67,13 +67,15 @@ def run_sweep(own: Any, words: list[str], overrides: list[str]) -> None:
     --config.FIELD=VALUE sets a field for all runs; rows must not differ in it.
     --tries=N first searches each row's fields at random, N times, over the file's
     `search`, and runs the row with the best ones.
+    --together=N trains up to N rows or tries in one program, if they differ in
+    numbers alone, such as learning rates.
     """
     with doing("loading JAX"):
         from fedjax_ssl import sweep
         from fedjax_ssl.run.cores import use_every_core
 
     use_every_core()
-    sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run, own.rows, own.tries)
+    sweep.run_sweep(words[0], own.workdir, overrides, own.dry_run, own.rows, own.tries, own.together)
 
 
 def run_profile(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -182,6 +184,7 @@ COMMANDS = {
             "dry_run": (False, "only lists the runs"),
             "rows": ("*", "only these rows, such as 'FedAvg;FedProx*'"),
             "tries": (0, "random tries per row, judged on validation images"),
+            "together": (1, "rows or tries in one program, if they differ in numbers alone"),
         },
         "FILE[:DATASET]",
     ),

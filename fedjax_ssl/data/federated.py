@@ -125,8 +125,8 @@ class FederatedData(NamedTuple):
         return jnp.zeros(len(self.inputs), bool).at[rows].max(present)
 
 
-_SHARED = ("inputs", "test_inputs", "test_labels", "unknown_inputs", "numbers")
-# Axes for `jax.vmap` over the seeds of one run: 0 for arrays that differ, None for shared ones such as the images.
+_SHARED = ("inputs", "test_inputs", "test_labels", "unknown_inputs")
+# Axes for `jax.vmap` over runs that train together: 0 for arrays that differ, None for shared ones such as the images.
 SEED_AXES: Any = FederatedData._make(None if name in _SHARED else 0 for name in FederatedData._fields)
 
 

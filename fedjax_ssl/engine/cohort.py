@@ -6,6 +6,8 @@ batches with the weights that all clients share. Then each job runs `start`, `st
 jobs train side by side, see `lanes.py`.
 """
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +22,7 @@ from fedjax_ssl.engine.interface import (
     Jobs,
     Label,
     Labels,
+    Method,
     Metrics,
     Phase,
     Previous,
@@ -28,7 +31,7 @@ from fedjax_ssl.engine.interface import (
     checked_entries,
     job_keys,
 )
-from fedjax_ssl.engine.lanes import JobTable, Source, deal, run_in_a_python_loop, run_in_lanes
+from fedjax_ssl.engine.lanes import JobTable, PhaseOf, Source, deal, run_in_a_python_loop, run_in_lanes
 from fedjax_ssl.ops.trees import row, where_rows
 
 MEMORY = "a client's memory"  # for messages
@@ -82,6 +85,7 @@ def train_cohort(
     debug: bool = False,
     present: jax.Array | None = None,
     label: Label | None = None,
+    of_data: Callable[[FederatedData], Method] | None = None,
 ) -> CohortResult:
     """Runs every phase of every client of the cohort; `label` makes pseudo-labels before the last one.
 
@@ -100,6 +104,8 @@ def train_cohort(
             name the client.
         present: bool [M], the jobs that are run; None: all.
         label: the method's; None: no pseudo-labels are made.
+        of_data: see `Method.of_data`; what it returns then stands for `phases` and `label`, so that runs with other
+            numbers may share the lanes.
 
     Returns:
         The stacked results.
@@ -111,9 +117,18 @@ def train_cohort(
         raise UserError("a method's phases must be a tuple, also of a single phase: (phase,)")
     present = jnp.ones(cohort.clients.shape, bool) if present is None else present
 
+    def phase(number: int, data: FederatedData) -> Phase:
+        return (of_data(data).phases if of_data else phases)[number]
+
+    def label_of(data: FederatedData) -> Label | None:
+        return of_data(data).label if of_data and label else label
+
+    phases_of = [functools.partial(phase, number) for number in range(len(phases))]
+
     def train_one(broadcast, data: FederatedData, cohort: Cohort, present):
         source, (of_one, one_present) = Source(broadcast, data, None), jax.tree.map(_with_axis, (cohort, present))
-        return jax.tree.map(lambda leaf: leaf[0], _train(phases, label, source, of_one, one_present, lanes, debug))
+        result = _train(phases_of, label_of, source, of_one, one_present, lanes, debug)
+        return jax.tree.map(lambda leaf: leaf[0], result)
 
     if debug:
         return train_one(broadcast, data, cohort, present)
@@ -127,15 +142,15 @@ def train_cohort(
             tuple(mapped[2:]),
         )
         source = Source(broadcast, data, tuple(mapped[:2]))
-        result = _train(phases, label, source, everyone, all_present, lanes, debug)
+        result = _train(phases_of, label_of, source, everyone, all_present, lanes, debug)
         return result, jax.tree.map(lambda _: True, result)
 
     return train(broadcast, data, cohort, present)
 
 
 def _train(
-    phases: tuple[Phase, ...],
-    label: Label | None,
+    phases_of: Sequence[PhaseOf],
+    label_of: Callable[[FederatedData], Label | None],
     source: Source,
     cohort: Cohort,
     present: jax.Array,
@@ -151,15 +166,15 @@ def _train(
     memory_of_steps: dict[str, Any] = {}
     all_steps: Any = 0
     lane_steps = jnp.int32(0)
-    for number, phase in enumerate(phases):
+    for number, phase_of in enumerate(phases_of):
         # Each phase has one key for `prepare`, which may split it, and another one that the steps fold.
         prepare_keys, step_keys = (
             jax.vmap(lambda key, n=2 * number + part: jax.random.fold_in(key, n))(round_keys) for part in range(2)
         )
         cohort = cohort._replace(key=prepare_keys, step_key=step_keys)
         with jax.named_scope("label"):
-            is_last = number == len(phases) - 1
-            jobs, labels = _prepare(phase, label if is_last else None, source, cohort, previous)
+            is_last = number == len(phases_of) - 1
+            jobs, labels = _prepare(phase_of, label_of if is_last else lambda data: None, source, cohort, previous)
             cohort = cohort._replace(labels=labels)
         takes_part = jobs.num_steps > 0 if jobs.takes_part is None else jobs.takes_part
         jobs = jobs._replace(num_steps=jnp.where(takes_part, jobs.num_steps, 0), takes_part=takes_part)
@@ -173,9 +188,9 @@ def _train(
         table = JobTable(keys, num_steps, takes_part, jobs.work, own)
         with jax.named_scope("train"):
             finished, steps = (
-                run_in_a_python_loop(phase, source, table, cohort.clients)
+                run_in_a_python_loop(phase_of, source, table, cohort.clients)
                 if debug
-                else run_in_lanes(phase, source, table, lanes)
+                else run_in_lanes(phase_of, source, table, lanes)
             )
         # The next phase starts with the memory after this phase.
         learned = checked_entries(finished.own, own, MEMORY, axes=2)
@@ -204,17 +219,22 @@ def _train(
 
 
 def _prepare(
-    phase: Phase, label: Label | None, source: Source, cohort: Cohort, previous: Previous | None
+    phase_of: PhaseOf,
+    label_of: Callable[[FederatedData], Label | None],
+    source: Source,
+    cohort: Cohort,
+    previous: Previous | None,
 ) -> tuple[Jobs, Labels | None]:
-    """Calls `label` and `prepare` for each seed's cohort, seed by seed; one call for all would not be faster."""
+    """Calls label and `prepare` for each seed's cohort, seed by seed; one call for all would not be faster."""
     num_seeds = len(cohort.clients)
 
     def prepare(argument):
         seed, cohort, previous = argument
         received, data = source.of(seed)
+        label = label_of(data)
         if label is not None:
             cohort = cohort._replace(labels=label(received, data, cohort, previous))
-        return phase.prepare(received, data, cohort, previous), cohort.labels
+        return phase_of(data).prepare(received, data, cohort, previous), cohort.labels
 
     if num_seeds == 1:
         only = jax.tree.map(lambda leaf: leaf[0], (cohort, previous))

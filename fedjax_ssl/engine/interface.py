@@ -373,6 +373,8 @@ class Method(NamedTuple):
     # engine compares them with the true labels.
     label: Label | None = None
     wire_bytes: WireBytes | None = None  # for messages whose size depends on their values; None: no such messages
+    # data -> this method with the numbers of these data, for runs that share lanes; set where a round is traced.
+    of_data: Callable[[FederatedData], Any] | None = None
 
 
 def completed(model: Model, trained: Model) -> Model:

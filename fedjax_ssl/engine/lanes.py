@@ -38,6 +38,11 @@ class Source(NamedTuple):
         return jax.tree.map(lambda leaf, stacked: leaf[seed] if stacked else leaf, both, self.stacked)
 
 
+# data -> the phase whose start, step and finish are run, see `fedjax_ssl.engine.interface.Phase`. Each seed's data may
+# bring other numbers.
+PhaseOf = Callable[[Any], Any]
+
+
 class JobTable(NamedTuple):
     """The jobs of a phase: R rows for each of G seeds."""
 
@@ -80,11 +85,11 @@ def deal(num_steps: jax.Array, devices: int) -> jax.Array:
     return empty.at[order // num_jobs, rows].set(order % num_jobs)
 
 
-def run_in_lanes(phase: Any, source: Source, table: JobTable, lanes: int) -> tuple[Any, jax.Array]:
+def run_in_lanes(phase_of: PhaseOf, source: Source, table: JobTable, lanes: int) -> tuple[Any, jax.Array]:
     """Runs every job of a table.
 
     Args:
-        phase: its start, step and finish are run, see `fedjax_ssl.engine.interface.Phase`.
+        phase_of: gives the phase that is run.
         source: what the jobs read.
         table: the jobs; R is a multiple of the number of devices.
         lanes: L, the number of lanes on each device; 0: no job runs, and all results are zeros.
@@ -94,10 +99,11 @@ def run_in_lanes(phase: Any, source: Source, table: JobTable, lanes: int) -> tup
         takes no part. And the steps of all lanes, including idle ones, int32 [].
     """
     if num_devices() == 1:
-        return _run_on_one_device(phase, source, table, lanes)
+        return _run_on_one_device(phase_of, source, table, lanes)
 
     def of_device(broadcast: Any, data: Any, table: JobTable):
-        results, lane_steps = _run_on_one_device(phase, source._replace(broadcast=broadcast, data=data), table, lanes)
+        own = source._replace(broadcast=broadcast, data=data)
+        results, lane_steps = _run_on_one_device(phase_of, own, table, lanes)
         return results, lane_steps[None, None]
 
     split = jax.shard_map(
@@ -120,7 +126,7 @@ class _Lanes(NamedTuple):
     carry: Any  # [L, ...]
 
 
-def _run_on_one_device(phase, source, table, num_lanes):
+def _run_on_one_device(phase_of, source, table, num_lanes):
     num_seeds, num_rows = table.num_steps.shape
     num_jobs = num_seeds * num_rows
     keys, num_steps, takes_part, all_work, all_own = jax.tree.map(
@@ -132,14 +138,16 @@ def _run_on_one_device(phase, source, table, num_lanes):
     over_lanes = jax.vmap if num_lanes > 1 else over_one
 
     def start(job):
-        work = row(all_work, job)
-        return work, phase.start(*source.of(job // num_rows), work, row(all_own, job))
+        work, (broadcast, data) = row(all_work, job), source.of(job // num_rows)
+        return work, phase_of(data).start(broadcast, data, work, row(all_own, job))
 
     def step(job, index, work, carry):
-        return phase.step(*source.of(job // num_rows), work, carry, index, jax.random.fold_in(keys[job], index))
+        broadcast, data = source.of(job // num_rows)
+        return phase_of(data).step(broadcast, data, work, carry, index, jax.random.fold_in(keys[job], index))
 
     def finish(job, work, carry):
-        return phase.finish(source.of(job // num_rows)[0], work, carry, num_steps[job])
+        broadcast, data = source.of(job // num_rows)
+        return phase_of(data).finish(broadcast, work, carry, num_steps[job])
 
     def job_is_over(lanes):
         return lanes.busy & (lanes.done >= num_steps[lanes.job])
@@ -192,14 +200,17 @@ def _run_on_one_device(phase, source, table, num_lanes):
     return results, iterations * num_lanes
 
 
-def run_in_a_python_loop(phase: Any, source: Source, table: JobTable, clients: jax.Array) -> tuple[Any, jax.Array]:
+def run_in_a_python_loop(
+    phase_of: PhaseOf, source: Source, table: JobTable, clients: jax.Array
+) -> tuple[Any, jax.Array]:
     """`run_in_lanes` as a plain loop, one job after the other, without jit; for one seed.
 
     Args:
-        phase, source, table: as in `run_in_lanes`.
+        phase_of, source, table: as in `run_in_lanes`.
         clients: int32 [1, R], the ids that exceptions name.
     """
     broadcast, data = source.of(0)
+    phase = phase_of(data)
     step = jax.jit(lambda work, carry, index, key: phase.step(broadcast, data, work, carry, index, key))
     finished = []
     for job, client in enumerate(clients[0]):

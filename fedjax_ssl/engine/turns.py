@@ -56,7 +56,8 @@ def train_clients(
     def take_turn(memory, rows):
         clients, group, personal, present = rows
         cohort = cohort_of(state._replace(clients=memory), data, clients, group, personal, key)
-        result = train_cohort(method.phases, broadcast, data, cohort, lanes, debug, present, method.label)
+        stages = method.phases, broadcast, data, cohort, lanes, debug, present, method.label, method.of_data
+        result = train_cohort(*stages)
         with jax.named_scope("aggregate"):
             result = transmitted(options, result, broadcast, data, memory, key)
             accepted = accepted_rows(result, broadcast, longest_update(options))

@@ -106,12 +106,12 @@ def build_whole(config: ConfigDict, reader: str) -> Experiment:
 
 
 def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.Path | None]) -> list[Experiment]:
-    """The parts of the runs of one configuration with several seeds.
+    """The parts of runs whose configurations differ in the seed and in numbers alone.
 
     A seed has the shapes that it would have alone: random numbers of several epochs depend on the shape of their array.
 
     Args:
-        configs: valid configurations that differ only in the seed.
+        configs: valid configurations that differ in the seed and in `numbers_of` alone.
         partition_files: the partitions of runs that are resumed; None for a run that begins.
 
     Raises:
@@ -139,9 +139,8 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             f"data.client_test_share={config.data.client_test_share} gives no client a test image; raise it"
         )
     told = config.data.reveal_labels, config.data.centralised
-    numbers = numbers_of(config)
     helds = [
-        hold(dataset, partition, c.seed, *told, c.attack)._replace(numbers=numbers)
+        hold(dataset, partition, c.seed, *told, c.attack)._replace(numbers=numbers_of(c))
         for c, partition in zip(configs, partitions)
     ]
     shared = make_problem(config, dataset_facts(dataset), dataset.lacks_labels)
@@ -327,9 +326,18 @@ def with_numbers(
 
     def function(*arguments: Any) -> Any:
         data = next(one for one in arguments if isinstance(one, FederatedData))
-        traced = problem._replace(config=replace_numbers(problem.config, data.numbers))
+        made: list[Any] = []  # the last numbers, and the problem and method with them: one trace serves equal numbers
+
+        def of_data(data: FederatedData) -> tuple[Problem, Method]:
+            numbers = jax.tree.leaves(data.numbers)
+            if not made or any(a is not b for a, b in zip(numbers, made[0])):
+                traced = problem._replace(config=replace_numbers(problem.config, data.numbers))
+                made[:] = numbers, traced, make_method(traced, **of_network)
+            return made[1], made[2]
+
         try:
-            return make(traced, make_method(traced, **of_network))(*arguments)
+            traced, method = of_data(data)
+            return make(traced, method._replace(of_data=lambda data: of_data(data)[1]))(*arguments)
         except (UserError, *_NO_VALUE) as error:
             cause = error.__cause__ or error
             if not isinstance(cause, _NO_VALUE):

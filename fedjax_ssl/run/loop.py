@@ -111,7 +111,7 @@ def run_rounds(
     experiment, num_runs = group.runs[0].experiment, len(group.runs)
     config, done = experiment.problem.config, group.runs[0].round
     traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
-    accountant = make_accountant(config)
+    accountants = [make_accountant(run.experiment.problem.config) for run in group.runs]
     stop = Stop(config, group.runs[0].folder, None if experiment.method.wire_bytes else traffic.most)
     state, rounds = machine.put(group.join(states)), 1  # the first dispatch measures how long a round takes
     none: list[list[Any]] = [[]] * num_runs
@@ -130,7 +130,10 @@ def run_rounds(
         seconds = (time.monotonic() - before) / ran
 
         by_run = list(zip(*(group.split(row(on_host, index)) for index in range(ran))))  # each run's RoundResults
-        lines = [[to_record(each.measured(), traffic, accountant) for each in results] for results in by_run]
+        lines = [
+            [to_record(each.measured(), traffic, accountant) for each in results]
+            for results, accountant in zip(by_run, accountants)
+        ]
         timings = [[to_timing(each, seconds, num_runs) for each in results] for results in by_run]
         healthy = [bool(results[-1].healthy) for results in by_run]
         done += ran

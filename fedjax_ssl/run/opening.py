@@ -38,30 +38,33 @@ from fedjax_ssl.run.warm_start import share_warm_start
 
 
 def open_runs(
-    config: ConfigDict,
-    workdir: str | os.PathLike[str] | None,
+    given: list[ConfigDict],
+    workdirs: Sequence[str | os.PathLike[str] | None],
     open_folders: contextlib.ExitStack,
     root: str | os.PathLike[str] | None = None,
 ) -> list[Run]:
-    """Opens the runs of a configuration, one for each seed, with the states of those that resume.
+    """Opens the runs of configurations, one for each seed, with the states of those that resume.
 
     Args:
-        config: of all seeds.
-        workdir: see `fedjax_ssl.train`.
+        given: the configurations, which differ in numbers alone.
+        workdirs: one for each, see `fedjax_ssl.train`.
         open_folders: closes the runs' folders.
         root: see `fedjax_ssl.train`.
 
     Raises:
         UserError: a folder, the data or a field cannot be used.
     """
-    configs = [for_seed(config, seed) for seed in config.seeds or (config.seed,)]
+    configs = [for_seed(config, seed) for config in given for seed in config.seeds or (config.seed,)]
     folders: list[Workdir | None] = [None] * len(configs)
     if hosts.is_first():
-        apart = workdir is not None and config.seeds
-        if apart:
-            check_folder(workdir)
-            refuse_others(pathlib.Path(workdir), SEEDS)
-        paths: list[Any] = [pathlib.Path(workdir) / f"seed_{c.seed}" if apart else workdir for c in configs]
+        paths: list[Any] = []
+        for config, workdir in zip(given, workdirs):
+            if workdir is not None and config.seeds:
+                check_folder(workdir)
+                refuse_others(pathlib.Path(workdir), SEEDS)
+                paths += [pathlib.Path(workdir) / f"seed_{seed}" for seed in config.seeds]
+            else:
+                paths += [workdir] * len(config.seeds or (config.seed,))
         folders = [
             open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict(), about(c))))
             for path, c in zip(paths, configs)

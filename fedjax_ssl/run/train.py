@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -95,11 +95,31 @@ def train(
         StoppedError: the disk, a file or the memory ended the run; its last checkpoint is kept.
         KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM, once a checkpoint is written.
     """
+    states = train_together([config], [workdir], on_finish, root)
+    return states if config.seeds else states[0]
+
+
+def train_together(
+    configs: list[ConfigDict],
+    workdirs: Sequence[str | os.PathLike[str] | None],
+    on_finish: Callable[[], object] = lambda: None,
+    root: str | os.PathLike[str] | None = None,
+) -> tuple[State, ...]:
+    """`train` for configurations that differ in `numbers_of` alone, but for num_rounds; several share one program.
+
+    Args:
+        configs: several must have `seeds`; runs of equal shapes at the same round train side by side, on any device.
+        workdirs: one for each.
+        on_finish, root: see `train`, whose errors this raises, too.
+
+    Returns:
+        The states after the last round, of all seeds of all configurations.
+    """
     begin()
-    workdir = expanded(workdir) if workdir else workdir
-    # A copy: the caller may change the configuration meanwhile, or have frozen it.
-    config = hosts.config_of_first(lambda: ConfigDict(config).copy_and_resolve_references())
-    validate(config)
+    # Copies: the caller may change a configuration meanwhile, or have frozen it.
+    configs = [hosts.config_of_first(ConfigDict(config).copy_and_resolve_references) for config in configs]
+    for config in configs:
+        validate(config)
     check_jax_settings()
     use_compilation_cache()
     hosts.check_same("JAX and devices", lambda: f"JAX {jax.__version__} with {jax.local_device_count()} devices")
@@ -107,17 +127,18 @@ def train(
     with contextlib.ExitStack() as open_folders:
         # User errors are raised here, before anything is written.
         with doing("reading and dividing the data"):
-            runs = open_runs(config, workdir, open_folders, root)
+            runs = open_runs(configs, [path and expanded(path) for path in workdirs], open_folders, root)
         _warn_of_other_code(runs)
         machine = open_folders.enter_context(use_machine(config, runs[0].experiment.largest))
-        groups = group_runs(machine, [run for run in runs if not run.ended])
+        together = len(runs) if len(configs) > 1 else machine.seeds_together(len(runs))
+        groups = group_runs(together, [run for run in runs if not run.ended])
         if groups and is_first and machine.mesh is not None:
             say(f"clients train on {machine}")
         # The first one is compiled before anything is written, the others when their turn comes.
         program = _program_of(groups[0], machine, runs) if groups else None
         if is_first and config.seeds:
-            _list_seeds(config, workdir, runs, groups)
-        states = {run.seed: run.state for run in runs}
+            _list_seeds(config, workdirs[0], runs, groups)
+        states = {id(run): run.state for run in runs}
         for run in (run for run in runs if run.ended):
             _conclude(config, [run], [run.ended], on_finish)  # it may have been killed before it wrote its summary
         if is_first and not groups:
@@ -126,13 +147,14 @@ def train(
             with _marked(config, group[0]):
                 program = program or _program_of(group, machine, runs)
             trained, program = train_group(machine, config, group, program), None
-            states.update(zip([run.seed for run in group], trained))
+            states.update(zip(map(id, group), trained))
             ends = why_ended([run.experiment for run in group], [run.folder for run in group], trained)
             _conclude(config, group, [ended or SECONDS for ended in ends], on_finish)
         if config.seeds and config.log.report and is_first:
             with _marked(config, runs[0]):
-                report_seeds(runs[0].folder.path.parent)
-    return tuple(states[seed] for seed in config.seeds) if config.seeds else states[config.seed]
+                for folder in dict.fromkeys(run.folder.path.parent for run in runs):
+                    report_seeds(folder)
+    return tuple(states[id(run)] for run in runs)
 
 
 def _program_of(group: list[Run], machine: Machine, runs: list[Run]) -> Program:
@@ -148,8 +170,8 @@ def _list_seeds(config: ConfigDict, workdir: Any, runs: list[Run], groups: list[
         parent = fresh_workdir(pathlib.Path("runs"), name_of(config.method))
         for run in runs:
             run.folder.path = parent / f"seed_{run.seed}"
-    if groups:
-        save_seeds(runs[0].folder.path.parent, config.seeds)
+    for folder in dict.fromkeys(run.folder.path.parent for group in groups for run in group):
+        save_seeds(folder, config.seeds)
 
 
 def _say_finished(config: ConfigDict, runs: list[Run]) -> None:
@@ -179,15 +201,15 @@ def _warn_of_other_code(runs: list[Run]) -> None:
         warn(f"other code trained this run before ({differ})")
 
 
-def group_runs(machine: Machine, runs: list[Run]) -> list[list[Run]]:
-    """Groups the runs that train together: those of equal shapes at the same round, if that is faster here."""
+def group_runs(together: int, runs: list[Run]) -> list[list[Run]]:
+    """Groups at most `together` runs of equal shapes at the same round, which train together."""
     # With a stopping rule seeds may end at different rounds, and each has its own seconds.
     if not runs:
         return []
     stop = runs[0].experiment.problem.config.stop
     has_views = any(run.experiment.views is not None for run in runs)
     alone = has_views or stop.patience or stop.bytes or stop.seconds
-    together = 1 if alone else machine.seeds_together(len(runs))
+    together = 1 if alone else together
     groups: list[list[Run]] = []
     for run in runs:
         last = groups[-1][-1] if groups else run
@@ -229,6 +251,9 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             note_start(run.folder.path)
         trackers = [stack.enter_context(open_trackers(config, run.folder, first_round)) for run in written]
         title = title_of(config.seeds, [run.seed for run in runs])
+        first, *others = dict.fromkeys(run.folder.path.parent.name for run in written) or [""]
+        if others:
+            title = f"{first} (with {', '.join(others)})"
         progress = RoundProgress(config.num_rounds, first_round, title, measured_each_round(config))
         for run in written:
             say(f"workdir {run.folder.path}" + (f", from round {first_round}" if first_round else ""))

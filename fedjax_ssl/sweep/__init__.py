@@ -26,7 +26,7 @@ from fedjax_ssl.report.table import LAST
 from fedjax_ssl.run.observe.log import QUIET, say
 from fedjax_ssl.sweep.plan import Cell, Sweep, by_argument, load_sweep, plan, progress_of, warm_ups_of
 from fedjax_ssl.sweep.search import Search, changed, is_named, row_and_number, tries_of, with_best
-from fedjax_ssl.sweep.work import finish, has_diverged, run_name, unfinished, work_on
+from fedjax_ssl.sweep.work import finish, has_diverged, run_name, train_alike, unfinished, work_on
 
 __all__ = [
     "Cell", "Sweep", "accuracies_of", "by_argument", "load_sweep", "plan", "progress_of", "run_sweep", "warm_ups_of",
@@ -42,6 +42,7 @@ def run_sweep(
     dry_run: bool = False,
     rows: str = "*",
     tries: int = 0,
+    together: int = 1,
 ) -> list[Cell]:
     """Trains unfinished runs, cell by cell, and updates WORKDIR/table.md, .csv and .tex, and table_runs.csv.
 
@@ -54,6 +55,7 @@ def run_sweep(
             finished runs of the others.
         tries: number of tries for each row, which is then run with the fields of its best try; see
             `fedjax_ssl.sweep.search`. The tries are in WORKDIR/tries, and their table is WORKDIR/tries.csv.
+        together: the most rows or tries in one program; they train together if they differ in numbers alone.
 
     Returns:
         The cells that were to be run.
@@ -82,7 +84,7 @@ def run_sweep(
         if dry_run:
             _list(asked)
         else:
-            failures, undecided = _finish_tries(asked, root / TRIES)
+            failures, undecided = _finish_tries(asked, root / TRIES, together)
             write_tries(root, sweep.search, tried, accuracies_of(tried))
     planned = _planner(sweep, root, overrides, tried, tries)
     cells = [cell for cell in planned(say) if cell.name in names]
@@ -95,6 +97,7 @@ def run_sweep(
     failures |= {run_name(cell, seed): "a try of its row failed" for cell in waiting for seed in unfinished(cell)}
     update = lambda: write_table(root, sweep, planned())  # noqa: E731
     failures |= finish(_needed_warm_ups(decided), root, update, "warm-up")
+    train_alike(decided, root, update, together)
     for number, cell in enumerate(decided, start=1):
         failures |= work_on(cell, root, update, f"{number} of {len(decided)}")
     print(update(), end="")
@@ -188,7 +191,7 @@ def _plan_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str], n
     return cells
 
 
-def _finish_tries(cells: list[Cell], root: pathlib.Path) -> tuple[dict[str, str], set[str]]:
+def _finish_tries(cells: list[Cell], root: pathlib.Path, together: int) -> tuple[dict[str, str], set[str]]:
     """Trains tries after their warm-ups.
 
     Returns:
@@ -197,6 +200,7 @@ def _finish_tries(cells: list[Cell], root: pathlib.Path) -> tuple[dict[str, str]
     """
     failures: dict[str, str] = {}
     for needed in (_needed_warm_ups(cells), cells):
+        train_alike(needed, root, lambda: None, together)
         failures |= finish(needed, root, lambda: None, "before the rows")
     failed = [(cell, failures.get(run_name(cell, seed), "")) for cell in cells for seed in cell.seeds]
     return failures, {row_and_number(cell.name)[0] for cell, why in failed if why and not has_diverged(why)}

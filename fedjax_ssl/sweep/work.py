@@ -3,12 +3,13 @@
 import functools
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from fedjax_ssl.base.errors import BusyError, StoppedError, TrainingError
+from fedjax_ssl.config import flatten, numbers_of
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.log import say
-from fedjax_ssl.run.train import train
+from fedjax_ssl.run.train import train, train_together
 from fedjax_ssl.sweep.plan import Cell, is_finished
 
 WAIT_SECONDS = 5.0  # between checks of a run that another process trains
@@ -46,6 +47,39 @@ def work_on(
         return failures
     tell(f"{cell.title()} ({place}): seeds {', '.join(map(str, ready))}")
     return failures | _run_cell(cell, ready, root, on_finish, tell)
+
+
+def train_alike(cells: list[Cell], root: pathlib.Path, on_finish: Callable[[], object], together: int) -> None:
+    """Trains up to `together` cells at a time in one program: those that differ in numbers alone and wait for nothing.
+
+    What fails, or is trained by another process, is left unfinished: `work_on` trains it and tells why.
+
+    Raises:
+        StoppedError: the disk ended the runs.
+    """
+    alike: dict[Hashable, list[Cell]] = {}
+    for cell in cells:
+        seeds = unfinished(cell)
+        if seeds and (cell.warm_up is None or all(is_finished(cell.warm_up, seed) for seed in seeds)):
+            numbers = numbers_of(cell.config).keys() - {"num_rounds"}
+            fields = {name: value for name, value in flatten(cell.config).items() if name not in numbers}
+            alike.setdefault(repr((sorted(fields.items()), sorted(numbers), seeds)), []).append(cell)
+    for group in alike.values():
+        for number in range(0, len(group), together):
+            few, seeds = group[number : number + together], unfinished(group[0])
+            if len(few) == 1:
+                continue
+            configs = [cell.config.copy_and_resolve_references() for cell in few]
+            for config in configs:
+                config.seeds = seeds
+            say(f"together: {'; '.join(cell.title() for cell in few)}")
+            try:
+                train_together(configs, [cell.folder for cell in few], on_finish, root)
+            except Exception as error:  # of any kind: the runs are tried one by one
+                if isinstance(error, StoppedError) and error.by_disk:
+                    raise StoppedError(error.reason, "the same command resumes the sweep", root) from error
+                say(f"not together: {' '.join(str(error).split())}")
+            give_back_memory()
 
 
 def unfinished(cell: Cell) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """Numbers of the configuration are arguments of the programs: another value compiles nothing and is used."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from fedjax_ssl.methods import register
 from fedjax_ssl.run import programs
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.machine import use_machine
+from fedjax_ssl.run.train import train_together
 from tests.helpers.runs import make_fedanchor_config, make_tiny_config
 from tests.helpers.stub import make_stub_config, stub
 from tests.helpers.tiny_methods import build, make_config
@@ -72,6 +75,32 @@ def test_a_run_by_another_run_s_programs_equals_one_by_its_own(tmp_path, capfd, 
     assert "compiled before" not in capfd.readouterr().err
     jax.tree.map(np.testing.assert_array_equal, alone, state)
     assert (tmp_path / "shared" / "metrics.jsonl").read_text() == (tmp_path / "alone" / "metrics.jsonl").read_text()
+
+
+def test_configurations_that_train_together_end_as_alone(tmp_path):
+    """Numbers of the server's training, of labelling and of the clients' steps."""
+    configs = [make_config("fedanchor") for _ in range(2)]
+    for config, rate, threshold, decay in zip(configs, (0.02, 0.05), (0.3, 0.6), (1e-3, 1e-2)):
+        config.update_from_flattened_dict(
+            {"num_rounds": 2, "seeds": (3,), "client.learning_rate": rate, "server.learning_rate": rate / 2,
+             "confidence.threshold": threshold, "client.weight_decay": decay, "server.pretrain_epochs": 1}
+        )  # fmt: skip
+    alone = [train(config, tmp_path / f"alone_{number}")[0] for number, config in enumerate(configs)]
+    folders = [tmp_path / "one", tmp_path / "other"]
+    together = train_together(configs, folders)
+    for one, other in zip(alone, together):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), one, other)
+    first, second = (jax.tree.leaves(state.model.params) for state in together)
+    assert max(float(np.max(np.abs(a - b))) for a, b in zip(first, second)) > 1e-2
+    for number, folder in enumerate(folders):
+        one, other = (
+            [json.loads(line) for line in (place / "seed_3" / "metrics.jsonl").read_text().splitlines()]
+            for place in (tmp_path / f"alone_{number}", folder)
+        )
+        assert [line["round"] for line in other] == [1, 2]
+        for a, b in zip(one, other):
+            assert a.keys() == b.keys()
+            np.testing.assert_allclose([a[key] for key in a], [b[key] for key in a], rtol=1e-3, atol=1e-4)
 
 
 def test_what_decides_a_program_shares_none(tmp_path, capfd, monkeypatch):

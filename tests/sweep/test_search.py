@@ -171,3 +171,28 @@ def test_tries_that_cannot_be_are_refused_before_anything_is_written(file, tmp_p
     with pytest.raises(UserError, match=message):
         run_sweep(file, tmp_path / "out", tries=2)
     assert not (tmp_path / "out").exists()
+
+
+def test_tries_that_differ_in_numbers_train_together(tmp_path, capfd):
+    """Of three tries two have the same batch size; the table is the one of tries that train alone."""
+    (tmp_path / "stub.py").write_text(CONFIG.replace("make_tiny_config", "make_stub_config").replace("runs", "stub"))
+    search = """Search({"*": {"client.learning_rate": LogUniform(0.001, 0.1), "client.batch_size": (5, 10)}}, {})"""
+    (tmp_path / "sweep.py").write_text(f"""
+from fedjax_ssl.sweep import Sweep
+from fedjax_ssl.sweep.search import LogUniform, Search
+
+def get_sweep():
+    return Sweep(
+        config="{tmp_path / "stub.py"}", methods={{"Stub": ""}}, seeds=(0,), common={{"data.validation": 10}},
+        search={search},
+    )
+""")
+    tables = []
+    for together in (1, 3):
+        run_sweep(str(tmp_path / "sweep.py"), tmp_path / str(together), tries=3, together=together)
+        tables.append((tmp_path / str(together) / "tries.csv").read_text())
+    sizes = [line["client.batch_size"] for line in csv.DictReader(tables[0].splitlines())]
+    assert len(set(sizes)) == 2
+    told = [line for line in "".join(capfd.readouterr()).splitlines() if line.startswith("together: ")]
+    assert len(told) == 1 and told[0].count("Stub, try") == 2
+    assert tables[0] == tables[1]
