@@ -78,7 +78,7 @@ def our_config(work):
 
     use_every_core()
     config = apply_arguments(base_config(), "supervised,all_labels")
-    config.num_clients, config.clients_per_round = len(work["rows"]), int(work["cohort"])
+    config.num_clients, config.clients_per_round, config.eval_every = len(work["rows"]), int(work["cohort"]), EVERY
     config.data.update({"source": "npz", "path": str(work["npz"]), "normalisation": "none"})
     config.data.update({"labels": "clients", "partition": "iid"})
     config.model.update({"name": f"{__file__}:OurNetwork", "normalisation": "none"})
