@@ -6,7 +6,7 @@ Sides: this library's `train`; a plain PyTorch loop in as many processes as core
 processes); Flower 1.42 (Ray, one core for each client); FedJAX 0.0.17 with JAX 0.5.3, the newest that it runs on; fluke
 0.8.1. A peer gets an environment of its own, made below --environments when it is first needed.
 
-Works: `pfl` is pfl-research's CIFAR-10 benchmark, 1,000 clients of 50 images, 50 a round, batches of 10, SGD at 0.1, its
+`pfl` is pfl-research's CIFAR-10 benchmark, 1,000 clients of 50 images, 50 a round, batches of 10, SGD at 0.1, its
 CNN (without dropout, whose random numbers differ between libraries), tested on 10,000 images in every tenth round.
 `large_clients` has the same images in 100 clients of 500, 10 a round.
 
@@ -107,7 +107,7 @@ def __getattr__(name):
 
 
 def to_arrays(params):
-    layers = {**params["backbone"]["module"], "classifier": params["classifier"]}
+    layers = {**params["backbone"], "classifier": params["classifier"]}
     return {f"{layer}.{leaf}": np.asarray(value) for layer, leaves in layers.items() for leaf, value in leaves.items()}
 
 

@@ -15,12 +15,16 @@ def over_seeds(round_fn: RoundFunction) -> RoundFunction:
     """Makes a round for several seeds at once.
 
     States, results and the data that differ between seeds (see `seed_axes`) have a leading axis. The clients of all
-    seeds share the lanes. All seeds are at the same round, see `measure_if_due`.
+    seeds share the lanes. All seeds are at the same round of equally many, see `measure_if_due`.
     """
     axes = State._make((None, 0, 0, 0, 0))
 
     def rounds(states: State, data: FederatedData, hidden_labels: jax.Array) -> tuple[State, RoundResult]:
-        together = jax.vmap(round_fn, in_axes=(axes, seed_axes(data), None), out_axes=(axes, 0))
+        once = {name: number[0] for name, number in data.numbers.items() if name == "num_rounds"}
+        of_numbers = {name: None if name in once else 0 for name in data.numbers}
+        in_axes = axes, seed_axes(data)._replace(numbers=of_numbers), None
+        together = jax.vmap(round_fn, in_axes=in_axes, out_axes=(axes, 0))
+        data = data._replace(numbers={**data.numbers, **once})
         after, result = together(states._replace(round=states.round[0]), data, hidden_labels)
         return after._replace(round=jnp.broadcast_to(after.round, states.round.shape)), result
 

@@ -15,11 +15,10 @@ from fedjax_ssl.client.labels import as_told
 from fedjax_ssl.client.self_training import told_outputs
 from fedjax_ssl.config import apply_arguments
 from fedjax_ssl.data import stack_seeds
-from fedjax_ssl.data.federated import Attackers, federate
+from fedjax_ssl.data.federated import Attackers, federate, seed_axes
 from fedjax_ssl.data.owners import Partition
 from fedjax_ssl.data.poison import between, places
 from fedjax_ssl.data.sources import Dataset
-from fedjax_ssl.engine.dispatch import over_seeds
 from fedjax_ssl.engine.evaluation import measure_model
 from fedjax_ssl.engine.interface import Broadcast, Problem, Upload
 from fedjax_ssl.engine.round import received_rows
@@ -270,7 +269,7 @@ def test_crafted_images_are_a_seed_s_own_and_how_far_they_lead_is_measured():
     problem = types.SimpleNamespace(config=config, network=network, num_classes=3)
     measured = lambda model, data, hidden: measure_model(problem, model, data, hidden)  # noqa: E731
     apart = [jax.jit(measured)(model, data, jnp.asarray(dataset.y_train)) for data in (one, two)]
-    both = jax.jit(over_seeds(measured))
+    both = jax.jit(jax.vmap(measured, in_axes=(0, seed_axes(stacked), None)))
     together = both(jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), model), stacked, jnp.asarray(dataset.y_train))
     given = lambda images: np.argmax(network.predict(model, jnp.asarray(images)).logits, axis=1)  # noqa: E731
     of_class = dataset.y_test == 1
