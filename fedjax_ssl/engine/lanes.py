@@ -129,9 +129,7 @@ class _Lanes(NamedTuple):
 def _run_on_one_device(phase_of, source, table, num_lanes):
     num_seeds, num_rows = table.num_steps.shape
     num_jobs = num_seeds * num_rows
-    keys, num_steps, takes_part, all_work, all_own = jax.tree.map(
-        lambda leaf: leaf.reshape(num_jobs, *leaf.shape[2:]), table
-    )
+    keys, num_steps, takes_part, all_work, all_own = jax.tree.map(lambda x: x.reshape(num_jobs, *x.shape[2:]), table)
     num_lanes = min(num_lanes, num_jobs)
     queue = jnp.argsort(-2 * num_steps - takes_part, stable=True)  # longest first; jobs that take no part come last
     queue_length = jnp.sum(takes_part)

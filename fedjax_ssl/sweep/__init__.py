@@ -102,12 +102,16 @@ def run_sweep(
         failures |= work_on(cell, root, update, f"{number} of {len(decided)}")
     print(update(), end="")
     _write_report(root, sweep.target_accuracy, planned())
+    _tell(failures, [*warm_ups_of(asked), *asked, *warm_ups, *cells])
+    return cells
+
+
+def _tell(failures: Mapping[str, str], cells: list[Cell]) -> None:
+    """Prints the failures, and raises a TrainingError if there are any."""
     for name, why in failures.items():
         say(f"failed: {name}: {why}", QUIET)
     if failures:
-        number = sum(len(cell.seeds) for cell in [*warm_ups_of(asked), *asked, *warm_ups, *cells])
-        raise TrainingError(f"{len(failures)} of {number} runs of the sweep")
-    return cells
+        raise TrainingError(f"{len(failures)} of {sum(len(cell.seeds) for cell in cells)} runs of the sweep")
 
 
 def _write_report(root: pathlib.Path, target: float, cells: list[Cell]) -> None:
