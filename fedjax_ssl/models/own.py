@@ -62,7 +62,7 @@ def _batch_normalise(policy, given, call, arguments, keywords, context):
         ValueError: the layer asks for something that `Normalisation` does not do.
     """
     layer = context.module
-    if not isinstance(layer, nn.BatchNorm) or context.method_name != "__call__":
+    if type(layer) is not nn.BatchNorm or context.method_name != "__call__":
         return call(*arguments, **keywords)
     asked = inspect.signature(nn.BatchNorm.__call__).bind(layer, *arguments, **keywords).arguments
     running = nn.merge_param("use_running_average", layer.use_running_average, asked.get("use_running_average"))

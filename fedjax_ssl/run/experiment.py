@@ -153,13 +153,14 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         data, hidden_labels = put_whole(held, first) if views is None else views.first()
         first = first or data
         shape = jax.eval_shape(init, data, None)
-        if not experiments:
-            _check_delivery(config, method, has_rows=views is not None and bool(jax.tree.leaves(shape.records)))
-            check_private(problem, method, shape, data)
+        own = make_method(problem)
+        if not experiments or held.numbers != helds[len(experiments) - 1].numbers:
+            _check_delivery(c, own, has_rows=views is not None and bool(jax.tree.leaves(shape.records)))
+            check_private(problem, own, shape, data)
         experiments.append(
             Experiment(
                 problem=problem,
-                method=make_method(problem),
+                method=own,
                 data=data,
                 hidden_labels=hidden_labels,
                 partition=partition,

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -105,11 +105,12 @@ def train_together(
     on_finish: Callable[[], object] = lambda: None,
     root: str | os.PathLike[str] | None = None,
 ) -> tuple[State, ...]:
-    """`train` for configurations that differ in `numbers_of` alone, but for num_rounds; several share one program.
+    """Trains several configurations in one program. They may differ in `numbers_of`, but not in num_rounds.
 
     Args:
-        configs: several must have `seeds`; runs of equal shapes at the same round train side by side, on any device.
-        workdirs: one for each.
+        configs: several must have the same `seeds`, and not none. Runs of equal shapes at the same round train side by
+            side, on any device.
+        workdirs: one for each configuration.
         on_finish, root: see `train`, whose errors this raises, too.
 
     Returns:
@@ -118,8 +119,9 @@ def train_together(
     begin()
     # Copies: the caller may change a configuration meanwhile, or have frozen it.
     configs = [hosts.config_of_first(ConfigDict(config).copy_and_resolve_references) for config in configs]
-    for config in configs:
-        validate(config)
+    for one in configs:
+        validate(one)
+    config = configs[0]
     check_jax_settings()
     use_compilation_cache()
     hosts.check_same("JAX and devices", lambda: f"JAX {jax.__version__} with {jax.local_device_count()} devices")
@@ -210,14 +212,10 @@ def group_runs(together: int, runs: list[Run]) -> list[list[Run]]:
     has_views = any(run.experiment.views is not None for run in runs)
     alone = has_views or stop.patience or stop.bytes or stop.seconds
     together = 1 if alone else together
-    groups: list[list[Run]] = []
+    alike: dict[Hashable, list[Run]] = {}
     for run in runs:
-        last = groups[-1][-1] if groups else run
-        is_alike = last.round == run.round and last.experiment.shapes == run.experiment.shapes
-        if not groups or len(groups[-1]) == together or not is_alike:
-            groups.append([])
-        groups[-1].append(run)
-    return groups
+        alike.setdefault((run.round, run.experiment.shapes), []).append(run)
+    return [group[first : first + together] for group in alike.values() for first in range(0, len(group), together)]
 
 
 def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: Program) -> list[State]:

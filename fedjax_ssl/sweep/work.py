@@ -1,4 +1,7 @@
-"""Trains the cells of a sweep, one by one. Other processes may do the same; a run that fails does not end others."""
+"""Trains the cells of a sweep, one by one or several in one program.
+
+Other processes may do the same; a run that fails does not end others.
+"""
 
 import functools
 import pathlib
@@ -63,23 +66,29 @@ def train_alike(cells: list[Cell], root: pathlib.Path, on_finish: Callable[[], o
         if seeds and (cell.warm_up is None or all(is_finished(cell.warm_up, seed) for seed in seeds)):
             numbers = numbers_of(cell.config).keys() - {"num_rounds"}
             fields = {name: value for name, value in flatten(cell.config).items() if name not in numbers}
-            alike.setdefault(repr((sorted(fields.items()), sorted(numbers), seeds)), []).append(cell)
+            left = cell._replace(seeds=seeds)
+            alike.setdefault(repr((sorted(fields.items()), sorted(numbers), seeds)), []).append(left)
     for group in alike.values():
         for number in range(0, len(group), together):
-            few, seeds = group[number : number + together], unfinished(group[0])
-            if len(few) == 1:
-                continue
-            configs = [cell.config.copy_and_resolve_references() for cell in few]
-            for config in configs:
-                config.seeds = seeds
-            say(f"together: {'; '.join(cell.title() for cell in few)}")
-            try:
-                train_together(configs, [cell.folder for cell in few], on_finish, root)
-            except Exception as error:  # of any kind: the runs are tried one by one
-                if isinstance(error, StoppedError) and error.by_disk:
-                    raise StoppedError(error.reason, "the same command resumes the sweep", root) from error
-                say(f"not together: {' '.join(str(error).split())}")
-            give_back_memory()
+            # Another process may have finished some meanwhile.
+            few = [cell for cell in group[number : number + together] if unfinished(cell) == cell.seeds]
+            if len(few) > 1:
+                _train_few(few, root, on_finish)
+
+
+def _train_few(cells: list[Cell], root: pathlib.Path, on_finish: Callable[[], object]) -> None:
+    """Trains cells in one program; if that fails, they are left unfinished."""
+    configs = [cell.config.copy_and_resolve_references() for cell in cells]
+    for cell, config in zip(cells, configs):
+        config.seeds = cell.seeds
+    say(f"together: {'; '.join(cell.title() for cell in cells)}")
+    try:
+        train_together(configs, [cell.folder for cell in cells], on_finish, root)
+    except Exception as error:  # of any kind: the runs are tried one by one
+        if isinstance(error, StoppedError) and error.by_disk:
+            raise StoppedError(error.reason, "the same command resumes the sweep", root) from error
+        say(f"not together: {type(error).__name__}: {' '.join(str(error).split())}")
+    give_back_memory()
 
 
 def unfinished(cell: Cell) -> tuple[int, ...]:
