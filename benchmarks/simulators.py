@@ -16,6 +16,7 @@ round over theirs. Memory is the largest sum of the proportional set sizes of a 
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -310,6 +311,16 @@ def pfl(work, rounds, folder):
     return from_torch(network.state_dict()), ends
 
 
+@functools.cache
+def flower_client(path):
+    """What a worker needs: a network, each client's data, the batch size."""
+    import torch
+
+    torch.set_num_threads(1)
+    work = dict(np.load(path))
+    return torch_network(work).to(memory_format=torch.channels_last), torch_data(work)[0], int(work["batch"])
+
+
 def flower(work, rounds, folder):
     import flwr
     import torch
@@ -319,18 +330,15 @@ def flower(work, rounds, folder):
     from flwr.serverapp.strategy import FedAvg
 
     client, server, ends, trained = ClientApp(), ServerApp(), [], []
-    network, path, cache = torch_network(work).to(memory_format=torch.channels_last), folder / "work.npz", {}
+    network, path = torch_network(work).to(memory_format=torch.channels_last), folder / "work.npz"
 
     @client.train()
     def train(message, context):
-        torch.set_num_threads(1)
-        if not cache:  # once in each of Ray's workers
-            own = dict(np.load(path))
-            fresh = torch_network(own).to(memory_format=torch.channels_last)
-            cache.update(clients=torch_data(own)[0], batch=int(own["batch"]), network=fresh)
-        network = cache["network"]
+        import simulators  # by its name: Ray's workers then keep its cache from message to message
+
+        network, clients, batch = simulators.flower_client(path)
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        torch_epoch(network, *cache["clients"][int(context.node_config["partition-id"])], cache["batch"])
+        torch_epoch(network, *clients[int(context.node_config["partition-id"])], batch)
         content = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": 1})}
         return Message(RecordDict(content), reply_to=message)
 
