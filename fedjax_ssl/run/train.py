@@ -96,7 +96,7 @@ def train(
         KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM, once a checkpoint is written.
     """
     states = train_together([config], [workdir], on_finish, root)
-    return states if config.seeds else states[0]
+    return states if ConfigDict(config).seeds else states[0]
 
 
 def train_together(
