@@ -3,8 +3,9 @@
     FOLDER/train/CLASS/IMAGE and FOLDER/test/CLASS/IMAGE; training images without a label in FOLDER/unlabelled/IMAGE
     FOLDER/CLASS/IMAGE, where every fifth image of a class, sorted by name, is for testing
 
-Classes and images are sorted by name. Names are compared by code points ('B' comes before 'a', and '10' before '2'), so
-the order is the same on every machine.
+A class's folder may also be called `unlabelled`, see `read_labels`. Images are sorted by the names of their folders and
+files. Names are compared by code points ('B' comes before 'a', and '10' before '2'), so the order is the same on every
+machine.
 """
 
 import pathlib
@@ -16,11 +17,11 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import MAX_BYTES, Arrays, existing_path
 from fedjax_ssl.data.decoded import check_size, decode_once, read_image
+from fedjax_ssl.data.labels import has_no_label, read_labels
+from fedjax_ssl.data.values import in_order, same
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 TEST_EVERY = 5  # used if the folder has no test set
-UNLABELLED = "unlabelled"  # the folder next to train and test
-AMERICAN = "unlabeled"  # a spelling that is refused, so that such a folder is not overlooked
 
 _OF_FILE_MANAGERS = ("Thumbs.db", "desktop.ini")  # written by file managers
 
@@ -41,7 +42,7 @@ def load_folder(
         tell: called with a line about the progress of decoding.
 
     Returns:
-        The arrays. A class's label is the position of its folder among the sorted names; -1 means no label.
+        The arrays; classes are as in `read_labels`.
 
     Raises:
         UserError: the folder is missing, has another layout, or is larger than the cache; a file is not an image; or
@@ -49,18 +50,16 @@ def load_folder(
     """
     root = existing_path(path, "data.path", "folder", "a folder of images by class, FOLDER/CLASS/IMAGE")
     train, unlabelled, test = _find_images(root)
-    names = tuple(train)
     files = [file for images in (*train.values(), unlabelled, *test.values()) for file in images]
     known_by = [str(root.resolve())]
     for file in files:
         found = file.stat()
         known_by.append(f"{file.relative_to(root)} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}")
     images = decode_once(files, "\n".join(known_by), root, image_size, fit, tell)
-    y_train, y_test = (
-        np.concatenate([np.full(len(split[name]), names.index(name), np.int32) for name in split])
-        for split in (train, test)
-    )
-    y_train = np.concatenate([y_train, np.full(len(unlabelled), -1, np.int32)])
+    of_train = [name for name in train for _ in train[name]] + [""] * len(unlabelled)
+    declared = in_order(same(name) for name in _labelled(train))
+    y_train, names = read_labels(of_train, f"the folders of {root}", declared)
+    y_test = read_labels([name for name in test for _ in test[name]], f"the test folders of {root}", names).codes
     count = len(y_train)
     return Arrays(images[:count], y_train, images[count:], y_test, len(names), names)
 
@@ -109,14 +108,8 @@ Classes = dict[str, list[pathlib.Path]]  # class -> its images
 
 def _find_images(root: pathlib.Path) -> tuple[Classes, list[pathlib.Path], Classes]:
     """Finds training images by class, training images without a label, and test images by class, sorted by name."""
-    train_folder, test_folder, unlabelled = root / "train", root / "test", root / UNLABELLED
+    train_folder, test_folder = root / "train", root / "test"
     is_divided = train_folder.is_dir() and test_folder.is_dir()
-    for folder in (unlabelled, root / AMERICAN):
-        if folder.is_dir() and not (is_divided and folder == unlabelled):
-            raise UserError(
-                f"{folder} would not be read: images without a label belong in {unlabelled}, beside {train_folder} and "
-                f"{test_folder}, which have the folders of classes; if it is a class, give it another name"
-            )
     if not is_divided:
         for present, absent in ((train_folder, test_folder), (test_folder, train_folder)):
             if present.is_dir():
@@ -127,20 +120,22 @@ def _find_images(root: pathlib.Path) -> tuple[Classes, list[pathlib.Path], Class
         return _divided(root)
     train, test = _classes(train_folder), _classes(test_folder)
     _check_number(train_folder, train)
-    unknown = [name for name in test if name not in train]
-    if unknown or not test:
+    unknown = [name for name in _labelled(test) if same(name) not in map(same, train)]
+    if unknown or not _labelled(test):
         raise UserError(
             f"{test_folder} must have folders of classes that {train_folder} has"
             + (f"; add {train_folder / unknown[0]}, or remove {test_folder / unknown[0]}" if unknown else "")
         )
-    return train, _images(unlabelled) if unlabelled.is_dir() else [], test
+    beside = [entry for entry in _entries(root) if entry.is_dir() and has_no_label(entry.name)]
+    return train, [image for folder in beside for image in _images(folder)], _labelled(test)
 
 
 def _divided(root: pathlib.Path) -> tuple[Classes, list[pathlib.Path], Classes]:
     """The same of a folder without a test set: every fifth image of a class is for testing."""
     classes = _classes(root)
     _check_number(root, classes)
-    test = {name: images[TEST_EVERY - 1 :: TEST_EVERY] for name, images in classes.items() if len(images) >= TEST_EVERY}
+    large = {name: images for name, images in _labelled(classes).items() if len(images) >= TEST_EVERY}
+    test = {name: images[TEST_EVERY - 1 :: TEST_EVERY] for name, images in large.items()}
     if not test:
         raise UserError(
             f"{root} has no class of {TEST_EVERY} or more images, so none would be for the test; add images, or divide "
@@ -148,6 +143,10 @@ def _divided(root: pathlib.Path) -> tuple[Classes, list[pathlib.Path], Classes]:
         )
     train = {name: [image for image in classes[name] if image not in test.get(name, ())] for name in classes}
     return train, [], test
+
+
+def _labelled(classes: Classes) -> Classes:
+    return {name: images for name, images in classes.items() if not has_no_label(name)}
 
 
 def _check_number(folder: pathlib.Path, classes: Classes) -> None:

@@ -7,7 +7,7 @@ Arrow memory-maps the columns, and images are decoded only once, see `decode_onc
 
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,9 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.decoded import decode_once
-from fedjax_ssl.data.tables import check_classes, check_column, find_class_names, find_owners, for_test, known_codes
+from fedjax_ssl.data.labels import Labels, for_test, has_no_label, read_labels
+from fedjax_ssl.data.owners import read_owners
+from fedjax_ssl.data.tables import check_columns
 
 
 def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
@@ -37,12 +39,14 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
     splits = _open(config.path)
     train = splits["train"]
     image, label = _image_column(config.path, train), config.label_column or _label_column(train)
-    check_column(train.features, label, "label_column", config.path)
-    check_column(train.features, config.client_column, "client_column", config.path, optional=True)
-    given = {name: _labels(split, label, config.path) for name, split in splits.items()}
-    names = getattr(train.features[label], "names", None) or find_class_names(given["train"], config.path, label)
-    check_classes(names, config.path, label)
-    labels = {name: known_codes(values, names, config.path, label) for name, values in given.items()}
+    of_clients = [("client_column", config.client_column)] if config.client_column else []
+    check_columns(train.features, config.path, ("label_column", label), *of_clients)
+    declared = getattr(train.features[label], "names", None)
+    found = {"train": _labels(train, label, config.path, declared)}
+    names = found["train"].names
+    if "test" in splits:
+        found["test"] = _labels(splits["test"], label, config.path, names)
+    labels = {name: split.codes for name, split in found.items()}
     if "test" in splits:
         rows = {"train": np.arange(len(train)), "test": np.flatnonzero(labels["test"] >= 0)}
     else:
@@ -59,15 +63,15 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
     images = decode_once(pictures, known_by, config.path, config.image_size, config.fit, tell)
     owners = None
     if config.client_column:
-        clients = ["" if client is None else str(client) for client in train[config.client_column]]
-        owners = find_owners(clients, rows["train"], config.path, config.client_column)
+        where = f"{config.path} (data.client_column={config.client_column!r})"
+        owners = read_owners(list(train[config.client_column]), rows["train"], where)
     return {
         "x_train": images[: len(rows["train"])],
         "y_train": labels["train"][rows["train"]],
         "x_test": images[len(rows["train"]) :],
         "y_test": labels["test"][rows["test"]],
         "num_classes": len(names),
-        "class_names": tuple(names),
+        "class_names": names,
         "owners": owners,
     }
 
@@ -111,18 +115,33 @@ def _open(path: str) -> dict[str, Any]:
     try:
         if any((found / name).exists() for name in ("dataset_dict.json", "state.json")):
             loaded = datasets.load_from_disk(str(found), **mapped)
-        elif found.is_dir():
-            if not any(found.rglob("*.parquet")):
-                raise ValueError("it has none of these")
-            loaded = datasets.load_dataset("parquet", data_dir=str(found), **mapped)
         else:
-            loaded = datasets.load_dataset("parquet", data_files=str(found), **mapped)
+            files = _parquet_files(found) if found.is_dir() else {"train": [str(found)]}
+            loaded = datasets.load_dataset("parquet", data_files=files, **mapped)
     except Exception as error:  # The errors of datasets and pyarrow have no common base.
         raise UserError(f"data.path={path} cannot be read as {wanted} ({first_line(error)})") from error
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
     if "train" not in splits:
         raise UserError(f"{path} has no split 'train', but {', '.join(map(str, splits))}")
     return {name: splits[name].with_format(None) for name in ("train", "test") if name in splits}
+
+
+def _parquet_files(folder: pathlib.Path) -> dict[str, list[str]]:
+    """The files of the splits 'train' and 'test', by how their names or their folders' names begin.
+
+    `datasets` itself would also take a split 'eval' for testing.
+    """
+    files = sorted(folder.rglob("*.parquet"))
+    if not files:
+        raise ValueError("it has none of these")
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        names = [file.name, *(file.relative_to(folder).parts[-2:-1])]
+        for split in ("train", "test"):
+            if any(name.startswith(split) for name in names):
+                splits.setdefault(split, []).append(str(file))
+                break
+    return splits or {"train": list(map(str, files))}
 
 
 def _image_column(path: str, split: Any) -> str:
@@ -148,14 +167,18 @@ def _label_column(split: Any) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def _labels(split: Any, column: str, path: str) -> list[str]:
-    """The name of each row's label; '' if it has none."""
-    check_column(split.features, column, "label_column", path)
-    names = getattr(split.features[column], "names", None)
-    values = list(split[column])
-    if names:
-        return ["" if value is None or value < 0 else names[value] for value in values]
-    return ["" if value is None else str(value) for value in values]
+def _labels(split: Any, column: str, path: str, names: Sequence[str] | None) -> Labels:
+    """The labels of a split; `names` of the classes, None if the split has values instead."""
+    check_columns(split.features, path, ("label_column", column))
+    where, values = f"{path} (data.label_column={column!r})", list(split[column])
+    own = getattr(split.features[column], "names", None)
+    if own:
+        outside = [row for row, value in enumerate(values) if value is not None and not -1 <= value < len(own)]
+        if outside:
+            line = f"{values[outside[0]]} in row {outside[0] + 1} is no position of its {len(own)} class names, nor -1"
+            raise UserError(f"{where}: {line}")
+        values = [-1 if value is None or value < 0 else own[value] for value in values]
+    return read_labels(values, where, names and [name for name in names if not has_no_label(name)])
 
 
 def _files(split: Any, path: str) -> list[tuple[str, int, int, int]]:

@@ -1,17 +1,121 @@
-"""Draws which images have labels and which are held out, and checks the fields that say who holds labels."""
+"""What a label is, the same in all sources; who holds labels, and which: draws and checks of the fields."""
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.errors import UserError, known_are
 from fedjax_ssl.data.long_tail import draw_of_each_class
+from fedjax_ssl.data.values import in_order, is_missing, is_number, same, text_of
 
 LABELS = ("server", "clients", "some_clients", "profile")  # who holds labels
+NO_LABEL = ("-1", "unlabelled", "unlabeled")  # besides missing values
+AMBIGUOUS = ("na", "n/a", "null", "none")  # missing values that may also name a class
+MOST_FRACTIONS = 100  # different labels with decimals; more, and more than a tenth of the labels, are measurements
+TEST_EVERY = 5  # without a test set, every fifth labelled example of a class is for testing
 _BETA = re.compile(r"\s*beta\(([^(),]+),([^(),]+)\)\s*")
+
+
+class Labels(NamedTuple):
+    """Labels as they are stored."""
+
+    codes: np.ndarray  # int32 [N], each example's class; -1: it has no label
+    names: tuple[str, ...]  # the classes' names, in the order of their codes
+
+
+def has_no_label(name: str) -> bool:
+    """Whether a text marks an example without a label, in any source."""
+    text = same(name.strip()).lower()
+    return text in NO_LABEL or (is_missing(text) and text not in AMBIGUOUS)
+
+
+def read_labels(values: Any, where: str, names: Sequence[str] | None = None) -> Labels:
+    """Reads the labels of any source by one rule.
+
+    * No label: -1 as a number or a text, a missing value (None, NaN, an empty text, '?', 'nan'), and the words
+      'unlabelled' and 'unlabeled'. 'NA', 'N/A', 'null' and 'none' are refused, since they may name a class.
+    * Classes are numbers, texts or booleans. Equal numbers are one class: 0, 0.0, '0' and '0.0'. A text such as '01' is
+      no number. Negative numbers are refused, since -1 marks no label.
+    * Order: that of numbers if all classes are numbers, else of the letters' code points; or that of `names`.
+
+    Prints a line with the number of rows that have -1.
+
+    Args:
+        values: [N] or, with one column, [N, 1].
+        where: the file and the array or column, for messages.
+        names: the classes' names, if the source or the training data give them; None: the classes are the values.
+
+    Raises:
+        UserError: a value is a list, a date or no class, or there are fewer than two classes.
+    """
+    texts, places = _distinct(values, where)
+    known = {same(name.strip()): name for name in names or ()}
+    why = ""
+    for number, text in enumerate(texts):
+        if text in known or has_no_label(text):
+            if text == "-1" and text not in known:
+                count = np.count_nonzero(places == number)
+                print(f"{where}: -1 in {count:,} of {len(places):,} rows marks no label", file=sys.stderr, flush=True)
+        elif text.lower() in AMBIGUOUS:
+            why = "may be a class or a missing label; leave the field empty if the row has no label, or give the class "
+            why += "another name"
+        elif known:
+            why = f"is no class of the training data{known_are(text, known.values())}"
+        elif is_number(text) and text.startswith("-"):
+            why = "is negative, and so is -1, which marks no label; give the classes other numbers"
+        if why:
+            raise UserError(f"{where}: {text!r:.60} in row {int(np.argmax(places == number)) + 1} {why}")
+    present = [text for text in texts if text in known or not has_no_label(text)]
+    classes = tuple(known) or in_order(present)
+    if len(classes) < 2:
+        has = f"the only class is {classes[0]!r}" if classes else "all labels are empty"
+        raise UserError(f"{where}: {has}, where -1 marks no label; a classifier needs at least 2 classes")
+    fractions = [text for text in present if is_number(text) and not text.isdecimal()]
+    if not known and fractions and len(present) > max(MOST_FRACTIONS, len(places) // 10):
+        raise UserError(
+            f"{where} has {len(present)} different numbers, such as {fractions[0]!r}, in {len(places)} rows; classes "
+            "are texts or whole numbers: divide the numbers into ranges"
+        )
+    codes = {text: code for code, text in enumerate(classes)}
+    found = np.array([codes.get(text, -1) for text in texts], np.int32)
+    return Labels(found[places], tuple(known.values()) or classes)
+
+
+def _distinct(values: Any, where: str) -> tuple[list[str], np.ndarray]:
+    """The different labels, as `same` spells them, and each row's position among them: int [N]."""
+    if isinstance(values, np.ndarray) and values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]  # a column for each task, as in MedMNIST; several tasks are not supported
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biufSU":
+        values, at = np.unique(values, return_inverse=True)
+    else:
+        at = np.arange(len(values))
+    found: dict[str, int] = {}
+    places = np.empty(len(values), int)
+    for number, value in enumerate(values):
+        text = text_of(value)
+        if text is None:
+            row, kind = int(np.argmax(at == number)) + 1, type(value).__name__
+            raise UserError(
+                f"{where}: {' '.join(str(value).split())!r:.60} in row {row} is a "
+                f"{'list' if isinstance(value, np.ndarray) else kind}; a label is one number, text or boolean, and an "
+                "example has one label"
+            )
+        places[number] = found.setdefault(same(text), len(found))
+    return list(found), places[at]
+
+
+def for_test(labels: np.ndarray) -> np.ndarray:
+    """Every fifth labelled row of each class, from the first on; none if the class has only one: int [T], ascending."""
+    order = np.argsort(labels, kind="stable")
+    order = order[labels[order] >= 0]
+    starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
+    sizes = np.diff(starts, append=len(order))
+    place, size = np.arange(len(order)) - np.repeat(starts, sizes), np.repeat(sizes, sizes)
+    return np.sort(order[(place % TEST_EVERY == 0) & (size > 1)])
 
 
 def server_has_labels(config: Mapping[str, Any]) -> bool:

@@ -1,13 +1,14 @@
 """Loads a user's data set from one npz file, or from four npy files, which are memory-mapped; checks it."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import Arrays, existing_path
+from fedjax_ssl.data.labels import Labels, read_labels
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 MOST_TOKENS = 2**24 - 1  # largest token id: views of tokens pass through float32
@@ -22,14 +23,14 @@ def load_npz(path: str) -> Arrays:
     """Loads a data set from an npz file.
 
     Args:
-        path: the file. It holds x_train and x_test, and y_train and y_test, integers [N] from 0 to num_classes - 1.
-          Every class must occur; -1 in y_train means no label. Images are uint8 [N, H, W] or [N, H, W, C] with C = 1
+        path: the file. It holds x_train and x_test, and y_train and y_test, labels [N] or [N, 1], see `read_labels`. A
+          test example without a label is left out. Images are uint8 [N, H, W] or [N, H, W, C] with C = 1
           or 3. Features are floats [N, D], or [N, V, D] with V views. Texts are integer token ids [N, L] or [N, V, L].
           x_test has one view. MedMNIST's files also work, with train_images, train_labels, test_images and test_labels,
           labels [N, 1]; their val_images and val_labels are ignored.
 
     Returns:
-        The arrays: images with a channel axis, features as float32, texts as int32. Classes are named by their numbers.
+        The arrays: images with a channel axis, features as float32, texts as int32.
 
     Raises:
         UserError: the file is missing or not an npz, a key is missing, or an array is not as described above.
@@ -80,19 +81,27 @@ def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray])
             f"{path}: {train} has {form} {shape}, {test} {form_of_test} {shape_of_test}; bring both to one type and "
             "shape"
         )
-    y_train, y_test = (
-        _labels(path, of_labels, arrays[of_labels], len(arrays[key]), least)
-        for key, of_labels, least in ((train, train_labels, -1 if keys == KEYS else 0), (test, test_labels, 0))
-    )
-    classes = np.union1d(y_train[y_train >= 0], y_test)
-    if len(classes) < 2 or classes[-1] != len(classes) - 1:
-        missing = next(label for label in range(len(classes) + 1) if label not in classes)
-        raise UserError(
-            f"{path}: labels must be 0 to C - 1 for at least 2 classes; the largest is {classes[-1]}, but no example "
-            f"has label {missing}; renumber the classes from 0 without gaps"
-        )
+    y_train, names = labels_in(path, train_labels, arrays[train_labels], arrays[train])
+    y_test = labels_in(path, test_labels, arrays[test_labels], arrays[test], names).codes
     x_train, x_test = (_stored(path, key, arrays[key]) for key in (train, test))
-    return Arrays(x_train, y_train, x_test, y_test, len(classes), tuple(map(str, range(len(classes)))))
+    if not (known := y_test >= 0).all():
+        x_test, y_test = x_test[known], y_test[known]
+    if not len(y_test):
+        raise UserError(f"{path}: {test_labels} has no label")
+    return Arrays(x_train, y_train, x_test, y_test, len(names), names)
+
+
+def labels_in(
+    path: str, key: str, labels: np.ndarray, examples: np.ndarray, names: Sequence[str] | None = None
+) -> Labels:
+    """Reads an array of labels, see `read_labels`; raises a UserError if it has not one for each example."""
+    if not labels.ndim or not examples.ndim or len(labels) != len(examples):
+        number = len(examples) if examples.ndim else "no"
+        raise UserError(
+            f"{path}: {key} is {labels.dtype} {labels.shape}; it needs {number} labels, one for each example: rename "
+            "the array if it has something else"
+        )
+    return read_labels(labels, f"{path}: {key}", names)
 
 
 def names_in(path: str, field: str) -> list[str]:
@@ -174,17 +183,3 @@ def _example(path: str, key: str, inputs: np.ndarray) -> tuple[Any, ...]:
     if not is_good or not inputs.size:
         raise UserError(f"{path}: {key} is {inputs.dtype} {inputs.shape}; {_FORMS}, N at least 1")
     return form, *inputs.shape[1:], *([1] if form == "images" and inputs.ndim == 3 else [])
-
-
-def _labels(path: str, key: str, labels: np.ndarray, number: int, least: int) -> np.ndarray:
-    """Returns the labels as int32 [N]; raises a UserError if they are invalid."""
-    if key in MEDMNIST_KEYS and labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]  # one column for each task; several tasks are not supported
-    if labels.dtype.kind not in "iu" or labels.shape != (number,):
-        raise UserError(
-            f"{path}: {key} is {labels.dtype} {labels.shape}; labels must be integers ({number},), one for each example"
-        )
-    if labels.min() < least:
-        row = int(np.argmin(labels))
-        raise UserError(f"{path}: {key}[{row}] is {int(labels[row])}; labels must be 0 to C - 1")
-    return np.array(labels, np.int32)

@@ -1,8 +1,11 @@
 """A partition: who owns which rows of the training set."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.data.values import in_order, is_missing, same, text_of
 
 UNKNOWN = -2  # the true label of images of no class of the model; -1 is a label that nobody knows
 NO_ROWS = np.zeros(0, np.int32)
@@ -18,6 +21,30 @@ class Partition(NamedTuple):
     validation_index: np.ndarray = NO_ROWS  # int32 [V], rows that nobody trains on, in random order
     # K arrays int32, rows of each client's own test images, which nobody trains on; () if no client has any.
     client_test_rows: tuple[np.ndarray, ...] = ()
+
+
+def read_owners(values: Any, train: np.ndarray, where: str) -> np.ndarray:
+    """The client of each training row, int32 [n], by a column with the clients' names.
+
+    Equal numbers are one client. Only names with a training row are clients; they are numbered in the order of numbers
+    if all are numbers, else of their letters' code points.
+
+    Args:
+        values: the names, for all rows [N].
+        train: the training rows, int [n].
+        where: the file and the column, for messages.
+
+    Raises:
+        UserError: a row names no client.
+    """
+    names = [text_of(value) for value in values]
+    for row, name in enumerate(names, start=1):
+        if name is None or is_missing(name):
+            shown = values[row - 1] if name is None else name
+            raise UserError(f"{where}: {shown!r:.60} in row {row} names no client")
+    of_train = [same(str(names[row])) for row in train]
+    codes = {name: code for code, name in enumerate(in_order(of_train))}
+    return np.array([codes[name] for name in of_train], np.int32)
 
 
 def hold_out(client_rows: list[np.ndarray], share: float) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:

@@ -17,9 +17,11 @@ from fedjax_ssl.base.imports import forget_changed, is_own
 from fedjax_ssl.config import ranges, typed
 from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.kinds import IMAGE, KINDS, Kind, kind_name, kind_of
-from fedjax_ssl.data.kinds.table import encode, is_missing
-from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, names_in, read_arrays
-from fedjax_ssl.data.tables import read_columns
+from fedjax_ssl.data.kinds.table import as_texts, encode
+from fedjax_ssl.data.labels import read_labels
+from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, labels_in, names_in, read_arrays
+from fedjax_ssl.data.tables import read_columns, values_of
+from fedjax_ssl.data.values import is_number
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.encoders import ENCODED_TOGETHER, backbone_of, checksum, frozen
@@ -297,14 +299,8 @@ def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str]
     found = load_pictures(folder, predictor.image_shape, predictor.fit, "images")
     if found.classes is None:
         return found.images, found.files, None
-    names = predictor.class_names
-    for name in dict.fromkeys(found.classes):
-        if name not in names:
-            raise UserError(
-                f"{folder}/{name} is not named for a class of the model{known_are(name, names)}; images without labels "
-                "lie in the folder itself"
-            )
-    return found.images, found.files, np.array([names.index(name) for name in found.classes], np.int32)
+    labels = read_labels(found.classes, f"the folders of {folder}", predictor.class_names)
+    return found.images, found.files, labels.codes
 
 
 def _of_csv(predictor: Predictor, path: str) -> tuple[Any, None, np.ndarray | None]:
@@ -317,13 +313,8 @@ def _of_csv(predictor: Predictor, path: str) -> tuple[Any, None, np.ndarray | No
         raise UserError(f"{path} has no column {of_text!r}, that of the texts{known_are(of_text, columns)}")
     labels = None
     if of_labels in columns:
-        codes = {name: code for code, name in enumerate(predictor.class_names)}
-        present = [label.strip() for label in columns[of_labels] if not is_missing(label)]
-        unknown = [label for label in present if label not in codes]
-        if unknown:
-            raise UserError(f"{path} has the label {unknown[0]!r}{known_are(unknown[0], codes)}")
-        labels = np.array([codes.get(label.strip(), -1) for label in columns[of_labels]], np.int32)
-    return columns[of_text] if of_text else encode(columns, facts, path), None, labels
+        labels = read_labels(values_of(columns[of_labels]), f"{path}: {of_labels}", predictor.class_names).codes
+    return as_texts(columns[of_text]) if of_text else encode(columns, facts, path), None, labels
 
 
 # Name of the images' array in a file -> name of its labels' array.
@@ -339,18 +330,10 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
     labels = arrays.get(of_labels) if of_labels != key else None
     if labels is None:
         return arrays[key], None, None
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]  # as in MedMNIST
-    of_images, most = list(arrays[key].shape[:1]), len(predictor.class_names) - 1
-    whole = np.issubdtype(labels.dtype, np.integer) and list(labels.shape) == of_images
-    outside = labels[(labels < -1) | (labels > most)] if whole else labels
-    if not whole or outside.size:
-        found = f"has {outside[0]}" if whole else f"is {labels.dtype} of shape {labels.shape}"
-        raise UserError(
-            f"{path}: {of_labels} {found}; labels must be {of_images} integers from 0 to {most}, or -1 for no label: "
-            "rename the array if it has something else"
-        )
-    return arrays[key], None, labels.astype(np.int32)
+    names = predictor.class_names
+    if labels.dtype.kind in "iuf" and not any(map(is_number, names)):  # numbers are then the positions of the classes
+        names = tuple(map(str, range(len(names))))
+    return arrays[key], None, labels_in(path, of_labels, labels, arrays[key], names).codes
 
 
 def _image_key(path: str) -> str:

@@ -88,12 +88,14 @@ def test_images_without_a_label_are_beside_train_and_test(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("spelling", ["unlabelled", "unlabeled"])
-def test_images_without_a_label_are_no_class(tmp_path, spelling):
+@pytest.mark.parametrize("spelling", ["unlabelled", "Unlabeled", "-1"])
+def test_images_without_a_label_are_no_class_and_not_for_testing(tmp_path, spelling):
     for name in ("cat", "dog", spelling):
-        save(tmp_path / name / "a.png", pixels(0))
-    with pytest.raises(UserError, match=f"{spelling} would not be read: images without a label belong in"):
-        load(tmp_path)
+        for row in range(5):
+            save(tmp_path / name / f"{row}.png", pixels(row))
+    data = load(tmp_path)
+    assert data.class_names == ("cat", "dog") and data.y_test.tolist() == [0, 1]
+    assert sorted(data.y_train) == [-1] * 5 + [0] * 4 + [1] * 4
 
 
 def test_without_a_test_set_every_fifth_image_of_a_class_is_one(tmp_path):

@@ -307,16 +307,6 @@ def test_booleans_are_those_of_any_file(names):
     np.testing.assert_array_equal(codes, [1, 0, 1, 0, np.nan])
 
 
-def test_a_column_without_a_known_category_is_named(capfd):
-    table.encode({"a": [1, 2], "c": ["X", None]}, TABLE_FACTS, "new.csv")
-    assert capfd.readouterr().err == (
-        "warning: new.csv: no category of column 'c', such as 'X', was in training, so all are missing; known: x, y\n"
-    )
-    for values in (["X", "x"], [None, "?"]):
-        table.encode({"a": [1, 2], "c": values}, TABLE_FACTS)
-    assert not capfd.readouterr().err
-
-
 def test_a_model_card_has_a_command_that_is_not_refused():
     """Texts without a column's name, such as token ids of an npz file, are not read from a csv file."""
     for facts, flag in (({}, "npz"), ({"text_column": "note"}, "csv")):

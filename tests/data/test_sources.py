@@ -104,9 +104,8 @@ def test_npz_round_trip(tmp_path, channels, label_dtype):
     assert load_dataset(data_config(path=tmp_path / "mine.npz")).flip is False
 
 
-@pytest.mark.parametrize(("y_test", "number"), [([3, 0, 1, 2], 4), ([0, 0, 0, 0], 3)])
-def test_npz_classes_may_be_missing_from_one_of_the_splits(tmp_path, y_test, number):
-    assert load_dataset(data_config(path=write(tmp_path, y_test=np.array(y_test)))).num_classes == number
+def test_npz_classes_may_be_missing_from_the_test_set(tmp_path):
+    assert load_dataset(data_config(path=write(tmp_path, y_test=np.zeros(4, int)))).num_classes == 3
 
 
 def write_medmnist(folder, channels=(), **changes):
@@ -136,7 +135,10 @@ def test_a_file_of_medmnist_without_its_validation_images(tmp_path, channels):
     ("changes", "parts"),
     [
         ({"test_labels": None}, ["no test_labels", "must hold train_images, train_labels, test_images, test_labels"]),
-        ({"train_labels": np.zeros((9, 14), np.uint8)}, ["train_labels is uint8 (9, 14)", "one for each example"]),
+        (
+            {"train_labels": np.zeros((9, 14), np.uint8)},
+            ["train_labels: ", "in row 1 is a list"],
+        ),
     ],
 )
 def test_bad_files_of_medmnist(tmp_path, changes, parts):
@@ -158,14 +160,8 @@ BAD_ARRAYS = {
         {"x_train": ZEROS((9, 5)), "x_test": ZEROS((4, 5), int)},
         ["x_train has features", "x_test tokens"],
     ),
-    "lengths differ": ({"y_train": ZEROS(8, int)}, ["y_train is int64 (8,)", "integers (9,)"]),
+    "lengths differ": ({"y_train": ZEROS(8, int)}, ["y_train is int64 (8,)", "9 labels, one for each"]),
     "no pixels": ({"x_train": ZEROS((9, 0, 6, 3), np.uint8)}, ["x_train is uint8 (9, 0, 6, 3)"]),
-    "times for labels": ({"y_train": (np.arange(9) % 3).astype("m8[s]")}, ["y_train is timedelta64", "integers"]),
-    "one-hot labels": ({"y_test": ZEROS((4, 3), int)}, ["y_test is int64 (4, 3)"]),
-    "negative label": ({"y_train": np.array([0, 1, 2, -5, 0, 1, 2, 0, 1])}, ["y_train[3] is -5"]),
-    "label out of range": ({"y_test": np.array([0, 1, 2, 99])}, ["largest is 99", "label 3"]),
-    "labels from 1": ({"y_train": np.arange(9) % 3 + 1, "y_test": np.arange(4) % 3 + 1}, ["label 0"]),
-    "one class": ({"y_train": ZEROS(9, int), "y_test": ZEROS(4, int)}, ["2 classes"]),
     "signals of 32 steps": (
         {"x_train": ZEROS((9, 32, 2), np.float32), "x_test": ZEROS((4, 32, 2), np.float32)},
         ["x_test has 32 views of each example", "x_test[:, 0]", "save 32 x 2 numbers as [N, 64]"],
@@ -242,7 +238,7 @@ def test_npy_folder_that_is_none(tmp_path):
         expect_line(save(tmp_path, x_train=value) / "x_train.npy", ["cannot be read"], "npy", tmp_path)
     whole = (save(tmp_path) / "x_train.npy").read_bytes()
     expect_line(save(tmp_path, x_train=whole[:-50]) / "x_train.npy", ["cannot be read"], "npy", tmp_path)
-    expect_line(save(tmp_path, x_train=images[:8]), ["y_train is int64 (9,)", "integers (8,)"], "npy")
+    expect_line(save(tmp_path, x_train=images[:8]), ["y_train is int64 (9,)", "8 labels, one for each"], "npy")
     (tmp_path / "x_train.npy").unlink()
     expect_line(tmp_path / "x_train.npy", ["does not exist"], "npy", tmp_path)
 

@@ -8,6 +8,8 @@ import pytest
 
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.data import load_dataset, make_partition
+from fedjax_ssl.data.kinds import table
+from fedjax_ssl.data.labels import for_test
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.data.tables import read_columns
 
@@ -94,7 +96,7 @@ def test_texts(tmp_path):
         (
             "age,label\n" + "".join(f"{n},{n / 4}\n" for n in range(200)),
             {"ignore_columns": ""},
-            "column 'label' has 200 different numbers, such as '0.25', in 200 rows; classes are texts or whole numbers",
+            r"\(data.label_column='label'\) has 200 different numbers, such as '0.25', in 200 rows; classes are",
         ),
         ("x,z,label\nold,1,0\n" + ",2,0\n,3,1\n" * 4, {"ignore_columns": ""}, "'x' has no value in any training row"),
         (GOOD, {"text_column": "age", "weak_views": 2}, "data.weak_views=2, but each example has 1 view"),
@@ -156,13 +158,128 @@ def test_a_blank_line_is_a_value_where_there_is_one_column(tmp_path):
     assert read_columns(str(tmp_path / "two.csv"), "csv").to_dict("list") == {"note": ["a"], "n": ["1"]}
 
 
-def test_whole_numbers_of_a_parquet_file_have_no_decimals(tmp_path):
-    """pandas has whole numbers with a missing value as floats."""
-    columns = {"label": [1, None, 10], "x": [1.5, None, 2.0], "note": ["1.0", None, "b"], "is": [True, None, False]}
-    pandas.DataFrame(columns).to_parquet(tmp_path / "t.parquet")
-    assert read_columns(str(tmp_path / "t.parquet"), "csv").to_dict("list") == {
-        "label": ["1", "", "10"], "x": ["1.5", "", "2.0"], "note": ["1.0", "", "b"], "is": ["True", "", "False"]
+def columns_of(tmp_path, end="csv", **columns):
+    """The categories of columns beside a label, in a file of either format."""
+    number = len(next(iter(columns.values())))
+    frame = pandas.DataFrame({**columns, "label": np.arange(number) % 2})
+    (frame.to_csv if end == "csv" else frame.to_parquet)(tmp_path / f"t.{end}", index=False)
+    config = base_config().data
+    config.update({"source": "csv", "path": str(tmp_path / f"t.{end}"), "label_column": "label"})
+    dataset = load_dataset(config)
+    return dict(zip(dataset.details["columns"], dataset.details["categories"])), dataset
+
+
+@pytest.mark.parametrize("end", ["csv", "parquet"])
+def test_what_is_a_number(tmp_path, end):
+    """A declared type counts; in a csv file, a value that begins with 0 and goes on is no number."""
+    columns = {
+        "age": ["10_19", "20_29"] * 10,
+        "zip": ["00501", "10115"] * 10,
+        "whole": pandas.array([1, None] * 10, "Int64"),
+        "half": [1.5, 2.0] * 10,
+        "is": [True, False] * 10,
+        "text": ["1", "2"] * 10,
+        "dependents": ["1", "3+"] * 10,
+    }
+    found, dataset = columns_of(tmp_path, end, **columns)
+    assert found == {
+        "age": ["10_19", "20_29"], "zip": ["00501", "10115"], "whole": None, "half": None, "is": ["False", "True"],
+        "text": None if end == "csv" else ["1", "2"], "dependents": ["1", "3+"],
     }  # fmt: skip
+    rows = np.flatnonzero(~np.isin(np.arange(20), for_test(np.arange(20) % 2)))
+    np.testing.assert_array_equal(dataset.x_train[:, 2], np.where(rows % 2 == 0, 1, np.nan))
+
+
+def test_a_category_is_the_same_in_every_file(tmp_path):
+    """A file for `predict` may have other types: a whole number with a missing value is a float there."""
+    found, dataset = columns_of(tmp_path, "parquet", grade=pandas.Categorical(["1", "2"] * 10), is_=[True, False] * 10)
+    assert found == {"grade": ["1", "2"], "is_": ["False", "True"]}
+    new = {"grade": [1.0, None, 2], "is_": ["true", "FALSE", None]}
+    np.testing.assert_array_equal(table.encode(new, dataset.details), [[0, 1], [np.nan, 0], [1, np.nan]])
+
+
+DAYS = pandas.date_range("2020-01-01", periods=80)
+USELESS = {
+    "parquet dates": ("parquet", DAYS, "has dates or times, such as '2020-01-"),
+    "parquet days": ("parquet", list(DAYS.date), "has dates or times, such as '2020-01-"),
+    "parquet times": ("parquet", list(DAYS.time), "has dates or times, such as '00:00:00'"),
+    "parquet durations": ("parquet", DAYS - DAYS[0], "has dates or times"),
+    "parquet lists": ("parquet", [[n, 1] for n in range(80)], "has lists, such as .*give each of their numbers a col"),
+    "dates": ("csv", DAYS, "has dates or times, such as '2020-01-.*days since a date"),
+    "German dates": ("csv", DAYS.strftime("%d.%m.%Y"), "has dates or times"),
+    "dates and times": ("csv", DAYS.strftime("%m/%d/%Y %H:%M"), "has dates or times"),
+    "times": ("csv", [f"{n % 24}:30" for n in range(80)], "has dates or times"),
+    "lists": ("csv", [[n % 3, 1] for n in range(80)], "has lists"),
+    "names": ("csv", [f"n{n}" for n in range(80)], "has 64 different texts in 64 rows, so they are no categories"),
+    "names of pairs": ("csv", [f"n{n // 2}" for n in range(80)], "has 32 different texts in 64 rows"),
+    "numbers as texts": (
+        "parquet",
+        [str(n) for n in range(80)],
+        "has 64 .*save it as numbers, since the",
+    ),
+    "bounds": (
+        "csv",
+        ["<5" if n % 6 == 2 else n for n in range(80)],
+        "is of num.* '<5' in row 3 and bounds in 11",
+    ),
+    "infinity": ("parquet", [np.inf if n % 10 == 2 else n / 7 for n in range(80)], "has inf in row 3; leave it empty"),
+    "infinity in a csv": (
+        "csv",
+        [np.inf if n % 16 == 2 else n / 7 for n in range(80)],
+        "is of num.* has 'inf' in row 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", USELESS)
+def test_a_column_of_no_use_is_named_with_the_field_that_leaves_it_out(tmp_path, case):
+    end, values, words = USELESS[case]
+    with pytest.raises(UserError, match=f"column 'x' {words}") as caught:
+        columns_of(tmp_path, end, x=values, y=np.arange(80) % 7)
+    assert str(caught.value).endswith("say --config.data.ignore_columns='x'") and "\n" not in str(caught.value)
+
+
+def test_all_columns_of_no_use_are_told_at_once(tmp_path):
+    with pytest.raises(UserError, match=r"column 'day' has dates.*column 'a, b' has 64 diff.*columns='day,\"a, b\"'"):
+        columns_of(tmp_path, **{"day": DAYS, "y": np.arange(80) % 7, "a, b": [f"n{n}" for n in range(80)]})
+
+
+def test_all_columns_that_do_not_exist_are_told_at_once(tmp_path):
+    with pytest.raises(
+        UserError, match=r"'lable' \(data.label_column\);.*'clinic' \(data.client_column\).*'id' \(data"
+    ):
+        load(tmp_path, GOOD, label_column="lable", client_column="clinic", ignore_columns="id")
+
+
+def test_a_number_that_differs_in_each_row_may_be_an_identifier(tmp_path, capsys):
+    columns_of(tmp_path, patient=np.random.default_rng(0).permutation(80), size=np.arange(80) / 7)
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "column 'patient' has another whole number in each of 64 rows" in line
+
+
+def test_categories_that_training_had_not_are_counted(tmp_path, capsys):
+    _, dataset = columns_of(tmp_path, colour=list("rgbb") * 5, age=range(20))
+    assert not capsys.readouterr().err
+    new = {"colour": ["r", "violet", "pink", None, "?"], "age": [1, 2, 3, 4, 5]}
+    encoded = table.encode(new, dataset.details, "new.csv")
+    np.testing.assert_array_equal(encoded[:, 0], [2] + [np.nan] * 4)
+    assert capsys.readouterr().err == (
+        "warning: new.csv: of 5 rows these have categories that training had not, which count as missing: "
+        "column 'colour' in 2, such as 'violet'\n"
+    )
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_commas_in_a_header_and_in_numbers_do_not_separate(tmp_path, delimiter):
+    rows = [["age, in years, whole", "label"], *(["1,5", "a"], ["2,5", "b"])]
+    (tmp_path / "t.csv").write_text("\n".join(map(delimiter.join, rows)))
+    found = read_columns(str(tmp_path / "t.csv"), "csv")
+    assert found.to_dict("list") == {"age, in years, whole": ["1,5", "2,5"], "label": ["a", "b"]}
+
+
+def test_a_field_may_be_long(tmp_path):
+    (tmp_path / "t.csv").write_text(f"note,label\n{'long ' * 40_000},a\nshort,b\n")
+    assert [len(note) for note in read_columns(str(tmp_path / "t.csv"), "csv")["note"]] == [200_000, 5]
 
 
 @pytest.mark.parametrize("name", ["{}", "{}.0", "class {}"])

@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, first_line, known_are
+from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.kinds.features import MASKED, noisy
 from fedjax_ssl.data.kinds.kind import Facts, Kind
+from fedjax_ssl.data.values import MISSING, NUMBER, text_of
 from fedjax_ssl.ops.augment import Views, mix
 
 CORRUPTED = 0.3  # strong views: the share of values taken from other rows of the batch
-MISSING = ("", "<na>", "na", "n/a", "nan", "null", "none", "?")  # missing values in files, in lower case
+MOST_NUMBER = np.finfo(np.float32).max
 
 
 class Table(NamedTuple):
@@ -72,27 +73,38 @@ def _views(config: Any, facts: Facts) -> Views:
     return Views(functools.partial(weak_view, table=table), strong, (strong, strong))
 
 
-def is_missing(text: str) -> bool:
-    """Whether a field of a file is a missing value."""
-    return text.strip().lower() in MISSING
+def as_texts(column: Any) -> Any:
+    """A column's values as texts, '' if missing; None for lists, dates and times: a Series of objects."""
+    return column.astype(object).where(column.notna(), None).map(text_of).astype(object)
 
 
 def are_missing(texts: Any) -> np.ndarray:
-    """Which texts of a pandas Series are missing values: bool [N]."""
-    return texts.str.strip().str.lower().isin(MISSING).to_numpy()
+    """Which texts of a Series are missing values: bool [N]."""
+    return texts.str.strip().str.lower().isin(MISSING).to_numpy(bool)
 
 
-def numbers(texts: Any) -> np.ndarray:
-    """Texts as numbers, float64 [N]; NaN for all that are none."""
+def are_numbers(texts: Any) -> np.ndarray:
+    """Which texts of a Series are numbers: bool [N]."""
+    return texts.str.fullmatch(NUMBER).fillna(False).to_numpy(bool)
+
+
+def as_numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A column's values as numbers, float64 [N], NaN if missing; and which are neither missing nor fit into float32."""
     import pandas  # takes half a second; only tables need it
 
-    return np.asarray(pandas.to_numeric(pandas.Series(texts, dtype=object), errors="coerce"), np.float64)
+    if pandas.api.types.is_numeric_dtype(column.dtype):
+        values = column.to_numpy(np.float64, na_value=np.nan)
+        return values, ~np.isnan(values) & ~(np.abs(values) <= MOST_NUMBER)
+    texts = as_texts(column)
+    is_number = are_numbers(texts)
+    values = np.asarray(pandas.to_numeric(texts.where(is_number), errors="coerce"), np.float64)
+    return values, ~are_missing(texts.fillna("a list")) & ~(np.abs(values) <= MOST_NUMBER)
 
 
 def encode(columns: Any, facts: Facts, where: str = "the table") -> np.ndarray:
-    """Encodes columns of texts or numbers as stored rows, float32 [N, F]; categories not seen in training are missing.
+    """Encodes columns of values as stored rows, float32 [N, F]; categories not seen in training are missing.
 
-    Prints a warning if none of a column's categories was seen in training.
+    Prints a line with the number of such categories in each column.
 
     Args:
         columns: name -> values [N], a dict or a DataFrame.
@@ -111,32 +123,41 @@ def encode(columns: Any, facts: Facts, where: str = "the table") -> np.ndarray:
         raise UserError(f"{where} is not a list of values for each column ({first_line(error)})") from error
     absent = [name for name in facts["columns"] if name not in frame]
     if absent:
-        raise UserError(f"{where} has no column {absent[0]!r}; it has {', '.join(frame) or 'none'}")
+        raise UserError(f"{where} has no column {', '.join(map(repr, absent))}; it has {', '.join(frame) or 'none'}")
     encoded = np.empty((len(frame), len(facts["columns"])), np.float32)
+    unknown = []
     for place, (name, categories) in enumerate(zip(facts["columns"], facts["categories"])):
-        texts = frame[name].map(str).astype(str).str.strip()
-        missing = are_missing(texts)
         if categories is None:
-            values = numbers(texts)
-            wrong = ~missing & ~(np.abs(values) <= np.finfo(np.float32).max)
+            values, wrong = as_numbers(frame[name])
             if wrong.any():
                 row = int(np.argmax(wrong))
                 raise UserError(
-                    f"{where}: column {name!r} is of numbers of float32, but has {texts.iloc[row]!r:.40} in row "
-                    f"{row + 1}"
+                    f"{where}: column {name!r} is of numbers of float32, but has {_shown(frame[name].iloc[row])} in "
+                    f"row {row + 1}"
                 )
-            encoded[:, place] = np.where(missing, np.nan, values)
+            encoded[:, place] = values
         else:
-            codes = {category: code for code, category in enumerate(categories)}
-            # true or TRUE in a csv file is True in a parquet file and in a DataFrame.
-            booleans = {name.lower(): code for name, code in codes.items() if name.lower() in ("true", "false")}
-            found = [codes.get(text, booleans.get(text.lower(), np.nan)) for text in texts]
-            encoded[:, place] = found
-            if np.isnan(found).all() and not missing.all():
-                unknown = texts[~missing].iloc[0]
-                line = f"no category of column {name!r}, such as {unknown!r:.40}, was in training, so all are missing"
-                print(f"warning: {where}: {line}{known_are(unknown, categories)}", file=sys.stderr, flush=True)
+            texts = as_texts(frame[name]).fillna("a list")
+            codes = {_boolean(category): code for code, category in enumerate(categories)}
+            encoded[:, place] = [codes.get(_boolean(text), np.nan) for text in texts]
+            others = texts[np.isnan(encoded[:, place]) & ~are_missing(texts)]
+            if len(others):
+                unknown.append(f"{name!r} in {len(others):,}, such as {others.iloc[0]!r:.40}")
+    if unknown:
+        line = f"of {len(frame):,} rows these have categories that training had not, which count as missing: column "
+        print(f"warning: {where}: {line}{'; column '.join(unknown)}", file=sys.stderr, flush=True)
     return encoded
+
+
+def _boolean(text: str) -> str:
+    """true or TRUE in a csv file is True in a parquet file and in a DataFrame."""
+    return text.capitalize() if text.lower() in ("true", "false") else text
+
+
+def _shown(value: Any) -> str:
+    """A value in a message."""
+    text = text_of(value)
+    return f"{' '.join(str(value).split()) if text is None else text!r:.40}"
 
 
 def _given(rows: Any, facts: Facts) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.kinds.features import MASKED, drawn, first
 from fedjax_ssl.data.kinds.kind import Facts, Kind
-from fedjax_ssl.data.kinds.table import is_missing
+from fedjax_ssl.data.values import is_missing
 from fedjax_ssl.ops.augment import Views
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
