@@ -6,6 +6,7 @@ import io
 import math
 import os
 import pathlib
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -39,8 +40,8 @@ Picture = pathlib.Path | Encoded
 
 def decode_once(
     pictures: Sequence[Picture], known_by: str, name: object, image_size: int, fit: str, tell: Callable[[str], Any]
-) -> np.ndarray:
-    """All images of a data set, uint8 [N, H, W, C]: memory-mapped, or in memory if the user has no cache.
+) -> tuple[np.ndarray, int]:
+    """All images of a data set, uint8 [N, H, W, C], memory-mapped, or in memory without a cache; and their `depth_of`.
 
     Args:
         pictures: the image files; one is read at a time.
@@ -58,23 +59,24 @@ def decode_once(
 
     folder = private_cache("images", MOST_CACHE_BYTES)
     if folder is None:
-        shape, decoded = _decoded(pictures, name, image_size, fit, MAX_BYTES, tell)
+        shape, bits, decoded = _decoded(pictures, name, image_size, fit, MAX_BYTES, tell)
         images = np.empty(shape, np.uint8)
         for row, image in enumerate(decoded):
             images[row] = image
-        return images
+        return images, bits
     known_by = f"{PIL.__version__} {image_size} {fit} {known_by}"
-    file = folder / f"{hashlib.sha256(known_by.encode()).hexdigest()}.npy"
+    file = folder / f"{hashlib.sha256(known_by.encode(errors='surrogateescape')).hexdigest()}.npy"
     if (images := _mapped(file)) is not None:
-        return images
-    shape, decoded = _decoded(pictures, name, image_size, fit, MOST_CACHE_BYTES, tell)
+        return images, file.read_bytes()[-1]
+    shape, bits, decoded = _decoded(pictures, name, image_size, fit, MOST_CACHE_BYTES, tell)
     try:
         with replaced(file) as out:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(out, header)
             for image in decoded:
                 out.write(image.tobytes())
-        return np.load(file, mmap_mode="r")
+            out.write(bytes([bits]))
+        return np.load(file, mmap_mode="r"), bits
     except OSError as error:
         raise UserError(
             f"{file}: {first_line(error)}; the images of {name} are decoded there: make room, or choose another folder "
@@ -95,18 +97,19 @@ def _mapped(file: pathlib.Path) -> np.ndarray | None:
 
 def _decoded(
     pictures: Sequence[Picture], name: object, image_size: int, fit: str, most: int, tell: Callable[[str], Any]
-) -> tuple[Shape, Iterator[np.ndarray]]:
-    """The shape of the array of all images, mostly from headers, and the images one by one; see `decode_once`."""
-    channels = 1 if all(map(_is_grey, pictures)) else 3
-    first = pictures[0]
-    height, width = (image_size,) * 2 if image_size else read_image(first, _MODES[channels], 0, fit).shape[:2]
+) -> tuple[Shape, int, Iterator[np.ndarray]]:
+    """The shape of the array of all images, their `depth_of`, and the images one by one; see `decode_once`."""
+    headers = [_header(picture) for picture in pictures]
+    channels = 1 if all(is_grey for is_grey, _ in headers) else 3
+    first, bits = pictures[0], depth_of([picture for picture, (_, is_deep) in zip(pictures, headers) if is_deep])
+    height, width = (image_size,) * 2 if image_size else read_image(first, _MODES[channels], 0, fit, bits).shape[:2]
     shape = len(pictures), height, width, channels
     check_size(shape, name, most)
 
     def decode() -> Iterator[np.ndarray]:
         for row in range(len(pictures)):
             picture = pictures[row]
-            image = read_image(picture, _MODES[channels], image_size, fit)
+            image = read_image(picture, _MODES[channels], image_size, fit, bits)
             if image.shape != shape[1:]:
                 raise UserError(
                     f"{picture} has {image.shape[1]} x {image.shape[0]} pixels, but {first} {width} x {height}; "
@@ -116,7 +119,7 @@ def _decoded(
             if (row + 1) % TOLD_EVERY == 0 or row + 1 == len(pictures):
                 tell(f"decoding the images of {name}: {row + 1:,} of {len(pictures):,}")
 
-    return shape, decode()
+    return shape, bits, decode()
 
 
 def check_size(shape: Shape, name: object, most: int, remedy: str = "set a smaller data.image_size, or ") -> None:
@@ -128,16 +131,56 @@ def check_size(shape: Shape, name: object, most: int, remedy: str = "set a small
         )
 
 
-def _is_grey(picture: Picture) -> bool:
-    """Whether an image is grey, according to its header."""
+def _header(picture: Picture) -> tuple[bool, bool]:
+    """Whether an image is grey, and whether it has more than 8 bits per channel, according to its header."""
     with _open(picture) as image:
+        is_deep = image.mode.startswith("I") or any(";16" in str(tile[3]) for tile in image.tile)
         if image.mode == "P":  # A palette, which GIFs always have; it may hold only greys.
             red, green, blue = np.reshape(image.getpalette("RGB"), (-1, 3)).T
-            return bool(np.array_equal(red, green) and np.array_equal(green, blue))
-        return image.mode in _GREY_MODES
+            return bool(np.array_equal(red, green) and np.array_equal(green, blue)), is_deep
+        return image.mode in _GREY_MODES, is_deep
 
 
-def read_image(picture: Picture, mode: str, image_size: int, fit: str) -> np.ndarray:
+def depth_of(pictures: Sequence[Picture]) -> int:
+    """How many bits the pixels of those images need that have more than 8 bits per channel; 0: there are none.
+
+    A microscope's 12 bits, for example, are stored in 16. The number is that of all images together, from 8 to 16, and
+    each pixel keeps the higher 8 of these bits. Images with 8 bits per channel stay as they are.
+
+    Prints the number, and a warning if a tenth of these images are so dark that 16 grey levels of 256 are left.
+
+    Raises:
+        UserError: an image cannot be read; or one in colour needs fewer than 16 bits, of which Pillow reads the higher
+            8 alone.
+    """
+    needed, coloured = [], None
+    deep = [picture for picture in pictures if _header(picture)[1]]
+    for picture in deep:
+        with _open(picture) as image:
+            pixels = np.asarray(image)
+            if image.mode.startswith("I"):
+                needed.append(max(8, int(pixels.max()).bit_length()))
+            else:  # the higher byte of each channel; the last one may be transparency
+                pixels = pixels[..., :-1] if image.mode.endswith("A") else pixels
+                needed.append(8 + int(pixels.max()).bit_length())
+                coloured = picture
+    if not needed:
+        return 0
+    bits = max(needed)
+    if coloured is not None and bits < 16:
+        raise UserError(
+            f"{coloured} has 16 bits per channel, but the images need {bits} of them, and the higher 8 of a colour's "
+            "16 are read; save the images with 8 bits per channel"
+        )
+    dark = [picture for picture, own in zip(deep, needed) if own <= bits - 4]
+    line = f"{len(deep):,} images of 16 bits per channel have values of {bits} bits; the higher 8 of these are kept"
+    if len(dark) >= len(deep) / 10:
+        line = f"warning: {line}, so that 16 grey levels are left of {len(dark):,} dark ones, such as {dark[0]}"
+    print(line, file=sys.stderr, flush=True)
+    return bits
+
+
+def read_image(picture: Picture, mode: str, image_size: int, fit: str, bits: int) -> np.ndarray:
     """Reads one image as uint8 [H, W, C].
 
     Args:
@@ -145,9 +188,10 @@ def read_image(picture: Picture, mode: str, image_size: int, fit: str) -> np.nda
         mode: 'L' or 'RGB'.
         image_size: side in pixels to which the image is resized bilinearly, with antialiasing; 0: it keeps its size.
         fit: 'crop' first cuts out the largest centred square, 'stretch' resizes the whole image.
+        bits: see `depth_of`.
 
     Raises:
-        UserError: it cannot be read as an image.
+        UserError: it cannot be read as an image, or has pixels of more bits.
     """
     from PIL import Image, ImageOps
 
@@ -159,9 +203,9 @@ def read_image(picture: Picture, mode: str, image_size: int, fit: str) -> np.nda
         image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I"):  # Pillow's own conversion would clip values above 255.
             values = np.asarray(image)
-            if values.min() < 0 or values.max() > 65535:
-                raise ValueError("pixels of more than 16 bits")
-            image = Image.fromarray((values >> 8).astype(np.uint8))
+            if values.min() < 0 or values.max() >= 2 ** min(bits, 16):
+                raise ValueError(f"pixels from {values.min()} to {values.max()}; {min(bits, 16)} bits are read")
+            image = Image.fromarray((values >> (bits - 8)).astype(np.uint8))
         if image.mode == "F":
             raise ValueError("pixels that are not whole numbers")
         image = image.convert(mode)

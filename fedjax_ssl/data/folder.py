@@ -1,67 +1,116 @@
-"""Loads a user's data set from a folder of images by class, and checks it.
+"""Loads a user's data set from a folder of images, and checks it.
 
     FOLDER/train/CLASS/IMAGE and FOLDER/test/CLASS/IMAGE; training images without a label in FOLDER/unlabelled/IMAGE
-    FOLDER/CLASS/IMAGE, where every fifth image of a class, sorted by name, is for testing
+    FOLDER/CLASS/IMAGE, where every fifth image of a class is for testing
+    CLIENT/CLASS/IMAGE in place of CLASS/IMAGE, and FOLDER/unlabelled/CLIENT/IMAGE
+    FOLDER/metadata.csv, or one in FOLDER/train and one in FOLDER/test, as Hugging Face's imagefolder has them: the
+        columns file_name, label and client
 
-A class's folder may also be called `unlabelled`, see `read_labels`. Images are sorted by the names of their folders and
-files. Names are compared by code points ('B' comes before 'a', and '10' before '2'), so the order is the same on every
-machine.
+Rows are in the order of metadata.csv. Without it they are sorted by class, client and file name, and those without a
+label are last. Names are compared by code points ('B' comes before 'a', and '10' before '2'), so the order is the same
+on every machine.
 """
 
+import os
 import pathlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, first_line
-from fedjax_ssl.data.arrays import MAX_BYTES, Arrays, existing_path
-from fedjax_ssl.data.decoded import check_size, decode_once, read_image
+from fedjax_ssl.base.errors import UserError, first_line, printable
+from fedjax_ssl.data.arrays import MAX_BYTES, existing_path
+from fedjax_ssl.data.decoded import check_size, decode_once, depth_of, read_image
 from fedjax_ssl.data.labels import has_no_label, read_labels
+from fedjax_ssl.data.owners import read_owners
+from fedjax_ssl.data.tables import check_columns, read_columns, values_of
 from fedjax_ssl.data.values import in_order, same
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 TEST_EVERY = 5  # used if the folder has no test set
+METADATA = "metadata.csv"
+FIRST, SECOND = "first", "second"  # which level of folders is the clients: values of `data.client_column`
 
 _OF_FILE_MANAGERS = ("Thumbs.db", "desktop.ini")  # written by file managers
 
 
-def load_folder(
-    path: str, image_size: int = 0, fit: str = "crop", tell: Callable[[str], Any] = lambda text: None
-) -> Arrays:
-    """Loads a data set from a folder of images by class; images are decoded only once, see `decode_once`.
+class Image(NamedTuple):
+    """An image file; names have no byte that is not UTF-8."""
 
-    Images become RGB, or grey if all of them are grey, with 8 bits per channel (the higher byte of 16-bit images) and
-    without transparency. They are rotated according to their EXIF orientation. Of animations the first picture is used.
+    file: pathlib.Path
+    label: str  # '': it has none
+    client: str = ""  # '': none is named
+
+
+def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> dict[str, Any]:
+    """Loads a data set from a folder of images; they are decoded only once, see `decode_once`.
+
+    Images become RGB, or grey if all of them are grey, with 8 bits per channel, see `depth_of`, and without
+    transparency. They are rotated according to their EXIF orientation. Of animations the first picture is used.
 
     Args:
-        path: the folder, laid out as described above. Hidden files and folders are ignored.
-        image_size: side in pixels to which all images are resized bilinearly (with Pillow's antialiasing). With 0 they
-          keep their size, which must then be the same for all.
-        fit: 'crop' first cuts out the largest centred square; 'stretch' resizes the whole image, whatever its shape.
+        config: the `data` section. It reads `path`, a folder as described above, whose hidden files are ignored;
+            `image_size` and `fit`, see `read_image`; `label_column` and `client_column`.
         tell: called with a line about the progress of decoding.
 
     Returns:
-        The arrays; classes are as in `read_labels`.
+        The fields of `Dataset` except the name, `mean`, `std` and `flip`. -1 means no label.
 
     Raises:
         UserError: the folder is missing, has another layout, or is larger than the cache; a file is not an image; or
-          sizes differ and `image_size` is 0.
+            sizes differ and `image_size` is 0.
     """
-    root = existing_path(path, "data.path", "folder", "a folder of images by class, FOLDER/CLASS/IMAGE")
-    train, unlabelled, test = _find_images(root)
-    files = [file for images in (*train.values(), unlabelled, *test.values()) for file in images]
-    known_by = [str(root.resolve())]
+    wanted = "a folder of images by class, FOLDER/CLASS/IMAGE"
+    root = existing_path(config.path, "data.path", "folder", wanted)
+    if any(_tables(root)):
+        column = config.label_column or "label"
+        train, test = _listed(root, column, config.client_column)
+        declared, where = None, f"{root / METADATA}: {column}"
+    else:
+        if config.label_column:
+            raise UserError(f"data.label_column={config.label_column} is for a {METADATA}, which {root} does not have")
+        train, test = _in_folders(root, config.client_column)
+        declared, where = in_order({same(image.label) for image in train if image.label}), f"the folders of {root}"
+        if len(declared) < 2:
+            has = f"images of one class, {declared[0]}" if declared else "no class's folder"
+            raise UserError(f"{root} has {has}; a classifier needs at least 2 classes, {root}/CLASS/IMAGE")
+    y_train, names = read_labels([image.label for image in train], where, declared)
+    if test is None:
+        train, y_train, test, y_test = _divided(root, train, y_train)
+    else:
+        y_test = read_labels([image.label for image in test], where, names).codes
+        test, y_test = [image for image, label in zip(test, y_test) if label >= 0], y_test[y_test >= 0]
+    files = [image.file for image in (*train, *test)]
+    images, bits = decode_once(files, known_files(files, root), root, config.image_size, config.fit, tell)
+    owners = None
+    if any(image.client for image in train):
+        owners = read_owners([image.client for image in train], np.arange(len(train)), f"{where}, clients")
+    return {
+        "x_train": images[: len(train)],
+        "y_train": y_train,
+        "x_test": images[len(train) :],
+        "y_test": y_test,
+        "num_classes": len(names),
+        "class_names": names,
+        "owners": owners,
+        "files": tuple(tuple(name_in(root, image.file) for image in part) for part in (train, test)),
+        "details": {**({"bits": bits} if bits else {}), **({"label_column": column} if any(_tables(root)) else {})},
+    }
+
+
+def known_files(files: Sequence[pathlib.Path], root: pathlib.Path) -> str:
+    """What identifies files: their names, sizes and times."""
+    lines = [str(root.resolve())]
     for file in files:
         found = file.stat()
-        known_by.append(f"{file.relative_to(root)} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}")
-    images = decode_once(files, "\n".join(known_by), root, image_size, fit, tell)
-    of_train = [name for name in train for _ in train[name]] + [""] * len(unlabelled)
-    declared = in_order(same(name) for name in _labelled(train))
-    y_train, names = read_labels(of_train, f"the folders of {root}", declared)
-    y_test = read_labels([name for name in test for _ in test[name]], f"the test folders of {root}", names).codes
-    count = len(y_train)
-    return Arrays(images[:count], y_train, images[count:], y_test, len(names), names)
+        lines.append(f"{os.path.relpath(file, root)} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}")
+    return "\n".join(lines)
+
+
+def name_in(root: pathlib.Path, file: pathlib.Path) -> str:
+    """A file's path inside a folder, for people and for text files."""
+    return printable(file.relative_to(root).as_posix())
 
 
 class Pictures(NamedTuple):
@@ -69,102 +118,219 @@ class Pictures(NamedTuple):
 
     images: np.ndarray  # uint8 [B, H, W, C]
     files: list[str]  # path of each image, relative to the folder
-    classes: list[str] | None  # name of each image's subfolder; None if there are no subfolders
+    labels: list[str] | None  # each image's label, '' if it has none; None if there are neither subfolders nor a table
 
 
-def load_pictures(path: str, image_shape: tuple[int, int, int], fit: str, field: str) -> Pictures:
-    """Reads FOLDER/IMAGE or FOLDER/CLASS/IMAGE as inputs for a model.
+def load_pictures(
+    path: str, facts: Mapping[str, Any], image_shape: tuple[int, int, int], fit: str, classes: Sequence[str]
+) -> Pictures:
+    """Reads FOLDER/IMAGE, or a folder with labels as `load_folder` has it, as inputs for a model.
 
     Args:
         path: the folder. Hidden files are ignored.
+        facts: of the training data; `bits` is read.
         image_shape: (height, width, channels) of the model's inputs. If it is square, images are resized as in
-          `load_folder`; otherwise they must have this size. With one channel they become grey.
+            `load_folder`; otherwise they must have this size. With one channel they become grey.
         fit: see `load_folder`.
-        field: the configuration field with the path, for messages.
+        classes: names of the model's classes. Of two levels of folders, the one that has them is the labels.
 
     Raises:
         UserError: the folder is missing, empty or too large for memory, or holds something else.
     """
-    root = existing_path(path, field, "folder", "a folder of images, FOLDER/IMAGE or FOLDER/CLASS/IMAGE")
+    root = existing_path(path, "images", "folder", "a folder of images, FOLDER/IMAGE or FOLDER/CLASS/IMAGE")
     height, width, channels = image_shape
-    has_classes = any(entry.is_dir() for entry in _entries(root))
-    of_classes = _classes(root) if has_classes else {"": _images(root)}
-    files = [file for images in of_classes.values() for file in images]
-    check_size((len(files), *image_shape), root, MAX_BYTES, "")
-    images = np.empty((len(files), *image_shape), np.uint8)
-    for row, file in enumerate(files):
-        image = read_image(file, "L" if channels == 1 else "RGB", height if height == width else 0, fit)
+    has_labels = True
+    if any(_tables(root)):
+        train, test = _listed(root, facts.get("label_column", ""), "")
+        found = [*train, *(test or ())]
+    elif has_labels := any(entry.is_dir() for entry in _entries(root)):
+        levels = _levels(root)
+        of_first = all(outer in classes or has_no_label(outer) for outer, _, _ in levels)
+        found = [_image(*level, SECOND if of_first else FIRST) for level in levels]
+    else:
+        found = [Image(file, "") for file in _images(root)]
+    check_size((len(found), *image_shape), root, MAX_BYTES, "")
+    bits = facts.get("bits") or depth_of([image.file for image in found])
+    images = np.empty((len(found), *image_shape), np.uint8)
+    for row, (file, _, _) in enumerate(found):
+        image = read_image(file, "L" if channels == 1 else "RGB", height if height == width else 0, fit, bits)
         if image.shape != image_shape:
             raise UserError(
                 f"{file} has {image.shape[1]} x {image.shape[0]} pixels; the model takes {width} x {height}"
             )
         images[row] = image
-    names = [file.relative_to(root).as_posix() for file in files]
-    return Pictures(images, names, [file.parent.name for file in files] if has_classes else None)
+    names = [name_in(root, image.file) for image in found]
+    return Pictures(images, names, [image.label for image in found] if has_labels else None)
 
 
-Classes = dict[str, list[pathlib.Path]]  # class -> its images
+Split = tuple[list[Image], list[Image] | None]  # images for training and for testing; None: there is no test set
 
 
-def _find_images(root: pathlib.Path) -> tuple[Classes, list[pathlib.Path], Classes]:
-    """Finds training images by class, training images without a label, and test images by class, sorted by name."""
+def _tables(root: pathlib.Path) -> list[pathlib.Path]:
+    """The files metadata.csv of a folder."""
+    return [folder / METADATA for folder in (root, root / "train", root / "test") if (folder / METADATA).exists()]
+
+
+def _listed(root: pathlib.Path, label: str, client: str) -> Split:
+    """The images in metadata.csv."""
+    found: list[Image] = []
+    for table in _tables(root):
+        columns, path = read_columns(str(table), "data.path"), str(table)
+        label, client = (
+            name or (usual if usual in columns else "") for name, usual in ((label, "label"), (client, "client"))
+        )
+        named = {"path": "file_name", "label_column": label, "client_column": client}
+        check_columns(columns, path, *((field, name) for field, name in named.items() if name))
+        labels, clients = (values_of(columns[name]) if name else [""] * len(columns) for name in (label, client))
+        for row, (name, of_label, of_client) in enumerate(zip(columns["file_name"], labels, clients), start=1):
+            file = table.parent / name
+            if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
+                raise UserError(f"{table}: row {row} names {file}, which is no file in {root}; correct or remove it")
+            found.append(Image(file, of_label, of_client))
+    listed = {image.file for image in found}
+    if len(listed) < len(found):
+        raise UserError(f"{_tables(root)[0]} has {len(found) - len(listed)} images more than once; name each once")
+    split = {image.file.relative_to(root).parts[0] for image in found}
+    folders = ("train", "test") if {"train", "test"} <= split else ("",)
+    others = [
+        file for folder in folders for file in sorted((root / folder).rglob("*"))
+        if file.suffix.lower() in SUFFIXES and file not in listed and not file.name.startswith(".")
+    ]  # fmt: skip
+    if others:
+        raise UserError(
+            f"{len(others)} images are in no row of {METADATA}, such as {others[0]}; add rows, with an empty label if "
+            "they have none, or remove them"
+        )
+    if len(folders) == 1:
+        return found, None
+    parts = [[image for image in found if image.file.relative_to(root).parts[0] == folder] for folder in folders]
+    if left_out := len(found) - len(parts[0]) - len(parts[1]):
+        _say(f"{left_out:,} images of {root / METADATA} are neither in train nor in test, and are left out")
+    return parts[0], parts[1]
+
+
+def _in_folders(root: pathlib.Path, clients: str) -> Split:
+    """The images in folders of classes, or of clients and classes."""
+    if clients not in ("", FIRST, SECOND):
+        raise UserError(
+            f"data.client_column={clients}: {root} has no {METADATA}; which level of its folders is the clients, "
+            f"{FIRST} or {SECOND}?"
+        )
     train_folder, test_folder = root / "train", root / "test"
     is_divided = train_folder.is_dir() and test_folder.is_dir()
+    for present, absent in ((train_folder, test_folder), (test_folder, train_folder)):
+        if present.is_dir() and not is_divided:
+            raise UserError(
+                f"{root} has a folder {present.name} but no {absent.name}; add {absent}/CLASS/IMAGE, or move the "
+                f"classes from {present} to {root}, where every fifth image is for the test"
+            )
+    levels = _levels(train_folder if is_divided else root)
+    clients = _clients_of(root, levels, clients)
+    train = [_image(*level, clients) for level in levels]
     if not is_divided:
-        for present, absent in ((train_folder, test_folder), (test_folder, train_folder)):
-            if present.is_dir():
-                raise UserError(
-                    f"{root} has a folder {present.name} but no {absent.name}; add {absent}/CLASS/IMAGE, or move the "
-                    f"classes from {present} to {root}, where every fifth image is for the test"
-                )
-        return _divided(root)
-    train, test = _classes(train_folder), _classes(test_folder)
-    _check_number(train_folder, train)
-    unknown = [name for name in _labelled(test) if same(name) not in map(same, train)]
-    if unknown or not _labelled(test):
+        return _sorted(train), None
+    for folder in (entry for entry in _entries(root) if entry.is_dir() and has_no_label(entry.name)):
+        own = [entry for entry in _entries(folder) if entry.is_dir()]
+        train += [Image(file, "", printable(entry.name)) for entry in own for file in _images(entry)]
+        train += [] if own else [Image(file, "") for file in _images(folder)]
+    test = [_image(*level, clients) for level in _levels(test_folder)]
+    known = {same(image.label) for image in train}
+    unknown = [image for image in test if same(image.label) not in known and image.label]
+    if unknown or not any(image.label for image in test):
         raise UserError(
             f"{test_folder} must have folders of classes that {train_folder} has"
-            + (f"; add {train_folder / unknown[0]}, or remove {test_folder / unknown[0]}" if unknown else "")
+            + (f"; {unknown[0].label!r}, as in {unknown[0].file}, is none" if unknown else "")
         )
-    beside = [entry for entry in _entries(root) if entry.is_dir() and has_no_label(entry.name)]
-    return train, [image for folder in beside for image in _images(folder)], _labelled(test)
+    return _sorted(train), _sorted(test)
 
 
-def _divided(root: pathlib.Path) -> tuple[Classes, list[pathlib.Path], Classes]:
-    """The same of a folder without a test set: every fifth image of a class is for testing."""
-    classes = _classes(root)
-    _check_number(root, classes)
-    large = {name: images for name, images in _labelled(classes).items() if len(images) >= TEST_EVERY}
-    test = {name: images[TEST_EVERY - 1 :: TEST_EVERY] for name, images in large.items()}
-    if not test:
+Level = tuple[str, str, pathlib.Path]  # the names of an image's two folders, '' and one if it has one, and its file
+
+
+def _levels(folder: pathlib.Path) -> list[Level]:
+    """The images in a folder's folders, or all in the folders of these."""
+    found: list[Level] = []
+    for outer in _folders(folder):
+        if any(entry.is_dir() for entry in _entries(outer)):
+            found += [(outer.name, inner.name, image) for inner in _folders(outer) for image in _images(inner)]
+        else:
+            found += [("", outer.name, image) for image in _images(outer)]
+    shallow = [image for outer, _, image in found if not outer]
+    if shallow and len(shallow) < len(found):
+        deep = next(image for outer, _, image in found if outer)
+        raise UserError(
+            f"{deep} is in two folders, {shallow[0]} in one; bring all images to {folder}/CLASS/IMAGE or "
+            f"{folder}/CLIENT/CLASS/IMAGE"
+        )
+    return found
+
+
+def _clients_of(root: pathlib.Path, levels: list[Level], clients: str) -> str:
+    """Which level of folders is the clients: `FIRST`, `SECOND`, or '' if there is one level. Says what was taken.
+
+    Raises:
+        UserError: the folders do not tell, and `clients` is ''.
+    """
+    if not levels or not levels[0][0]:
+        if clients:
+            raise UserError(f"data.client_column={clients}, but {root} has one level of folders, the classes")
+        return ""
+    names = [list(dict.fromkeys(map(printable, of))) for of in list(zip(*levels))[:2]]
+    pairs = {level[:2] for level in levels}
+    if not clients and len(pairs) == len(names[1]):  # no name of the second level is in two folders
+        raise UserError(
+            f"{root} has two levels of folders, {_few(names[0])} and inside of these {_few(names[1])}, and they do not "
+            f"tell which are the clients: --config.data.client_column={FIRST} or {SECOND}"
+        )
+    of_client, of_class = names if clients != SECOND else names[::-1]
+    of_class = [name for name in of_class if not has_no_label(name)]
+    _say(
+        f"{root} has {len(of_client)} clients, {_few(of_client)}, and the classes {_few(of_class)} (if it is the other "
+        f"way round: --config.data.client_column={FIRST if clients == SECOND else SECOND})"
+    )
+    return clients or FIRST
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join([f"{name:.40}" for name in names[:3]] + ["..."] * (len(names) > 3))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _image(outer: str, inner: str, file: pathlib.Path, clients: str) -> Image:
+    label, client = (outer, inner) if clients == SECOND and outer else (inner, outer)
+    return Image(file, "" if has_no_label(label) else printable(label), printable(client))
+
+
+def _sorted(images: list[Image]) -> list[Image]:
+    return sorted(images, key=lambda image: (not image.label, image.label, image.client, image.file.name))
+
+
+def _divided(
+    root: pathlib.Path, images: list[Image], labels: np.ndarray
+) -> tuple[list[Image], np.ndarray, list[Image], np.ndarray]:
+    """Images and labels for training and for testing, every fifth of a class, of a folder without a test set."""
+    of_classes = [np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY] for label in range(labels.max() + 1)]
+    of_test = np.sort(np.concatenate(of_classes))
+    of_train = np.setdiff1d(np.arange(len(images)), of_test)
+    if not len(of_test):
         raise UserError(
             f"{root} has no class of {TEST_EVERY} or more images, so none would be for the test; add images, or divide "
             f"them into {root}/train/CLASS/IMAGE and {root}/test/CLASS/IMAGE"
         )
-    train = {name: [image for image in classes[name] if image not in test.get(name, ())] for name in classes}
-    return train, [], test
+    train, test = ([images[row] for row in rows] for rows in (of_train, of_test))
+    return train, labels[of_train], test, labels[of_test]
 
 
-def _labelled(classes: Classes) -> Classes:
-    return {name: images for name, images in classes.items() if not has_no_label(name)}
-
-
-def _check_number(folder: pathlib.Path, classes: Classes) -> None:
-    """Raises a UserError unless there are at least two classes."""
-    if len(classes) < 2:
-        has = f"the folder of one class, {next(iter(classes))}" if classes else "no class's folder"
-        raise UserError(f"{folder} has {has}; a classifier needs at least 2 classes, {folder}/CLASS/IMAGE")
-
-
-def _classes(folder: pathlib.Path) -> Classes:
-    """Class -> its images; raises a UserError for an image outside the folders of classes."""
-    classes = {}
-    for entry in _entries(folder):
-        if entry.is_dir():
-            classes[entry.name] = _images(entry)
-        elif entry.suffix.lower() in SUFFIXES:
+def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folders in a folder; raises a UserError for an image beside them."""
+    entries = _entries(folder)
+    for entry in entries:
+        if entry.suffix.lower() in SUFFIXES and not entry.is_dir():
             raise UserError(f"the image {entry} is in no class's folder; move it to {folder}/CLASS, or remove it")
-    return classes
+    return [entry for entry in entries if entry.is_dir()]
 
 
 def _images(folder: pathlib.Path) -> list[pathlib.Path]:

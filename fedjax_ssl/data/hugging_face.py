@@ -1,23 +1,36 @@
 """Loads images from a data set of Hugging Face's `datasets` on disk: a folder of `save_to_disk`, or parquet files.
 
-    FOLDER of ds.save_to_disk, FILE.parquet, or a FOLDER of parquet files whose names begin with train and test
+    FOLDER of ds.save_to_disk, FILE.parquet, or a FOLDER of parquet files, of which those with train in their names are
+        for training and those with test for testing
 
-Arrow memory-maps the columns, and images are decoded only once, see `decode_once`. Nothing is downloaded.
+A column of images has their bytes, or paths of their files. Rows stay in their order. Arrow memory-maps the columns,
+and images are decoded only once, see `decode_once`. Nothing is downloaded.
 """
 
 import os
 import pathlib
+import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, first_line
+from fedjax_ssl.base.errors import UserError, first_line, printable
+from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.decoded import decode_once
+from fedjax_ssl.data.folder import known_files
 from fedjax_ssl.data.labels import Labels, for_test, has_no_label, read_labels
 from fedjax_ssl.data.owners import read_owners
 from fedjax_ssl.data.tables import check_columns
+
+# Words in the names of parquet files -> the split.
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
+}
 
 
 def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
@@ -57,10 +70,14 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
         raise UserError(
             f"{config.path} has no row {'to train on' if not len(rows['train']) else 'with a label to test'}"
         )
-    encoded = {name: (_encoded(splits[name], image), f"{name} of {config.path}") for name in rows}
-    pictures = [_InRow(*encoded[name], int(row)) for name, own in rows.items() for row in own]
-    known_by = f"{image} {label} {[_files(split, config.path) for split in splits.values()]}"
-    images = decode_once(pictures, known_by, config.path, config.image_size, config.fit, tell)
+    (train_pictures, train_files), (test_pictures, test_files) = (
+        _pictures(splits[name], image, own, name, config.path) for name, own in rows.items()
+    )
+    pictures = [*train_pictures, *test_pictures]
+    apart = [picture for picture in pictures if isinstance(picture, pathlib.Path)]
+    in_files = [_files(split, config.path) for split in splits.values()]
+    known_by = f"{image} {label} {in_files} {known_files(apart, expanded(config.path))}"
+    images, bits = decode_once(pictures, known_by, config.path, config.image_size, config.fit, tell)
     owners = None
     if config.client_column:
         where = f"{config.path} (data.client_column={config.client_column!r})"
@@ -73,6 +90,8 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
         "num_classes": len(names),
         "class_names": names,
         "owners": owners,
+        "files": (train_files, test_files),
+        "details": {"bits": bits} if bits else {},
     }
 
 
@@ -93,11 +112,34 @@ class _InRow(NamedTuple):
         return image["bytes"]
 
 
-def _encoded(split: Any, column: str) -> Any:
-    """A split with its column of images alone, as the bytes of their files."""
+def _pictures(
+    split: Any, column: str, rows: np.ndarray, name: str, path: str
+) -> tuple[list[pathlib.Path | _InRow], tuple[str, ...]]:
+    """The images in some rows, and their names.
+
+    They are in the column itself, or in the files that it names, as `Dataset.to_parquet` leaves them.
+
+    Raises:
+        UserError: a row names a file that does not exist here.
+    """
     from datasets import Image
 
-    return split.select_columns([column]).cast_column(column, Image(decode=False))
+    encoded = split.select_columns([column]).cast_column(column, Image(decode=False))
+    has_bytes, paths = [], []  # read from Arrow's arrays, which do not read the bytes for it
+    for chunk in encoded.data.column(column).chunks:
+        has_bytes += chunk.field("bytes").is_valid().to_pylist()
+        paths += chunk.field("path").to_pylist()
+    found: list[pathlib.Path | _InRow] = []
+    for row in map(int, rows):
+        in_row = _InRow(encoded, f"{name} of {path}", row)
+        if has_bytes[row] or not paths[row]:
+            found.append(in_row)
+            continue
+        file = expanded(path).parent / paths[row]  # an absolute path stays as it is
+        if not file.is_file():
+            raise UserError(f"{in_row} names the image {file}, which is no file here; put it there, or save its bytes")
+        found.append(file)
+    return found, tuple(printable(paths[row] or f"row {row}") for row in rows)
 
 
 def _open(path: str) -> dict[str, Any]:
@@ -111,13 +153,15 @@ def _open(path: str) -> dict[str, Any]:
             "data.source='datasets' needs Hugging Face's datasets: pip install 'fedjax_ssl[datasets]'"
         ) from None
     datasets.disable_progress_bars()
+    for file in found.rglob("*"):
+        if not (file.is_file() or file.is_dir()):  # to open a pipe would wait for a writer
+            raise UserError(f"{file} is not a file; remove it, or put a copy there")
     mapped = {"keep_in_memory": False}  # overrides the environment: the cache of images identifies data by their files
     try:
         if any((found / name).exists() for name in ("dataset_dict.json", "state.json")):
             loaded = datasets.load_from_disk(str(found), **mapped)
         else:
-            files = _parquet_files(found) if found.is_dir() else {"train": [str(found)]}
-            loaded = datasets.load_dataset("parquet", data_files=files, **mapped)
+            loaded = datasets.load_dataset("parquet", data_files=_parquet_files(found), **mapped)
     except Exception as error:  # The errors of datasets and pyarrow have no common base.
         raise UserError(f"data.path={path} cannot be read as {wanted} ({first_line(error)})") from error
     splits = loaded if isinstance(loaded, dict) else {"train": loaded}
@@ -126,22 +170,32 @@ def _open(path: str) -> dict[str, Any]:
     return {name: splits[name].with_format(None) for name in ("train", "test") if name in splits}
 
 
-def _parquet_files(folder: pathlib.Path) -> dict[str, list[str]]:
-    """The files of the splits 'train' and 'test', by how their names or their folders' names begin.
+def _parquet_files(path: pathlib.Path) -> dict[str, list[str]]:
+    """Split -> its parquet files, by words in their names and in those of their folders.
 
-    `datasets` itself would also take a split 'eval' for testing.
+    Without such words all files are 'train'. Not by `datasets`, which takes files of the word eval for testing, too.
+
+    Raises:
+        ValueError: there are no files, or one has both words.
     """
-    files = sorted(folder.rglob("*.parquet"))
-    if not files:
-        raise ValueError("it has none of these")
+    if path.is_file():
+        return {"train": [str(path)]}
     splits: dict[str, list[str]] = {}
-    for file in files:
-        names = [file.name, *(file.relative_to(folder).parts[-2:-1])]
-        for split in ("train", "test"):
-            if any(name.startswith(split) for name in names):
-                splits.setdefault(split, []).append(str(file))
-                break
-    return splits or {"train": list(map(str, files))}
+    for file in sorted(path.rglob("*.parquet")):
+        words = re.split(r"[^a-z]+", file.relative_to(path).as_posix().lower())
+        found = {_SPLITS[word] for word in words if word in _SPLITS} or {""}
+        if len(found) > 1:
+            raise ValueError(f"{file} has the words of {' and '.join(sorted(found))}")
+        splits.setdefault(found.pop(), []).append(str(file))
+    if not splits:
+        raise ValueError("it has none of these")
+    if not splits.keys() & {"train", "test"}:
+        splits["train"] = splits.pop("", [])
+    for name, files in splits.items():
+        if name not in ("train", "test"):
+            line = f"{path}: {len(files)} parquet files are neither for training nor for testing, such as {files[0]}"
+            print(f"{line}, and are left out", file=sys.stderr, flush=True)
+    return {name: splits[name] for name in ("train", "test") if splits.get(name)}
 
 
 def _image_column(path: str, split: Any) -> str:

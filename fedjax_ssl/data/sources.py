@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, known_are
+from fedjax_ssl.base.errors import UserError, known_are, printable
 from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data import folder, hugging_face, npz, packages, tables, tfds
 from fedjax_ssl.data.arrays import Arrays
@@ -34,6 +34,8 @@ class Dataset(NamedTuple):
     kind: str = "image"
     details: Mapping[str, Any] = {}  # what users of the model must know about inputs of this kind, besides mean and std
     owners: np.ndarray | None = None  # int32 [N], the client of each training row, for the partition 'natural'
+    # The names of the training rows' and of the test rows' files, or of their rows in a file; () if there are none.
+    files: tuple[tuple[str, ...], ...] = ()
     unknown_test: np.ndarray | None = None  # [U, ...], test inputs of no class, see `unknown.set_apart`
 
     @property
@@ -65,9 +67,10 @@ _PUBLISHED = {
     ),
 }
 
+TEXTS = (packages.SCIPY_DOCS, *packages.CORPORA)
 FORMATS = ("npz", "npy", "folder", "datasets", "csv")  # of a user's own data
 SOURCES = (
-    "digits", *FORMATS, *_PUBLISHED, *packages.TABLES, *packages.CORPORA,
+    "digits", *FORMATS, *_PUBLISHED, *packages.TABLES, *TEXTS,
     *(f"medmnist/{name}" for name in packages.MEDMNIST),
 )  # fmt: skip
 
@@ -76,8 +79,9 @@ SOURCES = (
 _READ_BY = {
     "image_size": ("folder", "datasets"),
     "test_path": ("csv",),
-    "label_column": ("csv", "datasets"),
-    "client_column": ("csv", "datasets"),
+    "label_column": ("csv", "datasets", "folder"),
+    "client_column": ("csv", "datasets", "folder"),
+    "tokenizer": ("csv", *TEXTS),
 }
 
 
@@ -99,6 +103,7 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     """
     _check_fields(config)
     dataset = _load(config, tell)
+    dataset = dataset._replace(name=printable(dataset.name))  # it may have bytes that are not UTF-8
     if config.normalisation == "none":
         return dataset._replace(mean=(0.0,) * len(dataset.mean), std=(1.0,) * len(dataset.std))
     if config.normalisation == "own":
@@ -117,18 +122,15 @@ def _check_fields(config: Any) -> None:
             known = " or ".join(sources)
             line = f"data.{field}={config[field]} is for data.source={known}; {config.source} does not read it"
             raise UserError(line)
+    if config.source == "csv" and config.tokenizer and not config.text_column:
+        raise UserError(f"data.tokenizer={config.tokenizer} is for texts; name their column in data.text_column")
 
 
 def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
     source, path = config.source, config.path
 
-    def of_images(name: str, fields: Mapping[str, Any], decoded: bool = False) -> Dataset:
+    def of_images(name: str, fields: Mapping[str, Any]) -> Dataset:
         mean, std = channel_statistics(fields["x_train"])
-        if decoded and set(std) == {1.0}:  # such as 16-bit images below 256
-            raise UserError(
-                f"{path}: all pixels of the training images are the same; of 16 bits the higher 8 are kept, so scale "
-                "such images to 0 to 65535"
-            )
         return Dataset(name, **fields, mean=mean, std=std, flip=bool(config.flip))
 
     if source == "digits":
@@ -140,10 +142,9 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
             return of_images(name, arrays._asdict())
         return Dataset(name, **_of_arrays(arrays, config), flip=False)
     if source == "folder":
-        arrays = folder.load_folder(path, config.image_size, config.fit, tell)
-        return of_images(expanded(path).resolve().name, arrays._asdict(), decoded=True)
+        return of_images(expanded(path).resolve().name, folder.load_folder(config, tell))
     if source == "datasets":
-        return of_images(expanded(path).stem, hugging_face.load_datasets(config, tell), decoded=True)
+        return of_images(expanded(path).stem, hugging_face.load_datasets(config, tell))
     if source == "csv":
         return Dataset(expanded(path).stem, **tables.load_table(config), flip=False)
     if source in _PUBLISHED:
@@ -153,7 +154,7 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
         return Dataset(source, **(published | facts))
     if source in packages.TABLES:
         return Dataset(source, **packages.load_sklearn(source), flip=False)
-    if source in packages.CORPORA:
+    if source in TEXTS:
         return Dataset(source, **packages.load_corpus(source, config), flip=False)
     name = source.removeprefix("medmnist/")
     return of_images(name, packages.load_medmnist(name, path))

@@ -7,7 +7,7 @@ import csv
 import io
 import itertools
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, first_line, known_are
 from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.columns import find_categories
-from fedjax_ssl.data.kinds import table, text
+from fedjax_ssl.data.kinds import table
+from fedjax_ssl.data.kinds.tokenizer import make_tokenizer, num_tokens, tokenise
 from fedjax_ssl.data.labels import for_test, read_labels
 from fedjax_ssl.data.owners import read_owners
 
@@ -97,7 +98,7 @@ def load_table(config: Any) -> dict[str, Any]:
 
     Args:
         config: the `data` section. It reads `path`, `test_path`, `label_column`, `client_column`, `ignore_columns`,
-            `text_column`, `text_length`, `vocabulary` and `weak_views`.
+            `text_column`, `text_length`, `tokenizer`, `vocabulary` and `weak_views`.
 
     Returns:
         The fields of `Dataset` except the name. Labels are sorted by name, or as numbers if all are whole numbers. A
@@ -191,16 +192,19 @@ def encoded(x_train: np.ndarray, x_test: np.ndarray, facts: dict[str, Any]) -> d
 
 
 def _texts(config: Any, columns: Any, tested: Any, train: np.ndarray, test: np.ndarray, where: str) -> dict[str, Any]:
-    """Tokenises texts with the vocabulary of the training texts."""
+    """Tokenises the column of texts."""
     name = config.text_column
     check_columns(tested, where, ("text_column", name))
     of_train, of_test = (table.as_texts(part[name].iloc[rows]) for part, rows in ((columns, train), (tested, test)))
-    vocabulary = text.make_vocabulary(of_train, config.vocabulary)
-    if not vocabulary:
-        raise UserError(f"{config.path}: column {name!r} has no word")
-    x_train, x_test = (text.tokenise(part, vocabulary, config.text_length) for part in (of_train, of_test))
-    details = {"vocabulary": vocabulary, "text_column": name}
-    return as_texts(x_train, x_test, len(vocabulary) + text.FIRST_WORD, config.weak_views, details)
+    made = tokenised(of_train, of_test, config, where)
+    return {**made, "details": {**made["details"], "text_column": name}}
+
+
+def tokenised(train: Sequence[str], test: Sequence[str], config: Any, where: str) -> dict[str, Any]:
+    """The fields of a data set of texts, tokenised as `config.tokenizer`, `vocabulary` and `text_length` say."""
+    made = make_tokenizer(train, config.tokenizer, config.vocabulary)
+    x_train, x_test = (tokenise(part, made, config.text_length, where) for part in (train, test))
+    return as_texts(x_train, x_test, num_tokens(made), config.weak_views, {"tokenizer": made})
 
 
 def as_texts(

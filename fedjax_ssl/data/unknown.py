@@ -52,6 +52,7 @@ def set_apart(dataset: Dataset, config: Any) -> Dataset:
     apart = dataset.x_test[y_test == UNKNOWN]
     if not len(apart):
         raise UserError("no test image is of an unknown class, so nothing could tell how well the model knows them")
+    files = dataset.files and (dataset.files[0], tuple(np.array(dataset.files[1])[y_test != UNKNOWN].tolist()))
     names = dataset.class_names or tuple(map(str, range(number)))
     return dataset._replace(
         y_train=y_train,
@@ -60,6 +61,7 @@ def set_apart(dataset: Dataset, config: Any) -> Dataset:
         num_classes=len(kept),
         class_names=tuple(names[label] for label in kept),
         unknown_test=apart,
+        files=files,
     )
 
 

@@ -321,7 +321,8 @@ def _write_facts(run: Run) -> None:
     dataset = experiment.dataset
     counts = class_counts(dataset.y_train, experiment.partition, dataset.num_classes)
     replace_arrays(folder / CLASS_COUNTS, **counts)
-    write_dataset(folder, dataset_facts(dataset))
+    files = {"files": dict(zip(("train", "test"), dataset.files))} if dataset.files else {}
+    write_dataset(folder, {**dataset_facts(dataset), **files})
     if run.warm_start:
         replace_file(folder / INIT_FROM, json.dumps(run.warm_start.facts, indent=2) + "\n")
 

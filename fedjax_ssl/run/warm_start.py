@@ -22,7 +22,7 @@ from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.observe.log import warn
 
 # Facts of a data set on which the network depends.
-_OF_INPUTS = ("kind", "image_shape", "shape", "columns", "categories", "vocabulary", "encoder_side", "weights")
+_OF_INPUTS = ("kind", "image_shape", "shape", "columns", "categories", "tokenizer", "encoder_side", "weights")
 
 
 class WarmStart(NamedTuple):

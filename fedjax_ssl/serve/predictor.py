@@ -294,12 +294,13 @@ def _as_csv(predictor: Predictor, found: Predicted) -> str:
 
 
 def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str], np.ndarray | None]:
-    """A folder's images, their files, and their labels if the folder has a subfolder for each class."""
+    """A folder's images, their files, and their labels if the folder has a subfolder for each class, or a table."""
     assert predictor.image_shape is not None
-    found = load_pictures(folder, predictor.image_shape, predictor.fit, "images")
-    if found.classes is None:
+    names = predictor.class_names
+    found = load_pictures(folder, predictor.facts, predictor.image_shape, predictor.fit, names)
+    if found.labels is None:
         return found.images, found.files, None
-    labels = read_labels(found.classes, f"the folders of {folder}", predictor.class_names)
+    labels = read_labels(found.labels, f"the labels of {folder}", names)
     return found.images, found.files, labels.codes
 
 

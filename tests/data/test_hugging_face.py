@@ -1,9 +1,11 @@
 """Data sets of Hugging Face's `datasets` on the disk: pixels, labels, clients, and what is wrong with them."""
 
 import io
+import os
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 from PIL import Image
 
@@ -89,15 +91,59 @@ def test_images_are_known_by_their_files_whatever_is_in_memory(tmp_path, monkeyp
         np.testing.assert_array_equal(load(tmp_path / str(first)).x_train[0], pixels(first + 2))
 
 
-def test_a_split_for_validation_is_not_for_testing(tmp_path):
-    """`datasets` itself takes files whose names begin with eval for the split test."""
-    for first, name in ((0, "train-0"), (20, "eval-0"), (40, "test-0")):
-        split_of(first, [0, 1] * 3, ["a"] * 6).to_parquet(tmp_path / f"{name}.parquet")
-    np.testing.assert_array_equal(load(tmp_path).x_test, np.stack([pixels(40 + row) for row in range(6)]))
-    (tmp_path / "test-0.parquet").unlink()
-    found = load(tmp_path)  # every fifth of each class
-    np.testing.assert_array_equal(found.x_test, np.stack([pixels(0), pixels(1)]))
-    assert len(found.x_train) == 4
+@pytest.mark.parametrize("relative", [True, False])
+def test_parquet_files_may_hold_paths(tmp_path, relative):
+    """As `Dataset.to_parquet` writes a data set that was made from paths, and pandas a column of dicts."""
+    folder, labels = tmp_path / "scans", [0, 1] * 5
+    folder.mkdir()
+    for row in range(10):
+        Image.fromarray(pixels(row)).save(folder / f"{row}.png")
+    paths = [f"scans/{row}.png" if relative else str(folder / f"{row}.png") for row in range(10)]
+    file = tmp_path / "one.parquet"
+    if relative:
+        pandas.DataFrame({"img": [{"bytes": None, "path": path} for path in paths], "label": labels}).to_parquet(file)
+    else:
+        features = datasets.Features({name: FEATURES[name] for name in ("img", "label")})
+        datasets.Dataset.from_dict({"img": paths, "label": labels}, features=features).to_parquet(file)
+    found = load(file, label_column="label")
+    rows = [2, 3, 4, 5, 6, 7, 8, 9]  # every fifth of a class, from the first on, is for testing
+    np.testing.assert_array_equal(found.x_train, np.stack([pixels(row) for row in rows]))
+    assert found.files == (tuple(paths[row] for row in rows), (paths[0], paths[1]))
+    Image.fromarray(pixels(99)).save(folder / "4.png")
+    os.utime(folder / "4.png", (1, 1))
+    np.testing.assert_array_equal(load(file, label_column="label").x_train[2], pixels(99))  # not from the cache
+    (folder / "7.png").unlink()
+    with pytest.raises(UserError, match=r"row 7 of train of .*7\.png, which is no file here"):
+        load(file, label_column="label")
+
+
+def test_files_of_a_validation_set_are_neither_for_training_nor_for_testing(tmp_path, capsys):
+    for first, name in ((0, "train-0"), (20, "eval-0"), (40, "test-0"), (60, "validation-0")):
+        split_of(first, [0, 1], ["a", "b"]).to_parquet(tmp_path / f"{name}.parquet")
+    for _ in range(2):
+        found = load(tmp_path)
+        np.testing.assert_array_equal(found.x_train, [pixels(0), pixels(1)])
+        np.testing.assert_array_equal(found.x_test, [pixels(40), pixels(41)])
+        assert "2 parquet files are neither for training nor for testing" in capsys.readouterr().err
+        for name in ("train", "test"):  # folders of the splits in place of names
+            if not (tmp_path / name).exists():
+                (tmp_path / name).mkdir()
+                (tmp_path / f"{name}-0.parquet").rename(tmp_path / name / "0.parquet")
+    (tmp_path / "test" / "0.parquet").unlink()
+    split_of(0, [0, 1] * 5, ["a", "b"] * 5).to_parquet(tmp_path / "train" / "0.parquet")
+    np.testing.assert_array_equal(load(tmp_path).x_test, [pixels(0), pixels(1)])  # every fifth of each class
+    split_of(0, [0, 1], ["a", "b"]).to_parquet(tmp_path / "train-test.parquet")
+    with pytest.raises(UserError, match=r"train-test\.parquet has the words of test and train"):
+        load(tmp_path)
+
+
+def test_a_pipe_among_the_files_is_not_waited_for(tmp_path):
+    both().save_to_disk(tmp_path / "saved")
+    arrow = next((tmp_path / "saved" / "train").glob("*.arrow"))
+    arrow.unlink()
+    os.mkfifo(arrow)
+    with pytest.raises(UserError, match="is not a file; remove it"):
+        load(tmp_path / "saved")
 
 
 def test_what_is_wrong_is_one_line(tmp_path):

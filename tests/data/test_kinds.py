@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
+from tokenizers import Tokenizer, models
 
 from fedjax_ssl import UserError, base_config, train
 from fedjax_ssl.data import federate, load_dataset, make_partition
@@ -265,7 +266,8 @@ def test_mixup_of_texts_averages_embeddings_place_by_place(files, order, monkeyp
 
 
 TABLE_FACTS = {"columns": ["a", "c"], "categories": [None, ["x", "y"]], "mean": [0.0, 0.0], "std": [1.0, 1.0]}
-TEXT_FACTS = {"shape": [5], "weak_views": 1, "num_tokens": 4, "vocabulary": ["good", "film"]}
+TOKENIZER = Tokenizer(models.WordLevel({"[UNK]": 0, "nan": 1, "none": 2}, unk_token="[UNK]")).to_str()
+TEXT_FACTS = {"shape": [5], "weak_views": 1, "num_tokens": 4, "tokenizer": TOKENIZER}
 FEATURE_FACTS = {"shape": [2], "weak_views": 1, "mean": [0.0, 0.0], "std": [1.0, 1.0]}
 
 
@@ -295,9 +297,8 @@ def test_a_missing_number_of_pandas_is_missing():
 
 
 def test_a_missing_text_is_empty():
-    facts = {**TEXT_FACTS, "vocabulary": ["none", "nan"]}
     for missing in (None, float("nan")):
-        assert KINDS["text"].given(["None", missing], facts).tolist() == [[2, 0, 0, 0, 0], [0] * 5]
+        assert KINDS["text"].given(["nan", missing], TEXT_FACTS).tolist() == [[2, 0, 0, 0, 0], [0] * 5]
 
 
 @pytest.mark.parametrize("names", [["False", "True"], ["FALSE", "TRUE"], ["false", "true"]])

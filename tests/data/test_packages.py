@@ -5,9 +5,11 @@ import importlib.metadata
 import numpy as np
 import pandas
 import pytest
+import scipy.fft
+from tokenizers import Tokenizer
 
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.data import load_dataset
+from fedjax_ssl.data import load_dataset, packages
 
 
 def load(**fields):
@@ -55,9 +57,21 @@ def test_a_corpus_is_tokenised_by_its_training_texts(monkeypatch, tmp_path):
 
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution)
     dataset = load(source="reuters8", text_length=3)
-    assert dataset.details["vocabulary"] == ["net", "profit", "shares"] and dataset.class_names == ("acq", "earn")
-    assert dataset.x_train.tolist() == [[2, 3, 3], [2, 4, 0]] and dataset.x_test.tolist() == [[1, 4, 0]]
-    assert dataset.y_train.tolist() == [1, 0]
+    tokenizer = Tokenizer.from_str(dataset.details["tokenizer"])
+    assert dataset.class_names == ("acq", "earn") and dataset.y_train.tolist() == [1, 0]
+    for found, text in ((dataset.x_train[0], "net profit profit"), (dataset.x_test[0], "loss shares")):
+        assert [number - 1 for number in found] == tokenizer.encode(text).ids[:3]
+
+
+def test_paragraphs_of_scipy_are_each_of_one_topic():
+    """Whatever SciPy is installed; its version decides which paragraphs there are."""
+    dataset = load(source="scipy_docs", text_length=16)
+    assert dataset.num_classes == 8 and len(dataset.x_train) > 1000 and dataset.kind == "text"
+    assert np.bincount(dataset.y_train).min() > 100 and np.bincount(dataset.y_test).min() > 25
+    texts, topics = packages._read_scipy_docs()
+    assert len(set(texts)) == len(texts) == len(dataset.x_train) + len(dataset.x_test)
+    text = next(text for text in texts if text.startswith("This function computes the 1-D *n*-point discrete"))
+    assert topics[texts.index(text)] == "fft" and " ".join(text.split()) in " ".join(scipy.fft.fft.__doc__.split())
 
 
 def test_parquet_is_read_as_csv_is(tmp_path):

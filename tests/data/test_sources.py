@@ -262,7 +262,7 @@ def test_unknown_source_lists_the_known_ones():
     ("fields", "line"),
     [
         ({"image_size": 32}, "image_size=32 is for data.source=folder or datasets; npz does not read it"),
-        ({"client_column": "who"}, "client_column=who is for data.source=csv or datasets; npz"),
+        ({"client_column": "who"}, "client_column=who is for data.source=csv or datasets or folder; npz"),
     ],
 )
 def test_a_field_that_the_source_would_ignore(tmp_path, fields, line):

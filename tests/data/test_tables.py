@@ -64,15 +64,6 @@ def test_rows_of_the_test_set_are_those_of_its_file(tmp_path):
     assert dataset.x_test[:, 0].tolist() == [2, 4, 5]
 
 
-def test_texts(tmp_path):
-    text = "label,note\n" + "".join(f'{n % 2},"good {"film" if n % 2 else "book"}, isn\'t it"\n' for n in range(20))
-    dataset, _ = load(tmp_path, text, text_column="note", ignore_columns="", text_length=3)
-    vocabulary = dataset.details["vocabulary"]
-    assert vocabulary[0] == "good" and set(vocabulary) == {"good", "film", "book", "isn't", "it"}
-    assert dataset.x_train.shape == (16, 3) and dataset.x_test.shape == (4, 3)
-    assert np.all(dataset.x_train[:, 0] == 2)
-
-
 @pytest.mark.parametrize(
     ("text", "fields", "message"),
     [

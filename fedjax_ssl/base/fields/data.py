@@ -29,7 +29,8 @@ def data_fields() -> Section:
     section.ignore_columns = ""  # csv: columns to leave out, separated by commas
     section.text_column = ""  # csv: column of texts to classify; '': rows of numbers and categories
     section.text_length = whole(64, least=1)  # tokens of a text; longer texts are cut
-    section.vocabulary = whole(5000, least=1)  # largest number of words; the most frequent ones are kept
+    section.tokenizer = ""  # texts: path of a tokenizer.json; '': byte-pair encoding, trained on the training texts
+    section.vocabulary = whole(5000, least=2)  # largest number of tokens of a tokenizer that is trained
     section.weak_views = whole(1, least=1)  # number of weak views: the first ones of features or texts with V views
     # Folder or 'datasets': resize images to N x N pixels; 0: all have the same size.
     section.image_size = whole(0, least=0)

@@ -10,9 +10,7 @@ Sentence Classification", 2019).
 """
 
 import functools
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,12 +20,11 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.kinds.features import MASKED, drawn, first
 from fedjax_ssl.data.kinds.kind import Facts, Kind
+from fedjax_ssl.data.kinds.tokenizer import PADDING, tokenise
 from fedjax_ssl.data.values import is_missing
 from fedjax_ssl.ops.augment import Views
 
-PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 DELETED = 0.1  # both views: the share of tokens deleted
-_WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 
 
 class Text(NamedTuple):
@@ -90,38 +87,17 @@ def _views(config: Any, facts: Facts) -> Views:
     return Views(functools.partial(weak_view, num_weak=num_weak), strong, (strong, strong))
 
 
-def words(text: str) -> list[str]:
-    """The words of a text, in lower case."""
-    return _WORD.findall(text.lower())
-
-
-def make_vocabulary(texts: Iterable[str], size: int) -> list[str]:
-    """The most frequent words of texts, at most `size`; equally frequent words are in alphabetical order."""
-    counts = Counter(word for text in texts for word in words(text))
-    return [word for word, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:size]]
-
-
-def tokenise(texts: Iterable[str], vocabulary: list[str], length: int) -> np.ndarray:
-    """The first `length` words of each text as ids: int32 [N, length]."""
-    ids = {word: number for number, word in enumerate(vocabulary, start=FIRST_WORD)}
-    rows = [[ids.get(word, UNKNOWN) for word in words(text)[:length]] for text in texts]
-    tokens = np.zeros((len(rows), length), np.int32)
-    for place, row in enumerate(rows):
-        tokens[place, : len(row)] = row
-    return tokens
-
-
 def _given(texts: Any, facts: Facts) -> np.ndarray:
-    """Tokenises texts [B] if the data set has a vocabulary, None and NaN as ''; or checks token ids [B, L]."""
+    """Tokenises texts [B] if the data set has a tokenizer, None and NaN as ''; or checks token ids [B, L]."""
     length, found = facts["shape"][-1], np.asarray(texts)
     if not found.size:
         raise UserError("there are no texts")
-    if found.ndim == 1 and found.dtype.kind in "UO" and facts.get("vocabulary"):
+    if found.ndim == 1 and found.dtype.kind in "UO" and facts.get("tokenizer"):
         # `texts`, not `found`, in which a NaN may be the text 'nan'.
         known = ("" if not isinstance(text, str) and is_missing(str(text)) else str(text) for text in texts)
-        return tokenise(known, facts["vocabulary"], length)
+        return tokenise(known, facts["tokenizer"], length, "predict")
     if found.dtype.kind not in "iu" or found.shape[1:] != (length,):
-        wanted = "a list of texts, or token ids" if facts.get("vocabulary") else "token ids"
+        wanted = "a list of texts, or token ids" if facts.get("tokenizer") else "token ids"
         raise UserError(f"texts are {found.dtype} {found.shape}; the model takes {wanted} [B, {length}]")
     if found.min() < 0 or found.max() >= facts["num_tokens"]:
         raise UserError(f"token ids are {found.min()} to {found.max()}; the model's are 0 to {facts['num_tokens'] - 1}")

@@ -19,7 +19,7 @@ from fedjax_ssl.serve.export import hub, programs
 from fedjax_ssl.serve.predictor import Predictor, load
 
 # Facts of the data set that are not about the model's inputs, or are elsewhere in the exported facts.
-_NOT_OF_INPUTS = ("name", "num_classes", "class_names", "flip", "num_train", "num_test")
+_NOT_OF_INPUTS = ("name", "num_classes", "class_names", "flip", "num_train", "num_test", "files")
 
 
 class Exported(NamedTuple):

@@ -11,6 +11,7 @@ from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.report.model_card import describe_run
 
 CARD, CONFIG, TENSORS, PROGRAM = "README.md", "config.json", "model.safetensors", "model.stablehlo"
+TOKENIZER = "tokenizer.json"  # of texts
 _MARK = '\nlibrary_name: "fedjax_ssl"\n'  # identifies a card that this module has written
 _TASKS = {"image": "image", "features": "tabular", "table": "tabular", "text": "text"}  # -classification
 # Our names of data sets -> names on the Hub.
@@ -28,7 +29,7 @@ def check_folder(path: pathlib.Path) -> None:
     card = path / CARD
     if card.exists() and _MARK in card.read_text(errors="replace"):
         return
-    for name in (CARD, CONFIG, TENSORS, PROGRAM):
+    for name in (CARD, CONFIG, TENSORS, PROGRAM, TOKENIZER):
         if (path / name).exists():
             raise UserError(f"{path / name} is not from an export for the Hub; choose another folder")
 
@@ -45,12 +46,14 @@ def contents(folder: pathlib.Path, facts: dict[str, Any], files: dict[str, bytes
     Raises:
         UserError: the run has not finished a round.
     """
-    run = read_run(folder)
+    run, tokenizer = read_run(folder), facts.get("tokenizer")
+    config = {name: value for name, value in facts.items() if name != "tokenizer"}
     return {
         CARD: f"{header(run, license)}\n{describe_run(run)}\n{_use(facts)}".encode(),
-        CONFIG: (json.dumps(facts, indent=2) + "\n").encode(),
+        CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
         TENSORS: files["safetensors"],
         PROGRAM: files["stablehlo"],
+        **({TOKENIZER: tokenizer.encode()} if tokenizer else {}),
     }
 
 
@@ -87,6 +90,7 @@ def _use(facts: dict[str, Any]) -> str:
     kind = kind_of(facts)
     shape = ", ".join(map(str, (1, *facts.get("image_shape", kind.inputs(facts).shape[-1:]))))
     pixels = "  # pixels from 0 to 255" if kind_name(facts) == IMAGE else ""
+    texts = f"\nA text's inputs are its first ids by `{TOKENIZER}`, plus 1, then 0." if "tokenizer" in facts else ""
     return f"""## Use
 
 `{PROGRAM}` is the whole program, from {kind.noun} to probabilities. It needs JAX and flatbuffers:
@@ -100,5 +104,5 @@ inputs = np.zeros(({shape}), np.{kind.stored.__name__}){pixels}
 probabilities = model.call(inputs)
 ```
 
-`{TENSORS}` has the parameters, `{CONFIG}` the names of the classes and what the model takes.
+`{TENSORS}` has the parameters, `{CONFIG}` the names of the classes and what the model takes.{texts}
 """
