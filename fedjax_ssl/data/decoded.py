@@ -64,10 +64,10 @@ def decode_once(
         for row, image in enumerate(decoded):
             images[row] = image
         return images, bits
-    known_by = f"{PIL.__version__} {image_size} {fit} {known_by}"
+    known_by = f"with depth, {PIL.__version__} {image_size} {fit} {known_by}"
     file = folder / f"{hashlib.sha256(known_by.encode(errors='surrogateescape')).hexdigest()}.npy"
-    if (images := _mapped(file)) is not None:
-        return images, file.read_bytes()[-1]
+    if (found := _mapped(file)) is not None:
+        return found
     shape, bits, decoded = _decoded(pictures, name, image_size, fit, MOST_CACHE_BYTES, tell)
     try:
         with replaced(file) as out:
@@ -84,15 +84,18 @@ def decode_once(
         ) from error
 
 
-def _mapped(file: pathlib.Path) -> np.ndarray | None:
-    """The images in a file of the cache, whose time of use is set; None if it does not exist or was cut."""
+def _mapped(file: pathlib.Path) -> tuple[np.ndarray, int] | None:
+    """The images in a file of the cache, whose time of use is set, and their depth; None: it is missing, or was cut."""
     try:
         images = np.load(file, mmap_mode="r")
         # Not the time of the last change: others may have the file mapped.
         os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
+        with file.open("rb") as opened:
+            opened.seek(images.offset + images.nbytes)
+            (bits,) = opened.read()
     except (OSError, ValueError, EOFError):
         return None
-    return images
+    return images, bits
 
 
 def _decoded(
