@@ -1,21 +1,21 @@
 # Two commands: make quickstart, make test. Both work on a fresh clone with Python 3.11 or newer and a package index.
 PYTHON ?= python3
 
-.PHONY: quickstart test test-processes test-all test-official test-accelerators docs
+.PHONY: quickstart test test-rest test-all test-official test-accelerators docs
 quickstart: .venv/installed
 	.venv/bin/python launch.py
 
 test: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/python -m mypy
-	.venv/bin/python -m pytest -m 'not processes'
+	.venv/bin/python -m pytest -m 'not test_all'
 
-# What `make test` leaves out: processes, hosts, Flower's federations, notebooks, the site, pages in a browser, and
-# programs for accelerators.
-test-processes: .venv/installed
-	.venv/bin/python -m pytest -m processes
+# What `make test` leaves out: processes, hosts, Flower's federations, notebooks, the site, pages in a browser, programs
+# for accelerators, PyTorch's encoders, examples of the pages, and whole runs that are compared with each other.
+test-rest: .venv/installed
+	.venv/bin/python -m pytest -m test_all
 
-test-all: test test-processes
+test-all: test test-rest
 
 # Each method against an independent implementation of its official code; writes docs/official_code.csv.
 test-official: .venv/installed

@@ -5,6 +5,7 @@ import os
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_ssl.data.kinds import Images
 from fedjax_ssl.models import Heads
@@ -18,6 +19,7 @@ DEFAULTS = {"xla_backend_optimization_level": "3", "xla_cpu_use_fusion_emitters"
 AS_USERS = {name: value for name, value in DEFAULTS.items() if name in os.environ["XLA_FLAGS"]}
 
 
+@pytest.mark.test_all
 def test_training_compiled_as_users_do_has_the_same_numbers():
     """Compares convolutions and their gradients, normalisation, weak views and evaluation after two steps."""
     network = Network(Heads(SmallCNN("running"), 4, {}), Images((8, 8, 1), (0.5,), (0.25,)), "running")

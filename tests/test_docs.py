@@ -167,6 +167,7 @@ def test_the_examples_of_a_new_method_are_as_short_as_their_titles_say(adding_a_
     assert list(commands) == ["consistent", "compare", "my_fixmatch", "rising", "balanced", "co_training"]
 
 
+@pytest.mark.test_all
 def test_the_example_of_a_new_method_trains(adding_a_method, tmp_path, monkeypatch):
     """The page's command builds it, and it trains as the page registers it from Python."""
     _, commands, use = adding_a_method
@@ -219,6 +220,7 @@ def test_the_example_of_a_loss_for_the_server_weights_classes_equally(adding_a_m
     np.testing.assert_allclose(found, np.sum(by_class) / 10, rtol=1e-5)
 
 
+@pytest.mark.test_all
 def test_the_example_of_a_rule_for_confidence_trains(adding_a_method, tmp_path):
     """Its threshold rises, so fewer labels count in the second round."""
     fields = {"confidence.threshold": 0.95, "model.name": TINY_BACKBONE}
@@ -266,7 +268,7 @@ def site(site_folder):
     return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_the_site_builds_without_a_warning(site, root):
     docs = root / "docs"
     pages = {str(file.relative_to(docs).with_suffix("")) for file in docs.rglob("*.md")}
@@ -277,27 +279,27 @@ def test_the_site_builds_without_a_warning(site, root):
         assert f"<code>{name}=" in site[page], name
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_the_page_of_the_api_has_every_public_name(site):
     page = site["reference/api.html"]
     assert [n for n in fedjax_ssl.__all__ if n != "__version__" and not re.search(rf'id="[\w.]+\.{n}"', page)] == []
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_equations_are_mathml(site):
     equation = '<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">'
     assert all(equation in site[f"methods/{name}.html"] for name in methods.METHODS if name != "server_only")
     assert [name for name, page in site.items() if "arithmatex" in page] == []
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_the_site_fetches_nothing_from_elsewhere(site):
     for name, page in site.items():
         fetched = re.findall(r'<(?!a\b)[^>]*\b(?:src|href)="?((?:https?:)?//[^"\s>]*)', page)
         assert fetched == [], f"{name}: {fetched}"
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_the_search_works_from_a_file(site_folder, browser):
     tab = browser.new_page()
     asked = []

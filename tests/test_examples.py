@@ -12,6 +12,8 @@ import pytest
 from tests.official.consistency import CLIENTS
 from tests.official.harness import federation, make_problem, mirrored, rolled, train
 
+pytestmark = pytest.mark.test_all
+
 FIELDS = {
     "data.labels": "clients",
     "model.normalisation": "none",

@@ -31,7 +31,7 @@ def built(tmp_path_factory):
     return folder / "lib"
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_an_installation_has_every_module_and_every_config(built):
     def names(folder):
         return {path.relative_to(folder) for path in folder.rglob("*") if path.suffix in (".py", ".toml", ".jinja")}
@@ -76,7 +76,7 @@ def test_the_version_is_that_of_the_installation(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("tag, version", [(None, r"0\.2\.0\.dev1\+g\w+"), ("v0.3.0", r"0\.3\.0")])
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_a_version_of_a_clone_with_and_without_tags(tag, version, tmp_path):
     setuptools_scm = pytest.importorskip("setuptools_scm", reason="setuptools-scm is not installed")
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
@@ -90,7 +90,7 @@ def test_a_version_of_a_clone_with_and_without_tags(tag, version, tmp_path):
     assert re.fullmatch(version, found), found
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_the_command_takes_configs_from_any_folder(built, tmp_path):
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, function = scripts["fedjax-ssl"].partition(":")

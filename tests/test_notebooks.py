@@ -87,7 +87,7 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_quickstart(execute, tmp_path):
     fields = {**SMALL, "log.report": True}
     notebook = execute("quickstart", NUM_ROUNDS=2, NUM_CLIENTS=8, CLIENTS_PER_ROUND=2, FIELDS=fields)
@@ -107,7 +107,7 @@ def npz(tmp_path):
     return str(file)
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_accelerator(execute, npz, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     notebook = execute(
@@ -127,7 +127,7 @@ def test_accelerator(execute, npz, tmp_path, monkeypatch):
     assert "<svg" in shown(notebook, "text/html")[-1].replace("&lt;", "<")
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_fedanchor_cifar10(execute, npz, tmp_path):
     notebook = execute(
         "fedanchor_cifar10",
@@ -151,7 +151,7 @@ def test_fedanchor_cifar10(execute, npz, tmp_path):
     assert "seed 1: " in printed(notebook)
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_new_method(execute, tmp_path):
     notebook = execute(
         "new_method",

@@ -18,6 +18,8 @@ from fedjax_ssl.data import make_partition
 from fedjax_ssl.run.experiment import build_experiment
 from tests.helpers.runs import ROOT
 
+pytestmark = pytest.mark.test_all
+
 # Makes any run last a few seconds.
 TINY = {
     "num_rounds": 1, "num_clients": 4, "clients_per_round": 2, "data.examples_per_client": 20, "data.alpha": 10.0,

@@ -59,7 +59,7 @@ def test_each_command_has_its_own_help(command, capsys):
         assert f"--{flag}" in text and " ".join(meaning.split()) in " ".join(text.split())
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_help_waits_for_no_library():
     """Importing JAX takes longer than printing the help."""
     program = (
@@ -69,7 +69,7 @@ def test_help_waits_for_no_library():
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_training_waits_for_no_library_of_other_commands():
     """Each of these libraries would add at least a fifth of a second to every start."""
     program = (

@@ -138,6 +138,7 @@ def assert_told(result, labelled, accepted):
     np.testing.assert_allclose([told["labelled"], told["accepted"]], [labelled, accepted], rtol=1e-6)
 
 
+@pytest.mark.test_all
 def test_who_has_labels_alone_hands_its_model_through(data):
     result = run(data, LABELLED)
     assert (result.first.num_steps, result.second.num_steps, result.second.takes_part) == (4, 0, True)

@@ -119,6 +119,7 @@ def test_the_table_has_every_method_and_kind(cells):
     assert set(cells) == {(method, kind) for method in METHODS for kind in KINDS}
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_method_takes_every_kind_or_says_why_not(files, cells, method):
     """Of the kinds that it takes one in turn is traced, with mixup all."""

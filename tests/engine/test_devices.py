@@ -15,8 +15,10 @@ from fedjax_ssl.engine.lanes import deal
 from tests.helpers.runs import ROOT, make_tiny_config
 from tests.helpers.stub import make_stub_config
 
+pytestmark = pytest.mark.test_all
 
-@pytest.mark.processes
+
+@pytest.mark.test_all
 def test_a_round_on_eight_devices_equals_one_device():
     command = [sys.executable, "-m", "tests.helpers.devices_process", "8"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

@@ -22,7 +22,7 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import build_experiment, make_problem
 from tests.helpers.runs import make_tiny_config
 
-pytestmark = pytest.mark.processes  # run by `make test-all`: what they check is no program of this machine
+pytestmark = pytest.mark.test_all  # run by `make test-all`: what they check is no program of this machine
 LANES, SIDE = 3, 16
 POLICIES = {"lenet": "none", "vit": "group"}  # which normalise nothing, and tokens
 # The others are for tables and texts, or those of these lines with other numbers of blocks and channels.

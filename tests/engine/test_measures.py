@@ -184,6 +184,7 @@ def measured_run(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.test_all
 def test_a_run_records_and_shows_its_measures(measured_run):
     """Every figure is scikit-learn's of the trained model, on both sets; the training images are long-tailed."""
     run, config = read_run(measured_run), make_stub_config()

@@ -5,6 +5,7 @@ import types
 import chex
 import jax
 import numpy as np
+import pytest
 
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.engine.untrusted.compression import num_kept
@@ -33,6 +34,7 @@ PRIVATE = {
 }
 
 
+@pytest.mark.test_all
 def test_clients_that_attack_fail_and_compress():
     config = make_config("fixmatch", "clients", tiny=False)
     config.update_from_flattened_dict({"server.epochs": 0, **UNTRUSTED, "model.normalisation": "group"})

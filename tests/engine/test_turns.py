@@ -53,7 +53,7 @@ def memories_by_hand(turns):
     return found
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_the_last_accepted_row_of_a_client_counts():
     """On one device, and on four between which the rows are dealt out, longest first; in one turn and in several."""
     expected = [memories_by_hand(turns) for turns in (1, TURNS)]
@@ -69,6 +69,7 @@ def test_the_last_accepted_row_of_a_client_counts():
     assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 
+@pytest.mark.test_all
 def test_all_turns_start_from_one_broadcast_and_arrive_together():
     """Jitted, as a plain loop, and for two seeds in one program; rows are in the order of the draw."""
 

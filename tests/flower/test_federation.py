@@ -21,7 +21,7 @@ from fedjax_ssl.run.wire import bytes_per_client
 from tests.helpers.flower_run import needs_flower, settings
 from tests.helpers.tiny_methods import compiled
 
-pytestmark = [needs_flower, pytest.mark.processes]
+pytestmark = [needs_flower, pytest.mark.test_all]
 
 
 class ByHand:

@@ -102,7 +102,7 @@ def processes(tmp_path):
     started.stop()
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 @needs_flower
 def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, monkeypatch):
     # The project as a user copies it, with its own config, which Flower sends to the nodes.

@@ -31,6 +31,7 @@ def test_a_flower_run_is_not_resumed_as_a_simulation(tmp_path, monkeypatch):
             resumed()
 
 
+@pytest.mark.test_all
 @needs_flower
 def test_the_records_of_a_run_with_validation_images(tmp_path):
     """The summary has the test accuracy of the last model."""

@@ -168,7 +168,7 @@ def test_the_words_of_a_node():
             node_settings(given, 4)
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_without_flower_one_line_says_what_to_install():
     code = "import sys; sys.modules['flwr'] = None; import fedjax_ssl.flower.client"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

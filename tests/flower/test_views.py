@@ -87,7 +87,7 @@ print(json.dumps([int(metrics["uploads"]), healthy, (after - before) / 1024]))
 
 
 @needs_flower
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_a_round_of_many_clients_needs_little_memory(run):
     done = subprocess.run([sys.executable, "-c", ROUND, json.dumps(run)], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]

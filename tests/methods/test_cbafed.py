@@ -84,6 +84,7 @@ def coin(key, images):
     return jnp.where(jax.random.bernoulli(key), images[:, :, ::-1], images)
 
 
+@pytest.mark.test_all
 def test_the_views_that_were_labelled_are_trained_on():
     """One view of each image, drawn once. The prior of `app_u` is that of the images without a label.
 

@@ -41,6 +41,7 @@ def test_the_label_is_the_vote_s():
     np.testing.assert_array_equal(agreed_labels(guess, helpers[:0], both[:0]), guess)
 
 
+@pytest.mark.test_all
 def test_votes_may_be_of_probabilities_without_the_prior():
     """Who is confident, and the label of the vote, of all voters' probabilities divided by the client's prior."""
     problem, _ = build("clients", threshold=0.6)

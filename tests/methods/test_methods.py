@@ -313,6 +313,7 @@ def test_no_views_of_a_step_share_a_key(traced):
         assert len({tuple(key.tolist()) for key in found}) == len(found)
 
 
+@pytest.mark.test_all
 def test_flower_runs_it_or_says_why(traced):
     check_flower(traced.name, traced.experiment)
 
@@ -433,6 +434,7 @@ def test_states_with_a_model_for_each_client_are_checkpointed_less_often(words, 
     assert checkpoint_interval(problem.config, state) == every
 
 
+@pytest.mark.test_all
 def test_own_optimisers_are_checkpointed_at_an_interval_of_their_own_and_resumed(tmp_path):
     config = make_config("supervised")
     config.update_from_flattened_dict({"checkpoint_every": 2, "num_rounds": 4})

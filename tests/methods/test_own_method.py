@@ -127,6 +127,7 @@ def start(*words):
     return launch.main([*words, *SMALL])
 
 
+@pytest.mark.test_all
 def test_it_trains_resumes_predicts_and_is_reported(own, capfd):
     """With a section, a variant and fields of its own; and what is left to do with its runs when the file is gone."""
     words = [f"--config={QUICKSTART}:method=my.py:agreement,four_views", "--config.agreement.views=3"]

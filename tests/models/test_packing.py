@@ -17,6 +17,8 @@ from fedjax_ssl.models.resnet import Block, ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
 from fedjax_ssl.models.wide_resnet import WideResNet
 
+pytestmark = pytest.mark.test_all
+
 # Of the first four lanes fit side by side, of ResNet-9 all: other groups of lanes are filled up.
 BACKBONES = {
     "cnn": (SmallCNN, {}),

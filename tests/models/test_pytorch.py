@@ -12,6 +12,8 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.models.encoders import ENCODERS, convert, encode, load_weights
 from fedjax_ssl.models.encoders import encoder as table
 
+pytestmark = pytest.mark.test_all
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'fedjax_ssl[torch]'")
 # torchvision registers operators that another build of PyTorch lacks; no model uses them.
 with mock.patch("torch.library.register_fake", lambda *_, **__: lambda function: function):

@@ -26,6 +26,8 @@ from fedjax_ssl.serve.export import export_run
 from fedjax_ssl.serve.predictor import predict_file
 from tests.helpers.runs import make_fedanchor_config
 
+pytestmark = pytest.mark.test_all
+
 NAME, SIDE = "vit_s16", 16
 TINY = ViT(patch=8, depth=2, width=16, head_width=8, class_token=True)
 

@@ -62,7 +62,10 @@ def weights_of(regulator, p):
     return 1 / (1 + np.exp(-(hidden @ regulator["w2"] + regulator["b2"])))
 
 
-@pytest.mark.parametrize("case", [*CASES, pytest.param(NO_EFFECT, marks=pytest.mark.slow)])
+FINE = pytest.param("with the fine regulator", marks=pytest.mark.test_all)
+
+
+@pytest.mark.parametrize("case", ["its code", FINE, pytest.param(NO_EFFECT, marks=pytest.mark.slow)])
 def test_rounds_of_feddure(case, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.methods.feddure.pair.HIDDEN", 5)
     monkeypatch.setattr("fedjax_ssl.methods.feddure.pair.FINE_RATE", FINE_RATE)

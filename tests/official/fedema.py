@@ -10,9 +10,10 @@ from tests.official.byol import ENCODER, ONLINE, RATE, average, compare, diverge
 
 TAU = 0.6
 SLOW = pytest.param("fedema,code", False, marks=pytest.mark.slow)
+SELECTIVE = pytest.param("fedema", True, marks=pytest.mark.test_all)
 
 
-@pytest.mark.parametrize("variant, selective", [("fedema", False), SLOW, ("fedema", True)])
+@pytest.mark.parametrize("variant, selective", [("fedema", False), SLOW, SELECTIVE])
 def test_rounds_of_fedema(variant, selective, monkeypatch):
     """With `selective`, two clients train in a round; only clients of the round before continue with their own
     networks.

@@ -190,7 +190,7 @@ while True:
 """
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_kills_while_rows_are_written_lose_and_mix_nothing(tmp_path):
     """Kills at different moments of a round: all rows must be those of the last reported round."""
     for attempt in range(5):

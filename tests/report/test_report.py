@@ -709,7 +709,7 @@ def drawn(three_runs):
     return write_report(three_runs / "a" / "seed_0"), write_comparison([three_runs], three_runs / "compare.html")
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 @pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
 def test_pages_in_a_browser(browser, drawn, width, scheme):
     for path, count in zip(drawn, (len(PICTURES), 5)):

@@ -129,13 +129,13 @@ def test_the_smallest_limit_of_the_groups_counts(tmp_path):
         (10, None, {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, [2, False]),
     ],
 )
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_every_core_is_a_device_unless_somebody_has_decided(clients, devices, environment, expected):
     script = START.replace("CLIENTS", str(clients)).replace("DEVICES", str(devices))
     assert json.loads(run_alone(script, **environment)[0]) == expected
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_a_run_takes_no_more_devices_than_it_has_clients_and_room_for_copies():
     found, taken = run_alone(START.replace("CLIENTS", "10").replace("DEVICES", "None") + TAKEN)
     assert json.loads(found) == [4, True]
@@ -153,7 +153,7 @@ def test_a_run_takes_no_more_devices_than_it_has_clients_and_room_for_copies():
         ("--xla_cpu_multi_thread_eigen=true", f"--xla_cpu_multi_thread_eigen=true {PLAIN_LOOPS}"),
     ],
 )
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_options_of_xla_are_added_to_those_of_the_user(given, set_to):
     script = f"""{FOUR_CORES}
 from fedjax_ssl import use_every_core
@@ -168,13 +168,13 @@ def test_tests_compile_with_the_command_lines_options():
     assert PLAIN_LOOPS in FAST_COMPILING
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_devices_are_fixed_when_jax_starts():
     (late,) = run_alone(LATE)
     assert late == "use_every_core comes too late: JAX has started; call it before anything is computed"
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_the_command_line_says_how_many_devices_there_are(tmp_path):
     fields = {
         **SMALL,

@@ -33,6 +33,7 @@ def figures_of_tests(line):
     return {name for name in line if name.startswith("test_")}
 
 
+@pytest.mark.test_all
 def test_lines_differ_only_by_the_figures_of_tests(runs):
     always, some, state, of_some = runs
     chex.assert_trees_all_equal(state, of_some)

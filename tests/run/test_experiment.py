@@ -137,7 +137,7 @@ def has_rounds(workdir, count):
     return path.exists() and path.read_text().count("\n") >= count
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_killed_at_any_moment_and_started_again_equals_uninterrupted(finished_run, start, tmp_path):
     """SIGKILL after a round's line, inside a checkpoint, and before the first checkpoint."""
     reference, state = finished_run
@@ -163,7 +163,7 @@ def test_killed_at_any_moment_and_started_again_equals_uninterrupted(finished_ru
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_a_signal_saves_and_the_same_command_goes_on(start, tmp_path, number, status):
     workdir = tmp_path / "run"
     words = ("--config.num_rounds=100000", "--config.checkpoint_every=100000")
@@ -279,7 +279,7 @@ def test_a_round_in_which_every_upload_was_dropped_stops_the_run(finished_run, t
     assert Checkpoints(copy / "checkpoints").rounds()[-1] == 4
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_two_processes_do_not_share_a_folder(start, tmp_path):
     workdir = tmp_path / "run"
     first = start(workdir, "--config.num_rounds=100000")

@@ -22,6 +22,8 @@ import jax.numpy as jnp
 
 from fedjax_ssl.methods import METHODS, Entry, Section, is_on, real
 
+pytestmark = pytest.mark.test_all
+
 KIND = "{kind}"
 
 

@@ -29,6 +29,8 @@ from tests.helpers.runs import SMALL, make_fedanchor_config
 from tests.helpers.small_problem import phases_of
 from tests.helpers.toy_federation import CLIENTS, OneNumber, federation, problem, toy_method, toy_state
 
+pytestmark = pytest.mark.test_all
+
 PERSONAL = {
     "method": "fixmatch",
     "confidence.threshold": 0.2,

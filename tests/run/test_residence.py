@@ -33,6 +33,8 @@ from fedjax_ssl.run.train import train
 from tests.helpers.runs import SMALL, everything_in, make_fedanchor_config
 from tests.helpers.stub import make_stub_config, stub
 
+pytestmark = pytest.mark.test_all
+
 
 def remember(problem):
     """The stub with memory: clients add up their images' light and know their number; the server keeps their last sums.

@@ -11,7 +11,7 @@ from fedjax_ssl.cli import commands
 from fedjax_ssl.run.signals import Signals
 from tests.helpers.runs import ROOT
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.test_all
 
 BOTH = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "SIGTERM")]
 # Minutes of C code without Python's lock, like compiling: Python's handlers cannot run.

@@ -13,6 +13,8 @@ from fedjax_ssl.report import write_report
 from fedjax_ssl.run.features import read_data
 from tests.helpers.runs import SMALL, make_fedanchor_config
 
+pytestmark = pytest.mark.test_all
+
 
 def unknown_digits(path, turned):
     """The digits with 8 and 9 as unknown classes; `turned`: their labels are exchanged."""

@@ -80,6 +80,7 @@ def test_rounds_are_measured_on_validation_images_and_the_last_model_on_the_test
     assert b"validation/accuracy" in events.read_bytes() and b"test/accuracy" not in events.read_bytes()
 
 
+@pytest.mark.test_all
 def test_the_labels_of_validation_images_reach_no_model(digits, tmp_path, monkeypatch):
     """A method trains on all labels except theirs."""
     config, (one, other) = make_tiny_config(num_rounds=2, **FIELDS), (tmp_path / "one", tmp_path / "other")
@@ -95,6 +96,7 @@ def test_the_labels_of_validation_images_reach_no_model(digits, tmp_path, monkey
     assert summary_of(one)["test_accuracy"] == summary_of(other)["test_accuracy"]
 
 
+@pytest.mark.test_all
 def test_seeds_in_one_program_have_their_own_validation_images(finished, digits, tmp_path, monkeypatch):
     monkeypatch.setattr(Machine, "seeds_together", lambda self, num_seeds: num_seeds)
     train(make_config(seeds=(0, 1)), tmp_path)
@@ -237,6 +239,7 @@ def test_curves_of_the_two_are_pictures_of_their_own():
     assert lines == [[[1, 1], [0.5, 0.5]], [[1, 2], [0.5, 1]]]  # in each round, and in all; down, and up
 
 
+@pytest.mark.test_all
 def test_a_run_that_bytes_have_ended_says_so_and_goes_on_when_they_are_eased(finished, tmp_path, capfd):
     workdir, state = finished
     lines = read_run(workdir).metrics

@@ -46,6 +46,7 @@ def saved_model(folder, like, number):
     return Checkpoints(folder / "checkpoints").restore(State(None, like), round_number=number, part=True).state.model
 
 
+@pytest.mark.test_all
 def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_run, tmp_path):
     other, run = tmp_path / "other", tmp_path / "run"
     shutil.copytree(finished_run[0], other)

@@ -61,6 +61,7 @@ def export(finished_fedanchor_run, tmp_path):
     return run
 
 
+@pytest.mark.test_all
 def test_safetensors_hold_every_number_and_what_they_mean(export, predict):
     with safe_open(export("safetensors", "--allow_code"), "numpy") as file:
         found, facts = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
@@ -73,7 +74,7 @@ def test_safetensors_hold_every_number_and_what_they_mean(export, predict):
     assert facts["backbone"] == "tiny_backbone.py:TinyBackbone" and facts["round"] == "4"
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_the_example_of_the_documentation_reads_them_without_jax(export, predict, images):
     """The test computes the tiny backbone's classifier by hand: preprocessing and names suffice."""
     file = export("safetensors", "--allow_code")

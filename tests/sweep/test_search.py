@@ -174,6 +174,7 @@ def test_tries_that_cannot_be_are_refused_before_anything_is_written(file, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.test_all
 def test_tries_that_differ_in_numbers_train_together(tmp_path, capfd):
     """In pairs of equal batch size. The table is that of tries that train alone, and each run is in its folder."""
     (tmp_path / "stub.py").write_text(CONFIG.replace("make_tiny_config", "make_stub_config").replace("runs", "stub"))

@@ -168,7 +168,7 @@ def test_a_seed_that_another_process_took_meanwhile_keeps_nobody_from_the_rest(s
     assert asked == [(1, 3)]  # the process that has the first seed does the others, too
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_file, tmp_path, capsys):
     """Both start with the first run. The later process takes the second row, or the next run of the first row if one is
     done, and is killed (SIGKILL) in the middle. The other ends the sweep: every run is done once, and the table is that

@@ -50,6 +50,7 @@ def model_after(folder, like, number):
     return Checkpoints(folder / "checkpoints").restore(State(None, like), round_number=number, part=True).state.model
 
 
+@pytest.mark.test_all
 def test_every_row_begins_with_the_model_of_its_seed(sweep_file, tmp_path, capsys, monkeypatch):
     root = tmp_path / "sweep"
     cells = run_sweep(sweep_file, root)

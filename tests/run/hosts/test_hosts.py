@@ -96,7 +96,7 @@ def checkpoints_of(folder):
     return sorted(int(path.name) for path in (folder / "checkpoints").iterdir() if path.is_dir())
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     """Compares with an uninterrupted run: of two processes one is killed, then the other; both are stopped; one process
     ends the run.
@@ -143,7 +143,7 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     )
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_hosts_with_images_and_memory_of_clients_on_host_0(train, tmp_path):
     """Each client keeps its optimizer and the server its upload, in host 0's file; the run on two hosts is resumed."""
     runs, rounds = (tmp_path / "two", tmp_path / "one"), "--config.num_rounds="
@@ -182,7 +182,7 @@ except TrainingError as error:
 
 
 @pytest.mark.parametrize("what, status, out", [("signal", 143, ""), ("error", 0, "the loss is not finite\n")])
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_a_script_ends_as_it_would_alone(what, status, out):
     with socket.create_server(("", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
@@ -345,7 +345,7 @@ def test_another_configuration_is_one_line(meet_others):
         (["1 3"], 2, "the processes were started with --num_processes=2 and 3"),
     ],
 )
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_contradicting_places_are_one_line(places, wrong, said):
     with socket.create_server(("", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
@@ -379,7 +379,7 @@ def test_a_failed_start_leaves_no_timer_that_ends_the_caller(monkeypatch):
             assert not thread.is_alive()
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_an_error_of_one_host_ends_the_other(train, tmp_path):
     statuses, (first, second) = train(tmp_path / "run", "nothing", "no_data")
     assert statuses == [2, 2]
@@ -388,7 +388,7 @@ def test_an_error_of_one_host_ends_the_other(train, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.processes
+@pytest.mark.test_all
 def test_hosts_with_other_programs_end_before_they_run_them(train, tmp_path):
     statuses, said = train(tmp_path / "run", "nothing", "other_program")
     assert statuses == [2, 2]

@@ -16,7 +16,7 @@ from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.listeners import Advise
 from tests.helpers.runs import ROOT, make_tiny_config
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.test_all
 
 
 def test_elsewhere_a_long_task_has_one_line(monkeypatch, capfd):

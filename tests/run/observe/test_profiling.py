@@ -11,6 +11,8 @@ import launch
 from fedjax_ssl.run.observe.profiling import STAGES, profile, stages_of_instructions
 from tests.helpers.runs import TINY_BACKBONE, make_tiny_config
 
+pytestmark = pytest.mark.test_all
+
 
 def test_instructions_are_found_by_their_scope():
     def function(x):
