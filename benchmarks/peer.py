@@ -37,7 +37,6 @@ from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.augment import strong_augment, weak_augment
-from fedjax_ssl.ops.sgd import make_optimizer
 from fedjax_ssl.run.machine import find_machine, use
 from fedjax_ssl.server.aggregation import weighted_mean
 
@@ -252,8 +251,7 @@ def our_problem(image_shape, config, rand_augment):
     weak = functools.partial(weak_augment, flip=flip, padding=PADDING)
     strong = functools.partial(strong_augment, flip=flip, padding=PADDING, flavour="usb", num_ops=2, magnitude=10)
     network = Network(build_model(config.model, CLASSES), Images(image_shape, (0.5,), (0.25,)), "running")
-    optimizer = functools.partial(make_optimizer, config.client)
-    return Problem(config, network, weak, strong if rand_augment else weak, CLASSES, optimizer=optimizer)
+    return Problem(config, network, weak, strong if rand_augment else weak, CLASSES)
 
 
 def our_round(problem, machine, num_clients, lanes):
