@@ -36,7 +36,7 @@ from fedjax_ssl.models.network import build_network
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.features import read_data
 from fedjax_ssl.run.hosts import tree_from_first
-from fedjax_ssl.run.machine import memory_limit
+from fedjax_ssl.run.machine import find_machine, memory_limit, use
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.privacy import check_private
 from fedjax_ssl.run.residence import Residence, choose, memory_bytes
@@ -152,7 +152,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
         problem, (residence, views) = shared._replace(config=c), _placed(shared, method, init, held)
         data, hidden_labels = put_whole(held, first) if views is None else views.first()
         first = first or data
-        shape = jax.eval_shape(init, data, None)
+        shape = _shape_of_first_state(config, init, data)
         own = make_method(problem)
         if not experiments or held.numbers != helds[len(experiments) - 1].numbers:
             _check_delivery(c, own, has_rows=views is not None and bool(jax.tree.leaves(shape.records)))
@@ -172,6 +172,11 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             )
         )
     return experiments
+
+
+def _shape_of_first_state(config: ConfigDict, init: Callable[..., State], data: FederatedData) -> State:
+    with use(find_machine(config, data)):  # where it will be made: JAX takes the same trace for its program
+        return jax.eval_shape(init, data, None)
 
 
 def _placed(
@@ -197,7 +202,7 @@ def _placed(
         example = Views(held, widths, clients, images, on_device=False).shapes(widths[-1])[0]
     else:
         example = shapes_of(held, jax.ShapeDtypeStruct((config.num_clients, widths[-1]), jnp.int32))
-    shape = jax.eval_shape(init, example, None)
+    shape = _shape_of_first_state(config, init, example)
     _check_state(config.method, shape, example)
     needed = memory_bytes(shape, config.num_clients)
     residence = choose(config, held, needed, room, widths[-1])

@@ -21,7 +21,7 @@ from fedjax_ssl.run.privacy import make_accountant
 from fedjax_ssl.run.programs import DISPATCH_CAPACITY
 from fedjax_ssl.run.stopping import Stop
 from fedjax_ssl.run.warm_start import WarmStart
-from fedjax_ssl.run.wire import bytes_per_client
+from fedjax_ssl.run.wire import Traffic
 
 DISPATCH_SECONDS = 1.0  # target duration of a dispatch, during which progress is not shown and signals wait
 
@@ -97,7 +97,12 @@ class Listener(Protocol):
 
 
 def run_rounds(
-    machine: Machine, feed: Feed, group: RunsTogether, states: list[State], listeners: list[Listener]
+    machine: Machine,
+    feed: Feed,
+    group: RunsTogether,
+    states: list[State],
+    traffic: Traffic,
+    listeners: list[Listener],
 ) -> list[State]:
     """Trains a group of runs to the end; returns their last states.
 
@@ -106,11 +111,11 @@ def run_rounds(
         feed: runs the rounds, with the data that they need.
         group: the runs.
         states: the runs' states at the start; their buffers are donated.
+        traffic: bytes of a round.
         listeners: in the order of their turns.
     """
     experiment, num_runs = group.runs[0].experiment, len(group.runs)
     config, done = experiment.problem.config, group.runs[0].round
-    traffic = bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
     accountants = [make_accountant(run.experiment.problem.config) for run in group.runs]
     stop = Stop(config, group.runs[0].folder, None if experiment.method.wire_bytes else traffic.most)
     state, rounds = machine.put(group.join(states)), 1  # the first dispatch measures how long a round takes

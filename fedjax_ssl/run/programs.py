@@ -6,7 +6,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,9 @@ from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import VERBOSE, say
+from fedjax_ssl.run.wire import Traffic, bytes_per_client
 
+T = TypeVar("T")
 CLIENTS_TESTS = "the tests of clients"
 DISPATCH_CAPACITY = 50  # the most rounds in one dispatch
 MOST_KEPT = 4  # programs that a process keeps for later runs
@@ -45,6 +47,7 @@ class Program(NamedTuple):
     dispatch: Mapping[int, jax.stages.Compiled]
     # Name of a set -> (model, its images, its labels) -> see `make_snapshot`.
     snapshots: Mapping[str, jax.stages.Compiled]
+    traffic: Traffic  # bytes of a round
     seconds: float  # of compilation
     client_tests: jax.stages.Compiled | None = None  # see `make_client_tests`; None: clients have no test images
 
@@ -118,7 +121,8 @@ def _compile_all(machine: Machine, experiments: list[Experiment], with_init: boo
     started = time.monotonic()
     if hosts.is_first():
         say("compiling (a later start takes it from the cache)")
-    programs = _compile(lower)
+    parts = first.problem, first.method, first.state_shape, first.data
+    programs, traffic = _compile(lower, meanwhile=lambda: bytes_per_client(*parts))
     machine.check_memory(programs["the rounds"])
     if with_init:
         machine.check_memory(programs["the first state"], "the first state")
@@ -126,13 +130,18 @@ def _compile_all(machine: Machine, experiments: list[Experiment], with_init: boo
         programs.get("the first state"),
         {width: programs[title] for width, title in rounds.items()},
         {name: programs[title] for name, title in snapshots.items()},
+        traffic,
         time.monotonic() - started,
         programs.get(CLIENTS_TESTS),
     )
 
 
-def _compile(lower: dict[str, Callable[[], jax.stages.Lowered]]) -> dict[str, jax.stages.Compiled]:
+def _compile(
+    lower: dict[str, Callable[[], jax.stages.Lowered]], meanwhile: Callable[[], T] = lambda: None
+) -> tuple[dict[str, jax.stages.Compiled], T]:
     """Traces programs one after the other and compiles each while the next is traced; the last one is the largest.
+
+    While that one is compiled, `meanwhile` is called; its result is returned, too.
 
     One thread compiles the rounds, another one the small programs: XLA's compiler releases Python's lock. The main
     thread only waits, so that Python still handles signals. After an exception it does not wait for the threads.
@@ -153,7 +162,7 @@ def _compile(lower: dict[str, Callable[[], jax.stages.Lowered]]) -> dict[str, ja
                 lowered = function()
                 check_same_program(name, lowered)
                 begun[name] = (large if name.startswith("the rounds") else aside).submit(compiled, name, lowered)
-            programs = {}
+            result, programs = meanwhile(), {}
             for name, program in begun.items():
                 task.text = f"compiling {name}"
                 programs[name] = program.result()
@@ -161,7 +170,7 @@ def _compile(lower: dict[str, Callable[[], jax.stages.Lowered]]) -> dict[str, ja
         for pool in (large, aside):
             pool.shutdown(wait=False, cancel_futures=True)
     give_back_memory()
-    return programs
+    return programs, result
 
 
 def check_same_program(name: str, lowered: jax.stages.Lowered) -> None:
@@ -214,7 +223,8 @@ def compile_dispatch(machine: Machine, experiment: Experiment) -> jax.stages.Com
     Raises:
         UserError: it does not fit into the memory.
     """
-    program = _compile({"the rounds": lambda: lower_dispatch(machine, [experiment])})["the rounds"]
+    programs, _ = _compile({"the rounds": lambda: lower_dispatch(machine, [experiment])})
+    program = programs["the rounds"]
     machine.check_memory(program)
     return program
 

@@ -277,7 +277,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             *([SaveCheckpoints(group, checkpoints, memories, every, signals)] if written else []),
             StopOnSignal(signals),
         ]
-        trained = run_rounds(machine, feed, group, list(states), listeners)
+        trained = run_rounds(machine, feed, group, list(states), program.traffic, listeners)
         for run in written:
             note_end(run.folder.path)
         return trained

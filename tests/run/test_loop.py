@@ -58,10 +58,9 @@ def value_of(state):
 
 
 @pytest.fixture
-def counting(tmp_path, monkeypatch):
-    """Makes (machine, feed, group, states) of runs whose model is the number of rounds plus 100 times the seed."""
+def counting(tmp_path):
+    """Makes (machine, feed, group, states, traffic) of runs whose model is rounds + 100 times the seed."""
     traffic = Traffic(jobs=4, down=3, up=3, statistics_down=1, statistics_up=0)
-    monkeypatch.setattr(loop, "bytes_per_client", lambda *_: traffic)
     with contextlib.ExitStack() as stack:
 
         def make(seeds=(0,), begun=0, unhealthy=(), **fields):
@@ -97,7 +96,7 @@ def counting(tmp_path, monkeypatch):
                 return Dispatch(state, stacked, jnp.int32(len(results)), jnp.bool_(True))
 
             feed = WholeFeed(lambda tree: tree, dispatch, None, None)
-            return (find_machine(config), feed, group, [run.state for run in runs]), sizes
+            return (find_machine(config), feed, group, [run.state for run in runs], traffic), sizes
 
         yield make
 
@@ -215,7 +214,7 @@ def has_no_test(rounds, every):
 
 def measured(arguments):
     """The same arguments, but each round has a validation accuracy from `ACCURACIES` and uploads from `UPLOADS`."""
-    machine, feed, group, states = arguments
+    machine, feed, group, states, traffic = arguments
     every = group.runs[0].experiment.problem.config.eval_every
 
     class Measured(WholeFeed):
@@ -230,7 +229,7 @@ def measured(arguments):
             lacks = {"validation_accuracy": has_no_test(of_rounds + 1, every)}
             return result._replace(results=result.results._replace(metrics=metrics, lacks=lacks))
 
-    return machine, Measured(None, None, None, None), group, states
+    return machine, Measured(None, None, None, None), group, states, traffic
 
 
 @pytest.mark.parametrize(
