@@ -14,6 +14,7 @@ from fedjax_ssl.base.fields import flatten
 from fedjax_ssl.base.files import CONFIGS, expanded
 from fedjax_ssl.base.imports import one_line, run_file
 from fedjax_ssl.config.base import add_section
+from fedjax_ssl.data.sources import reads_path, source_of
 from fedjax_ssl.methods import METHODS, find_method, section_of
 
 OVERRIDE = "--config."
@@ -50,7 +51,10 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
         raise UserError(_type_message(config, overrides, error)) from error
     if left_over:
         raise UserError(f"cannot make sense of {left_over[0]!r}")
-    return holder.value
+    config, given = holder.value, overridden_fields(overrides)
+    if "data.path" in given and "data.source" not in given and not reads_path(config.data.source):
+        config.data.source = source_of(config.data.path)
+    return config
 
 
 def overlooked(config: ConfigDict, overrides: Iterable[str]) -> list[str]:

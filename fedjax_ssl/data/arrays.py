@@ -21,6 +21,7 @@ class Arrays(NamedTuple):
     y_test: np.ndarray  # int32 [T], their labels
     num_classes: int  # number of classes
     class_names: tuple[str, ...]  # their names, in the order of the labels
+    owners: np.ndarray | None = None  # int32 [N], the client of each training example; None: not known
 
 
 def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path:

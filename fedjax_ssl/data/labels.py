@@ -1,5 +1,6 @@
 """What a label is, the same in all sources; who holds labels, and which: draws and checks of the fields."""
 
+import functools
 import math
 import re
 import sys
@@ -130,13 +131,13 @@ def clients_may_have_labels(config: Mapping[str, Any]) -> bool:
     return config["labels"] != "server"
 
 
-def check_labels(config: Any, num_clients: int) -> None:
+def check_labels(config: Any, num_clients: int | None) -> None:
     """Checks the fields that say who holds labels, against each other.
 
     Args:
         config: the `data` section. It reads `labels`, `labels_per_class`, `num_labelled`, `label_profile`,
           `server_labels` and `imbalance`.
-        num_clients: number of clients K.
+        num_clients: number of clients K; None: the data decide it.
 
     Raises:
         UserError: a field has an impossible value.
@@ -146,7 +147,7 @@ def check_labels(config: Any, num_clients: int) -> None:
             f"data.num_labelled={config.num_labelled} and data.labels_per_class={config.labels_per_class} exclude each "
             "other; set one to 0"
         )
-    if config.labels == "clients" and 0 < config.num_labelled < num_clients:
+    if config.labels == "clients" and num_clients and 0 < config.num_labelled < num_clients:
         raise UserError(f"data.num_labelled={config.num_labelled} is fewer than num_clients={num_clients}; raise it")
     if not 1 <= abs(config.imbalance) < math.inf:
         raise UserError(
@@ -156,7 +157,7 @@ def check_labels(config: Any, num_clients: int) -> None:
         _check_profile(config, num_clients)
 
 
-def _check_profile(config: Any, num_clients: int) -> None:
+def _check_profile(config: Any, num_clients: int | None) -> None:
     """Raises a UserError unless `label_profile` is a share for each client or 'beta(a,b)', and somebody has a label."""
     profile = config.label_profile
     drawn = len(profile) == 1 and isinstance(profile[0], str)
@@ -166,7 +167,7 @@ def _check_profile(config: Any, num_clients: int) -> None:
                 "data.label_profile must be a share from 0 to 1 for each client, or a word such as beta(0.3,0.3) with "
                 f"two numbers from 0.001 to 1000; it has {share!r}"
             )
-    if not drawn and not config.partition_file and len(profile) != num_clients:
+    if not drawn and not config.partition_file and num_clients and len(profile) != num_clients:
         raise UserError(f"data.label_profile has {len(profile)} shares, but num_clients={num_clients}")
     if not server_has_labels(config) and not clients_may_have_labels(config):
         raise UserError("nobody has a label: every share of data.label_profile is 0, and so is data.server_labels")
@@ -194,33 +195,58 @@ def draw_server_labels(
 ) -> np.ndarray:
     """Draws the server's labelled examples among n, whose labels are int [n]: int32 [S], positions in random order.
 
+    With `balanced` S / C of each class, or as equal numbers as possible, which is said in a line.
+
     Raises:
-        UserError: S is more than n; or, if `balanced`, S / C of each class is not possible.
+        UserError: S is more than n.
     """
     if server_labels > len(labels):
         raise UserError(f"data.server_labels={server_labels} is more than the {len(labels)} training examples left")
     if not balanced:
         return rng.permutation(len(labels))[:server_labels].astype(np.int32)
-    hint = ", or data.server_draw='random'"
-    return draw_balanced(labels, server_labels, num_classes, rng, "data.server_labels", hint)
+    counts = _as_equal(np.bincount(labels, minlength=num_classes), server_labels, rng)
+    if np.ptp(counts):
+        _say(
+            f"data.server_labels={server_labels}: {counts.min()} to {counts.max()} of each class, as equal as possible"
+        )
+    drawn = draw_of_each_class(labels, counts, rng, f"data.server_labels={server_labels}")
+    return rng.permutation(drawn).astype(np.int32)
+
+
+def _as_equal(available: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
+    """Numbers of examples of each class, int [C], `number` in total, as equal as the `available` ones allow."""
+    counts = np.zeros_like(available)
+    while rest := number - counts.sum():
+        has_more = np.flatnonzero(counts < available)
+        if rest < len(has_more):
+            counts[rng.permutation(has_more)[:rest]] += 1
+        else:
+            counts[has_more] = np.minimum(counts[has_more] + rest // len(has_more), available[has_more])
+    return counts
+
+
+@functools.cache
+def _say(line: str) -> None:
+    """Prints a line once, not for each seed."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def draw_balanced(
-    labels: np.ndarray, number: int, num_classes: int, rng: np.random.Generator, field: str, otherwise: str = ""
+    labels: np.ndarray, number: int, num_classes: int, rng: np.random.Generator, field: str
 ) -> np.ndarray:
     """Draws positions of the same number of examples of each class, `number` in total, in random order.
 
     Raises:
-        UserError: this is impossible; the message names the `field` with the number, and an alternative.
+        UserError: this is impossible; the message names the `field` with the number.
     """
     per_class, remainder = divmod(number, num_classes)
     if remainder:
         below, above = per_class * num_classes, (per_class + 1) * num_classes
         raise UserError(
             f"{field}={number} cannot be the same for each of {num_classes} classes; "
-            f"{f'{below} or {above}' if below else above} would do{otherwise}"
+            f"{f'{below} or {above}' if below else above} would do"
         )
-    drawn = draw_of_each_class(labels, np.full(num_classes, per_class), rng, f"{field}={number}", otherwise)
+    drawn = draw_of_each_class(labels, np.full(num_classes, per_class), rng, f"{field}={number}")
     # Shuffled, so that a batch does not consist of a single class.
     return rng.permutation(drawn).astype(np.int32)
 

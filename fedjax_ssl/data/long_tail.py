@@ -46,13 +46,11 @@ def cut_to_tail(labels: np.ndarray, num_classes: int, imbalance: float, rng: np.
     return np.sort(draw_of_each_class(labels, counts, rng, f"data.imbalance={imbalance:g}"))
 
 
-def draw_of_each_class(
-    labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator, source: str, otherwise: str = ""
-) -> np.ndarray:
+def draw_of_each_class(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator, source: str) -> np.ndarray:
     """Draws positions of `counts` [C] examples of each class, class by class, from labels int [n].
 
     Raises:
-        UserError: a class has fewer examples. The message names `source`, FIELD=VALUE, and an alternative, `otherwise`.
+        UserError: a class has fewer examples. The message names `source`, FIELD=VALUE.
     """
     drawn = []
     for c, count in enumerate(counts):
@@ -61,7 +59,7 @@ def draw_of_each_class(
             of = "each class" if np.ptp(counts) == 0 else f"class {c}"
             raise UserError(
                 f"{source} takes {count} examples of {of}, but class {c} has {len(rows)} left; lower "
-                f"{source.partition('=')[0]}{otherwise}"
+                f"{source.partition('=')[0]}"
             )
         drawn.append(rng.permutation(rows)[:count])
     return np.concatenate(drawn)

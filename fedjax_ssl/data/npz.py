@@ -9,8 +9,10 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import Arrays, existing_path
 from fedjax_ssl.data.labels import Labels, read_labels
+from fedjax_ssl.data.owners import read_owners
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+CLIENTS = "client_train"  # optional, the client of each example of x_train
 MOST_TOKENS = 2**24 - 1  # largest token id: views of tokens pass through float32
 MEDMNIST_KEYS = ("train_images", "train_labels", "test_images", "test_labels")  # in the order of KEYS
 _FORMS = (
@@ -24,7 +26,8 @@ def load_npz(path: str) -> Arrays:
 
     Args:
         path: the file. It holds x_train and x_test, and y_train and y_test, labels [N] or [N, 1], see `read_labels`. A
-          test example without a label is left out. Images are uint8 [N, H, W] or [N, H, W, C] with C = 1
+          test example without a label is left out. client_train, numbers or texts [N], may name the client of each
+          training example. Images are uint8 [N, H, W] or [N, H, W, C] with C = 1
           or 3. Features are floats [N, D], or [N, V, D] with V views. Texts are integer token ids [N, L] or [N, V, L].
           x_test has one view. MedMNIST's files also work, with train_images, train_labels, test_images and test_labels,
           labels [N, 1]; their val_images and val_labels are ignored.
@@ -39,11 +42,11 @@ def load_npz(path: str) -> Arrays:
     """
     names = names_in(path, "data.path")
     keys = max(KEYS, MEDMNIST_KEYS, key=lambda keys: len(set(keys) & set(names)))
-    return _checked(path, keys, read_arrays(path, keys, "data.path"))
+    return _checked(path, keys, read_arrays(path, keys, "data.path", optional=(CLIENTS,)))
 
 
 def load_npy(path: str) -> Arrays:
-    """Loads a data set from FOLDER/x_train.npy, y_train.npy, x_test.npy and y_test.npy, as `np.save` writes them.
+    """Loads a data set from FOLDER/x_train.npy, y_train.npy, x_test.npy, y_test.npy, as `np.save` writes them.
 
     Args:
         path: the folder. The arrays are as in `load_npz`.
@@ -56,7 +59,7 @@ def load_npy(path: str) -> Arrays:
     """
     folder = existing_path(path, "data.path", "folder", f"a folder with {', '.join(f'{key}.npy' for key in KEYS)}")
     arrays = {}
-    for key in KEYS:
+    for key in (*KEYS, *([CLIENTS] if (folder / f"{CLIENTS}.npy").exists() else [])):
         file = existing_path(str(folder / f"{key}.npy"), "data.path", "file", "it as np.save writes it")
         try:
             arrays[key] = np.lib.format.open_memmap(file, mode="r")
@@ -88,7 +91,12 @@ def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray])
         x_test, y_test = x_test[known], y_test[known]
     if not len(y_test):
         raise UserError(f"{path}: {test_labels} has no label")
-    return Arrays(x_train, y_train, x_test, y_test, len(names), names)
+    owners = arrays.get(CLIENTS)
+    if owners is not None:
+        if owners.shape != (len(x_train),):
+            raise UserError(f"{path}: {CLIENTS} has the shape {owners.shape}; it names a client for each example")
+        owners = read_owners(owners, np.arange(len(x_train)), f"{path}: {CLIENTS}")
+    return Arrays(x_train, y_train, x_test, y_test, len(names), names, owners=owners)
 
 
 def labels_in(

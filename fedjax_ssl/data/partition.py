@@ -164,17 +164,11 @@ def _joined(
 
 
 def _check_owners(config: Any, owners: np.ndarray | None, num_clients: int) -> None:
-    """Raises a UserError unless the data set names owners exactly if the partition is 'natural'."""
-    if (config.partition == "natural") != (owners is not None):
+    """Raises a UserError if the partition is 'natural', but the data set does not name these owners."""
+    if config.partition == "natural" and (owners is None or owners.max() >= num_clients):
         raise UserError(
-            "data.partition='natural' and data.client_column, the column that names the client, go together; "
-            f"data.partition is {config.partition!r}"
-        )
-    number = num_clients if owners is None else int(owners.max()) + 1
-    if number != num_clients:
-        raise UserError(
-            f"data.client_column has {number} clients with training rows, but num_clients={num_clients}; set it to "
-            f"{number}"
+            f"data.partition='natural' needs data that name each example's client, here of num_clients={num_clients}: "
+            "a csv, parquet or Hugging Face data set with data.client_column, or an npz with an array client_train"
         )
 
 

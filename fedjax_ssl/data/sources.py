@@ -77,6 +77,7 @@ SOURCES = (
 
 # Fields that other sources would ignore -> the sources that read them.
 _READ_BY = {
+    "path": (*FORMATS, *(f"medmnist/{name}" for name in packages.MEDMNIST)),
     "image_size": ("folder", "datasets"),
     "test_path": ("csv",),
     "label_column": ("csv", "datasets", "folder"),
@@ -113,13 +114,29 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     return dataset._replace(mean=_PUBLISHED["cifar10"].mean, std=_PUBLISHED["cifar10"].std)
 
 
+def reads_path(source: str) -> bool:
+    """Whether a source reads `data.path`."""
+    return source in _READ_BY["path"]
+
+
+def source_of(path: str) -> str:
+    """The format of a user's own data, by the name of a file or the content of a folder: one of `FORMATS`."""
+    place = expanded(path)
+    if not place.is_dir():
+        return "npz" if place.suffix == ".npz" else "csv"
+    if (place / "x_train.npy").exists():
+        return "npy"
+    is_saved = any((place / name).exists() for name in ("dataset_dict.json", "state.json"))
+    return "datasets" if is_saved or any(place.rglob("*.parquet")) else "folder"
+
+
 def _check_fields(config: Any) -> None:
     """Raises a UserError for an unknown source, or for a field that the source would ignore."""
     if config.source not in SOURCES:
         raise UserError(f"data.source is {config.source!r}{known_are(config.source, SOURCES)}")
     for field, sources in _READ_BY.items():
         if config[field] and config.source not in sources:
-            known = " or ".join(sources)
+            known = " or ".join(sources[:5])
             line = f"data.{field}={config[field]} is for data.source={known}; {config.source} does not read it"
             raise UserError(line)
     if config.source == "csv" and config.tokenizer and not config.text_column:

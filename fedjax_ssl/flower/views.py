@@ -27,6 +27,7 @@ from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.table import image_table
 from fedjax_ssl.records.manifest import labels_sum
+from fedjax_ssl.run.decided import decisions
 from fedjax_ssl.run.experiment import Experiment, initialiser, make_method, make_problem
 from fedjax_ssl.run.features import read_data
 from fedjax_ssl.run.observe.clock import doing
@@ -177,6 +178,9 @@ def _read(config: Any) -> tuple[Dataset, Partition]:
     """The data set that a configuration names, and who owns which rows of it."""
     with doing("reading the data") as task:
         dataset = read_data(config, functools.partial(setattr, task, "text"))
+    if found := decisions(config, dataset):
+        fields = " ".join(f"{field}={value!r}" for field, value in found.items())
+        raise UserError(f"every node must know what the data decide: say {fields} in --run-config")
     labels, classes = dataset.y_train, dataset.num_classes
     return dataset, make_partition(labels, classes, config.data, config.num_clients, config.seed, dataset.owners)
 

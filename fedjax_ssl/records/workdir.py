@@ -1,6 +1,7 @@
 """A run's folder: its configuration, partition, metrics and summary. Files are replaced atomically or appended to."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -118,6 +119,7 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
         methods: all methods, whose sections are in the configuration.
         defaults: the fields' defaults, nested as in the configuration.
         measures: what is measured besides accuracy and loss: names of metrics, without that of the set, -> words.
+        decided: fields that the data decided -> what was asked for, and what the run has; optional.
 
     Raises:
         UserError: it cannot be read.
@@ -149,6 +151,22 @@ def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) ->
     for field, name in ((field, str(fields.get(field))) for field in CODE_FIELDS):
         if is_own(name):
             raise UserError(f"the run in {folder} names code, {field}={name}, which would be run; {remedy}")
+
+
+def as_decided(config: dict[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with what the data of a run decided, in fields that have the values that the run was asked for.
+
+    Args:
+        config: nested dicts.
+        about: what the run's folder says, see `read_about`.
+    """
+    config = json.loads(json.dumps(config))
+    for name, (asked, has) in about.get("decided", {}).items():
+        *sections, field = name.split(".")
+        section = functools.reduce(dict.__getitem__, sections, config)
+        if section[field] == asked:
+            section[field] = has
+    return config
 
 
 def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -195,7 +213,8 @@ class Workdir:
         check_folder("runs" if path is None else path)  # before anything slow
         self.path = None if path is None else pathlib.Path(path)
         self.config = json.loads(json.dumps(config))  # as it will be read: JSON turns tuples into lists
-        self._about = about
+        self._about = dict(about or {})
+        self._decided: dict[str, Any] = {}  # see `read_about`
         self.is_changed = False  # whether METRICS has lines that were changed, so that `begin` keeps a copy
         self._files: dict[str, Any] = {}
         self.is_begun = path is not None and (self.path / CONFIG).exists()
@@ -213,9 +232,27 @@ class Workdir:
     def _check_same_run(self) -> None:
         if (self.path / FLOWER).exists():
             raise UserError(f"the run in {self.path} is a Flower run, which cannot be resumed; choose another workdir")
+        with contextlib.suppress(UserError):  # an older run, or a damaged file that is written again
+            known = read_about(self.path)
+            self.config, self._decided = as_decided(self.config, known), known.get("decided", {})
+        self._refuse_changes()
+
+    def _refuse_changes(self) -> None:
         if fields := forbidden_changes(read_config(self.path), self.config):
             line = f"the workdir {self.path} holds a run of another configuration ({fields}); choose another workdir"
             raise UserError(line)
+
+    def decide(self, config: dict[str, Any]) -> None:
+        """Takes a configuration in which the data have decided some fields.
+
+        Raises:
+            UserError: the folder holds a run for which they decided otherwise.
+        """
+        config = json.loads(json.dumps(config))
+        self._decided = {**self._decided, **differences(self.config, config)}
+        self.config = config
+        if self.is_begun:
+            self._refuse_changes()
 
     def begin(self, round_number: int) -> None:
         """Writes the configuration, and cuts the records back to `round_number`, where the run resumes.
@@ -235,8 +272,8 @@ class Workdir:
             for name in (SUMMARY, REPORT, MODEL_CARD):
                 (self.path / name).unlink(missing_ok=True)  # they are of fewer rounds
             replace_file(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
-            if self._about is not None:
-                replace_file(self.path / ABOUT, json.dumps(self._about, indent=2) + "\n")
+            if self._about:
+                replace_file(self.path / ABOUT, json.dumps({**self._about, "decided": self._decided}, indent=2) + "\n")
             for name, found in records.items():
                 if found.damage or (name == METRICS and self.is_changed):
                     with replaced(free_name(self.path / f"{name}.set_aside")) as copy:

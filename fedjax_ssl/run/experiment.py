@@ -34,6 +34,7 @@ from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.encoders import backbone_of
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.run.decided import decide
 from fedjax_ssl.run.features import read_data
 from fedjax_ssl.run.hosts import tree_from_first
 from fedjax_ssl.run.machine import find_machine, memory_limit, use
@@ -117,9 +118,11 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     Raises:
         UserError: the data are missing or do not fit the configuration, or a name is unknown.
     """
-    config = configs[0]
     with doing("reading the data") as task:
-        dataset = read_data(config, functools.partial(setattr, task, "text"))
+        dataset = read_data(configs[0], functools.partial(setattr, task, "text"))
+    drawn = next((str(file) for file in partition_files if file is not None and file.exists()), "")
+    configs = decide(configs, dataset, drawn)
+    config = configs[0]
 
     def find_partitions() -> list[Partition]:
         return [

@@ -72,6 +72,9 @@ def open_runs(
     are_resumed = [folder and folder.is_begun and Checkpoints(folder.path / CHECKPOINTS).rounds() for folder in folders]
     partition_files = [folder.path / PARTITION if resumed else None for folder, resumed in zip(folders, are_resumed)]
     experiments = build_experiments(configs, partition_files)
+    for folder, experiment in zip(folders, experiments):
+        if folder is not None:
+            folder.decide(experiment.problem.config.to_dict())
     # All arrays that a run trains on, wherever they are stored.
     arrays = [(e.data, e.hidden_labels) if e.views is None else e.views.held for e in experiments]
     hosts.check_same("the data", lambda: f"checksum {hosts.checksum(arrays)}")

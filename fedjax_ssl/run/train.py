@@ -39,6 +39,7 @@ from fedjax_ssl.records.workdir import (
 )
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_memory import ClientMemory, place_memory
+from fedjax_ssl.run.decided import FIELDS
 from fedjax_ssl.run.feed import make_feed
 from fedjax_ssl.run.loop import Listener, Run, make_group, run_rounds
 from fedjax_ssl.run.machine import Machine, check_jax_settings, use_compilation_cache, use_machine
@@ -130,6 +131,8 @@ def train_together(
         # User errors are raised here, before anything is written.
         with doing("reading and dividing the data"):
             runs = open_runs(configs, [path and expanded(path) for path in workdirs], open_folders, root)
+        of_run = flatten(runs[0].experiment.problem.config)
+        config.update_from_flattened_dict({field: of_run[field] for field in FIELDS})
         _warn_of_other_code(runs)
         machine = open_folders.enter_context(use_machine(config, runs[0].experiment.largest))
         together = len(runs) if len(configs) > 1 else machine.seeds_together(len(runs))

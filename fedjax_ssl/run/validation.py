@@ -1,6 +1,7 @@
 """Checks a configuration before anything is read or written."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -14,6 +15,7 @@ from fedjax_ssl.data.unknown import check_unknown
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.ops.augment import check_magnitude
+from fedjax_ssl.run.decided import names_clients
 
 
 def validate(config: ConfigDict) -> None:
@@ -23,18 +25,38 @@ def validate(config: ConfigDict) -> None:
         config: gets what it lacks of its method's section.
 
     Raises:
-        UserError: one line that names the field, its value and what it may be.
+        UserError: one line with all that is wrong: the field, its value and what it may be.
     """
     shared_fields().ranges()["method"].check("method", config.method)
     values = flatten(add_section(config))
-    for field, its_range in ranges(config.method).items():
-        if field in values:
-            its_range.check(field, values[field])
-    check_labels(config.data, config.num_clients)
-    check_unknown(config.data)
-    check_magnitude(config.augment.flavour, config.augment.magnitude)
-    for line in _misfits(config, find_method(config.method)):
-        raise UserError(line)
+    of_fields = [
+        functools.partial(its_range.check, field, values[field])
+        for field, its_range in ranges(config.method).items()
+        if field in values
+    ]
+    _check_all(of_fields)
+    lines = list(_misfits(config, find_method(config.method)))
+    num_clients = None if names_clients(config.data) else config.num_clients
+    _check_all(
+        [
+            functools.partial(check_labels, config.data, num_clients),
+            functools.partial(check_unknown, config.data),
+            functools.partial(check_magnitude, config.augment.flavour, config.augment.magnitude),
+        ],
+        lines,
+    )
+
+
+def _check_all(checks: Iterable[Callable[[], None]], lines: Iterable[str] = ()) -> None:
+    """Calls checks; raises one UserError with the lines of all that fail, and with further lines."""
+    found = []
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            found.append(str(error))
+    if found := [*found, *lines]:
+        raise UserError("; ".join(found))
 
 
 def _misfits(config: Any, method: Entry) -> Iterator[str]:
@@ -70,7 +92,7 @@ def _misfits(config: Any, method: Entry) -> Iterator[str]:
         yield f"confidence.clamp_least is {rule.clamp_least:g}, above confidence.clamp_most, {rule.clamp_most:g}"
     if "knn" in config.eval_measures and not server_has_labels(data):
         yield f"eval_measures has 'knn', which needs labelled images at the server, but data.labels is {data.labels!r}"
-    if config.clients_per_round > config.num_clients:
+    if config.clients_per_round > config.num_clients and not names_clients(data):
         yield f"clients_per_round is {config.clients_per_round}, but there are num_clients = {config.num_clients}"
     if config.log.wandb_project and not _has_wandb():
         yield "log.wandb_project needs the package wandb: pip install 'fedjax_ssl[wandb]'"

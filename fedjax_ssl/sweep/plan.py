@@ -1,7 +1,6 @@
 """What a sweep file describes, and its runs: a cell for each row of the table."""
 
 import itertools
-import json
 import math
 import pathlib
 import re
@@ -26,7 +25,7 @@ from fedjax_ssl.config import (
 )
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.words import labels_revealed
-from fedjax_ssl.records.workdir import METRICS, SUMMARY, read_rounds
+from fedjax_ssl.records.workdir import METRICS, SUMMARY, as_decided, read_rounds
 from fedjax_ssl.report.table import Row
 from fedjax_ssl.run.validation import validate
 from fedjax_ssl.sweep.search import LogUniform, Search
@@ -176,7 +175,7 @@ def is_finished(cell: Cell, seed: int) -> bool:
         run = read_run(folder)
     except UserError:  # training reports what is wrong, and the other runs go on
         return False
-    new = json.loads(json.dumps(for_seed(cell.config, seed).to_dict()))
+    new = as_decided(for_seed(cell.config, seed).to_dict(), run.about)
     return run.is_finished and not set(differences(run.config, new)) - set(CHANGES_NO_RESULT)
 
 

@@ -110,16 +110,12 @@ def partition_of(tmp_path, text, num_clients=100):
     return dataset, make_partition(dataset.y_train, 2, config.data, num_clients, 0, dataset.owners)
 
 
-def test_clients_by_a_column_are_counted(tmp_path):
-    with pytest.raises(UserError, match="has 2 clients with training rows, but num_clients=100; set it to 2"):
-        partition_of(tmp_path, GOOD)
+def test_a_natural_partition_needs_clients(tmp_path):
     dataset, config = load(tmp_path, GOOD)
     config.data.partition = "natural"
-    with pytest.raises(UserError, match=r"go together; data\.partition is 'natural'"):
-        make_partition(dataset.y_train, 2, config.data, 2, 0, None)
-    with pytest.raises(UserError, match=r"go together; data\.partition is 'iid'"):
-        config.data.partition = "iid"
-        make_partition(dataset.y_train, 2, config.data, 2, 0, np.arange(16) % 2)
+    for owners in (None, np.arange(16) % 3):
+        with pytest.raises(UserError, match=r"data\.partition='natural' needs data that name each example's client"):
+            make_partition(dataset.y_train, 2, config.data, 2, 0, owners)
 
 
 def test_a_client_has_a_name_without_spaces_and_a_training_row(tmp_path):

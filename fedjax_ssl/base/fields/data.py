@@ -20,12 +20,12 @@ def data_fields() -> Section:
     """The images, who holds them, and who has their labels."""
     section = Section()
     # A data set, such as 'cifar10', 'mnist' or 'digits'; or a format, 'npz', 'npy', 'folder', 'csv' or 'datasets'
-    # (Hugging Face). All are listed in docs/data.md.
+    # (Hugging Face). All are listed in docs/data.md. With --config.data.path and no source: the format of that path.
     section.source = "cifar10"
     section.path = ""  # path of the npz, csv or parquet file, or of the folder
     section.test_path = ""  # csv: another one for testing; '': every fifth labelled row of each class
     section.label_column = ""  # csv or 'datasets': column of the labels; a row with an empty label is unlabelled
-    section.client_column = ""  # csv or 'datasets': column of each row's client, for the partition 'natural'
+    section.client_column = ""  # csv or 'datasets': column of each row's client; it decides partition and num_clients
     section.ignore_columns = ""  # csv: columns to leave out, separated by commas
     section.text_column = ""  # csv: column of texts to classify; '': rows of numbers and categories
     section.text_length = whole(64, least=1)  # tokens of a text; longer texts are cut
@@ -56,7 +56,7 @@ def data_fields() -> Section:
     # Training images held out, equally many of each class. Rounds are then evaluated on them, not on the test set.
     section.validation = whole(0, least=0)
     section.server_labels = whole(500, least=0)  # S, labelled images of the server; with 'server' and 'profile'
-    section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class
+    section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class, as equal as the data allow
     # Classes that clients hold and the model does not know, such as (7, 8, 9); see docs/how_to/unknown_classes.md.
     section.unknown_classes = several((), whole(least=0), distinct=True)
     # Share of unknown images at each client, in addition to examples_per_client.

@@ -1,0 +1,75 @@
+"""What the data decide of a run's configuration: the clients that they name, and how many labels they have."""
+
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_ssl.config import flatten
+from fedjax_ssl.data import Dataset, server_has_labels
+from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.data.unknown import check_unknown
+from fedjax_ssl.run import hosts
+from fedjax_ssl.run.observe.log import say
+
+# The fields that data may decide.
+FIELDS = ("num_clients", "clients_per_round", "data.partition", "data.server_labels")
+
+
+def names_clients(data: Any) -> bool:
+    """Whether the section `data` names what may decide the number of clients: a column, or a partition file."""
+    return bool(data.client_column or data.partition_file)
+
+
+def decisions(config: ConfigDict, dataset: Dataset, partition_file: str = "") -> dict[str, Any]:
+    """The fields, by dotted names, that the data decide otherwise than a configuration.
+
+    * If the data name each example's client, the partition is 'natural' and these are the clients. A partition file
+      has a number of clients, too.
+    * A cohort has at most all clients.
+    * If the data lack labels, the server has at most the labels that there are.
+
+    Args:
+        config: of a run.
+        dataset: the data set that it names.
+        partition_file: of a run that is resumed; '': that of the configuration, if there is one.
+
+    Raises:
+        UserError: the partition file cannot be read.
+    """
+    data = config.data
+    found: dict[str, Any] = {}
+    if data.partition_file:
+        sizes = read_arrays(partition_file or data.partition_file, ("client_size",), "data.partition_file")
+        found["num_clients"] = sizes["client_size"].size
+    elif dataset.owners is not None:
+        found |= {"data.partition": "natural", "num_clients": int(dataset.owners.max()) + 1}
+    if found:
+        found["clients_per_round"] = max(1, min(config.clients_per_round, found["num_clients"]))
+    if server_has_labels(data) and dataset.lacks_labels and not data.partition_file:
+        known = int(np.count_nonzero(dataset.y_train >= 0)) - data.validation
+        found["data.server_labels"] = max(1, min(data.server_labels, known))
+    asked = flatten(config)
+    return {name: value for name, value in found.items() if asked[name] != value}
+
+
+def decide(configs: list[ConfigDict], dataset: Dataset, partition_file: str = "") -> list[ConfigDict]:
+    """Configurations with the `decisions`, which are said in a line; the same ones if there are none.
+
+    Args:
+        configs: they differ in the seed and in `numbers_of` alone.
+        dataset, partition_file: see `decisions`.
+
+    Raises:
+        UserError: see `decisions`; or unknown images exclude a natural partition.
+    """
+    found = hosts.from_first(lambda: decisions(configs[0], dataset, partition_file))
+    if not found:
+        return configs
+    asked = flatten(configs[0])
+    say("the data decide: " + ", ".join(f"{name}={value} (not {asked[name]})" for name, value in found.items()))
+    decided = [one.copy_and_resolve_references() for one in configs]
+    for one in decided:
+        one.update_from_flattened_dict(found)
+        check_unknown(one.data)
+    return decided
