@@ -3,6 +3,7 @@
 import difflib
 import json
 import pathlib
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -69,6 +70,11 @@ def printable(text: str) -> str:
         letter if letter.isprintable() or letter in joiners else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def say(line: str) -> None:
+    """Prints a line on the standard error, `printable`."""
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def known_are(word: object, known: Iterable[str]) -> str:

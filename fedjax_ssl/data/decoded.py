@@ -6,7 +6,6 @@ import io
 import math
 import os
 import pathlib
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, first_line
+from fedjax_ssl.base.errors import UserError, first_line, say
 from fedjax_ssl.base.files import private_cache, replaced
 from fedjax_ssl.data.arrays import MAX_BYTES
 
@@ -179,7 +178,7 @@ def depth_of(pictures: Sequence[Picture]) -> int:
     line = f"{len(deep):,} images of 16 bits per channel have values of {bits} bits; the higher 8 of these are kept"
     if len(dark) >= len(deep) / 10:
         line = f"warning: {line}, so that 16 grey levels are left of {len(dark):,} dark ones, such as {dark[0]}"
-    print(line, file=sys.stderr, flush=True)
+    say(line)
     return bits
 
 

@@ -13,13 +13,12 @@ on every machine.
 
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, first_line, printable
+from fedjax_ssl.base.errors import UserError, first_line, printable, say
 from fedjax_ssl.data.arrays import MAX_BYTES, existing_path
 from fedjax_ssl.data.decoded import check_size, decode_once, depth_of, read_image
 from fedjax_ssl.data.labels import has_no_label, read_labels
@@ -205,7 +204,7 @@ def _listed(root: pathlib.Path, label: str, client: str) -> Split:
         return found, None
     parts = [[image for image in found if image.file.relative_to(root).parts[0] == folder] for folder in folders]
     if left_out := len(found) - len(parts[0]) - len(parts[1]):
-        _say(f"{left_out:,} images of {root / METADATA} are neither in train nor in test, and are left out")
+        say(f"{left_out:,} images of {root / METADATA} are neither in train nor in test, and are left out")
     return parts[0], parts[1]
 
 
@@ -284,7 +283,7 @@ def _clients_of(root: pathlib.Path, levels: list[Level], clients: str) -> str:
         )
     of_client, of_class = names if clients != SECOND else names[::-1]
     of_class = [name for name in of_class if not has_no_label(name)]
-    _say(
+    say(
         f"{root} has {len(of_client)} clients, {_few(of_client)}, and the classes {_few(of_class)} (if it is the other "
         f"way round: --config.data.client_column={FIRST if clients == SECOND else SECOND})"
     )
@@ -293,10 +292,6 @@ def _clients_of(root: pathlib.Path, levels: list[Level], clients: str) -> str:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join([f"{name:.40}" for name in names[:3]] + ["..."] * (len(names) > 3))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _image(outer: str, inner: str, file: pathlib.Path, clients: str) -> Image:

@@ -10,13 +10,12 @@ and images are decoded only once, see `decode_once`. Nothing is downloaded.
 import os
 import pathlib
 import re
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, first_line, printable
+from fedjax_ssl.base.errors import UserError, first_line, printable, say
 from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.decoded import decode_once
@@ -194,7 +193,7 @@ def _parquet_files(path: pathlib.Path) -> dict[str, list[str]]:
     for name, files in splits.items():
         if name not in ("train", "test"):
             line = f"{path}: {len(files)} parquet files are neither for training nor for testing, such as {files[0]}"
-            print(f"{line}, and are left out", file=sys.stderr, flush=True)
+            say(f"{line}, and are left out")
     return {name: splits[name] for name in ("train", "test") if splits.get(name)}
 
 

@@ -9,13 +9,12 @@ Source: byte-pair encoding is from Sennrich et al., "Neural Machine Translation 
 
 import functools
 import json
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, first_line
+from fedjax_ssl.base.errors import UserError, first_line, say
 from fedjax_ssl.data.arrays import existing_path
 
 PADDING, UNKNOWN = 0, "[UNK]"
@@ -89,11 +88,9 @@ def tokenise(texts: Iterable[str], tokenizer: str, length: int, where: str) -> n
     share = np.mean(tokens[of_text] == unknown + 1) if unknown is not None and of_text.any() else 0
     if share > MOST_UNKNOWN:
         row = int(np.argmax(np.sum(tokens == unknown + 1, axis=1)))
-        print(
+        say(
             f"warning: {where}: {share:.0%} of the tokens of the texts, such as {texts[row]!r:.60}, are unknown to the "
-            "tokenizer; are they in the language of the training texts or of data.tokenizer?",
-            file=sys.stderr,
-            flush=True,
+            "tokenizer; are they in the language of the training texts or of data.tokenizer?"
         )
     return tokens
 
