@@ -17,12 +17,11 @@ from tests.helpers.runs import make_fedanchor_config, make_tiny_config
 from tests.helpers.stub import make_stub_config, stub
 from tests.helpers.tiny_methods import build, make_config
 
+pytestmark = pytest.mark.test_all
 OWN = """
 import jax.numpy as jnp
 
 from fedjax_ssl.methods import METHODS, Entry, Section, is_on, real
-
-pytestmark = pytest.mark.test_all
 
 KIND = "{kind}"
 
