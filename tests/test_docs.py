@@ -20,12 +20,15 @@ import pytest
 
 import fedjax_ssl
 import launch
-from fedjax_ssl import base_config, methods
+from fedjax_ssl import UserError, base_config, methods
 from fedjax_ssl.base import imports
 from fedjax_ssl.cli.source_docs import read_fields
-from fedjax_ssl.config import flatten
+from fedjax_ssl.config import flatten, parse_config
 from fedjax_ssl.engine.round import make_round
+from fedjax_ssl.engine.tracing import one_job
+from fedjax_ssl.ops.trees import row
 from fedjax_ssl.run.experiment import build_experiment
+from fedjax_ssl.run.wire import bytes_per_client
 from tests.helpers.runs import TINY_BACKBONE
 
 # What the examples of a new method leave at its default, made small; compiling takes most of the time.
@@ -164,7 +167,7 @@ def test_the_examples_of_a_new_method_are_as_short_as_their_titles_say(adding_a_
     lengths = {name: sum(bool(line) for line in text.splitlines()[1:]) for name, text in files.items()}
     most = {"consistent.py": 25, "compare.py": 4, "my_fixmatch.py": 9, "my_rising.py": 10, "my_balanced.py": 22}
     assert all(lengths.pop(name) <= most[name] for name in most) and not lengths
-    assert list(commands) == ["consistent", "compare", "my_fixmatch", "rising", "balanced", "co_training"]
+    assert list(commands) == ["consistent", "teacher", "compare", "my_fixmatch", "rising", "balanced", "co_training"]
 
 
 @pytest.mark.test_all
@@ -227,6 +230,48 @@ def test_the_example_of_a_rule_for_confidence_trains(adding_a_method, tmp_path):
     assert started(adding_a_method[1]["rising"], **fields) == 0
     first, second = check_two_rounds(tmp_path / "runs" / "rising", "client_loss")
     assert first["qualified_share"] == 1 > second["qualified_share"] > 0
+
+
+def test_the_teacher_of_the_example_is_the_average_of_a_client_s_models(adding_a_method, monkeypatch):
+    """Three steps of one client; the average in NumPy, from the first teacher on, which is the server's first model."""
+    fields = [f"--config.model.name={TINY_BACKBONE}", "--config.server.pretrain_epochs=0"]
+    experiment = built([*adding_a_method[1]["teacher"], *fields, "--config.augment.flavour=none"], monkeypatch)
+    (phase,), data = experiment.method.phases, experiment.data
+    state = experiment.method.init(data, jax.random.key(0))
+    _, received, cohort = one_job(experiment.problem, experiment.method, state, data)
+    work, own = row(phase.prepare(received, data, cohort, None).work, 0), row(cohort.own, 0)
+    teacher = jax.tree.map(np.asarray, state.model)
+    chex.assert_trees_all_equal(jax.tree.map(np.asarray, own["teacher"]), teacher)
+    carry, step = phase.start(received, data, work, own), jax.jit(phase.step)
+    for number in range(3):
+        carry = step(received, data, work, carry, jnp.int32(number), jax.random.key(number))
+        teacher = jax.tree.map(lambda old, new: 0.99 * old + 0.01 * np.asarray(new), teacher, carry.learner.model)
+    kept = phase.finish(received, work, carry, jnp.int32(3)).own["teacher"]
+    chex.assert_trees_all_close(jax.tree.map(np.asarray, kept), teacher, rtol=1e-5, atol=1e-6)
+    changed = jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), teacher.params, state.model.params))
+    assert max(changed) > 0
+
+
+def test_a_memory_that_nobody_made_is_named(adding_a_method):
+    """`own` is left out of the example; and what stands where the sizes of batches belong."""
+    text = pathlib.Path("examples/mean_teacher.py").read_text()
+    for old, new, line in (
+        (
+            "(phase,), own)",
+            "(phase,))",
+            "the method reads 'teacher' of a client's memory, which is empty; make the entry",
+        ),
+        ("loss, sizes, after", "loss, after, after", r"sizes is a dict such as {'unlabelled': 10}, .* not a function"),
+        ("sizes, after=after", "sizes, ('clasifier',)", "the model has no part 'clasifier'; the nearest is classifier"),
+    ):
+        assert old in text
+        name = f"mistake_{len(new)}"
+        pathlib.Path(f"{name}.py").write_text(text.replace(old, new))
+        words = [f"--config.method={name}.py:mean_teacher", f"--config.model.name={TINY_BACKBONE}"]
+        config = parse_config(launch.QUICKSTART, words)
+        with pytest.raises(UserError, match=line):
+            experiment = build_experiment(config)
+            bytes_per_client(experiment.problem, experiment.method, experiment.state_shape, experiment.data)
 
 
 def test_a_round_of_the_example_of_two_models(adding_a_method, monkeypatch):

@@ -77,6 +77,11 @@ def say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
 
 
+def shortened(text: str, most: int = 1500) -> str:
+    """A text without its middle if it is longer, such as a message that repeats a long value."""
+    return text if len(text) <= most else f"{text[: most - 300]} [...] {text[-300:]}"
+
+
 def known_are(word: object, known: Iterable[str]) -> str:
     """The end of a message about an unknown word: the nearest known word, if one is similar, and all known words."""
     known = list(known)

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # The folder of config files: beside the package in a checkout, inside the package if it is installed.
 CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _unfinished: set[pathlib.Path] = set()  # temporary files of this process
 
 
@@ -117,6 +119,21 @@ def discard_unfinished() -> None:
     for temporary in list(_unfinished):
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def as_csv(columns: Any) -> str:
+    """A table, as `pandas.DataFrame` takes it, as CSV; a spreadsheet takes no text in it for a formula.
+
+    A text that begins like one gets an apostrophe before it, unless it is a number.
+    """
+    import pandas
+
+    def plain(cell: Any) -> Any:
+        is_formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+        return f"'{cell}" if is_formula and not _NUMBER.fullmatch(cell) else cell
+
+    frame = pandas.DataFrame(columns).map(plain).rename(columns=plain)
+    return frame.to_csv(index=False, float_format="%.10g", lineterminator="\n")
 
 
 def cache_folder() -> pathlib.Path:

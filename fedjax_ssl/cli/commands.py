@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from fedjax_ssl.base.errors import StoppedError, TrainingError, UserError, nearest, outside_reason
+from fedjax_ssl.base.errors import StoppedError, TrainingError, UserError, nearest, outside_reason, shortened
 from fedjax_ssl.base.files import CONFIGS, expanded, replace_file
 from fedjax_ssl.cli import help
 from fedjax_ssl.cli.help import Command
@@ -26,10 +26,9 @@ QUICKSTART = CONFIGS / "quickstart.py"
 def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     """Trains, or resumes a stopped run; the default command.
 
-    The workdir gets config.json, partition.npz, metrics.jsonl (one line per
-    round), timings.jsonl, checkpoints/, tensorboard/ and at the end summary.json
-    and report.html. --workdir=RUN without --config resumes RUN from its last
-    checkpoint, with its own config.json.
+    The workdir gets config.json, metrics.jsonl (one line per round), checkpoints/
+    and at the end summary.json and report.html. --workdir=RUN without --config
+    resumes RUN from its last checkpoint, with its own config.json.
 
     Several seeds: --config.seeds='(0, 1, 2)'. Watch: tensorboard --logdir=runs
     """
@@ -38,13 +37,21 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         from fedjax_ssl.config import overlooked, override, parse_config
         from fedjax_ssl.run import hosts
         from fedjax_ssl.run.cores import use_every_core
+        from fedjax_ssl.run.dry_run import dry_run
         from fedjax_ssl.run.resuming import saved_config
         from fedjax_ssl.run.validation import validate
 
     def find_config() -> Any:
         saved = saved_config(own.workdir, own.allow_code) if own.workdir and not own.config else None
-        return override(saved, overrides) if saved else parse_config(own.config or str(QUICKSTART), overrides)
+        return (
+            override(saved, overrides)
+            if saved
+            else parse_config(own.config or str(QUICKSTART), overrides, own.allow_code)
+        )
 
+    if own.dry_run:
+        print(dry_run(find_config()))
+        return
     with hosts.joined(own.coordinator, own.num_processes, own.process_id):
         # A workdir without --config is read by the first process only.
         config = hosts.config_of_first(find_config, own.allow_code, bool(own.config) or not own.workdir)
@@ -121,14 +128,20 @@ def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
     label column), the accuracy is printed.
     """
     with doing("loading JAX"):
+        from fedjax_ssl.serve.judging import in_words
         from fedjax_ssl.serve.predictor import predict_file
 
     with doing("compiling and predicting"):
-        found = predict_file(own.workdir, own.out, own.npz, own.images, own.key, own.allow_code, own.csv)
+        found = predict_file(
+            own.workdir, own.out, own.npz, own.images, own.key, own.allow_code, own.csv, own.checkpoint
+        )
     what = "images" if found.of_images else "rows"
     print(f"{own.out}: {len(found.prediction.labels)} {what}")
     if found.accuracy is not None:
         print(f"accuracy {100 * found.accuracy:.2f} % of {found.labelled} {what} with a label")
+        print(in_words(found.true_labels, found.prediction.labels, found.prediction.probabilities))
+    if found.in_training:
+        print(f"{found.in_training} of the {what} are in the training set: their accuracy says nothing of new ones")
 
 
 def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -143,7 +156,18 @@ def run_export(own: Any, words: list[str], overrides: list[str]) -> None:
         from fedjax_ssl.serve.export import export_run
 
     with doing("exporting"):
-        print(export_run(words[0], own.out, own.format, own.allow_code, own.license))
+        print(export_run(words[0], own.out, own.format, own.allow_code, own.license, own.checkpoint))
+
+
+def run_methods(own: Any, words: list[str], overrides: list[str]) -> None:
+    """Lists the methods, where each takes labels (data.labels), and its variants."""
+    with doing("loading JAX"):
+        from fedjax_ssl.methods import METHODS, NAMES
+
+    rows = [("method", "labels", "variants")]
+    rows += [(name, ", ".join(METHODS[name].settings), ", ".join(METHODS[name].variants)) for name in NAMES]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    print("\n".join(f"{name:{first}}  {labels:{second}}  {variants}".rstrip() for name, labels, variants in rows))
 
 
 def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> None:
@@ -163,7 +187,8 @@ def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> Non
     print(f"{own.out}: {number} arrays")
 
 
-CONFIG = {"config": (None, "FILE or FILE:ARGUMENTS; default: configs/quickstart.py")}
+CHECKPOINT = {"checkpoint": ("newest", "newest; or best, by the run's validation images")}
+CONFIG = {"config": (None, "FILE or FILE:ARGUMENTS, or a run's config.json; default: configs/quickstart.py")}
 WORKDIR = {"workdir": (None, "folder for results; default: a new one under runs/")}
 COMMANDS = {
     "train": Command(
@@ -171,7 +196,8 @@ COMMANDS = {
         {
             **CONFIG,
             **WORKDIR,
-            "allow_code": (False, "lets --workdir=RUN run code that its config.json names as FILE.py:NAME"),
+            "dry_run": (False, "only shows the configuration and the size of a round"),
+            "allow_code": (False, "lets a config.json run code that it names as FILE.py:NAME"),
             "coordinator": (None, "HOST:PORT of the first process, for training on several hosts"),
             "num_processes": (None, "number of processes; SLURM and TPU pods set all three by themselves"),
             "process_id": (None, "number of this process, from 0; docs/how_to/hosts.md"),
@@ -210,6 +236,7 @@ COMMANDS = {
             "images": (None, "folder with images, FOLDER/IMAGE or FOLDER/CLASS/IMAGE"),
             "csv": (None, "csv or parquet file, for a model of tables or texts"),
             "out": (None, "output file, NAME.csv or NAME.npz"),
+            **CHECKPOINT,
             "key": ("", "name of the images in the npz; by default images, x, x_test or test_images"),
             "allow_code": (False, "lets the run's own method or backbone FILE.py run: only if you trust it"),
         },
@@ -219,6 +246,7 @@ COMMANDS = {
         {
             "format": (None, "safetensors, stablehlo, onnx or hub"),
             "out": (None, "output file; for hub a folder"),
+            **CHECKPOINT,
             "license": ("unknown", "license in the model card of hub, such as apache-2.0"),
             "allow_code": (False, "lets the run's own method or backbone FILE.py run: only if you trust it"),
         },
@@ -232,6 +260,7 @@ COMMANDS = {
         },
         "FILE",
     ),
+    "methods": Command(run_methods, {}),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "number of traced rounds")}),
 }
 
@@ -298,7 +327,7 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
         else:
             run(command, words)
     except (UserError, flags.Error) as error:
-        say(f"error: {error}")
+        say(f"error: {shortened(str(error))}")
         return 2
     except TrainingError as error:
         say(f"training failed: {error}")

@@ -79,7 +79,7 @@ def make_confidence(
         raise UserError(f"confidence.kind={options.kind!r} trains a second classifier, which {name} does not have")
     rule = make(options, problem.num_classes, threshold, strictly)
     if hard and rule.soft:
-        raise UserError(f"confidence.kind={options.kind!r} gives weights, but {name} has none")
+        raise UserError(f"confidence.kind={options.kind!r} gives weights, but {name} has none: they must be 0 or 1")
     return rule
 
 
@@ -339,12 +339,17 @@ KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {
 }
 
 
-def import_rule(kind: str) -> Callable[..., Confidence] | None:
+def import_rule(options: Any, num_classes: int) -> Callable[..., Confidence] | None:
     """The user's function that `confidence.kind` names by its import path; None for one of `KINDS`.
 
+    Args:
+        options: `config.confidence`.
+        num_classes: C.
+
     Raises:
-        UserError: the function cannot be imported. When it is called: it fails, or does not return a Confidence.
+        UserError: the function cannot be imported; or it, or a function of its rule, fails or returns something else.
     """
+    kind = options.kind
     if not is_own(kind):
         return None
     make, file = import_own(FIELD, kind)
@@ -354,6 +359,34 @@ def import_rule(kind: str) -> Callable[..., Confidence] | None:
             rule = make(*arguments)
         if not isinstance(rule, Confidence):
             raise UserError(f"{FIELD}={kind} returns a {type(rule).__name__}; it must return a Confidence")
-        return rule
+        named = rule._asdict().items()
+        wrapped: dict[str, Any] = {name: in_one_line(name, field) for name, field in named if callable(field)}
+        return rule._replace(**wrapped)
 
-    return checked
+    def in_one_line(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            with one_line(FIELD, kind, f"its {name} fails", file):
+                result = function(*arguments)
+            wanted = {"update": arguments[0], "begin": arguments[0]}
+            if name == "weigh":
+                wanted["weigh"] = jnp.max(arguments[1], axis=-1)
+            forms = [jax.tree.map(_form, each) for each in (result, wanted.get(name, result))]
+            if forms[0] != forms[1]:
+                raise UserError(f"{FIELD}={kind}: its {name} returns {forms[0]}; it must return {forms[1]}")
+            return result
+
+        return called
+
+    # Tried on random scores before a program is traced; a rule that gives weights in between need not say so.
+    scores = jax.nn.softmax(4 * jax.random.normal(jax.random.key(0), (256, num_classes)))
+    rule, positions = checked(options, num_classes, 0.5, False), jnp.arange(len(scores))
+    state = rule.init(len(scores))
+    state = state if rule.begin is None else rule.begin(state, jnp.int32(0))
+    state = rule.update(state, scores, positions >= 0, positions)
+    weights = rule.weigh(state, scores, jnp.int32(len(scores)))
+    is_soft = rule.soft or bool(jnp.any((weights > 0) & (weights < 1)))
+    return lambda *arguments: checked(*arguments)._replace(soft=is_soft)
+
+
+def _form(leaf: Any) -> str:
+    return f"{jnp.result_type(leaf)} {list(jnp.shape(leaf))}"

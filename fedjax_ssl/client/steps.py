@@ -5,6 +5,7 @@ step. Then every client takes its steps in a lane.
 """
 
 import functools
+import traceback
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import is_on
 from fedjax_ssl.client.deck import Batch, Deck
 from fedjax_ssl.data.federated import FederatedData
@@ -151,7 +153,12 @@ def local_training(
             optimizers need different entries. None: each job has a new optimizer.
         continues: whether jobs go on from the previous phase, see `going_on`.
     """
+    _check_arguments(sizes, parts)
     optimizer, sent = optimizer or problem.optimizer, sent or parts
+    loss, after = (
+        _naming_memory(loss, lambda *seen: seen[-1].own),
+        after and _naming_memory(after, lambda *seen: seen[0]),
+    )
     persistent = problem.config.client.persistent and memory is not None
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
@@ -194,6 +201,33 @@ def local_training(
         return Finished(Upload(trained_parts(problem.network, carry.learner.model, sent), told), own, metrics)
 
     return Phase(prepare, start, step, finish)
+
+
+def _check_arguments(sizes: Any, parts: Any) -> None:
+    if not isinstance(sizes, Mapping) or not isinstance(parts, tuple):
+        raise UserError(
+            "local_training(problem, plan, loss, sizes, parts): sizes is a dict such as {'unlabelled': 10}, and parts "
+            f"a tuple of names, not a {type(sizes).__name__} and a {type(parts).__name__}"
+        )
+
+
+def _naming_memory(function: Any, own_of: Callable[..., Mapping[str, Any]]) -> Any:
+    """A method's function, whose error names an entry of the clients' memory that it reads but that nobody made."""
+
+    def called(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except KeyError as error:
+            own, name = own_of(*arguments), error.args[0] if error.args else None
+            if name in own or "own" not in (traceback.extract_tb(error.__traceback__)[-1].line or ""):
+                raise
+            has = f"has {', '.join(own)}" if own else "is empty"
+            raise UserError(
+                f"the method reads {name!r} of a client's memory, which {has}; make the entry by `own`, an argument of "
+                "alternating"
+            ) from error
+
+    return called
 
 
 def with_proximal_term(

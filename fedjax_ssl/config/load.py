@@ -13,24 +13,25 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import flatten
 from fedjax_ssl.base.files import CONFIGS, expanded
 from fedjax_ssl.base.imports import one_line, run_file
-from fedjax_ssl.config.base import add_section
+from fedjax_ssl.config.base import add_section, apply_arguments, typed
 from fedjax_ssl.data.sources import reads_path, source_of
 from fedjax_ssl.methods import METHODS, find_method, section_of
+from fedjax_ssl.records.workdir import read_config, refuse_code
 
 OVERRIDE = "--config."
 
 
-def parse_config(config_file: str | os.PathLike[str], overrides: list[str]) -> ConfigDict:
+def parse_config(config_file: str | os.PathLike[str], overrides: list[str], allow_code: bool = False) -> ConfigDict:
     """The configuration of a file, with overrides.
 
     Args:
-        config_file: path of a Python file with `get_config(arguments='')`; after a colon, its arguments.
+        config_file, allow_code: see `load_config_file`.
         overrides: words like '--config.seed=1'.
 
     Raises:
         UserError: there is no such file or field, or a value is of the wrong type.
     """
-    return override(load_config_file(config_file), overrides)
+    return override(load_config_file(config_file, allow_code), overrides)
 
 
 def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
@@ -87,9 +88,24 @@ def overridden_fields(overrides: Iterable[str]) -> list[str]:
     return [word.removeprefix(OVERRIDE).partition("=")[0] for word in overrides if word.startswith(OVERRIDE)]
 
 
-def load_config_file(config_file: str | os.PathLike[str]) -> ConfigDict:
-    """The result of `get_config` in a Python file; the part after a colon is its argument."""
-    return call_in_file(config_file, "get_config")
+def load_config_file(config_file: str | os.PathLike[str], allow_code: bool = False) -> ConfigDict:
+    """Loads a configuration.
+
+    Args:
+        config_file: a Python file with `get_config(arguments='')`, or a run's config.json; arguments after a colon.
+        allow_code: whether to import code that a config.json names as FILE.py:NAME; somebody else may have written it.
+
+    Raises:
+        UserError: there is no such file or function, it fails, or it names code and that is not allowed.
+    """
+    path, _, arguments = os.fspath(config_file).partition(":")
+    if not path.endswith(".json"):
+        return call_in_file(config_file, "get_config")
+    file = pathlib.Path(find_config_file(path))
+    saved = read_config(file.parent, file.name)
+    if not allow_code:
+        refuse_code(file.parent, saved, "if you trust it, say --allow_code")
+    return apply_arguments(typed(saved, file), arguments)
 
 
 def call_in_file(file: str | os.PathLike[str], name: str) -> Any:
@@ -158,11 +174,14 @@ def _check_field(config: ConfigDict, field: str) -> None:
     sections = {name.rpartition(".")[0] for name in fields}
     if field in sections:
         raise UserError(f"config.{field} is a section; name one of its fields, as in config.{field}.FIELD")
-    # The nearest by the whole name, else by the last part, which is what people remember.
-    nearest = difflib.get_close_matches(field, fields, n=1, cutoff=0.6)
+    section, _, last = field.rpartition(".")
+    # An abbreviation, as in client.lr; the nearest by the whole name; else by the last part, which people remember.
+    initials = lambda name: "".join(word[0] for word in name.rpartition(".")[2].split("_") if word)  # noqa: E731
+    nearest = [name for name in fields if name.rpartition(".")[0] == section and initials(name) == last]
+    nearest = nearest or difflib.get_close_matches(field, fields, n=1, cutoff=0.6)
     if not nearest:
         by_last = {name.rpartition(".")[2]: name for name in fields}
-        nearest = [by_last[n] for n in difflib.get_close_matches(field.rpartition(".")[2], by_last, n=1, cutoff=0)]
+        nearest = [by_last[n] for n in difflib.get_close_matches(last, by_last, n=1, cutoff=0)]
     raise UserError(f"unknown field config.{field}; the nearest is config.{nearest[0]}")
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_ssl.data.federated import FederatedData, seed_axes
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.round import RoundFunction, RoundResult
+from fedjax_ssl.ops.sgd import Model
 
 
 def over_seeds(round_fn: RoundFunction) -> RoundFunction:
@@ -31,6 +32,23 @@ def over_seeds(round_fn: RoundFunction) -> RoundFunction:
     return rounds
 
 
+class Best(NamedTuple):
+    """The model with the largest figure of a dispatch's rounds, the first of equals; of several seeds with an axis."""
+
+    figure: jax.Array  # float32 []; -1 before a round has it
+    model: Model
+
+    def after(self, name: str, model: Model, result: RoundResult) -> "Best":
+        """The better one of this and the model after a round, by the metric `name` of its result."""
+        figure = jnp.where(result.lacks.get(name, False), -1.0, result.metrics[name])
+        better = figure > self.figure
+
+        def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(better.reshape(better.shape + (1,) * (new.ndim - better.ndim)), new, old)
+
+        return Best(chosen(figure, self.figure), jax.tree.map(chosen, model, self.model))
+
+
 class Dispatch(NamedTuple):
     """The result of a dispatch: several rounds in one call of the compiled program."""
 
@@ -38,18 +56,20 @@ class Dispatch(NamedTuple):
     results: RoundResult  # leaves [capacity, ...]; the first `rounds_done` entries are filled
     rounds_done: jax.Array  # int32 []
     healthy: jax.Array  # bool [], whether the last round was healthy for every seed, see `RoundResult`
+    best: Best | None = None  # of these rounds, if it is kept
 
 
 # (state, data, hidden labels, int32 [] number of rounds) -> the result.
 DispatchFunction = Callable[[State, FederatedData, jax.Array, jax.Array], Dispatch]
 
 
-def make_dispatch(round_fn: RoundFunction, capacity: int) -> DispatchFunction:
+def make_dispatch(round_fn: RoundFunction, capacity: int, best_by: str = "") -> DispatchFunction:
     """Makes a program of up to `capacity` rounds. Their number is traced, so another number needs no recompilation.
 
     Args:
         round_fn: a round, of one seed or of several.
         capacity: the largest number of rounds.
+        best_by: the metric by which the best model of these rounds is kept; '': none is kept.
 
     Returns:
         The program. It ends early if a round leaves a non-finite model, or if every upload of a round was dropped.
@@ -64,11 +84,13 @@ def make_dispatch(round_fn: RoundFunction, capacity: int) -> DispatchFunction:
         def body(so_far: Dispatch) -> Dispatch:
             state, result = round_fn(so_far.state, data, hidden_labels)
             buffer = jax.tree.map(lambda all_, one: all_.at[so_far.rounds_done].set(one), so_far.results, result)
-            return Dispatch(state, buffer, so_far.rounds_done + 1, jnp.all(result.healthy))
+            best = so_far.best and so_far.best.after(best_by, state.model, result)
+            return Dispatch(state, buffer, so_far.rounds_done + 1, jnp.all(result.healthy), best)
 
         def goes_on(so_far: Dispatch) -> jax.Array:
             return (so_far.rounds_done < jnp.minimum(num_rounds, capacity)) & so_far.healthy
 
-        return jax.lax.while_loop(goes_on, body, Dispatch(state, buffer, jnp.int32(0), jnp.bool_(True)))
+        best = Best(jnp.full_like(shapes.metrics[best_by], -1.0), state.model) if best_by else None
+        return jax.lax.while_loop(goes_on, body, Dispatch(state, buffer, jnp.int32(0), jnp.bool_(True), best))
 
     return dispatch

@@ -1,7 +1,7 @@
 """Evaluates a round independently of the method: the model's accuracy, and pseudo-labels against the hidden labels."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -11,7 +11,14 @@ import numpy as np
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.owners import UNKNOWN
 from fedjax_ssl.engine.interface import Metrics, Problem, Report, checked_metrics, joined
-from fedjax_ssl.engine.measures import count_training_images, knn_accuracy, macro_auc, measure, open_set
+from fedjax_ssl.engine.measures import (
+    OF_SCORES,
+    count_training_images,
+    knn_accuracy,
+    macro_auc,
+    measure,
+    open_set,
+)
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.batches import map_batches
 from fedjax_ssl.ops.losses import cross_entropy
@@ -146,15 +153,20 @@ NUM_EMBEDDINGS = 1000  # what a picture of the latent space can show
 
 
 def make_snapshot(
-    network: Network, batch_size: int | None, with_auc: bool = False
+    network: Network, batch_size: int | None, measures: Iterable[str] = ()
 ) -> Callable[..., dict[str, jax.Array]]:
     """Makes the function that describes a model by its outputs on a set of images.
 
     Returns:
         snapshot(model, images [T, H, W, C], labels [T]) -> `predictions` and `labels`, int32 [T]; `loss`, the mean
         cross-entropy; `embeddings`, float32 [n, D], and `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS`
-        images, spread evenly over the set; and `auc` if `with_auc`, which cannot be computed from predictions.
+        images, spread evenly over the set. And what some `measures` need that predictions do not give: `auc`; for
+        `OF_SCORES` also `confidences`, float32 [T], and `ranks`, int32 [T], see `measure_outputs`.
     """
+
+    def of_scores(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        ahead = logits > jnp.take_along_axis(logits, labels[:, None], axis=1)
+        return {"confidences": jnp.max(jax.nn.softmax(logits), axis=1), "ranks": jnp.sum(ahead, axis=1)}
 
     def snapshot(model: Model, images: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         def describe(rows):
@@ -164,7 +176,8 @@ def make_snapshot(
         logits, embeddings = map_batches(describe, jnp.arange(len(images)), batch_size)
         shown = np.linspace(0, len(labels) - 1, min(len(labels), NUM_EMBEDDINGS)).astype(int)
         return {
-            **({"auc": macro_auc(jax.nn.softmax(logits), labels)} if with_auc else {}),
+            **({"auc": macro_auc(jax.nn.softmax(logits), labels)} if "auc" in measures else {}),
+            **(of_scores(logits, labels) if set(measures) & set(OF_SCORES) else {}),
             "predictions": logits.argmax(axis=-1),
             "labels": labels,
             "loss": cross_entropy(logits, labels, jnp.ones(len(labels), bool)),

@@ -1,7 +1,7 @@
 """Measures besides accuracy: balanced accuracy, precision, AUC, accuracy by class size; and kNN accuracy of features.
 
-Pure functions with the semantics of scikit-learn, which can run inside a compiled round. A measure that is undefined
-for a set is NaN.
+Pure functions with the semantics of scikit-learn, which can run inside a compiled round; and `measure_outputs` of
+outputs on the host. A measure that is undefined for a set is NaN.
 """
 
 from collections.abc import Iterable
@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_ssl.data.federated import FederatedData
@@ -26,7 +27,23 @@ MEASURES = {
         "few_accuracy": "few-shot accuracy",
     },
     "knn": {"knn_accuracy": "kNN accuracy"},
+    "f1": {"f1": "macro F1"},
+    "sensitivity": {"sensitivity": "sensitivity"},
+    "specificity": {"specificity": "specificity"},
+    "kappa": {"kappa": "Cohen's kappa"},
+    "calibration": {"calibration_error": "calibration error"},
+    "top5": {"top5_accuracy": "top-5 accuracy"},
 }
+OF_OUTPUTS = (
+    "f1",
+    "sensitivity",
+    "specificity",
+    "kappa",
+    "calibration",
+    "top5",
+)  # of the last model alone, on the host
+OF_SCORES = ("calibration", "top5")  # of these, those that predictions do not suffice for
+BINS = 15  # of the calibration error
 # Measures of runs with unknown classes, in addition to those of `eval_measures`.
 OPEN_SET = {"auroc": "AUROC of unknown images", "open_accuracy": "open-set accuracy"}
 KNN_TEMPERATURE = 0.1
@@ -43,7 +60,7 @@ def measure(
     """Computes measures from the logits of a set.
 
     Args:
-        measures: names of `MEASURES`; 'knn' is ignored, see `knn_accuracy`.
+        measures: names of `MEASURES`; 'knn', see `knn_accuracy`, and `OF_OUTPUTS` are ignored.
         logits: [n, C].
         labels: int32 [n].
         num_training: int [C], training images of each class; read by 'shots'.
@@ -66,6 +83,51 @@ def measure_predictions(measures: Iterable[str], matrix: jax.Array, num_training
     if "shots" in measures:
         found |= by_shots(matrix, num_training)
     return found
+
+
+def measure_outputs(
+    labels: np.ndarray,
+    predictions: np.ndarray,
+    num_classes: int,
+    confidences: np.ndarray | None = None,
+    ranks: np.ndarray | None = None,
+) -> dict[str, float]:
+    """The measures `OF_OUTPUTS` of a model's outputs on n examples, on the host.
+
+    With two classes sensitivity and specificity are of the second class, which counts as the positive one. With more
+    they are means over the classes that occur, each against all others.
+
+    Args:
+        labels, predictions: int [n].
+        num_classes: C of the model.
+        confidences: float [n], the largest probability of each example; None: no calibration error.
+        ranks: int [n], how many classes are more probable than the true one; None: no top-5 accuracy.
+
+    Source: scikit-learn's functions; the calibration error is that of Guo et al., "On Calibration of Modern Neural
+    Networks", ICML 2017, the mean over 15 bins of equal width of |accuracy - mean confidence|, by their examples.
+    """
+    from sklearn import metrics
+
+    occurring = np.unique(labels)
+    classes = np.union1d(occurring, predictions)
+    tables = metrics.multilabel_confusion_matrix(labels, predictions, labels=classes)[np.isin(classes, occurring)]
+    if num_classes == 2:
+        tables = tables[occurring == 1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = {
+            "f1": metrics.f1_score(labels, predictions, average="macro", zero_division=0),
+            "sensitivity": np.mean(tables[:, 1, 1] / tables[:, 1].sum(axis=1)) if len(tables) else np.nan,
+            "specificity": np.mean(tables[:, 0, 0] / tables[:, 0].sum(axis=1)) if len(tables) else np.nan,
+            "kappa": metrics.cohen_kappa_score(labels, predictions),
+        }
+    if confidences is not None:
+        bins = np.minimum(np.ceil(confidences * BINS).astype(int) - 1, BINS - 1)
+        found["calibration_error"] = np.abs(
+            np.bincount(bins, (labels == predictions) - confidences.astype(float))
+        ).sum() / len(labels)
+    if ranks is not None:
+        found["top5_accuracy"] = np.mean(ranks < 5)
+    return {name: float(value) for name, value in found.items()}
 
 
 def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, num_classes: int) -> jax.Array:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import optax
 
 LEAST = 1e-5  # the lower bound of the tail 'seven_sixteenths'
 
@@ -9,11 +10,20 @@ LEAST = 1e-5  # the lower bound of the tail 'seven_sixteenths'
 def learning_rate_at(config, rate: float, round_number: jax.Array) -> jax.Array:
     """The learning rate of one round, float32 []; it is constant within the round. `rate` is that of round 0.
 
-    `config.schedule` is 'constant', or 'cosine': rate (1 + cos(pi t / T)) / 2 in round t, from 0, of T = num_rounds.
+    In round t, from 0, of T = num_rounds, of which W = warm_up_rounds come first:
+
+        rate (t + 1) / W                          for t < W
+        rate                                      after that, if `config.schedule` is 'constant'
+        rate (1 + cos(pi (t - W) / (T - W))) / 2  after that, if it is 'cosine'
+
+    and a tenth of it after each of `config.drop_rounds` that is done.
     """
-    if config.schedule == "constant":
-        return jnp.float32(rate)
-    return rate * 0.5 * (1 + jnp.cos(jnp.pi * round_number / config.num_rounds))
+    rate = optax.piecewise_constant_schedule(rate, dict.fromkeys(config.drop_rounds, 0.1))(round_number)
+    if config.schedule == "cosine":
+        return warmed_up(rate, round_number, config.warm_up_rounds, config.num_rounds)
+    if config.warm_up_rounds:
+        rate = rate * jnp.minimum((round_number + 1) / config.warm_up_rounds, 1)
+    return jnp.float32(rate)
 
 
 def warmed_up(rate: float, round_number: jax.Array, warm_up: int, total: int, tail: str = "half") -> jax.Array:

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.base.errors import UserError, known_are
+
 # The error of a method that cannot use a backbone without parameters, such as 'linear'.
 WITHOUT_PARAMETERS = "clients of this method train the backbone above all, which has no parameter; take another one"
 SMALL = 4096  # leaves with fewer numbers (per row, if they are stacked) are joined
@@ -109,7 +111,10 @@ def zeros_unless(condition: jax.Array, function: Callable[[], Any]) -> Any:
 
 
 def select(params: dict[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
-    """The named parts of a model's parameters."""
+    """The named parts of a model's parameters; raises a UserError if there is no such part."""
+    for name in parts:
+        if name not in params:
+            raise UserError(f"the model has no part {name!r}{known_are(name, params)}")
     return {name: params[name] for name in parts}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 ROUNDS, PATIENCE, BYTES, SECONDS = "rounds", "patience", "bytes", "seconds"
+VALIDATION_ACCURACY = "validation_accuracy"  # the metric that chooses the best round
 
 
 class Spent(NamedTuple):
@@ -23,7 +24,7 @@ class Spent(NamedTuple):
 
     def after(self, line: Mapping[str, Any]) -> "Spent":
         """Adds one more line of metrics.jsonl."""
-        accuracy, sent = line.get("validation_accuracy"), line["bytes_down"] + line["bytes_up"]
+        accuracy, sent = line.get(VALIDATION_ACCURACY), line["bytes_down"] + line["bytes_up"]
         rounds, better = self.rounds + 1, accuracy is not None and accuracy > self.best
         best_round = rounds if better else self.best_round
         return Spent(

@@ -42,7 +42,7 @@ def load_snapshot(path: pathlib.Path, classes: int | None = None) -> dict[str, n
     Raises:
         UserError: it cannot be read, or its labels are not 0 to C - 1, or its embeddings not finite.
     """
-    found = read_fitting(path, _ARRAYS, {"loss": "f", "auc": "f"})
+    found = read_fitting(path, _ARRAYS, {"loss": "f", "auc": "f", "confidences": "f T", "ranks": "iu T"})
     labels = [found[name] for name in ("labels", "predictions", "embedding_labels")]
     are_classes = all(len(each) and each.min() >= 0 and each.max() < (classes or np.inf) for each in labels)
     if not are_classes or not np.isfinite(found["embeddings"]).all():

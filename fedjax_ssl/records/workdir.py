@@ -24,6 +24,7 @@ except ImportError:  # on Windows, where the folder is not locked
 CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json"
 ABOUT = "about.json"  # what reports say of the run's method, and the fields' defaults
 PARTITION, CHECKPOINTS, INIT_FROM = "partition.npz", "checkpoints", "init_from.json"
+BEST = "best"  # the model of the best round on validation images, as a checkpoint
 DATASET, CLASS_COUNTS, SNAPSHOTS = "dataset.json", "class_counts.npz", "snapshots"
 METRICS_SUM = "metrics_sha256"  # in the summary: the checksum of its records
 CLIENTS = "clients.sqlite"  # the clients' memory, if it is not in the checkpoints
@@ -101,13 +102,13 @@ def read_seeds(folder: pathlib.Path) -> tuple[int, ...]:
         raise UserError(f"cannot read {folder / SEEDS}: {first_line(error)}") from error
 
 
-def read_config(folder: pathlib.Path) -> dict[str, Any]:
-    """A run's configuration as it was saved.
+def read_config(folder: pathlib.Path, name: str = CONFIG) -> dict[str, Any]:
+    """A run's configuration as it was saved; `name` is that of its file.
 
     Raises:
         UserError: it cannot be read or is not a configuration.
     """
-    return _read_dict(folder / CONFIG, "method")
+    return _read_dict(folder / name, "method")
 
 
 def read_about(folder: pathlib.Path) -> dict[str, Any]:

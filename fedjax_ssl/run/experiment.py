@@ -247,7 +247,7 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: boo
         views.strong,
         facts["num_classes"],
         views.pair,
-        own_rule=import_rule(config.confidence.kind),
+        own_rule=import_rule(config.confidence, facts["num_classes"]),
         lacks_labels=lacks_labels,
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_ssl.data.federated import FederatedData, stack_seeds
 from fedjax_ssl.engine.interface import State
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import row
 from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run import hosts
@@ -82,6 +83,7 @@ class Turn(NamedTuple):
     lines: list[list[dict[str, Any]]]
     timings: list[list[dict[str, Any]]]  # the same for timings.jsonl
     healthy: list[bool]  # whether the state after the last round can be trained further
+    best: Model | None = None  # the group's, of the dispatch's best round on validation images; None without these
 
 
 class Listener(Protocol):
@@ -143,7 +145,7 @@ def run_rounds(
         healthy = [bool(results[-1].healthy) for results in by_run]
         done += ran
         is_last = bool(stop.after(lines)) or done >= config.num_rounds
-        turn = Turn(done, is_last, state, lines, timings, healthy)
+        turn = Turn(done, is_last, state, lines, timings, healthy, result.best and result.best.model)
         for listener in listeners:
             listener.take(turn)
         rounds = config.rounds_per_dispatch or int(np.clip(DISPATCH_SECONDS / seconds, 1, DISPATCH_CAPACITY))

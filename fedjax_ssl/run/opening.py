@@ -126,10 +126,10 @@ def why_ended(
     return hosts.from_first(lambda: [of_one(*parts) for parts in zip(experiments, folders, states)])
 
 
-def checkpoints_of(folder: Workdir, experiment: Experiment) -> Checkpoints:
-    """A run's checkpoints, with the facts that they were trained with."""
+def checkpoints_of(folder: Workdir, experiment: Experiment, name: str = CHECKPOINTS) -> Checkpoints:
+    """A run's checkpoints, with the facts that they were trained with; `name` is CHECKPOINTS or BEST."""
     run = trained_with(folder.config, experiment.dataset, experiment.partition)
-    return Checkpoints(folder.path / CHECKPOINTS, run=run)
+    return Checkpoints(folder.path / name, run=run)
 
 
 def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:

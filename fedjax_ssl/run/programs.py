@@ -22,6 +22,7 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.methods import METHODS, NAMES
 from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.records.ending import VALIDATION_ACCURACY
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_tests import clients_at_once, make_client_tests
 from fedjax_ssl.run.experiment import Experiment, with_numbers
@@ -197,9 +198,7 @@ def _snapshot_sets(experiment: Experiment) -> tuple[str, ...]:
 
 def _lower_snapshot(machine: Machine, experiment: Experiment, name: str) -> jax.stages.Lowered:
     config, data, model = experiment.problem.config, experiment.data, experiment.state_shape.model
-    snapshot = machine.jit(
-        make_snapshot(experiment.problem.network, config.eval_batch_size, "auc" in config.eval_measures)
-    )
+    snapshot = machine.jit(make_snapshot(experiment.problem.network, config.eval_batch_size, config.eval_measures))
     if name == "test":
         return snapshot.lower(model, data.test_inputs, data.test_labels)
     rows = data.validation_index
@@ -256,5 +255,6 @@ def lower_dispatch(machine: Machine, experiments: list[Experiment], width: int |
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), state)
         data = jax.eval_shape(stack_seeds, [experiment.data for experiment in experiments])
     capacity = max(config.rounds_per_dispatch or 0, DISPATCH_CAPACITY)
-    dispatch = machine.jit(make_dispatch(round_fn, capacity), donate_argnums=0)
+    best_by = VALIDATION_ACCURACY if config.data.validation else ""
+    dispatch = machine.jit(make_dispatch(round_fn, capacity, best_by), donate_argnums=0)
     return dispatch.lower(state, data, hidden_labels, jax.ShapeDtypeStruct((), jnp.int32))

@@ -26,6 +26,7 @@ from fedjax_ssl.records.ending import SECONDS, fields_to_raise, in_words
 from fedjax_ssl.records.origin import note_end, note_start, what_differs
 from fedjax_ssl.records.words import measured_each_round
 from fedjax_ssl.records.workdir import (
+    BEST,
     CHECKPOINTS,
     CLASS_COUNTS,
     INIT_FROM,
@@ -48,6 +49,7 @@ from fedjax_ssl.run.observe.listeners import (
     Advise,
     FeedTrackers,
     HearSignals,
+    KeepBest,
     SaveCheckpoints,
     SaveSnapshots,
     StopOnFailure,
@@ -242,7 +244,8 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
     written = [run for run in runs if run.folder is not None]  # all runs; none on a host that writes nothing
     for run in written:
         run.folder.begin(first_round)
-        Checkpoints(run.folder.path / CHECKPOINTS).set_aside(after=first_round)
+        for name in (CHECKPOINTS, BEST):
+            Checkpoints(run.folder.path / name).set_aside(after=first_round)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_marked(config, runs[0]))
         stack.enter_context(logged([run.folder.path / LOG for run in written]))
@@ -268,7 +271,10 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             stack.enter_context(progress)
         signals = stack.enter_context(Signals())
         every = checkpoint_interval(config, runs[0].experiment.state_shape)
-        checkpoints = [checkpoints_of(run.folder, run.experiment) for run in written]
+        checkpoints, bests = (
+            [checkpoints_of(run.folder, run.experiment, name) for run in written] for name in (CHECKPOINTS, BEST)
+        )
+        best = KeepBest(group, bests)
         listeners: list[Listener] = [
             HearSignals(signals),
             *([] if program.client_tests is None else [TestClients(machine, group, program.client_tests, memories)]),
@@ -277,7 +283,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             *([progress, Advise(find_method(config.method).advice(config), len(runs))] if written else []),
             StopOnFailure(runs),
             SaveSnapshots(group, program.snapshots, config.snapshot_rounds),  # on every host: it computes
-            *([SaveCheckpoints(group, checkpoints, memories, every, signals)] if written else []),
+            *([best, SaveCheckpoints(group, checkpoints, memories, every, signals, best)] if written else []),
             StopOnSignal(signals),
         ]
         trained = run_rounds(machine, feed, group, list(states), program.traffic, listeners)

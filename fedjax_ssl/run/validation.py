@@ -12,7 +12,7 @@ from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.config import add_section, flatten, ranges
 from fedjax_ssl.data import check_labels, server_has_labels
 from fedjax_ssl.data.unknown import check_unknown
-from fedjax_ssl.methods import find_method
+from fedjax_ssl.methods import METHODS, find_method
 from fedjax_ssl.methods.entry import Entry
 from fedjax_ssl.ops.augment import check_magnitude
 from fedjax_ssl.run.decided import names_clients
@@ -63,7 +63,9 @@ def _misfits(config: Any, method: Entry) -> Iterator[str]:
     """A line for each field that does not fit another one, or the method."""
     name, data, attack, stop = name_of(config.method), config.data, config.attack, config.stop
     if data.labels not in method.settings:
-        yield f"data.labels is {data.labels!r}; known to the method {name}: {', '.join(map(repr, method.settings))}"
+        known = ", ".join(map(repr, method.settings))
+        others = ", ".join(other for other, entry in METHODS.items() if data.labels in entry.settings)
+        yield f"data.labels is {data.labels!r}; known to the method {name}: {known}; methods that take it: {others}"
     for field, default in {"kind": "fixed", "debias": "none"}.items():
         if field not in method.confidence and config.confidence[field] != default:
             value = config.confidence[field]

@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError, known_are
-from fedjax_ssl.base.files import expanded, replace_arrays, replace_file
+from fedjax_ssl.base.files import as_csv, expanded, replace_arrays, replace_file
 from fedjax_ssl.base.imports import forget_changed, is_own
 from fedjax_ssl.config import ranges, typed
 from fedjax_ssl.data.folder import load_pictures
@@ -30,8 +30,10 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.origin import changed_files
-from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, read_config, refuse_code
+from fedjax_ssl.records.workdir import BEST, CHECKPOINTS, CONFIG, read_config, refuse_code
+from fedjax_ssl.serve.judging import num_in_training
 
+NEWEST = "newest"  # the checkpoint that is loaded, unless it is BEST
 BATCH_SIZE = 256  # examples in a batch: one program for any number of examples, with bounded memory
 
 
@@ -71,7 +73,7 @@ class Predictor(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """The shape of an example: (height, width, channels), (columns,), (features,) or (tokens,)."""
         shape = self.network.inputs.shape
-        return shape[-1:] if len(shape) == 2 else shape
+        return shape[-1:] if "weak_views" in self.facts else shape  # of several views of an example, the first
 
     @property
     def params(self) -> Any:
@@ -98,7 +100,7 @@ class Predictor(NamedTuple):
         if self.encode is not None and self.are_images(inputs):
             inputs = self.encode(inputs)
         examples = self.kind.given(inputs, self.facts)
-        probabilities, embeddings = _in_batches(self.outputs, examples, BATCH_SIZE)
+        probabilities, embeddings = in_batches(self.outputs, examples, BATCH_SIZE)
         labels = np.argmax(probabilities, axis=-1).astype(np.int32)
         return Prediction(labels, np.array(self.class_names)[labels], probabilities, embeddings)
 
@@ -116,21 +118,24 @@ class Predictor(NamedTuple):
         return None if shape is None else tuple(shape)
 
 
-def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor:
+def load(workdir: str | os.PathLike[str], allow_code: bool = False, checkpoint: str = NEWEST) -> Predictor:
     """Loads the model of a run's newest checkpoint; if it is damaged, warns and loads the checkpoint before it.
 
     Args:
         workdir: the folder of a run, finished or not. Nothing is written into it.
         allow_code: whether to run code that the folder names, a method or a backbone as FILE.py:NAME or MODULE:NAME.
             Set it only for folders that you trust.
+        checkpoint: 'newest', or 'best': of the round with the best accuracy on the run's validation images.
 
     Returns:
         A function from examples to a `Prediction`, with their preprocessing inside.
 
     Raises:
-        UserError: the folder has no run or no usable checkpoint, or cannot be read, or names code and `allow_code` is
-            False.
+        UserError: the folder has no run or no usable checkpoint, such as no best one without validation images, or
+            cannot be read, or names code and `allow_code` is False.
     """
+    if checkpoint not in (NEWEST, BEST):
+        raise UserError(f"checkpoint is {checkpoint!r}{known_are(checkpoint, (NEWEST, BEST))}")
     folder = expanded(workdir)
     if not (folder / CONFIG).exists():
         runs = [path.parent.name for path in sorted(folder.glob(f"*/{CONFIG}"))]
@@ -153,7 +158,10 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False) -> Predictor
     if any(map(is_own, (config.method, config.model.name))) and (changed := changed_files(folder)):
         print(f"warning: {folder} was trained with another {', '.join(changed)}", file=sys.stderr, flush=True)
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
-    restored = Checkpoints(folder / CHECKPOINTS).restore(State(None, model), part=True)
+    if checkpoint == BEST and not saved["data"]["validation"]:
+        raise UserError(f"{folder} has no best checkpoint: validation images choose it, as with data.validation=500")
+    place = folder / (BEST if checkpoint == BEST else CHECKPOINTS)
+    restored = Checkpoints(place).restore(State(None, model), part=True)
     for line in restored.passed_over:
         print(f"warning: {line}; the model is that of round {restored.round}", file=sys.stderr, flush=True)
     trained = restored.state.model
@@ -185,12 +193,12 @@ def _encoding(options: ConfigDict, facts: Mapping[str, Any]) -> Callable[[Any], 
 
     def encode(images: Any) -> np.ndarray:
         images = KINDS[IMAGE].given(images, {"image_shape": facts["encoded_images"]})
-        return _in_batches(read(), images, ENCODED_TOGETHER)
+        return in_batches(read(), images, ENCODED_TOGETHER)
 
     return encode
 
 
-def _in_batches(function: Callable[[jax.Array], Any], examples: np.ndarray, size: int) -> Any:
+def in_batches(function: Callable[[jax.Array], Any], examples: np.ndarray, size: int) -> Any:
     """A function's results for all examples, computed in padded batches of this size: leaves [B, ...]."""
     found = []
     for start in range(0, len(examples), size):
@@ -207,6 +215,7 @@ class Predicted(NamedTuple):
     files: list[str] | None  # of each example, relative to the folder; None if the input is not a folder
     true_labels: np.ndarray | None  # int32 [B], -1 if unknown; None if there are no labels
     of_images: bool = True
+    in_training: int = 0  # how many of them are in the training set, if that can be read and there are labels
 
     @property
     def labelled(self) -> int:
@@ -228,6 +237,7 @@ def predict_file(
     key: str = "",
     allow_code: bool = False,
     csv: str = "",
+    checkpoint: str = NEWEST,
 ) -> Predicted:
     """Classifies the examples of an npz or csv file, or the images of a folder, and writes the predictions.
 
@@ -239,7 +249,7 @@ def predict_file(
         images: a folder, FOLDER/IMAGE, or with labels FOLDER/CLASS/IMAGE.
         key: name of the images' array in the npz file; by default `images`, `x`, `x_test`, `test_images`, or the only
             array.
-        allow_code: see `load`.
+        allow_code, checkpoint: see `load`.
         csv: a csv or parquet file, for models of tables and texts; labels are read from the label column of the
             training data.
 
@@ -253,14 +263,17 @@ def predict_file(
     path = expanded(out)
     if path.suffix not in (".csv", ".npz") or path.resolve() == expanded(given[0]).resolve():
         raise UserError(f"--out={path} must end in .csv or .npz, and not be the file that is read")
-    predictor = load(workdir, allow_code)
+    predictor = load(workdir, allow_code, checkpoint)
     if images and predictor.image_shape is None:
         raise UserError(f"--images is for images, but the model takes {predictor.kind.noun}")
     if csv:
         inputs, files, labels = _of_csv(predictor, csv)
     else:
         inputs, files, labels = _of_folder(predictor, images) if images else _of_npz(predictor, npz, key)
-    found = Predicted(predictor(inputs), files, labels, predictor.are_images(inputs))
+    of_images = predictor.are_images(inputs)
+    found = Predicted(predictor(inputs), files, labels, of_images)
+    if found.labelled:
+        found = found._replace(in_training=num_in_training(inputs, predictor.facts, of_images, workdir))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".csv":
@@ -280,8 +293,6 @@ def predict_file(
 
 def _as_csv(predictor: Predictor, found: Predicted) -> str:
     """A line for each example: its file or number, the predicted class, its probability, the true class if known."""
-    import pandas
-
     prediction, labels, names = found.prediction, found.true_labels, predictor.class_names
     columns: dict[str, Any] = {
         "image" if found.of_images else "row": found.files or range(len(prediction.labels)),
@@ -290,7 +301,7 @@ def _as_csv(predictor: Predictor, found: Predicted) -> str:
     }
     if labels is not None:
         columns["true class"] = [names[label] if label >= 0 else "" for label in labels]
-    return pandas.DataFrame(columns).to_csv(index=False, lineterminator="\n")
+    return as_csv(columns)
 
 
 def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str], np.ndarray | None]:

@@ -70,7 +70,7 @@ class Cell(NamedTuple):
 
     def path_name(self) -> str:
         """Name and values, as reports show them instead of the runs' folder."""
-        values = ", ".join(f"{field.rpartition('.')[2]}={value}" for field, value in self.grid.items())
+        values = ", ".join(f"{field}={value}" for field, value in _short(self.grid).items())
         return "/".join(filter(None, [self.name, values.replace("_", " ")]))
 
     def row(self) -> Row:
@@ -197,7 +197,7 @@ def _cell(sweep: Sweep, workdir: pathlib.Path, name: str, method: str | tuple[An
     for field in sorted(fields, key=lambda field: field != "method"):  # first: other fields may be in its section
         _set(config, field, fields[field])
     config.log.report = False  # the sweep's report has all runs; an override turns each run's report on again
-    folder = workdir / (_slug(name) or "row") / _slug(",".join(f"{k.rpartition('.')[2]}={v}" for k, v in grid.items()))
+    folder = workdir / (_slug(name) or "row") / _slug(",".join(f"{k}={v}" for k, v in _short(grid).items()))
     return Cell(name, grid, config, folder, sweep.seeds)
 
 
@@ -241,6 +241,12 @@ def _set(config: ConfigDict, field: str, value: Any) -> None:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"the sweep sets {field} to {value!r}: {' '.join(str(error).split())}") from error
+
+
+def _short(grid: Mapping[str, Any]) -> dict[str, Any]:
+    """A grid's values by their fields' last names; by the whole name where two fields share the last."""
+    lasts = [field.rpartition(".")[2] for field in grid]
+    return {last if lasts.count(last) == 1 else field: grid[field] for field, last in zip(grid, lasts)}
 
 
 def _slug(text: str) -> str:

@@ -9,6 +9,7 @@ import fedjax_ssl
 import launch
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import apply_arguments, differences, load_config_file, parse_config
+from fedjax_ssl.methods import METHODS, NAMES
 from fedjax_ssl.run.validation import validate
 from tests.helpers.stub import make_stub_config
 
@@ -28,6 +29,8 @@ def test_overrides():
     [
         ("--config.sede=1", "unknown field config.sede; the nearest is config.seed"),
         ("--config.learning_rate=1", r"unknown field config.learning_rate; the nearest is config\.\w+\.learning_rate"),
+        ("--config.client.lr=1", "unknown field config.client.lr; the nearest is config.client.learning_rate$"),
+        (f"--config.data.source={5000 * 'x'}", r"^.{,60}x{1000,1200} \[\.\.\.\] .{,300}$"),
         ("--config.seed=one", "config.seed takes a value of type int .*'one'"),
         ("--config.fedanchor.contrastive=maybe", "contrastive takes a value of type bool .*'maybe'"),
         ("--config=nowhere.py", "there is no config file nowhere.py"),
@@ -136,3 +139,52 @@ def test_the_variant_paper_undoes_what_was_found():
     paper = load_config_file(f"{path}:paper")
     paper.model.statistics = "server"  # nothing reads it in this variant
     assert differences(apply_arguments(base_config(), "plain").to_dict(), paper.to_dict()) == {}
+
+
+def test_a_run_s_config_json_is_a_config(stub_run, tmp_path, capfd):
+    """Its values are those of the run, arguments and overrides come on top; code that it names needs a word."""
+    file = stub_run[0] / "config.json"
+    with pytest.raises(UserError, match=r"the run in .* names code, method=.*stub.py:stub, which would be run; if you"):
+        load_config_file(file)
+    found = load_config_file(file, allow_code=True)
+    assert found.to_dict() == make_stub_config().to_dict()
+    found = parse_config(f"{file}:semifl,alpha=0.5", ["--config.seed=3"], allow_code=True)
+    assert (found.method, found.data.alpha, found.seed, found.num_clients) == ("semifl", 0.5, 3, 8)
+    (tmp_path / "config.json").write_text('{"method": "semifl", "client": {"lr": 0.1}}')
+    (tmp_path / "none.json").write_text("[1]")
+    for name, line in (
+        ("config.json", "client.lr is 0.1"),
+        ("none.json", "cannot read the run in .*none.json: it has"),
+    ):
+        assert launch.main([f"--config={tmp_path / name}", f"--workdir={tmp_path / 'run'}"]) == 2
+        assert re.search(line, capfd.readouterr().err)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_list_of_methods(capfd):
+    """A line for each: its name, the values of data.labels that it takes, its variants."""
+    assert launch.main(["methods"]) == 0
+    head, *lines = capfd.readouterr().out.splitlines()
+    assert head.split() == ["method", "labels", "variants"] and [line.split()[0] for line in lines] == list(NAMES)
+    for line, name in zip(lines, NAMES):
+        listed = {word.strip(",") for word in line.split()[1:]}
+        assert listed == {*METHODS[name].settings, *METHODS[name].variants}, name
+
+
+def test_a_dry_run_shows_the_configuration_and_the_size_of_a_round(tmp_path, monkeypatch, capfd):
+    """The linear classifier's numbers by hand: 65 x 10 parameters, which 5 clients receive and send."""
+    monkeypatch.chdir(tmp_path)
+    words = [f"--config={QUICKSTART}:supervised,all_labels", "--config.model.name=linear"]
+    fields = ["--config.client.batch_size=10", "--config.client.epochs=2", "--config.model.normalisation=none"]
+    assert launch.main([*words, *fields, "--dry_run"]) == 0
+    said = capfd.readouterr().out
+    lines = dict(line.split(" = ") for line in said.splitlines() if " = " in line)
+    assert lines["method"] == "'supervised'" and lines["client.epochs"] == "2" and "fedanchor.mix" not in said
+    assert {name for name in lines if name.startswith("fedanchor.")} == set()
+    assert "model: 650 parameters, 0.00 MB" in said
+    assert re.search(r"a round: 5 clients, 0.01 MB to them and 0.01 MB from them", said)
+    # Forward and backward of a product [10, 64] x [64, 10] are 2 x 2 x 6,400 FLOP, and the client has 69 images.
+    (step,) = re.findall(r"a client's step: ([\d.]+) MFLOP, an estimate", said)
+    assert 0.0 <= float(step) < 1
+    assert "if each client takes 14 steps" in said
+    assert not list(tmp_path.iterdir())  # nothing is written

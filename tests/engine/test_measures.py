@@ -21,6 +21,7 @@ from fedjax_ssl.engine.measures import (
     knn_accuracy,
     macro_auc,
     measure,
+    measure_outputs,
     open_set,
 )
 from fedjax_ssl.records.runs import read_run
@@ -67,6 +68,40 @@ def test_measures_are_scikit_learns(num_classes, digits):
     assert found["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(labels, predictions), abs=1e-6)
     precision = metrics.precision_score(labels, predictions, average="macro", zero_division=0)
     assert found["precision"] == pytest.approx(precision, abs=1e-6)
+
+
+@pytest.mark.parametrize("num_classes", [2, 7])
+def test_measures_of_outputs_are_those_of_plain_loops(num_classes):
+    """Written from their definitions, without scikit-learn. Class 5 does not occur, but is predicted."""
+    logits, labels = outputs(num_classes, seed=3, drop=(5,) if num_classes > 5 else ())
+    scores = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    predictions, confidences = scores.argmax(axis=1), scores.max(axis=1)
+    ranks = [sum(row > row[label]) for row, label in zip(scores, labels)]
+    found = measure_outputs(labels, predictions, num_classes, confidences, np.array(ranks))
+    f1, sensitivity, specificity = {}, {}, {}
+    for c in range(num_classes):
+        tp, fp = sum((predictions == c) & (labels == c)), sum((predictions == c) & (labels != c))
+        fn, tn = sum((predictions != c) & (labels == c)), sum((predictions != c) & (labels != c))
+        f1[c] = 2 * tp / (2 * tp + fp + fn)
+        if tp + fn:
+            sensitivity[c], specificity[c] = tp / (tp + fn), tn / (tn + fp)
+    counted = (1,) if num_classes == 2 else tuple(sensitivity)
+    agree = np.mean(labels == predictions)
+    chance = sum(np.mean(labels == c) * np.mean(predictions == c) for c in range(num_classes))
+    error = 0.0
+    for low in range(15):
+        inside = (confidences > low / 15) & (confidences <= (low + 1) / 15)
+        if inside.any():
+            error += inside.sum() * abs(np.mean((labels == predictions)[inside]) - confidences[inside].mean())
+    expected = {
+        "f1": np.mean(list(f1.values())),
+        "sensitivity": np.mean([sensitivity[c] for c in counted]),
+        "specificity": np.mean([specificity[c] for c in counted]),
+        "kappa": (agree - chance) / (1 - chance),
+        "calibration_error": error / len(labels),
+        "top5_accuracy": np.mean(np.array(ranks) < 5),
+    }
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_classes_that_are_absent_or_never_predicted():
@@ -209,6 +244,15 @@ def test_a_run_records_and_shows_its_measures(measured_run):
             "medium_accuracy": recall[(held >= 20) & (held <= 100)].mean(),
             "few_accuracy": recall[held < 20].mean(),
         }
+        if name == "test":  # once, of the last model
+            order = np.argsort(-scores, axis=1)
+            expected |= {
+                "f1": metrics.f1_score(labels, predictions, average="macro"),
+                "sensitivity": recall.mean(),
+                "kappa": metrics.cohen_kappa_score(labels, predictions),
+                "top5_accuracy": np.mean([label in row[:5] for label, row in zip(labels, order)]),
+            }
+            assert 0 < summary["test_calibration_error"] < 1 and 0.5 < summary["test_specificity"] < 1
         for measured, value in expected.items():
             assert summary[f"{name}_{measured}"] == pytest.approx(value, abs=1e-4), (name, measured)
             assert (f"{name}_{measured}" in run.metrics[-1]) == (name == "validation")
@@ -231,7 +275,7 @@ def test_measures_are_in_tables_reports_and_cards(measured_run, stub_run):
     assert "test macro AUC" not in make_table(rows[1:], 0.9)[0]
     page = write_report(measured_run).read_text()
     card = (measured_run / "MODEL_CARD.md").read_text()
-    for words in ("balanced accuracy", "macro precision", "few-shot accuracy"):
+    for words in ("balanced accuracy", "macro precision", "few-shot accuracy", "macro F1", "sensitivity"):
         assert f"test {words}" in page
         assert re.search(rf"\| test {words} \| {run.tested_measures()[words]} \|", card)
     assert "long tail (imbalance 10)" in card

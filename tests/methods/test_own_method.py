@@ -76,6 +76,16 @@ def rule(options, num_classes, threshold, strictly):
     return Confidence(lambda n_max: (), lambda state, *seen: state, weigh)
 
 
+def changed(**functions):
+    return rule({}, 10, 0.5, False)._replace(**functions)
+
+
+soft = lambda *_: changed(weigh=lambda state, scores, size: scores.max(axis=-1))
+few = lambda *_: changed(update=lambda state, scores: state)
+flat = lambda *_: changed(weigh=lambda state, scores, size: scores)
+other = lambda *_: changed(update=lambda state, *seen: seen[0])
+
+
 def no_rule(*arguments):
     return number
 
@@ -294,6 +304,13 @@ def test_a_rule_for_confidence_from_a_file(own):
             "confidence.kind=my.py:no_rule returns a int; it must return a Conf",
         ),
         ([SEMIFL, "--config.confidence.kind=my.py:raises"], "cannot be built (ZeroDivisionError in line "),
+        (["--config.confidence.kind=my.py:soft"], "kind='my.py:soft' gives weights, but fedanchor has none"),
+        ([SEMIFL, "--config.confidence.kind=my.py:few"], "its update fails (TypeError: "),
+        (
+            [SEMIFL, "--config.confidence.kind=my.py:flat"],
+            "weigh returns float32 [256, 10]; it must return float32 [256]",
+        ),
+        ([SEMIFL, "--config.confidence.kind=my.py:other"], "its update returns float32 [256, 10]; it must return ()"),
         (["--config.confidence.kind=flexmach"], "'flexmach'; the nearest is flexmatch; known: fixed, share"),
         ([f"--config={QUICKSTART}:fedcon", "--config.confidence.kind=my.py:rule"], "is not for the method fedcon"),
         (["--config.method=my.py:agreement", "--config.agreement.vews=3"], "nearest is config.agreement.views"),

@@ -600,7 +600,7 @@ def test_a_table_of_chosen_columns(three_runs, tmp_path, undrawn):
     lines = (tmp_path / "all.md").read_text().splitlines()
     assert lines[0] == "| method | seeds | test accuracy |" and len(lines) == 4
     latex = (tmp_path / "all.tex").read_text()
-    assert r"\caption{Ours.}" in latex and r"\label{tab:ours}" in latex and r"\textbf{" in latex
+    assert r"\caption{Ours.}" in latex and r"\label{tab:ours}" in latex and r"\textbf{" not in latex
     assert "half of the 95 % confidence interval over seeds" in out.read_text()
     (line, _) = csv.DictReader((tmp_path / "all.csv").open())
     assert "seconds" in line and line["method"].count("*") == 0

@@ -23,7 +23,7 @@ from fedjax_ssl.run import loop
 from fedjax_ssl.run.feed import WholeFeed
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, run_rounds
 from fedjax_ssl.run.machine import find_machine
-from fedjax_ssl.run.observe.listeners import SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
+from fedjax_ssl.run.observe.listeners import KeepBest, SaveCheckpoints, SaveSnapshots, StopOnFailure, WriteRecords
 from fedjax_ssl.run.signals import Signals
 from fedjax_ssl.run.train import group_runs
 from fedjax_ssl.run.wire import Traffic
@@ -138,7 +138,7 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
     listeners = [
         WriteRecords(group.runs),
         SaveSnapshots(group, {"test": snapshot}, (0, 2, 5, 99)),
-        SaveCheckpoints(group, stores, [None, None], 3, signals),
+        SaveCheckpoints(group, stores, [None, None], 3, signals, KeepBest(group, [])),
     ]
     assert [listener.next_due(2) for listener in listeners] == [None, 5, 3]
     assert [listener.next_due(99) for listener in listeners] == [None, None, 102]
@@ -169,7 +169,7 @@ def test_a_signal_saves_whatever_round_it_is(counting):
     group, signals = arguments[2], Signals()
     signals.agreed = 15
     store = Checkpoints(group.runs[0].folder.path / "checkpoints")
-    listener = SaveCheckpoints(group, [store], [None], 100, signals)
+    listener = SaveCheckpoints(group, [store], [None], 100, signals, KeepBest(group, []))
 
     class Stop(Listener):
         def take(self, turn):

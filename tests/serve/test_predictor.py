@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn import metrics
 
 import fedjax_ssl
 import launch
@@ -69,7 +70,18 @@ def test_labels_give_an_accuracy(predict, digits, finished_fedanchor_run, tmp_pa
     for names in (("x_test", "y_test"), ("images", "labels"), ("test_images", "test_labels")):
         np.savez(images, **dict(zip(names, (digits.x_test, labels[:, None] if "test_labels" in names else labels))))
         assert launch.main(words) == 0
-        assert accuracy in capfd.readouterr().out
+        assert accuracy in (said := capfd.readouterr().out)
+    truth, named = labels[labels >= 0], predict(digits.x_test).labels[labels >= 0]
+    assert f"macro F1 {100 * metrics.f1_score(truth, named, average='macro'):.2f} %, sensitivity " in said
+    assert f"Cohen's kappa {100 * metrics.cohen_kappa_score(truth, named):.2f} %, calibration error " in said
+    assert "training set" not in said
+    np.savez(images, images=np.concatenate([digits.x_train[:3], digits.x_test[:4]]), labels=np.zeros(7, int))
+    assert launch.main(words) == 0
+    assert (
+        "\n3 of the images are in the training set: their accuracy says nothing of new ones" in capfd.readouterr().out
+    )
+    np.savez(images, images=digits.x_test, labels=labels)
+    assert launch.main(words) == 0
     with np.load(out) as found:
         np.testing.assert_array_equal(found["true_labels"], labels)
         assert found["class_names"].tolist() == list("0123456789")

@@ -31,6 +31,12 @@ CHANGES_NO_RESULT = (
 )
 
 
+MEASURES = (
+    *("balanced_accuracy", "precision", "auc", "shots", "knn"),  # of each test
+    *("f1", "sensitivity", "specificity", "kappa", "calibration", "top5"),  # of the last model
+)
+
+
 def shared_fields() -> Section:
     """The fields that all methods share, with their defaults and ranges; each method adds a section."""
     config = Section()
@@ -46,12 +52,14 @@ def shared_fields() -> Section:
     # docs/how_to/start_from_a_model.md.
     config.init_from = ""
     config.schedule = word("constant", "cosine")  # schedule of all learning rates over rounds; 'cosine' falls to 0
+    config.warm_up_rounds = whole(0, least=0)  # first rounds, in which they rise in equal steps
+    config.drop_rounds = several((), whole(least=1), distinct=True)  # rounds after which they fall to a tenth
     # Rounds between two tests of the global model. The first and the last round always have one; see
     # docs/how_to/reports.md.
     config.eval_every = whole(1, least=1)
-    # More measures in each test, any of 'balanced_accuracy', 'precision', 'auc', 'shots', 'knn'; see
-    # docs/reference/measures.md.
-    config.eval_measures = several((), word("balanced_accuracy", "precision", "auc", "shots", "knn"), distinct=True)
+    # More measures: in each test 'balanced_accuracy', 'precision', 'auc', 'shots', 'knn'; of the last model 'f1',
+    # 'sensitivity', 'specificity', 'kappa', 'calibration', 'top5'. See docs/reference/measures.md.
+    config.eval_measures = several((), word(*MEASURES), distinct=True)
     # With data.client_test_share: number of rounds between tests of all clients on their own images. Each test trains
     # every client once. 0: only at the end.
     config.eval_clients_every = whole(0, least=0)

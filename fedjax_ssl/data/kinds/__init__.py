@@ -7,6 +7,7 @@ federations. The data of a run determine its kind: `facts["kind"]` names it; wit
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_ssl.base.errors import UserError, known_are
 from fedjax_ssl.data.kinds import features, images, table, text
 from fedjax_ssl.data.kinds.images import Images
 from fedjax_ssl.data.kinds.kind import Inputs, Kind
@@ -23,5 +24,8 @@ def kind_name(facts: Mapping[str, Any]) -> str:
 
 
 def kind_of(facts: Mapping[str, Any]) -> Kind:
-    """The kind of a data set's inputs."""
-    return KINDS[kind_name(facts)]
+    """The kind of a data set's inputs; raises a UserError if this library has no such kind."""
+    name = kind_name(facts)
+    if name not in KINDS:
+        raise UserError(f"the data are of the kind {name!r}{known_are(name, KINDS)}")
+    return KINDS[name]

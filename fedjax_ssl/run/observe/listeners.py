@@ -10,8 +10,10 @@ import numpy as np
 from fedjax_ssl.base.errors import TrainingError
 from fedjax_ssl.data.federated import of_seed
 from fedjax_ssl.engine.interface import State
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.clients import save_client_tests, test_figures
+from fedjax_ssl.records.ending import VALIDATION_ACCURACY
 from fedjax_ssl.records.snapshots import save_snapshot
 from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
 from fedjax_ssl.run import hosts
@@ -214,6 +216,44 @@ class HearSignals(Listener):
         self._signals.agreed = hosts.any_signal(self._signals.received)
 
 
+class KeepBest(Listener):
+    """Keeps the model of the best round on validation images, if there are any; `save` writes it.
+
+    It is written with the next checkpoint, which implies that the best model until then is on disk.
+    """
+
+    def __init__(self, group: RunsTogether, kept: list[Checkpoints]):
+        """Reads the records of earlier rounds.
+
+        Args:
+            group: the runs.
+            kept: where each run's best model is written; [] on a host that writes nothing.
+        """
+        self._group, self._kept = group, kept
+        self._best = [self._of(run.folder.read(METRICS))[0] for run in group.runs if run.folder is not None]
+        self._waiting: dict[int, tuple[int, Model]] = {}  # place of a run -> round and model, not written yet
+
+    def take(self, turn: Turn) -> None:
+        for place, lines in enumerate(turn.lines):
+            accuracy, number = self._of(lines)
+            if turn.best is not None and accuracy > self._best[place]:
+                self._best[place] = accuracy
+                self._waiting[place] = number, self._group.split(turn.best)[place]
+
+    def save(self) -> None:
+        """Writes the best models that are not on disk yet."""
+        for place, (number, model) in self._waiting.items():
+            self._kept[place].save(number, State(None, jax.device_get(model)))
+        self._waiting.clear()
+
+    @staticmethod
+    def _of(lines: list[dict[str, Any]]) -> tuple[float, int]:
+        """The best validation accuracy in records, and the first round with it; -1 without any."""
+        found = [(line[VALIDATION_ACCURACY], -line["round"]) for line in lines if line.get(VALIDATION_ACCURACY)]
+        accuracy, number = max(found, default=(-1.0, 0))
+        return accuracy, -number
+
+
 class SaveCheckpoints(Listener):
     """Saves the whole state: at a fixed interval, at the end, and after a signal."""
 
@@ -224,6 +264,7 @@ class SaveCheckpoints(Listener):
         memories: Sequence[ClientMemory | None],
         every: int,
         signals: Signals,
+        best: KeepBest,
     ):
         """Writes nothing yet.
 
@@ -233,8 +274,10 @@ class SaveCheckpoints(Listener):
             memories: the clients' memory of each run, if it is outside of its state.
             every: interval in rounds.
             signals: that end training.
+            best: the best models, which are written first.
         """
         self._group, self._checkpoints, self._every, self._signals = group, checkpoints, every, signals
+        self._best = best
         self._saved, self._memories = group.runs[0].round, memories
 
     def next_due(self, done: int) -> int | None:
@@ -247,6 +290,7 @@ class SaveCheckpoints(Listener):
         before = time.monotonic()
         for run in self._group.runs:
             run.folder.sync()
+        self._best.save()
         states = self._group.split(jax.device_get(turn.state))
         for run, checkpoints, memory, state in zip(self._group.runs, self._checkpoints, self._memories, states):
             if memory is not None:  # first, because a checkpoint implies that its round's memory is on disk

@@ -144,12 +144,13 @@ def stages_of_instructions(program: str) -> dict[str, str]:
     return stage_of
 
 
-def step_flops(experiment: Experiment, state: Any) -> float:
+def step_flops(experiment: Experiment, state: Any, data: FederatedData | None = None) -> float:
     """Floating-point operations of one client's local step, as XLA counts them before optimisation.
 
     They are counted in the GPU's program on all platforms: a TPU's has more, because products select pixels there.
+    State and data may be shapes; `data` is the experiment's by default.
     """
-    method, data = experiment.method, experiment.data
+    method, data = experiment.method, experiment.data if data is None else data
     phase = method.phases[0]
 
     def one_step(state: State, data: FederatedData):

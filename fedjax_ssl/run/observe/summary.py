@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.base import devices
-from fedjax_ssl.engine.measures import confusion_matrix, measure_predictions
+from fedjax_ssl.engine.measures import OF_OUTPUTS, confusion_matrix, measure_outputs, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.records.clients import over_clients, test_figures
 from fedjax_ssl.records.origin import packages, read_starts
@@ -79,8 +79,13 @@ def summarise(config: ConfigDict, folder: Workdir, ended_by: str) -> dict[str, A
         "rounds": last["round"],
         "ended_by": ended_by,
         METRICS_SUM: folder.checksum(last["round"]),
-        **{name: tests[-1][name] for name in (accuracy, *(f"{measured}_{name}" for name in measures_of(config)))},
-        **({} if "test_accuracy" in last else _tested(config, folder)),
+        accuracy: tests[-1][accuracy],
+        **{
+            name: tests[-1][name]
+            for name in (f"{measured}_{name}" for name in measures_of(config))
+            if name in tests[-1]
+        },
+        **{name: figure for name, figure in _tested(config, folder).items() if name not in last},
         f"best_{accuracy}": best[accuracy],
         "best_round": best["round"],
         **_over_clients(folder),
@@ -116,7 +121,7 @@ def _came_from(folder: Workdir) -> dict[str, Any]:
 
 
 def _tested(config: ConfigDict, folder: Workdir) -> dict[str, float | None]:
-    """The last model's test figures from the last snapshot, for a last round without a test on this set."""
+    """The last model's test figures from the last snapshot: those that a last round with a test on this set lacks."""
     names = ["accuracy", "loss", *measures_of(config)]
     run = read_run(folder.path)
     counts, taken = run.class_counts(), run.last_test_outputs()
@@ -126,6 +131,9 @@ def _tested(config: ConfigDict, folder: Workdir) -> dict[str, float | None]:
     matrix = confusion_matrix(taken["labels"], taken["predictions"], len(num_training))
     figures = {"accuracy": np.mean(taken["predictions"] == taken["labels"]), "loss": taken.get("loss", np.nan)}
     figures |= measure_predictions(config.eval_measures, matrix, num_training)
+    if set(config.eval_measures) & set(OF_OUTPUTS):  # scikit-learn takes a second to import
+        scores = [taken.get(name) for name in ("confidences", "ranks")]
+        figures |= measure_outputs(taken["labels"], taken["predictions"], len(num_training), *scores)
     if "auc" in config.eval_measures:
         figures["auc"] = taken.get("auc", np.nan)
     # A snapshot has no features of labelled images, which kNN accuracy needs.

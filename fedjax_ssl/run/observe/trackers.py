@@ -6,6 +6,7 @@ They show the lines of metrics.jsonl from the round on at which a run begins or 
 import contextlib
 import json
 import math
+import pathlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -75,18 +76,26 @@ def _tensorboard(folder: Workdir, done: int) -> Iterator[Write]:
         yield write
 
 
+def _wandb_id(path: pathlib.Path) -> str:
+    """The id of a workdir's run of Weights & Biases; a copied workdir gets a new one, a moved one keeps its own."""
+    file = path / WANDB_ID
+    own, folder = (*file.read_text().split("\n"), "")[:2] if file.exists() else ("", "")
+    if not own or (folder not in ("", str(path)) and (pathlib.Path(folder) / WANDB_ID).exists()):
+        own = secrets.token_hex(8)
+    replace_file(file, f"{own}\n{path}\n")
+    return own
+
+
 @contextlib.contextmanager
 def _wandb(folder: Workdir, project: str) -> Iterator[Write]:
     """A run of Weights & Biases, resumed with the workdir's run. Its steps are rounds, and none is sent twice."""
     import wandb
 
     path = folder.path.resolve()
-    if not (path / WANDB_ID).exists():
-        replace_file(path / WANDB_ID, secrets.token_hex(8) + "\n")
     is_one_of_several = path.name == f"seed_{folder.config['seed']}"
     run = wandb.init(
         project=project,
-        id=(path / WANDB_ID).read_text().strip(),
+        id=_wandb_id(path),
         name="/".join(path.parts[-2:]),
         group=path.parent.name if is_one_of_several else None,
         dir=str(path),

@@ -1,22 +1,24 @@
 """The export formats, and `export_run`, which writes one of them."""
 
+import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from fedjax_ssl.base.devices import platform
 from fedjax_ssl.base.errors import UserError, known_are
 from fedjax_ssl.base.files import expanded, replaced
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.words import describe_model
 from fedjax_ssl.records.workdir import read_config
-from fedjax_ssl.serve.export import hub, programs
-from fedjax_ssl.serve.predictor import Predictor, load
+from fedjax_ssl.serve.export import check, hub, programs
+from fedjax_ssl.serve.predictor import NEWEST, Predictor, load
 
 # Facts of the data set that are not about the model's inputs, or are elsewhere in the exported facts.
 _NOT_OF_INPUTS = ("name", "num_classes", "class_names", "flip", "num_train", "num_test", "files")
@@ -36,23 +38,23 @@ class Exported(NamedTuple):
     facts: dict[str, Any]
 
 
-def safetensors(model: Exported) -> bytes:
+def safetensors(predictor: Predictor, facts: Mapping[str, Any]) -> bytes:
     """Parameters and normalisation statistics, as `params.LAYER.NAME` and `batch_stats.LAYER.NAME`; facts as metadata.
 
     Kernels of convolutions are [height, width, in, out], of dense layers [in, out]; float32.
     """
     from safetensors.numpy import save
 
-    trees = {"params": model.predictor.params, "batch_stats": model.predictor.batch_stats}
-    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in model.facts.items()}
+    trees = {"params": predictor.params, "batch_stats": predictor.batch_stats}
+    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
     return save(_flat(trees), metadata)
 
 
-# Format -> the file's bytes. 'hub' is a folder.
-FILES: dict[str, Callable[[Exported], bytes]] = {
-    "safetensors": safetensors,
-    "stablehlo": lambda model: programs.stablehlo(model.predictor),
-    "onnx": lambda model: programs.onnx(model.predictor, model.facts),
+# Format -> (predictor, facts) -> the file's bytes; and what runs them, see `check.checked`. 'hub' is a folder.
+FILES: dict[str, tuple[Callable[..., bytes], Callable[..., check.Run]]] = {
+    "safetensors": (safetensors, check.run_tensors),
+    "stablehlo": (lambda predictor, facts: programs.stablehlo(predictor), check.run_stablehlo),
+    "onnx": (programs.onnx, check.run_onnx),
 }
 FORMATS = (*FILES, "hub")
 
@@ -63,22 +65,23 @@ def export_run(
     format: str,
     allow_code: bool = False,
     license: str = "unknown",
+    checkpoint: str = NEWEST,
 ) -> pathlib.Path:
-    """Writes the model of a run's newest checkpoint.
+    """Writes the model of a run's newest or best checkpoint.
 
     Args:
         workdir: the folder of a run, finished or not.
         out: the file to write; for 'hub' a folder, which may exist.
         format: one of `FORMATS`.
-        allow_code: see `fedjax_ssl.load`.
+        allow_code, checkpoint: see `fedjax_ssl.load`.
         license: of the model, for the card of 'hub': an identifier of the Hugging Face Hub, such as 'apache-2.0'.
 
     Returns:
         `out`.
 
     Raises:
-        UserError: the format is unknown, its package is missing or cannot hold this model, the run cannot be loaded,
-            or the file cannot be written. Nothing has been written then.
+        UserError: the format is unknown, its package is missing or cannot hold this model, see `check.checked`, the
+            run cannot be loaded, or the file cannot be written. Nothing has been written then.
     """
     if not format or not out:
         raise UserError(f"export takes --format={'|'.join(FORMATS)} and --out=PATH")
@@ -89,12 +92,12 @@ def export_run(
         hub.check_folder(path)
     if format == "onnx":
         programs.import_jax2onnx()  # before anything slow
-    model = _exported(expanded(workdir), allow_code)
+    model = _exported(expanded(workdir), allow_code, checkpoint)
+    files = _checked(("safetensors", "stablehlo") if format == "hub" else (format,), model)
     if format == "hub":
-        files = {name: FILES[name](model) for name in ("safetensors", "stablehlo")}
         contents = hub.contents(model.folder, model.facts, files, license)
     else:
-        contents = {path.name: FILES[format](model)}
+        contents = {path.name: files[format]}
     folder = path if format == "hub" else path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,8 +109,8 @@ def export_run(
     return path
 
 
-def _exported(folder: pathlib.Path, allow_code: bool) -> Exported:
-    predictor = load(folder, allow_code)
+def _exported(folder: pathlib.Path, allow_code: bool, checkpoint: str) -> Exported:
+    predictor = load(folder, allow_code, checkpoint)
     config, dataset = read_config(folder), read_dataset(folder)
     facts = {
         "library": "fedjax_ssl",
@@ -123,6 +126,20 @@ def _exported(folder: pathlib.Path, allow_code: bool) -> Exported:
     return Exported(folder, predictor, facts)
 
 
+def _checked(formats: Iterable[str], model: Exported) -> dict[str, bytes]:
+    """Format -> the file's bytes, once they have given the predictor's outputs."""
+    inputs = check.test_inputs(model.predictor, model.folder)
+    # GPUs multiply in TF32, and bfloat16 has 8 bits.
+    rounding = 0.01 if platform() == "cpu" and model.facts["dtype"] == "float32" else 0.1
+    found = {}
+    for format in formats:
+        write, run = FILES[format]
+        found[format] = check.checked(
+            format, functools.partial(write, facts=model.facts), run, model.predictor, inputs, rounding
+        )
+    return found
+
+
 def _flat(tree: Any) -> dict[str, np.ndarray]:
     """The arrays of nested dicts by dotted names."""
-    return {name: np.ascontiguousarray(leaf) for name, leaf in flatten_dict(tree, sep=".").items()}
+    return {name: np.array(leaf, order="C") for name, leaf in flatten_dict(tree, sep=".").items()}

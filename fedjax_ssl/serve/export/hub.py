@@ -48,6 +48,10 @@ def contents(folder: pathlib.Path, facts: dict[str, Any], files: dict[str, bytes
     """
     run, tokenizer = read_run(folder), facts.get("tokenizer")
     config = {name: value for name, value in facts.items() if name != "tokenizer"}
+    if facts["round"] < len(run.metrics):  # the card is of the exported model
+        rounds = max(facts["round"], 1)
+        summary = run.summary and {"rounds": rounds, "versions": run.summary["versions"]}  # its figures are of the last
+        run = run._replace(metrics=run.metrics[:rounds], summary=summary)
     return {
         CARD: f"{header(run, license)}\n{describe_run(run)}\n{_use(facts)}".encode(),
         CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
@@ -88,10 +92,13 @@ def _json(value: Any) -> str:
 
 def _use(facts: dict[str, Any]) -> str:
     kind = kind_of(facts)
-    shape = ", ".join(map(str, (1, *facts.get("image_shape", kind.inputs(facts).shape[-1:]))))
+    stored = kind.inputs(facts).shape
+    shape = ", ".join(map(str, (1, *(stored[-1:] if "weak_views" in facts else stored))))
     pixels = "  # pixels from 0 to 255" if kind_name(facts) == IMAGE else ""
     texts = f"\nA text's inputs are its first ids by `{TOKENIZER}`, plus 1, then 0." if "tokenizer" in facts else ""
     return f"""## Use
+
+The model is that of round {facts["round"]}.
 
 `{PROGRAM}` is the whole program, from {kind.noun} to probabilities. It needs JAX and flatbuffers:
 

@@ -3,6 +3,8 @@
 Probabilities are float32.
 """
 
+import functools
+import itertools
 import json
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.export
+import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from fedjax_ssl.base.devices import use_platform
@@ -88,6 +91,23 @@ def _fresh(predictor: Predictor) -> Callable[[jax.Array], jax.Array]:
 _CALLS = {"jit": "jaxpr", "custom_vmap_call": "call", "custom_vjp_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
 
 
+# jax2onnx's form of these pools channels as well, which ONNX Runtime refuses -> how values are joined; the padding.
+_POOLING: dict[str, tuple[Any, float]] = {
+    "reduce_window_max": (jnp.maximum, -jnp.inf),
+    "reduce_window_sum": (jnp.add, 0.0),
+}
+
+
+def _pooled(x: Any, join: Any, outside: float, *, window_dimensions: Any, window_strides: Any, padding: Any, **_: Any):
+    """Pooling as slices of x, one for each place of the window."""
+    x = jnp.pad(x, padding, constant_values=outside) if max(map(max, padding)) else x
+    reach = [(size - window) // stride * stride + 1
+             for size, window, stride in zip(x.shape[1:], window_dimensions[1:], window_strides[1:])]  # fmt: skip
+    places = itertools.product(*map(range, window_dimensions[1:]))
+    cuts = [[slice(p, p + r, s) for p, r, s in zip(place, reach, window_strides[1:])] for place in places]
+    return functools.reduce(join, (x[:, *cut] for cut in cuts))
+
+
 def _inlined(
     function: Callable[[jax.Array], jax.Array], images: jax.ShapeDtypeStruct
 ) -> Callable[[jax.Array], jax.Array]:
@@ -107,6 +127,11 @@ def _evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) ->
         inner = equation.params.get(_CALLS.get(primitive.name, ""))
         if inner is not None:
             results = _evaluate(inner.jaxpr, inner.consts, given)
+        elif (
+            primitive.name in _POOLING
+            and max(equation.params["base_dilation"] + equation.params["window_dilation"]) == 1
+        ):
+            results = [_pooled(given[0], *_POOLING[primitive.name], **equation.params)]
         else:
             found = primitive.bind(*given, **primitive.get_bind_params(equation.params))
             results = found if primitive.multiple_results else [found]

@@ -1,6 +1,7 @@
 """Trackers of a run: TensorBoard shows each round once, W&B has a run for each seed."""
 
 import json
+import shutil
 import sys
 import types
 
@@ -120,12 +121,27 @@ def test_wandb_has_one_run_that_goes_on(folder, wandb):
         raise KeyboardInterrupt
     send(folder, 2, LINES[2:], **on)  # its checkpoint is older than W&B's last step
     first, second = wandb.inits
-    assert first["id"] == second["id"] == (folder.path / "wandb_id").read_text().strip()
+    assert first["id"] == second["id"] == (folder.path / "wandb_id").read_text().split("\n")[0]
     assert (first["name"], first["group"]) == ("both/seed_0", "both")
     assert (first["project"], first["resume"], first["reinit"]) == ("digits", "allow", "create_new")
     assert first["config"] == folder.config and "mode" not in first  # W&B's own variables decide this
     assert wandb.kept == {first["id"]: {line["round"]: curves(line) for line in LINES}}
     assert wandb.ends == [1, 0]
+
+
+def test_a_copied_workdir_has_a_run_of_its_own_in_wandb(folder, wandb, tmp_path):
+    """A moved one goes on with its run."""
+    on = {"log.wandb_project": "digits", "log.tensorboard": False}
+    send(folder, 0, LINES[:2], **on)
+    copy, moved = tmp_path / "copy", tmp_path / "moved"
+    shutil.copytree(folder.path, copy)
+    for path, done in ((copy, 2), (copy, 3)):
+        send(types.SimpleNamespace(path=path, config=folder.config), done, LINES[done:], **on)
+    shutil.move(copy, moved)
+    send(types.SimpleNamespace(path=moved, config=folder.config), 3, LINES[3:], **on)
+    first, *others = (init["id"] for init in wandb.inits)
+    assert len({*others}) == 1 and first not in others
+    assert list(wandb.kept[first]) == [1, 2]
 
 
 @pytest.mark.parametrize("module", [None, types.ModuleType("wandb")], ids=["missing", "a folder of its runs"])
