@@ -27,11 +27,11 @@ def dry_run(config: ConfigDict) -> str:
     """
     validate(config)
     config = for_seed(config, (config.seeds or (config.seed,))[0])
-    others = METHODS.keys() - {section_of(config.method)}
-    fields = {name: value for name, value in flatten(config).items() if name.partition(".")[0] not in others}
-    lines = [f"{name} = {value!r}" for name, value in fields.items()]
     with doing("reading and dividing the data"):
         experiment = build_experiment(config)
+    others = METHODS.keys() - {section_of(config.method)}
+    fields = flatten(experiment.problem.config)  # with what the data decide
+    lines = [f"{name} = {value!r}" for name, value in fields.items() if name.partition(".")[0] not in others]
     return "\n".join([*lines, "", *describe(experiment)])
 
 
