@@ -1,6 +1,5 @@
 """Runs an export once, on test inputs of the run, and compares it with the predictor before anything is written."""
 
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -9,7 +8,7 @@ import jax.export
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from fedjax_ssl.base.errors import UserError, first_line
+from fedjax_ssl.base.errors import UserError, first_line, say
 from fedjax_ssl.data.kinds import IMAGE, kind_name
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.sgd import Model
@@ -149,7 +148,7 @@ def test_inputs(predictor: Predictor, folder: Any) -> np.ndarray:
             raise UserError(f"its examples are {inputs.shape[1:]} now")
         return inputs
     except (UserError, OSError) as error:
-        print(f"warning: compared on random inputs, since the run's data cannot be read ({error})", file=sys.stderr)
+        say(f"warning: compared on random inputs, since the run's data cannot be read ({error})")
     draw, shape = np.random.default_rng(0), (BATCH_SIZE, *predictor.shape)
     if kind_name(facts) == IMAGE or "num_tokens" in facts:
         return draw.integers(0, facts.get("num_tokens", 256), shape).astype(predictor.kind.stored)
