@@ -34,9 +34,9 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
         raise UserError(f"{os.fspath(path)[:200]!r} begins with a home folder that is not known") from error
 
 
-def replace_file(path: pathlib.Path, text: str) -> None:
+def replace_file(path: pathlib.Path, text: str, mode: int = 0o666) -> None:
     """Writes a text file. Characters that UTF-8 cannot encode, such as in a name in another encoding, are escaped."""
-    with replaced(path) as file:
+    with replaced(path, mode) as file:
         file.write(text.encode(errors="backslashreplace"))
 
 
@@ -49,12 +49,15 @@ def replace_arrays(path: pathlib.Path, **arrays: Any) -> None:
 
 
 @contextlib.contextmanager
-def replaced(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a temporary file that replaces `path`, even a link, at the end; after an error, `path` is unchanged."""
+def replaced(path: pathlib.Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Opens a temporary file that replaces `path`, even a link, at the end; after an error, `path` is unchanged.
+
+    `mode` has the file's permissions, less the user's umask.
+    """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     _unfinished.add(temporary)
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -63,14 +63,16 @@ class FederatedData(NamedTuple):
     # float32 [C], number of labels of each class at clients, if not all clients' rows are on the device; else None.
     given_labels: jax.Array | None = None
     here: Here | None = None  # None: all clients' rows, memory and records are on the device
-    # Two entries that the server's stages of a method do not get, see `seen`.
+    # Three entries that the server's stages of a method do not get, see `seen`.
+    # uint32 [4, 2], the keys of cohorts and noise with `privacy.noise`, which nobody else may know; None without noise.
+    secret: jax.Array | None = None
     attackers: Attackers | None = None  # None: there are none
     unknown_inputs: jax.Array | None = None  # [U, ...], test inputs of no class of the model; None: there are none
 
     @property
     def seen(self) -> "FederatedData":
         """What the server's stages of a method get."""
-        return self._replace(attackers=None, unknown_inputs=None)
+        return self._replace(secret=None, attackers=None, unknown_inputs=None)
 
     @property
     def width(self) -> int:
@@ -177,7 +179,9 @@ class Holdings(NamedTuple):
     attackers: Attackers | None
     given_labels: np.ndarray  # float32 [C], number of labels of each class at clients
     unknown_inputs: np.ndarray | None  # [U, ...]
-    numbers: Mapping[str, float] = {}  # see `FederatedData`
+    # Two further entries, see `FederatedData`.
+    numbers: Mapping[str, float] = {}
+    secret: np.ndarray | None = None
 
     @property
     def sizes(self) -> np.ndarray:
@@ -333,6 +337,7 @@ def small_arrays(held: Holdings) -> FederatedData:
         seed=jnp.asarray(held.seed, jnp.uint32),
         numbers=jax.device_put(dict(held.numbers)),  # weakly typed, as Python numbers are
         attackers=jax.tree.map(jnp.asarray, held.attackers),
+        secret=None if held.secret is None else jnp.asarray(held.secret),
     )
 
 

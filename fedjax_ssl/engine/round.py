@@ -26,11 +26,9 @@ from fedjax_ssl.engine.interface import (
 from fedjax_ssl.engine.turns import Sent, train_clients
 from fedjax_ssl.engine.untrusted.attacks import told_counts
 from fedjax_ssl.engine.untrusted.delivery import delivered
-from fedjax_ssl.engine.untrusted.privacy import one_private_upload, poisson
+from fedjax_ssl.engine.untrusted.privacy import one_private_upload, private_cohort
 from fedjax_ssl.ops.draws import draw_distinct
 from fedjax_ssl.ops.trees import all_finite
-
-PRIVACY = 2**31 - 1  # folded into the key of aggregation, to get the key of the noise
 
 
 class RoundKeys(NamedTuple):
@@ -60,18 +58,17 @@ def uniform(clients_per_round: int) -> Select:
 
 
 def select_of(problem: Problem, method: Method) -> Select:
-    """The `select` of a run: with privacy noise and `privacy.cohorts='poisson'` it samples clients independently.
+    """The `select` of a run: with privacy noise `private_cohort`, else the method's own, or FedAvg's if it has none.
 
-    Otherwise it is the method's own, or FedAvg's if the method has none. It raises a UserError if the method's own
-    returns another type than a Selection.
+    It raises a UserError if the method's own returns another type than a Selection.
     """
     config = problem.config
-    if is_on(config.privacy.noise) and config.privacy.cohorts == "poisson":
-        return poisson(config.num_clients, config.clients_per_round)
+    if is_on(config.privacy.noise):
+        return private_cohort(config)
     select = method.select or uniform(config.clients_per_round)
 
     def checked(state: State, data: FederatedData, key: jax.Array) -> Selection:
-        selection = select(state, data, key)
+        selection = select(state, data.seen, key)
         if not isinstance(selection, Selection):
             raise UserError("a method's select must return a Selection, such as Selection(clients)")
         return selection
@@ -131,7 +128,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         keys = round_keys(data.seed, state.round)
 
         # Select a cohort, train the server, and make the broadcast.
-        state, sent, before = before_clients(problem, method, state, data.seen, keys)
+        state, sent, before = before_clients(problem, method, state, data, keys)
 
         # The clients make pseudo-labels, train and upload; the uploads that arrive are aggregated.
         from_clients = {name: jnp.int32(0) for name in ("uploads", "dropped_uploads", "local_steps")}
@@ -169,7 +166,7 @@ def before_clients(
     Returns:
         The state, the messages, and the metrics of the server's training.
     """
-    selection = select_of(problem, method)(state, data, keys.select)
+    selection, data = select_of(problem, method)(state, data, keys.select), data.seen
     with jax.named_scope("server"):
         state, metrics = method.server_before(state, data, keys.server_before)
         broadcast, personal = method.broadcast(state, data, keys.broadcast), ()
@@ -226,7 +223,7 @@ def aggregate_uploads(
         config, received, result.job, num_jobs, sent.broadcast, state.server, keys.clients
     )
     if is_on(config.privacy.noise):
-        arrived = one_private_upload(config, arrived, sent.broadcast, jax.random.fold_in(keys.aggregate, PRIVACY))
+        arrived = one_private_upload(config, arrived, sent.broadcast, data.secret, state.round)
     state, aggregated = method.aggregate(state, data.seen, arrived, keys.aggregate)
     state = state._replace(server={**state.server, **late})
     counts = _counts(config, data, sent, result, received)

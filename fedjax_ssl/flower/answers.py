@@ -107,21 +107,22 @@ def read_reply(content: Any, place: int, size: int, like: Reply, turn: int, num_
     return Reply(figures, upload)
 
 
-def read_statistics(content: Any, like: BatchStats, num_images: int) -> Sums:
-    """Reads the answer to `query.statistics`.
+def read_statistics(content: Any, place: int, like: BatchStats, count: int) -> Sums:
+    """Reads a client's part of the answer to `query.statistics`.
 
     Args:
         content: the answer's.
-        like: the sums' shapes.
-        num_images: how many images the asked clients have; a batch has at least one.
+        place: the client's position among those that the node was asked for.
+        like: shapes of a client's sums.
+        count: the weight that the client must have: its number of images, or of their batches.
 
     Raises:
-        UserError: they cannot be sums of the statistics of this number of images.
+        UserError: they cannot be sums of the statistics of this client's images.
     """
-    count: Any = jax.ShapeDtypeStruct((), np.float32)
-    told = from_record(content.get("sums", {}), Sums(like, count), "the answer", shapes=True)
-    if not min(1, num_images) <= told.count <= num_images:
-        raise UserError(f"{num_images} images count {told.count}")
+    number: Any = jax.ShapeDtypeStruct((), np.float32)
+    told = from_record(content.get(f"sums-{place}", {}), Sums(like, number), "the answer", shapes=True)
+    if told.count != np.float32(count):
+        raise UserError(f"it counts {told.count}, not {count}")
     for path, leaf in jax.tree.leaves_with_path(told.total):
         name = jax.tree_util.keystr(path)
         least, most = (0, LARGEST_MEAN**2) if name.endswith("['var']") else (-LARGEST_MEAN, LARGEST_MEAN)

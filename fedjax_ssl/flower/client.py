@@ -23,6 +23,7 @@ from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.interface import Cohort, Method, Problem
 from fedjax_ssl.engine.round import init_key, round_keys
 from fedjax_ssl.engine.tracing import one_job
+from fedjax_ssl.engine.untrusted.delivery import clipped
 from fedjax_ssl.flower import flower
 from fedjax_ssl.flower.answers import Figures
 from fedjax_ssl.flower.messages import app as flower_app
@@ -87,19 +88,13 @@ class Node:
 
         jit = find_machine(one_device(self.config)).jit
         first_memory = jit(lambda data: row(self.method.init(data, init_key(data.seed)).clients, 0))
-        return first_memory, jit(functools.partial(train_one, self.method)), jit(sums)
+        return first_memory, jit(functools.partial(train_one, self.problem, self.method)), jit(sums)
 
-    def batches(self, clients: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of some clients in batches, each of one client: int32 [n, B], and a mask of real rows, bool [n, B].
-
-        Args:
-            clients: their ids.
-        """
-        size = min(BATCH_SIZE, self.width)
-        own = (self.held.rows_of(client) for client in clients)
-        cut = [np.pad(rows, (0, -len(rows) % size), constant_values=-1).reshape(-1, size) for rows in own]
-        rows = np.concatenate([np.zeros((0, size), np.int32), *cut])
-        return np.maximum(rows, 0), rows >= 0
+    def batches(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """A client's rows in batches, int32 [n, B], and a mask of real rows, bool [n, B]; n is that of `width`."""
+        size, rows = min(BATCH_SIZE, self.width), self.held.rows_of(client)
+        padded = np.pad(rows, (0, self.width - len(rows) + -self.width % size), constant_values=-1).reshape(-1, size)
+        return np.maximum(padded, 0), padded >= 0
 
 
 def one_device(config: ConfigDict) -> ConfigDict:
@@ -194,7 +189,7 @@ def train(message: Any, context: Any) -> Any:
 
 @app.query("statistics")
 def statistics(message: Any, context: Any) -> Any:
-    """Answers with sums of normalisation statistics over the images of the node's clients that are asked.
+    """Answers with sums of normalisation statistics over the images of each of the node's clients that is asked.
 
     With 'moments', the statistics so far arrive in each pass. The parameters arrive in the first pass and are kept.
     """
@@ -207,13 +202,15 @@ def statistics(message: Any, context: Any) -> Any:
         batch_stats = from_record(content["batch_stats"], batch_stats, "the model")
     else:
         batch_stats = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), batch_stats)
-    images = node.views.first()[0].inputs
-    found = node.programs[-1](Model(params, batch_stats), images, *node.batches(content["asked"]["clients"]))
-    reply = {"sums": to_record(found._replace(count=found.count.astype(jnp.float32)))}
+    images, reply = node.views.first()[0].inputs, {}
+    for place, client in enumerate(content["asked"]["clients"]):
+        found = node.programs[-1](Model(params, batch_stats), images, *node.batches(client))
+        reply[f"sums-{place}"] = to_record(row(found._replace(count=found.count.astype(jnp.float32)), 0))
     return flower_app.Message(flower_app.RecordDict(reply), reply_to=message)
 
 
 def train_one(
+    problem: Problem,
     method: Method,
     broadcast: Any,
     data: FederatedData,
@@ -226,7 +223,7 @@ def train_one(
     """Runs one job of a round as a cohort of one client, with the same PRNG keys as in the simulation.
 
     Args:
-        method: the run's.
+        problem, method: the run's.
         broadcast: the broadcast from the server.
         data: of the client.
         memory: the client's, without a leading axis.
@@ -241,7 +238,12 @@ def train_one(
     own, personal = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (memory, personal))
     key = round_keys(data.seed, round_number).clients
     cohort = Cohort(client[None], own, key, None if group is None else group[None], personal, round_number[None])
-    return train_cohort(method.phases, broadcast, data, cohort, 1, label=method.label)
+    result = train_cohort(method.phases, broadcast, data, cohort, 1, label=method.label)
+    bound = problem.config.aggregation.clip_norm
+    if not bound:
+        return result
+    model = clipped(result.upload.model, broadcast.model, bound)
+    return result._replace(upload=result.upload._replace(model=model))
 
 
 def _remembered(state: Any, client: int, counted: int, like: Any) -> dict[str, Any] | None:

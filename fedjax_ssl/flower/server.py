@@ -29,7 +29,7 @@ from fedjax_ssl.flower.views import facts_text, outline, server_view
 from fedjax_ssl.ops.trees import all_finite, tree_bytes
 from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
-from fedjax_ssl.server.statistics import Sums, asked_clients, make_statistics, num_passes
+from fedjax_ssl.server.statistics import BATCH_SIZE, Sums, asked_clients, make_statistics, num_passes
 
 app = flower("flwr.serverapp").ServerApp()
 
@@ -97,7 +97,7 @@ class Server:
         def one_pass(state, data, gathered):
             """One pass of the exchange of statistics, without other stages of the method."""
             network = problem.network._replace(gathered=gathered)
-            return make_statistics(network, problem.config.model)(state, data, jnp.zeros(0, jnp.int32), None)
+            return make_statistics(network, problem.config)(state, data, jnp.zeros(0, jnp.int32), None)
 
         def with_statistics(state, data, clients, key, gathered):
             of_clients = method if gathered is None else make_method(problem, gathered=gathered)
@@ -258,7 +258,7 @@ class Server:
         return result, stacked.figures
 
     def _gather(self, state: State, cohort: Any, absent: Any, number: int) -> tuple[State, Sums | None]:
-        """Exchanges normalisation statistics: returns the clients' sums, None if the policy asks no clients.
+        """Exchanges normalisation statistics: returns each client's sums, None if the policy asks no clients.
 
         With several passes, the sums are those of the last pass, and the state has the statistics of earlier passes.
 
@@ -287,33 +287,39 @@ class Server:
         """One pass of `_gather`: sends the parameters if it is the first, and statistics with 'moments'; gets sums.
 
         Returns:
-            The total of the usable sums, and the clients of the nodes that sent them.
+            The sums of each client that was asked, with further rows of 0; and the clients that gave usable ones.
         """
+        section = self._problem.config.model
         down = {"params": to_record(state.model.params)} if first else {}
-        if self._problem.config.model.statistics == "moments":
+        if section.statistics == "moments":
             down["batch_stats"] = to_record(state.model.batch_stats)
-        whose = {node: asked[places] for node, places in self._roster.nodes_of(asked).items()}
+        places = self._roster.nodes_of(asked)
         contents = {
-            node: {**down, "asked": flower_app.ConfigRecord({"clients": clients.tolist()})}
-            for node, clients in whose.items()
+            node: {**down, "asked": flower_app.ConfigRecord({"clients": asked[mine].tolist()})}
+            for node, mine in places.items()
         }
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state.model.batch_stats)
-        total, answered = Sums(zeros, _on_host(np.float32(0))), [np.zeros(0, int)]
+        by_images = section.statistics == "moments" or section.statistics_weights == "samples"
+        told: dict[int, Sums] = {}  # by position in `asked`
         for node, content in self._send(contents, "query.statistics", number).items():
-            try:
-                sums = read_statistics(content, zeros, int(self._roster.sizes[whose[node]].sum()))
-            except UserError as error:
-                say(f"the statistics of node {node} are not used: {error}")
-                continue
-            self._up += tree_bytes(sums.total)
-            answered.append(whose[node])
-            total = jax.tree.map(np.add, total, sums)
-        if len(asked) and not total.count:
+            for place, row in enumerate(places[node]):
+                size = int(self._roster.sizes[asked[row]])
+                count = size if by_images else -(-size // BATCH_SIZE)
+                try:
+                    told[row] = read_statistics(content, place, zeros, count)
+                except UserError as error:
+                    say(f"the statistics of client {asked[row]} at node {node} are not used: {error}")
+                    continue
+                self._up += tree_bytes(told[row].total)
+        if len(asked) and not any(sums.count for sums in told.values()):
             raise TrainingError(f"round {number + 1}: no node sent statistics of use; the lines above say why")
+        # As many rows in every round, so that a stage is compiled once.
+        nothing, most = Sums(zeros, _on_host(np.float32(0))), max(len(self._roster.sizes), self._num_jobs)
+        rows: Any = jax.tree.map(lambda *each: np.stack(each), *(told.get(row, nothing) for row in range(most)))
         # A pass does not compute statistics of the network's companions, which therefore keep theirs.
-        kept = {name: state.model.batch_stats[name] for name in zeros if name in self._problem.network.companions}
-        kept = jax.tree.map(lambda leaf: np.asarray(leaf) * total.count, kept)
-        return total._replace(total={**total.total, **kept}), np.concatenate(answered)
+        companions = {name: state.model.batch_stats[name] for name in zeros if name in self._problem.network.companions}
+        kept = jax.tree.map(lambda leaf: np.multiply.outer(rows.count, np.asarray(leaf)), companions)
+        return rows._replace(total={**rows.total, **kept}), asked[sorted(told)]
 
     def _send(self, contents: dict[int, dict[str, Any]], kind: str, number: int) -> dict[int, Any]:
         """Sends each node its message and counts the bytes; returns the contents of the answers, by node."""

@@ -18,8 +18,8 @@ from fedjax_ssl.run.validation import validate
 
 # Flower's run config, `[tool.flwr.app.config]` of the project, with defaults.
 RUN = {"config": "configs/quickstart.py", "overrides": "", "workdir": "", "wait": 600, "timeout": 3600}
-# Field -> the only value that Flower accepts. Attacks, failures and compression are of simulated clients; every node
-# knows the seed, from which noise would be drawn; the server does all rounds, and clients have no file of the server's.
+# Field -> the only value that Flower accepts. Attacks, failures and compression are of simulated clients; the server
+# does all rounds, and clients have no file of the server's.
 ONLY = {
     "attack.kind": "none",
     "availability.never": 0.0,

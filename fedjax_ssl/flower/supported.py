@@ -98,5 +98,5 @@ def _check(who: str, traced: Trace, forbidden: Mapping[str, str]) -> None:
 
 
 def _no_sums(state: Any) -> Sums:
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state.model.batch_stats)
-    return Sums(zeros, jnp.float32(0))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), state.model.batch_stats)
+    return Sums(zeros, jnp.zeros(1))

@@ -13,6 +13,9 @@ after the other and counts in both means.
 `fedavg_semi.unlabelled_weights='uniform'` is the fair comparison for SemiAnAgg, whose weights stay nearly uniform.
 """
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -21,6 +24,7 @@ from fedjax_ssl.client import ACCEPTED, STANDARD
 from fedjax_ssl.engine import Method, Problem, Received
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
+from fedjax_ssl.server.aggregation import counts_told, most_examples
 
 FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "confidence.threshold": 0.9}
 VARIANTS: Variants = {
@@ -46,14 +50,19 @@ def defaults() -> Section:
 def fedavg_semi(problem: Problem) -> Method:
     """Eq. 2 as a Method."""
     options = problem.config.fedavg_semi
-    weights = {"accepted": accepted_labels, "uniform": any_images, "size": unlabelled_images}
+    accepted = functools.partial(accepted_labels, problem)
+    weights: dict[str, Callable[[Received], jax.Array]] = {
+        "accepted": accepted,
+        "uniform": any_images,
+        "size": unlabelled_images,
+    }
     scores = weights[options.unlabelled_weights] if options.apart else None
     return trained_by_role(problem, scores, LABELLED_SHARE)
 
 
-def accepted_labels(received: Received) -> jax.Array:
+def accepted_labels(problem: Problem, received: Received) -> jax.Array:
     """N_k^U, the pseudo-labels that the client trained on, float32 [R]."""
-    return received.uploads.metadata[ACCEPTED]
+    return counts_told(received, ACCEPTED, most_examples(problem, received))
 
 
 def any_images(received: Received) -> jax.Array:

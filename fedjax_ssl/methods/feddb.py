@@ -46,7 +46,7 @@ from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import fedavg
-from fedjax_ssl.server.aggregation import own_weights
+from fedjax_ssl.server.aggregation import counts_told, own_weights
 
 FIELDS = {"data.labels": "clients", "confidence.debias": "app_u"}
 VARIANTS: Variants = {
@@ -168,7 +168,7 @@ def balancing(solver: str, received: Received) -> jax.Array:
     1 with Nesterov's momentum 0.9 and weight decay 0.9; or 'exact', 1,000 steps of exponentiated gradient.
     """
     counted = received.accepted
-    priors = jnp.where(counted[:, None], received.uploads.metadata[APP_U], 0.0)
+    priors = jnp.where(counted[:, None], counts_told(received, APP_U, 1.0), 0.0)
     num_classes = priors.shape[1]
 
     def gradient(weights: jax.Array) -> jax.Array:

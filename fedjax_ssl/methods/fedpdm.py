@@ -48,7 +48,7 @@ from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import moving_average, where
 from fedjax_ssl.server import fedavg
-from fedjax_ssl.server.aggregation import weights_told
+from fedjax_ssl.server.aggregation import most_examples, weights_told
 
 FIELDS = {"data.labels": "clients"}
 VARIANTS: Variants = {"code": {"fedpdm.ema_decay": 0.999}}
@@ -86,7 +86,9 @@ def fedpdm(problem: Problem) -> Method:
         own,
         label=matched_labels(problem, rule),
         rule=rule,
-        aggregation=fedavg(problem, weighted_by=weights_told(LABELS)),
+        aggregation=fedavg(
+            problem, weighted_by=weights_told(LABELS, lambda received: 2 * most_examples(problem, received))
+        ),
     )
 
 

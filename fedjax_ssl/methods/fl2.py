@@ -103,7 +103,7 @@ def fl2(problem: Problem) -> Method:
 
 def by_status(received: Received) -> jax.Array:
     """LSAA: beta_k is proportional to 1 - tau_k; if all clients are certain, weights are equal."""
-    room = jnp.where(received.accepted, jnp.maximum(1 - received.uploads.metadata[STATUS], 0.0), 0.0)
+    room = jnp.where(received.accepted, jnp.clip(1 - received.uploads.metadata[STATUS], 0.0, 1.0), 0.0)
     return jnp.where(jnp.sum(room) > 0, room, received.accepted)
 
 

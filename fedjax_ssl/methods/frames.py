@@ -44,6 +44,7 @@ from fedjax_ssl.server import (
     train_classifier,
     with_probe,
 )
+from fedjax_ssl.server.aggregation import counts_told
 
 # Fields of methods whose clients have labels or none.
 BY_ROLE: dict[str, Any] = {
@@ -105,7 +106,7 @@ def alternating(
         aggregate=aggregation.aggregate,
         server_after=lambda state, data, key: train_classifier(problem, state, data, key, server_loss, at_server),
         # Without clients only the server has images.
-        statistics=make_statistics(problem.network, config.model, None if phases else "server"),
+        statistics=make_statistics(problem.network, config, None if phases else "server"),
     )
 
 
@@ -158,7 +159,7 @@ def self_supervised(
         broadcast=lambda state, data, key: global_model(problem, state, extra=state.round),
         phases=phases,
         aggregate=aggregation.aggregate,
-        statistics=make_statistics(problem.network, problem.config.model),
+        statistics=make_statistics(problem.network, problem.config),
     )
     return with_probe(problem, method)
 
@@ -221,7 +222,7 @@ def with_given_heads(problem: Problem, parts: tuple[str, ...]) -> Problem:
 
 def labelled_images(received: Received) -> jax.Array:
     """The number of labelled images of each upload's client, N_k^L, float32 [R]."""
-    return received.uploads.metadata[LABELLED]
+    return counts_told(received, LABELLED, received.sizes)
 
 
 def unlabelled_images(received: Received) -> jax.Array:

@@ -35,6 +35,7 @@ from fedjax_ssl.ops.losses import cross_entropy, unit_vectors
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import add_up
 from fedjax_ssl.server import Flow, Given, Link, fedavg
+from fedjax_ssl.server.aggregation import counts_told, most_examples
 
 VARIANTS: Variants = {
     "code": {"proxyfl.details": "code", "proxyfl.loss_over": "batch", "proxyfl.contrastive_over": "all"},
@@ -94,7 +95,7 @@ def proxyfl(problem: Problem) -> Method:
     links = [Link(functools.partial(tune_proxies, options.tuning_epochs))] if options.tuning_epochs else []
     if contrastive:
         uniform = jnp.full(problem.num_classes, 1 / problem.num_classes)
-        links.append(Link(functools.partial(update_prior, as_code), lambda params: {PRIOR: uniform}))
+        links.append(Link(functools.partial(update_prior, problem, as_code), lambda params: {PRIOR: uniform}))
     aggregation = fedavg(problem, after_mean=tuple(links), parts=parts)
     method = on_both_kinds(problem, loss, rule, parts=parts, aggregation=aggregation)
     if not contrastive:
@@ -188,9 +189,11 @@ def disjoint_sets_losses(
 # --- The server. ------------------------------------------------------------------------------------------------------
 
 
-def update_prior(as_code: bool, flow: Flow, given: Given) -> Flow:
+def update_prior(problem: Problem, as_code: bool, flow: Flow, given: Given) -> Flow:
     """The share of each class, from the counts of this round's clients; without any it does not change."""
-    counts = jnp.where(flow.weights[:, None] > 0, given.received.uploads.metadata[COUNTS], 0.0)
+    ratio = problem.config.consistency.unlabelled_ratio  # there are at most this many times as many steps as batches
+    most = ratio * (1 + ratio) * most_examples(problem, given.received)
+    counts = jnp.where(flow.weights[:, None] > 0, counts_told(given.received, COUNTS, most), 0.0)
     totals, old = jnp.sum(counts, axis=1, keepdims=True), flow.memory[PRIOR]
     if as_code:
         pooled = jnp.sum(counts, axis=0) / jnp.maximum(jnp.sum(counts), 1)

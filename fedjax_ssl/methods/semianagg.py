@@ -100,7 +100,8 @@ def semianagg(problem: Problem) -> Method:
         return {COSINES: class_cosines(cosines, labels, confident, problem.num_classes)}
 
     def weights(received: Received) -> jax.Array:
-        scores = diversity(received.uploads.metadata[COSINES], unlabelled_images(received) > 0)
+        told = jnp.clip(received.uploads.metadata[COSINES], 0.0, 1.0)
+        scores = diversity(told, unlabelled_images(received) > 0)
         if options.without_labels == "uniform":
             return scores
         told = jnp.where(received.accepted, received.uploads.metadata[ACCEPTED], 0.0)

@@ -38,6 +38,7 @@ class TrainedWith(NamedTuple):
     dataset: dict[str, Any] | None  # see `fedjax_ssl.data.dataset_facts`; None: not known
     partition: str | None  # the checksum of who owns which rows; None: not known
     labels: str | None = None  # the checksum of all labels of the data set; None: not known
+    secret: str | None = None  # the checksum of a private run's secret; None: not known, or there is none
 
 
 class Manifest(NamedTuple):
@@ -50,10 +51,11 @@ class Manifest(NamedTuple):
     run: TrainedWith | None = None  # what it was trained with; None: unknown
 
 
-def trained_with(config: dict[str, Any], dataset: Dataset, partition: Partition) -> TrainedWith:
+def trained_with(config: dict[str, Any], dataset: Dataset, partition: Partition, secret: bytes = b"") -> TrainedWith:
     """What a run is trained with, from its parts in memory."""
     facts = json.loads(json.dumps(dataset_facts(dataset)))
-    return TrainedWith(config, facts, partition_sum(partition), labels_sum(dataset))
+    told = hashlib.sha256(secret).hexdigest() if secret else None  # which does not reveal it
+    return TrainedWith(config, facts, partition_sum(partition), labels_sum(dataset), told)
 
 
 def labels_sum(dataset: Dataset) -> str:
@@ -155,6 +157,8 @@ def _exchanged(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith, na
         lines.append(f"{names[2]} {whose}")
     if then.labels and now.labels and then.labels != now.labels:
         lines.append(f"the data set {whose} (it has other labels, or examples in another order)")
+    if then.secret and now.secret and then.secret != now.secret:
+        lines.append(f"the run's secret {whose}")
     return lines
 
 

@@ -69,6 +69,12 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
     return f"{at_server}, and {text}" if at_server else text
 
 
+def is_private(config: Any) -> bool:
+    """Whether a run promises differential privacy: with noise that does not follow from the seed."""
+    privacy = config["privacy"]
+    return bool(privacy["noise"]) and not privacy.get("reproducible", True)  # noise of older runs did
+
+
 def unknown_images(config: Any) -> str:
     """Which of the clients' images are of no class of the model, in words; '' if there are none."""
     data = config["data"]

@@ -30,6 +30,7 @@ METRICS_SUM = "metrics_sha256"  # in the summary: the checksum of its records
 CLIENTS = "clients.sqlite"  # the clients' memory, if it is not in the checkpoints
 ORIGIN, ORIGIN_FILES, LOG = "origin.json", "origin", "run.log"
 LOCK, TENSORBOARD = ".lock", "tensorboard"
+SECRET = "secret.json"  # of a private run
 FLOWER = "flower.json"  # marks a Flower run
 ROWS = "rows.json"  # of a sweep: a row's folder -> its name, in the table's order
 SEEDS = "seeds.json"  # of a workdir of several seeds, above their runs

@@ -28,6 +28,7 @@ def write_comparison(
     look: Look = PLAIN,
     size: str = style.SCREEN,
     only: Collection[pathlib.Path] = (),
+    notes: Collection[str] = (),
 ) -> pathlib.Path:
     """Writes a page NAME.html that compares runs, and its table, NAME.csv, .md and .tex; returns the page's path.
 
@@ -45,6 +46,7 @@ def write_comparison(
         look: of the tables: columns, intervals, caption and label.
         size: of the pictures, one of `style.SIZES`.
         only: the folders of the runs that are shown; (): all.
+        notes: what readers should know of these runs.
 
     Raises:
         UserError: a folder holds no run, none has finished a round, `against` has several configurations or no seed of
@@ -71,6 +73,7 @@ def write_comparison(
         f"Data: {', '.join(sets)}. Curves are means over the seeds that have the round, bands reach from the least to "
         f"the most. Accuracies in the table are percent, mean ± {_spread(look)}.",
         [
+            *({"note": note} for note in notes),
             *_notes([*groups, *found], [*skipped, *missed]),
             {"note": len(sets) > 1 and f"The runs are on {len(sets)} data sets, {_MANY_SETS}"},
             page.section("Table", _as_html(shown)),

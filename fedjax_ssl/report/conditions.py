@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_ssl.records.runs import RunRecords
-from fedjax_ssl.records.words import num_byzantine, unknown_images
+from fedjax_ssl.records.words import is_private, num_byzantine, unknown_images
 
 
 def conditions(run: RunRecords) -> list[str]:
@@ -39,6 +39,10 @@ def conditions(run: RunRecords) -> list[str]:
         text = f"noise of {privacy['noise']:.4g} times the clipping norm, in {privacy['cohorts']} cohorts"
         if "epsilon" in last:
             text += f": clients have ({last['epsilon']:.3g}, {privacy['delta']:.1g})-differential privacy"
-            text += " towards all who do not know the seed"
+            text += (
+                " by this run alone; the guarantees of further runs on the same clients add up"
+                if is_private(config)
+                else " only if nobody knows the seed, from which the noise follows (privacy.reproducible)"
+            )
         found.append(text)
     return [sentence[0].upper() + sentence[1:] + "." for sentence in found]

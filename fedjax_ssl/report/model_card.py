@@ -12,7 +12,7 @@ from fedjax_ssl.base.errors import printable
 from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords
-from fedjax_ssl.records.words import describe_model
+from fedjax_ssl.records.words import describe_model, is_private, who_has_labels
 from fedjax_ssl.records.workdir import MODEL_CARD
 from fedjax_ssl.report import page
 from fedjax_ssl.report.conditions import conditions
@@ -69,6 +69,7 @@ def describe_run(run: RunRecords, use: Mapping[str, str] | None = None) -> str:
         conditions=conditions(run),
         data=_data(run),
         figures=_figures(run),
+        labels=_labels(run),
         use=use,
     )
 
@@ -83,7 +84,7 @@ def _name(run: RunRecords) -> str:
 
 
 def _data(run: RunRecords) -> dict[str, str]:
-    """What the model was trained on."""
+    """What the model was trained on. For a private run numbers of the clients' images and labels are left out."""
     config, dataset, noun = run.config, run.dataset(), run.noun
     data = config["data"]
     if run.kind == "image":
@@ -96,38 +97,47 @@ def _data(run: RunRecords) -> dict[str, str]:
         "data set": _name(run),
         noun: f"{shape}, {dataset.get('num_classes', '?')} classes",
         "training set": f"{dataset.get('num_train', '?')} {noun}{held_out}",
-        "labels": run.who_has_labels(),
+        "labels": _labels(run),
         "division": f"{_division(data)}, seed {config['seed']}",
         "test set": f"{dataset.get('num_test', '?')} {noun}",
     }
+    if is_private(config):
+        del rows["training set"]
+        rows["division"] = _division(data)
     if "weights" in dataset:
         rows["encoder"] = f"{dataset['encoder']}, its weights' SHA-256 {dataset['weights']}"
     return rows
 
 
 def _figures(run: RunRecords) -> dict[str, str]:
-    """How good the model is, and what it cost."""
+    """How good the model is, and what it cost. Of a private run only what its guarantee covers."""
     last, (best, best_round) = run.metrics[-1], run.best()
     tested, loss = run.tested("test_accuracy"), run.tested("test_loss")
-    best_of = f"(best {100 * best:.2f} %, round {best_round})"
     cohort = "" if run.is_of_server_alone else f", {run.config['clients_per_round']} clients each"
     down, up = (f"{run.values(f'bytes_{way}').sum() / 1e6:,.1f} MB {way}" for way in ("down", "up"))
     held_out = run.measured == "validation"
     rows = {
         "rounds": f"{last['round']}{cohort}",
-        "test accuracy": f"{'-' if tested is None else f'{100 * tested:.2f} %'} "
-        f"{'of the last model' if held_out else best_of}",
+        "test accuracy": f"{'-' if tested is None else f'{100 * tested:.2f} %'} of the last model",
         **{f"test {words}": share for words, share in run.tested_measures().items()},
         "test loss": "-" if loss is None else format(loss, ".3f"),
-        **({"validation accuracy": f"{100 * run.accuracy()[-1]:.2f} % {best_of}"} if held_out else {}),
-        **{words: f"{share:.2f} %" for words, share in run.client_figures().items()},
-        "communication": f"{down}, {up}",
     }
+    if held_out:
+        measured = f"{100 * run.accuracy()[-1]:.2f} % (best {100 * best:.2f} %, round {best_round})"
+        rows["validation accuracy"] = measured
+    if not is_private(run.config):
+        rows |= {words: f"{share:.2f} %" for words, share in run.client_figures().items()}
+        rows["communication"] = f"{down}, {up}"
     versions = (run.summary or {}).get("versions", {})
     rows["made with"] = ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
     for start in read_starts(run.folder)[-1:]:
-        rows |= {name: start.facts()[name] for name in ("code", "command")}
+        rows |= {name: start.facts()[name] for name in (("code",) if is_private(run.config) else ("code", "command"))}
     return rows
+
+
+def _labels(run: RunRecords) -> str:
+    """Who has labels, in words."""
+    return who_has_labels(run.config).replace("images", run.noun) if is_private(run.config) else run.who_has_labels()
 
 
 def _last_part(path: str) -> str:

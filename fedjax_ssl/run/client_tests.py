@@ -101,7 +101,7 @@ def _with_own_statistics(problem: Problem, model: Model, data: FederatedData, cl
         return model
     batches = batches_of([(data.rows_of(client[None]), data.client_size[client][None])])
     found = sum_statistics(network, model, data.inputs, *batches, problem.config.model.statistics_weights)
-    some = found.count > 0
+    some = found.count[0] > 0
     return model._replace(
         batch_stats=jax.tree.map(lambda *of: jnp.where(some, *of), mean_of_sums([found]), model.batch_stats)
     )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError
@@ -30,6 +31,7 @@ from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import init_key, select_of
 from fedjax_ssl.engine.tracing import trace_exchange
 from fedjax_ssl.engine.untrusted.delivery import first_memory, has_memory
+from fedjax_ssl.engine.untrusted.privacy import NUM_KEYS
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.encoders import backbone_of
 from fedjax_ssl.models.network import build_network
@@ -39,7 +41,7 @@ from fedjax_ssl.run.features import read_data
 from fedjax_ssl.run.hosts import tree_from_first
 from fedjax_ssl.run.machine import find_machine, memory_limit, use
 from fedjax_ssl.run.observe.clock import doing
-from fedjax_ssl.run.privacy import check_private
+from fedjax_ssl.run.privacy import check_private, secret_of
 from fedjax_ssl.run.residence import Residence, choose, memory_bytes
 
 _NO_VALUE = (
@@ -63,6 +65,7 @@ class Experiment(NamedTuple):
     state_shape: State
     views: Views | None = None  # makes views of a round's clients; None: `data` is the whole federation
     residence: Residence = Residence("device", "device", True)
+    secret: bytes = b""  # see `secret_of`
 
     @property
     def largest(self) -> FederatedData:
@@ -106,7 +109,9 @@ def build_whole(config: ConfigDict, reader: str) -> Experiment:
     return experiment
 
 
-def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.Path | None]) -> list[Experiment]:
+def build_experiments(
+    configs: list[ConfigDict], partition_files: list[pathlib.Path | None], secrets: list[bytes] | None = None
+) -> list[Experiment]:
     """The parts of runs whose configurations differ in the seed and in numbers alone.
 
     A seed has the shapes that it would have alone: random numbers of several epochs depend on the shape of their array.
@@ -114,6 +119,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
     Args:
         configs: valid configurations that differ in the seed and in `numbers_of` alone.
         partition_files: the partitions of runs that are resumed; None for a run that begins.
+        secrets: see `secret_of`; None: new ones.
 
     Raises:
         UserError: the data are missing or do not fit the configuration, or a name is unknown.
@@ -142,16 +148,19 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
             f"data.client_test_share={config.data.client_test_share} gives no client a test image; raise it"
         )
     told = config.data.reveal_labels, config.data.centralised
+    secrets = secrets or [secret_of(c) for c in configs]
     helds = [
-        hold(dataset, partition, c.seed, *told, c.attack)._replace(numbers=numbers_of(c))
-        for c, partition in zip(configs, partitions)
+        hold(dataset, partition, c.seed, *told, c.attack)._replace(
+            numbers=numbers_of(c), secret=np.frombuffer(secret, np.uint32).reshape(NUM_KEYS, 2) if secret else None
+        )
+        for c, partition, secret in zip(configs, partitions, secrets)
     ]
     shared = make_problem(config, dataset_facts(dataset), dataset.lacks_labels)
     method = make_method(shared)
     init = initialiser(shared)
     experiments: list[Experiment] = []
     first: FederatedData | None = None
-    for c, partition, held in zip(configs, partitions, helds):
+    for c, partition, held, secret in zip(configs, partitions, helds, secrets):
         problem, (residence, views) = shared._replace(config=c), _placed(shared, method, init, held)
         data, hidden_labels = put_whole(held, first) if views is None else views.first()
         first = first or data
@@ -172,6 +181,7 @@ def build_experiments(configs: list[ConfigDict], partition_files: list[pathlib.P
                 state_shape=shape,
                 views=views,
                 residence=residence,
+                secret=secret,
             )
         )
     return experiments

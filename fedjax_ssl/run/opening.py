@@ -34,6 +34,7 @@ from fedjax_ssl.run.client_memory import run_of
 from fedjax_ssl.run.experiment import Experiment, build_experiments
 from fedjax_ssl.run.loop import Run
 from fedjax_ssl.run.observe.log import warn
+from fedjax_ssl.run.privacy import secret_of
 from fedjax_ssl.run.warm_start import share_warm_start
 
 
@@ -71,12 +72,19 @@ def open_runs(
         ]
     are_resumed = [folder and folder.is_begun and Checkpoints(folder.path / CHECKPOINTS).rounds() for folder in folders]
     partition_files = [folder.path / PARTITION if resumed else None for folder, resumed in zip(folders, are_resumed)]
-    experiments = build_experiments(configs, partition_files)
+    secrets = hosts.from_first(
+        lambda: [secret_of(c, folder.path if resumed else None).hex()
+                 for c, folder, resumed in zip(configs, folders, are_resumed)]
+    )  # fmt: skip
+    experiments = build_experiments(configs, partition_files, [bytes.fromhex(secret) for secret in secrets])
     for folder, experiment in zip(folders, experiments):
         if folder is not None:
             folder.decide(experiment.problem.config.to_dict())
-    # All arrays that a run trains on, wherever they are stored.
-    arrays = [(e.data, e.hidden_labels) if e.views is None else e.views.held for e in experiments]
+    # All arrays that a run trains on, wherever they are stored. The checksum may be shown, so the secret is left out.
+    arrays = [
+        (e.data._replace(secret=None), e.hidden_labels) if e.views is None else e.views.held._replace(secret=None)
+        for e in experiments
+    ]
     hosts.check_same("the data", lambda: f"checksum {hosts.checksum(arrays)}")
     states = _find_states(experiments, folders)
     ends = why_ended(experiments, folders, states)
@@ -128,7 +136,7 @@ def why_ended(
 
 def checkpoints_of(folder: Workdir, experiment: Experiment, name: str = CHECKPOINTS) -> Checkpoints:
     """A run's checkpoints, with the facts that they were trained with; `name` is CHECKPOINTS or BEST."""
-    run = trained_with(folder.config, experiment.dataset, experiment.partition)
+    run = trained_with(folder.config, experiment.dataset, experiment.partition, experiment.secret)
     return Checkpoints(folder.path / name, run=run)
 
 

@@ -1,17 +1,24 @@
 """Computes a run's epsilon with Google's dp-accounting, and checks that a method keeps the guarantee."""
 
+import hashlib
 import logging
-from collections.abc import Iterator
+import pathlib
+import secrets
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.tracing import trace_exchange
 from fedjax_ssl.engine.untrusted.compression import remembers
 from fedjax_ssl.ops.trees import tree_bytes
+from fedjax_ssl.records.runs import RunRecords
+from fedjax_ssl.records.secret import NUM_BYTES, read_secret
+from fedjax_ssl.records.words import is_private
 from fedjax_ssl.run.dependence import reads, server_stages, some_received, trace
 from fedjax_ssl.server.statistics import num_exchanging
 
@@ -21,7 +28,7 @@ class Accountant:
 
     Neighbouring federations differ in one client. With Poisson cohorts, the client is present or absent. With cohorts
     of a fixed size, it is replaced by another one, so that the sum may differ by 2 S (Wang et al., AISTATS 2019).
-    There is no guarantee towards anyone who knows the run's seed, since the seed determines all noise.
+    There is no guarantee towards anyone who knows the run's secret, from which noise and cohorts are drawn.
     """
 
     def __init__(self, config: Any):
@@ -43,14 +50,61 @@ class Accountant:
         finally:
             logger.setLevel(level)
         self._epsilon = rdp.compute_epsilon
-        self._orders, self._of_a_round, self._delta = one_round.orders, one_round.rdp, config.privacy.delta
+        self._orders, self._of_a_round, self.delta = one_round.orders, one_round.rdp, config.privacy.delta
         if config.privacy.cohorts == "fixed":  # drawing a cohort never weakens the guarantee, but that bound can
             of_all_clients = np.asarray(self._orders) / (2 * (noise / 2) ** 2)
             self._of_a_round = np.minimum(self._of_a_round, of_all_clients)
 
-    def epsilon(self, num_rounds: int) -> float:
-        """Epsilon after `num_rounds` rounds."""
-        return float(self._epsilon(self._orders, num_rounds * self._of_a_round, self._delta)[0])
+    def epsilon(self, num_rounds: int, others: Iterable[tuple["Accountant", int]] = ()) -> float:
+        """Epsilon after `num_rounds` rounds, and those of others with the same kind of cohorts on the same clients."""
+        total = sum((rounds * other._of_a_round for other, rounds in others), num_rounds * self._of_a_round)
+        return float(self._epsilon(self._orders, total, self.delta)[0])
+
+
+def sum_of_guarantees(runs: Iterable[RunRecords]) -> list[str]:
+    """What private runs on the same clients promise together: a line for each kind of cohorts of several runs.
+
+    Every run publishes models of the same clients, so epsilons add up; Renyi differential privacy has the sum. Delta is
+    the first run's. Without the package dp-accounting a line says that the sum is not known.
+    """
+    alike: dict[str, list[RunRecords]] = {}
+    for run in runs:
+        if is_private(run.config) and run.metrics:
+            alike.setdefault(run.config["privacy"]["cohorts"], []).append(run)
+    lines = []
+    for cohorts, several in alike.items():
+        if len(several) < 2:
+            continue
+        line = f"the guarantees of {len(several)} private runs ({cohorts} cohorts) on the same clients add up"
+        try:
+            first, *others = [(Accountant(ConfigDict(run.config)), run.metrics[-1]["round"]) for run in several]
+            line += (
+                f": together they are ({first[0].epsilon(first[1], others):.3g}, {first[0].delta:.1g})-differentially"
+            )
+            line += " private"
+        except UserError as error:
+            line += f"; for the sum, {error}"
+        lines.append(line)
+    return lines
+
+
+def secret_of(config: Any, folder: pathlib.Path | None = None) -> bytes:
+    """The secret from which a run draws its noise and cohorts, 32 bytes; b'' without `privacy.noise`.
+
+    It is the operating system's randomness. With `privacy.reproducible` it follows from the seed.
+
+    Args:
+        config: the run's.
+        folder: of a run that is resumed, and keeps its secret; None: the run begins.
+
+    Raises:
+        UserError: the folder's secret cannot be read.
+    """
+    if not config.privacy.noise:
+        return b""
+    if config.privacy.reproducible:
+        return hashlib.sha256(f"seed {config.seed}".encode()).digest()
+    return secrets.token_bytes(NUM_BYTES) if folder is None else read_secret(folder)
 
 
 def make_accountant(config: Any) -> Accountant | None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from fedjax_ssl.records.groups import read_groups
 from fedjax_ssl.records.workdir import REPORT, SUMMARY
 from fedjax_ssl.run.observe.clock import doing
-from fedjax_ssl.run.observe.log import QUIET, say
+from fedjax_ssl.run.observe.log import QUIET, say, warn
+from fedjax_ssl.run.privacy import sum_of_guarantees
 
 
 def report_seeds(folder: pathlib.Path) -> None:
@@ -24,8 +25,12 @@ def report_seeds(folder: pathlib.Path) -> None:
         from fedjax_ssl.report.comparison import write_comparison
         from fedjax_ssl.report.table import OverSeeds
 
-        write_comparison([folder], page, table_name="table")
-        for group in read_groups([folder])[0]:
+        groups = read_groups([folder])[0]
+        notes = sum_of_guarantees(run for group in groups for run in group.runs)
+        write_comparison([folder], page, table_name="table", notes=notes)
+        for line in notes:
+            warn(line)
+        for group in groups:
             seeds = ", ".join(str(run.config["seed"]) for run in group.runs)
             shares = [run.tested("test_accuracy") for run in group.runs]
             accuracies = OverSeeds([None if share is None else 100 * share for share in shares])

@@ -24,6 +24,7 @@ from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import SECONDS, fields_to_raise, in_words
 from fedjax_ssl.records.origin import note_end, note_start, what_differs
+from fedjax_ssl.records.secret import write_secret
 from fedjax_ssl.records.words import measured_each_round
 from fedjax_ssl.records.workdir import (
     BEST,
@@ -323,8 +324,10 @@ def _first_state(
 
 
 def _write_facts(run: Run) -> None:
-    """Writes what does not change during a run: the partition, the data set's facts and the warm start."""
+    """Writes what does not change during a run: its secret, partition, data set's facts and warm start."""
     folder, experiment = run.folder.path, run.experiment
+    if run.state is None and experiment.secret and not experiment.problem.config.privacy.reproducible:
+        write_secret(folder, experiment.secret)
     if run.state is None or not (folder / PARTITION).exists():
         save_partition(folder / PARTITION, experiment.partition)
     dataset = experiment.dataset

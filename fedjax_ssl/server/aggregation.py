@@ -21,7 +21,7 @@ from fedjax_ssl.engine.interface import (
     trained_parts,
 )
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.sgd import BatchStats, Model
 from fedjax_ssl.ops.trees import column, norm, select, weighted_sum, where
 from fedjax_ssl.server import robust
 
@@ -35,8 +35,8 @@ OPTIMIZERS: dict[str, Callable[[Any], optax.GradientTransformation | None]] = {
     "fedadam": lambda options: optax.adam(options.learning_rate, options.momentum, 0.99, ADAPTIVITY),
     "fedyogi": lambda options: optax.yogi(options.learning_rate, options.momentum, 0.99, ADAPTIVITY),
 }
-# (uploads, weights, the model to return if no upload counts, the share of clients that may lie) -> one model.
-MEANS: dict[str, Callable[[Model, jax.Array, Model, float], Model]] = {
+# (a pytree of uploads, weights, what to return if no upload counts, the share of clients that may lie) -> one of them.
+MEANS: dict[str, Callable[[Any, jax.Array, Any, float], Any]] = {
     "mean": lambda uploads, weights, otherwise, share: weighted_mean(uploads, weights, otherwise),
     "median": robust.coordinate_median,
     "trimmed_mean": robust.trimmed_mean,
@@ -126,8 +126,8 @@ def fedavg(
 
     By default this is FedAvg: the mean of the uploads, weighted by the clients' sizes.
 
-    Statistics of normalisation layers are averaged with the same weights, without the optimizer. Without an accepted
-    upload the model and the optimizer state do not change.
+    Statistics of normalisation layers are averaged by the same rule and weights, without the optimizer. Without an
+    accepted upload the model and the optimizer state do not change.
 
     Args:
         weighted_by: the method's own weights, such as `weights_told`; None: `aggregation.weights`.
@@ -167,9 +167,28 @@ def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
     return Link(lambda flow, given: flow._replace(scores=rule(given.received)))
 
 
-def weights_told(name: str) -> Link:
-    """Sets the weight of each upload to a number that the client sends, float32 [] in `Upload.metadata`."""
-    return own_weights(lambda received: received.uploads.metadata[name])
+def weights_told(name: str, most: Callable[[Received], Any]) -> Link:
+    """Sets the weight of each upload to a count that the client sends, float32 [] in `Upload.metadata`.
+
+    `most` is the largest possible count, a number or [R]; see `counts_told`.
+    """
+    return own_weights(lambda received: counts_told(received, name, most(received)))
+
+
+def counts_told(received: Received, name: str, most: Any) -> jax.Array:
+    """Counts that clients send in `Upload.metadata`, float32 [R] or [R, C], as far as they are possible.
+
+    A negative count is 0, and a client's counts are reduced so that they add up to at most `most`, a number or [R].
+    """
+    counts = jnp.maximum(received.uploads.metadata[name], 0)
+    totals = jnp.sum(counts.reshape(len(counts), -1), axis=1)
+    return counts * column(jnp.minimum(1.0, most / jnp.maximum(totals, 1)), counts)
+
+
+def most_examples(problem: Problem, received: Received) -> jax.Array:
+    """A bound of the examples of one kind in a client's local epochs, int32 [R]: a last batch may be filled up."""
+    client = problem.config.client
+    return client.epochs * (received.sizes + client.batch_size)
 
 
 def screen(rule: Callable[[State, Received], jax.Array]) -> Link:
@@ -188,10 +207,30 @@ def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Lin
         uploads = given.received.uploads.model
         if is_on(norm_bound):
             uploads = robust.bounded(uploads, given.current, norm_bound)
-        model = MEANS[kind](uploads, flow.weights, flow.model, share)
+        params = MEANS[kind](uploads.params, flow.weights, flow.model.params, share)
+        model = Model(params, mean_statistics(kind, uploads.batch_stats, flow.weights, flow.model.batch_stats, share))
         return flow._replace(model=model, moved=flow.moved | (jnp.sum(flow.weights) > 0))
 
     return Link(apply)
+
+
+def mean_statistics(
+    kind: str, uploads: BatchStats, weights: jax.Array, otherwise: BatchStats, share: float
+) -> BatchStats:
+    """The mean of clients' statistics by the same rule as that of their parameters, but chosen by the statistics.
+
+    A client may lie in its statistics alone, beside honest parameters.
+
+    Args:
+        kind: a name of `MEANS`.
+        uploads: leaves [R, ...], see `robust.units`.
+        weights, otherwise, share: see `robust.coordinate_median`.
+    """
+    if kind == "mean" or not jax.tree.leaves(uploads):
+        return weighted_mean(uploads, weights, otherwise)
+    units = robust.units(uploads, weights)
+    uploads, otherwise = (jax.tree.map(jnp.divide, tree, units) for tree in (uploads, otherwise))
+    return jax.tree.map(jnp.multiply, MEANS[kind](uploads, weights, otherwise, share), units)
 
 
 def check_own_mean(problem: Problem) -> None:

@@ -1,24 +1,29 @@
 """Robust means of uploads, which a few clients cannot change much, as pure functions.
 
-Only `geometric_median` uses the weights; all others only leave out uploads of weight 0."""
+A rule takes any pytree: parameters, or statistics in `units`. Only `geometric_median` uses the weights; all others only
+leave out uploads of weight 0."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.sgd import BatchStats, Model
 from fedjax_ssl.ops.trees import clip_update, column, row_norms, weighted_sum, where
 
 WEISZFELD_STEPS = 10
 SMOOTHING = 1e-5  # nu of RFA: weights are divided by distances, which are at least nu
+LEAST_VARIANCE = 1e-5  # of a unit of statistics, as normalisation adds it to variances
 
 
-def coordinate_median(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
+def coordinate_median(uploads: Any, weights: jax.Array, otherwise: Any, share: float) -> Any:
     """The coordinate-wise median; for an even number of uploads the mean of the middle two.
 
     Args:
         uploads: leaves [R, ...]; a row of weight 0 is ignored.
         weights: float32 [R], not negative; an upload counts if its weight is not 0.
-        otherwise: the model to return if no upload counts.
+        otherwise: what to return if no upload counts, leaves [...].
         share: the share of clients that may lie, here ignored.
 
     Source: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, Definition 1.
@@ -28,7 +33,7 @@ def coordinate_median(uploads: Model, weights: jax.Array, otherwise: Model, shar
     return _between(uploads, weights, otherwise, (count - 1) // 2, count // 2)
 
 
-def trimmed_mean(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
+def trimmed_mean(uploads: Any, weights: jax.Array, otherwise: Any, share: float) -> Any:
     """The coordinate-wise mean, without the floor(share n) largest and the floor(share n) smallest of n values.
 
     Arguments as in `coordinate_median`; the share is beta, below 1/2. Source: Yin et al., ICML 2018, Definition 2.
@@ -38,11 +43,10 @@ def trimmed_mean(uploads: Model, weights: jax.Array, otherwise: Model, share: fl
     return _between(uploads, weights, otherwise, cut, count - 1 - cut)
 
 
-def krum(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
+def krum(uploads: Any, weights: jax.Array, otherwise: Any, share: float) -> Any:
     """The upload with the smallest sum of squared distances to its n - f - 2 nearest others, f = floor(share n).
 
-    Distances are over all parameters as one vector. The statistics of the chosen upload are taken as well. Arguments as
-    in `coordinate_median`; the proof requires 2 f + 2 < n.
+    Distances are over all leaves as one vector. Arguments as in `coordinate_median`; the proof requires 2 f + 2 < n.
 
     Source: Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017, section 4.
     """
@@ -51,7 +55,7 @@ def krum(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> 
     return where(jnp.any(weights > 0), chosen, otherwise)
 
 
-def multi_krum(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
+def multi_krum(uploads: Any, weights: jax.Array, otherwise: Any, share: float) -> Any:
     """The plain mean of the n - f - 2 uploads (at least one) with the smallest scores of `krum`.
 
     Source: El Mhamdi et al., The Hidden Vulnerability of Distributed Learning, ICML 2018, for the number; Blanchard et
@@ -62,7 +66,7 @@ def multi_krum(uploads: Model, weights: jax.Array, otherwise: Model, share: floa
     return _plain_mean(uploads, (rank < nearest) & (weights > 0), otherwise)
 
 
-def krum_scores(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> tuple[jax.Array, jax.Array]:
+def krum_scores(uploads: Any, weights: jax.Array, otherwise: Any, share: float) -> tuple[jax.Array, jax.Array]:
     """Each upload's score, the sum of squared distances to its nearest others, float32 [R]; and their number, int32 [].
 
     An upload of weight 0 has an infinite score and is no neighbour of others. A square that overflows float32 counts as
@@ -71,7 +75,7 @@ def krum_scores(uploads: Model, weights: jax.Array, otherwise: Model, share: flo
     counted = weights > 0
     count = jnp.sum(counted)
     nearest = jnp.maximum(count - _floor(share, count) - 2, 1)
-    leaves = zip(*map(jax.tree.leaves, (uploads.params, otherwise.params)))
+    leaves = zip(*map(jax.tree.leaves, (uploads, otherwise)))
     squares = sum(_squared_distances(leaf, origin, counted) for leaf, origin in leaves)
     squares = jnp.where(jnp.isnan(squares), jnp.inf, squares)  # both uploads are too large
     squares = jnp.where(counted[:, None] & counted[None, :] & ~jnp.eye(len(counted), dtype=bool), squares, jnp.inf)
@@ -81,30 +85,48 @@ def krum_scores(uploads: Model, weights: jax.Array, otherwise: Model, share: flo
     return jnp.where(counted, jnp.minimum(summed, jnp.finfo(summed.dtype).max), jnp.inf), nearest
 
 
-def geometric_median(uploads: Model, weights: jax.Array, otherwise: Model, share: float) -> Model:
-    """The model with the smallest weighted sum of distances, by Weiszfeld's steps from the coordinate-wise median.
+def geometric_median(uploads: Any, weights: jax.Array, otherwise: Any, share: float) -> Any:
+    """The point with the smallest weighted sum of distances, by Weiszfeld's steps from the coordinate-wise median.
 
-    The start is our choice. From the weighted mean, with an upload of 1e19 among eight, ten steps would end at 1e9. The
-    statistics are averaged with the weights of the last step. Arguments as in `coordinate_median`.
+    The start is our choice. From the weighted mean, with an upload of 1e19 among eight, ten steps would end at 1e9.
+    Weights above their (lower) median are lowered to it: else a client that claims many examples chooses the point.
+    Arguments as in `coordinate_median`.
 
     Source: Pillutla et al., Robust Aggregation for Federated Learning, 2019 (RFA), Algorithm 2, with nu = 1e-5.
     """
     counted = weights > 0
-    start = coordinate_median(uploads, weights, otherwise, share).params
+    weights = jnp.minimum(weights, jnp.nanquantile(jnp.where(counted, weights, jnp.nan), 0.5, method="lower"))
+    start = coordinate_median(uploads, weights, otherwise, share)
 
     def mean_by(beta):
         shares = beta / jnp.maximum(jnp.sum(beta), jnp.finfo(jnp.float32).tiny)
         return lambda leaf: weighted_sum(shares, _counted_only(leaf, counted))
 
     def weights_at(median):
-        away = jax.tree.map(lambda leaf, m: jnp.where(column(counted, leaf), leaf - m, 0), uploads.params, median)
+        away = jax.tree.map(lambda leaf, m: jnp.where(column(counted, leaf), leaf - m, 0), uploads, median)
         return weights / jnp.maximum(row_norms(away), SMOOTHING)
 
     def step(_, beta):
-        return weights_at(jax.tree.map(mean_by(beta), uploads.params))
+        return weights_at(jax.tree.map(mean_by(beta), uploads))
 
     beta = jax.lax.fori_loop(0, WEISZFELD_STEPS - 1, step, weights_at(start))
     return where(jnp.any(counted), jax.tree.map(mean_by(beta), uploads), otherwise)
+
+
+def units(statistics: BatchStats, weights: jax.Array) -> BatchStats:
+    """The unit of each statistic, so that distances between statistics count all channels alike.
+
+    It is the median variance of a channel over the uploads for its variance, and the root of it for its mean.
+
+    Args:
+        statistics: nested dicts whose innermost ones have `mean` and `var`, [R, ...], or moments of these names.
+        weights: float32 [R]; an upload counts if its weight is not 0.
+    """
+    if isinstance(statistics.get("var", {}), Mapping):
+        return {name: units(part, weights) for name, part in statistics.items()}
+    counted = column(weights > 0, statistics["var"])
+    typical = jnp.nan_to_num(jnp.nanmedian(jnp.where(counted, statistics["var"], jnp.nan), axis=0)) + LEAST_VARIANCE
+    return {"mean": jnp.sqrt(typical), "var": typical}
 
 
 def bounded(uploads: Model, received: Model, length: float) -> Model:
@@ -125,7 +147,7 @@ def _counted_only(leaf: jax.Array, counted: jax.Array) -> jax.Array:
     return jnp.where(column(counted, leaf), leaf, 0)
 
 
-def _plain_mean(uploads: Model, chosen: jax.Array, otherwise: Model) -> Model:
+def _plain_mean(uploads: Any, chosen: jax.Array, otherwise: Any) -> Any:
     mean = jax.tree.map(
         lambda leaf: (
             weighted_sum(chosen, _counted_only(leaf, chosen)) / jnp.maximum(jnp.sum(chosen), 1).astype(leaf.dtype)
@@ -140,7 +162,7 @@ def _floor(share: float, count: jax.Array) -> jax.Array:
     return jnp.floor(share * count + 1e-5).astype(jnp.int32)
 
 
-def _between(uploads: Model, weights: jax.Array, otherwise: Model, first: jax.Array, last: jax.Array) -> Model:
+def _between(uploads: Any, weights: jax.Array, otherwise: Any, first: jax.Array, last: jax.Array) -> Any:
     """The coordinate-wise mean of the values whose ascending rank is from `first` to `last`."""
     places = jnp.arange(len(weights))
     inside = (places >= first) & (places <= last)

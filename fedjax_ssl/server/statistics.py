@@ -12,6 +12,8 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import State, Statistics
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.sgd import BatchStats, Model
+from fedjax_ssl.ops.trees import column
+from fedjax_ssl.server.aggregation import mean_statistics
 
 BATCH_SIZE = 250  # rows in a batch of the statistics pass, as in SemiFL
 SOURCES = ("server", "cohort", "all", "all_mixed", "moments")
@@ -20,15 +22,15 @@ WEIGHTS = ("batches", "samples")  # weights of the batches in their mean
 
 
 class Sums(NamedTuple):
-    """What an owner of images (a client or the server) reports: a weighted sum of its batches' statistics."""
+    """What owners of images (clients, the server) report: a weighted sum of each one's batches' statistics."""
 
-    # The sum over batches of weight * statistics, or with 'moments' of weight * moments.
+    # Of each owner the sum over its batches of weight * statistics, or with 'moments' of weight * moments: [R, ...].
     total: BatchStats
-    # float32 [], the sum of the weights.
+    # float32 or int32 [R], each owner's sum of the weights.
     count: jax.Array  # type: ignore[assignment]  # tuple.count is not used
 
 
-def make_statistics(network: Network, section: Section, source: str | None = None) -> Statistics:
+def make_statistics(network: Network, config: Section, source: str | None = None) -> Statistics:
     """Makes the `statistics` stage of a method.
 
     With 'moments' the server and the clients report the moments of each layer's input, in evaluation mode, about the
@@ -36,11 +38,14 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
     depends on the statistics of the layers below, so the exchange is repeated: after k passes the first k layers are
     exact up to float32 rounding, whatever the statistics were before. Every image has the same weight.
 
+    With a robust `aggregation.mean` what clients report goes through it as well, each client with its own mean; the
+    server, which does not lie, has its weight in the mean of both.
+
     Args:
         network: the stage does nothing unless its normalisation policy is 'static'. With `network.gathered`, the `Sums`
             that clients sent, the stage reads only the server's images and makes one pass.
-        section: `config.model`; its fields that begin with `statistics` are read.
-        source: one of `SOURCES`; None: `section.statistics`. 'server': only the server's labelled images. 'cohort':
+        config: the configuration; of `config.model` the fields that begin with `statistics` are read.
+        source: one of `SOURCES`; None: `model.statistics`. 'server': only the server's labelled images. 'cohort':
             these and the images of this round's clients. 'all': these and all clients' images, in separate batches.
             'all_mixed': the same images as one pool, as in SemiFL's code (its paper notes the privacy caveat).
             'moments': the same images by their moments, as above.
@@ -50,43 +55,62 @@ def make_statistics(network: Network, section: Section, source: str | None = Non
     """
     if network.normalisation != "static":
         return lambda state, data, clients, key: state
+    section, options = config.model, config.aggregation
     source = source or section.statistics
 
     def refresh(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> State:
-        owners = [(data.server_index[None], jnp.array([len(data.server_index)]))]
+        server, of_clients = [(data.server_index[None], jnp.array([len(data.server_index)]))], []
         if len(data.server_index) == 0:
             if source == "server":
                 raise UserError(
                     "model.statistics='server' takes images of the server, which has none here (data.labels); "
                     "known: cohort, all, all_mixed, moments, or model.normalisation='running'"
                 )
-            owners = []
+            server = []
         asked = asked_clients(source, len(data.server_index), clients, len(data.client_size))
         if network.gathered is None and source == "all_mixed":
-            owners = [pool(data)]
+            server = [pool(data)]
         elif network.gathered is None and asked is not None:
             reader = f"model.statistics={source!r}" + (" before the first round" if source == "cohort" else "")
             rows = data.rows_of(asked) if asked is clients else data.all_rows(reader, INSTEAD)
-            owners.append((rows, data.client_size[asked]))
-        batches = batches_of(owners) if owners else None
-        told = [] if network.gathered is None else [network.gathered]
-        moments = source == "moments"
+            of_clients = [(rows, data.client_size[asked])]
+        moments, robust = source == "moments", options.mean != "mean"
+        # Clients' sums are kept apart only for a robust mean.
+        parts = (
+            [(server, 1), (of_clients, 0 if asked is None else len(asked))] if robust else [(server + of_clients, 1)]
+        )
+        cut = [(batches_of(owners), number) for owners, number in parts if owners]
 
         def one_pass(model: Model) -> Model:
-            own = []
-            if batches is not None:
-                own = [sum_statistics(network, model, data.inputs, *batches, section.statistics_weights, moments)]
-            found, some = mean_of_sums(told + own), sum(one.count for one in told + own) > 0
+            how = section.statistics_weights, moments
+            told = [sum_statistics(network, model, data.inputs, *batches, *how, number) for batches, number in cut]
+            told += [] if network.gathered is None else [network.gathered]
+            if robust and (of_clients or network.gathered is not None):
+                told[-1] = _by_robust_mean(told[-1], model.batch_stats, options)
+            found, some = mean_of_sums(told), sum(jnp.sum(one.count) for one in told) > 0
             found = network.pooled_statistics(model, found) if moments else found
             # If no owner of images answers, the statistics stay as they are.
             return model._replace(batch_stats=jax.tree.map(lambda *of: jnp.where(some, *of), found, model.batch_stats))
 
-        if not moments or told:
+        if not moments or network.gathered is not None:
             return state._replace(model=one_pass(state.model))
         passes = num_passes(network, section.statistics_passes, state.model, before=len(clients) == 0)
         return state._replace(model=jax.lax.fori_loop(0, passes, lambda _, model: one_pass(model), state.model))
 
     return refresh
+
+
+def _by_robust_mean(told: Sums, old: BatchStats, options: Section) -> Sums:
+    """What clients told, [R, ...], as the sum of one owner: the robust mean of theirs, with the weight of all.
+
+    Args:
+        old: the statistics so far.
+        options: `config.aggregation`.
+    """
+    means = jax.tree.map(lambda leaf: leaf / column(jnp.maximum(told.count, 1), leaf), told.total)
+    found = mean_statistics(options.mean, means, told.count.astype(jnp.float32), old, options.byzantine_share)
+    count = jnp.sum(told.count)[None]
+    return Sums(jax.tree.map(lambda leaf: count[0] * leaf[None], found), count)
 
 
 def num_passes(network: Network, passes: int, model: Model, before: bool = False) -> int:
@@ -157,6 +181,7 @@ def sum_statistics(
     masks: jax.Array,
     weights: str = "batches",
     moments: bool = False,
+    num_owners: int = 1,
 ) -> Sums:
     """Sums the statistics of batches: SemiFL's static batch normalisation (section 3.3), or moments of layers' inputs.
 
@@ -170,29 +195,36 @@ def sum_statistics(
         weights: one of `WEIGHTS`: each non-empty batch has weight 1 ('batches'), or its number of images ('samples').
             With `moments` it is always the number of images.
         moments: whether to report `Network.input_moments` instead of the batches' statistics.
+        num_owners: R, whose sums are kept apart; each has as many of the batches, one owner after the other.
     """
     counts = jnp.sum(masks, axis=1) if moments or weights == "samples" else jnp.any(masks, axis=1)
     of_batch = network.input_moments if moments else network.batch_statistics
 
+    owner = jnp.arange(len(counts)) // (len(counts) // num_owners)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros((num_owners, *leaf.shape), leaf.dtype), model.batch_stats)
+
     def add(total, batch):
-        rows, mask, count = batch
+        rows, mask, count, whose = batch
         statistics = of_batch(model, images[rows], mask)
-        return jax.tree.map(lambda t, new: t + jnp.where(count > 0, count * new, 0), total, statistics), None
+        return jax.tree.map(
+            lambda t, new: t.at[whose].add(jnp.where(count > 0, count * new, 0)), total, statistics
+        ), None
 
     def sums(batches):
-        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, model.batch_stats), batches)
+        total, _ = jax.lax.scan(add, zeros, batches)
         return jax.tree.map(lambda leaf: leaf[None], total)
 
     # Every device takes the same number of batches; the batches that are added for this are empty.
     missing = -len(counts) % num_devices()
     even = jax.tree.map(
-        lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)), (batches, masks, counts)
+        lambda leaf: jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)), (batches, masks, counts, owner)
     )
     of_devices = on_each_device(sums, even)
-    return Sums(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), of_devices), jnp.sum(counts))
+    counts = jnp.sum(counts.reshape(num_owners, -1), axis=1)
+    return Sums(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), of_devices), counts)
 
 
 def mean_of_sums(told: list[Sums]) -> BatchStats:
     """The weighted mean of what all owners reported; 0 if they have no images."""
-    total, count = jax.tree.map(lambda *sums: sum(sums[1:], sums[0]), *told)
+    total, count = jax.tree.map(lambda *sums: sum(jnp.sum(each, axis=0) for each in sums), *told)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1), total)

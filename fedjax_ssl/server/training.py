@@ -213,6 +213,6 @@ def train_server_model(problem: Problem, state: State, data: FederatedData, key:
     Under the 'static' policy the server's model has the statistics of the server's images.
     """
     trained, metrics = train_classifier(problem, state, data, key)
-    refresh = make_statistics(problem.network, problem.config.model, "server")
+    refresh = make_statistics(problem.network, problem.config, "server")
     trained = refresh(trained, data, jnp.zeros((0,), jnp.int32), key)
     return state._replace(server={**trained.server, SERVER_MODEL: trained.model}), metrics

@@ -23,7 +23,8 @@ from fedjax_ssl.records.words import measured_each_round
 from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_others
 from fedjax_ssl.report.look import to_csv, to_markdown, write_tables
 from fedjax_ssl.report.table import LAST
-from fedjax_ssl.run.observe.log import QUIET, say
+from fedjax_ssl.run.observe.log import QUIET, say, warn
+from fedjax_ssl.run.privacy import sum_of_guarantees
 from fedjax_ssl.sweep.plan import Cell, Sweep, by_argument, load_sweep, plan, progress_of, warm_ups_of
 from fedjax_ssl.sweep.search import Search, changed, is_named, row_and_number, tries_of, with_best
 from fedjax_ssl.sweep.work import finish, has_diverged, run_name, train_alike, unfinished, work_on
@@ -101,8 +102,9 @@ def run_sweep(
     for number, cell in enumerate(decided, start=1):
         failures |= work_on(cell, root, update, f"{number} of {len(decided)}")
     print(update(), end="")
-    _write_report(root, sweep.target_accuracy, planned())
-    _tell(failures, [*warm_ups_of(asked), *asked, *warm_ups, *cells])
+    before = [*warm_ups_of(asked), *asked, *warm_ups]
+    _write_report(root, sweep.target_accuracy, planned(), before)
+    _tell(failures, [*before, *cells])
     return cells
 
 
@@ -114,12 +116,17 @@ def _tell(failures: Mapping[str, str], cells: list[Cell]) -> None:
         raise TrainingError(f"{len(failures)} of {sum(len(cell.seeds) for cell in cells)} runs of the sweep")
 
 
-def _write_report(root: pathlib.Path, target: float, cells: list[Cell]) -> None:
-    """Writes the page of the table's runs, if there are any."""
+def _write_report(root: pathlib.Path, target: float, cells: list[Cell], before: list[Cell]) -> None:
+    """Writes the page of the table's runs, if there are any; says what private ones promise with those before them."""
     from fedjax_ssl.report.comparison import write_comparison
 
-    if shown := [run.folder for cell in cells for run in cell.row().runs]:
-        say(f"report {write_comparison([root], root / REPORT, target, table_name='', only=shown)}")
+    runs = [run for cell in cells for run in cell.row().runs]
+    notes = sum_of_guarantees([*runs, *(run for cell in before for run in cell.row().runs)])
+    for line in notes:
+        warn(line)
+    if runs:
+        shown = [run.folder for run in runs]
+        say(f"report {write_comparison([root], root / REPORT, target, table_name='', only=shown, notes=notes)}")
 
 
 def _planner(

@@ -10,14 +10,15 @@ from scipy.stats import binom
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments
-from fedjax_ssl.engine.interface import Broadcast, Received, Upload
-from fedjax_ssl.engine.untrusted.privacy import one_private_upload, poisson
+from fedjax_ssl.engine.interface import Broadcast, Received, State, Upload
+from fedjax_ssl.engine.untrusted.privacy import one_private_upload, private_cohort
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.privacy import Accountant, check_private, make_accountant
 from tests.helpers.runs import make_tiny_config
 
 ROWS, M, S = 6, 5, 2.0
+SECRET = np.random.default_rng(7).integers(0, 2**32, (4, 2), np.uint32)
 
 
 def received(scale=1.0):
@@ -52,7 +53,7 @@ def test_the_sum_is_clipped_and_divided_by_what_is_expected():
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     assert (lengths > S).any() and (lengths < S).any()
     expected = np.sum(rows * np.minimum(1, S / lengths), axis=0) / M
-    found = jax.jit(lambda key: one_private_upload(options(1e-9), before, broadcast, key))(jax.random.key(0))
+    found = jax.jit(lambda secret: one_private_upload(options(1e-9), before, broadcast, secret, 0))(SECRET)
     np.testing.assert_allclose(moved(found, broadcast), expected, rtol=1e-4, atol=1e-6)
     assert found.accepted.tolist() == [True] and found.sizes.tolist() == [1] and found.uploads.metadata == {}
 
@@ -60,8 +61,8 @@ def test_the_sum_is_clipped_and_divided_by_what_is_expected():
 def test_the_noise_has_its_deviation_and_comes_without_uploads_too():
     before, broadcast, _ = received()
     nobody = before._replace(accepted=np.zeros(ROWS, bool))
-    draw = jax.jit(jax.vmap(lambda key: one_private_upload(options(1.5), nobody, broadcast, key)))
-    found = draw(jax.random.split(jax.random.key(1), 3000))
+    draw = jax.jit(jax.vmap(lambda number: one_private_upload(options(1.5), nobody, broadcast, SECRET, number)))
+    found = draw(np.arange(3000))
     noise = np.concatenate(
         [np.reshape(np.asarray(leaf)[:, 0] - broadcast.model.params[name], (3000, -1))
          for name, leaf in found.uploads.model.params.items()], axis=1
@@ -70,14 +71,29 @@ def test_the_noise_has_its_deviation_and_comes_without_uploads_too():
     np.testing.assert_allclose(noise.std(axis=0), deviation, rtol=0.08)  # 3000 drawings: 1.3 % a standard error
     assert np.max(np.abs(noise.mean(axis=0))) < 5 * deviation / np.sqrt(3000)
     assert np.max(np.abs(np.corrcoef(noise.T) - np.eye(noise.shape[1]))) < 0.1  # each number by itself
+    # Each of the four keys changes all of it: none can be tried out alone.
+    for number in range(4):
+        other = SECRET ^ np.where(np.arange(4) == number, 1, 0)[:, None].astype(np.uint32)
+        changed = moved(one_private_upload(options(1.5), nobody, broadcast, other, 0), broadcast)
+        assert np.all(np.abs(changed - noise[0]) > 1e-4 * deviation)
+
+
+def cohorts(kind):
+    """2,000 rounds' cohorts of 10 of 40 clients."""
+    config = make_tiny_config(**{"num_clients": 40, "clients_per_round": 10, "privacy.cohorts": kind})
+    select, data = private_cohort(config), types.SimpleNamespace(secret=SECRET)
+    draw = jax.jit(jax.vmap(lambda number: select(State(number, None), data, None)._replace(turns=0)))
+    return jax.device_get(draw(np.arange(2000)))
+
+
+def test_fixed_cohorts_are_drawn_without_replacement():
+    drawn = cohorts("fixed").clients
+    assert drawn.shape == (2000, 10) and all(len(set(clients)) == 10 for clients in drawn)
+    np.testing.assert_allclose(np.bincount(drawn.ravel()) / 2000, 0.25, atol=5 * np.sqrt(0.25 * 0.75 / 2000))
 
 
 def test_poisson_cohorts_are_each_client_by_itself():
-    select = poisson(40, 10)
-    draw = jax.jit(jax.vmap(lambda key: select(None, None, key)._replace(turns=0)))(
-        jax.random.split(jax.random.key(0), 2000)
-    )
-    draw = jax.device_get(draw)
+    draw = cohorts("poisson")
     sizes = np.sum(draw.present, axis=1)
     assert draw.clients.shape[1] < 40 and binom.sf(draw.clients.shape[1], 40, 0.25) < 1e-14
     assert abs(sizes.mean() - 10) < 5 * np.sqrt(40 * 0.25 * 0.75 / 2000) and 2 < sizes.std() < 3.5

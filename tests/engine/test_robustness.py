@@ -99,5 +99,7 @@ def test_reports_say_under_what_conditions_clients_worked():
         "30 % of the uploads are a round late, and count 1 times.",
         "Uploads are compressed: top_k of 10 %.",
         "Noise of 4 times the clipping norm, in poisson cohorts: clients have (3, 1e-05)-differential privacy "
-        "towards all who do not know the seed.",
+        "by this run alone; the guarantees of further runs on the same clients add up.",
     ]
+    config.privacy.reproducible = True
+    assert told()[-1].endswith(" only if nobody knows the seed, from which the noise follows (privacy.reproducible).")

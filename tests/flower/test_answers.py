@@ -232,14 +232,15 @@ def test_statistics_that_cannot_be():
     like = {"mean": np.zeros(2, np.float32), "var": np.zeros(2, np.float32)}
     good = {"mean": np.float32([-1, 2]), "var": np.float32([0, 3])}
 
-    def read(sums, count, num_images=2):
+    def read(sums, count, expected=2):
         count = np.float32(count) if isinstance(count, float) else count
-        return read_statistics({"sums": to_record(Sums(sums, count))}, like, num_images)
+        return read_statistics({"sums-1": to_record(Sums(sums, count))}, 1, like, expected)
 
     chex.assert_trees_all_equal(read(good, 2.0), Sums(good, np.float32(2)))
     odd_sums = ({"mean": odd} for odd in (np.float32([np.inf, 0]), np.zeros(1, np.float32), np.zeros(2)))
+    odd_counts = (-1.0, 0.0, 0.5, 1.0, 3.0, 1e12, float("nan"), float("inf"), np.float32([2]), 2, ())
     for sums, count in (
-        *((good, odd) for odd in (-1.0, 0.0, 0.5, 3.0, float("nan"), float("inf"), np.float32([1]), 2, ())),
+        *((good, odd) for odd in odd_counts),
         *(({**good, **odd}, 2.0) for odd in odd_sums),
         ({**good, "var": np.float32([-1, 1])}, 2.0),
         ({**good, "var": np.float32([1, 3e38])}, 2.0),  # the sum of two would be infinite
@@ -248,10 +249,10 @@ def test_statistics_that_cannot_be():
     ):
         with pytest.raises(UserError):
             read(sums, count)
-    assert read(jax.tree.map(np.zeros_like, good), 0.0, num_images=0).count == 0
+    assert read(jax.tree.map(np.zeros_like, good), 0.0, expected=0).count == 0
     with pytest.raises(UserError):
-        read(good, 0.0, num_images=0)
+        read(good, 0.0, expected=0)
     total = read({"mean": np.float32([2e12, -2e12]), "var": np.float32([0, 2e24])}, 2.0).total
     assert np.isfinite(np.float32(1e9) * total["var"]).all()
     with pytest.raises(UserError):
-        read_statistics({}, like, 2)
+        read_statistics({}, 0, like, 2)

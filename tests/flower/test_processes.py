@@ -23,6 +23,11 @@ from tests.helpers.flower_run import needs_flower, settings
 from tests.helpers.runs import ROOT
 
 SECONDS = 400  # for the whole run on a busy machine
+FOUR = {
+    "num_clients": 4, "clients_per_round": 4, "num_rounds": 3, "data.labels": "clients", "data.labelled_share": 1.0,
+    "data.server_labels": 0, "data.examples_per_client": 300, "data.partition": "iid", "client.epochs": 5,
+    "model.statistics": "cohort", "server.epochs": 1, "server.pretrain_epochs": 0,
+}  # fmt: skip
 
 
 class Processes:
@@ -102,6 +107,28 @@ def processes(tmp_path):
     started.stop()
 
 
+def federation(tmp_path, processes, project, run, nodes):
+    """Starts Flower with a node for each node configuration, trains, and returns the run's folder."""
+    port, *of_nodes = (free_port() for _ in range(1 + len(nodes)))
+    (tmp_path / "home" / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    processes.start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", port)
+    until(lambda: answers(port), 60, processes)
+    for client, (of_node, node) in enumerate(zip(of_nodes, nodes)):
+        processes.start(
+            f"node{client}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--host",
+            "127.0.0.1", "--port", of_node, "--node-config", node,
+        )  # fmt: skip
+    workdir = tmp_path / "run"
+    told = {**run, "workdir": str(workdir)}
+    (tmp_path / "run.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items()))
+    started = processes.start("run", "flwr", "run", project, "here", "--stream", "--run-config", tmp_path / "run.toml")
+    until(lambda: started.poll() is not None or (workdir / "summary.json").exists(), SECONDS, processes)
+    assert (workdir / "summary.json").exists(), processes.logs()
+    return workdir
+
+
 @pytest.mark.test_all
 @needs_flower
 def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, monkeypatch):
@@ -110,27 +137,13 @@ def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, 
     shutil.copytree(ROOT / "configs" / "flower", project)
     shutil.copy(ROOT / "configs" / "quickstart.py", project / "mine.py")
     monkeypatch.syspath_prepend(project)
-    port, *of_nodes = (free_port() for _ in range(3))
-    (tmp_path / "home" / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
-    processes.start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", port)
-    until(lambda: answers(port), 60, processes)
-    workdir = tmp_path / "run"
-    run = {**settings(**{"data.reveal_labels": True}), "config": "mine.py:supervised", "workdir": str(workdir)}
+    run = {**settings(**{"data.reveal_labels": True}), "config": "mine.py:supervised"}
     # One node has its images in a file: the partition's images, so that the simulation has the same data.
     built, file = build_experiment(run_config(run)), tmp_path / "mine.npz"
     rows = built.partition.client_rows[1]
     np.savez(file, images=built.dataset.x_train[rows], labels=built.dataset.y_train[rows])
-    for client, (of_node, more) in enumerate(zip(of_nodes, ("", f' data="{file}"'))):
-        processes.start(
-            f"node{client}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--host",
-            "127.0.0.1", "--port", of_node, "--node-config", f"partition-id={client} num-partitions=2{more}",
-        )  # fmt: skip
-    (tmp_path / "run.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in run.items()))
-    started = processes.start("run", "flwr", "run", project, "here", "--stream", "--run-config", tmp_path / "run.toml")
-    until(lambda: started.poll() is not None or (workdir / "summary.json").exists(), SECONDS, processes)
-    assert (workdir / "summary.json").exists(), processes.logs()
+    nodes = ["partition-id=0 num-partitions=2", f'partition-id=1 num-partitions=2 data="{file}"']
+    workdir = federation(tmp_path, processes, project, run, nodes)
 
     config = run_config(run)
     simulated = train(config, tmp_path / "simulated")
@@ -148,3 +161,52 @@ def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, 
             assert line[name] == simulated_line[name] > 0, name
         for name in set(line) & set(simulated_line):
             assert line[name] == pytest.approx(simulated_line[name], rel=1e-3, abs=1e-4), name
+
+
+LIAR = """
+from fedjax_ssl.flower import client
+from fedjax_ssl.flower.client import app
+from fedjax_ssl.server.statistics import Sums
+
+open_node, to_record = client.open_node, client.to_record
+
+
+def opened(context):
+    node = open_node(context)
+    client.to_record = lie if node.clients == (3,) else to_record
+    return node
+
+
+def lie(tree):
+    if isinstance(tree, Sums):
+        tree = tree._replace(total=far(tree.total, tree.count))
+    return to_record(tree)
+
+
+def far(part, count):
+    if "var" not in part:
+        return {name: far(one, count) for name, one in part.items()}
+    return {"mean": 0 * part["mean"] + 100 * count, "var": 0 * part["var"] + 1e4 * count}
+
+
+client.open_node = opened
+"""
+
+
+@pytest.mark.test_all
+@needs_flower
+def test_one_lying_node_of_four(tmp_path, processes):
+    """Its parameters are honest; its layers' means are 100 and their variances 10,000."""
+    project = tmp_path / "project"
+    shutil.copytree(ROOT / "configs" / "flower", project)
+    (project / "liar.py").write_text(LIAR)
+    settled = (project / "pyproject.toml").read_text()
+    (project / "pyproject.toml").write_text(settled.replace("fedjax_ssl.flower.client:app", "liar:app"))
+    run = settings("supervised", **FOUR, **{"aggregation.mean": "median"})
+    workdir = federation(tmp_path, processes, project, run, [f"partition-id={client}" for client in range(4)])
+    train(run_config(run), tmp_path / "simulated")
+    found, honest = (
+        json.loads((folder / "summary.json").read_text())["test_accuracy"]
+        for folder in (workdir, tmp_path / "simulated")
+    )
+    assert honest > 0.8 and found > honest - 0.02, (found, honest)

@@ -62,12 +62,15 @@ def stub(problem):
     def aggregate(state, data, received, key):
         counted = received.accepted.astype(jnp.float32)
         shares = counted / jnp.maximum(jnp.sum(counted), 1)
-        mean = jax.tree.map(
+        params = jax.tree.map(
             lambda rows, old: jnp.where(jnp.any(received.accepted), jnp.tensordot(shares, rows, 1), old),
-            received.uploads.model,
-            state.model,
+            received.uploads.model.params,
+            state.model.params,
         )
-        return state._replace(model=mean), {"update_norm": jnp.float32(0.2), "common_direction": jnp.float32(0.5)}
+        return state._replace(model=state.model._replace(params=params)), {
+            "update_norm": jnp.float32(0.2),
+            "common_direction": jnp.float32(0.5),
+        }
 
     return Method(
         init=lambda data, key: State(jnp.int32(0), problem.network.init(key)),

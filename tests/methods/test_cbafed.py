@@ -155,7 +155,7 @@ def test_the_server_remembers_each_client_s_last_labels(data):
 
         clients, accepted = np.array(clients), np.array(accepted)
         counts = rng.integers(1, 9, (3, CLASSES)) * (clients > 0)[:, None]
-        sizes = np.array([5, 7, 3, 8])[clients] * (np.arange(3) != (3 if absent is None else absent))
+        sizes = np.array([50, 70, 30, 80])[clients] * (np.arange(3) != (3 if absent is None else absent))
         told = {"labelled": np.where(clients == 0, 5.0, 0.0), COUNTS: counts.astype(float)}
         uploads = jax.tree.map(lambda leaf: rng.normal(size=(3, *leaf.shape)), state.model)
         uploads = jax.tree.map(jnp.float32, Upload(uploads, told))

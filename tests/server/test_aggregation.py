@@ -170,12 +170,13 @@ def test_weights_and_mean(kind, shares):
 
 
 def test_weights_that_are_told():
-    """A number in each upload, of the accepted ones; whatever `aggregation.weights` says."""
-    aggregation = fedavg(problem_with(), weighted_by=weights_told("used"), parts=PARTS)
+    """A number in each upload, of the accepted ones; whatever `aggregation.weights` says. Lies are bounded."""
+    aggregation = fedavg(problem_with(), weighted_by=weights_told("used", lambda received: 30), parts=PARTS)
     state = State(jnp.int32(0), Model(PARAMS, {}), aggregation.init(PARAMS))
-    received = received_of(SENT, [True, True, False], metadata={"used": jnp.array([0.9, 0.1, 5.0])})
-    found, _ = aggregation.aggregate(state, None, received, KEY)
-    np.testing.assert_allclose(found.model.params["classifier"], [0.9, 0.1] @ SENT[:2], rtol=1e-6)
+    for told, shares in (([0.9, 0.1], [0.9, 0.1]), ([10.0, 1e12], [0.25, 0.75]), ([2.0, -1e12], [1.0, 0.0])):
+        received = received_of(SENT, [True, True, False], metadata={"used": jnp.array([*told, 5.0])})
+        found, _ = aggregation.aggregate(state, None, received, KEY)
+        np.testing.assert_allclose(found.model.params["classifier"], shares @ SENT[:2], rtol=1e-6)
 
 
 def test_uploads_may_be_combined_otherwise_than_by_the_mean():

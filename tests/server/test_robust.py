@@ -12,12 +12,25 @@ from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.server import fedavg, robust
-from fedjax_ssl.server.aggregation import MEANS
+from fedjax_ssl.server.aggregation import MEANS, mean_statistics
 from tests.helpers.runs import make_tiny_config
 
 ROWS, ABSENT = 8, 3  # the row that does not count holds what is no number
 RULES = sorted(MEANS.keys() - {"mean"})
-COMPILED = {rule: jax.jit(MEANS[rule]) for rule in RULES}
+NUMBERS = 15  # of the parameters; the statistics come behind them: two means, two variances
+
+
+def both(rule):
+    """A rule for parameters and for statistics, as the chain applies it."""
+
+    def apply(uploads, weights, before, share):
+        params = MEANS[rule](uploads.params, weights, before.params, share)
+        return Model(params, mean_statistics(rule, uploads.batch_stats, weights, before.batch_stats, share))
+
+    return jax.jit(apply)
+
+
+COMPILED = {rule: both(rule) for rule in RULES}
 
 
 def drawn(seed=0, absent=True):
@@ -25,33 +38,42 @@ def drawn(seed=0, absent=True):
     rng = np.random.default_rng(seed)
     shapes = {"kernel": (4, 3), "bias": (3,)}
     leaves = {name: rng.normal(size=(ROWS, *shape)).astype(np.float32) for name, shape in shapes.items()}
-    statistics = {"mean": rng.normal(size=(ROWS, 2)).astype(np.float32)}
+    statistics = {"mean": rng.normal(size=(ROWS, 2)), "var": rng.uniform(1, 3, (ROWS, 2)) * [100, 0.01]}
+    statistics = {name: leaf.astype(np.float32) for name, leaf in statistics.items()}
     weights = rng.uniform(1, 9, ROWS).astype(np.float32)
     counted = np.arange(ROWS) != ABSENT if absent else np.ones(ROWS, bool)
-    rows = np.concatenate([leaves[name].reshape(ROWS, -1) for name in sorted(leaves)] + [statistics["mean"]], axis=1)
-    for leaf in (*leaves.values(), statistics["mean"]):
+    every = [leaves["bias"], leaves["kernel"], *statistics.values()]
+    rows = np.concatenate([leaf.reshape(ROWS, -1) for leaf in every], axis=1)
+    for leaf in every:
         leaf[~counted] = [np.nan, np.inf][seed % 2]
     before = jax.tree.map(lambda leaf: jnp.full(leaf.shape[1:], 0.5), Model(leaves, statistics))
     return Model(leaves, statistics), weights * counted, before, rows[counted], weights[counted]
 
 
 def flat(model):
-    return np.concatenate([np.ravel(model.params[name]) for name in sorted(model.params)] + [model.batch_stats["mean"]])
-
-
-def of_params(rows):
-    return rows[:, :-2].astype(np.float64)  # the last two numbers are statistics
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tuple(model))])  # by name
 
 
 def scores_by_hand(rows, liars):
     """Krum's: of each row the sum of its n - f - 2 least squared distances."""
-    params, neighbours = of_params(rows), max(len(rows) - liars - 2, 1)
-    return [sum(sorted(np.sum((one - two) ** 2) for j, two in enumerate(params) if j != i)[:neighbours])
-            for i, one in enumerate(params)]  # fmt: skip
+    neighbours = max(len(rows) - liars - 2, 1)
+    return [sum(sorted(np.sum((one - two) ** 2) for j, two in enumerate(rows) if j != i)[:neighbours])
+            for i, one in enumerate(rows)]  # fmt: skip
 
 
 def by_hand(rule, rows, weights, share):
-    """A rule as its paper has it."""
+    """A rule for parameters; and for statistics, whose distances are in roots of the channels' median variances."""
+    rows = rows.astype(np.float64)
+    variances = np.median(rows[:, -2:], axis=0) + 1e-5
+    unit = np.concatenate([np.sqrt(variances), variances])
+    params, statistics = (
+        of_vectors(rule, part, weights, share) for part in (rows[:, :NUMBERS], rows[:, NUMBERS:] / unit)
+    )
+    return np.concatenate([params, statistics * unit])
+
+
+def of_vectors(rule, rows, weights, share):
+    """A rule as its paper has it, but that no weight counts more than their lower median."""
     liars = int(share * len(rows))
     if rule == "median":
         return np.median(rows, axis=0)
@@ -61,11 +83,12 @@ def by_hand(rule, rows, weights, share):
         return rows[np.argmin(scores_by_hand(rows, liars))]
     if rule == "multi_krum":
         return rows[np.argsort(scores_by_hand(rows, liars))[: max(len(rows) - liars - 2, 1)]].mean(axis=0)
-    median = np.median(of_params(rows), axis=0)
+    weights = np.minimum(weights, np.sort(weights)[(len(weights) - 1) // 2])
+    median = np.median(rows, axis=0)
     for _ in range(10):
-        beta = weights / np.maximum(np.linalg.norm(of_params(rows) - median, axis=1), 1e-5)
-        median = np.average(of_params(rows), axis=0, weights=beta)
-    return np.average(rows, axis=0, weights=beta)
+        beta = weights / np.maximum(np.linalg.norm(rows - median, axis=1), 1e-5)
+        median = np.average(rows, axis=0, weights=beta)
+    return median
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -97,7 +120,7 @@ def test_a_number_whose_square_is_too_large_is_far_away(rule, large, everywhere)
         rows[row, 3 : 15 if everywhere else 4] = value
     found = flat(COMPILED[rule](uploads, weights, before, 0.25))
     expected = by_hand(rule, rows.astype(np.float64), counted_weights, 0.25)
-    assert np.abs(expected).max() < 10
+    assert np.abs(expected[:NUMBERS]).max() < 10
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -107,20 +130,22 @@ def test_ten_steps_to_the_geometric_median_are_enough_whatever_is_sent(large):
     uploads, weights, before, rows, counted_weights = drawn(6, absent=False)
     uploads.params["kernel"][[1, 6]] = large
     found, honest = flat(COMPILED["geometric_median"](uploads, weights, before, 0.0)), np.delete(rows, [1, 6], axis=0)
-    assert np.all((found[:-2] > honest[:, :-2].min(axis=0)) & (found[:-2] < honest[:, :-2].max(axis=0)))
+    found_params, honest = found[:NUMBERS], honest[:, :NUMBERS]
+    assert np.all((found_params > honest.min(axis=0)) & (found_params < honest.max(axis=0)))
     if large < 1e19:  # the square of its distance is a float32
         rows[[1, 6], 3:15] = large
         np.testing.assert_allclose(found, by_hand("geometric_median", rows, counted_weights, 0.0), rtol=1e-3, atol=1e-4)
 
 
 def test_the_geometric_median_has_the_least_sum_of_distances():
-    uploads, weights, before, rows, counted_weights = drawn(4)
+    uploads, weights, before, rows, _ = drawn(4)
+    rows = rows[:, :NUMBERS]
 
     def cost(point):
-        return np.sum(counted_weights * np.linalg.norm(of_params(rows) - point[:-2], axis=1))
+        return np.sum(np.linalg.norm(rows - point, axis=1))
 
-    found = flat(COMPILED["geometric_median"](uploads, weights, before, 0.0))
-    rivals = [np.average(rows, axis=0, weights=counted_weights), np.median(rows, axis=0), *rows]
+    found = flat(COMPILED["geometric_median"](uploads, weights > 0, before, 0.0))[:NUMBERS]
+    rivals = [np.average(rows, axis=0), np.median(rows, axis=0), *rows]
     rivals += [found + 0.05 * direction for direction in np.random.default_rng(0).normal(size=(50, len(found)))]
     assert all(cost(found) < cost(rival) for rival in rivals)
 

@@ -45,9 +45,10 @@ NETWORK = Network(OneLayer(), Images((2, 3, 2), (0.4, 0.5), (0.2, 0.3)), normali
 
 
 def section(source, passes=2, weights="batches"):
-    chosen = base_config().model
+    config = base_config()
+    chosen = config.model
     chosen.statistics, chosen.statistics_passes, chosen.statistics_weights = source, passes, weights
-    return chosen
+    return config
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +226,8 @@ def test_moments_against_the_law_of_total_variance(federation, deep, monkeypatch
               rtol=2e-5, atol=2e-6)  # fmt: skip
     # In training mode they normalise all images as one batch.
     rows = jnp.array(POOL)
-    in_one = sum_statistics(DEEP, deep.model, federation.inputs, rows[None], jnp.ones((1, len(POOL)), bool)).total
+    in_one = sum_statistics(DEEP, deep.model, federation.inputs, rows[None], jnp.ones((1, len(POOL)), bool))
+    in_one = jax.tree.map(lambda leaf: leaf[0], in_one.total)
     values = {"norm0": 6 * len(POOL), "norm1": 6 * len(POOL), "norm2": len(POOL)}  # its variances are the unbiased ones
     biased = {name: {"mean": one["mean"], "var": one["var"] * (values[name] - 1) / values[name]}
               for name, one in in_one.items()}  # fmt: skip
@@ -279,4 +281,4 @@ def test_where_no_client_trains_the_statistics_are_the_servers(monkeypatch):
     monkeypatch.setattr(frames, "make_statistics", lambda network, *how: asked.append(how))
     for phases in ((), ("one",)):
         frames.alternating(Problem(config, NETWORK, None, None, 2), phases)
-    assert asked == [(config.model, "server"), (config.model, None)]
+    assert asked == [(config, "server"), (config, None)]

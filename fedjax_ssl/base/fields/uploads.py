@@ -76,4 +76,6 @@ def privacy_fields() -> Section:
     # 'poisson': each client joins independently, clients_per_round on average; 'fixed': always this number, with a far
     # larger epsilon.
     section.cohorts = word("poisson", "fixed")
+    # Noise and cohorts follow from the seed, which gives no privacy: for experiments. False: from a secret of the run.
+    section.reproducible = False
     return section

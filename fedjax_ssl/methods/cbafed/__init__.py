@@ -23,7 +23,6 @@ import jax.numpy as jnp
 
 from fedjax_ssl.base.fields import Section, real, share, whole
 from fedjax_ssl.client import (
-    LABELLED,
     At,
     Batches,
     Deck,
@@ -60,10 +59,11 @@ from fedjax_ssl.engine import (
 from fedjax_ssl.methods.cbafed.client import Acceptance, accept, acceptance
 from fedjax_ssl.methods.cbafed.residual import RECORD, residual_over_rounds, with_residual
 from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
-from fedjax_ssl.methods.frames import alternating, given_labels
+from fedjax_ssl.methods.frames import alternating, given_labels, labelled_images
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import fedavg, own_weights
+from fedjax_ssl.server.aggregation import counts_told
 
 COUNTS = "class_counts"  # accepted pseudo-labels of each class: sent by clients, kept at the server
 GIVEN = "given_labels"  # labels of each class, kept at the server
@@ -141,7 +141,7 @@ def cbafed(problem: Problem) -> Method:
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         state, metrics = aggregation.aggregate(state, data, received, key)
-        told = jnp.where(received.accepted[:, None], received.uploads.metadata[COUNTS], 0.0)
+        told = jnp.where(received.accepted[:, None], counts_told(received, COUNTS, received.sizes), 0.0)
         place = jnp.where(received.sizes > 0, received.clients, config.num_clients)  # out of bounds: dropped
         counts = state.server[COUNTS].at[place].set(0.0, mode="drop")
         counts = counts.at[place].add(told, mode="drop")  # a client may have two rows, of which one at most is accepted
@@ -149,8 +149,8 @@ def cbafed(problem: Problem) -> Method:
 
     def number_of_labels(received: Received) -> jax.Array:
         """Weight of an upload: its number of labels, with a factor for given ones; float32 [R]."""
-        told = received.uploads.metadata
-        return options.labelled_factor * told[LABELLED] + jnp.sum(told[COUNTS], axis=1)
+        labels = jnp.sum(counts_told(received, COUNTS, received.sizes), axis=1)
+        return options.labelled_factor * labelled_images(received) + labels
 
     # In the first stage a round is an epoch, so the global model has a labelled client's residual connection.
     residual = residual_over_rounds(options.warm_up_rounds, options.residual_every)

@@ -165,7 +165,7 @@ def fedanchor(problem: Problem) -> Method:
         # w_{t+1} = sum_m n_m / sum n_m w_m (Algorithm 1); a client with an empty fix set sends nothing.
         aggregate=aggregation.aggregate,
         server_after=server_after,
-        statistics=make_statistics(problem.network, config.model),
+        statistics=make_statistics(problem.network, config),
     )
 
 

@@ -148,9 +148,10 @@ def fedlabel(problem: Problem) -> Method:
     own = lambda data, model: own_optimizers(problem, data, model, CLASSIFIER, UNLABELLED, optimizer)  # noqa: E731
     phases = supervised, unlabelled_phase(problem, optimizer)
     method = alternating(problem, phases, own=own, label=labels_of_experts(problem))
+    most = (options.labelled_steps + options.unlabelled_steps) * problem.config.client.batch_size
     aggregation = fedavg(
         problem,
-        weighted_by=weights_told(USED),
+        weighted_by=weights_told(USED, lambda received: most),
         combine=half_told(SUPERVISED) if options.as_in_code else None,
     )
     return method._replace(

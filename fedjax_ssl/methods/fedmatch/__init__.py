@@ -221,7 +221,7 @@ def fedmatch(problem: Problem) -> Method:
         label=labels_of_sum(problem, rule),
         phases=(sparse_upload(phase, options.least_change, options.smallest),),
         aggregate=aggregate,
-        statistics=make_statistics(network, config.model),
+        statistics=make_statistics(network, config),
         wire_bytes=SPARSE_WIRE_BYTES,
     )
 

@@ -124,7 +124,7 @@ def orchestra(problem: Problem) -> Method:
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         state, metrics = mean.aggregate(state, data, received, key)
-        local = received.uploads.metadata[CENTROIDS]
+        local = unit_vectors(received.uploads.metadata[CENTROIDS])
         vectors, present = local.reshape(-1, dim), jnp.repeat(received.accepted, local.shape[1])
         centroids, loss = clusters.global_centroids(state.server[CENTROIDS], vectors, present)
         return state._replace(server={**state.server, CENTROIDS: centroids}), {**metrics, "clustering_loss": loss}
