@@ -6,7 +6,7 @@ import pathlib
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 
 class UserError(ValueError):
@@ -52,6 +52,17 @@ class BusyError(UserError):
     def __init__(self, folder: pathlib.Path):
         super().__init__(f"another process is training in the workdir {folder}")
         self.folder = folder
+
+
+def errors_of(*calls: Callable[[], object]) -> list[str]:
+    """The messages of the calls that raise a UserError, so that all that is wrong is told at once."""
+    found = []
+    for call in calls:
+        try:
+            call()
+        except UserError as error:
+            found.append(str(error))
+    return found
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -8,11 +8,11 @@ import io
 import itertools
 import pathlib
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, first_line, known_are
+from fedjax_ssl.base.errors import UserError, errors_of, first_line, known_are
 from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.columns import find_categories
 from fedjax_ssl.data.kinds import table
@@ -101,13 +101,11 @@ def load_table(config: Any) -> dict[str, Any]:
             `text_column`, `text_length`, `tokenizer`, `vocabulary` and `weak_views`.
 
     Returns:
-        The fields of `Dataset` except the name. Labels are sorted by name, or as numbers if all are whole numbers. A
-        training row with an empty label gets -1; a test row with an empty label is left out. Without a test file every
-        fifth labelled row of each class, in the file's order, is for testing. Clients are numbered in the order of
-        their names.
+        The fields of `Dataset` except the name. A test row without a label is left out. Without a test file every fifth
+        labelled row of each class, in the file's order, is for testing.
 
     Raises:
-        UserError: a file or a column is invalid.
+        UserError: a file or columns are invalid; one line has all that is wrong.
     """
     path, label = config.path, config.label_column
     columns = read_columns(path, "data.path")
@@ -115,39 +113,64 @@ def load_table(config: Any) -> dict[str, Any]:
     ignored = [name.strip() for line in listed for name in line if name.strip()]
     optional = {field: config[field] for field in ("client_column", "text_column") if config[field]}
     check_columns(columns, path, ("label_column", label), *optional.items(), *(("ignore_columns", n) for n in ignored))
-    of_labels = f"(data.label_column={label!r})"
-    labels, class_names = read_labels(values_of(columns[label]), f"{path} {of_labels}")
-    train, test = np.arange(len(labels)), for_test(labels)
-    tested, where, test_labels = columns, path, labels
-    if config.test_path:
-        tested, where = read_columns(config.test_path, "data.test_path"), config.test_path
-        check_columns(tested, where, ("label_column", label))
-        test_labels = read_labels(values_of(tested[label]), f"{where} {of_labels}", class_names).codes
-        test = np.flatnonzero(test_labels >= 0)
-        if not len(test):
-            raise UserError(f"{where} has no row with a label")
-    elif not len(test):
-        raise UserError(f"{path} has no class with two labelled rows, so none is for testing; give data.test_path")
-    else:
-        train = np.setdiff1d(train, test)
-    owners = None
-    if config.client_column:
-        of_clients = f"{path} (data.client_column={config.client_column!r})"
-        owners = read_owners(values_of(columns[config.client_column]), train, of_clients)
+    of_clients = f"{path} (data.client_column={config.client_column!r})"
+    clients = values_of(columns[config.client_column]) if config.client_column else None
+    names = [name for name in columns if name not in (label, config.client_column, *ignored)]
+
+    def find_owners(rows: np.ndarray) -> np.ndarray | None:
+        return None if clients is None else read_owners(clients, rows, of_clients)
+
+    try:
+        labels, class_names, train, tested = _divided(config, columns)
+        owners = find_owners(train)
+    except UserError as error:  # what else is wrong is told, too
+        rows, inputs = np.arange(len(columns)), columns[[] if config.text_column else names]
+        others = errors_of(lambda: find_owners(rows), lambda: find_categories(inputs, rows, inputs[:0], path))
+        raise UserError("; ".join(dict.fromkeys([str(error), *others]))) from error
+    test, where = tested.rows, tested.where
     if config.text_column:
-        made = _texts(config, columns, tested, train, test, where)
+        made = _texts(config, columns, tested.columns, train, test, where)
     else:
-        names = [name for name in columns if name not in (label, config.client_column, *ignored)]
-        made = _rows(columns[names], tested, train, test, path, where)
+        made = _rows(columns[names], tested.columns, train, test, path, where)
     return {
         **made,
         "y_train": labels[train],
-        "y_test": test_labels[test],
+        "y_test": tested.labels,
         "num_classes": len(class_names),
         "class_names": class_names,
         "details": {**made["details"], "label_column": label},
         "owners": owners,
     }
+
+
+class Tested(NamedTuple):
+    """The rows for testing."""
+
+    columns: Any  # a DataFrame
+    where: str  # its file
+    rows: np.ndarray  # int [T]
+    labels: np.ndarray  # int32 [T]
+
+
+def _divided(config: Any, columns: Any) -> tuple[np.ndarray, tuple[str, ...], np.ndarray, Tested]:
+    """The labels of all rows, the classes' names, the training rows, and the rows for testing."""
+    path, label = config.path, config.label_column
+    of_labels = f"(data.label_column={label!r})"
+    labels, names = read_labels(values_of(columns[label]), f"{path} {of_labels}")
+    rows = np.arange(len(labels))
+    if not config.test_path:
+        test = for_test(labels)
+        if not len(test):
+            raise UserError(f"{path} has no class with two labelled rows, so none is for testing; give data.test_path")
+        return labels, names, np.setdiff1d(rows, test), Tested(columns, path, test, labels[test])
+    where = config.test_path
+    tested = read_columns(where, "data.test_path")
+    check_columns(tested, where, ("label_column", label))
+    test_labels = read_labels(values_of(tested[label]), f"{where} {of_labels}", names).codes
+    test = np.flatnonzero(test_labels >= 0)
+    if not len(test):
+        raise UserError(f"{where} has no row with a label")
+    return labels, names, rows, Tested(tested, where, test, test_labels[test])
 
 
 def values_of(column: Any) -> list[Any]:

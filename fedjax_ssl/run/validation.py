@@ -1,12 +1,12 @@
 """Checks a configuration before anything is read or written."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.errors import UserError, errors_of
 from fedjax_ssl.base.fields import shared_fields
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.config import add_section, flatten, ranges
@@ -34,29 +34,17 @@ def validate(config: ConfigDict) -> None:
         for field, its_range in ranges(config.method).items()
         if field in values
     ]
-    _check_all(of_fields)
-    lines = list(_misfits(config, find_method(config.method)))
     num_clients = None if names_clients(config.data) else config.num_clients
-    _check_all(
-        [
+    lines = errors_of(*of_fields) or [
+        *errors_of(
             functools.partial(check_labels, config.data, num_clients),
             functools.partial(check_unknown, config.data),
             functools.partial(check_magnitude, config.augment.flavour, config.augment.magnitude),
-        ],
-        lines,
-    )
-
-
-def _check_all(checks: Iterable[Callable[[], None]], lines: Iterable[str] = ()) -> None:
-    """Calls checks; raises one UserError with the lines of all that fail, and with further lines."""
-    found = []
-    for check in checks:
-        try:
-            check()
-        except UserError as error:
-            found.append(str(error))
-    if found := [*found, *lines]:
-        raise UserError("; ".join(found))
+        ),
+        *_misfits(config, find_method(config.method)),
+    ]
+    if lines:
+        raise UserError("; ".join(lines))
 
 
 def _misfits(config: Any, method: Entry) -> Iterator[str]:

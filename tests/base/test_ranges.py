@@ -47,7 +47,7 @@ FREE_TEXTS = named(
     ": init_from",
     "data: source path partition_file",
     "encoder: weights",
-    "data: test_path label_column client_column ignore_columns text_column",
+    "data: test_path label_column client_column ignore_columns text_column tokenizer",
     "model: name",
 )
 NEGATIVE = named(

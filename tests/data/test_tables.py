@@ -303,3 +303,14 @@ def test_labels_stay_where_they_are(tmp_path):
     config.data.update({"labels": "clients", "num_labelled": 4})
     with pytest.raises(UserError, match=r"data\.num_labelled=4 is not for data with empty labels"):
         make_partition(labels, 2, config.data, 2, 0)
+
+
+@pytest.mark.parametrize("second", ["1", "none"])
+def test_labels_clients_and_columns_that_are_wrong_are_told_at_once(tmp_path, second):
+    rows = "".join(f"2020-01-{1 + n:02},c{n},{second if n % 2 else 0}\n" for n in range(28)).replace("c5,", ",")
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, "day,who,label\n" + rows, ignore_columns="", client_column="who")
+    lines = str(caught.value).split("; ")
+    assert ("'none' in row 2 may be a class" in lines[0]) == (second == "none")
+    for words in ("'' in row 6 names no client", "column 'day' has dates or times"):
+        assert sum(words in line for line in lines) == 1
