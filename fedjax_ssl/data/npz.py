@@ -10,6 +10,7 @@ from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import Arrays, existing_path
 from fedjax_ssl.data.labels import Labels, read_labels
 from fedjax_ssl.data.owners import read_owners
+from fedjax_ssl.data.values import is_number
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = "client_train"  # optional, the client of each example of x_train
@@ -110,6 +111,16 @@ def labels_in(
             "the array if it has something else"
         )
     return read_labels(labels, f"{path}: {key}", names)
+
+
+def known_labels(path: str, key: str, labels: np.ndarray, examples: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """The classes in an array of labels for a model with these classes, int32 [N], -1 for none; see `labels_in`.
+
+    If no class is named by a number, numbers are the positions of classes.
+    """
+    if labels.dtype.kind in "iuf" and not any(map(is_number, names)):
+        names = tuple(map(str, range(len(names))))
+    return labels_in(path, key, labels, examples, names).codes
 
 
 def names_in(path: str, field: str) -> list[str]:

@@ -24,7 +24,7 @@ from fedjax_ssl.data import (
 )
 from fedjax_ssl.data.federated import Here, Holdings, hold, shapes_of, small_arrays
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
-from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.data.npz import known_labels, read_arrays
 from fedjax_ssl.data.table import image_table
 from fedjax_ssl.records.manifest import labels_sum
 from fedjax_ssl.run.decided import decisions
@@ -146,7 +146,7 @@ def own_holdings(config: Any, client: int, file: str, facts: dict[str, Any]) -> 
     Args:
         config: the run's; if it gives clients no labels, the file's labels are ignored.
         client: the node's client.
-        file: an npz with `images`, uint8 [n, H, W] or [n, H, W, C], and optionally `labels`, int [n], -1 for no label.
+        file: an npz with `images`, uint8 [n, H, W] or [n, H, W, C], and optionally `labels` [n], see `read_labels`.
         facts: of the server's data set, with `server_labels`, the number of its labelled images.
 
     Raises:
@@ -159,12 +159,11 @@ def own_holdings(config: Any, client: int, file: str, facts: dict[str, Any]) -> 
     images = images[..., np.newaxis] if images.ndim == 3 else images
     if images.dtype != np.uint8 or images.shape[1:] != shape or not images.size:
         raise UserError(f"{file}: images are {images.dtype} {images.shape}; the server's are uint8 {('n', *shape)}")
-    labels = arrays.get("labels", np.full(len(images), -1))
-    if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or labels.max() >= classes:
-        raise UserError(f"{file}: labels must be integers [{len(images)}] below {classes}, -1 where there is none")
-    if not clients_may_have_labels(config.data) and not config.data.reveal_labels:
-        labels = np.full(len(images), -1)
-    own = labels.astype(np.int32)
+    own = np.full(len(images), -1, np.int32)
+    if "labels" in arrays:
+        names = facts.get("class_names") or list(map(str, range(classes)))
+        found = known_labels(file, "labels", arrays["labels"], images, names)
+        own = found if clients_may_have_labels(config.data) or config.data.reveal_labels else own
     return of_clients(config, {client: images}, {client: own}, facts["server_labels"], classes)
 
 

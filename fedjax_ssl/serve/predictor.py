@@ -19,9 +19,8 @@ from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.kinds import IMAGE, KINDS, Kind, kind_name, kind_of
 from fedjax_ssl.data.kinds.table import as_texts, encode
 from fedjax_ssl.data.labels import read_labels
-from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, labels_in, names_in, read_arrays
+from fedjax_ssl.data.npz import KEYS, MEDMNIST_KEYS, known_labels, names_in, read_arrays
 from fedjax_ssl.data.tables import read_columns, values_of
-from fedjax_ssl.data.values import is_number
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.encoders import ENCODED_TOGETHER, backbone_of, checksum, frozen
@@ -342,10 +341,7 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
     labels = arrays.get(of_labels) if of_labels != key else None
     if labels is None:
         return arrays[key], None, None
-    names = predictor.class_names
-    if labels.dtype.kind in "iuf" and not any(map(is_number, names)):  # numbers are then the positions of the classes
-        names = tuple(map(str, range(len(names))))
-    return arrays[key], None, labels_in(path, of_labels, labels, arrays[key], names).codes
+    return arrays[key], None, known_labels(path, of_labels, labels, arrays[key], predictor.class_names)
 
 
 def _image_key(path: str) -> str:

@@ -183,9 +183,13 @@ BAD = {
     "none": ({"images": np.zeros((0, 8, 8), np.uint8), "labels": np.zeros(0, int)}, "the server's are uint8"),
     "floats": ({"images": np.zeros((3, 8, 8))}, "the server's are uint8"),
     "another shape": ({"images": np.zeros((3, 7, 8), np.uint8)}, r"images are uint8 \(3, 7, 8, 1\); .*'n', 8, 8, 1"),
+    "a negative label": (
+        {"images": np.zeros((3, 8, 8), np.uint8), "labels": np.array([0, -5, 1])},
+        "labels: '-5' in row 2 is no class of the training data",
+    ),
     "a label too many": (
         {"images": np.zeros((3, 8, 8), np.uint8), "labels": np.array([0, 10, 1])},
-        r"labels must be integers \[3\] below 10",
+        "labels: '10' in row 2 is no class of the training data; the nearest is 1; known: 0, 1, 2",
     ),
 }
 
