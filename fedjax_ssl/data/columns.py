@@ -15,6 +15,7 @@ FEW_CATEGORIES = 10  # of which each may have few rows; more must have over two 
 MOSTLY = 0.9  # share of a column's values that says what the column is; other values are then mistakes
 LEAST_ROWS = 50  # a whole number that differs in each of so many rows may be an identifier
 DECIMAL_COMMA = r"[-+]?[\d.]*,\d+"
+WITH_UNIT = r"[$€£]\s*[-+\d.]+|[-+\d.]+\s*[%$€£]"
 BOUND = r"[<>≤≥]=?\s*[-+]?[\d.]+"
 DATE = r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:[ T].*)?|\d{1,2}[-/]\d{1,2}[-/]\d{2,4}(?: .*)?|\d{1,2}\.\d{1,2}\.\d{4}(?: .*)?"
 TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?"
@@ -108,6 +109,8 @@ def _mixed(others: Any, is_number: np.ndarray) -> str:
         return f"is of numbers, but {row}; correct it, or leave it empty"
     if others.str.fullmatch(DECIMAL_COMMA).mean() > MOSTLY:
         return f"has numbers with a comma, such as {others.iloc[0]!r:.40}; write 1234.5"
+    if others.str.fullmatch(WITH_UNIT).mean() > MOSTLY:
+        return f"has numbers with a unit, such as {others.iloc[0]!r:.40}; write the number alone"
     return ""
 
 

@@ -60,7 +60,8 @@ def read_labels(values: Any, where: str, names: Sequence[str] | None = None) -> 
         if text in known or has_no_label(text):
             if text == "-1" and text not in known:
                 count = np.count_nonzero(places == number)
-                print(f"{where}: -1 in {count:,} of {len(places):,} rows marks no label", file=sys.stderr, flush=True)
+                line = f"-1 in {count:,} of {len(places):,} rows marks no label; if it is a class, call it otherwise"
+                print(f"{where}: {line}", file=sys.stderr, flush=True)
         elif text.lower() in AMBIGUOUS:
             why = "may be a class or a missing label; leave the field empty if the row has no label, or give the class "
             why += "another name"

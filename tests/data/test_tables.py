@@ -209,6 +209,7 @@ USELESS = {
         ["<5" if n % 6 == 2 else n for n in range(80)],
         "is of num.* '<5' in row 3 and bounds in 11",
     ),
+    "percentages": ("csv", [f"{n % 9}%" for n in range(80)], "has numbers with a unit, such as '2%'"),
     "infinity": ("parquet", [np.inf if n % 10 == 2 else n / 7 for n in range(80)], "has inf in row 3; leave it empty"),
     "infinity in a csv": (
         "csv",
