@@ -1,10 +1,10 @@
-"""Faults in large numbers: kills, signals, a full disk, flipped bits, files of other runs, holes, hostile files.
+"""Faults in large numbers: kills, signals, a full disk, flipped bits, exchanged files and data, holes, hostile files.
 
     python benchmarks/faults.py                          # all parts, a few minutes each
     python benchmarks/faults.py --part=kills --count=50  # one part with its number of tries
 
-A try does a fault to a run of FedAnchor on the digits, or to a copy of a finished one, which is then resumed, loaded
-and reported. Outcomes:
+A try does a fault to a run of FedAnchor on a folder of the digits, with the clients' memory on disk, or to a copy of a
+run that is finished or stopped, which is then resumed, loaded and reported. Outcomes:
 
 right       figures and predictions are those of an undisturbed run, to the bit
 told        one clear line (an error or a warning) names what is wrong
@@ -19,11 +19,13 @@ import argparse
 import collections
 import contextlib
 import io
+import os
 import pathlib
 import pickle
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -31,6 +33,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from PIL import Image
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -42,7 +45,8 @@ from fedjax_ssl.data.sources import load_dataset  # noqa: E402
 from fedjax_ssl.report import write_report  # noqa: E402
 
 FIELDS = {
-    "num_rounds": 6, "num_clients": 8, "clients_per_round": 4, "checkpoint_every": 2, "data.source": "digits",
+    "num_rounds": 6, "num_clients": 8, "clients_per_round": 4, "checkpoint_every": 2, "data.source": "folder",
+    "residence.clients": "disk", "compression.kind": "top_k", "compression.share": 0.5,
     "data.server_labels": 40, "data.examples_per_client": 33, "model.name": "mlp", "augment.flavour": "none",
     "server.augmentation": "weak", "client.epochs": 1, "server.pretrain_epochs": 1, "log.report": False,
     "log.tensorboard": False,
@@ -66,19 +70,38 @@ def results(folder: pathlib.Path) -> tuple[bytes, bytes]:
     return (folder / "metrics.jsonl").read_bytes(), fedjax_ssl.load(folder)(IMAGES).probabilities.tobytes()
 
 
+def write_images(folder: pathlib.Path, digits: fedjax_ssl.data.Dataset) -> None:
+    """Writes FOLDER/train/CLASS/ROW.png and FOLDER/test/CLASS/ROW.png."""
+    for part in ("train", "test"):
+        for row, (image, label) in enumerate(zip(getattr(digits, f"x_{part}"), getattr(digits, f"y_{part}"))):
+            file = folder / part / str(label) / f"{row:04}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[..., 0]).save(file)
+
+
 class Trial:
     """What the parts share: a folder, random numbers, and a finished run that is not touched."""
 
     def __init__(self, folder: pathlib.Path, seed: int, count: int):
         self.folder, self.rng, self.count = folder, random.Random(seed), count
-        self.whole, self.mark = folder / "whole", folder / "executed"
+        self.whole, self.stopped, self.mark = folder / "whole", folder / "stopped", folder / "executed"
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+        FIELDS["data.path"] = str(folder / "images")
+        write_images(folder / "images", load_dataset(config_of(**{"data.source": "digits", "data.path": ""}).data))
+        fedjax_ssl.train(config_of(num_rounds=4), self.stopped)
+        shutil.copytree(self.stopped, self.whole)
         fedjax_ssl.train(config_of(), self.whole)
         self.expected = results(self.whole)
 
-    def copy(self) -> pathlib.Path:
-        """A fresh copy of the finished run."""
+    def copy(self, of: pathlib.Path | None = None) -> pathlib.Path:
+        """A fresh copy of a run; of the finished one by default."""
         shutil.rmtree(self.folder / "copy", ignore_errors=True)
-        return shutil.copytree(self.whole, self.folder / "copy")
+        return shutil.copytree(of or self.whole, self.folder / "copy")
+
+    def decoded(self) -> pathlib.Path:
+        """The run's images in the cache."""
+        fedjax_ssl.train(config_of(), self.copy())
+        return max((self.folder / "cache" / "fedjax_ssl" / "images").iterdir(), key=os.path.getatime)
 
     def judged(self, use: Callable[[], object], compare: bool = True) -> tuple[str, str]:
         """The outcome of using files, and why; `compare` results with those of the finished run."""
@@ -118,16 +141,18 @@ def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def flips(trial: Trial) -> Iterator[Outcome]:
-    """One flipped bit in the newest checkpoint, drawn uniformly over all bits of its files."""
-    for _ in range(trial.count):
-        folder = trial.copy()
+    """One flipped bit in the newest checkpoint, drawn uniformly over all bits of its files, or in another file."""
+    decoded = trial.decoded()
+    for turn in range(trial.count):
+        what = ("a checkpoint", "the clients' memory", "decoded images")[turn % 3]
+        folder = trial.copy(None if what == "a checkpoint" else trial.stopped)
         newest = max((folder / "checkpoints").iterdir(), key=lambda path: (path.name.isdigit(), path.name))
-        files = files_in(newest)
+        files = {"a checkpoint": files_in(newest), "decoded images": [decoded]}.get(what, [folder / "clients.sqlite"])
         (file,) = trial.rng.choices(files, [path.stat().st_size for path in files])
         content = bytearray(file.read_bytes())
         content[trial.rng.randrange(len(content))] ^= 1 << trial.rng.randrange(8)
         file.write_bytes(content)
-        yield "a flipped bit of a checkpoint", *trial.used(folder)
+        yield f"a flipped bit of {what}", *trial.used(folder)
 
 
 def holes(trial: Trial) -> Iterator[Outcome]:
@@ -141,10 +166,12 @@ def holes(trial: Trial) -> Iterator[Outcome]:
 
 
 def exchanges(trial: Trial) -> Iterator[Outcome]:
-    """A file or checkpoint of a run with another seed, or with another rate, takes the place of the run's own."""
+    """A file of a run with another seed or rate, or of other images, or another row, takes the place of the own one."""
     for name, fields in (("seed", {"seed": 1}), ("rate", {"client.learning_rate": 0.01})):
         fedjax_ssl.train(config_of(**fields), trial.folder / name)
-    names = ("config.json", "partition.npz", "dataset.json", "metrics.jsonl", "summary.json", "checkpoints")
+    names = ("config.json", "partition.npz", "dataset.json", "metrics.jsonl", "summary.json", "checkpoints",
+             "clients.sqlite")  # fmt: skip
+    yield from exchanged_content(trial)
     for turn in range(trial.count):
         folder, name = trial.copy(), names[turn % len(names)]
         other = trial.folder / trial.rng.choice(["seed", "rate"]) / name
@@ -154,6 +181,30 @@ def exchanges(trial: Trial) -> Iterator[Outcome]:
         else:
             shutil.copy(other, folder / name)
         yield f"another run's {name}", *trial.used(folder)
+
+
+def exchanged_content(trial: Trial) -> Iterator[Outcome]:
+    """Decoded images of another folder; a client's row is lost or older; two images of a class, then two classes."""
+    own, images = trial.decoded(), trial.folder / "images"
+    digits = load_dataset(config_of().data)
+    write_images(trial.folder / "others", digits._replace(x_train=255 - digits.x_train, x_test=255 - digits.x_test))
+    load_dataset(config_of(**{"data.path": str(trial.folder / "others")}).data)
+    (other,) = (path for path in own.parent.iterdir() if path != own and path.stat().st_size == own.stat().st_size)
+    shutil.copy(other, own)
+    yield "other decoded images", *trial.used(trial.copy(trial.stopped))
+    for client in range(8):
+        with contextlib.closing(sqlite3.connect(trial.copy(trial.stopped) / "clients.sqlite")) as file, file:
+            newest = file.execute("SELECT MAX(round) FROM rows WHERE client = ?", (client,)).fetchone()[0]
+            file.execute("DELETE FROM rows WHERE client = ? AND round = ?", (client, newest))
+        yield "a client's row is lost", *trial.used(trial.folder / "copy")
+    first, second = sorted((images / "train" / "3").iterdir())[:2]
+    pairs = {"two images of a class": (first, second), "two classes": (images / "train" / "3", images / "train" / "5")}
+    for what, (one, two) in pairs.items():
+        for _ in range(2):  # there and back
+            one.rename(images.parent / "aside")
+            two.rename(one)
+            (images.parent / "aside").rename(two)
+            yield f"{what} are exchanged, or back", *trial.used(trial.copy(trial.stopped))
 
 
 class Payload:

@@ -22,6 +22,7 @@ class Arrays(NamedTuple):
     num_classes: int  # number of classes
     class_names: tuple[str, ...]  # their names, in the order of the labels
     owners: np.ndarray | None = None  # int32 [N], the client of each training example; None: not known
+    row_sums: np.ndarray | None = None  # see `Dataset`; None: not computed yet
 
 
 def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path:

@@ -16,6 +16,7 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, first_line, say
 from fedjax_ssl.base.files import private_cache, replaced
 from fedjax_ssl.data.arrays import MAX_BYTES
+from fedjax_ssl.data.content import row_sums
 
 MOST_CACHE_BYTES = 50_000_000_000  # for all data sets; the least recently used are deleted
 TOLD_EVERY = 1024  # images
@@ -39,8 +40,11 @@ Picture = pathlib.Path | Encoded
 
 def decode_once(
     pictures: Sequence[Picture], known_by: str, name: object, image_size: int, fit: str, tell: Callable[[str], Any]
-) -> tuple[np.ndarray, int]:
-    """All images of a data set, uint8 [N, H, W, C], memory-mapped, or in memory without a cache; and their `depth_of`.
+) -> tuple[np.ndarray, int, np.ndarray]:
+    """All images of a data set, uint8 [N, H, W, C]; their `depth_of`; and their `row_sums`, uint64 [N].
+
+    They are memory-mapped, or in memory without a cache. A file of the cache ends with their depth, a checksum of the
+    file's key and this depth, and the images' checksums; if it is not what was written it is made again, with a line.
 
     Args:
         pictures: the image files; one is read at a time.
@@ -62,20 +66,23 @@ def decode_once(
         images = np.empty(shape, np.uint8)
         for row, image in enumerate(decoded):
             images[row] = image
-        return images, bits
-    known_by = f"with depth, {PIL.__version__} {image_size} {fit} {known_by}"
-    file = folder / f"{hashlib.sha256(known_by.encode(errors='surrogateescape')).hexdigest()}.npy"
-    if (found := _mapped(file)) is not None:
+        return images, bits, row_sums(images)
+    known_by = f"with checksums, {PIL.__version__} {image_size} {fit} {known_by}"
+    key = hashlib.sha256(known_by.encode(errors="surrogateescape")).hexdigest()
+    file = folder / f"{key}.npy"
+    if (found := _kept(file, key, name)) is not None:
         return found
     shape, bits, decoded = _decoded(pictures, name, image_size, fit, MOST_CACHE_BYTES, tell)
     try:
         with replaced(file) as out:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(out, header)
+            sums = []
             for image in decoded:
                 out.write(image.tobytes())
-            out.write(bytes([bits]))
-        return np.load(file, mmap_mode="r"), bits
+                sums.append(row_sums(image[np.newaxis]))
+            out.write(_end(key, bits, np.concatenate(sums)))
+        return np.load(file, mmap_mode="r"), bits, np.concatenate(sums)
     except OSError as error:
         raise UserError(
             f"{file}: {first_line(error)}; the images of {name} are decoded there: make room, or choose another folder "
@@ -83,18 +90,30 @@ def decode_once(
         ) from error
 
 
-def _mapped(file: pathlib.Path) -> tuple[np.ndarray, int] | None:
-    """The images in a file of the cache, whose time of use is set, and their depth; None: it is missing, or was cut."""
+def _end(key: str, bits: int, sums: np.ndarray) -> bytes:
+    """What follows the images in a file of the cache."""
+    return bytes([bits]) + hashlib.sha256(f"{key} {bits}".encode()).digest() + sums.tobytes()
+
+
+def _kept(file: pathlib.Path, key: str, name: object) -> tuple[np.ndarray, int, np.ndarray] | None:
+    """What `decode_once` returns, from a file of the cache, whose time of use is set; None: it must be made."""
+    if not file.exists():
+        return None
     try:
         images = np.load(file, mmap_mode="r")
-        # Not the time of the last change: others may have the file mapped.
-        os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
+        if images.dtype != np.uint8:
+            raise ValueError("it has other numbers")
+        sums = row_sums(images)
         with file.open("rb") as opened:
             opened.seek(images.offset + images.nbytes)
-            (bits,) = opened.read()
-    except (OSError, ValueError, EOFError):
+            if not (end := opened.read()) or end != _end(key, end[0], sums):
+                raise ValueError("it is not what was written")
+        # Not the time of the last change: others may have the file mapped.
+        os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
+    except Exception as error:  # a damaged header raises whatever Python's parser does
+        say(f"warning: {file}: {first_line(error)}; the images of {name} are decoded again")
         return None
-    return images, bits
+    return images, end[0], sums
 
 
 def _decoded(

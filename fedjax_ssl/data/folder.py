@@ -81,7 +81,7 @@ def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> 
         y_test = read_labels([image.label for image in test], where, names).codes
         test, y_test = [image for image, label in zip(test, y_test) if label >= 0], y_test[y_test >= 0]
     files = [image.file for image in (*train, *test)]
-    images, bits = decode_once(files, known_files(files, root), root, config.image_size, config.fit, tell)
+    images, bits, row_sums = decode_once(files, known_files(files, root), root, config.image_size, config.fit, tell)
     owners = None
     if any(image.client for image in train):
         owners = read_owners([image.client for image in train], np.arange(len(train)), f"{where}, clients")
@@ -93,6 +93,7 @@ def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> 
         "num_classes": len(names),
         "class_names": names,
         "owners": owners,
+        "row_sums": row_sums,
         "files": tuple(tuple(name_in(root, image.file) for image in part) for part in (train, test)),
         "details": {**({"bits": bits} if bits else {}), **({"label_column": column} if any(_tables(root)) else {})},
     }

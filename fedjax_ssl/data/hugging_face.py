@@ -76,7 +76,7 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
     apart = [picture for picture in pictures if isinstance(picture, pathlib.Path)]
     in_files = [_files(split, config.path) for split in splits.values()]
     known_by = f"{image} {label} {in_files} {known_files(apart, expanded(config.path))}"
-    images, bits = decode_once(pictures, known_by, config.path, config.image_size, config.fit, tell)
+    images, bits, row_sums = decode_once(pictures, known_by, config.path, config.image_size, config.fit, tell)
     owners = None
     if config.client_column:
         where = f"{config.path} (data.client_column={config.client_column!r})"
@@ -91,6 +91,7 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
         "owners": owners,
         "files": (train_files, test_files),
         "details": {"bits": bits} if bits else {},
+        "row_sums": row_sums,
     }
 
 

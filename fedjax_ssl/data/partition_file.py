@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data import npz
+from fedjax_ssl.data.content import arrays_of_data
 from fedjax_ssl.data.labels import share_of
 from fedjax_ssl.data.owners import NO_ROWS, Partition
 
@@ -19,7 +21,7 @@ _OPTIONAL = ("labelled_index", "validation_index", *_TEST_KEYS)
 _SHARE_KEY = "label_share"  # in users' files, instead of labelled_index
 
 
-def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
+def save_partition(path: str | os.PathLike[str], partition: Partition, **of_data: np.ndarray) -> None:
     """Writes a partition to an npz file, atomically.
 
     Args:
@@ -27,8 +29,38 @@ def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
           other; labelled_index [L], the clients' rows with visible labels; validation_index [V]; and, if clients have
           test images, client_test_size [K] and client_test_index.
         partition: the partition.
+        of_data: of the data set, see `arrays_of_data`; and, in a run's folder, `earlier_sums`, the `row_sums` of
+          examples whose labels were seen by the runs from which the run started.
     """
-    replace_arrays(pathlib.Path(path), **arrays_of(partition))
+    replace_arrays(pathlib.Path(path), **arrays_of(partition), **of_data)
+
+
+def check_data(path: str, dataset: Any) -> None:
+    """Compares the data set that a partition file was drawn for, if it says so, with another.
+
+    A row must have the same label. Other inputs are warned of: they may be the same images in another size.
+
+    Raises:
+        UserError: the file cannot be read, or was drawn for other labels.
+    """
+    if not (own := arrays_of_data(dataset)):
+        return
+    then = npz.read_arrays(path, (), "data.partition_file", optional=tuple(own))
+    if not np.array_equal(then.get("labels_sum", own["labels_sum"]), own["labels_sum"]):
+        raise UserError(
+            f"data.partition_file={path} was drawn for data with other training labels, or in another order, so its "
+            "rows would be other examples; name the file of these data, or draw a new partition"
+        )
+    here = own["row_sums"]
+    there = then.get("row_sums", here)
+    others = np.count_nonzero(there != here) if there.shape == here.shape else len(here)
+    if others:
+        line = f"was drawn for data in which {others:,} of {len(here):,} training examples have other inputs"
+        print(
+            f"warning: {path} {line}; it fits if these are the same examples, such as images in another size",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def arrays_of(partition: Partition) -> dict[str, np.ndarray]:

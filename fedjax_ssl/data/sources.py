@@ -15,6 +15,7 @@ from fedjax_ssl.base.errors import UserError, known_are, printable
 from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data import folder, hugging_face, npz, packages, tables, tfds
 from fedjax_ssl.data.arrays import Arrays
+from fedjax_ssl.data.content import checksums, row_sums
 
 
 class Dataset(NamedTuple):
@@ -37,6 +38,8 @@ class Dataset(NamedTuple):
     # The names of the training rows' and of the test rows' files, or of their rows in a file; () if there are none.
     files: tuple[tuple[str, ...], ...] = ()
     unknown_test: np.ndarray | None = None  # [U, ...], test inputs of no class, see `unknown.set_apart`
+    # uint64, see `content.row_sums`: of all training inputs, then of all test inputs, as `load_dataset` read them.
+    row_sums: np.ndarray | None = None
 
     @property
     def lacks_labels(self) -> bool:
@@ -105,6 +108,8 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     _check_fields(config)
     dataset = _load(config, tell)
     dataset = dataset._replace(name=printable(dataset.name))  # it may have bytes that are not UTF-8
+    if dataset.row_sums is None:
+        dataset = dataset._replace(row_sums=np.concatenate([row_sums(dataset.x_train), row_sums(dataset.x_test)]))
     if config.normalisation == "none":
         return dataset._replace(mean=(0.0,) * len(dataset.mean), std=(1.0,) * len(dataset.std))
     if config.normalisation == "own":
@@ -202,6 +207,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
         "std": list(dataset.std),
         "num_train": len(dataset.x_train),
         "num_test": len(dataset.x_test),
+        **({} if dataset.row_sums is None else {"content": checksums(dataset)}),
     }
 
 

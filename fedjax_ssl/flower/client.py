@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import FederatedData, dataset_facts
+from fedjax_ssl.data.content import checksums, what_differs
 from fedjax_ssl.data.federated import Holdings
 from fedjax_ssl.data.views import Views
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
@@ -29,10 +30,9 @@ from fedjax_ssl.flower.answers import Figures
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import from_record, to_record
 from fedjax_ssl.flower.settings import digest, node_settings, run_config
-from fedjax_ssl.flower.views import LABELS_SUM, node_holdings, own_holdings
+from fedjax_ssl.flower.views import node_holdings, own_holdings
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import row
-from fedjax_ssl.records.manifest import labels_sum
 from fedjax_ssl.run.experiment import make_method, make_problem
 from fedjax_ssl.run.machine import find_machine, use_compilation_cache
 from fedjax_ssl.server.statistics import BATCH_SIZE, Sums, sum_statistics
@@ -55,7 +55,7 @@ class Node:
     method: Method  # the run's
     held: Holdings  # its clients' images
     width: int  # n_max, the length to which its clients' rows are padded
-    labels_sum: str | None  # the checksum of the labels of the configured data set; None: it has images of its own
+    content: Mapping[str, str] | None  # the configured data set's `checksums`; None: it has images of its own
 
     @functools.cached_property
     def views(self) -> Views:
@@ -118,12 +118,12 @@ def open_node(context: Any) -> Node:
             raise UserError("it was restarted, and does not know the server's images; the server tells it again")
         facts = json.loads(context.state[FACTS]["json"])
         held = own_holdings(config, clients[0], file, facts)
-        width, lacks_labels, labels = int(held.sizes.max()), True, None
+        width, lacks_labels, sums = int(held.sizes.max()), True, None
     else:
         held, dataset, width = node_holdings(config, clients)
-        facts, lacks_labels, labels = dataset_facts(dataset), dataset.lacks_labels, labels_sum(dataset)
+        facts, lacks_labels, sums = dataset_facts(dataset), dataset.lacks_labels, checksums(dataset)
     problem = make_problem(config, facts, lacks_labels)
-    return Node(config, clients, problem, make_method(problem), held, width, labels)
+    return Node(config, clients, problem, make_method(problem), held, width, sums)
 
 
 @app.query("hello")
@@ -137,8 +137,10 @@ def hello(message: Any, context: Any) -> Any:
     """
     context.state[FACTS] = message.content[FACTS]
     node, facts = open_node(context), json.loads(message.content[FACTS]["json"])
-    if node.labels_sum not in (None, facts.get(LABELS_SUM, node.labels_sum)):
-        raise UserError("its data set is not the server's: it has other labels, or examples in another order")
+    # Not the test set, which only the server reads.
+    of_server = facts.get("content", node.content)
+    if node.content and (odd := what_differs(of_server, node.content, ("train_inputs", "train_labels"))):
+        raise UserError(f"its data set is not the server's: {odd}")
     who = {
         "clients": list(node.clients),
         "sizes": node.held.sizes[list(node.clients)].tolist(),

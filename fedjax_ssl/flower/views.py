@@ -25,14 +25,12 @@ from fedjax_ssl.data import (
 from fedjax_ssl.data.federated import Here, Holdings, hold, shapes_of, small_arrays
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.data.npz import known_labels, read_arrays
+from fedjax_ssl.data.partition_file import check_data
 from fedjax_ssl.data.table import image_table
-from fedjax_ssl.records.manifest import labels_sum
 from fedjax_ssl.run.decided import decisions
 from fedjax_ssl.run.experiment import Experiment, initialiser, make_method, make_problem
 from fedjax_ssl.run.features import read_data
 from fedjax_ssl.run.observe.clock import doing
-
-LABELS_SUM = "labels_sum"  # among the facts: the checksum of the labels of the server's data set
 
 
 def outline(config: Any) -> Experiment:
@@ -170,7 +168,7 @@ def own_holdings(config: Any, client: int, file: str, facts: dict[str, Any]) -> 
 def facts_text(experiment: Experiment) -> str:
     """What a node must know about the server's data, as JSON."""
     dataset, server_labels = experiment.dataset, len(experiment.data.server_index)
-    return json.dumps({**dataset_facts(dataset), "server_labels": server_labels, LABELS_SUM: labels_sum(dataset)})
+    return json.dumps({**dataset_facts(dataset), "server_labels": server_labels})
 
 
 def _read(config: Any) -> tuple[Dataset, Partition]:
@@ -180,6 +178,8 @@ def _read(config: Any) -> tuple[Dataset, Partition]:
     if found := decisions(config, dataset):
         fields = " ".join(f"{field}={value!r}" for field, value in found.items())
         raise UserError(f"every node must know what the data decide: say {fields} in --run-config")
+    if config.data.partition_file:
+        check_data(config.data.partition_file, dataset)
     labels, classes = dataset.y_train, dataset.num_classes
     return dataset, make_partition(labels, classes, config.data, config.num_clients, config.seed, dataset.owners)
 

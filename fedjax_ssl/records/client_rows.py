@@ -3,12 +3,15 @@
 The key of a row is the client and the round that wrote it. A checkpoint of round r sees the newest row up to r of each
 client, so resuming from any kept checkpoint is exact. All rows between two checkpoints are one transaction: if the
 process is killed, the file has the rows of the last checkpoint. Rows that no kept checkpoint sees are deleted, and
-their space is reused.
+their space is reused. For each kept checkpoint the file has a checksum of the rows that it sees, so that a row that is
+lost is noticed.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
+import operator
 import pathlib
 import sqlite3
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from fedjax_ssl.records.workdir import forbidden_changes
 _TABLES = """
 CREATE TABLE IF NOT EXISTS rows(client INTEGER, round INTEGER, sum BLOB, data BLOB, PRIMARY KEY(client, round));
 CREATE INDEX IF NOT EXISTS by_round ON rows(round);
+CREATE TABLE IF NOT EXISTS seen(round INTEGER PRIMARY KEY, sum BLOB);
 CREATE TABLE IF NOT EXISTS run(name TEXT PRIMARY KEY, value TEXT);
 """
 # Of the rows that hide older ones, only those after the checkpoint that was the oldest before are looked at.
@@ -32,7 +36,11 @@ DELETE FROM rows WHERE (client, round) IN (
 )
 """
 _NEWEST = "SELECT round, sum, data FROM rows WHERE client = ? ORDER BY round DESC LIMIT 1"
+_NEWEST_SUM = _NEWEST.replace("round, sum, data", "sum")
+# With MAX, SQLite takes the other columns from the row that has the largest value.
+_SEEN = "SELECT sum, MAX(round) FROM rows WHERE round <= ? GROUP BY client"
 MOST_ROW_BYTES = 10**9 - 1000  # SQLite allows 10**9 with the other columns
+_SUM_BYTES = 16
 _PAGE_BYTES = 8192  # only rows of half a page to a page waste much space
 
 
@@ -71,7 +79,10 @@ class ClientRows:
             else:
                 with self._file:
                     self._file.execute("DELETE FROM rows WHERE round > ?", (from_round,))
+                    self._file.execute("DELETE FROM seen WHERE round > ?", (from_round,))
                     self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(from_round),))
+            # The exclusive or of the checksums of each client's newest row.
+            self._seen = 0 if from_round is None else _seen(self._file, from_round)
             self._file.execute("BEGIN")
         self._committed = -1 if from_round is None else from_round  # the last round that a checkpoint may see
 
@@ -95,6 +106,8 @@ class ClientRows:
         """Writes a client's row in the current transaction, where it replaces an earlier one; `commit` ends it."""
         row = (client, round_number, _sum(client, round_number, data), data)
         with self._one_line():
+            old = self._file.execute(_NEWEST_SUM, (client,)).fetchone()
+            self._seen ^= int.from_bytes(row[2]) ^ int.from_bytes(old[0] if old else b"")
             self._file.execute("DELETE FROM rows WHERE client = ? AND round > ?", (client, self._committed))
             self._file.execute("INSERT INTO rows VALUES (?, ?, ?, ?)", row)
 
@@ -107,7 +120,11 @@ class ClientRows:
         """
         with self._one_line():
             self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(round_number),))
+            self._file.execute(
+                "INSERT OR REPLACE INTO seen VALUES (?, ?)", (round_number, self._seen.to_bytes(_SUM_BYTES))
+            )
             if kept:
+                self._file.execute("DELETE FROM seen WHERE round < ?", (min(kept),))
                 self._file.execute(_DELETE_HIDDEN, (min(kept),))
                 self._file.execute("UPDATE run SET value = ? WHERE name = 'oldest'", (str(min(kept)),))
             self._file.execute("COMMIT")
@@ -131,17 +148,24 @@ class ClientRows:
 
 
 def _sum(client: int, round_number: int, data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16, key=f"{client} {round_number}".encode()).digest()
+    return hashlib.blake2b(data, digest_size=_SUM_BYTES, key=f"{client} {round_number}".encode()).digest()
+
+
+def _seen(file: sqlite3.Connection, round_number: int) -> int:
+    sums = (int.from_bytes(row[0]) for row in file.execute(_SEEN, (round_number,)))
+    return functools.reduce(operator.xor, sums, 0)
 
 
 def check_rows(path: pathlib.Path, run: Owner, from_round: int) -> None:
-    """Checks every page of a resumed run's file. It writes nothing, except what SQLite undoes after a kill.
+    """Checks every page of a resumed run's file, and that it has all rows.
+
+    It writes nothing, except what SQLite undoes after a kill.
 
     Args:
         path, run, from_round: see `ClientRows`; the run may differ in fields that change no result.
 
     Raises:
-        UserError: the file is missing, damaged, read-only or another run's, or its rows do not reach the round.
+        UserError: the file is missing, damaged, read-only or another run's, lacks a row, or does not reach the round.
     """
     try:
         odd = "is missing, which has the clients' memory; put it back, or train in another workdir"
@@ -165,7 +189,9 @@ def _what_is_odd(file: sqlite3.Connection, run: Owner, from_round: int) -> str:
     if found["run"] != run.name or forbidden_changes(json.loads(found["config"]), run.config):
         return "is another run's; put this run's back, or train in another workdir"
     if int(found["oldest"]) <= from_round <= int(found["reached"]):
-        return ""
+        kept = file.execute("SELECT sum FROM seen WHERE round = ?", (from_round,)).fetchone()
+        is_whole = kept is not None and int.from_bytes(kept[0]) == _seen(file, from_round)
+        return "" if is_whole else "lacks rows of clients, or has others than were written; put a copy back"
     return (
         f"has the rounds {found['oldest']} to {found['reached']}, but the checkpoint is of round {from_round}; put the "
         "copy back that was saved with it, or train in another workdir"

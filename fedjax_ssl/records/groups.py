@@ -38,13 +38,20 @@ class Group(NamedTuple):
 
 
 def name_data_sets(groups: list[Group]) -> list[str]:
-    """The name of each group's data set; if several data sets share a name, with the fields that identify them."""
+    """The name of each group's data set; if several share a name, with the fields that say where they are from."""
     names = [group.runs[0].dataset().get("name", group.runs[0].config["data"]["source"]) for group in groups]
-    fields = [group.runs[0].data_fields for group in groups]
-    sharing = {name: {fields[place] for place, other in enumerate(names) if other == name} for name in names}
+    contents = [group.runs[0].content for group in groups]
+
+    def sharing(names: list[str], name: str) -> list[str]:
+        return list(dict.fromkeys(content for content, other in zip(contents, names) if other == name))
+
+    fields = [printable(", ".join(map(str, filter(None, group.runs[0].data_fields)))) for group in groups]
+    longer = [name if len(sharing(names, name)) == 1 else f"{name} ({own})" for name, own in zip(names, fields)]
+    # A file whose content has changed between the runs.
+    versions = [sharing(longer, name) for name in longer]
     return [
-        name if len(sharing[name]) == 1 else f"{name} ({printable(', '.join(map(str, filter(None, of_group))))})"
-        for name, of_group in zip(names, fields)
+        name if len(found) == 1 else f"{name}, version {found.index(content) + 1}"
+        for name, found, content in zip(longer, versions, contents)
     ]
 
 
@@ -102,7 +109,7 @@ def read_groups(
                 skipped.append(str(error))
                 continue
             # A second run of the same seed, such as by another version of the code, is not another seed.
-            same = (_but_the_seed(run.config), run.config["seed"])
+            same = (_but_the_seed(run.config) + run.content, run.config["seed"])
             times[same] += 1
             names, runs = groups.setdefault((same[0], times[same]), ([], []))
             names.append(rows.get(_row_of(folder, path)) or _name(folder, path))

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import Dataset, Partition, dataset_facts
+from fedjax_ssl.data.content import arrays_of_data, what_differs
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.partition_file import arrays_of
 from fedjax_ssl.records.dataset import read_dataset
@@ -37,7 +38,6 @@ class TrainedWith(NamedTuple):
     config: dict[str, Any]  # nested dicts, as JSON gives them
     dataset: dict[str, Any] | None  # see `fedjax_ssl.data.dataset_facts`; None: not known
     partition: str | None  # the checksum of who owns which rows; None: not known
-    labels: str | None = None  # the checksum of all labels of the data set; None: not known
     secret: str | None = None  # the checksum of a private run's secret; None: not known, or there is none
 
 
@@ -55,17 +55,12 @@ def trained_with(config: dict[str, Any], dataset: Dataset, partition: Partition,
     """What a run is trained with, from its parts in memory."""
     facts = json.loads(json.dumps(dataset_facts(dataset)))
     told = hashlib.sha256(secret).hexdigest() if secret else None  # which does not reveal it
-    return TrainedWith(config, facts, partition_sum(partition), labels_sum(dataset), told)
+    return TrainedWith(config, facts, partition_sum(partition, dataset), told)
 
 
-def labels_sum(dataset: Dataset) -> str:
-    """The checksum of all labels of a data set, in their order."""
-    return _checksum({"y_train": dataset.y_train, "y_test": dataset.y_test})
-
-
-def partition_sum(partition: Partition) -> str:
-    """The checksum of who owns which rows."""
-    return _checksum(arrays_of(partition))
+def partition_sum(partition: Partition, dataset: Dataset) -> str:
+    """The checksum of who owns which rows, and of these rows."""
+    return _checksum({**arrays_of(partition), **arrays_of_data(dataset)})
 
 
 def manifest_of(checkpoint: pathlib.Path) -> pathlib.Path:
@@ -102,7 +97,7 @@ def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | No
     """
     found = exchanged_files(checkpoint.parent.parent, checkpoint, then)
     if now is not None and not found:
-        names = ("the configuration", "what is known of the data set", "the partition")
+        names = ("the configuration", "the data set", "the partition")
         found = _exchanged(checkpoint, then, now, names)
     if found:
         raise UserError(f"{found[0]}; put the run's own file back: {manifest_of(checkpoint)} says what it was")
@@ -119,6 +114,8 @@ def exchanged_files(folder: pathlib.Path, checkpoint: pathlib.Path, then: Traine
     except UserError:  # its readers report the damage, and training repairs it
         facts = None
     arrays = read_arrays(str(folder / PARTITION), None) if (folder / PARTITION).exists() else None
+    if arrays is not None:
+        arrays.pop("earlier_sums", None)  # of other runs' data
     now = TrainedWith(read_config(folder), facts, None if arrays is None else _checksum(arrays))
     return _exchanged(checkpoint, then, now, tuple(str(folder / name) for name in (CONFIG, DATASET, PARTITION)))
 
@@ -155,17 +152,20 @@ def _exchanged(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith, na
         lines.append(f"{names[1]} {whose} ({odd})")
     if then.partition and now.partition and then.partition != now.partition:
         lines.append(f"{names[2]} {whose}")
-    if then.labels and now.labels and then.labels != now.labels:
-        lines.append(f"the data set {whose} (it has other labels, or examples in another order)")
     if then.secret and now.secret and then.secret != now.secret:
         lines.append(f"the run's secret {whose}")
     return lines
 
 
 def _other_images(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first fact in which two data sets differ, in words; '' if none. Only facts that both have are compared."""
-    for name in sorted(then.keys() & now.keys()):
+    """The first fact in which two data sets differ, in words; '' if none. Only facts that both have are compared.
+
+    Their names may differ: a file that was renamed is known by its content.
+    """
+    for name in sorted(then.keys() & now.keys() - {"name"}):
         old, new = then[name], now[name]
+        if name == "content" and (odd := what_differs(old, new)):
+            return odd
         may_differ = name in ("mean", "std") and len(old) == len(new)
         if old != new and not (may_differ and np.allclose(old, new, rtol=_TOLERANCE, atol=0)):
             return f"{name}: {old!r:.60} there, {new!r:.60} here"

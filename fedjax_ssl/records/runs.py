@@ -1,6 +1,7 @@
 """Reads the records of a run from its folder."""
 
 import functools
+import json
 import pathlib
 import types
 from collections.abc import Callable, Mapping
@@ -143,10 +144,15 @@ class RunRecords(NamedTuple):
 
     @property
     def data_fields(self) -> tuple[Any, ...]:
-        """The values of fields that identify the examples: runs in which they differ cannot be compared."""
+        """The values of fields that say where the examples are from."""
         data = self.config["data"]
         which = ("source", "path", "image_size", "fit", "test_path", "label_column", "text_column")
         return (*(data[name] for name in which), tuple(data["unknown_classes"]))
+
+    @property
+    def content(self) -> str:
+        """What identifies the examples, for comparisons: their checksums; in a run without these, `data_fields`."""
+        return json.dumps(self.dataset().get("content") or self.data_fields, sort_keys=True)
 
     def class_counts(self) -> dict[str, np.ndarray]:
         """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read."""

@@ -181,7 +181,8 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
         old: the run's configuration, nested dicts.
         new: the configuration to resume it with.
     """
-    allowed = {*CHANGES_NO_RESULT, "stop.seconds"}
+    # Data and weights may have moved: checksums tell others, see `fedjax_ssl.records.manifest`.
+    allowed = {*CHANGES_NO_RESULT, "stop.seconds", "data.path", "encoder.weights"}
     refused = {name: pair for name, pair in differences(old, new).items() if name not in allowed}
     numbers = {name: pair for name, pair in refused.items() if all(isinstance(each, int | float) for each in pair)}
     before, now = numbers.get("num_rounds", (0, 0))

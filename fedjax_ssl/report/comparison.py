@@ -135,7 +135,7 @@ def _differences(groups: list[Group], found: list[Group], against: pathlib.Path)
     for group in groups:
         if its_runs & {run.folder.resolve() for run in group.runs}:
             reference = reference._replace(name=group.name)
-        elif group.runs[0].data_fields == reference.runs[0].data_fields:
+        elif group.runs[0].content == reference.runs[0].content:
             others.append(group)
     rows = paired_differences(others, reference)
     if not rows:

@@ -197,7 +197,7 @@ def _arrays(data: bytes, like: list[tuple[tuple[int, ...], Any]]) -> list[np.nda
 def run_of(experiment: Experiment) -> Owner:
     """The owner of a run's file of client memory."""
     config = experiment.problem.config
-    name = f"seed {config.seed}, partition {partition_sum(experiment.partition)}"
+    name = f"seed {config.seed}, partition {partition_sum(experiment.partition, experiment.dataset)}"
     return Owner(name, json.loads(json.dumps(config.to_dict())))
 
 

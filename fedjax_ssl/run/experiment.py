@@ -26,6 +26,7 @@ from fedjax_ssl.data import (
 from fedjax_ssl.data.federated import Holdings, hold, put_whole, shapes_of, small_arrays
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.data.owners import NO_ROWS
+from fedjax_ssl.data.partition_file import check_data
 from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import init_key, select_of
@@ -131,6 +132,8 @@ def build_experiments(
     config = configs[0]
 
     def find_partitions() -> list[Partition]:
+        if config.data.partition_file and not all(file and file.exists() for file in partition_files):
+            check_data(config.data.partition_file, dataset)
         return [
             load_partition(file, len(dataset.y_train), config.num_clients)
             if file is not None and file.exists()

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.base.files import expanded, private_cache, replaced
 from fedjax_ssl.data import Dataset, feature_statistics, load_dataset
+from fedjax_ssl.data.content import row_sums
 from fedjax_ssl.data.kinds import IMAGE
 from fedjax_ssl.data.unknown import set_apart
 from fedjax_ssl.models.encoders import ENCODED_TOGETHER, checksum, find_encoder, frozen
@@ -104,7 +105,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     kept = f"kept in {folder}" if folder else "not kept: the user's cache is not writable, or others can write into it"
     say(f"{options.name}: {total:,} views, {total * width * 4 / 1e6:,.0f} MB of features in memory, {kept}")
     settings = {
-        "version": 1,
+        "version": 2,
         "encoder": facts["encoder"],
         "weights": facts["weights"],
         "side": facts["encoder_side"],
@@ -115,12 +116,13 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     done = 0
     with doing(f"encoding {total:,} views") as task:
         for part, (images, weak, strong) in sides.items():
+            sums = row_sums(images)
             arrays[part] = np.empty((len(images), weak + strong, width), np.float32)
             name = f"{json.dumps(settings, sort_keys=True)} {weak} {strong}"
             for start in range(0, len(images), BLOCK):
                 rows = np.arange(start, min(start + BLOCK, len(images)))
                 block = arrays[part][rows[0] : rows[-1] + 1]  # a view, so that the array is filled in place
-                known_by = f"{name} {start} {images.shape[1:]} ".encode() + images[rows].tobytes()
+                known_by = f"{name} {start} {images.shape[1:]} ".encode() + sums[rows].tobytes()
                 file = folder and folder / f"{hashlib.sha256(known_by).hexdigest()}.safetensors"
                 is_kept = file is not None and _read(file, block)
                 for view in () if is_kept else range(weak + strong):
@@ -170,9 +172,14 @@ def _write(file: pathlib.Path, block: np.ndarray) -> None:
 
     try:
         with replaced(file) as out:
-            out.write(save({"features": block}, {"sha256": hashlib.sha256(block.data).hexdigest()}))
+            out.write(save({"features": block}, {"sha256": _sum(file, block)}))
     except OSError as error:
         warn(f"features are not kept: {first_line(error)}")
+
+
+def _sum(file: pathlib.Path, block: np.ndarray) -> str:
+    """The checksum of a block and of its file's name, so that exchanged files are noticed."""
+    return hashlib.sha256(file.name.encode() + block.tobytes()).hexdigest()
 
 
 def _read(file: pathlib.Path, block: np.ndarray) -> bool:
@@ -187,7 +194,7 @@ def _read(file: pathlib.Path, block: np.ndarray) -> bool:
         with safe_open(file, "numpy") as opened:
             digest = (opened.metadata() or {}).get("sha256")
             found = opened.get_tensor("features")
-        if found.shape != block.shape or found.dtype != block.dtype or hashlib.sha256(found).hexdigest() != digest:
+        if found.shape != block.shape or found.dtype != block.dtype or _sum(file, found) != digest:
             raise ValueError("it is not what was written")
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         warn(f"{file}: {first_line(error)}; its images are encoded again")

@@ -23,6 +23,7 @@ from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.cores import control_groups
 from fedjax_ssl.run.observe.log import warn
+from fedjax_ssl.run.program_files import keep_programs
 
 MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")  # files of the two versions of Linux's control groups
 MOST_CACHE_BYTES = 2_000_000_000  # of XLA's cache; the least recently used programs are removed
@@ -196,7 +197,7 @@ def use_compilation_cache() -> None:
     if set_by_user["jax_compilation_cache_dir"] is None and set_by_user["jax_enable_compilation_cache"]:
         folder = private_cache("xla", MOST_CACHE_BYTES)
         if folder is not None:
-            jax.config.update("jax_compilation_cache_dir", str(folder))
+            keep_programs(folder)
         else:
             warn(f"compiled programs are not kept: {cache_folder()} is not writable, or other users can write into it")
 

@@ -101,7 +101,7 @@ def _depends_on(machine: Machine, experiments: list[Experiment], given: Model | 
     settings = [getattr(jax.config, name, None) for name in jax.config.values]
     leaves, structure = jax.tree.flatten((first.state_shape, given))
     shapes = first.shapes, structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
-    inputs = repr(dataset_facts(first.dataset)), first.problem.lacks_labels, weights
+    inputs = repr(dataset_facts(first.dataset._replace(row_sums=None))), first.problem.lacks_labels, weights
     texts = repr((sorted(fields.items()), sorted(numbers), settings))
     return machine, len(experiments), texts, *code, *inputs, *shapes
 

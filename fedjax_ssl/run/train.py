@@ -16,6 +16,7 @@ from fedjax_ssl.base.files import expanded, replace_arrays, replace_file
 from fedjax_ssl.base.imports import CODE_FIELDS, is_own, name_of
 from fedjax_ssl.config import flatten
 from fedjax_ssl.data import class_counts, save_partition
+from fedjax_ssl.data.content import arrays_of_data
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.methods import find_method
@@ -276,12 +277,13 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
             [checkpoints_of(run.folder, run.experiment, name) for run in written] for name in (CHECKPOINTS, BEST)
         )
         best = KeepBest(group, bests)
+        advice = find_method(config.method).advice(config)
         listeners: list[Listener] = [
             HearSignals(signals),
             *([] if program.client_tests is None else [TestClients(machine, group, program.client_tests, memories)]),
             WriteRecords(written),
             FeedTrackers(trackers),
-            *([progress, Advise(find_method(config.method).advice(config), len(runs))] if written else []),
+            *([progress, Advise(advice, len(runs), config.availability.late_weight > 0)] if written else []),
             StopOnFailure(runs),
             SaveSnapshots(group, program.snapshots, config.snapshot_rounds),  # on every host: it computes
             *([best, SaveCheckpoints(group, checkpoints, memories, every, signals, best)] if written else []),
@@ -325,12 +327,12 @@ def _first_state(
 
 def _write_facts(run: Run) -> None:
     """Writes what does not change during a run: its secret, partition, data set's facts and warm start."""
-    folder, experiment = run.folder.path, run.experiment
+    folder, experiment, dataset = run.folder.path, run.experiment, run.experiment.dataset
     if run.state is None and experiment.secret and not experiment.problem.config.privacy.reproducible:
         write_secret(folder, experiment.secret)
     if run.state is None or not (folder / PARTITION).exists():
-        save_partition(folder / PARTITION, experiment.partition)
-    dataset = experiment.dataset
+        earlier = {"earlier_sums": run.warm_start.seen} if run.warm_start else {}
+        save_partition(folder / PARTITION, experiment.partition, **arrays_of_data(dataset), **earlier)
     counts = class_counts(dataset.y_train, experiment.partition, dataset.num_classes)
     replace_arrays(folder / CLASS_COUNTS, **counts)
     files = {"files": dict(zip(("train", "test"), dataset.files))} if dataset.files else {}

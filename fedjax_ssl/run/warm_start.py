@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +11,9 @@ import numpy as np
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import expanded
-from fedjax_ssl.data import Partition, dataset_facts, load_partition
-from fedjax_ssl.engine.interface import State
+from fedjax_ssl.data import Dataset, Partition, dataset_facts, load_partition
+from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.engine.interface import CLASSIFIER, State
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
@@ -21,6 +23,7 @@ from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.observe.log import warn
 
+NO_SUMS = np.zeros(0, np.uint64)
 # Facts of a data set on which the network depends.
 _OF_INPUTS = ("kind", "image_shape", "shape", "columns", "categories", "tokenizer", "encoder_side", "weights")
 
@@ -30,6 +33,7 @@ class WarmStart(NamedTuple):
 
     model: Model  # the parts that both runs have, with their normalisation statistics, on the host
     facts: dict[str, Any]  # for init_from.json and the summary: the other run's folder, method and round, and the parts
+    seen: np.ndarray  # uint64, `row_sums` of the examples whose labels the model has seen so far; [0]: none is known
 
 
 def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None = None) -> WarmStart | None:
@@ -40,8 +44,8 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
         root: the folder that is searched first for a relative path, such as a sweep's.
 
     Raises:
-        UserError: there is no such checkpoint; its inputs, normalisation or arrays differ from this run's; or it was
-            trained on labels that are hidden in this run.
+        UserError: there is no such checkpoint; its form of inputs, normalisation or arrays differ from this run's; or
+            it was trained on labels that are hidden in this run. The data may be others.
     """
     config = experiment.problem.config
     if not config.init_from:
@@ -52,10 +56,11 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
         checkpoints, ours = Checkpoints(folder / CHECKPOINTS), experiment.state_shape.model
         saved = checkpoints.shapes(number)  # also checks that the other files are those that it was trained with
         theirs, facts = read_config(folder), read_dataset(folder)
-        other = _what_differs(theirs, config, facts, dataset_facts(experiment.dataset))
-        if refused := other or _labels_seen(where, folder, theirs, facts, experiment):
-            raise UserError(refused)
-        parts = [part for part in ours.params if any(name.startswith(f".model.params[{part!r}]") for name in saved)]
+        if other := _what_differs(theirs, config, facts, dataset_facts(experiment.dataset)):
+            raise UserError(other)
+        seen = _labels_seen(where, folder, theirs, facts, experiment)
+        order, fitting = _order_of_classes(where, facts, experiment.dataset, tuple(ours.params))
+        parts = [part for part in fitting if any(name.startswith(f".model.params[{part!r}]") for name in saved)]
         if not parts or (jax.tree.leaves(ours.params["backbone"]) and "backbone" not in parts):
             raise UserError("its checkpoint has no backbone")
         restored = checkpoints.restore(State(None, _parts_of(ours, parts)), round_number=number, part=True)
@@ -64,7 +69,10 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
     for line in restored.passed_over:
         warn(f"{where}{line}; the model is that of round {restored.round}")
     told = {"run": str(folder.resolve()), "method": theirs["method"], "round": restored.round, "parts": parts}
-    return WarmStart(jax.device_get(restored.state.model), told)
+    model = jax.device_get(restored.state.model)
+    if order is not None and "classifier" in parts:
+        model = model.with_parts(classifier=jax.tree.map(lambda leaf: leaf[..., order], model.params["classifier"]))
+    return WarmStart(model, told, seen)
 
 
 def _parts_of(model: Model, parts: list[str]) -> Model:
@@ -81,7 +89,7 @@ def share_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None
     if facts is None:
         return None
     like = _parts_of(experiment.state_shape.model, facts["parts"])
-    return WarmStart(hosts.tree_from_first(lambda: found.model, like), facts)
+    return WarmStart(hosts.tree_from_first(lambda: found.model, like), facts, NO_SUMS)
 
 
 def _find_run(text: str, seed: int, root: str | os.PathLike[str] | None) -> tuple[pathlib.Path, int | None]:
@@ -120,22 +128,68 @@ def _what_differs(theirs: dict[str, Any], config: Any, facts: dict[str, Any], ou
 
 def _labels_seen(
     where: str, folder: pathlib.Path, theirs: dict[str, Any], facts: dict[str, Any], experiment: Experiment
-) -> str:
-    """Which labels that are hidden in this run the other one was trained on; '' if none or if it is not known."""
-    config, ours = experiment.problem.config, dataset_facts(experiment.dataset)
-    if labels_revealed(config) or facts.get("name") != ours["name"]:
-        return ""
-    number = facts.get("num_train")
-    if number is None or number != ours["num_train"]:
-        warn(f"{where}its data of the same name have {number or '?'} training examples, those of this run "
-             f"{ours['num_train']}; whether it saw labels that are hidden in this run is not known")  # fmt: skip
-        return ""
-    if labels_revealed(theirs):
-        return "that run saw the clients' labels (data.reveal_labels), which are hidden in this one"
-    seen = _labelled(load_partition(folder / PARTITION, number, theirs["num_clients"]))
-    hidden = np.setdiff1d(seen, _labelled(experiment.partition))
-    return f"that run was trained on {len(hidden):,} labels that are hidden in this one" if len(hidden) else ""
+) -> np.ndarray:
+    """The `row_sums` of all examples whose labels the other run or those before it have seen: uint64, sorted.
+
+    Examples are known by their inputs, whatever the files are called and in whichever order they stand.
+
+    Raises:
+        UserError: labels among them are hidden in this run, as those of test images are.
+    """
+    config, dataset, file = experiment.problem.config, experiment.dataset, folder / PARTITION
+    not_known = f"{where}whether that run saw labels that are hidden in this run is not known"
+    has = read_arrays(str(file), (), optional=("row_sums", "earlier_sums")) if file.exists() else {}
+    if "row_sums" not in has or dataset.row_sums is None:
+        warn(f"{not_known}: it has no checksums of its data")
+        return NO_SUMS
+    there, earlier = has["row_sums"], has.get("earlier_sums", NO_SUMS)
+    partition = load_partition(file, len(there), theirs["num_clients"])
+    seen = np.union1d(there[_visible(partition, theirs, len(there))], earlier)
+    if facts.get("name") == dataset.name and not np.isin(there, dataset.row_sums).any():
+        warn(f"{not_known}: its data of the same name have other inputs, perhaps the same in another form")
+    known = dataset.row_sums[_visible(experiment.partition, config, len(dataset.y_train))]
+    has_label = np.ones(len(dataset.row_sums), bool)
+    has_label[: len(dataset.y_train)] = dataset.y_train >= 0
+    hidden = np.setdiff1d(np.intersect1d(seen, dataset.row_sums[has_label]), known)
+    if len(hidden):
+        raise UserError(f"that run was trained on {len(hidden):,} labels that are hidden in this one")
+    return seen
 
 
-def _labelled(partition: Partition) -> np.ndarray:
+def _visible(partition: Partition, config: Mapping[str, Any], number: int) -> np.ndarray:
+    """The rows whose labels a run may see, of so many training examples; see `fedjax_ssl.data.federated.hold`."""
+    if labels_revealed(config):
+        return np.setdiff1d(
+            np.arange(number), np.concatenate([partition.validation_index, *partition.client_test_rows])
+        )
     return np.concatenate([partition.server_index, partition.labelled_rows])
+
+
+def _order_of_classes(
+    where: str, facts: dict[str, Any], dataset: Dataset, parts: tuple[str, ...]
+) -> tuple[list[int] | None, tuple[str, ...]]:
+    """How the other run's classifier fits this run's classes, which are known by their names.
+
+    Args:
+        where: for messages.
+        facts: of the other run's data.
+        dataset: of this run.
+        parts: of this run's model.
+
+    Returns:
+        The place that each class of this run has there, None if it is the same; and the parts that fit. If the classes
+        stand in another order these are the backbone and the classifier, if they are others the backbone alone.
+    """
+    there, here = facts.get("class_names") or [], list(dataset.class_names)
+    if there == here or (not (there and here) and facts.get("num_classes") == dataset.num_classes):
+        return None, parts
+    if sorted(there) == sorted(here):
+        warn(f"{where}its classes stand in another order ({_listed(there)}; here {_listed(here)}): they are matched by "
+             "name, and parts of the model besides backbone and classifier begin anew")  # fmt: skip
+        return [there.index(name) for name in here], CLASSIFIER
+    warn(f"{where}its classes are others ({_listed(there)}; here {_listed(here)}): only its backbone is taken")
+    return None, ("backbone",)
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names):.60}"

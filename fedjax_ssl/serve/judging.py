@@ -9,12 +9,12 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import expanded
 from fedjax_ssl.config import typed
+from fedjax_ssl.data.content import row_sums
 from fedjax_ssl.data.kinds import IMAGE, KINDS, kind_of
+from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.sources import Dataset, load_dataset
 from fedjax_ssl.engine.measures import OF_OUTPUTS, measure_outputs, words_of
-from fedjax_ssl.records.workdir import CONFIG, read_config
-
-MOST_BYTES = 2**31  # of training inputs that are compared
+from fedjax_ssl.records.workdir import CONFIG, PARTITION, read_config
 
 
 def dataset_of(workdir: str | os.PathLike[str]) -> Dataset:
@@ -28,7 +28,7 @@ def dataset_of(workdir: str | os.PathLike[str]) -> Dataset:
 
 
 def num_in_training(inputs: Any, facts: Mapping[str, Any], of_images: bool, workdir: str | os.PathLike[str]) -> int:
-    """How many inputs equal a training example of the run in a folder; 0 if its data cannot be read.
+    """How many inputs equal a training example of the run in a folder, by their checksums; 0 if it has none.
 
     Args:
         inputs: as `Predictor` takes them.
@@ -36,19 +36,13 @@ def num_in_training(inputs: Any, facts: Mapping[str, Any], of_images: bool, work
         of_images: whether the inputs are images, for the model or for its encoder.
         workdir: the run's folder.
     """
-    try:
-        trained = dataset_of(workdir).x_train
-    except (UserError, OSError):
-        return 0
+    file, kind = expanded(workdir) / PARTITION, kind_of(facts)
+    known = read_arrays(str(file), (), optional=("row_sums",)) if file.exists() else {}
     if of_images:
-        given = KINDS[IMAGE].given(inputs, {"image_shape": trained.shape[1:]})
-    else:
-        given = kind_of(facts).given(inputs, facts)
-        trained = trained[:, 0] if "weak_views" in facts and trained.ndim == 3 else trained
-    if given.shape[1:] != trained.shape[1:] or trained.nbytes > MOST_BYTES:
-        return 0
-    known = {hash(example.tobytes()) for example in trained}
-    return sum(hash(example.tobytes()) in known for example in given.astype(trained.dtype))
+        kind, facts = KINDS[IMAGE], {"image_shape": facts.get("encoded_images", facts.get("image_shape"))}
+    return (
+        int(np.isin(row_sums(kind.given(inputs, facts).astype(kind.stored)), known["row_sums"]).sum()) if known else 0
+    )
 
 
 def in_words(labels: np.ndarray, predictions: np.ndarray, probabilities: np.ndarray) -> str:

@@ -1,6 +1,8 @@
 """A folder of images by class: pixels as Pillow has them, the order of everything, and the errors one by one."""
 
 import os
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -312,13 +314,40 @@ def test_images_are_decoded_once(tmp_path, monkeypatch):
     np.testing.assert_array_equal(again.x_test, load(tmp_path, image_size=4).x_test)
 
 
-def test_a_changed_image_or_a_cut_file_of_the_cache_is_decoded_anew(tmp_path):
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[300] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES = {
+    "a flipped bit": lambda file, other: flip(file),
+    "another file": lambda file, other: file.write_bytes(other.read_bytes()),
+    "an end of zeros": lambda file, other: file.write_bytes(file.read_bytes()[:-100] + bytes(100)),
+    "a cut": lambda file, other: os.truncate(file, 300),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_of_the_cache_is_decoded_anew(tmp_path, damage, capsys):
+    """Also one of another folder with images of the same size."""
+    write_split(tmp_path / "one")
+    for number, name in enumerate(written := write_split(tmp_path / "two")):
+        save(tmp_path / "two" / name, pixels(50 + number))
+    right = load(tmp_path / "one")
+    before = right.x_train.tolist(), right.x_test.tolist()
+    damage(*(pathlib.Path(load(tmp_path / name).x_train.filename) for name in ("one", "two")))
+    capsys.readouterr()
+    found = load(tmp_path / "one")
+    assert (found.x_train.tolist(), found.x_test.tolist()) == before and len(written) == 6
+    assert re.fullmatch(r"warning: \S+\.npy: .*; the images of \S+one are decoded again\n", capsys.readouterr().err)
+    load(tmp_path / "one")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_changed_image_is_decoded_anew(tmp_path):
     write_split(tmp_path)
-    mapped = load(tmp_path).x_train
-    before = np.array(mapped)
-    with open(mapped.filename, "r+b") as file:
-        file.truncate(300)
-    np.testing.assert_array_equal(load(tmp_path).x_train, before)
+    before = np.array(load(tmp_path).x_train)
     save(tmp_path / "train" / "cat" / "2.png", 255 - before[1])
     os.utime(tmp_path / "train" / "cat" / "2.png", (1, 1))
     np.testing.assert_array_equal(load(tmp_path).x_train[1], 255 - before[1])

@@ -123,7 +123,8 @@ def test_a_client_has_a_name_without_spaces_and_a_training_row(tmp_path):
     rows = GOOD.replace("c0", " c0 ", 3).replace("20,r, c0 ", "20,r,c9").replace("21,g,c1", "21,g,c9")
     dataset, partition = partition_of(tmp_path, rows, num_clients=2)
     assert dataset.owners.tolist() == [n % 2 for n in range(20) if 20 + n not in dataset.x_test[:, 0]]
-    assert [len(own) for own in partition.client_rows] == [8, 8] and "c1" not in json.dumps(dataset_facts(dataset))
+    facts = dataset_facts(dataset._replace(row_sums=None))  # checksums have any letters
+    assert [len(own) for own in partition.client_rows] == [8, 8] and "c1" not in json.dumps(facts)
 
 
 def test_the_only_row_of_a_class_is_for_training(tmp_path):

@@ -1,5 +1,7 @@
 """The bridge to Flower: impossible answers, as a broken or malicious node would send them."""
 
+import json
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.base.errors import TrainingError, UserError
+from fedjax_ssl.data.content import WORDS
 from fedjax_ssl.flower.settings import digest, run_config
 from fedjax_ssl.flower.views import facts_text, outline
 from tests.helpers.flower_run import needs_flower, settings
@@ -145,7 +148,7 @@ def test_nodes_that_do_not_fit(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "node 101 is not taken: it has another configuration" in said and "data=nowhere.npz does not exist" in said
 
-    other = '{"labels_sum": "of another copy of the data set"}'
+    other = json.dumps({"content": dict.fromkeys(WORDS, "of another copy of the data set")})
     of_roster.Roster(GridByHand(run, [{"partition-id": 0}]), 2, digest(run_config(run)), other, 0.0, 1.0).welcome()
     assert "node 100 is not taken: it cannot say who it is: its data set is not the server's" in capsys.readouterr().err
 

@@ -101,7 +101,7 @@ def test_features_are_the_encoder_s_and_come_out_of_the_cache(weights, monkeypat
     )
     np.testing.assert_array_equal(features.through_encoder(config, images).x_train, first.x_train)
     assert not encoded
-    # Missing blocks, as after a stop, and damaged blocks are encoded again.
+    # Missing blocks, as after a stop, damaged blocks, and another's blocks are encoded again.
     blocks = sorted((weights.parent / "cache/fedjax_ssl/features").iterdir(), key=lambda path: path.stat().st_size)
     assert len(blocks) == 3  # 300 and 50 images, 256 in a file
     blocks[0].unlink()
@@ -110,6 +110,12 @@ def test_features_are_the_encoder_s_and_come_out_of_the_cache(weights, monkeypat
     np.testing.assert_array_equal(again.x_train, first.x_train)
     np.testing.assert_array_equal(again.x_test, first.x_test)
     assert sum(encoded) == 50 + 3 * 44
+    assert "is not what was written" in capfd.readouterr().err
+    kept = blocks[1].read_bytes()
+    features.through_encoder(config, images._replace(x_train=255 - images.x_train))
+    others = (path.read_bytes() for path in blocks[0].parent.iterdir() if path not in blocks)
+    blocks[1].write_bytes(next(other for other in others if len(other) == len(kept)))
+    np.testing.assert_array_equal(features.through_encoder(config, images).x_train, first.x_train)
     assert "is not what was written" in capfd.readouterr().err
 
 

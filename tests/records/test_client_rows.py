@@ -35,6 +35,7 @@ def test_a_run_goes_on_from_any_checkpoint_that_is_kept(tmp_path):
     rows.write(3, 6, b"lost")
     rows.close()  # as if killed
     for number in (5, 4):
+        check_rows(path, RUN, number)
         rows = ClientRows(path, RUN, number)
         assert rows_of(rows) == states[number]
         rows.close()
@@ -77,6 +78,8 @@ def test_the_rows_that_stay_are_those_that_a_kept_checkpoint_sees(tmp_path):
         if number in (30, 33, 60):  # opened again after a stop
             rows.write(0, number + 1, b"lost")
             rows.close()
+            for each in kept:
+                check_rows(path, RUN, each)
             rows = ClientRows(path, RUN, number)
     assert path.stat().st_size < 1.3 * 20_000 * 12 * 5  # the rounds of the kept checkpoints, now, and before
     rows.close()
@@ -125,6 +128,11 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
             file.execute(text)
         with pytest.raises(UserError, match=rf"^\S+{name} is damaged: "):
             ClientRows(tmp_path / name, RUN, 1).read(0)
+    for name, text in {"a_row_less": "DELETE FROM rows WHERE client = 1", "no_sum": "DELETE FROM seen"}.items():
+        with sqlite3.connect(copy(name)) as file:
+            file.execute(text)
+        with pytest.raises(UserError, match=rf"^\S+{name} lacks rows of clients"):
+            check_rows(tmp_path / name, RUN, 1)
     with sqlite3.connect(copy("no_round")) as file:
         file.execute("UPDATE run SET value = NULL WHERE name = 'oldest'")
     with pytest.raises(UserError, match=r"^\S+no_round is damaged: "):

@@ -10,6 +10,7 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl import UserError, train
 from fedjax_ssl.base.files import replace_arrays
+from fedjax_ssl.data import load_dataset, sources
 from fedjax_ssl.data.partition_file import load_partition
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run
@@ -152,22 +153,41 @@ def test_what_may_change_may_change(run):
     assert fedjax_ssl.load(run, allow_code=True).round == 5 and not read_run(run).damages
 
 
-@pytest.mark.parametrize("which", ["y_train", "y_test"])
-def test_labels_that_were_exchanged_in_the_data(run, which, monkeypatch):
-    """Counts, means and the partition file stay the same."""
-    read = experiment.read_data
+@pytest.mark.parametrize("which", ["x_train", "y_train", "x_test", "y_test"])
+def test_what_was_exchanged_in_the_data(run, which, monkeypatch):
+    """Two images of a class, or two labels: counts, means and the partition file stay the same."""
+    read = sources._load_digits
 
-    def read_data(*given):
-        labels = getattr(dataset := read(*given), which)
-        second = int(np.argmax(labels != labels[0]))
-        labels[[0, second]] = labels[[second, 0]]
+    def read_digits():
+        dataset = read()
+        labels = dataset.y_train if which.endswith("train") else dataset.y_test
+        second = int(np.argmax(labels != labels[0])) if which.startswith("y") else 1
+        values = getattr(dataset, which)
+        values[[0, second]] = values[[second, 0]]
         return dataset
 
     before = everything_in(run)
-    monkeypatch.setattr(experiment, "read_data", read_data)
+    monkeypatch.setattr(sources, "_load_digits", read_digits)
     with pytest.raises(UserError, match=r"^the data set is not what the checkpoint .*/4 was trained with") as caught:
         train(own(num_rounds=5), run)
     assert "\n" not in str(caught.value) and everything_in(run) == before
+
+
+def test_data_that_have_moved_are_known_by_their_content(tmp_path):
+    """A file under another name is the same data; another file under the same name is not."""
+    digits = load_dataset(own().data)
+    arrays = {name: getattr(digits, name) for name in ("x_train", "y_train", "x_test", "y_test")}
+    replace_arrays(tmp_path / "a.npz", **arrays)
+    fields = {"data.source": "npz", "data.path": str(tmp_path / "a.npz")}
+    train(own(**fields), tmp_path / "run")
+    (tmp_path / "a.npz").rename(tmp_path / "b.npz")
+    fields["data.path"] = str(tmp_path / "b.npz")
+    train(own(num_rounds=5, **fields), tmp_path / "run")
+    assert not read_run(tmp_path / "run").damages
+    assert fedjax_ssl.load(tmp_path / "run", allow_code=True).round == 5
+    replace_arrays(tmp_path / "b.npz", **{**arrays, "x_test": arrays["x_test"][::-1]})
+    with pytest.raises(UserError, match=r"^the data set is not .* \(other test inputs, or in another order\)"):
+        train(own(num_rounds=6, **fields), tmp_path / "run")
 
 
 def test_a_checkpoint_of_another_run(run, runs, capfd):

@@ -386,7 +386,8 @@ def test_data_sets_are_drawn_apart(three_runs, tmp_path, undrawn):
     shutil.copytree(runs / "b", runs / "c")
     for name, path in (("b", "/one/cells.npz"), ("c", "/two/cells.npz")):  # the same name, different data
         changed(runs / name / "seed_0", data={"source": "npz", "path": path})
-        write_dataset(runs / name / "seed_0", {**read_dataset(runs / name / "seed_0"), "name": "cells"})
+        facts = {**read_dataset(runs / name / "seed_0"), "name": "cells"}
+        write_dataset(runs / name / "seed_0", {**facts, "content": {**facts["content"], "test_inputs": name}})
     out = tmp_path / "compare.html"
     text = write_comparison([runs], out).read_text()
     names = ["digits", "cells (npz, /one/cells.npz, crop)", "cells (npz, /two/cells.npz, crop)"]

@@ -1,5 +1,6 @@
 """Runs that start from another run's model: what is taken or refused; resuming does not need the other run."""
 
+import itertools
 import json
 import shutil
 
@@ -13,6 +14,7 @@ from fedjax_ssl import train
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.client import STANDARD
+from fedjax_ssl.data import load_dataset
 from fedjax_ssl.engine.interface import CLASSIFIER, State
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
@@ -59,6 +61,8 @@ def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_
     assert json.loads((run / "config.json").read_text())["init_from"] == str(other)
     facts = {"run": str(other.resolve()), "method": "supervised", "round": 4, "parts": ["backbone", "classifier"]}
     assert json.loads((run / "init_from.json").read_text()) == facts
+    with np.load(run / "partition.npz") as arrays:  # the other run has seen all labels
+        np.testing.assert_array_equal(arrays["earlier_sums"], np.unique(arrays["row_sums"]))
     assert "the model of another run, other (init_from.json)" in model_card(read_run(run))
 
     shutil.rmtree(run / "checkpoints" / "2")  # as if killed in its first rounds
@@ -153,8 +157,7 @@ class Refused:
         }, "does not fit this configuration in this version: .model.batch_stats['backbone']"
 
     def of_labels(folder):
-        line = "that run saw the clients' labels (data.reveal_labels), which are hidden in this one"
-        return {"data.reveal_labels": False}, line
+        return {"data.reveal_labels": False}, "labels that are hidden in this one"
 
     def of_a_partition(folder):
         copied(folder, folder / "honest", **{"data/reveal_labels": False})
@@ -186,11 +189,79 @@ def test_what_does_not_fit_is_refused_in_one_line(what, finished_run, tmp_path):
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def test_other_data_of_the_same_name_may_hold_hidden_labels(finished_run, tmp_path, capsys):
+NPZ = {"data.source": "npz", "data.reveal_labels": False, "data.labels": "server"}
+
+
+def digits_as(file, order=slice(None), inverted=False, **names):
+    """The fields of a run on an npz file of the digits, whose training examples stand in another order."""
+    digits = load_dataset(make_tiny_config().data)
+    x_train = digits.x_train[order]
+    arrays = {"x_train": 255 - x_train if inverted else x_train, "y_train": digits.y_train[order]}
+    replace_arrays(file, **arrays, x_test=digits.x_test, y_test=digits.y_test)
+    return {**NPZ, "data.path": str(file)}
+
+
+def test_hidden_labels_are_known_under_any_name_and_in_any_order(finished_run, tmp_path, capsys):
+    """The other run has seen 40 labels at the server: the same rows, other rows, or the same images elsewhere."""
+    other = copied(finished_run[0], tmp_path / "other", **{"data/reveal_labels": False})
+
+    def begun_with(**fields):
+        return begun(init_from=str(other), **{**digits_as(tmp_path / "renamed.npz"), **fields})
+
+    assert len(find_warm_start(begun_with()).seen) == len(find_warm_start(begun_with(**{"data.source": "digits"})).seen)
+    backwards = digits_as(tmp_path / "backwards.npz", slice(None, None, -1))
+    for fields in ({"seed": 1}, backwards, {**backwards, "seed": 1}):
+        experiment = begun_with(**fields)
+        with np.load(other / "partition.npz") as arrays:
+            there = {image.tobytes() for image in load_dataset(make_tiny_config().data).x_train[arrays["server_index"]]}
+        known = {image.tobytes() for image in experiment.dataset.x_train[experiment.partition.server_index]}
+        with pytest.raises(UserError, match=f"trained on {len(there - known)} labels that are hidden in this one"):
+            find_warm_start(experiment)
+    capsys.readouterr()
+    assert len(find_warm_start(begun_with(**digits_as(tmp_path / "inverted.npz", inverted=True))).seen) == 40
+    assert capsys.readouterr().err == ""
+    (tmp_path / "sub").mkdir()
+    write_dataset(other, {**read_dataset(other), "name": "mine"})
+    find_warm_start(begun_with(**digits_as(tmp_path / "sub" / "mine.npz", inverted=True)))
+    assert "its data of the same name have other inputs, perhaps the same in another form" in capsys.readouterr().err
+
+
+def test_labels_that_an_earlier_run_saw_are_handed_on(finished_run, tmp_path):
+    """As if the first run saw the digits' labels, and the second trained on other images."""
+    folder = copied(finished_run[0], tmp_path / "second", **{"data/reveal_labels": False})
+    with np.load(folder / "partition.npz") as arrays:
+        sums = arrays["row_sums"]
+        others = {**arrays, "row_sums": sums + np.uint64(1), "earlier_sums": sums}
+    replace_arrays(folder / "partition.npz", **others)
+    with pytest.raises(UserError, match="labels that are hidden in this one"):
+        find_warm_start(begun(**{"init_from": str(tmp_path / "second"), "data.reveal_labels": False}))
+
+
+def test_classes_are_matched_by_their_names(finished_run, tmp_path, capsys):
+    """In another order the classifier's columns move with the names; of other classes only the backbone is taken."""
+    folder, experiment = copied(finished_run[0], tmp_path / "other"), begun(init_from=str(tmp_path / "other"))
+    plain, names = find_warm_start(experiment).model, list("0123456789")
+    order = np.random.default_rng(0).permutation(10).tolist()
+    write_dataset(folder, {**read_dataset(folder), "class_names": [names[place] for place in order]})
+    found = find_warm_start(experiment)
+    assert "its classes stand in another order" in capsys.readouterr().err
+    for here, (name, kernel) in itertools.product(range(10), plain.params["classifier"].items()):
+        # There, column c is of the class named order[c].
+        np.testing.assert_array_equal(found.model.params["classifier"][name][..., order[here]], kernel[..., here])
+    chex.assert_trees_all_equal(found.model.params["backbone"], plain.params["backbone"])
+    write_dataset(folder, {**read_dataset(folder), "class_names": [*names[:9], "ten"], "num_classes": 10})
+    found = find_warm_start(experiment)
+    assert found.facts["parts"] == ["backbone"] and "classifier" not in found.model.params
+    assert "its classes are others (0, 1" in capsys.readouterr().err
+    begun_with = experiment.init(experiment.data, found.model).model.params
+    chex.assert_trees_all_equal(jax.device_get(begun_with["backbone"]), plain.params["backbone"])
+
+
+def test_a_run_without_checksums_may_have_seen_hidden_labels(finished_run, tmp_path, capsys):
     folder = copied(finished_run[0], tmp_path / "other")
-    write_dataset(folder, {**read_dataset(folder), "num_train": 1400})
+    (folder / "partition.npz").unlink()  # as a Flower run
     find_warm_start(begun(**{"init_from": str(folder), "data.reveal_labels": False}))
-    assert "have 1400 training examples, those of this run 1437; whether it saw labels" in capsys.readouterr().err
+    assert "hidden in this run is not known: it has no checksums of its data" in capsys.readouterr().err
 
 
 def test_nothing_is_written_before_a_refusal(tmp_path, capsys):

@@ -56,11 +56,14 @@ class FeedTrackers(Listener):
 
 
 class Advise(Listener):
-    """Warns once if no pseudo-label qualified for several rounds; first says what the method advises."""
+    """Warns if no pseudo-label qualified for several rounds, or of rounds without uploads; first says its advice."""
 
-    def __init__(self, advice: str, num_runs: int):
-        """Prints the method's advice for the configuration of the runs in training, '' for none."""
-        self._without = [0] * num_runs
+    def __init__(self, advice: str, num_runs: int, late_count: bool = True):
+        """Prints the method's advice for the configuration of the runs in training, '' for none.
+
+        `late_count`: whether late uploads count in the next round, and so are not lost.
+        """
+        self._without, self._empty, self._late_count = [0] * num_runs, [0] * num_runs, late_count
         self._has_warned = False
         if advice:
             warn(advice)
@@ -70,12 +73,23 @@ class Advise(Listener):
             for line in lines:
                 nobody = line.get("qualified_per_client") == 0
                 self._without[index] = self._without[index] + 1 if nobody else 0
+                if self._is_empty(line):
+                    if not any(self._empty):
+                        warn(f"round {line['round']} has no upload: clients did not answer, or too late, and change "
+                             "nothing (availability.never, availability.late)")  # fmt: skip
+                    self._empty[index] += 1
+        if turn.is_last and max(self._empty) > 1:
+            warn(f"{max(self._empty)} rounds had no upload")
         if not self._has_warned and max(self._without) >= ROUNDS_WITHOUT_LABELS:
             self._has_warned = True
             warn(
                 f"no pseudo-label has qualified for {max(self._without)} rounds: clients learn nothing from unlabelled "
                 "images; a lower threshold of the method or more server.pretrain_epochs may help"
             )
+
+    def _is_empty(self, line: dict[str, Any]) -> bool:
+        late = 0 if self._late_count else line.get("late_uploads", 0)
+        return ("answers" in line or late > 0) and line["uploads"] == late
 
 
 class StopOnFailure(Listener):

@@ -20,8 +20,9 @@ from fedjax_ssl.records.workdir import read_config
 from fedjax_ssl.serve.export import check, hub, programs
 from fedjax_ssl.serve.predictor import NEWEST, Predictor, load
 
-# Facts of the data set that are not about the model's inputs, or are elsewhere in the exported facts.
-_NOT_OF_INPUTS = ("name", "num_classes", "class_names", "flip", "num_train", "num_test", "files")
+# Facts of the data set that are not about the model's inputs, or are elsewhere in the exported facts. Its checksums are
+# not for others: with them anyone can confirm a guess of the data.
+_NOT_OF_INPUTS = ("content", "name", "num_classes", "class_names", "flip", "num_train", "num_test", "files")
 
 
 class Exported(NamedTuple):

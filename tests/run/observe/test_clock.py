@@ -81,6 +81,22 @@ def test_five_rounds_without_a_label_are_told_once(capfd):
     (line,) = advice(capfd, [[3.0, 0.0]] * 6, runs=2, method="fixmatch")  # one of two seeds
 
 
+def test_rounds_without_an_upload_are_told(capfd):
+    """At the first one, and their number at the end; late uploads that count in the next round are no loss."""
+
+    def told(lines, late_count=False):
+        listener = Advise("", 1, late_count)
+        for number, line in enumerate(lines, start=1):
+            listener.take(Turn(number, number == len(lines), None, [[{"round": number, **line}]], [[]], [True]))
+        return capfd.readouterr().err.splitlines()
+
+    none, some, late = {"uploads": 0, "answers": 0}, {"uploads": 2, "answers": 2}, {"uploads": 2, "late_uploads": 2}
+    first, last = told([some, none, some, none])
+    assert first.startswith("warning: round 2 has no upload") and last == "warning: 2 rounds had no upload"
+    assert len(told([none, some])) == 1 and told([some] * 3) == [] and told([{"uploads": 0}] * 3) == []
+    assert len(told([late, late])) == 2 and told([late, late], late_count=True) == []
+
+
 @pytest.mark.parametrize("field", ["fedtrinet.warm_up_rounds", "cbafed.warm_up_rounds", "fedlabel.unlabelled_from"])
 def test_a_run_that_ends_before_the_unlabelled_images_is_told_first(field, capfd):
     run = {"method": field.split(".")[0], "client.learning_rate": 0.003, "client.momentum": 0.0, "num_rounds": 40}

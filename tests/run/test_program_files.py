@@ -1,0 +1,55 @@
+"""The files of compiled programs: one that is damaged or another's is not run, and made again with a line."""
+
+import os
+import subprocess
+import sys
+
+from fedjax_ssl.run.program_files import ProgramFiles
+
+# Two programs of equal shapes; their files are exchanged.
+PROCESS = """
+import jax
+import jax.numpy as jnp
+from fedjax_ssl.base.files import cache_folder
+from fedjax_ssl.run.machine import use_compilation_cache
+use_compilation_cache()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+def one(x): return jnp.sin(x)
+def two(x): return jnp.cos(x)
+def results():
+    jax.clear_caches()
+    return [float(jax.jit(function)(jnp.float32(1))) for function in (one, two)]
+before = results()
+files = [next((cache_folder() / "xla").glob(f"jit_{name}-*")) for name in ("one", "two")]
+for file, content in zip(files, [file.read_bytes() for file in reversed(files)]):
+    file.write_bytes(content)
+print(results() == before)
+"""
+
+
+def test_exchanged_programs_are_compiled_again(tmp_path):
+    """JAX's own cache would run one in place of the other."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION_CACHE")}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", PROCESS], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "True\n", done.stderr
+    for name in ("one", "two"):
+        assert f"jit_{name}-" in done.stderr
+    assert done.stderr.count("is not what was written; the program is compiled again") == 2
+
+
+def test_an_entry_is_what_was_written_or_nothing(tmp_path, capsys):
+    files, content = ProgramFiles(tmp_path), bytes(range(256)) * 9
+    assert files.get("a program") is None and capsys.readouterr().err == ""
+    files.put("a program", content)
+    assert files.get("a program") == content and capsys.readouterr().err == ""
+    written = (tmp_path / "a program").read_bytes()
+    for place in (0, 31, 32, len(written) - 1):
+        flipped = bytearray(written)
+        flipped[place] ^= 4
+        (tmp_path / "a program").write_bytes(flipped)
+        assert files.get("a program") is None and "compiled again" in capsys.readouterr().err
+    (tmp_path / "a program").write_bytes(b"")
+    assert files.get("a program") is None
+    files.put("a program", content)
+    assert files.get("a program") == content
