@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import expanded
 from fedjax_ssl.config import typed
 from fedjax_ssl.data.content import row_sums
