@@ -1,4 +1,4 @@
-"""Many rounds as one program, for one seed or several at once."""
+"""Many rounds as one program, for one run or several at once: seeds, or settings that differ in numbers."""
 
 from collections.abc import Callable
 from typing import NamedTuple

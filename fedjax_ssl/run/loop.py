@@ -48,12 +48,12 @@ class Run(NamedTuple):
 
 
 class RunsTogether(NamedTuple):
-    """Runs that train in one program, from the same round: a single run, or one run for each of several seeds.
+    """Runs that train in one program, from the same round: a single run, or runs of several seeds or settings.
 
     The trees of several runs are stacked; those of a single run are unchanged.
     """
 
-    runs: list[Run]  # one for each seed
+    runs: list[Run]  # one for each seed or setting
     data: FederatedData  # of all runs, on all devices
     hidden_labels: jax.Array  # int32 [N], the same for every seed, on all devices
 

@@ -64,7 +64,7 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
 
     Args:
         machine: the programs run on it.
-        experiments: one for each seed, of equal `shapes`.
+        experiments: one for each run, of equal `shapes`.
         with_init: whether a run begins; a resumed run takes its state from a checkpoint.
         given: the parts of a model that a run begins with, see `initialiser`; of any run, since only shapes matter.
 
@@ -238,7 +238,7 @@ def lower_dispatch(machine: Machine, experiments: list[Experiment], width: int |
 
     Args:
         machine: the program is for it.
-        experiments: one for each seed.
+        experiments: one for each run.
         width: of the clients' rows, if a federation has views; None: the largest.
     """
     first, num_seeds = experiments[0], len(experiments)
