@@ -158,8 +158,9 @@ def _sections(run: RunRecords, pictures: page.Pictures) -> list[page.Part]:
 def _main_figures(run: RunRecords) -> dict[str, str]:
     (best, best_round), tested = run.best(), run.tested("test_accuracy")
     held_out = {"validation accuracy": f"{100 * run.accuracy()[-1]:.2f} %"} if run.measured == "validation" else {}
+    number = run.dataset().get("num_test")
     return {
-        "test accuracy": "-" if tested is None else f"{100 * tested:.2f} %",
+        "test accuracy": "-" if tested is None else f"{100 * tested:.2f} %{f' of {number:,}' if number else ''}",
         **{f"test {words}": share for words, share in run.tested_measures().items()},
         **held_out,
         "best validation accuracy" if held_out else "best": f"{100 * best:.2f} % (round {best_round})",

@@ -57,8 +57,8 @@ def describe(experiment: Experiment) -> list[str]:
     return [
         *lines,
         f"a round: {traffic.jobs} clients, {_bytes(down)} to them and {_bytes(up)} from them",
-        f"a client's step: {flops / 1e6:,.1f} MFLOP, an estimate (the compiler's count before it optimises)",
-        f"a round's local training: about {traffic.jobs * steps * flops / 1e9:,.1f} GFLOP, an estimate, if each client "
+        f"a client's step: {flops:,.0f} FLOP, an estimate (the compiler's count before it optimises)",
+        f"a round's local training: about {traffic.jobs * steps * flops:,.0f} FLOP, an estimate, if each client "
         f"takes {steps} steps (client.epochs of its {mean:.0f} examples on average); tests and the server come on top",
     ]
 

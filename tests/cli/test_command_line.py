@@ -183,8 +183,8 @@ def test_a_dry_run_shows_the_configuration_and_the_size_of_a_round(tmp_path, mon
     assert {name for name in lines if name.startswith("fedanchor.")} == set()
     assert "model: 650 parameters, 0.00 MB" in said
     assert re.search(r"a round: 5 clients, 0.01 MB to them and 0.01 MB from them", said)
-    # Forward and backward of a product [10, 64] x [64, 10] are 2 x 2 x 6,400 FLOP, and the client has 69 images.
-    (step,) = re.findall(r"a client's step: ([\d.]+) MFLOP, an estimate", said)
-    assert 0.0 <= float(step) < 1
-    assert "if each client takes 14 steps" in said
+    # The product [10, 64] x [64, 10] and its gradient are 2 x 2 x 6,400 FLOP; a client has 69 images.
+    step, together = (float(number.replace(",", "")) for number in re.findall(r"([\d,]+) FLOP, an estimate", said))
+    assert 25_600 <= step < 2 * 25_600
+    assert "if each client takes 14 steps" in said and together == pytest.approx(5 * 14 * step, rel=1e-4)
     assert not list(tmp_path.iterdir())  # nothing is written

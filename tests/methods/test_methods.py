@@ -368,6 +368,8 @@ def test_labels_where_a_method_knows_none_are_refused(name, labels):
     with pytest.raises(UserError, match=f"^data.labels is '{labels}'; known to the method {name}: ") as refused:
         validate(config)
     assert all(repr(known) in str(refused.value) for known in METHODS[name].settings)
+    others = str(refused.value).partition("; methods that take it: ")[2].split(", ")
+    assert set(others) == {other for other, entry in METHODS.items() if labels in entry.settings} and name not in others
 
 
 # --- Of some. --------------------------------------------------------------------------------------------------------

@@ -159,6 +159,7 @@ def test_every_picture_is_a_file_of_its_own(reported_run):
     run = read_run(reported_run)
     sent = run._replace(metrics=[{**line, "bytes_down": 3e6, "bytes_up": 1e6} for line in run.metrics])
     assert "| communication | 12.0 MB down, 4.0 MB up |" in model_card(sent)
+    assert run_report._main_figures(run)["test accuracy"] == f"{100 * accuracy:.2f} % of 360"
     assert {"down": "12.0 MB", "up": "4.0 MB"}.items() <= run_report._main_figures(sent).items()
     assert all(f"<dt>{name}</dt><dd>{number}</dd>" in page for name, number in run_report._main_figures(run).items())
 
@@ -588,6 +589,31 @@ def test_names_that_markdown_or_latex_would_read_as_their_own():
     assert to_markdown(table).splitlines()[2:5] == [r"| A \| x |", "| *B |", "| [C] |"]
     escaped = r"\textasciitilde \textasciicircum "
     assert to_latex(table).splitlines()[4:8] == [r"A | x \\", r"{}*B \\", r"{}[C] \\", rf"{escaped} \\"]
+    angles = to_latex([{"a<b": "x > 0"}], caption="$p < 1$")  # the caption is LaTeX
+    assert all(text in angles for text in (r"a\textless{}b \\", r"x \textgreater{} 0 \\", "$p < 1$"))
+
+
+def test_no_cell_of_a_csv_is_a_formula():
+    """Spreadsheets compute a text that begins with one of four signs; numbers stay numbers."""
+    named = ["=1+1", "+x", "-x", "@SUM(1)", "-1", "+1.5e3", "plain", "a=b"]
+    table = [{"method": name, "=x": -2.5} for name in named]
+    rows = list(csv.reader(io.StringIO(to_csv(table))))
+    assert rows[0] == ["method", "'=x"] and {row[1] for row in rows[1:]} == {"-2.5"}
+    assert [row[0] for row in rows[1:]] == ["'=1+1", "'+x", "'-x", "'@SUM(1)", *named[4:]]
+
+
+def test_a_run_of_a_kind_that_the_library_lacks_is_one_line(stub_run, tmp_path, capfd):
+    from fedjax_ssl.records.dataset import read_dataset, write_dataset
+
+    shutil.copytree(stub_run[0], tmp_path / "run")
+    write_dataset(tmp_path / "run", {**read_dataset(tmp_path / "run"), "kind": "sound"})
+    for words in (
+        ["report", str(tmp_path / "run")],
+        ["predict", f"--workdir={tmp_path / 'run'}", "--npz=x", "--out=y.npz", "--allow_code"],
+    ):
+        assert launch.main(words) == 2
+        error = capfd.readouterr().err.splitlines()[-1]
+        assert error == "error: the data are of the kind 'sound'; known: image, features, table, text"
 
 
 def test_intervals_are_those_of_student():

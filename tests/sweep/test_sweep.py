@@ -285,6 +285,15 @@ def test_a_failure_is_not_forgotten_when_another_process_takes_a_later_seed(swee
     assert "5 of 6 runs" in errors and errors.count("left to another process") == 1
 
 
+def test_fields_with_the_same_last_name_are_told_apart():
+    """In folders and in the rows' names; other fields keep their last names."""
+    fields = {"client.learning_rate": (0.1,), "server.learning_rate": (0.2,), "data.alpha": (0.5,)}
+    (cell,) = plan(Sweep(config="configs/quickstart.py", methods={"a": ""}, fields=fields), pathlib.Path("runs"))
+    values = "client.learning_rate=0.1,server.learning_rate=0.2,alpha=0.5"
+    assert cell.folder == pathlib.Path("runs/a") / values
+    assert cell.path_name() == f"a/{values.replace(',', ', ').replace('_', ' ')}"
+
+
 def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
     for words, line in [
         (["sweep"], "which sweep?"),

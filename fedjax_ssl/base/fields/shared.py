@@ -52,8 +52,8 @@ def shared_fields() -> Section:
     # docs/how_to/start_from_a_model.md.
     config.init_from = ""
     config.schedule = word("constant", "cosine")  # schedule of all learning rates over rounds; 'cosine' falls to 0
-    config.warm_up_rounds = whole(0, least=0)  # first rounds, in which they rise in equal steps
-    config.drop_rounds = several((), whole(least=1), distinct=True)  # rounds after which they fall to a tenth
+    config.warm_up_rounds = whole(0, least=0)  # first rounds, in which learning rates rise in equal steps
+    config.drop_rounds = several((), whole(least=1), distinct=True)  # rounds after which learning rates are a tenth
     # Rounds between two tests of the global model. The first and the last round always have one; see
     # docs/how_to/reports.md.
     config.eval_every = whole(1, least=1)
