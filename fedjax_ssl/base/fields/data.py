@@ -24,8 +24,11 @@ def data_fields() -> Section:
     section.source = "cifar10"
     section.path = ""  # path of the npz, csv or parquet file, or of the folder
     section.test_path = ""  # csv: another one for testing; '': every fifth labelled row of each class
-    section.label_column = ""  # csv or 'datasets': column of the labels; a row with an empty label is unlabelled
-    section.client_column = ""  # csv or 'datasets': column of each row's client; it decides partition and num_clients
+    # csv, 'datasets' or a folder's metadata.csv: column of the labels; a row with an empty label is unlabelled.
+    section.label_column = ""
+    # Of the same: column of each row's client; it decides partition and num_clients. Of a folder with two levels of
+    # folders: which level is the clients, 'first' or 'second'.
+    section.client_column = ""
     section.ignore_columns = ""  # csv: columns to leave out, separated by commas
     section.text_column = ""  # csv: column of texts to classify; '': rows of numbers and categories
     section.text_length = whole(64, least=1)  # tokens of a text; longer texts are cut
