@@ -13,6 +13,7 @@ from PIL import Image
 
 from fedjax_ssl import UserError, load, train
 from fedjax_ssl.data import load_dataset
+from fedjax_ssl.data.unknown import set_apart
 from fedjax_ssl.serve.export import export_run
 from fedjax_ssl.serve.predictor import predict_file
 from tests.helpers.partitions import data_config
@@ -274,3 +275,11 @@ def test_a_run_keeps_depth_names_and_labels_for_predict(tmp_path, capsys):
         predict_file(tmp_path / "run", tmp_path / "out.csv", images=str(tmp_path / "bright"), allow_code=True)
     export_run(tmp_path / "run", tmp_path / "m.safetensors", "safetensors", allow_code=True)
     assert b"north" not in (tmp_path / "m.safetensors").read_bytes()  # names of files stay in the run's folder
+
+
+def test_names_of_files_stay_with_their_images_when_a_class_is_unknown(tmp_path):
+    for place, label in enumerate("abc"):
+        for row in range(10):
+            save(tmp_path / label / f"{row}.png", 20 * place + row)
+    data = set_apart(read(tmp_path), data_config(unknown_classes=(1,)))
+    assert data.files[1] == ("a/4.png", "a/9.png", "c/4.png", "c/9.png") and levels(data.x_test) == [4, 9, 44, 49]

@@ -171,7 +171,7 @@ def test_texts_of_another_language_are_told(tmp_path, capsys):
 
 
 def test_a_run_keeps_its_tokenizer(tmp_path, capsys):
-    """`predict` and exports need neither the file nor the training texts."""
+    """`predict` and exports need neither the file nor the training texts; another tokenizer does not resume the run."""
     english = sentences("English")
     (tmp_path / "own.json").write_text(make_tokenizer([text for text, _ in english[0]], "", 100))
     fields = {**fields_of(tmp_path, *english), "tokenizer": str(tmp_path / "own.json")}
@@ -179,6 +179,9 @@ def test_a_run_keeps_its_tokenizer(tmp_path, capsys):
     settings = {f"data.{name}": value for name, value in fields.items()}
     config = make_stub_config(**settings, **{"num_rounds": 1, "log.tensorboard": False, "data.server_labels": 10})
     train(config, tmp_path / "run")
+    (tmp_path / "own.json").write_text(make_tokenizer([text for text, _ in english[0]], "", 99))
+    with pytest.raises(UserError, match=r"the data set is not what the checkpoint .* was trained with"):
+        train(make_stub_config(**settings, **{"num_rounds": 2, "data.server_labels": 10}), tmp_path / "run")
     for name in ("own.json", "train.csv"):
         (tmp_path / name).unlink()
     capsys.readouterr()
@@ -190,7 +193,7 @@ def test_a_run_keeps_its_tokenizer(tmp_path, capsys):
     with safe_open(tmp_path / "model.safetensors", "numpy") as file:
         assert file.metadata()["tokenizer"] == dataset.details["tokenizer"]
     facts = json.loads((tmp_path / "run" / "dataset.json").read_text())
-    contents = hub.contents(tmp_path / "run", facts, {"safetensors": b"", "stablehlo": b""}, "mit")
+    contents = hub.contents(tmp_path / "run", {**facts, "round": 1}, {"safetensors": b"", "stablehlo": b""}, "mit")
     kept = Tokenizer.from_str(contents["tokenizer.json"].decode())
     ids = np.array(kept.encode(english[1][0][0]).ids) + 1
     np.testing.assert_array_equal(dataset.x_test[0][: len(ids)], ids)
