@@ -149,7 +149,10 @@ def test_a_tokenizer_of_a_file(tmp_path):
         ({"tokenizer": "train.csv"}, r"data\.tokenizer=train\.csv is not a tokenizer\.json"),
         ({"tokenizer": "pipe"}, r"data\.tokenizer=pipe is a pipe"),
         ({"tokenizer": "train.csv", "text_column": ""}, r"data\.tokenizer=train\.csv is for texts"),
-        ({"source": "digits", "tokenizer": "x", "label_column": ""}, r"data\.tokenizer=x is for data\.source=csv or"),
+        (
+            {"source": "digits", "path": "", "label_column": "", "tokenizer": "x"},
+            r"data\.tokenizer=x is for data\.source=",
+        ),
     ],
 )
 def test_a_file_that_is_no_tokenizer_is_one_line(tmp_path, monkeypatch, fields, line):
