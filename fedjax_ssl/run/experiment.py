@@ -130,26 +130,7 @@ def build_experiments(
     drawn = next((str(file) for file in partition_files if file is not None and file.exists()), "")
     configs = decide(configs, dataset, drawn)
     config = configs[0]
-
-    def find_partitions() -> list[Partition]:
-        if config.data.partition_file and not all(file and file.exists() for file in partition_files):
-            check_data(config.data.partition_file, dataset)
-        return [
-            load_partition(file, len(dataset.y_train), config.num_clients)
-            if file is not None and file.exists()
-            else make_partition(
-                dataset.y_train, dataset.num_classes, config.data, config.num_clients, c.seed, dataset.owners
-            )
-            for c, file in zip(configs, partition_files)
-        ]
-
-    of_all = [NO_ROWS] * config.num_clients
-    like = Partition(NO_ROWS, of_all, client_test_rows=tuple(of_all) if config.data.client_test_share else ())
-    partitions = tree_from_first(find_partitions, [like] * len(configs))
-    if config.data.client_test_share and not all(any(map(len, each.client_test_rows)) for each in partitions):
-        raise UserError(
-            f"data.client_test_share={config.data.client_test_share} gives no client a test image; raise it"
-        )
+    partitions = _partitions(configs, partition_files, dataset)
     told = config.data.reveal_labels, config.data.centralised
     secrets = secrets or [secret_of(c) for c in configs]
     helds = [
@@ -188,6 +169,34 @@ def build_experiments(
             )
         )
     return experiments
+
+
+def _partitions(
+    configs: list[ConfigDict], partition_files: list[pathlib.Path | None], dataset: Dataset
+) -> list[Partition]:
+    """The partition of each run, on all hosts; see `build_experiments`."""
+    config = configs[0]
+
+    def find_partitions() -> list[Partition]:
+        if config.data.partition_file and not all(file and file.exists() for file in partition_files):
+            check_data(config.data.partition_file, dataset)
+        return [
+            load_partition(file, len(dataset.y_train), config.num_clients)
+            if file is not None and file.exists()
+            else make_partition(
+                dataset.y_train, dataset.num_classes, config.data, config.num_clients, c.seed, dataset.owners
+            )
+            for c, file in zip(configs, partition_files)
+        ]
+
+    of_all = [NO_ROWS] * config.num_clients
+    like = Partition(NO_ROWS, of_all, client_test_rows=tuple(of_all) if config.data.client_test_share else ())
+    partitions = tree_from_first(find_partitions, [like] * len(configs))
+    if config.data.client_test_share and not all(any(map(len, each.client_test_rows)) for each in partitions):
+        raise UserError(
+            f"data.client_test_share={config.data.client_test_share} gives no client a test image; raise it"
+        )
+    return partitions
 
 
 def _shape_of_first_state(config: ConfigDict, init: Callable[..., State], data: FederatedData) -> State:
