@@ -149,16 +149,11 @@ def local_training(
         begin: (received, the client's memory) -> the model that training begins with; None: `Plan.start`.
         after: what the client remembers of the model after each step; None: only the loss changes its memory.
         optimizer: the phase's own; None: the problem's.
-        memory: a persistent optimizer's entry of the client's memory, see `own_optimizers`; phases with different
-            optimizers need different entries. None: each job has a new optimizer.
+        memory: a persistent optimizer's own entry, see `own_optimizers`; None: each job has a new optimizer.
         continues: whether jobs go on from the previous phase, see `going_on`.
     """
-    _check_arguments(sizes, parts)
     optimizer, sent = optimizer or problem.optimizer, sent or parts
-    loss, after = (
-        _naming_memory(loss, lambda *seen: seen[-1].own),
-        after and _naming_memory(after, lambda *seen: seen[0]),
-    )
+    loss, after = _checked(sizes, parts, loss, after)
     persistent = problem.config.client.persistent and memory is not None
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
@@ -203,12 +198,15 @@ def local_training(
     return Phase(prepare, start, step, finish)
 
 
-def _check_arguments(sizes: Any, parts: Any) -> None:
+def _checked(sizes: Any, parts: Any, loss: Any, after: Any) -> tuple[Any, Any]:
+    """Checks arguments of `local_training`; returns `loss` and `after`, whose errors name a missing entry."""
     if not isinstance(sizes, Mapping) or not isinstance(parts, tuple):
         raise UserError(
             "local_training(problem, plan, loss, sizes, parts): sizes is a dict such as {'unlabelled': 10}, and parts "
             f"a tuple of names, not a {type(sizes).__name__} and a {type(parts).__name__}"
         )
+    of_loss = _naming_memory(loss, lambda *seen: seen[-1].own)
+    return of_loss, after and _naming_memory(after, lambda *seen: seen[0])
 
 
 def _naming_memory(function: Any, own_of: Callable[..., Mapping[str, Any]]) -> Any:

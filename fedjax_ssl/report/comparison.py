@@ -66,7 +66,6 @@ def write_comparison(
     found, missed = ([], []) if against is None else read_groups([pathlib.Path(against)])
     apart = _differences(groups, found, pathlib.Path(against)) if against is not None else []
     of_sets = {data: [group for group, name in zip(groups, names) if name == data] for data in sets}
-    pictures = _pictures(path, of_sets, size)
     page.write_page(
         path,
         f"{_number(len(groups), 'configuration')}, {_number(sum(len(group.runs) for group in groups), 'run')}",
@@ -80,7 +79,7 @@ def write_comparison(
             page.section("Differences, paired by seed", *_paired(apart)),
             page.section("What differs", _what_differs(groups)),
             page.section("Labels", _labels_held(groups)),
-            *map(pictures.section, ("Accuracy", "Pseudo-labels")),
+            *map(_pictures(path, of_sets, size).section, ("Accuracy", "Pseudo-labels")),
             page.section("As LaTeX", {"code": to_latex(shown, best_cells(table), look.caption, look.label)}),
         ],
     )

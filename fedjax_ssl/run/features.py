@@ -76,6 +76,18 @@ def _encoder_facts(options: ConfigDict) -> dict[str, Any]:
     return {"encoder": options.name, "encoder_side": side, "weights": checksum(expanded(options.weights))}
 
 
+def _settings(config: ConfigDict, facts: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
+    """What all features of a data set depend on but the images."""
+    return {
+        "version": 2,
+        "encoder": facts["encoder"],
+        "weights": facts["weights"],
+        "side": facts["encoder_side"],
+        "flip": bool(dataset.flip),
+        "augment": [config.augment[name] for name in _AUGMENTATION],
+    }
+
+
 def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     """The data set with an encoder's features: float32 [N, V, F] for training, [T, 1, F] for the test set.
 
@@ -104,14 +116,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     folder = private_cache("features", MOST_CACHE_BYTES)
     kept = f"kept in {folder}" if folder else "not kept: the user's cache is not writable, or others can write into it"
     say(f"{options.name}: {total:,} views, {total * width * 4 / 1e6:,.0f} MB of features in memory, {kept}")
-    settings = {
-        "version": 2,
-        "encoder": facts["encoder"],
-        "weights": facts["weights"],
-        "side": facts["encoder_side"],
-        "flip": bool(dataset.flip),
-        "augment": [config.augment[name] for name in _AUGMENTATION],
-    }
+    settings = _settings(config, facts, dataset)
     arrays: dict[str, np.ndarray] = {}
     done = 0
     with doing(f"encoding {total:,} views") as task:
