@@ -57,7 +57,12 @@ TRIED_WITH = {
 }
 ATTACKED = {"attack.share": 0.3, "aggregation.byzantine_share": 0.3, "attack.from_class": 1}
 POISONED = {"attack.kind": "poison", **ATTACKED, "attack.strength": 30.0}
-PRIVATE = {"privacy.noise": 1.0, "aggregation.clip_norm": 1.0, "model.normalisation": "group"}
+PRIVATE = {
+    "privacy.noise": 1.0,
+    "privacy.reproducible": True,
+    "aggregation.clip_norm": 1.0,
+    "model.normalisation": "group",
+}
 OTHERS = {
     "private": ("supervised,all_labels", PRIVATE),
     "private, fixed cohorts": ("supervised,all_labels", {**PRIVATE, "privacy.cohorts": "fixed"}),

@@ -197,21 +197,26 @@ def test_what_compression_loses_is_remembered_and_sent_later():
         np.testing.assert_allclose(left, lost, rtol=1e-6)
 
 
-def test_the_server_gets_the_clipped_sum_alone():
+def test_the_server_gets_the_clipped_sum_alone(monkeypatch):
     """Hardly any noise: one row, of the uploads that are accepted, over four whatever comes."""
+    method = with_vector(toy_method())
+    monkeypatch.setattr("fedjax_ssl.engine.round.private_cohort", lambda options: method.select)
+    secret = jnp.arange(8, dtype=jnp.uint32).reshape(4, 2)
+    data = federation()._replace(secret=secret)
     options = problem(4, **{"privacy.noise": 1e-8, "privacy.cohorts": "fixed"})
     options.config.aggregation.clip_norm = 9.0
-    round_fn = jax.jit(make_round(options, with_vector(toy_method()), lanes=2))
-    state, result = run(round_fn, DRAW, [False, True, False, False])
+    round_fn = jax.jit(make_round(options, method, lanes=2))
+    state, result = run(round_fn, DRAW, [False, True, False, False], data=data)
     came = HONEST[[4, 0, 1]]
     lengths = np.linalg.norm(came, axis=1, keepdims=True)
     assert (lengths > 9).any() and (lengths < 9).any()
     np.testing.assert_allclose(updates_of(state), [np.sum(came * np.minimum(1, 9 / lengths), axis=0) / 4], rtol=1e-5)
     assert state.server["received"]["uploads"].metadata == {} and result.healthy
-    noise = set()  # alone: of each round and seed its own
-    for number, seed in ((0, 5), (1, 5), (0, 6)):
+    noise = set()  # alone: of each round and secret its own, whatever the seed is
+    for number, more, seed in ((0, 0, 5), (1, 0, 5), (0, 1, 5), (0, 0, 6)):
         state = toy_state(draw=jnp.array(DRAW, jnp.int32), fails=jnp.ones(4, bool))._replace(round=jnp.int32(number))
-        state, result = round_fn(state, federation(seed=seed), jnp.array(TRUTH))
+        own = federation(seed=seed)._replace(secret=secret + jnp.uint32(more))
+        state, result = round_fn(state, own, jnp.array(TRUTH))
         assert result.healthy and result.metrics["dropped_uploads"] == 4
         noise.add(updates_of(state).tobytes())
     assert len(noise) == 3

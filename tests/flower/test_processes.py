@@ -165,9 +165,9 @@ def test_two_rounds_of_real_processes_equal_the_simulation(tmp_path, processes, 
 
 LIAR = """
 from fedjax_ssl.flower import client
-from fedjax_ssl.flower.client import app
 from fedjax_ssl.server.statistics import Sums
 
+app = client.app
 open_node, to_record = client.open_node, client.to_record
 
 

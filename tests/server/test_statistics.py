@@ -134,6 +134,24 @@ def test_sources(federation, monkeypatch, source, weights):
     assert np.all(var > 0.75 * total) if source == "all_mixed" else np.all(var < 0.5 * total)
 
 
+@pytest.mark.parametrize("source", ["cohort", "all"])
+def test_clients_go_through_the_robust_mean_and_the_server_does_not(federation, monkeypatch, source):
+    """The median over clients of their own means, with the weight of all their batches; a client without images is
+    none of them."""
+    monkeypatch.setattr(statistics, "BATCH_SIZE", B)
+    config = section(source)
+    config.aggregation.mean = "median"
+    state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
+    after = jax.jit(make_statistics(NETWORK, config))(state, federation, jnp.array([2, 1, 0]), None)
+    of_server, *of_clients = (chunks(rows) for rows in EVERYBODY if rows)
+    owned = np.array([moments(federation.inputs, batches) for batches in (of_server, *of_clients)])
+    number = [len(of_server), sum(map(len, of_clients))]
+    mean, var = np.average([owned[0], np.median(owned[1:], axis=0)], axis=0, weights=number)
+    found = after.model.batch_stats["norm"]
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
+    np.testing.assert_allclose(found["var"], var, rtol=1e-5)
+
+
 def test_without_images_of_the_server(federation, monkeypatch):
     """Where there is no cohort either, before the first round, everybody is asked; 'server' has nobody to ask."""
     monkeypatch.setattr(statistics, "BATCH_SIZE", B)
