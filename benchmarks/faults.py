@@ -173,7 +173,8 @@ def exchanges(trial: Trial) -> Iterator[Outcome]:
              "clients.sqlite")  # fmt: skip
     yield from exchanged_content(trial)
     for turn in range(trial.count):
-        folder, name = trial.copy(), names[turn % len(names)]
+        name = names[turn % len(names)]
+        folder = trial.copy(trial.stopped if name == "clients.sqlite" else None)  # a finished run does not read it
         other = trial.folder / trial.rng.choice(["seed", "rate"]) / name
         if other.is_dir():
             shutil.rmtree(folder / name)
