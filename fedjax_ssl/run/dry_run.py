@@ -52,14 +52,17 @@ def describe(experiment: Experiment) -> list[str]:
     sizes = [len(rows) for rows in experiment.partition.client_rows]
     mean = sum(sizes) / len(sizes)
     steps = config.client.epochs * math.ceil(mean / config.client.batch_size)
+    several = len(experiment.method.phases) > 1
+    first, more = (" of its first phase", "the other phases, ") if several else ("", "")
+    more += "tests and the server come on top"
     down = traffic.jobs * traffic.down + traffic.statistics_down
     up = traffic.jobs * traffic.up + traffic.statistics_up
     return [
         *lines,
         f"a round: {traffic.jobs} clients, {_bytes(down)} to them and {_bytes(up)} from them",
-        f"a client's step: {flops:,.0f} FLOP, an estimate (the compiler's count before it optimises)",
+        f"a client's step{first}: {flops:,.0f} FLOP, an estimate (the compiler's count before it optimises)",
         f"a round's local training: about {traffic.jobs * steps * flops:,.0f} FLOP, an estimate, if each client "
-        f"takes {steps} steps (client.epochs of its {mean:.0f} examples on average); tests and the server come on top",
+        f"takes {steps} steps (client.epochs of its {mean:.0f} examples on average); {more}",
     ]
 
 
