@@ -85,7 +85,7 @@ def test_every_data_set_can_be_normalised_by_cifar10_s_numbers(tmp_path):
         "model.name": TINY_BACKBONE, "num_clients": 2, "clients_per_round": 1,
     })  # fmt: skip
     assert build_experiment(config).problem.network.inputs.std == (0.2023, 0.1994, 0.2010)
-    config.data.source = "digits"
+    config.data.source, config.data.path = "digits", ""
     with pytest.raises(UserError, match=r"data.normalisation='cifar10' is for images of 3 channels"):
         build_experiment(config)
 
