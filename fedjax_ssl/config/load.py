@@ -53,7 +53,8 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     if left_over:
         raise UserError(f"cannot make sense of {left_over[0]!r}")
     config, given = holder.value, overridden_fields(overrides)
-    if "data.path" in given and "data.source" not in given and not reads_path(config.data.source):
+    path_alone = config.data.path and "data.path" in given and "data.source" not in given
+    if path_alone and not reads_path(config.data.source):
         config.data.source = source_of(config.data.path)
     return config
 

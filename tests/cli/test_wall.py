@@ -77,6 +77,7 @@ def test_an_error_of_the_librarys_own_stays_a_traceback(monkeypatch):
         launch.main([])
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("listener", [WriteRecords, SaveCheckpoints])
 def test_a_full_disk_stops_a_run_which_is_resumed_to_the_bit(stub_run, tmp_path, monkeypatch, capfd, listener):
     """The disk fills after two rounds, while records or a checkpoint are written."""

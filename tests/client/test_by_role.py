@@ -148,6 +148,7 @@ def test_who_has_labels_alone_hands_its_model_through(data):
     assert_told(result, labelled=5, accepted=0)
 
 
+@pytest.mark.test_all
 def test_who_has_no_label_trains_on_those_of_the_received_model(data):
     result = run(data, UNLABELLED)
     assert (result.first.num_steps, result.second.num_steps) == (0, 6)

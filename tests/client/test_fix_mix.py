@@ -159,6 +159,7 @@ def test_the_mix_set_is_drawn_with_replacement_from_the_whole_client(data):
     assert anew.shape == (2, SIZE) and np.any(anew[0] != anew[1]) and 0 <= anew.min() <= anew.max() < SIZE
 
 
+@pytest.mark.test_all
 def test_lambdas_are_drawn_before_the_steps_but_on_a_cpu(data, monkeypatch):
     """All that a cohort may need at once, with the keys of the steps: the same."""
     of_key = lambda key, alpha: jax.random.uniform(key) ** alpha  # noqa: E731

@@ -242,6 +242,7 @@ def test_colours_of_16_bits_use_all_of_them_or_are_refused(tmp_path):
     refuses(tmp_path / "half", "1.png has 16 bits per channel, but the images need 12 of them", "8 bits per channel")
 
 
+@pytest.mark.test_all
 def test_a_run_keeps_depth_names_and_labels_for_predict(tmp_path, capsys):
     """Names with a byte that is not UTF-8, also of the whole folder; predict reads this folder as training did."""
     rng = np.random.default_rng(0)

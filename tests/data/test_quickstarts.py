@@ -7,6 +7,8 @@ from fedjax_ssl.config import parse_config
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.run.experiment import build_experiment
 
+pytestmark = pytest.mark.test_all
+
 SMALL = {
     "num_clients": 4,
     "clients_per_round": 2,

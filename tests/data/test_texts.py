@@ -173,6 +173,7 @@ def test_texts_of_another_language_are_told(tmp_path, capsys):
     assert not capsys.readouterr().err  # a few texts are another matter
 
 
+@pytest.mark.test_all
 def test_a_run_keeps_its_tokenizer(tmp_path, capsys):
     """`predict` and exports need neither the file nor the training texts; another tokenizer does not resume the run."""
     english = sentences("English")

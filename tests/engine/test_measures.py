@@ -266,6 +266,7 @@ def test_a_run_records_and_shows_its_measures(measured_run):
     assert "validation/auc" in curves(run.metrics[-1])
 
 
+@pytest.mark.test_all
 def test_measures_are_in_tables_reports_and_cards(measured_run, stub_run):
     run = read_run(measured_run)
     plain = read_run(stub_run[0])

@@ -89,6 +89,7 @@ def test_the_mean_has_the_weights_of_the_solver(solver, expected, tolerance):
         np.testing.assert_allclose(leaf, expected, atol=tolerance)
 
 
+@pytest.mark.test_all
 def test_a_label_counts_as_its_rule_says_and_an_attacker_s_is_false():
     data = federation([[0, -1, -1, 2, 1, -1, -1, -1, -1]])
     problem = small_problem("feddb", **{"confidence.threshold": 0.48, "client.epochs": 1})

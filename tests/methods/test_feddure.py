@@ -6,6 +6,7 @@ tests/official/feddure.py has whole rounds: the steps of all three models, or of
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_ssl.engine import CLASSIFIER
 from fedjax_ssl.methods import METHODS
@@ -21,6 +22,7 @@ from tests.helpers.small_problem import (
 )
 
 
+@pytest.mark.test_all
 def test_rates_rise_in_each_round_anew():
     """From 0, whatever an optimizer that lasts has counted in earlier rounds."""
     fields = {"client.persistent": True, "client.weight_decay": 0.0, "client.momentum": 0.0}

@@ -115,6 +115,7 @@ def visit(problem, method, data, client, plateau, rate=0.1):
     return train(phases_of(method)[0], received, data, client, {PLATEAU: plateau}, personal=personal)[1], params
 
 
+@pytest.mark.test_all
 def test_a_client_trains_at_its_own_rate_which_falls_after_visits_without_a_minimum():
     problem, method = build("clients", patience=1)
     data = federation([[0, -1, -1]])

@@ -15,6 +15,8 @@ from fedjax_ssl.report.table import LAST, Row, make_runs_table
 from fedjax_ssl.run.machine import Machine
 from tests.helpers.stub import make_stub_config
 
+pytestmark = pytest.mark.test_all
+
 TESTED = [1, 3, 6, 8]  # the first round, every third and the last
 
 
@@ -33,7 +35,6 @@ def figures_of_tests(line):
     return {name for name in line if name.startswith("test_")}
 
 
-@pytest.mark.test_all
 def test_lines_differ_only_by_the_figures_of_tests(runs):
     always, some, state, of_some = runs
     chex.assert_trees_all_equal(state, of_some)

@@ -41,6 +41,7 @@ def differ(one, other):
     return any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (one.model.params, other.model.params))))
 
 
+@pytest.mark.test_all
 def test_a_resumed_run_has_the_same_secret_and_every_other_run_another(begun, tmp_path):
     """Two copies of a run end alike; a run of the same seed does not, although nothing else is drawn otherwise."""
     again, twin = (train(config(), copied(begun, tmp_path / name)) for name in ("again", "twin"))
@@ -64,6 +65,7 @@ def test_nobody_else_reads_the_secret_and_nothing_else_shows_it(begun, tmp_path,
     assert not [path for path in others for form in shown if form in path.read_bytes()]
 
 
+@pytest.mark.test_all
 def test_seeds_and_rows_that_train_together_have_secrets_of_their_own(tmp_path):
     train(config(seeds=(0, 1), num_rounds=1), tmp_path / "seeds")
     rows = [config(**{"num_rounds": 1, "client.learning_rate": rate}) for rate in (0.01, 0.02)]
@@ -117,6 +119,7 @@ def test_a_card_of_a_private_run_has_what_its_guarantee_covers(begun, tmp_path):
     assert not any(words in shown[0] for words in run.client_figures())
 
 
+@pytest.mark.test_all
 def test_guarantees_of_runs_on_the_same_clients_add_up(begun, tmp_path, capfd):
     """Three equal runs promise what one run of three times the rounds does; the page and the log say so."""
     folder = tmp_path / "seeds"

@@ -24,6 +24,8 @@ from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.warm_start import find_warm_start
 from tests.helpers.runs import SMALL, forget_manifests, make_fedanchor_config, make_tiny_config
 
+pytestmark = pytest.mark.test_all
+
 FRESH = {"server.pretrain_epochs": 0}  # nothing is trained before the first round
 
 
@@ -48,7 +50,6 @@ def saved_model(folder, like, number):
     return Checkpoints(folder / "checkpoints").restore(State(None, like), round_number=number, part=True).state.model
 
 
-@pytest.mark.test_all
 def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_run, tmp_path):
     other, run = tmp_path / "other", tmp_path / "run"
     shutil.copytree(finished_run[0], other)

@@ -31,6 +31,8 @@ from fedjax_ssl.serve.predictor import Predictor
 from tests.helpers.runs import ROOT, make_fedanchor_config
 from tests.helpers.stub import make_stub_config
 
+pytestmark = pytest.mark.test_all
+
 NUMBER = 1000  # images whose labels are compared
 
 
@@ -66,7 +68,6 @@ def export(finished_fedanchor_run, tmp_path):
     return run
 
 
-@pytest.mark.test_all
 def test_safetensors_hold_every_number_and_what_they_mean(export, predict):
     with safe_open(export("safetensors", "--allow_code"), "numpy") as file:
         found, facts = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
@@ -79,7 +80,6 @@ def test_safetensors_hold_every_number_and_what_they_mean(export, predict):
     assert facts["backbone"] == "tiny_backbone.py:TinyBackbone" and facts["round"] == "4"
 
 
-@pytest.mark.test_all
 def test_the_example_of_the_documentation_reads_them_without_jax(export, predict, images):
     """The test computes the tiny backbone's classifier by hand: preprocessing and names suffice."""
     file = export("safetensors", "--allow_code")

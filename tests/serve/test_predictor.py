@@ -20,6 +20,8 @@ from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.serve.predictor import BATCH_SIZE, predict_file
 from tests.helpers.runs import SMALL, forget_manifests, make_fedanchor_config
 
+pytestmark = pytest.mark.test_all
+
 
 @pytest.fixture(scope="module")
 def predict(finished_fedanchor_run):

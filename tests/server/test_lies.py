@@ -86,6 +86,7 @@ def options(experiment, rule, **fields):
     return config
 
 
+@pytest.mark.test_all
 def test_running_statistics_beside_honest_parameters(federation):
     """Whatever numbers of images the liar claims: every lie with a true one and with the largest."""
     experiment, model, batches, accuracy = federation
