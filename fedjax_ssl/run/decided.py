@@ -1,13 +1,17 @@
-"""What the data decide of a run's configuration: the clients that they name, and how many labels they have."""
+"""What the data decide of a run: fields that follow from its clients and labels, and who gets which rows."""
 
+import pathlib
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import flatten
-from fedjax_ssl.data import Dataset, server_has_labels
+from fedjax_ssl.data import Dataset, Partition, load_partition, make_partition, server_has_labels
 from fedjax_ssl.data.npz import read_arrays
+from fedjax_ssl.data.owners import NO_ROWS
+from fedjax_ssl.data.partition_file import check_data
 from fedjax_ssl.data.unknown import check_unknown
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.observe.log import say
@@ -73,3 +77,31 @@ def decide(configs: list[ConfigDict], dataset: Dataset, partition_file: str = ""
         one.update_from_flattened_dict(found)
         check_unknown(one.data)
     return decided
+
+
+def find_partitions(
+    configs: list[ConfigDict], partition_files: list[pathlib.Path | None], dataset: Dataset
+) -> list[Partition]:
+    """The partition of each run, on all hosts; see `build_experiments`."""
+    config = configs[0]
+
+    def found() -> list[Partition]:
+        if config.data.partition_file and not all(file and file.exists() for file in partition_files):
+            check_data(config.data.partition_file, dataset)
+        return [
+            load_partition(file, len(dataset.y_train), config.num_clients)
+            if file is not None and file.exists()
+            else make_partition(
+                dataset.y_train, dataset.num_classes, config.data, config.num_clients, c.seed, dataset.owners
+            )
+            for c, file in zip(configs, partition_files)
+        ]
+
+    of_all = [NO_ROWS] * config.num_clients
+    like = Partition(NO_ROWS, of_all, client_test_rows=tuple(of_all) if config.data.client_test_share else ())
+    partitions = hosts.tree_from_first(found, [like] * len(configs))
+    if config.data.client_test_share and not all(any(map(len, each.client_test_rows)) for each in partitions):
+        raise UserError(
+            f"data.client_test_share={config.data.client_test_share} gives no client a test image; raise it"
+        )
+    return partitions

@@ -20,13 +20,9 @@ from fedjax_ssl.data import (
     FederatedData,
     Partition,
     dataset_facts,
-    load_partition,
-    make_partition,
 )
 from fedjax_ssl.data.federated import Holdings, hold, put_whole, shapes_of, small_arrays
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
-from fedjax_ssl.data.owners import NO_ROWS
-from fedjax_ssl.data.partition_file import check_data
 from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import init_key, select_of
@@ -37,9 +33,8 @@ from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.encoders import backbone_of
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.run.decided import decide
+from fedjax_ssl.run.decided import decide, find_partitions
 from fedjax_ssl.run.features import read_data
-from fedjax_ssl.run.hosts import tree_from_first
 from fedjax_ssl.run.machine import find_machine, memory_limit, use
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.privacy import check_private, secret_of
@@ -130,7 +125,7 @@ def build_experiments(
     drawn = next((str(file) for file in partition_files if file is not None and file.exists()), "")
     configs = decide(configs, dataset, drawn)
     config = configs[0]
-    partitions = _partitions(configs, partition_files, dataset)
+    partitions = find_partitions(configs, partition_files, dataset)
     told = config.data.reveal_labels, config.data.centralised
     secrets = secrets or [secret_of(c) for c in configs]
     helds = [
@@ -169,34 +164,6 @@ def build_experiments(
             )
         )
     return experiments
-
-
-def _partitions(
-    configs: list[ConfigDict], partition_files: list[pathlib.Path | None], dataset: Dataset
-) -> list[Partition]:
-    """The partition of each run, on all hosts; see `build_experiments`."""
-    config = configs[0]
-
-    def find_partitions() -> list[Partition]:
-        if config.data.partition_file and not all(file and file.exists() for file in partition_files):
-            check_data(config.data.partition_file, dataset)
-        return [
-            load_partition(file, len(dataset.y_train), config.num_clients)
-            if file is not None and file.exists()
-            else make_partition(
-                dataset.y_train, dataset.num_classes, config.data, config.num_clients, c.seed, dataset.owners
-            )
-            for c, file in zip(configs, partition_files)
-        ]
-
-    of_all = [NO_ROWS] * config.num_clients
-    like = Partition(NO_ROWS, of_all, client_test_rows=tuple(of_all) if config.data.client_test_share else ())
-    partitions = tree_from_first(find_partitions, [like] * len(configs))
-    if config.data.client_test_share and not all(any(map(len, each.client_test_rows)) for each in partitions):
-        raise UserError(
-            f"data.client_test_share={config.data.client_test_share} gives no client a test image; raise it"
-        )
-    return partitions
 
 
 def _shape_of_first_state(config: ConfigDict, init: Callable[..., State], data: FederatedData) -> State:

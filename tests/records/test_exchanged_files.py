@@ -14,7 +14,7 @@ from fedjax_ssl.data import load_dataset, sources
 from fedjax_ssl.data.partition_file import load_partition
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.run import experiment
+from fedjax_ssl.run import decided
 from tests.helpers.runs import everything_in
 from tests.helpers.stub import make_stub_config
 
@@ -135,8 +135,8 @@ def test_a_partition_that_is_gone_is_drawn_again(run, tmp_path):
 
 def test_a_partition_that_would_be_drawn_otherwise_is_noticed(run, monkeypatch):
     """Another version of the library might draw it differently."""
-    drawn = experiment.make_partition
-    monkeypatch.setattr(experiment, "make_partition", lambda *given: drawn(*given[:4], 7, *given[5:]))
+    drawn = decided.make_partition
+    monkeypatch.setattr(decided, "make_partition", lambda *given: drawn(*given[:4], 7, *given[5:]))
     (run / "partition.npz").unlink()
     with pytest.raises(UserError, match=r"the partition is not what the checkpoint .*/4 was trained with"):
         train(own(num_rounds=5), run)
