@@ -176,8 +176,8 @@ def _read(config: Any) -> tuple[Dataset, Partition]:
     with doing("reading the data") as task:
         dataset = read_data(config, functools.partial(setattr, task, "text"))
     if found := decisions(config, dataset):
-        fields = " ".join(f"{field}={value!r}" for field, value in found.items())
-        raise UserError(f"every node must know what the data decide: say {fields} in --run-config")
+        fields = " ".join(f"--config.{field}={value}" for field, value in found.items())
+        raise UserError(f"every node must know what the data decide: add {fields} to overrides in --run-config")
     if config.data.partition_file:
         check_data(config.data.partition_file, dataset)
     labels, classes = dataset.y_train, dataset.num_classes

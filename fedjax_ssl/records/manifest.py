@@ -81,7 +81,8 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest:
         OSError, ValueError: it cannot be read, or has changed since it was written.
     """
     found = read_sealed(manifest_of(checkpoint))
-    return Manifest(**{**found, "run": found["run"] and TrainedWith(**found["run"])})
+    run = found["run"] and {name: value for name, value in found["run"].items() if name in TrainedWith._fields}
+    return Manifest(**{**found, "run": run and TrainedWith(**run)})  # earlier versions noted more
 
 
 def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | None) -> None:

@@ -1,10 +1,12 @@
 """Computes a run's epsilon with Google's dp-accounting, and checks that a method keeps the guarantee."""
 
+import collections
 import hashlib
+import json
 import logging
 import pathlib
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -65,14 +67,22 @@ def sum_of_guarantees(runs: Iterable[RunRecords]) -> list[str]:
     """What private runs on the same clients promise together: a line for each kind of cohorts of several runs.
 
     Every run publishes models of the same clients, so epsilons add up; Renyi differential privacy has the sum. Delta is
-    the first run's. Without the package dp-accounting a line says that the sum is not known.
+    the first run's. Without the package dp-accounting a line says that the sum is not known. Nor is it known of runs
+    that divide the same examples into other clients, as seeds do if the partition is drawn.
     """
-    alike: dict[str, list[RunRecords]] = {}
+    alike: dict[tuple[str, ...], list[RunRecords]] = {}
     for run in runs:
         if is_private(run.config) and run.metrics:
-            alike.setdefault(run.config["privacy"]["cohorts"], []).append(run)
+            alike.setdefault((run.content, *_clients_of(run.config)), []).append(run)
     lines = []
-    for cohorts, several in alike.items():
+    for content, number in collections.Counter(content for content, *_ in alike).items():
+        if number > 1:
+            several = sum(len(found) for (other, *_), found in alike.items() if other == content)
+            lines.append(
+                f"{several} private runs divide the same examples into clients, or draw cohorts, in {number} ways; "
+                "each publishes models of them, and the sum of their guarantees is not known"
+            )
+    for (*_, cohorts), several in alike.items():
         if len(several) < 2:
             continue
         line = f"the guarantees of {len(several)} private runs ({cohorts} cohorts) on the same clients add up"
@@ -86,6 +96,14 @@ def sum_of_guarantees(runs: Iterable[RunRecords]) -> list[str]:
             line += f"; for the sum, {error}"
         lines.append(line)
     return lines
+
+
+def _clients_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What decides the clients of a run, and its kind of cohorts."""
+    data = config["data"]
+    drawn = data["partition"] != "natural" and not data["partition_file"]
+    clients = [config["num_clients"], data, config["seed"] if drawn else None]
+    return json.dumps(clients, sort_keys=True), config["privacy"]["cohorts"]
 
 
 def secret_of(config: Any, folder: pathlib.Path | None = None) -> bytes:

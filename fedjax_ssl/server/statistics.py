@@ -70,7 +70,7 @@ def make_statistics(network: Network, config: Section, source: str | None = None
         asked = asked_clients(source, len(data.server_index), clients, len(data.client_size))
         if network.gathered is None and source == "all_mixed":
             server = [pool(data)]
-        elif network.gathered is None and asked is not None:
+        elif network.gathered is None and asked is not None and len(asked):
             reader = f"model.statistics={source!r}" + (" before the first round" if source == "cohort" else "")
             rows = data.rows_of(asked) if asked is clients else data.all_rows(reader, INSTEAD)
             of_clients = [(rows, data.client_size[asked])]

@@ -102,9 +102,9 @@ def run_sweep(
     for number, cell in enumerate(decided, start=1):
         failures |= work_on(cell, root, update, f"{number} of {len(decided)}")
     print(update(), end="")
-    before = [*warm_ups_of(asked), *asked, *warm_ups]
-    _write_report(root, sweep.target_accuracy, planned(), before)
-    _tell(failures, [*before, *cells])
+    all_rows = planned()
+    _write_report(root, sweep.target_accuracy, all_rows, [*warm_ups_of(tried), *tried, *warm_ups_of(all_rows)])
+    _tell(failures, [*warm_ups_of(asked), *asked, *warm_ups, *cells])
     return cells
 
 

@@ -13,7 +13,9 @@ from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data import load_dataset, sources
 from fedjax_ssl.data.partition_file import load_partition
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
+from fedjax_ssl.records.manifest import manifest_of, read_manifest
 from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.sealed import write_sealed
 from fedjax_ssl.run import decided
 from tests.helpers.runs import everything_in
 from tests.helpers.stub import make_stub_config
@@ -140,6 +142,15 @@ def test_a_partition_that_would_be_drawn_otherwise_is_noticed(run, monkeypatch):
     (run / "partition.npz").unlink()
     with pytest.raises(UserError, match=r"the partition is not what the checkpoint .*/4 was trained with"):
         train(own(num_rounds=5), run)
+
+
+def test_a_manifest_that_notes_more_is_read(run):
+    """As those of earlier versions do."""
+    checkpoint = run / "checkpoints" / "4"
+    manifest = read_manifest(checkpoint)
+    found = {**manifest._asdict(), "run": {**manifest.run._asdict(), "labels": "a checksum"}}
+    write_sealed(manifest_of(checkpoint), found)
+    assert read_manifest(checkpoint) == manifest
 
 
 def test_what_may_change_may_change(run):

@@ -123,7 +123,8 @@ def test_a_card_of_a_private_run_has_what_its_guarantee_covers(begun, tmp_path):
 def test_guarantees_of_runs_on_the_same_clients_add_up(begun, tmp_path, capfd):
     """Three equal runs promise what one run of three times the rounds does; the page and the log say so."""
     folder = tmp_path / "seeds"
-    train(config(**{"seeds": (0, 1, 2), "num_rounds": 2, "log.report": True}), folder)
+    same = {"data.partition_file": str(begun / "partition.npz"), "log.report": True}
+    train(config(**{"seeds": (0, 1, 2), "num_rounds": 2, **same}), folder)
     runs = [read_run(folder / f"seed_{seed}") for seed in (0, 1, 2)]
     wanted = Accountant(config()).epsilon(6)
     assert wanted > 1.2 * runs[0].metrics[-1]["epsilon"]
@@ -133,3 +134,5 @@ def test_guarantees_of_runs_on_the_same_clients_add_up(begun, tmp_path, capfd):
     )
     assert line in capfd.readouterr().err and line in (folder / "report.html").read_text()
     assert sum_of_guarantees(runs[:1]) == []
+    (line,) = sum_of_guarantees([runs[0], read_run(begun)])  # other clients have the same examples
+    assert line.startswith("2 private runs divide the same examples") and line.endswith("is not known")

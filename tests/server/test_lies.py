@@ -139,3 +139,10 @@ def test_sums_that_clients_send(federation, source):
         return jax.lax.map(one, statistics)
 
     check({rule: tested(rule, stacked(cases)) for rule in RULES}, list(LIES))
+
+
+def test_statistics_before_the_first_round_are_the_server_s():
+    """Nobody was asked yet, and the server has labelled images."""
+    fields = {"aggregation.mean": "median", "model.normalisation": "static", "model.statistics": "cohort"}
+    state = build_experiment(make_fedanchor_config(**fields)).state_shape
+    assert jax.tree.leaves(state.model.batch_stats)

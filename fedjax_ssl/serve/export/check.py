@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.export
 import numpy as np
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ssl.base.errors import UserError, first_line, say
 from fedjax_ssl.data.kinds import IMAGE, kind_name
@@ -23,8 +23,12 @@ def run_tensors(content: bytes, predictor: Predictor) -> Run:
     """Runs the predictor's network with the arrays of a safetensors file."""
     from safetensors.numpy import load
 
-    trees = unflatten_dict({tuple(name.split(".")): array for name, array in load(content).items()})
-    model = Model(trees.get("params", {}), trees.get("batch_stats", {}))
+    arrays = load(content)
+    params, batch_stats = (
+        unflatten_dict({path: arrays[".".join([kind, *path])] for path in flatten_dict(tree or {})})
+        for kind, tree in predictor.model._asdict().items()
+    )
+    model = Model(params, batch_stats)
     return lambda inputs: np.asarray(jax.jit(predictor.network.probabilities)(model, inputs))
 
 

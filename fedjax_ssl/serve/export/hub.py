@@ -51,7 +51,10 @@ def contents(folder: pathlib.Path, facts: dict[str, Any], files: dict[str, bytes
     if facts["round"] < len(run.metrics):  # the card is of the exported model
         rounds = max(facts["round"], 1)
         summary = run.summary and {"rounds": rounds, "versions": run.summary["versions"]}  # its figures are of the last
-        run = run._replace(metrics=run.metrics[:rounds], summary=summary)
+        metrics = run.metrics[:rounds]
+        if "epsilon" in run.metrics[-1]:  # this round was chosen after all rounds, so the guarantee is that of all
+            metrics = [*metrics[:-1], {**metrics[-1], "epsilon": run.metrics[-1]["epsilon"]}]
+        run = run._replace(metrics=metrics, summary=summary)
     return {
         CARD: f"{header(run, license)}\n{describe_run(run)}\n{_use(facts)}".encode(),
         CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
