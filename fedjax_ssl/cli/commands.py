@@ -139,7 +139,8 @@ def run_predict(own: Any, words: list[str], overrides: list[str]) -> None:
     print(f"{own.out}: {len(found.prediction.labels)} {what}")
     if found.accuracy is not None:
         print(f"accuracy {100 * found.accuracy:.2f} % of {found.labelled} {what} with a label")
-        print(in_words(found.true_labels, found.prediction.labels, found.prediction.probabilities))
+        prediction = found.prediction
+        print(in_words(found.true_labels, prediction.labels, prediction.probabilities, found.class_names))
     if found.in_training:
         print(f"{found.in_training} of the {what} are in the training set: their accuracy says nothing of new ones")
 

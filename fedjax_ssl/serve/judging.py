@@ -44,13 +44,16 @@ def num_in_training(inputs: Any, facts: Mapping[str, Any], of_images: bool, work
     )
 
 
-def in_words(labels: np.ndarray, predictions: np.ndarray, probabilities: np.ndarray) -> str:
+def in_words(
+    labels: np.ndarray, predictions: np.ndarray, probabilities: np.ndarray, class_names: tuple[str, ...]
+) -> str:
     """How good predictions are besides their accuracy.
 
     Args:
         labels: int [B], the true classes, -1 if unknown.
         predictions: int [B].
         probabilities: float [B, C].
+        class_names: names of the C classes.
     """
     known, number = labels >= 0, probabilities.shape[1]
     labels, probabilities = labels[known], probabilities[known]
@@ -58,5 +61,7 @@ def in_words(labels: np.ndarray, predictions: np.ndarray, probabilities: np.ndar
     found = measure_outputs(labels, predictions[known], number, probabilities.max(axis=1), ranks)
     if number <= 5:
         del found["top5_accuracy"]
-    words = words_of(OF_OUTPUTS)
+    words = dict(words_of(OF_OUTPUTS))
+    if number == 2:
+        words |= {name: f"{name} (positive: {class_names[1]})" for name in ("sensitivity", "specificity")}
     return ", ".join(f"{words[name]} {100 * value:.2f} %" for name, value in found.items() if np.isfinite(value))

@@ -214,6 +214,7 @@ class Predicted(NamedTuple):
     files: list[str] | None  # of each example, relative to the folder; None if the input is not a folder
     true_labels: np.ndarray | None  # int32 [B], -1 if unknown; None if there are no labels
     of_images: bool = True
+    class_names: tuple[str, ...] = ()
     in_training: int = 0  # how many of them are in the training set, if that can be read and there are labels
 
     @property
@@ -270,7 +271,7 @@ def predict_file(
     else:
         inputs, files, labels = _of_folder(predictor, images) if images else _of_npz(predictor, npz, key)
     of_images = predictor.are_images(inputs)
-    found = Predicted(predictor(inputs), files, labels, of_images)
+    found = Predicted(predictor(inputs), files, labels, of_images, predictor.class_names)
     if found.labelled:
         found = found._replace(in_training=num_in_training(inputs, predictor.facts, of_images, workdir))
     try:

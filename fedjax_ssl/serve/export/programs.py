@@ -62,8 +62,9 @@ def import_jax2onnx() -> types.ModuleType:
     """
     try:
         import jax2onnx
+        import onnxruntime  # noqa: F401 (the check of the export runs it)
     except ImportError as error:
-        needed = "--format=onnx needs the package jax2onnx: pip install 'fedjax_ssl[onnx]'"
+        needed = "--format=onnx needs the packages jax2onnx and onnxruntime: pip install 'fedjax_ssl[onnx]'"
         raise UserError(f"{needed} ({first_line(error)})") from error
     return jax2onnx
 
