@@ -105,7 +105,7 @@ def load_config_file(config_file: str | os.PathLike[str], allow_code: bool = Fal
     file = pathlib.Path(find_config_file(path))
     saved = read_config(file.parent, file.name)
     if not allow_code:
-        refuse_code(file.parent, saved, "if you trust it, say --allow_code")
+        refuse_code(file.parent, saved, "if you trust it, say allow_code=True, or --allow_code on the command line")
     return apply_arguments(typed(saved, file), arguments)
 
 

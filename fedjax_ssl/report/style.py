@@ -2,18 +2,21 @@
 
 import contextlib
 import contextvars
+import functools
 import html
 import io
 import pathlib
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import matplotlib
+from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedjax_ssl.base.errors import printable
+from fedjax_ssl.base.errors import printable, say
 from fedjax_ssl.base.files import make_folder, replaced
 
 # Okabe and Ito's colours, which every kind of colour vision can distinguish; without their yellow and black, which
@@ -32,6 +35,7 @@ SMALL = (4.8, 3.2)
 WIDE = (9.6, 3.2)
 DPI = 150
 KINDS = ("png", "svg")  # file formats of a picture; papers also get PDF, which takes half as long again
+FONTS = ("Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai", "Noto Sans Arabic")  # beside Matplotlib's own
 SCREEN = "screen"
 # Widths in inches of a picture and of a wide picture in a paper: those of ICML, which also fit IEEE and NeurIPS.
 PAPER = {"column": (3.25, 6.75), "page": (6.75, 6.75)}
@@ -89,7 +93,7 @@ def styled(size: str = SCREEN) -> Iterator[None]:
     """
     token = _SIZE.set(size)
     try:
-        with matplotlib.rc_context(_STYLE | (_PAPER_STYLE if size in PAPER else {})):
+        with matplotlib.rc_context(_STYLE | {"font.family": _fonts()} | (_PAPER_STYLE if size in PAPER else {})):
             yield
     finally:
         _SIZE.reset(token)
@@ -133,17 +137,34 @@ def save(figure: Figure, folder: pathlib.Path, name: str, pdf: bool = False) -> 
     """
     folder.parent.mkdir(parents=True, exist_ok=True)  # for a page in another folder
     make_folder(folder)
-    _lay_out(figure)
-    svg = _drawing(figure)  # drawing is slow, so the file and the page share it
-    for kind in (*KINDS, "pdf") if pdf or _SIZE.get() in PAPER else KINDS:
-        with replaced(folder / f"{name}.{kind}") as file:
-            if kind == "svg":
-                white = '<rect width="100%" height="100%" fill="#ffffff"/>'
-                file.write(svg.replace("<g id=", f"{white}\n <g id=", 1).encode())
-            else:
-                metadata = {"CreationDate": None} if kind == "pdf" else None
-                figure.savefig(file, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
+    with warnings.catch_warnings(record=True) as caught:
+        _lay_out(figure)
+        svg = _drawing(figure)  # drawing is slow, so the file and the page share it
+        for kind in (*KINDS, "pdf") if pdf or _SIZE.get() in PAPER else KINDS:
+            with replaced(folder / f"{name}.{kind}") as file:
+                if kind == "svg":
+                    white = '<rect width="100%" height="100%" fill="#ffffff"/>'
+                    file.write(svg.replace("<g id=", f"{white}\n <g id=", 1).encode())
+                else:
+                    metadata = {"CreationDate": None} if kind == "pdf" else None
+                    figure.savefig(file, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
+    for each in caught:
+        if "missing from font" in str(each.message):
+            _tell_of_letters()
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     return _inline(svg, name.replace("_", " ").capitalize())
+
+
+@functools.cache
+def _tell_of_letters() -> None:
+    say(f"pictures have boxes for letters that no font here has; install one of {', '.join(FONTS)}")
+
+
+@functools.cache
+def _fonts() -> list[str]:
+    """Matplotlib's own font, then installed ones with the letters that it lacks."""
+    return ["DejaVu Sans", *sorted(set(FONTS) & set(font_manager.get_font_names()), key=FONTS.index)]
 
 
 def _lay_out(figure: Figure) -> None:

@@ -164,6 +164,17 @@ def test_every_picture_is_a_file_of_its_own(reported_run):
     assert all(f"<dt>{name}</dt><dd>{number}</dd>" in page for name, number in run_report._main_figures(run).items())
 
 
+def test_letters_without_a_font_are_told_once(tmp_path, capfd):
+    with style.styled():
+        for name in ("one", "two"):
+            figure, axes = style.subplots()
+            axes.set_title("a private letter: \ue000")
+            style.save(figure, tmp_path, name)
+    said = capfd.readouterr().err
+    assert said.count("letters that no font here has") == 1 and "Glyph" not in said
+    assert (tmp_path / "two.svg").exists()
+
+
 def test_pictures_have_the_sizes_of_a_paper(three_runs, tmp_path, capsys):
     """In inches; the file's are points, 72 to the inch."""
     run = three_runs / "a" / "seed_0"
