@@ -113,6 +113,9 @@ def load_table(config: Any) -> dict[str, Any]:
     ignored = [name.strip() for line in listed for name in line if name.strip()]
     optional = {field: config[field] for field in ("client_column", "text_column") if config[field]}
     check_columns(columns, path, ("label_column", label), *optional.items(), *(("ignore_columns", n) for n in ignored))
+    uses = [label, *optional.values()]
+    if twice := next((name for name in uses if uses.count(name) > 1), None):
+        raise UserError(f"{path}: column {twice!r} has two uses: see data.label_column, client_column and text_column")
     of_clients = f"{path} (data.client_column={config.client_column!r})"
     clients = values_of(columns[config.client_column]) if config.client_column else None
     names = [name for name in columns if name not in (label, config.client_column, *ignored)]

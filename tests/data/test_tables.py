@@ -75,6 +75,8 @@ def test_rows_of_the_test_set_are_those_of_its_file(tmp_path):
         (GOOD.replace("colour", "age"), {}, "column 2 has the name 'age' of another"),
         (GOOD, {"label_column": "Label"}, r"has no column 'Label' \(data\.label_column\).*label"),
         (GOOD, {"label_column": ""}, r"data\.label_column is empty; known: age, colour"),
+        (GOOD, {"text_column": "label"}, "'label' has two uses"),
+        (GOOD, {"client_column": "label"}, "'label' has two uses"),
         (GOOD, {"ignore_columns": "id"}, r"no column 'id' \(data\.ignore_columns\)"),
         (GOOD.replace("25,", "old,"), {}, "column 'age' is of numbers, but has 'old' in row 6"),
         (GOOD.replace("25,", "1e99,"), {}, "column 'age' is of numbers of float32, but has '1e99' in row 6"),
