@@ -224,15 +224,17 @@ def _in_folders(root: pathlib.Path, clients: str) -> Split:
                 f"{root} has a folder {present.name} but no {absent.name}; add {absent}/CLASS/IMAGE, or move the "
                 f"classes from {present} to {root}, where every fifth image is for the test"
             )
-    levels = _levels(train_folder if is_divided else root)
+    of_classes = train_folder if is_divided else root
+    levels = _levels(of_classes, unlabelled=False)
     clients = _clients_of(root, levels, clients)
     train = [_image(*level, clients) for level in levels]
-    if not is_divided:
-        return _sorted(train), None
-    for folder in (entry for entry in _entries(root) if entry.is_dir() and has_no_label(entry.name)):
+    inside = [entry for parent in dict.fromkeys((root, of_classes)) for entry in _entries(parent)]
+    for folder in (entry for entry in inside if entry.is_dir() and has_no_label(entry.name)):
         own = [entry for entry in _entries(folder) if entry.is_dir()]
         train += [Image(file, "", printable(entry.name)) for entry in own for file in _images(entry)]
         train += [] if own else [Image(file, "") for file in _images(folder)]
+    if not is_divided:
+        return _sorted(train), None
     test = [_image(*level, clients) for level in _levels(test_folder)]
     known = {same(image.label) for image in train}
     unknown = [image for image in test if same(image.label) not in known and image.label]
@@ -247,10 +249,10 @@ def _in_folders(root: pathlib.Path, clients: str) -> Split:
 Level = tuple[str, str, pathlib.Path]  # the names of an image's two folders, '' and one if it has one, and its file
 
 
-def _levels(folder: pathlib.Path) -> list[Level]:
-    """The images in a folder's folders, or all in the folders of these."""
+def _levels(folder: pathlib.Path, unlabelled: bool = True) -> list[Level]:
+    """The images in a folder's folders, or all in the folders of these; with or without its folder 'unlabelled'."""
     found: list[Level] = []
-    for outer in _folders(folder):
+    for outer in (each for each in _folders(folder) if unlabelled or not has_no_label(each.name)):
         if any(entry.is_dir() for entry in _entries(outer)):
             found += [(outer.name, inner.name, image) for inner in _folders(outer) for image in _images(inner)]
         else:

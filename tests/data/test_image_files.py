@@ -88,6 +88,14 @@ def test_a_field_says_that_the_second_level_is_the_clients(tmp_path):
     assert one.class_names == other.class_names
 
 
+def test_a_folder_of_unlabelled_images_beside_clients_is_no_client(tmp_path):
+    for folder in ("unlabelled/south", "unlabelled/east"):  # with clients inside, one of which has no other image
+        save(hospitals(tmp_path) / folder / "a.png", 200)
+    data = read(tmp_path, partition="natural")
+    assert data.class_names == ("benign", "malignant") and data.y_train.tolist()[-2:] == [-1, -1]
+    assert levels(data.x_train)[-1] == 200 and len(set(data.owners)) == 4
+
+
 def test_train_test_and_unlabelled_may_have_clients(tmp_path):
     hospitals(tmp_path / "train")
     save(tmp_path / "unlabelled" / "south" / "a.png", 200)
