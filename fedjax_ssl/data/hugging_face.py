@@ -130,12 +130,13 @@ def _pictures(
         has_bytes += chunk.field("bytes").is_valid().to_pylist()
         paths += chunk.field("path").to_pylist()
     found: list[pathlib.Path | _InRow] = []
+    folder = expanded(path) if expanded(path).is_dir() else expanded(path).parent
     for row in map(int, rows):
         in_row = _InRow(encoded, f"{name} of {path}", row)
         if has_bytes[row] or not paths[row]:
             found.append(in_row)
             continue
-        file = expanded(path).parent / paths[row]  # an absolute path stays as it is
+        file = folder / paths[row]  # an absolute path stays as it is
         if not file.is_file():
             raise UserError(f"{in_row} names the image {file}, which is no file here; put it there, or save its bytes")
         found.append(file)

@@ -89,7 +89,8 @@ def share_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None
     if facts is None:
         return None
     like = _parts_of(experiment.state_shape.model, facts["parts"])
-    return WarmStart(hosts.tree_from_first(lambda: found.model, like), facts, NO_SUMS)
+    seen = found.seen if found else NO_SUMS  # the first host writes them into the run's folder
+    return WarmStart(hosts.tree_from_first(lambda: found.model, like), facts, seen)
 
 
 def _find_run(text: str, seed: int, root: str | os.PathLike[str] | None) -> tuple[pathlib.Path, int | None]:

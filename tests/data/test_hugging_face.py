@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 
 import datasets
 import numpy as np
@@ -109,6 +110,9 @@ def test_parquet_files_may_hold_paths(tmp_path, relative):
     rows = [2, 3, 4, 5, 6, 7, 8, 9]  # every fifth of a class, from the first on, is for testing
     np.testing.assert_array_equal(found.x_train, np.stack([pixels(row) for row in rows]))
     assert found.files == (tuple(paths[row] for row in rows), (paths[0], paths[1]))
+    shutil.copytree(folder, tmp_path / "whole" / "scans")
+    shutil.copy(file, tmp_path / "whole" / "train.parquet")
+    np.testing.assert_array_equal(load(tmp_path / "whole", label_column="label").x_test, found.x_test)
     Image.fromarray(pixels(99)).save(folder / "4.png")
     os.utime(folder / "4.png", (1, 1))
     np.testing.assert_array_equal(load(file, label_column="label").x_train[2], pixels(99))  # not from the cache
