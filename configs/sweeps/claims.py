@@ -1,0 +1,197 @@
+"""The claims of the papers, at our scale: the runs behind docs/claims.md, a board for each group of claims.
+
+    python launch.py sweep configs/sweeps/claims.py:BOARD --workdir=runs/BOARD --tries=6
+    python docs/claims.py add runs/BOARD BOARD
+    python docs/claims.py    # prints the page
+
+A board is named PAPER_DATA, as `fedanchor_mnist`; PAPER may have a part, as `fedlabel_steps`. All rows of a board have
+the recipe `plain`, the small CNN, the same clients, labels and steps. Each has six tries of its learning rates, and of
+its threshold if it has one, on validation images of another seed and in half of the rounds. Rows that differ from
+another in one choice draw theirs as well. The test set is measured in every third round: the last five measurements
+are a run's accuracy. docs/claims/claims.toml has the claims and names the two rows that each compares.
+MNIST is `mnist`, or a file: --config.data.source=npz --config.data.path=FILE. Digits are scikit-learn's.
+"""
+
+from fedjax_ssl.sweep import Sweep, by_argument
+from fedjax_ssl.sweep.search import LogUniform, Search
+
+ROUNDS = 30
+COMMON = {
+    "num_rounds": ROUNDS,
+    "eval_every": 3,
+    "client.epochs": 1,
+    "client.batch_size": 20,
+    "server.epochs": 1,
+    "log.tensorboard": False,
+    "log.report": False,
+}
+RATES = {"client.learning_rate": LogUniform(0.003, 0.3)}
+WITH_SERVER = {**RATES, "server.learning_rate": LogUniform(0.003, 0.3)}
+THRESHOLD = {"confidence.threshold": (0.5, 0.7, 0.8, 0.9, 0.95)}
+
+# --- Labels at the server: FedAnchor's Tables 1 to 3 and its figures, FedIL's Tables I to III and Figures 5 and 6. ----
+
+SERVER = {"num_clients": 20, "clients_per_round": 5, "data.labels": "server"}
+IID = {"data.alpha": 1000.0}
+FEDANCHOR = {
+    "Labels alone": "server_only,plain",
+    "FedAnchor": "fedanchor,plain",
+    "FedAnchor, no contrastive loss": "fedanchor,plain,no_contrastive",
+    "SemiFL": "semifl,plain",
+    "FedAnchor, no mixup": "fedanchor,plain,no_mixup",
+    "FedAnchor, server mixup": "fedanchor,plain,server_mixup",
+    "FedAnchor, client and server mixup": "fedanchor,plain,mix",
+    "SemiFL, no mixup": "semifl,plain,no_mixup",
+    "FixMatch": "fixmatch,plain",
+    "FedCon": "plain,fedcon",
+    "All labels": "supervised,all_labels,plain",
+    "FedAnchor, its server alone": "fedanchor,plain,no_clients",
+}
+FEDANCHOR_SPACE = {
+    "*": WITH_SERVER,
+    "SemiFL*": THRESHOLD,
+    "FixMatch": THRESHOLD,
+    "FedAnchor*": {"confidence.threshold": (0.2, 0.4, 0.6, 0.8)},
+    "FedAnchor, its server alone": {"confidence.threshold": (2.0,)},  # no image passes
+}
+FEDIL = {
+    "Labels alone": "server_only,plain",
+    "FedIL": "fedil,plain",
+    "FedIL, no cosine screening": "fedil,plain,no_cosine",
+    "FedIL, no pseudo-label set": "fedil,plain,no_label_set",
+    "FedIL, neither": "fedil,plain,plain_fedil",
+    "FedIL, k = 2": ("fedil,plain", {"fedil.successive": 2}),
+    "FedIL, k = 4": ("fedil,plain", {"fedil.successive": 4}),
+    "FedIL, 10 clients a round": ("fedil,plain", {"clients_per_round": 10}),
+    "FedIL, 20 clients a round": ("fedil,plain", {"clients_per_round": 20}),
+    "FedIL, 5 local epochs": ("fedil,plain", {"client.epochs": 5}),
+    "FedIL, 10 local epochs": ("fedil,plain", {"client.epochs": 10}),
+    "FedMatch": "fedmatch,at_server,plain",
+}
+FEDIL_SPACE = {"*": WITH_SERVER, "Fed*": THRESHOLD}
+
+# --- Some clients have all labels: SemiAnAgg's tables and figures. ----------------------------------------------------
+
+SOME = {
+    "num_clients": 10,
+    "clients_per_round": 10,
+    "data.labels": "some_clients",
+    "data.labelled_clients": 1,
+    "data.labelled_rule": "most_classes",
+    "data.partition": "dirichlet_clients",
+    "data.alpha": 0.8,
+}
+SEMIANAGG = {
+    "Labels alone": "supervised,plain",
+    "FedAvg": "fedavg_semi,together,plain",
+    "FedAvg-Semi": "fedavg_semi,plain",
+    "FedAvg-Semi, uniform": "fedavg_semi,uniform,plain",
+    "SemiAnAgg": "semianagg,plain",
+    "SemiAnAgg, another anchor": ("semianagg,plain", {"semianagg.anchor_seed": 1}),
+    "CBAFed": "cbafed,plain",
+    "RSCFed": "rscfed,plain",
+    "IsoFed": "isofed,plain",
+    "All labels": "supervised,all_labels,plain",
+}
+SEMIANAGG_SPACE = {"*": RATES, "FedAvg*": THRESHOLD, "SemiAnAgg*": THRESHOLD, "IsoFed": THRESHOLD}
+FEW = ("Labels alone", "FedAvg-Semi", "FedAvg-Semi, uniform", "SemiAnAgg", "CBAFed")
+SEMIANAGG_FEW = {name: SEMIANAGG[name] for name in FEW}
+
+# --- Labels at every client: FedLabel's tables and figures. All rows take 40 steps of 20 images in a round, as FedLabel
+# does on labelled and unlabelled images together, without momentum, at rates around its paper's 0.003. ---------------
+
+CLIENTS = {
+    "num_clients": 20,
+    "clients_per_round": 5,
+    "data.labels": "clients",
+    "data.labelled_share": 0.2,
+    "data.alpha": 0.1,
+    "client.momentum": 0.0,
+    "client.learning_rate": 0.01,
+}
+STEPS = 40
+FEDLABEL = {
+    "Labels alone": "supervised,plain",
+    "FedLabel": "fedlabel,plain",
+    "FedLabel, only local": "fedlabel,plain,only_local",
+    "FedLabel, only global": "fedlabel,plain,only_global",
+    "FedLabel, no consistency": "fedlabel,plain,no_consistency",
+    "FixMatch": "fixmatch,plain",
+    "UDA": "uda,plain",
+    "All labels": "supervised,all_labels,plain",
+    "FedMatch": "fedmatch,plain",
+    "FedProx": "supervised,plain,fedprox",
+}
+FEDLABEL_SPACE = {
+    "*": {"client.learning_rate": LogUniform(0.001, 0.1)},
+    "FixMatch": THRESHOLD,
+    "UDA": THRESHOLD,
+    "FedMatch": THRESHOLD,
+    "FedLabel*": {"confidence.threshold": (0.1, 0.3, 0.5, 0.7, 0.9)},
+}
+EXPERTS = {  # the parts of FedLabel, and other values of its numbers
+    "FedLabel": "fedlabel,plain",
+    "FedLabel, lambda_0 = 0.5": ("fedlabel,plain", {"fedlabel.consistency_weight": 0.5}),
+    "FedLabel, 5 labelled steps": ("fedlabel,plain", {"fedlabel.labelled_steps": 5}),
+    "FedLabel, 15 labelled steps": ("fedlabel,plain", {"fedlabel.labelled_steps": 15}),
+    "FedLabel, beta = 0.1": ("fedlabel,plain", {"confidence.threshold": 0.1}),
+    "FedLabel, beta = 0.5": ("fedlabel,plain", {"confidence.threshold": 0.5}),
+    "FedLabel, beta = 0.9": ("fedlabel,plain", {"confidence.threshold": 0.9}),
+    "FedLabel, entropy": "fedlabel,plain,entropy",
+}
+EXPERTS_SPACE = {"*": FEDLABEL_SPACE["*"]}  # the threshold stays
+
+# --- Boards. ----------------------------------------------------------------------------------------------------------
+
+# Config file, validation images of the tries, fields of the data.
+DATA = {
+    "mnist": ("configs/fedanchor_mnist.py", 500, {"data.examples_per_client": 100}),
+    "digits": ("configs/quickstart.py", 100, {}),
+}
+# Epochs that make 40 steps: a client has 100 images of MNIST or 69 digits, 20 or 14 of them with labels.
+EPOCHS = {
+    "mnist": {"Labels alone": 40, "FedProx": 40, "FixMatch": 10, "UDA": 10, "All labels": 8, "FedMatch": 20},
+    "digits": {"Labels alone": 40, "FedProx": 40, "FixMatch": 13, "UDA": 13, "All labels": 10, "FedMatch": 20},
+}
+STEPWISE = {
+    data: {name: (row, {"client.epochs": epochs[name]}) if name in epochs else row for name, row in FEDLABEL.items()}
+    for data, epochs in EPOCHS.items()
+}
+TENTH = {"data.labels": "clients", "data.labelled_share": 0.1}
+# Data, fields of the setting, rows, what their tries draw.
+ROWS = {
+    "fedanchor_mnist": ("mnist", {**SERVER, "data.alpha": 0.1}, FEDANCHOR, FEDANCHOR_SPACE),
+    "fedanchor_digits": ("digits", {**SERVER, "data.alpha": 0.1}, FEDANCHOR, FEDANCHOR_SPACE),
+    "fedanchor_iid_mnist": ("mnist", {**SERVER, **IID}, FEDANCHOR, FEDANCHOR_SPACE),
+    "fedanchor_iid_digits": ("digits", {**SERVER, **IID}, FEDANCHOR, FEDANCHOR_SPACE),
+    "fedil_mnist": ("mnist", {**SERVER, **IID}, FEDIL, FEDIL_SPACE),
+    "fedil_digits": ("digits", {**SERVER, **IID}, FEDIL, FEDIL_SPACE),
+    "semianagg_mnist": ("mnist", SOME, SEMIANAGG, SEMIANAGG_SPACE),
+    "semianagg_digits": ("digits", SOME, SEMIANAGG, SEMIANAGG_SPACE),
+    "semianagg_two_digits": ("digits", {**SOME, "data.labelled_clients": 2}, SEMIANAGG_FEW, SEMIANAGG_SPACE),
+    "semianagg_apart_digits": ("digits", {**SOME, "data.alpha": 0.1}, SEMIANAGG_FEW, SEMIANAGG_SPACE),
+    "semianagg_5_digits": (
+        "digits", {**SOME, "num_clients": 5, "clients_per_round": 5}, SEMIANAGG_FEW, SEMIANAGG_SPACE,
+    ),
+    "semianagg_25_digits": (
+        "digits", {**SOME, "num_clients": 25, "clients_per_round": 25}, SEMIANAGG_FEW, SEMIANAGG_SPACE,
+    ),
+    "semianagg_partial_digits": ("digits", {**SOME, **TENTH}, SEMIANAGG_FEW, SEMIANAGG_SPACE),
+    "fedlabel_mnist": ("mnist", CLIENTS, STEPWISE["mnist"], FEDLABEL_SPACE),
+    "fedlabel_digits": ("digits", CLIENTS, STEPWISE["digits"], FEDLABEL_SPACE),
+    "fedlabel_half_digits": ("digits", {**CLIENTS, "data.labelled_share": 0.5}, STEPWISE["digits"], FEDLABEL_SPACE),
+    "fedlabel_even_digits": ("digits", {**CLIENTS, "data.alpha": 1.0}, STEPWISE["digits"], FEDLABEL_SPACE),
+    "fedlabel_numbers_digits": ("digits", CLIENTS, EXPERTS, EXPERTS_SPACE),
+}  # fmt: skip
+
+
+def get_sweep(board="fedanchor_mnist"):
+    data, fields, methods, space = by_argument(ROWS, board)
+    config, validation, of_data = DATA[data]
+    return Sweep(
+        config=config,
+        methods=methods,
+        common={**COMMON, **of_data, **fields},
+        seeds=(0, 1, 2, 3, 4),
+        search=Search(space, {"data.validation": validation, "num_rounds": ROUNDS // 2}),
+    )
