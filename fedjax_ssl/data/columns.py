@@ -1,14 +1,14 @@
 """Which columns of a table are numbers, which are categories, and which are neither: dates, lists, names."""
 
 import datetime
-import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data.kinds import table
-from fedjax_ssl.data.values import CODE, in_order, is_missing
+from fedjax_ssl.base.errors import UserError, say
+from fedjax_ssl.data.kinds.table import Column, as_texts, no_number, read_column
+from fedjax_ssl.data.values import in_order, same
 
 MOST_CATEGORIES = 100  # of a column; names and identifiers are not categories
 FEW_CATEGORIES = 10  # of which each may have few rows; more must have over two rows each on average
@@ -22,15 +22,17 @@ TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?"
 LIST = r"\[.*\]|\{.*\}"
 
 
-def find_categories(columns: Any, train: np.ndarray, tested: Any, path: str) -> list[list[str] | None]:
+def find_categories(
+    columns: Mapping[str, Column], train: np.ndarray, tested: Any, path: str
+) -> list[list[str] | None]:
     """The categories that each column has in its training rows, in order; None if it is numeric.
 
     A declared type counts: texts of a parquet file are categories even if they look like numbers. In a csv file a
-    column is numeric if all its values are numbers and none has a leading zero, as zip codes have. Prints a warning if
-    a column may be an identifier, or has numbers that float32 cannot tell apart.
+    column is numeric if all its values are numbers; 007 is none. Prints a warning if a column may be an identifier, or
+    has numbers that float32 cannot tell apart.
 
     Args:
-        columns: a DataFrame, see `tables.read_columns`.
+        columns: the columns of inputs by name.
         train: the training rows, int [n].
         tested: the test rows, a DataFrame that may lack columns.
         path: the file, for messages.
@@ -39,17 +41,19 @@ def find_categories(columns: Any, train: np.ndarray, tested: Any, path: str) -> 
         UserError: columns are of no use, each with the reason, in one line.
     """
     found, wrong = [], {}
-    for name, column in columns.iloc[train].items():
+    for name, column in columns.items():
+        column = column.of(train)
         categories, why = _categories(column)
-        of_test = table.as_texts(tested[name]) if name in tested else []
-        given = [text for text in of_test if text and not is_missing(text)]
-        if not why and given and table.are_missing(table.as_texts(column)).all():
-            why = f"has no value in any training row, but {given[0]!r:.40} in a test row"
+        if not why and column.is_missing.all() and name in tested:
+            of_test = read_column(tested[name])
+            if not of_test.is_missing.all():
+                given = of_test.values[~of_test.is_missing].iloc[0]
+                why = f"has no value in any training row, but {given!r:.40} in a test row"
         found.append(categories)
         if why:
             wrong[name] = why
-        elif line := _doubt(column) if categories is None else "":
-            print(f"warning: {path}: column {name!r} {line}", file=sys.stderr, flush=True)
+        elif line := _doubt(column.numbers) if categories is None else "":
+            say(f"warning: {path}: column {name!r} {line}")
     if wrong:
         named = ",".join(f'"{name}"' if "," in name else name for name in wrong)
         lines = "; ".join(f"column {name!r} {why}" for name, why in wrong.items())
@@ -57,31 +61,31 @@ def find_categories(columns: Any, train: np.ndarray, tested: Any, path: str) -> 
     return found
 
 
-def _categories(column: Any) -> tuple[list[str] | None, str]:
+def _categories(column: Column) -> tuple[list[str] | None, str]:
     """A column's categories, None if it is numeric; and why it is of no use, '' if it is."""
     import pandas  # takes half a second; only tables need it
 
-    api = pandas.api.types
-    if api.is_numeric_dtype(column.dtype) and not api.is_bool_dtype(column.dtype):
-        wrong = table.as_numbers(column)[1]
-        others = column[wrong]
-        return None, f"has {others.iloc[0]} in row {others.index[0] + 1}; leave it empty" if wrong.any() else ""
-    texts = table.as_texts(column)
+    api, values, texts = pandas.api.types, column.values, column.texts
+    if texts is None and not api.is_bool_dtype(values.dtype):
+        others = values[no_number(column)]
+        return None, f"has {others.iloc[0]} in row {others.index[0] + 1}; leave it empty" if len(others) else ""
+    if texts is None:
+        texts = as_texts(values)
     if texts.isna().any():
-        value = column[texts.isna()].iloc[0]
+        value = values[texts.isna()].iloc[0]
         return None, _no_scalar(value, isinstance(value, datetime.date | datetime.time | datetime.timedelta))
-    present = texts[~table.are_missing(texts)]
-    is_declared = not api.is_object_dtype(column.dtype)
-    is_number = table.are_numbers(present)
+    is_declared = not api.is_object_dtype(values.dtype)
+    present = texts[~column.is_missing]
+    is_number = ~np.isnan(column.numbers[~column.is_missing])
     others = present[~is_number]
-    if not is_declared and not len(others) and not present.str.fullmatch(CODE).any():
+    if not is_declared and not len(others):
         return None, ""
     for form, is_date in ((f"{DATE}|{TIME}", True), (LIST, False)):
         if present.str.fullmatch(form).mean() > MOSTLY:
             return None, _no_scalar(present.iloc[0], is_date)
     if not is_declared and (why := _mixed(others, is_number)):
         return None, why
-    names = in_order(present)
+    names = in_order(map(same, present))
     if len(names) > MOST_CATEGORIES or (len(names) > FEW_CATEGORIES and 2 * len(names) >= len(present)):
         why = f"has {len(names)} different texts in {len(present)} rows, so they are no categories"
         if is_declared and not len(others):
@@ -100,13 +104,12 @@ def _no_scalar(value: Any, is_date: bool) -> str:
 
 def _mixed(others: Any, is_number: np.ndarray) -> str:
     """Why a column of numbers and other texts is of no use; '' if it has categories."""
-    if not len(others):
-        return ""
     row = f"has {others.iloc[0]!r:.40} in row {others.index[0] + 1}"
     if is_number.any() and others.str.fullmatch(BOUND).all():
         return f"is of numbers, but {row} and bounds in {len(others)} rows; write numbers, such as half the bound"
     if is_number.mean() > MOSTLY:
-        return f"is of numbers, but {row}; correct it, or leave it empty"
+        code = "; or write a letter before each, if they are codes" if others.str.startswith("0").all() else ""
+        return f"is of numbers, but {row}; correct it, or leave it empty{code}"
     if others.str.fullmatch(DECIMAL_COMMA).mean() > MOSTLY:
         return f"has numbers with a comma, such as {others.iloc[0]!r:.40}; write 1234.5"
     if others.str.fullmatch(WITH_UNIT).mean() > MOSTLY:
@@ -114,9 +117,8 @@ def _mixed(others: Any, is_number: np.ndarray) -> str:
     return ""
 
 
-def _doubt(column: Any) -> str:
-    """What may be wrong with a column of numbers; '' if nothing is."""
-    values = table.as_numbers(column)[0]
+def _doubt(values: np.ndarray) -> str:
+    """What may be wrong with a column of numbers, NaN if missing; '' if nothing is."""
     values = values[~np.isnan(values)]
     least, most = values.min(initial=np.inf), values.max(initial=-np.inf)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,8 +1,9 @@
 """Loads a user's data set from a folder of images, and checks it.
 
     FOLDER/train/CLASS/IMAGE and FOLDER/test/CLASS/IMAGE; training images without a label in FOLDER/unlabelled/IMAGE
-    FOLDER/CLASS/IMAGE, where every fifth image of a class is for testing
-    CLIENT/CLASS/IMAGE in place of CLASS/IMAGE, and FOLDER/unlabelled/CLIENT/IMAGE
+    FOLDER/CLASS/IMAGE, without a test set, see `labels.divide`
+    CLIENT/CLASS/IMAGE or CLASS/CLIENT/IMAGE in place of CLASS/IMAGE, and FOLDER/unlabelled/CLIENT/IMAGE;
+        `data.client_column` says which of both levels is the clients
     FOLDER/metadata.csv, or one in FOLDER/train and one in FOLDER/test, as Hugging Face's imagefolder has them: the
         columns file_name, label and client
 
@@ -21,13 +22,12 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, first_line, printable, say
 from fedjax_ssl.data.arrays import MAX_BYTES, existing_path
 from fedjax_ssl.data.decoded import check_size, decode_once, depth_of, read_image
-from fedjax_ssl.data.labels import has_no_label, read_labels
+from fedjax_ssl.data.labels import divide, has_no_label, read_labels
 from fedjax_ssl.data.owners import read_owners
 from fedjax_ssl.data.tables import check_columns, read_columns, values_of
 from fedjax_ssl.data.values import in_order, same
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-TEST_EVERY = 5  # used if the folder has no test set
 METADATA = "metadata.csv"
 FIRST, SECOND = "first", "second"  # which level of folders is the clients: values of `data.client_column`
 
@@ -62,7 +62,7 @@ def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> 
     """
     wanted = "a folder of images by class, FOLDER/CLASS/IMAGE"
     root = existing_path(config.path, "data.path", "folder", wanted)
-    if any(_tables(root)):
+    if _tables(root):
         column = config.label_column or "label"
         train, test = _listed(root, column, config.client_column)
         declared, where = None, f"{root / METADATA}: {column}"
@@ -74,28 +74,27 @@ def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> 
         if len(declared) < 2:
             has = f"images of one class, {declared[0]}" if declared else "no class's folder"
             raise UserError(f"{root} has {has}; a classifier needs at least 2 classes, {root}/CLASS/IMAGE")
-    y_train, names = read_labels([image.label for image in train], where, declared)
+    labels, names = read_labels([image.label for image in train], where, declared)
+    clients, rows = [image.client for image in train], np.arange(len(train))
     if test is None:
-        train, y_train, test, y_test = _divided(root, train, y_train)
+        rows, of_test = divide(labels, names, str(root))
+        train, test, y_test = [train[row] for row in rows], [train[row] for row in of_test], labels[of_test]
     else:
         y_test = read_labels([image.label for image in test], where, names).codes
         test, y_test = [image for image, label in zip(test, y_test) if label >= 0], y_test[y_test >= 0]
     files = [image.file for image in (*train, *test)]
     images, bits, row_sums = decode_once(files, known_files(files, root), root, config.image_size, config.fit, tell)
-    owners = None
-    if any(image.client for image in train):
-        owners = read_owners([image.client for image in train], np.arange(len(train)), f"{where}, clients")
     return {
         "x_train": images[: len(train)],
-        "y_train": y_train,
+        "y_train": labels[rows],
         "x_test": images[len(train) :],
         "y_test": y_test,
         "num_classes": len(names),
         "class_names": names,
-        "owners": owners,
+        "owners": read_owners(clients, rows, f"{where}, clients") if any(clients) else None,
         "row_sums": row_sums,
         "files": tuple(tuple(name_in(root, image.file) for image in part) for part in (train, test)),
-        "details": {**({"bits": bits} if bits else {}), **({"label_column": column} if any(_tables(root)) else {})},
+        "details": {**({"bits": bits} if bits else {}), **({"label_column": column} if _tables(root) else {})},
     }
 
 
@@ -118,7 +117,7 @@ class Pictures(NamedTuple):
 
     images: np.ndarray  # uint8 [B, H, W, C]
     files: list[str]  # path of each image, relative to the folder
-    labels: list[str] | None  # each image's label, '' if it has none; None if there are neither subfolders nor a table
+    labels: list[str] | None  # each image's label, '' if it has none; None if no image has any
 
 
 def load_pictures(
@@ -135,18 +134,20 @@ def load_pictures(
         classes: names of the model's classes. Of two levels of folders, the one that has them is the labels.
 
     Raises:
-        UserError: the folder is missing, empty or too large for memory, or holds something else.
+        UserError: the folder is missing, empty or too large for memory, or holds something else; or both levels of
+            folders have names of classes.
     """
     root = existing_path(path, "images", "folder", "a folder of images, FOLDER/IMAGE or FOLDER/CLASS/IMAGE")
     height, width, channels = image_shape
-    has_labels = True
-    if any(_tables(root)):
-        train, test = _listed(root, facts.get("label_column", ""), "")
+    if _tables(root):
+        train, test = _listed(root, facts.get("label_column", ""), "", needs_label=False)
         found = [*train, *(test or ())]
-    elif has_labels := any(entry.is_dir() for entry in _entries(root)):
+    elif any(entry.is_dir() for entry in _entries(root)):
         levels = _levels(root)
-        of_first = all(outer in classes or has_no_label(outer) for outer, _, _ in levels)
-        found = [_image(*level, SECOND if of_first else FIRST) for level in levels]
+        of_classes = [{same(name) for name in of if not has_no_label(name)} <= set(classes) for of in _names(levels)]
+        if levels[0][0] and all(of_classes):
+            raise UserError(f"{root}: both levels of folders have names of classes; give {root}/CLASS/IMAGE")
+        found = [_image(*level, SECOND if of_classes[0] else FIRST) for level in levels]
     else:
         found = [Image(file, "") for file in _images(root)]
     check_size((len(found), *image_shape), root, MAX_BYTES, "")
@@ -159,8 +160,8 @@ def load_pictures(
                 f"{file} has {image.shape[1]} x {image.shape[0]} pixels; the model takes {width} x {height}"
             )
         images[row] = image
-    names = [name_in(root, image.file) for image in found]
-    return Pictures(images, names, [image.label for image in found] if has_labels else None)
+    names, labels = [name_in(root, image.file) for image in found], [image.label for image in found]
+    return Pictures(images, names, labels if any(labels) else None)
 
 
 Split = tuple[list[Image], list[Image] | None]  # images for training and for testing; None: there is no test set
@@ -171,17 +172,18 @@ def _tables(root: pathlib.Path) -> list[pathlib.Path]:
     return [folder / METADATA for folder in (root, root / "train", root / "test") if (folder / METADATA).exists()]
 
 
-def _listed(root: pathlib.Path, label: str, client: str) -> Split:
-    """The images in metadata.csv."""
+def _listed(root: pathlib.Path, label: str, client: str, needs_label: bool = True) -> Split:
+    """The images in metadata.csv; the columns of labels and of clients are `label` and `client` or the usual ones."""
     found: list[Image] = []
     for table in _tables(root):
         columns, path = read_columns(str(table), "data.path"), str(table)
         label, client = (
             name or (usual if usual in columns else "") for name, usual in ((label, "label"), (client, "client"))
         )
-        named = {"path": "file_name", "label_column": label, "client_column": client}
+        own_label = label if needs_label or label in columns else ""
+        named = {"path": "file_name", "label_column": own_label, "client_column": client}
         check_columns(columns, path, *((field, name) for field, name in named.items() if name))
-        labels, clients = (values_of(columns[name]) if name else [""] * len(columns) for name in (label, client))
+        labels, clients = (values_of(columns[name]) if name else [""] * len(columns) for name in (own_label, client))
         for row, (name, of_label, of_client) in enumerate(zip(columns["file_name"], labels, clients), start=1):
             file = table.parent / name
             if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
@@ -210,12 +212,7 @@ def _listed(root: pathlib.Path, label: str, client: str) -> Split:
 
 
 def _in_folders(root: pathlib.Path, clients: str) -> Split:
-    """The images in folders of classes, or of clients and classes."""
-    if clients not in ("", FIRST, SECOND):
-        raise UserError(
-            f"data.client_column={clients}: {root} has no {METADATA}; which level of its folders is the clients, "
-            f"{FIRST} or {SECOND}?"
-        )
+    """The images in folders of classes, or of clients and classes, where `clients` is `FIRST` or `SECOND`."""
     train_folder, test_folder = root / "train", root / "test"
     is_divided = train_folder.is_dir() and test_folder.is_dir()
     for present, absent in ((train_folder, test_folder), (test_folder, train_folder)):
@@ -226,7 +223,7 @@ def _in_folders(root: pathlib.Path, clients: str) -> Split:
             )
     of_classes = train_folder if is_divided else root
     levels = _levels(of_classes, unlabelled=False)
-    clients = _clients_of(root, levels, clients)
+    _check_clients(root, levels, clients)
     train = [_image(*level, clients) for level in levels]
     inside = [entry for parent in dict.fromkeys((root, of_classes)) for entry in _entries(parent)]
     for folder in (entry for entry in inside if entry.is_dir() and has_no_label(entry.name)):
@@ -267,30 +264,28 @@ def _levels(folder: pathlib.Path, unlabelled: bool = True) -> list[Level]:
     return found
 
 
-def _clients_of(root: pathlib.Path, levels: list[Level], clients: str) -> str:
-    """Which level of folders is the clients: `FIRST`, `SECOND`, or '' if there is one level. Says what was taken.
-
-    Raises:
-        UserError: the folders do not tell, and `clients` is ''.
-    """
+def _check_clients(root: pathlib.Path, levels: list[Level], clients: str) -> None:
+    """Raises a UserError unless `clients` names one of two levels of folders, or is '' if there is one. Says both."""
     if not levels or not levels[0][0]:
         if clients:
-            raise UserError(f"data.client_column={clients}, but {root} has one level of folders, the classes")
-        return ""
-    names = [list(dict.fromkeys(map(printable, of))) for of in list(zip(*levels))[:2]]
-    pairs = {level[:2] for level in levels}
-    if not clients and len(pairs) == len(names[1]):  # no name of the second level is in two folders
+            raise UserError(
+                f"data.client_column={clients}, but {root} has one level of folders, the classes, and no {METADATA}"
+            )
+        return
+    outer, inner = _names(levels)
+    if clients not in (FIRST, SECOND):
         raise UserError(
-            f"{root} has two levels of folders, {_few(names[0])} and inside of these {_few(names[1])}, and they do not "
-            f"tell which are the clients: --config.data.client_column={FIRST} or {SECOND}"
+            f"{root} has two levels of folders, {_few(outer)} and inside of these {_few(inner)}; which are the "
+            f"clients? --config.data.client_column={FIRST} or {SECOND}"
         )
-    of_client, of_class = names if clients != SECOND else names[::-1]
+    of_client, of_class = (outer, inner) if clients == FIRST else (inner, outer)
     of_class = [name for name in of_class if not has_no_label(name)]
-    say(
-        f"{root} has {len(of_client)} clients, {_few(of_client)}, and the classes {_few(of_class)} (if it is the other "
-        f"way round: --config.data.client_column={FIRST if clients == SECOND else SECOND})"
-    )
-    return clients or FIRST
+    say(f"{root} has {len(of_client)} clients, {_few(of_client)}, and the classes {_few(of_class)}")
+
+
+def _names(levels: list[Level]) -> list[list[str]]:
+    """The names of the outer and of the inner folders."""
+    return [list(dict.fromkeys(map(printable, of))) for of in list(zip(*levels))[:2]]
 
 
 def _few(names: Sequence[str]) -> str:
@@ -304,22 +299,6 @@ def _image(outer: str, inner: str, file: pathlib.Path, clients: str) -> Image:
 
 def _sorted(images: list[Image]) -> list[Image]:
     return sorted(images, key=lambda image: (not image.label, image.label, image.client, image.file.name))
-
-
-def _divided(
-    root: pathlib.Path, images: list[Image], labels: np.ndarray
-) -> tuple[list[Image], np.ndarray, list[Image], np.ndarray]:
-    """Images and labels for training and for testing, every fifth of a class, of a folder without a test set."""
-    of_classes = [np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY] for label in range(labels.max() + 1)]
-    of_test = np.sort(np.concatenate(of_classes))
-    of_train = np.setdiff1d(np.arange(len(images)), of_test)
-    if not len(of_test):
-        raise UserError(
-            f"{root} has no class of {TEST_EVERY} or more images, so none would be for the test; add images, or divide "
-            f"them into {root}/train/CLASS/IMAGE and {root}/test/CLASS/IMAGE"
-        )
-    train, test = ([images[row] for row in rows] for rows in (of_train, of_test))
-    return train, labels[of_train], test, labels[of_test]
 
 
 def _folders(folder: pathlib.Path) -> list[pathlib.Path]:

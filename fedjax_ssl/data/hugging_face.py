@@ -19,8 +19,8 @@ from fedjax_ssl.base.errors import UserError, first_line, printable, say
 from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.decoded import decode_once
-from fedjax_ssl.data.folder import known_files
-from fedjax_ssl.data.labels import Labels, for_test, has_no_label, read_labels
+from fedjax_ssl.data.folder import SUFFIXES, known_files
+from fedjax_ssl.data.labels import Labels, divide, has_no_label, read_labels
 from fedjax_ssl.data.owners import read_owners
 from fedjax_ssl.data.tables import check_columns
 
@@ -62,8 +62,7 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
     if "test" in splits:
         rows = {"train": np.arange(len(train)), "test": np.flatnonzero(labels["test"] >= 0)}
     else:
-        of_test = for_test(labels["train"])
-        rows = {"train": np.setdiff1d(np.arange(len(train)), of_test), "test": of_test}
+        rows = dict(zip(("train", "test"), divide(labels["train"], names, config.path)))
         splits, labels = {**splits, "test": train}, {**labels, "test": labels["train"]}
     if not all(map(len, rows.values())):
         raise UserError(
@@ -200,7 +199,11 @@ def _parquet_files(path: pathlib.Path) -> dict[str, list[str]]:
 
 
 def _image_column(path: str, split: Any) -> str:
-    """Name of the only image column: its type is `Image`, or it holds the bytes of image files."""
+    """Name of the only column of images.
+
+    Its type is `Image`, or it holds the bytes of image files. If no column does: texts, of which the first names an
+    image file.
+    """
     from datasets import Image, Value
 
     def is_image(feature: Any) -> bool:
@@ -208,6 +211,8 @@ def _image_column(path: str, split: Any) -> str:
         return isinstance(feature, Image) or of_bytes or (isinstance(feature, Value) and "binary" in feature.dtype)
 
     found = [name for name, feature in split.features.items() if is_image(feature)]
+    if not found and len(split):
+        found = [name for name, value in split[0].items() if str(value).lower().endswith(SUFFIXES)]
     if len(found) != 1:
         what = f"the columns of images {', '.join(found)}" if found else "no column of images"
         raise UserError(f"{path} has {what}, but needs one; its columns are {', '.join(split.features)}")

@@ -3,13 +3,12 @@
 import functools
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, known_are
+from fedjax_ssl.base.errors import UserError, known_are, say
 from fedjax_ssl.data.long_tail import draw_of_each_class
 from fedjax_ssl.data.values import in_order, is_missing, is_number, same, text_of
 
@@ -18,6 +17,7 @@ NO_LABEL = ("-1", "unlabelled", "unlabeled")  # besides missing values
 AMBIGUOUS = ("na", "n/a", "null", "none")  # missing values that may also name a class
 MOST_FRACTIONS = 100  # different labels with decimals; more, and more than a tenth of the labels, are measurements
 TEST_EVERY = 5  # without a test set, every fifth labelled example of a class is for testing
+_say_once = functools.cache(say)
 _BETA = re.compile(r"\s*beta\(([^(),]+),([^(),]+)\)\s*")
 
 
@@ -61,7 +61,7 @@ def read_labels(values: Any, where: str, names: Sequence[str] | None = None) -> 
             if text == "-1" and text not in known:
                 count = np.count_nonzero(places == number)
                 line = f"-1 in {count:,} of {len(places):,} rows marks no label; if it is a class, call it otherwise"
-                print(f"{where}: {line}", file=sys.stderr, flush=True)
+                say(f"{where}: {line}")
         elif text.lower() in AMBIGUOUS:
             why = "may be a class or a missing label; leave the field empty if the row has no label, or give the class "
             why += "another name"
@@ -110,14 +110,32 @@ def _distinct(values: Any, where: str) -> tuple[list[str], np.ndarray]:
     return list(found), places[at]
 
 
-def for_test(labels: np.ndarray) -> np.ndarray:
-    """Every fifth labelled row of each class, from the first on; none if the class has only one: int [T], ascending."""
+def divide(labels: np.ndarray, names: Sequence[str], where: str) -> tuple[np.ndarray, np.ndarray]:
+    """The rows for training and for testing of data without a test set, int [n] and [T], ascending.
+
+    Every fifth labelled row of each class is for testing, from the first on. A class's only labelled row is for
+    training, which is said in a line.
+
+    Args:
+        labels: int [N], -1 for no label.
+        names: the classes' names.
+        where: the file or folder, for messages.
+
+    Raises:
+        UserError: no class has two labelled rows.
+    """
     order = np.argsort(labels, kind="stable")
     order = order[labels[order] >= 0]
     starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))
     place, size = np.arange(len(order)) - np.repeat(starts, sizes), np.repeat(sizes, sizes)
-    return np.sort(order[(place % TEST_EVERY == 0) & (size > 1)])
+    test = np.sort(order[(place % TEST_EVERY == 0) & (size > 1)])
+    if not len(test):
+        raise UserError(f"{where} has no class with two labelled examples, so none is for testing; give a test set")
+    if len(single := order[size == 1]):
+        some = ", ".join([f"{names[label]!r:.60}" for label in labels[single[:3]]] + ["..."] * (len(single) > 3))
+        say(f"{where}: no test example is of {some}: a class's only labelled example is for training")
+    return np.setdiff1d(np.arange(len(labels)), test), test
 
 
 def server_has_labels(config: Mapping[str, Any]) -> bool:
@@ -207,9 +225,8 @@ def draw_server_labels(
         return rng.permutation(len(labels))[:server_labels].astype(np.int32)
     counts = _as_equal(np.bincount(labels, minlength=num_classes), server_labels, rng)
     if np.ptp(counts):
-        _say(
-            f"data.server_labels={server_labels}: {counts.min()} to {counts.max()} of each class, as equal as possible"
-        )
+        numbers = f"{counts.min()} to {counts.max()} of each class, as equal as possible"
+        _say_once(f"data.server_labels={server_labels}: {numbers}")  # not for each seed
     drawn = draw_of_each_class(labels, counts, rng, f"data.server_labels={server_labels}")
     return rng.permutation(drawn).astype(np.int32)
 
@@ -224,12 +241,6 @@ def _as_equal(available: np.ndarray, number: int, rng: np.random.Generator) -> n
         else:
             counts[has_more] = np.minimum(counts[has_more] + rest // len(has_more), available[has_more])
     return counts
-
-
-@functools.cache
-def _say(line: str) -> None:
-    """Prints a line once, not for each seed."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def draw_balanced(

@@ -17,7 +17,7 @@ from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.columns import find_categories
 from fedjax_ssl.data.kinds import table
 from fedjax_ssl.data.kinds.tokenizer import make_tokenizer, num_tokens, tokenise
-from fedjax_ssl.data.labels import for_test, read_labels
+from fedjax_ssl.data.labels import divide, read_labels
 from fedjax_ssl.data.owners import read_owners
 
 DELIMITERS = "\t;,"
@@ -116,25 +116,20 @@ def load_table(config: Any) -> dict[str, Any]:
     uses = [label, *optional.values()]
     if twice := next((name for name in uses if uses.count(name) > 1), None):
         raise UserError(f"{path}: column {twice!r} has two uses: see data.label_column, client_column and text_column")
-    of_clients = f"{path} (data.client_column={config.client_column!r})"
-    clients = values_of(columns[config.client_column]) if config.client_column else None
-    names = [name for name in columns if name not in (label, config.client_column, *ignored)]
+    inputs = columns.drop(columns=[name for name in (label, config.client_column, *ignored) if name])
 
     def find_owners(rows: np.ndarray) -> np.ndarray | None:
-        return None if clients is None else read_owners(clients, rows, of_clients)
+        where = f"{path} (data.client_column={config.client_column!r})"
+        return read_owners(values_of(columns[config.client_column]), rows, where) if config.client_column else None
 
     try:
         labels, class_names, train, tested = _divided(config, columns)
         owners = find_owners(train)
     except UserError as error:  # what else is wrong is told, too
-        rows, inputs = np.arange(len(columns)), columns[[] if config.text_column else names]
-        others = errors_of(lambda: find_owners(rows), lambda: find_categories(inputs, rows, inputs[:0], path))
+        rows, read = np.arange(len(columns)), {} if config.text_column else table.read_all(inputs)
+        others = errors_of(lambda: find_owners(rows), lambda: find_categories(read, rows, (), path))
         raise UserError("; ".join(dict.fromkeys([str(error), *others]))) from error
-    test, where = tested.rows, tested.where
-    if config.text_column:
-        made = _texts(config, columns, tested.columns, train, test, where)
-    else:
-        made = _rows(columns[names], tested.columns, train, test, path, where)
+    made = _texts(config, columns, train, tested) if config.text_column else _rows(config, inputs, train, tested)
     return {
         **made,
         "y_train": labels[train],
@@ -160,12 +155,9 @@ def _divided(config: Any, columns: Any) -> tuple[np.ndarray, tuple[str, ...], np
     path, label = config.path, config.label_column
     of_labels = f"(data.label_column={label!r})"
     labels, names = read_labels(values_of(columns[label]), f"{path} {of_labels}")
-    rows = np.arange(len(labels))
     if not config.test_path:
-        test = for_test(labels)
-        if not len(test):
-            raise UserError(f"{path} has no class with two labelled rows, so none is for testing; give data.test_path")
-        return labels, names, np.setdiff1d(rows, test), Tested(columns, path, test, labels[test])
+        train, test = divide(labels, names, path)
+        return labels, names, train, Tested(columns, path, test, labels[test])
     where = config.test_path
     tested = read_columns(where, "data.test_path")
     check_columns(tested, where, ("label_column", label))
@@ -173,7 +165,7 @@ def _divided(config: Any, columns: Any) -> tuple[np.ndarray, tuple[str, ...], np
     test = np.flatnonzero(test_labels >= 0)
     if not len(test):
         raise UserError(f"{where} has no row with a label")
-    return labels, names, rows, Tested(tested, where, test, test_labels[test])
+    return labels, names, np.arange(len(labels)), Tested(tested, where, test, test_labels[test])
 
 
 def values_of(column: Any) -> list[Any]:
@@ -190,15 +182,16 @@ def check_columns(columns: Collection[str], path: str, *wanted: tuple[str, str])
         raise UserError(f"{'; '.join(lines)}{known_are(lacking[0][1], columns)}")
 
 
-def _rows(columns: Any, tested: Any, train: np.ndarray, test: np.ndarray, path: str, where: str) -> dict[str, Any]:
+def _rows(config: Any, columns: Any, train: np.ndarray, tested: Tested) -> dict[str, Any]:
     """Encodes rows of numbers and categories; categories, means and deviations come from the training rows."""
     if not len(columns.columns):
-        raise UserError(f"{path} has no column but the label's, the clients' and those left out")
-    categories = find_categories(columns, train, tested.iloc[test], path)
+        raise UserError(f"{config.path} has no column but the label's, the clients' and those left out")
+    read = table.read_all(columns)
+    categories = find_categories(read, train, tested.columns.iloc[tested.rows], config.path)
     facts = {"columns": list(columns), "categories": categories}
-    of_file = table.encode(columns, facts, path)
-    x_test = (of_file if where == path else table.encode(tested, facts, where))[test]
-    return {"kind": "table", **encoded(of_file[train], x_test, facts)}
+    of_file = table.encode_columns(read, facts, config.path)
+    of_test = of_file if tested.where == config.path else table.encode(tested.columns, facts, tested.where)
+    return {"kind": "table", **encoded(of_file[train], of_test[tested.rows], facts)}
 
 
 def encoded(x_train: np.ndarray, x_test: np.ndarray, facts: dict[str, Any]) -> dict[str, Any]:
@@ -217,12 +210,12 @@ def encoded(x_train: np.ndarray, x_test: np.ndarray, facts: dict[str, Any]) -> d
     }
 
 
-def _texts(config: Any, columns: Any, tested: Any, train: np.ndarray, test: np.ndarray, where: str) -> dict[str, Any]:
+def _texts(config: Any, columns: Any, train: np.ndarray, tested: Tested) -> dict[str, Any]:
     """Tokenises the column of texts."""
-    name = config.text_column
-    check_columns(tested, where, ("text_column", name))
-    of_train, of_test = (table.as_texts(part[name].iloc[rows]) for part, rows in ((columns, train), (tested, test)))
-    made = tokenised(of_train, of_test, config, where)
+    name, where = config.text_column, tested.where
+    check_columns(tested.columns, where, ("text_column", name))
+    of_train = table.as_texts(columns[name].iloc[train])
+    made = tokenised(of_train, table.as_texts(tested.columns[name].iloc[tested.rows]), config, where)
     return {**made, "details": {**made["details"], "text_column": name}}
 
 

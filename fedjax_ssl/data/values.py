@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 MISSING = ("", "<na>", "na", "n/a", "nan", "nat", "null", "none", "?")  # missing values, in lower case
-# No 10_19, which Python reads as 1019.
-NUMBER = r"[-+]?(?:[0-9]{1,300}\.?[0-9]{0,300}|\.[0-9]{1,300})(?:[eE][-+]?[0-9]{1,2})?"
-CODE = r"0[0-9]+"  # digits that are no number, such as the zip code 00501
-_number, _code = re.compile(NUMBER), re.compile(CODE)
+# Neither 007, which may be a code, nor 10_19, which Python reads as 1019.
+NUMBER = re.compile(r"(?!0[0-9]+\Z)[-+]?(?:[0-9]{1,300}\.?[0-9]{0,300}|\.[0-9]{1,300})(?:[eE][-+]?[0-9]{1,2})?")
 
 
 def is_missing(text: str) -> bool:
@@ -22,8 +20,8 @@ def is_missing(text: str) -> bool:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a finite number, and no code with a leading zero."""
-    return bool(_number.fullmatch(text)) and not _code.fullmatch(text)
+    """Whether a text is a finite number, the same in all columns and all sources: 007 and 10_19 are none."""
+    return bool(NUMBER.fullmatch(text))
 
 
 def text_of(value: Any) -> str | None:

@@ -99,15 +99,17 @@ def test_images_without_a_label_are_no_class_and_not_for_testing(tmp_path, spell
     assert sorted(data.y_train) == [-1] * 5 + [0] * 4 + [1] * 4
 
 
-def test_without_a_test_set_every_fifth_image_of_a_class_is_one(tmp_path):
+def test_without_a_test_set_every_fifth_image_of_a_class_is_one(tmp_path, capsys):
     for row in range(11):
         save(tmp_path / "b" / f"{row:02}.png", np.full((4, 4), row, np.uint8))
     for row in range(4):
         save(tmp_path / "a" / f"{row}.png", np.full((4, 4), 100 + row, np.uint8))
+    save(tmp_path / "c" / "0.png", np.full((4, 4), 200, np.uint8))
     data = load(tmp_path)
-    assert data.x_test[:, 0, 0, 0].tolist() == [4, 9] and data.y_test.tolist() == [1, 1]
-    assert data.x_train[:, 0, 0, 0].tolist() == [100, 101, 102, 103, 0, 1, 2, 3, 5, 6, 7, 8, 10]
-    assert data.y_train.tolist() == [0] * 4 + [1] * 9 and data.class_names == ("a", "b")
+    assert data.x_test[:, 0, 0, 0].tolist() == [100, 0, 5, 10] and data.y_test.tolist() == [0, 1, 1, 1]
+    assert data.x_train[:, 0, 0, 0].tolist() == [101, 102, 103, 1, 2, 3, 4, 6, 7, 8, 9, 200]
+    assert data.y_train.tolist() == [0] * 3 + [1] * 8 + [2] and data.class_names == ("a", "b", "c")
+    assert f"{tmp_path}: no test example is of 'c'" in capsys.readouterr().err
 
 
 def test_images_are_cut_square_in_the_middle_and_resized(tmp_path):
@@ -281,7 +283,7 @@ def test_classes_without_a_test_set_that_are_not_as_they_should_be(tmp_path):
     save(tmp_path / "a" / "1.png", pixels(0))
     expect_line(tmp_path, [tmp_path, "one class, a;"])
     save(tmp_path / "b" / "1.png", pixels(0))
-    expect_line(tmp_path, [tmp_path, "no class of 5 or more images", tmp_path / "test"])
+    expect_line(tmp_path, [tmp_path, "no class with two labelled examples"])
 
 
 def test_what_does_not_fit_into_the_cache_is_refused(tmp_path, monkeypatch):

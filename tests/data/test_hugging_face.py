@@ -113,6 +113,14 @@ def test_parquet_files_may_hold_paths(tmp_path, relative):
     shutil.copytree(folder, tmp_path / "whole" / "scans")
     shutil.copy(file, tmp_path / "whole" / "train.parquet")
     np.testing.assert_array_equal(load(tmp_path / "whole", label_column="label").x_test, found.x_test)
+    texts = pandas.DataFrame({"file": paths, "mask": ["none"] * 10, "label": labels})  # names in place of structs
+    texts.to_parquet(tmp_path / "texts.parquet")
+    again = load(tmp_path / "texts.parquet", label_column="label")
+    np.testing.assert_array_equal(again.x_train, found.x_train)
+    assert again.files == found.files
+    texts.assign(mask=paths).to_parquet(tmp_path / "texts.parquet")
+    with pytest.raises(UserError, match="has the columns of images file, mask, but needs one"):
+        load(tmp_path / "texts.parquet", label_column="label")
     Image.fromarray(pixels(99)).save(folder / "4.png")
     os.utime(folder / "4.png", (1, 1))
     np.testing.assert_array_equal(load(file, label_column="label").x_train[2], pixels(99))  # not from the cache
@@ -161,7 +169,7 @@ def test_what_is_wrong_is_one_line(tmp_path):
     says(tmp_path / "none", "does not exist")
     says("x" * 5000, "cannot be read: File name too long")
     split_of(0, [-1] * 5, ["a"] * 5).save_to_disk(tmp_path / "no_labels")
-    says(tmp_path / "no_labels", "no row with a label to test")
+    says(tmp_path / "no_labels", "no class with two labelled examples")
     split_of(0, [0, 1] * 5, ["a", None] * 5).save_to_disk(tmp_path / "no_client")
     says(tmp_path / "no_client", "'' in row 2 names no client", client_column="writer")
     one = both()["train"].cast_column("label", datasets.Value("int64")).map(lambda row: {"label": 0})

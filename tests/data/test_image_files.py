@@ -1,5 +1,6 @@
 """Folders of clients, metadata.csv, names in other encodings, and 12 bits in 16: against NumPy and `datasets`."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ from PIL import Image
 
 from fedjax_ssl import UserError, load, train
 from fedjax_ssl.data import load_dataset
+from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.unknown import set_apart
 from fedjax_ssl.serve.export import export_run
 from fedjax_ssl.serve.predictor import predict_file
@@ -66,22 +68,21 @@ def hospitals(root, swapped=False):
 
 def test_folders_of_clients_hold_folders_of_classes(tmp_path, capsys):
     """Rows are sorted by class, client and name; every fifth image of a class is for testing."""
-    data = read(hospitals(tmp_path / "scans"), partition="natural")
+    data = read(hospitals(tmp_path / "scans"), partition="natural", client_column="first")
     assert data.class_names == ("benign", "malignant")
-    assert levels(data.x_train) == [40, 41, 42, 80, 48, 49, 50, 51, 128, 100, 101, 102, 103]
-    assert data.y_train.tolist() == [0] * 4 + [1] * 5 + [-1] * 4
-    assert data.owners.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 2, 1, 1, 1, 1]
-    assert levels(data.x_test) == [81, 52] and data.y_test.tolist() == [0, 1]
-    assert data.files[1] == ("south/benign/1.png", "north/malignant/4.png")
-    assert data.files[0][3] == "south/benign/0.png" and len(data.files[0]) == 13
-    line = capsys.readouterr().err
-    assert "has 3 clients, north, south, west, and the classes benign, malignant (if" in line
-    assert line.count("\n") == 1 and "--config.data.client_column=second" in line
+    assert levels(data.x_train) == [41, 42, 80, 81, 49, 50, 51, 52, 100, 101, 102, 103]
+    assert data.y_train.tolist() == [0] * 4 + [1] * 4 + [-1] * 4
+    assert data.owners.tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1]
+    assert levels(data.x_test) == [40, 48, 128] and data.y_test.tolist() == [0, 1, 1]
+    assert data.files[1] == ("north/benign/0.png", "north/malignant/0.png", "west/malignant/0.png")
+    assert data.files[0][3] == "south/benign/1.png" and len(data.files[0]) == 12
+    line = f"{tmp_path / 'scans'} has 3 clients, north, south, west, and the classes benign, malignant\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_field_says_that_the_second_level_is_the_clients(tmp_path):
     """What is then read is what the other order of folders gives."""
-    one = read(hospitals(tmp_path / "one"), partition="natural")
+    one = read(hospitals(tmp_path / "one"), partition="natural", client_column="first")
     other = read(hospitals(tmp_path / "other", swapped=True), partition="natural", client_column="second")
     for name in ("x_train", "y_train", "owners", "x_test", "y_test"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
@@ -91,18 +92,31 @@ def test_a_field_says_that_the_second_level_is_the_clients(tmp_path):
 def test_a_folder_of_unlabelled_images_beside_clients_is_no_client(tmp_path):
     for folder in ("unlabelled/south", "unlabelled/east"):  # with clients inside, one of which has no other image
         save(hospitals(tmp_path) / folder / "a.png", 200)
-    data = read(tmp_path, partition="natural")
+    data = read(tmp_path, partition="natural", client_column="first")
     assert data.class_names == ("benign", "malignant") and data.y_train.tolist()[-2:] == [-1, -1]
-    assert levels(data.x_train)[-1] == 200 and len(set(data.owners)) == 4
+    assert levels(data.x_train)[-1] == 200 and len(set(data.owners)) == 3
 
 
 def test_train_test_and_unlabelled_may_have_clients(tmp_path):
     hospitals(tmp_path / "train")
     save(tmp_path / "unlabelled" / "south" / "a.png", 200)
     save(tmp_path / "test" / "benign" / "a.png", 210)
-    data = read(tmp_path, partition="natural")
+    data = read(tmp_path, partition="natural", client_column="first")
     assert len(data.x_train) == 16 and levels(data.x_train)[-1] == 200 and data.owners.tolist()[-1] == 1
     assert levels(data.x_test) == [210] and data.y_test.tolist() == [0]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_which_level_of_a_full_grid_is_the_clients_must_be_said(tmp_path, swapped):
+    """Every class has every client: both readings are possible, and none is taken silently."""
+    for number, (client, label) in enumerate(itertools.product(("ann", "ben"), ("cat", "dog"))):
+        for row in range(2):
+            folder = tmp_path / label / client if swapped else tmp_path / client / label
+            save(folder / f"{row}.png", 10 * number + row)
+    refuses(tmp_path, "two levels of folders", "which are the clients?", "client_column=first or second")
+    data = read(tmp_path, partition="natural", client_column="second" if swapped else "first")
+    assert data.class_names == ("cat", "dog") and levels(data.x_test) == [0, 10]
+    assert levels(data.x_train) == [1, 20, 21, 11, 30, 31] and data.owners.tolist() == [0, 1, 1, 0, 1, 1]
 
 
 def test_folders_that_do_not_tell_what_they_are(tmp_path):
@@ -114,12 +128,12 @@ def test_folders_that_do_not_tell_what_they_are(tmp_path):
     assert data.class_names == ("benign", "malignant")
     save(tmp_path / "around" / "data" / "cat" / "1.png", 1)
     save(tmp_path / "around" / "data" / "dog" / "1.png", 1)
-    refuses(tmp_path / "around", "they do not tell which are the clients")
+    refuses(tmp_path / "around", "data and inside of these cat, dog; which are the clients?")
     save(tmp_path / "all" / "scans" / "east" / "1.png", 1)
     refuses(tmp_path / "all" / "scans", "is in two folders", tmp_path / "all" / "scans" / "east" / "1.png")
     save(tmp_path / "deep" / "a" / "b" / "c" / "1.png", 1)
     refuses(tmp_path / "deep", tmp_path / "deep" / "a" / "b" / "c", "is not an image file")
-    refuses(tmp_path / "patients", "which level of its folders is the clients, first or second?", client_column="x")
+    refuses(tmp_path / "patients", "which are the clients?", client_column="x")
     refuses(tmp_path / "around" / "data", "has one level of folders", client_column="first", partition="natural")
     refuses(tmp_path / "patients", "data.label_column=dx is for a metadata.csv", label_column="dx")
 
@@ -133,11 +147,11 @@ def test_metadata_as_hugging_face_has_it(tmp_path):
     table = "\n".join(",".join(row) for row in [("file_name", "label", "client"), *rows])
     (tmp_path / "metadata.csv").write_text(table)
     data = read(tmp_path, partition="natural")
-    test_rows = [9, 10]  # the fifth image of each class: of bird 0, 3, 5, 7, 9, of ant 1, 4, 6, 8, 10
+    test_rows = [0, 1, 11, 12]  # of bird 0, 3, 5, 7, 9, 11 and ant 1, 4, 6, 8, 10, 12 the first and the sixth
     train_rows = [row for row in range(13) if row not in test_rows]
     reference = datasets.load_dataset("imagefolder", data_dir=str(tmp_path), split="train")
     by_level = {np.asarray(row["image"])[0, 0].item(): row for row in reference}
-    assert levels(data.x_train) == [10 + row for row in train_rows] and levels(data.x_test) == [19, 20]
+    assert levels(data.x_train) == [10 + row for row in train_rows] and levels(data.x_test) == [10, 11, 21, 22]
     for level, label, owner in zip(levels(data.x_train), data.y_train, data.owners):
         expected = by_level[level]
         assert (label < 0 and expected["label"] is None) or data.class_names[label] == expected["label"]
@@ -262,13 +276,13 @@ def test_a_run_keeps_depth_names_and_labels_for_predict(tmp_path, capsys):
                 folder = scans / client / label
                 grey(folder / f"{row}.png", rng.integers(0, 2**12, (8, 8)).astype(np.uint16))
     grey(scans / "north" / strange / f"{strange}.png", np.full((8, 8), 2**12 - 1, np.uint16))
-    fields = {"source": "folder", "path": str(scans), "partition": "natural", "labels": "clients"}
+    fields = {"source": "folder", "path": str(scans), "client_column": "first", "labels": "clients"}
     settings = {f"data.{name}": value for name, value in fields.items()}
     config = make_stub_config(num_rounds=1, num_clients=2, clients_per_round=2, **settings)
     train(config, tmp_path / "run")
     facts = json.loads((tmp_path / "run" / "dataset.json").read_text())
     assert facts["name"] == "caf\\udce9" and facts["class_names"] == ["caf\\udce9", "plain"] and facts["bits"] == 12
-    assert "north/caf\\udce9/caf\\udce9.png" in facts["files"]["train"]
+    assert "north/caf\\udce9/caf\\udce9.png" in facts["files"]["test"]
     data = load_dataset(config.data)
     assert [len(part) for part in data.files] == [len(data.x_train), len(data.x_test)]
     found = predict_file(tmp_path / "run", tmp_path / "out.csv", images=str(scans), allow_code=True)
@@ -291,4 +305,24 @@ def test_names_of_files_stay_with_their_images_when_a_class_is_unknown(tmp_path)
         for row in range(10):
             save(tmp_path / label / f"{row}.png", 20 * place + row)
     data = set_apart(read(tmp_path), data_config(unknown_classes=(1,)))
-    assert data.files[1] == ("a/4.png", "a/9.png", "c/4.png", "c/9.png") and levels(data.x_test) == [4, 9, 44, 49]
+    assert data.files[1] == ("a/0.png", "a/5.png", "c/0.png", "c/5.png") and levels(data.x_test) == [0, 5, 40, 45]
+
+
+def test_predict_takes_a_table_without_labels_and_two_levels_that_tell(tmp_path):
+    """The names of files are kept; folders of clients and of classes are told by the classes' names."""
+    facts, shape = {"label_column": "dx", "bits": 0}, (4, 4, 1)
+    for number, name in enumerate(["b.png", "a.png"]):
+        save(tmp_path / "new" / name, number)
+    (tmp_path / "new" / "metadata.csv").write_text("file_name,age\nb.png,40\na.png,50\n")
+    found = load_pictures(str(tmp_path / "new"), facts, shape, "crop", ("x", "y"))
+    assert found.files == ["b.png", "a.png"] and levels(found.images) == [0, 1] and found.labels is None
+    (tmp_path / "new" / "metadata.csv").write_text("file_name,dx\nb.png,y\na.png,\n")
+    assert load_pictures(str(tmp_path / "new"), facts, shape, "crop", ("x", "y")).labels == ["y", ""]
+    for swapped in (False, True):
+        folder = hospitals(tmp_path / str(swapped), swapped)
+        found = load_pictures(str(folder), {}, shape, "crop", ("benign", "malignant"))
+        for file, label in zip(found.files, found.labels):
+            assert label == next((name for name in ("benign", "malignant") if name in file), "")
+    save(tmp_path / "same" / "x" / "y" / "1.png", 1)
+    with pytest.raises(UserError, match="both levels of folders have names of classes"):
+        load_pictures(str(tmp_path / "same"), {}, shape, "crop", ("x", "y"))

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import load_dataset
-from fedjax_ssl.data.labels import TEST_EVERY, for_test
+from fedjax_ssl.data.labels import TEST_EVERY, divide
 from fedjax_ssl.serve import predictor
 from tests.helpers.partitions import data_config
 
@@ -181,16 +181,25 @@ def test_numbers_in_an_npz_are_positions_if_no_class_is_a_number(tmp_path):
         predictor._of_npz(model, str(tmp_path / "d.npz"), "")
 
 
-def test_rows_for_testing_are_those_of_a_loop():
+def test_rows_for_testing_are_those_of_a_loop(capsys):
+    """A class's only row is for training, which is told; -1 is no class."""
     labels = np.random.default_rng(3).integers(-1, 40, 300)
     labels[labels == 7] = 8
-    labels[0], labels[labels == 9] = 9, 8  # one row
-    expected = []
+    labels[labels == 9] = 8
+    labels[[0, 30]] = 9, 7
+    expected, single = [], []
     for label in range(40):
         rows = [row for row, each in enumerate(labels) if each == label]
         expected += rows[::TEST_EVERY] if len(rows) > 1 else []
-    assert for_test(labels).tolist() == sorted(expected)
-    assert for_test(np.full(3, -1)).tolist() == for_test(np.arange(5)).tolist() == []
+        single += [f"'n{label}'"] * (len(rows) == 1)
+    names = [f"n{label}" for label in range(40)]
+    train, test = divide(labels, names, "here")
+    assert test.tolist() == sorted(expected) and train.tolist() == sorted(set(range(300)) - set(expected))
+    line = f"here: no test example is of {', '.join(single)}: a class's only labelled example is for training\n"
+    assert capsys.readouterr().err == line and {0, 30} <= set(train.tolist()) and len(single) in (2, 3)
+    for none in (np.full(3, -1), np.arange(5)):
+        with pytest.raises(UserError, match="here has no class with two labelled examples"):
+            divide(none, names, "here")
 
 
 def test_rows_with_minus_one_are_counted_in_a_line(tmp_path, capsys):

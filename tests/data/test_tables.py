@@ -9,7 +9,6 @@ import pytest
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.data import load_dataset, make_partition
 from fedjax_ssl.data.kinds import table
-from fedjax_ssl.data.labels import for_test
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.data.tables import read_columns
 
@@ -97,7 +96,7 @@ def test_rows_of_the_test_set_are_those_of_its_file(tmp_path):
         ("who,,label\n1,2,3\n", {}, "column 2 has no name"),
         (GOOD.replace("c1", ""), {"client_column": "who"}, "'' in row 2 names no client"),
         (GOOD.replace(",", ";").replace("\n2", "\n2,"), {}, "column 'age' has numbers with a comma, such as '2,2'"),
-        ("x,label\n1,a\n2,b\n", {"ignore_columns": ""}, "no class with two labelled rows"),
+        ("x,label\n1,a\n2,b\n", {"ignore_columns": ""}, "no class with two labelled examples"),
     ],
 )
 def test_one_line_for_a_malformed_file(tmp_path, text, fields, message):
@@ -161,7 +160,7 @@ def columns_of(tmp_path, end="csv", **columns):
 
 @pytest.mark.parametrize("end", ["csv", "parquet"])
 def test_what_is_a_number(tmp_path, end):
-    """A declared type counts; in a csv file, a value that begins with 0 and goes on is no number."""
+    """A declared type counts; in a csv file, digits that begin with 0 are no number."""
     columns = {
         "age": ["10_19", "20_29"] * 10,
         "zip": ["00501", "10115"] * 10,
@@ -176,8 +175,37 @@ def test_what_is_a_number(tmp_path, end):
         "age": ["10_19", "20_29"], "zip": ["00501", "10115"], "whole": None, "half": None, "is": ["False", "True"],
         "text": None if end == "csv" else ["1", "2"], "dependents": ["1", "3+"],
     }  # fmt: skip
-    rows = np.flatnonzero(~np.isin(np.arange(20), for_test(np.arange(20) % 2)))
+    rows = np.setdiff1d(np.arange(20), [0, 1, 10, 11])  # every fifth of each class is for testing
     np.testing.assert_array_equal(dataset.x_train[:, 2], np.where(rows % 2 == 0, 1, np.nan))
+
+
+@pytest.mark.parametrize("place", ["training", "testing", "a test file", "predict"])
+def test_digits_after_a_zero_are_no_number_wherever_they_are(tmp_path, place):
+    """Among numbers 007 is an error, in the row where it is; without it the values are those of pandas."""
+    values = [str(n) for n in np.random.default_rng(0).integers(0, 1000, 40)]
+    good = "x,label\n" + "".join(f"{value},{n % 2}\n" for n, value in enumerate(values))
+    dataset, _ = load(tmp_path, good, ignore_columns="")
+    (tmp_path / "other.csv").write_text(good)
+    theirs = pandas.read_csv(tmp_path / "other.csv")["x"].to_numpy()
+    np.testing.assert_array_equal(dataset.x_test[:, 0], np.delete(theirs, np.arange(40) % 10 > 1))
+    row = {"training": 5, "testing": 10}.get(place, 7)
+    values[row] = "007"
+    bad = "x,label\n" + "".join(f"{value},{n % 2}\n" for n, value in enumerate(values))
+    (tmp_path / "other.csv").write_text(bad)
+    with pytest.raises(UserError, match=f"column 'x' is of numbers.*, but has '007' in row {row + 1}"):
+        if place == "predict":
+            table.encode(read_columns(str(tmp_path / "other.csv"), "csv"), dataset.details)
+        elif place == "a test file":
+            load(tmp_path, good, ignore_columns="", test_path=str(tmp_path / "other.csv"))
+        else:
+            load(tmp_path, bad, ignore_columns="")
+
+
+def test_columns_are_converted_once(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(table, "text_of", lambda value: found.append(value) or value)
+    load(tmp_path, GOOD)
+    assert len(found) == 40  # two columns of inputs; each value once
 
 
 def test_a_category_is_the_same_in_every_file(tmp_path):

@@ -13,7 +13,7 @@ from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data import load_dataset, sources
 from fedjax_ssl.data.partition_file import load_partition
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
-from fedjax_ssl.records.manifest import manifest_of, read_manifest
+from fedjax_ssl.records.manifest import TrainedWith, _exchanged, manifest_of, read_manifest
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.sealed import write_sealed
 from fedjax_ssl.run import decided
@@ -232,3 +232,9 @@ def test_a_partition_in_a_new_folder_is_not_taken(runs, tmp_path):
     np.testing.assert_equal(
         dict(np.load(tmp_path / "new" / "partition.npz")), dict(np.load(runs / "seed_0" / "partition.npz"))
     )
+
+
+def test_tokens_of_an_earlier_version_are_named_before_what_they_change():
+    then, now = ({"num_tokens": 9, "vocabulary": ["a"]}, {"num_tokens": 8, "tokenizer": "{}"})
+    lines = _exchanged("4", TrainedWith({}, then, None), TrainedWith({}, now, None), ("", "the data set", ""))
+    assert lines[0].endswith("was trained with (an earlier version made other tokens of texts)")

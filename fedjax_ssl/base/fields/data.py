@@ -26,8 +26,8 @@ def data_fields() -> Section:
     section.test_path = ""  # csv: another one for testing; '': every fifth labelled row of each class
     # csv, 'datasets' or a folder's metadata.csv: column of the labels; a row with an empty label is unlabelled.
     section.label_column = ""
-    # Of the same: column of each row's client; it decides partition and num_clients. Of a folder with two levels of
-    # folders: which level is the clients, 'first' or 'second'.
+    # Of the same: column of each row's client; it decides partition and num_clients. A folder with two levels of
+    # folders needs it: which level is the clients, 'first' or 'second'?
     section.client_column = ""
     section.ignore_columns = ""  # csv: columns to leave out, separated by commas
     section.text_column = ""  # csv: column of texts to classify; '': rows of numbers and categories

@@ -9,7 +9,6 @@ draws from the column's values in the whole training set.
 """
 
 import functools
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError, first_line
+from fedjax_ssl.base.errors import UserError, first_line, say
 from fedjax_ssl.data.kinds.features import MASKED, noisy
 from fedjax_ssl.data.kinds.kind import Facts, Kind
-from fedjax_ssl.data.values import MISSING, NUMBER, text_of
+from fedjax_ssl.data.values import is_missing, is_number, same, text_of
 from fedjax_ssl.ops.augment import Views, mix
 
 CORRUPTED = 0.3  # strong views: the share of values taken from other rows of the batch
@@ -73,38 +72,57 @@ def _views(config: Any, facts: Facts) -> Views:
     return Views(functools.partial(weak_view, table=table), strong, (strong, strong))
 
 
-def as_texts(column: Any) -> Any:
-    """A column's values as texts, '' if missing; None for lists, dates and times: a Series of objects."""
-    return column.astype(object).where(column.notna(), None).map(text_of).astype(object)
+class Column(NamedTuple):
+    """A column of N values of any type, converted once for all that reads it."""
+
+    values: Any  # a Series: as they were given
+    texts: Any  # a Series, see `as_texts`; None for a column whose declared type is a number or a boolean
+    numbers: np.ndarray  # float64 [N], NaN for what is no number
+    is_missing: np.ndarray  # bool [N]
+
+    def of(self, rows: np.ndarray) -> "Column":
+        """The column of some rows."""
+        texts = None if self.texts is None else self.texts.iloc[rows]
+        return Column(self.values.iloc[rows], texts, self.numbers[rows], self.is_missing[rows])
 
 
-def are_missing(texts: Any) -> np.ndarray:
-    """Which texts of a Series are missing values: bool [N]."""
-    return texts.str.strip().str.lower().isin(MISSING).to_numpy(bool)
-
-
-def are_numbers(texts: Any) -> np.ndarray:
-    """Which texts of a Series are numbers: bool [N]."""
-    return texts.str.fullmatch(NUMBER).fillna(False).to_numpy(bool)
-
-
-def as_numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A column's values as numbers, float64 [N], NaN if missing; and which are neither missing nor fit into float32."""
+def read_column(values: Any) -> Column:
+    """Converts a Series."""
     import pandas  # takes half a second; only tables need it
 
-    if pandas.api.types.is_numeric_dtype(column.dtype):
-        values = column.to_numpy(np.float64, na_value=np.nan)
-        return values, ~np.isnan(values) & ~(np.abs(values) <= MOST_NUMBER)
-    texts = as_texts(column)
-    is_number = are_numbers(texts)
-    values = np.asarray(pandas.to_numeric(texts.where(is_number), errors="coerce"), np.float64)
-    return values, ~are_missing(texts.fillna("a list")) & ~(np.abs(values) <= MOST_NUMBER)
+    if pandas.api.types.is_numeric_dtype(values.dtype):
+        numbers = values.to_numpy(np.float64, na_value=np.nan)
+        return Column(values, None, numbers, np.isnan(numbers))
+    texts = as_texts(values)
+    are_numbers = np.array([text is not None and is_number(text) for text in texts], bool)
+    numbers = np.full(len(texts), np.nan)
+    numbers[are_numbers] = texts[are_numbers].to_numpy().astype(np.float64)
+    missing = ~are_numbers
+    missing[missing] = [text is not None and is_missing(text) for text in texts[missing]]
+    return Column(values, texts, numbers, missing)
+
+
+def read_all(columns: Any) -> dict[str, Column]:
+    """Converts the columns of a DataFrame."""
+    return {name: read_column(columns[name]) for name in columns}
+
+
+def as_texts(values: Any) -> Any:
+    """A Series as texts, '' if missing; None for lists, dates and times: a Series of objects."""
+    import pandas
+
+    texts, present = np.full(len(values), "", object), values.notna().to_numpy(bool)
+    texts[present] = [text_of(value) for value in values[present]]
+    return pandas.Series(texts, values.index, object)
+
+
+def no_number(column: Column) -> np.ndarray:
+    """Which values are neither missing nor a number of float32: bool [N]."""
+    return ~column.is_missing & ~(np.abs(column.numbers) <= MOST_NUMBER)
 
 
 def encode(columns: Any, facts: Facts, where: str = "the table") -> np.ndarray:
-    """Encodes columns of values as stored rows, float32 [N, F]; categories not seen in training are missing.
-
-    Prints a line with the number of such categories in each column.
+    """Encodes columns of values as stored rows, see `encode_columns`.
 
     Args:
         columns: name -> values [N], a dict or a DataFrame.
@@ -124,40 +142,37 @@ def encode(columns: Any, facts: Facts, where: str = "the table") -> np.ndarray:
     absent = [name for name in facts["columns"] if name not in frame]
     if absent:
         raise UserError(f"{where} has no column {', '.join(map(repr, absent))}; it has {', '.join(frame) or 'none'}")
-    encoded = np.empty((len(frame), len(facts["columns"])), np.float32)
-    unknown = []
-    for place, (name, categories) in enumerate(zip(facts["columns"], facts["categories"])):
+    return encode_columns(read_all(frame[facts["columns"]]), facts, where)
+
+
+def encode_columns(columns: Mapping[str, Column], facts: Facts, where: str) -> np.ndarray:
+    """Encodes the columns in `facts` as stored rows, float32 [N, F]; categories not seen in training are missing.
+
+    Prints a line with the number of such categories in each column. Raises a UserError, see `encode`.
+    """
+    made, unknown = [], []
+    for (name, column), categories in zip(columns.items(), facts["categories"]):
         if categories is None:
-            values, wrong = as_numbers(frame[name])
-            if wrong.any():
+            if (wrong := no_number(column)).any():
                 row = int(np.argmax(wrong))
+                value = column.values.iloc[row]
+                text = text_of(value)
+                shown = f"{' '.join(str(value).split()) if text is None else text!r:.40}"
                 raise UserError(
-                    f"{where}: column {name!r} is of numbers of float32, but has {_shown(frame[name].iloc[row])} in "
-                    f"row {row + 1}"
+                    f"{where}: column {name!r} is of numbers of float32, but has {shown} in row {row + 1}"
                 )
-            encoded[:, place] = values
+            made.append(column.numbers.astype(np.float32))
         else:
-            texts = as_texts(frame[name]).fillna("a list")
-            codes = {_boolean(category): code for code, category in enumerate(categories)}
-            encoded[:, place] = [codes.get(_boolean(text), np.nan) for text in texts]
-            others = texts[np.isnan(encoded[:, place]) & ~are_missing(texts)]
+            texts = (as_texts(column.values) if column.texts is None else column.texts).fillna("a list")
+            codes = {same(category): code for code, category in enumerate(categories)}
+            made.append(np.array([codes.get(same(text), np.nan) for text in texts], np.float32))
+            others = texts[np.isnan(made[-1]) & ~column.is_missing]
             if len(others):
                 unknown.append(f"{name!r} in {len(others):,}, such as {others.iloc[0]!r:.40}")
     if unknown:
-        line = f"of {len(frame):,} rows these have categories that training had not, which count as missing: column "
-        print(f"warning: {where}: {line}{'; column '.join(unknown)}", file=sys.stderr, flush=True)
-    return encoded
-
-
-def _boolean(text: str) -> str:
-    """true or TRUE in a csv file is True in a parquet file and in a DataFrame."""
-    return text.capitalize() if text.lower() in ("true", "false") else text
-
-
-def _shown(value: Any) -> str:
-    """A value in a message."""
-    text = text_of(value)
-    return f"{' '.join(str(value).split()) if text is None else text!r:.40}"
+        line = f"of {len(made[0]):,} rows these have categories that training had not, which count as missing: column "
+        say(f"warning: {where}: {line}{'; column '.join(unknown)}")
+    return np.stack(made, axis=1)
 
 
 def _given(rows: Any, facts: Facts) -> np.ndarray:
