@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from fedjax_ssl.base.errors import UserError, known_are, say
 from fedjax_ssl.data.long_tail import draw_of_each_class
@@ -70,7 +71,7 @@ def read_labels(values: Any, where: str, names: Sequence[str] | None = None) -> 
         elif is_number(text) and text.startswith("-"):
             why = "is negative, and so is -1, which marks no label; give the classes other numbers"
         if why:
-            raise UserError(f"{where}: {text!r:.60} in row {int(np.argmax(places == number)) + 1} {why}")
+            raise UserError(f"{where}: {text!r:.60} in row {np.argmax(places == number) + 1} {why}")
     present = [text for text in texts if text in known or not has_no_label(text)]
     classes = tuple(known) or in_order(present)
     if len(classes) < 2:
@@ -100,11 +101,10 @@ def _distinct(values: Any, where: str) -> tuple[list[str], np.ndarray]:
     for number, value in enumerate(values):
         text = text_of(value)
         if text is None:
-            row, kind = int(np.argmax(at == number)) + 1, type(value).__name__
+            kind = "list" if isinstance(value, np.ndarray) else type(value).__name__
             raise UserError(
-                f"{where}: {' '.join(str(value).split())!r:.60} in row {row} is a "
-                f"{'list' if isinstance(value, np.ndarray) else kind}; a label is one number, text or boolean, and an "
-                "example has one label"
+                f"{where}: {' '.join(str(value).split())!r:.60} in row {np.argmax(at == number) + 1} is a {kind}; a "
+                "label is one number, text or boolean, and an example has one label"
             )
         places[number] = found.setdefault(same(text), len(found))
     return list(found), places[at]
@@ -154,24 +154,19 @@ def check_labels(config: Any, num_clients: int | None) -> None:
     """Checks the fields that say who holds labels, against each other.
 
     Args:
-        config: the `data` section. It reads `labels`, `labels_per_class`, `num_labelled`, `label_profile`,
-          `server_labels` and `imbalance`.
+        config: the `data` section.
         num_clients: number of clients K; None: the data decide it.
 
     Raises:
         UserError: a field has an impossible value.
     """
-    if config.num_labelled and config.labels_per_class:
-        raise UserError(
-            f"data.num_labelled={config.num_labelled} and data.labels_per_class={config.labels_per_class} exclude each "
-            "other; set one to 0"
-        )
-    if config.labels == "clients" and num_clients and 0 < config.num_labelled < num_clients:
-        raise UserError(f"data.num_labelled={config.num_labelled} is fewer than num_clients={num_clients}; raise it")
-    if not 1 <= abs(config.imbalance) < math.inf:
-        raise UserError(
-            f"data.imbalance must be a number from 1 on, or from -1 down (reversed), not {config.imbalance}"
-        )
+    number, each, imbalance = config.num_labelled, config.labels_per_class, config.imbalance
+    if number and each:
+        raise UserError(f"data.num_labelled={number} and data.labels_per_class={each} exclude each other; set one to 0")
+    if config.labels == "clients" and num_clients and 0 < number < num_clients:
+        raise UserError(f"data.num_labelled={number} is fewer than num_clients={num_clients}; raise it")
+    if not 1 <= abs(imbalance) < math.inf:
+        raise UserError(f"data.imbalance must be a number from 1 on, or from -1 down (reversed), not {imbalance}")
     if config.labels == "profile":
         _check_profile(config, num_clients)
 
@@ -202,7 +197,7 @@ def _beta_of(word: str) -> tuple[float, float] | None:
     return (first, second) if all(1e-3 <= number <= 1e3 for number in (first, second)) else None
 
 
-def profile_of(config: Any, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+def profile_of(config: Any, num_clients: int, rng: Generator) -> np.ndarray:
     """The labelled share of each client's images, float64 [K]: given by `label_profile`, or drawn from its Beta."""
     if isinstance(config.label_profile[0], str):
         return rng.beta(*_beta_of(config.label_profile[0]), num_clients)
@@ -210,7 +205,7 @@ def profile_of(config: Any, num_clients: int, rng: np.random.Generator) -> np.nd
 
 
 def draw_server_labels(
-    labels: np.ndarray, server_labels: int, num_classes: int, rng: np.random.Generator, balanced: bool
+    labels: np.ndarray, server_labels: int, num_classes: int, rng: Generator, balanced: bool
 ) -> np.ndarray:
     """Draws the server's labelled examples among n, whose labels are int [n]: int32 [S], positions in random order.
 
@@ -231,7 +226,7 @@ def draw_server_labels(
     return rng.permutation(drawn).astype(np.int32)
 
 
-def _as_equal(available: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
+def _as_equal(available: np.ndarray, number: int, rng: Generator) -> np.ndarray:
     """Numbers of examples of each class, int [C], `number` in total, as equal as the `available` ones allow."""
     counts = np.zeros_like(available)
     while rest := number - counts.sum():
@@ -243,9 +238,7 @@ def _as_equal(available: np.ndarray, number: int, rng: np.random.Generator) -> n
     return counts
 
 
-def draw_balanced(
-    labels: np.ndarray, number: int, num_classes: int, rng: np.random.Generator, field: str
-) -> np.ndarray:
+def draw_balanced(labels: np.ndarray, number: int, num_classes: int, rng: Generator, field: str) -> np.ndarray:
     """Draws positions of the same number of examples of each class, `number` in total, in random order.
 
     Raises:
@@ -254,21 +247,15 @@ def draw_balanced(
     per_class, remainder = divmod(number, num_classes)
     if remainder:
         below, above = per_class * num_classes, (per_class + 1) * num_classes
-        raise UserError(
-            f"{field}={number} cannot be the same for each of {num_classes} classes; "
-            f"{f'{below} or {above}' if below else above} would do"
-        )
+        fitting = f"{below} or {above}" if below else above
+        raise UserError(f"{field}={number} cannot be the same for each of {num_classes} classes; {fitting} would do")
     drawn = draw_of_each_class(labels, np.full(num_classes, per_class), rng, f"{field}={number}")
     # Shuffled, so that a batch does not consist of a single class.
     return rng.permutation(drawn).astype(np.int32)
 
 
 def draw_labelled_rows(
-    labels: np.ndarray,
-    client_rows: list[np.ndarray],
-    config: Any,
-    rng: np.random.Generator,
-    profile_rng: np.random.Generator,
+    labels: np.ndarray, client_rows: list[np.ndarray], config: Any, rng: Generator, profile_rng: Generator
 ) -> np.ndarray:
     """Draws the clients' examples whose labels are visible.
 
@@ -288,8 +275,7 @@ def draw_labelled_rows(
         labels: int [N], labels of the training set.
         client_rows: K arrays int32 [n_k], rows of each client.
         config: the `data` section.
-        rng: source of randomness.
-        profile_rng: source of randomness for a profile's shares.
+        rng, profile_rng: sources of randomness, the second for a profile's shares.
 
     Returns:
         int32 [L], rows of the training set, client by client. Clients with all labels keep their order of rows.
@@ -302,10 +288,8 @@ def draw_labelled_rows(
     elif config.labels == "some_clients":
         holders = np.flatnonzero([len(rows) for rows in client_rows])
         if config.labelled_clients > len(holders):
-            raise UserError(
-                f"data.labelled_clients={config.labelled_clients}, but only {len(holders)} of {len(client_rows)} "
-                "clients hold any images"
-            )
+            has = f"only {len(holders)} of {len(client_rows)} clients hold any images"
+            raise UserError(f"data.labelled_clients={config.labelled_clients}, but {has}")
         order = rng.permutation(holders)
         if config.labelled_rule == "most_classes":
             order = _by_most_classes(labels, client_rows)
@@ -326,10 +310,8 @@ def draw_labelled_rows(
         field, otherwise = f"labelled_share={config.labelled_share:g}", "use data.labels_per_class"
         if config.labels == "profile":
             field, otherwise = "label_profile", "set data.server_labels"
-        raise UserError(
-            f"data.{field} of a client's images is not one image at any of the {len(client_rows)} clients; raise it, "
-            f"or {otherwise}"
-        )
+        everywhere = f"is not one image at any of the {len(client_rows)} clients"
+        raise UserError(f"data.{field} of a client's images {everywhere}; raise it, or {otherwise}")
     return labelled_rows
 
 

@@ -140,11 +140,7 @@ def what_is_exchanged(folder: pathlib.Path) -> list[str]:
 def _exchanged(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith, names: tuple[str, ...]) -> list[str]:
     """A line for each thing that a checkpoint was not trained with.
 
-    Args:
-        checkpoint: its folder.
-        then: what it was trained with.
-        now: what it is to be used with.
-        names: what messages call the configuration, the data set and the partition.
+    `names` are what messages call the configuration, the data set and the partition.
     """
     whose, lines = f"is not what the checkpoint {checkpoint} was trained with", []
     if fields := forbidden_changes(then.config, now.config):
