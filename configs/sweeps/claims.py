@@ -1,19 +1,19 @@
-"""The claims of the papers, at our scale: the runs behind docs/claims.md, a board for each group of claims.
+"""The claims of the papers, at our scale: a board of runs for each group of claims.
 
     python launch.py sweep configs/sweeps/claims.py:BOARD --workdir=runs/BOARD --tries=6
     python docs/claims.py add runs/BOARD BOARD
     python docs/claims.py    # prints the page
 
-A board is named PAPER_DATA, as `fedanchor_mnist`; PAPER may have a part, as `fedlabel_steps`. All rows of a board have
-the recipe `plain`, the small CNN, the same clients, labels and steps. Each has six tries of its learning rates, and of
-its threshold if it has one, on validation images of another seed and in half of the rounds. Rows that differ from
-another in one choice draw theirs as well. The test set is measured in every third round: the last five measurements
-are a run's accuracy. docs/claims/claims.toml has the claims and names the two rows that each compares.
+A board is named PAPER_DATA, as `fedanchor_mnist`; PAPER may have a part, as `fedlabel_numbers`. All rows of a board
+have the recipe `plain`, the small CNN, the same clients, labels and steps. Each has six tries of its learning rates,
+and of its threshold if it has one, on validation images of another seed and in half of the rounds. Rows that differ
+from another in one choice draw theirs as well. The test set is measured in every third round: the last five
+measurements are a run's accuracy. docs/claims/claims.toml has the claims and names the two rows that each compares.
 MNIST is `mnist`, or a file: --config.data.source=npz --config.data.path=FILE. Digits are scikit-learn's.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
-from fedjax_ssl.sweep.search import LogUniform, Search
+from fedjax_ssl.sweep.search import LogUniform, Search, is_named
 
 ROUNDS = 30
 COMMON = {
@@ -28,6 +28,18 @@ COMMON = {
 RATES = {"client.learning_rate": LogUniform(0.003, 0.3)}
 WITH_SERVER = {**RATES, "server.learning_rate": LogUniform(0.003, 0.3)}
 THRESHOLD = {"confidence.threshold": (0.5, 0.7, 0.8, 0.9, 0.95)}
+# The methods' own thresholds: the first try names its own, too, so that all tries of a row share their programs.
+OWN = {
+    "FedAnchor*": 0.6,
+    "FedAnchor, its server alone": 2.0,  # no image passes
+    "SemiFL*": 0.95,
+    "FixMatch": 0.95,
+    "UDA": 0.8,
+    "FedIL*": 0.95,
+    "FedMatch": 0.85,
+    "FedLabel*": 0.3,
+    "IsoFed": 0.95,
+}
 
 # --- Labels at the server: FedAnchor's Tables 1 to 3 and its figures, FedIL's Tables I to III and Figures 5 and 6. ----
 
@@ -52,7 +64,13 @@ FEDANCHOR_SPACE = {
     "SemiFL*": THRESHOLD,
     "FixMatch": THRESHOLD,
     "FedAnchor*": {"confidence.threshold": (0.2, 0.4, 0.6, 0.8)},
-    "FedAnchor, its server alone": {"confidence.threshold": (2.0,)},  # no image passes
+    "FedAnchor, its server alone": {"confidence.threshold": (2.0,)},
+}
+# A fifth and four times as many labels.
+ANCHORS = {
+    "FedAnchor, 20 labels": ("fedanchor,plain", {"data.server_labels": 20}),
+    "FedAnchor, 400 labels": ("fedanchor,plain", {"data.server_labels": 400}),
+    "All labels, 400 at the server": ("supervised,all_labels,plain", {"data.server_labels": 400}),
 }
 FEDIL = {
     "Labels alone": "server_only,plain",
@@ -164,6 +182,8 @@ ROWS = {
     "fedanchor_digits": ("digits", {**SERVER, "data.alpha": 0.1}, FEDANCHOR, FEDANCHOR_SPACE),
     "fedanchor_iid_mnist": ("mnist", {**SERVER, **IID}, FEDANCHOR, FEDANCHOR_SPACE),
     "fedanchor_iid_digits": ("digits", {**SERVER, **IID}, FEDANCHOR, FEDANCHOR_SPACE),
+    "fedanchor_anchors_digits": ("digits", {**SERVER, "data.alpha": 0.1}, ANCHORS, FEDANCHOR_SPACE),
+    "fedanchor_anchors_iid_digits": ("digits", {**SERVER, **IID}, ANCHORS, FEDANCHOR_SPACE),
     "fedil_mnist": ("mnist", {**SERVER, **IID}, FEDIL, FEDIL_SPACE),
     "fedil_digits": ("digits", {**SERVER, **IID}, FEDIL, FEDIL_SPACE),
     "semianagg_mnist": ("mnist", SOME, SEMIANAGG, SEMIANAGG_SPACE),
@@ -185,12 +205,19 @@ ROWS = {
 }  # fmt: skip
 
 
+def with_threshold(name, method):
+    """A row that names its own threshold, if it has one."""
+    words, fields = (method, {}) if isinstance(method, str) else method
+    own = [value for title, value in OWN.items() if is_named(name, title)]
+    return words, {**({"confidence.threshold": own[-1]} if own else {}), **fields}
+
+
 def get_sweep(board="fedanchor_mnist"):
     data, fields, methods, space = by_argument(ROWS, board)
     config, validation, of_data = DATA[data]
     return Sweep(
         config=config,
-        methods=methods,
+        methods={name: with_threshold(name, method) for name, method in methods.items()},
         common={**COMMON, **of_data, **fields},
         seeds=(0, 1, 2, 3, 4),
         search=Search(space, {"data.validation": validation, "num_rounds": ROUNDS // 2}),
