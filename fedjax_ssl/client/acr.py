@@ -76,17 +76,14 @@ def targets(problem: Problem) -> Targets:
 
     t is `confidence.threshold` and tau is `confidence.strength`. tau_t = tau exp K_con / (exp K_con + exp K_uni +
     exp K_rev), where K are the mean distances from the estimate u to pi, to uniform and to reversed pi in the client's
-    last round.
-    The more a client's class shares differ from pi, the more its labels are adjusted. Once the client has taken part in
-    `ESTIMATE_FROM` rounds, u is a moving average of the histogram of h_b's confident labels; before that
+    last round: the more a client's class shares differ from pi, the more its labels are adjusted. Once the client has
+    taken part in `ESTIMATE_FROM` rounds, u is a moving average of the histogram of h_b's confident labels; before that
     tau_t = tau. The first round with an estimate has no earlier distances, so tau_t = tau / 3 (train.py:467-473 of
-    the code, github.com/Gank0078/ACR, commit 9a8f421, whose epochs count from 0). The estimate is always kept between
-    rounds.
-
-    Distances are summed over the steps with a confident image but divided by the number of all steps, as in the code.
+    the code, github.com/Gank0078/ACR, commit 9a8f421). The estimate is always kept between rounds. Distances are
+    summed over the steps with a confident image but divided by the number of all steps, as in the code.
 
     The histogram counts labels. The public code assigns to repeated indices instead, so the last image of each class
-    decides, confident or not. This depends on the order in a batch and is not implemented.
+    decides, confident or not; this depends on the order in a batch.
     """
     options, num_classes, tau = problem.config.confidence, problem.num_classes, threshold_of(problem)
 

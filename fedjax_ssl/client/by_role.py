@@ -57,13 +57,9 @@ def unlabelled_phase(
 ) -> Phase:
     """Makes the phase after `labelled_phase`: it trains on unlabelled images and makes the upload of both phases.
 
-    Both phases share a persistent optimizer. Every upload has the metadata `LABELLED`.
-
-    Args:
-        problem, parts, after: see `local_training`.
-        loss: the loss of one step on the batch `unlabelled`.
-        plan: None: `unlabelled_plan`.
-        optimizer: None: `unlabelled_optimizer`.
+    Both phases share a persistent optimizer. Every upload has the metadata `LABELLED`. `loss` is that of one step on
+    the batch `unlabelled`; the plan is by default `unlabelled_plan`, the optimizer `unlabelled_optimizer`; for parts
+    and `after` see `local_training`.
     """
     unlabelled = plan or unlabelled_plan(problem)
 

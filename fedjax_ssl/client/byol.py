@@ -52,15 +52,12 @@ def byol_phase(
 
     The loss is L = l(1, 2) + l(2, 1) with l(a, b) = mean_i 2 - 2 cos(q(z_i^a), z'_i^b); z and z' are the online and the
     target projection of a view, q is the predictor. After each step target = decay * target + (1 - decay) * online
-    encoder. Both networks normalise with batch statistics. Metrics are `byol_loss` and those of the rule.
+    encoder. Both networks normalise with batch statistics. Metrics are `byol_loss` and those of the rule. The
+    broadcast's `extra` is the number of the round.
 
-    Args:
-        problem, decay: the run's, and that of the target.
-        rule: for the online model. The broadcast's `extra` is the number of the round.
-        new_target: whether a client begins with the target that it has 'kept' or with the 'received' encoder; the first
-            time it is always the received encoder.
-        alias_first_target: whether the target of a client that trains for the first time is a copy of the online
-            encoder after every step.
+    A client begins with the target that it has 'kept' or with the 'received' encoder (`new_target`); the first time it
+    is always the latter. With `alias_first_target` the target of a client that trains for the first time is a copy of
+    the online encoder after every step.
     """
     config, network = problem.config.client, problem.network
     first_view, second_view = problem.views

@@ -63,12 +63,10 @@ def threshold_of(problem: Problem, default: float = 0.95) -> float:
 def make_confidence(
     problem: Problem, threshold: float | jax.Array, strictly: bool = False, hard: bool = False
 ) -> Confidence:
-    """Makes the rule that `confidence.kind` names, except 'acr', which `acr.py` has.
+    """The rule that `confidence.kind` names, except 'acr', which `acr.py` has.
 
-    Args:
-        threshold: tau, in the unit of the scores; see `threshold_of`.
-        strictly: whether a score must exceed the threshold (FedAnchor, eq. 5) or may equal it (SemiFL, FixMatch).
-        hard: whether the method needs weights of 0 or 1.
+    The threshold tau is in the unit of the scores; with `strictly` a score must exceed it (FedAnchor, eq. 5), else it
+    may equal it (SemiFL, FixMatch). `hard` says that the method needs weights of 0 or 1.
 
     Raises:
         UserError: the method cannot use the rule, or a user's rule fails when it is built.
@@ -103,12 +101,8 @@ def once_a_round(
 ) -> tuple[Any, jax.Array, dict[str, Any]]:
     """Applies a rule to the scores, float32 [M, n_max, C], of each client's present images.
 
-    Returns:
-        The states, leaves [M, ...]; the weights, float32 [M, n_max], 0 for absent images; and the entry for the
-        clients' memory.
-
-    Raises:
-        UserError: the rule averages over many updates, but its state is reset in each round.
+    Returns the states, leaves [M, ...]; the weights, float32 [M, n_max], 0 for absent images; and the entry for the
+    clients' memory. Raises a UserError if the rule averages over many updates, but its state is reset in each round.
     """
     options, present = problem.config.confidence, examples.present
     lasts = options.memory == "run"

@@ -53,8 +53,8 @@ def fix_mix_phase(
 
     Args:
         parts: the parts of the model that are trained and uploaded.
-        mixup_alpha: a in lambda ~ Beta(a, a), FedAnchor eq. 8, one lambda for each batch; 0 trains without mixup.
-        mix_weight: b in L_fix + b L_mix, FedAnchor eq. 10.
+        mixup_alpha, mix_weight: a in lambda ~ Beta(a, a), FedAnchor eq. 8, one lambda for each batch; 0 trains without
+            mixup. b in L_fix + b L_mix, eq. 10.
         mix_order: 'mix_then_augment', alpha(lambda x + (1 - lambda) x') as in FedAnchor (eq. 8, 9), or
             'augment_then_mix', lambda alpha(x) + (1 - lambda) alpha(x') as in SemiFL.
         partners: how often mixing partners are drawn: once a 'round', as in both papers, or in each local 'epoch'.

@@ -26,12 +26,9 @@ def score_cohort(
 ) -> Any:
     """The scores of every example of a cohort by one model, leaves [M, n_max, ...], in batches of `eval_batch_size`.
 
-    Args:
-        problem, examples: the run's, and the cohort's.
-        scores: images [B, H, W, C] -> a pytree with leaves [B, ...], each image independent of the others.
-        images: uint8 [N, H, W, C], the image table.
-        num_views: scores are averaged over this many weak views (FedAnchor's ensemble, section 4.5); 0: the raw images
-            are scored.
+    `scores` maps inputs [B, ...] to a pytree with leaves [B, ...], each example independent of the others. `images` is
+    the image table. Scores are averaged over so many weak views (FedAnchor's ensemble, section 4.5); with 0 the raw
+    images are scored.
     """
     rows, n_max = examples.rows, examples.rows.shape[1]
 
@@ -52,9 +49,7 @@ def weak_views(
 ) -> jax.Array:
     """The weak views [B, H, W, C] that `score_cohort` scores, so that a client can train on exactly these views.
 
-    Args:
-        weak, images, view: the augmentation, uint8 [B, H, W, C], and the number of the view.
-        keys, positions: [B], the key of each example's job; its index among the client's examples, int32.
+    Each example has the key of its job, [B], and its index among the client's examples, int32 [B].
     """
 
     def augment(key, position, image):
@@ -65,21 +60,13 @@ def weak_views(
 
 
 def score_by_own_models(
-    scores: Callable[[Model, jax.Array], Any],
-    models: Model,
-    images: jax.Array,
-    rows: jax.Array,
-    batch_size: int | None,
+    scores: Callable[[Model, jax.Array], Any], models: Model, images: jax.Array, rows: jax.Array, batch_size: int | None
 ) -> Any:
     """Scores every example of a cohort by its job's own model, one job after the other: leaves [M, n_max, ...].
 
-    With several devices all models are sent to each device, and each device scores its share of a job's images.
-
-    Args:
-        scores: (model, images [B, H, W, C]) -> a pytree with leaves [B, ...], each image independent of the others.
-        models: leaves [M, ...].
-        images, rows: the image table, uint8 [N, H, W, C], and rows of it, int32 [M, n_max].
-        batch_size: images in a batch, see `map_batches`.
+    With several devices all models, leaves [M, ...], are sent to each device, which scores its share of a job's images.
+    `scores` is a function (model, inputs [B, ...]) -> a pytree with leaves [B, ...], each example independent of the
+    others; `rows` of the image table are int32 [M, n_max]; for the batch size see `map_batches`.
     """
 
     def score_job(job):
@@ -92,10 +79,9 @@ def score_by_own_models(
 def logits_of_each(
     problem: Problem, received: Model, own: Sequence[Model], images: jax.Array, examples: Examples
 ) -> list[jax.Array]:
-    """Logits of every example of a cohort by the received model, then by each of the clients' own models.
+    """Logits of every example of a cohort by the received model, then by each client's own model, leaves [M, ...].
 
-    Own models have leaves [M, ...]; `images` is the image table, uint8 [N, H, W, C]. The result is float32 [M, n_max,
-    C] for each model, in evaluation mode on raw images.
+    The result is float32 [M, n_max, C] for each model, in evaluation mode on raw images.
     """
 
     def logits(model: Model, batch: jax.Array) -> jax.Array:
@@ -149,12 +135,7 @@ def debiased(logits: jax.Array, prior: jax.Array | None) -> jax.Array:
 
 
 def label_cohort(
-    problem: Problem,
-    model: Model,
-    data: FederatedData,
-    examples: Examples,
-    confidence: Confidence,
-    num_views: int = 0,
+    problem: Problem, model: Model, data: FederatedData, examples: Examples, confidence: Confidence, num_views: int = 0
 ) -> Labels:
     """Labels every example of a cohort by one model in evaluation mode, see `label_by_scores` and `score_cohort`."""
     scores = functools.partial(problem.network.probabilities, model)

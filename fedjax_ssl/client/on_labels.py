@@ -19,11 +19,7 @@ View = Callable[[FederatedData, jax.Array, jax.Array], jax.Array]  # (data, rows
 
 
 def labelled_plan(problem: Problem, epochs: int | None = None) -> MakePlan:
-    """The plan of passes over a client's labelled images, the batch `labelled`; its work is `adjustment_of`.
-
-    Args:
-        epochs: number of passes; None: `client.epochs`.
-    """
+    """Passes (None: `client.epochs`) over the labelled images, the batch `labelled`; the work is `adjustment_of`."""
     config = problem.config.client
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
@@ -54,11 +50,9 @@ def class_shares(counts: jax.Array, config) -> jax.Array:
     use z itself. With tau = 1 this is the balanced softmax (Ren et al., NeurIPS 2020, arXiv 2007.10740), for other tau
     the logit-adjusted loss (Menon et al., ICLR 2021, arXiv 2007.07314).
 
-    Args:
-        counts: float32 [..., C], n_c, the labelled examples of each class.
-        config: the section `client`. A class without examples counts as half a one. With a `share_offset` e, pi_c =
-            n_c / sum_c n_c + e instead; for e near 0 a class without examples adds nothing to the loss, so nothing
-            limits its logit.
+    The counts n_c of labelled examples are float32 [..., C]; a class without examples counts as half a one. With a
+    `share_offset` e of the section `client`, pi_c = n_c / sum_c n_c + e instead; for e near 0 a class without examples
+    adds nothing to the loss, so nothing limits its logit.
     """
     if is_on(config.share_offset):
         return counts / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1) + config.share_offset
@@ -94,11 +88,7 @@ def loss_on_labels(problem: Problem, metric: str = "client_loss", view: View | N
 def adjusted_cross_entropy(
     outputs: Sequence[Outputs], labels: jax.Array, mask: jax.Array, adjustment: jax.Array | None
 ) -> jax.Array:
-    """The mean over views of l(z + adjustment, y): float32 [].
-
-    The logits z of each view are float32 [B, C], labels int32 [B], the mask bool [B]. The adjustment is float32 [C],
-    see `class_shares`; None: none.
-    """
+    """The mean over views of l(z + adjustment, y), float32 []; the adjustment is float32 [C], see `class_shares`."""
     added = 0.0 if adjustment is None else adjustment
     losses = [cross_entropy(each.logits + added, labels, mask) for each in outputs]
     return add_up(losses) / len(losses)

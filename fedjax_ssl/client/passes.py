@@ -24,13 +24,9 @@ def train_views(
 ) -> tuple[list[Outputs], Model]:
     """Passes views through the network in training mode, group by group; the views of a group share a forward pass.
 
-    Args:
-        network, model: the architecture, and the model in training.
-        groups: each has the views [B, H, W, C] of one batch and its mask, bool [B]; a group without views is skipped.
-        together: whether all views share one forward pass and one set of batch statistics; else each view has its own.
-
-    Returns:
-        The Outputs of each view in order, and the model with its statistics after the passes.
+    A group has the views [B, ...] of one batch and its mask, bool [B]; a group without views is skipped. With
+    `together` all views share one pass and one set of batch statistics; else each view has its own statistics. Returns
+    the Outputs of each view in order, and the model with its statistics after the passes.
     """
     if together:
         views, masks = zip(*((view, mask) for views, mask in groups for view in views))
@@ -66,13 +62,9 @@ def passes(
 ) -> Passed:
     """Passes a step's views through the network, labels by `confidence.labels_from`.
 
-    If clients have labels, all views of a step share batch statistics; else each kind has its own.
-
-    Args:
-        problem, model, batch, at: as in a `LossFunction`.
-        label_mode: the normalisation statistics with which the model in training labels: 'train', those of the batch;
-            'eval', its own. The received model always uses its own.
-        strong: whether the unlabelled images have strong views in these passes.
+    If clients have labels, all views of a step share batch statistics; else each kind has its own. With the
+    `label_mode` 'train' the model in training labels with the statistics of the batch, with 'eval' with its own; the
+    received model always uses its own. Without `strong` there are no strong views.
     """
     network, unlabelled, labels_from = problem.network, batch.unlabelled, problem.config.confidence.labels_from
     together = bool(batch.labelled and strong)  # as in reference codes with labels at clients
@@ -155,10 +147,6 @@ def both_kinds(problem: Problem) -> tuple[MakePlan, dict[str, int]]:
 
 
 def check_both_label(problem: Problem, name: str) -> None:
-    """Checks the configuration of a method that labels by both the received model and the model in training.
-
-    Raises:
-        UserError: `confidence.labels_from` asks for labels by the received model only.
-    """
+    """Raises a UserError if a method that labels by two models is to label by the received one only."""
     if problem.config.confidence.labels_from == "received":
         raise UserError(f"confidence.labels_from='received' is for a method that labels by one model; {name} has both")

@@ -1,7 +1,7 @@
 """Parts of the model that each client keeps for itself, `config.personal_parts`, for any method.
 
-These parts are in the clients' memory, `State.clients`. A client puts its own parts into the model that it receives,
-trains them with the rest, and keeps them. They are never sent, aggregated or counted in bytes.
+A client puts its own parts into the model that it receives, trains them with the rest, and keeps them in its memory.
+They are never sent, aggregated or counted in bytes.
 
 Sources: FedPer, arXiv 1912.00818, which trains all parts together; FedRep, arXiv 2102.07078, which trains a client's
 own parts first and then the others (`config.personal_first`).

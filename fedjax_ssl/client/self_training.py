@@ -78,10 +78,8 @@ def self_training(problem: Problem, tell: Tell | None = None) -> SelfTraining:
 
     By default the received model, in evaluation mode, labels one weak view of each image before the first step. With
     `confidence.labels_from='local'` the model in training labels a weak view in each step. Training is on strong views;
-    a weak view joins the forward pass if it is needed for the label or for running statistics.
-
-    Returns:
-        How labels are made, and the labelled and the unlabelled phase. `tell` computes metadata besides `ACCEPTED`.
+    a weak view joins the forward pass if it is needed for the label or for running statistics. `tell` computes metadata
+    besides `ACCEPTED`.
 
     Raises:
         UserError: a field is set that ACR ignores.

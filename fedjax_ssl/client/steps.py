@@ -148,8 +148,7 @@ def local_training(
         parts, sent: the trained parts of the model; those that are uploaded and in FedProx's term, None: the same.
         begin: (received, the client's memory) -> the model that training begins with; None: `Plan.start`.
         after: what the client remembers of the model after each step; None: only the loss changes its memory.
-        optimizer: the phase's own; None: the problem's.
-        memory: a persistent optimizer's own entry, see `own_optimizers`; None: each job has a new optimizer.
+        optimizer, memory: None: the problem's. A persistent optimizer's entry; None: each job has a new optimizer.
         continues: whether jobs go on from the previous phase, see `going_on`.
     """
     optimizer, sent = optimizer or problem.optimizer, sent or parts

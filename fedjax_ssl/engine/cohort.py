@@ -62,15 +62,9 @@ class CohortResult(NamedTuple):
 def cohort_of(
     state: State, data: FederatedData, clients: jax.Array, group: jax.Array | None, personal: Any, key: jax.Array
 ) -> Cohort:
-    """The cohort of the jobs of some clients: reads their memory.
+    """The cohort of the jobs of some clients, int32 [M]: reads their memory before the round's training.
 
-    Args:
-        state: before the round's training.
-        data: the federation's data.
-        clients: int32 [M].
-        group: int32 [M], or None.
-        personal: the message to each client, leaves [M, ...]; () if there is none.
-        key: the round's PRNG key for the clients.
+    `personal` is the message to each client, leaves [M, ...], () for none; `key` is the round's for the clients.
     """
     own = jax.tree.map(lambda leaf: leaf[data.place(clients)], state.clients)
     return Cohort(clients, own, key, group, personal, jnp.broadcast_to(state.round, clients.shape))
@@ -94,10 +88,7 @@ def train_cohort(
     over its whole carry in every step.)
 
     Args:
-        phases: local training, in order.
-        broadcast: what the server sent.
-        data: the federation's data.
-        cohort: the clients of this round.
+        phases, broadcast, data, cohort: local training, in order; what the server sent; the federation; the clients.
         lanes: L, the number of jobs that train side by side on each device; it changes results only by rounding. 0: no
             training, its results are zeros; this traces the messages quickly.
         debug: use a plain Python loop instead of lanes (not under jit). Tests use it as the reference, and exceptions
@@ -106,9 +97,6 @@ def train_cohort(
         label: the method's; None: no pseudo-labels are made.
         of_data: see `Method.of_data`; what it returns then stands for `phases` and `label`, so that runs with other
             numbers may share the lanes.
-
-    Returns:
-        The stacked results.
 
     Raises:
         UserError: `phases` is not a tuple, or a phase changes the shape or type of a client's memory.

@@ -66,13 +66,8 @@ DispatchFunction = Callable[[State, FederatedData, jax.Array, jax.Array], Dispat
 def make_dispatch(round_fn: RoundFunction, capacity: int, best_by: str = "") -> DispatchFunction:
     """Makes a program of up to `capacity` rounds. Their number is traced, so another number needs no recompilation.
 
-    Args:
-        round_fn: a round, of one seed or of several.
-        capacity: the largest number of rounds.
-        best_by: the metric by which the best model of these rounds is kept; '': none is kept.
-
-    Returns:
-        The program. It ends early if a round leaves a non-finite model, or if every upload of a round was dropped.
+    It ends early if a round leaves a non-finite model, or if every upload of a round was dropped. `best_by` is the
+    metric by which the best model of these rounds is kept; '': none is kept.
     """
 
     round_fn = jax.jit(round_fn)  # traced once, here and in the loop

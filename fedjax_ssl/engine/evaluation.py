@@ -11,14 +11,7 @@ import numpy as np
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.owners import UNKNOWN
 from fedjax_ssl.engine.interface import Metrics, Problem, Report, checked_metrics, joined
-from fedjax_ssl.engine.measures import (
-    OF_SCORES,
-    count_training_images,
-    knn_accuracy,
-    macro_auc,
-    measure,
-    open_set,
-)
+from fedjax_ssl.engine.measures import OF_SCORES, count_training_images, knn_accuracy, macro_auc, measure, open_set
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.batches import map_batches
 from fedjax_ssl.ops.losses import cross_entropy
@@ -38,10 +31,8 @@ def measure_if_due(
     """`measure_model` after round `number`, without its cost if that round has no test, see `is_tested`.
 
     `number` must have no axis over seeds: with one, `jax.vmap` turns the condition into a choice between two results,
-    and both are computed.
-
-    Returns:
-        The figures, 0 without a test; and name -> whether the round lacks the figure, bool []; {} if no round does.
+    and both are computed. Returns the figures, 0 without a test; and name -> whether the round lacks the figure, bool
+    []; {} if no round does.
     """
     measure = functools.partial(measure_model, problem, model, data, hidden_labels)
     if problem.config.eval_every == 1:
@@ -155,13 +146,12 @@ NUM_EMBEDDINGS = 1000  # what a picture of the latent space can show
 def make_snapshot(
     network: Network, batch_size: int | None, measures: Iterable[str] = ()
 ) -> Callable[..., dict[str, jax.Array]]:
-    """Makes the function that describes a model by its outputs on a set of images.
+    """Makes the function that describes a model by its outputs: (model, inputs [T, ...], labels [T]) -> arrays by name.
 
-    Returns:
-        snapshot(model, images [T, H, W, C], labels [T]) -> `predictions` and `labels`, int32 [T]; `loss`, the mean
-        cross-entropy; `embeddings`, float32 [n, D], and `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS`
-        images, spread evenly over the set. And what some `measures` need that predictions do not give: `auc`; for
-        `OF_SCORES` also `confidences`, float32 [T], and `ranks`, int32 [T], see `measure_outputs`.
+    They are `predictions` and `labels`, int32 [T]; `loss`, the mean cross-entropy; `embeddings`, float32 [n, D], and
+    `embedding_labels`, int32 [n], of at most `NUM_EMBEDDINGS` images, spread evenly over the set. And what some
+    `measures` need that predictions do not give: `auc`; for `OF_SCORES` also `confidences`, float32 [T], and `ranks`,
+    int32 [T], see `measure_outputs`.
     """
 
     def of_scores(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:

@@ -247,30 +247,17 @@ def no_op(state: State, *_: Any) -> tuple[State, Metrics]:
 
 
 def read_records(state: State, data: FederatedData, clients: jax.Array) -> Mapping[str, Any]:
-    """Reads the server's records of clients that train in this round or that `Method.recalls` names.
+    """The server's records of clients that train in this round or that `Method.recalls` names: leaves [..., *].
 
-    Args:
-        state: holds the records.
-        data: the federation's data.
-        clients: int32 [...], the ids. Rows of any other client are arbitrary: its records may not be on the device.
-
-    Returns:
-        Like `State.records`, with leaves [..., *] instead of [K, *].
+    `clients` are ids, int32 [...]. Rows of any other client are arbitrary: its records may not be on the device.
     """
     return row(state.records, data.record_place(clients))
 
 
 def write_records(state: State, data: FederatedData, received: Received, new: Mapping[str, Any]) -> State:
-    """Writes new records of the clients whose uploads are accepted, and returns the new state.
+    """Writes new records, every entry of `State.records` with leaves [R, *], of clients whose uploads are accepted.
 
-    Args:
-        state: holds the records.
-        data: the federation's data.
-        received: the R uploads, at most one per client.
-        new: every entry of `State.records`, leaves [R, *].
-
-    Raises:
-        UserError: see `checked_entries`.
+    A client has at most one of the R uploads. For errors see `checked_entries`.
     """
     new = checked_entries(new, state.records, "the server's record")
     place = jnp.where(received.accepted, data.record_place(received.clients), jnp.iinfo(jnp.int32).max)
@@ -281,11 +268,7 @@ def write_records(state: State, data: FederatedData, received: Received, new: Ma
 def checked_entries(new: Mapping[str, Any], old: Mapping[str, Any], noun: str, axes: int = 1) -> Mapping[str, Any]:
     """New rows of clients' entries, which must be like those of the first state: JAX would convert or broadcast them.
 
-    Args:
-        new: entries by name.
-        old: all entries that there are.
-        noun: what an entry is, for the message.
-        axes: the number of leading axes, which may differ.
+    `noun` says what an entry is; the number of leading `axes` may differ in length.
 
     Raises:
         UserError: an entry is unknown, or differs in its leaves, their shapes or types.
@@ -309,11 +292,7 @@ def _name_is_taken(name: str) -> UserError:
 
 
 def checked_metrics(metrics: Metrics, axes: int = 0) -> Metrics:
-    """A method's metrics; those of jobs have one axis.
-
-    Raises:
-        UserError: a metric is not a scalar, or has one of the names `RESERVED`.
-    """
+    """A method's metrics, of jobs with one axis; a UserError if one is no scalar or has one of the names `RESERVED`."""
     for name, value in metrics.items():
         if not jax.tree_util.all_leaves([value]) or jnp.ndim(value) != axes:
             raise UserError(f"the method's metric {name!r} must be a scalar")
@@ -323,11 +302,7 @@ def checked_metrics(metrics: Metrics, axes: int = 0) -> Metrics:
 
 
 def joined(*parts: Metrics) -> Metrics:
-    """The metrics of several sources, the library's first.
-
-    Raises:
-        UserError: two sources have a metric of the same name.
-    """
+    """The metrics of several sources, the library's first; a UserError if two have a metric of the same name."""
     union: Metrics = {}
     for part in parts:
         for name in part:

@@ -55,15 +55,11 @@ class JobTable(NamedTuple):
 
 
 def deal(num_steps: jax.Array, devices: int) -> jax.Array:
-    """Distributes each seed's jobs to devices: longest first, each to the device with the least work so far.
+    """Distributes each seed's jobs to D devices: longest first, each to the device with the least work so far.
 
-    Args:
-        num_steps: int32 [G, M].
-        devices: D.
-
-    Returns:
-        int32 [G, R], R = D ceil(M / D): the job in each row, M for an empty row. Device d has the R / D rows that begin
-        at row d R / D, and gets at most that many jobs of a seed, so that every result has a row.
+    `num_steps` is int32 [G, M]. Returns int32 [G, R], R = D ceil(M / D): the job in each row, M for an empty row.
+    Device d has the R / D rows that begin at row d R / D, and gets at most that many jobs of a seed, so that every
+    result has a row.
     """
     num_seeds, num_jobs = num_steps.shape
     if devices == 1:
@@ -86,17 +82,11 @@ def deal(num_steps: jax.Array, devices: int) -> jax.Array:
 
 
 def run_in_lanes(phase_of: PhaseOf, source: Source, table: JobTable, lanes: int) -> tuple[Any, jax.Array]:
-    """Runs every job of a table.
+    """Runs every job of a table, whose R is a multiple of the number of devices.
 
-    Args:
-        phase_of: gives the phase that is run.
-        source: what the jobs read.
-        table: the jobs; R is a multiple of the number of devices.
-        lanes: L, the number of lanes on each device; 0: no job runs, and all results are zeros.
-
-    Returns:
-        The result of each job's `finish`, leaves [G, R, ...], each row on the device that ran it; zeros for a job that
-        takes no part. And the steps of all lanes, including idle ones, int32 [].
+    `lanes` is L, the number of lanes on each device; 0: no job runs, and all results are zeros. Returns the result of
+    each job's `finish`, leaves [G, R, ...], each row on the device that ran it; zeros for a job that takes no part. And
+    the steps of all lanes, including idle ones, int32 [].
     """
     if num_devices() == 1:
         return _run_on_one_device(phase_of, source, table, lanes)
@@ -203,9 +193,7 @@ def run_in_a_python_loop(
 ) -> tuple[Any, jax.Array]:
     """`run_in_lanes` as a plain loop, one job after the other, without jit; for one seed.
 
-    Args:
-        phase_of, source, table: as in `run_in_lanes`.
-        clients: int32 [1, R], the ids that exceptions name.
+    Exceptions name the job's client, int32 [1, R].
     """
     broadcast, data = source.of(0)
     phase = phase_of(data)

@@ -57,16 +57,10 @@ def words_of(measures: Iterable[str]) -> dict[str, str]:
 def measure(
     measures: Iterable[str], logits: jax.Array, labels: jax.Array, num_training: jax.Array
 ) -> dict[str, jax.Array]:
-    """Computes measures from the logits of a set.
+    """Measures of a set, by name (without the set's name), each from 0 to 1.
 
-    Args:
-        measures: names of `MEASURES`; 'knn', see `knn_accuracy`, and `OF_OUTPUTS` are ignored.
-        logits: [n, C].
-        labels: int32 [n].
-        num_training: int [C], training images of each class; read by 'shots'.
-
-    Returns:
-        Name (without the set's name) -> a value from 0 to 1.
+    Logits are [n, C], labels int32 [n]; `num_training`, int [C], the training images of each class, is read by 'shots'.
+    Of the names, 'knn' (see `knn_accuracy`) and `OF_OUTPUTS` are ignored.
     """
     matrix = confusion_matrix(labels, jnp.argmax(logits, axis=1), logits.shape[1])
     found = measure_predictions(measures, matrix, num_training)
@@ -95,13 +89,9 @@ def measure_outputs(
     """The measures `OF_OUTPUTS` of a model's outputs on n examples, on the host.
 
     With two classes sensitivity and specificity are of the second class, which counts as the positive one. With more
-    they are means over the classes that occur, each against all others.
-
-    Args:
-        labels, predictions: int [n].
-        num_classes: C of the model.
-        confidences: float [n], the largest probability of each example; None: no calibration error.
-        ranks: int [n], how many classes are more probable than the true one; None: no top-5 accuracy.
+    they are means over the classes that occur, each against all others. `confidences`, float [n], are the largest
+    probabilities; None: no calibration error. `ranks`, int [n], say how many classes are more probable than the true
+    one; None: no top-5 accuracy.
 
     Source: scikit-learn's functions; the calibration error is that of Guo et al., "On Calibration of Modern Neural
     Networks", ICML 2017, the mean over 15 bins of equal width of |accuracy - mean confidence|, by their examples.
@@ -136,21 +126,16 @@ def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, num_classes: int
 
 
 def balanced_accuracy(matrix: jax.Array) -> jax.Array:
-    """The mean recall over the classes that occur, from a confusion matrix.
-
-    Source: scikit-learn's `balanced_accuracy_score`.
-    """
+    """The mean recall over the classes that occur, as scikit-learn's `balanced_accuracy_score`."""
     images = jnp.sum(matrix, axis=1)
     return _mean(jnp.diag(matrix) / jnp.maximum(images, 1), images > 0)
 
 
 def macro_precision(matrix: jax.Array) -> jax.Array:
-    """The mean precision over classes, from a confusion matrix.
+    """The mean precision over classes, as scikit-learn's `precision_score` with average='macro' and zero_division=0.
 
     A class that occurs but is never predicted has precision 0. A class that neither occurs nor is predicted is left
     out.
-
-    Source: scikit-learn's `precision_score` with average='macro' and zero_division=0.
     """
     images, predicted = jnp.sum(matrix, axis=1), jnp.sum(matrix, axis=0)
     return _mean(jnp.diag(matrix) / jnp.maximum(predicted, 1), images + predicted > 0)
@@ -160,11 +145,7 @@ FEW, MANY = 20, 100  # a class with fewer training images than the first has few
 
 
 def by_shots(matrix: jax.Array, num_training: jax.Array) -> dict[str, jax.Array]:
-    """Balanced accuracy of the classes with many, a medium number of, and few training images.
-
-    Args:
-        matrix: int [C, C], a confusion matrix.
-        num_training: int [C], training images of each class.
+    """Balanced accuracy of the classes with many, a medium number of, and few training images, whose number is int [C].
 
     Source: Liu et al., "Large-Scale Long-Tailed Recognition in an Open World", CVPR 2019.
     """
@@ -176,14 +157,10 @@ def by_shots(matrix: jax.Array, num_training: jax.Array) -> dict[str, jax.Array]
 
 
 def macro_auc(probabilities: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean over classes of the area under the ROC curve of one class against all others.
+    """The mean over classes of the area under the ROC curve of one class against all others, from scores [n, C].
 
     The area is the probability that an image of the class has a larger score for it than an image of another class;
     equal scores count half. A class with no image or with all images is left out.
-
-    Args:
-        probabilities: [n, C], scores.
-        labels: int [n].
 
     Source: scikit-learn's `roc_auc_score` with multi_class='ovr' and average='macro', which refuses absent classes.
     """
@@ -211,18 +188,11 @@ def roc_area(scores: jax.Array, is_one: jax.Array) -> jax.Array:
 
 
 def open_set(logits: jax.Array, labels: jax.Array, unknown: jax.Array) -> dict[str, jax.Array]:
-    """Measures how well the largest softmax probability tells a set's images from unknown images.
+    """How well the largest softmax probability tells a set's images from unknown images; logits are [n, C] and [m, C].
 
     An image counts as unknown if this probability is below a threshold: the largest one that keeps 95 % of the set.
-
-    Args:
-        logits: [n, C], logits of the set, whose classes the model knows.
-        labels: int32 [n].
-        unknown: [m, C], logits of images of no class of the model.
-
-    Returns:
-        `auroc`, the area under the ROC curve of known against unknown images; `open_accuracy`, the share of the n + m
-        images that are right: known images not below the threshold with the right class, and unknown images below it.
+    `auroc` is the area under the ROC curve of known against unknown images; `open_accuracy` the share of the n + m
+    images that are right: known images not below the threshold with the right class, and unknown images below it.
 
     Source: Hendrycks and Gimpel, "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural
     Networks", ICLR 2017 (the score and the area); Liang et al., "Enhancing the Reliability of Out-of-distribution Image
@@ -246,17 +216,10 @@ def knn_accuracy(
     num_classes: int,
     neighbours: int = 200,
 ) -> jax.Array:
-    """The accuracy of a k-nearest-neighbour classifier on features, with cosine similarity.
+    """The accuracy of a k-nearest-neighbour classifier on features, float32 [n, F], with cosine similarity.
 
-    Each of the k nearest labelled images votes for its class with weight exp(cos / 0.1).
-
-    Args:
-        features: float32 [n, F].
-        labels: int32 [n].
-        known: float32 [S, F], features of the labelled images.
-        known_labels: int32 [S].
-        num_classes: C.
-        neighbours: k; if it is larger than S, all S images vote.
+    Each of the k nearest (at most S) of the known features, float32 [S, F], votes for its class with weight
+    exp(cos / 0.1).
 
     Source: Wu et al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", CVPR 2018.
     """

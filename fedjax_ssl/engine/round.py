@@ -161,11 +161,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
 def before_clients(
     problem: Problem, method: Method, state: State, data: FederatedData, keys: RoundKeys
 ) -> tuple[State, Sent, Metrics]:
-    """Runs the stages before local training: `select`, `server_before`, `broadcast`, `personal`.
-
-    Returns:
-        The state, the messages, and the metrics of the server's training.
-    """
+    """The stages before local training; returns the state, the messages, and the metrics of the server's training."""
     selection, data = select_of(problem, method)(state, data, keys.select), data.seen
     with jax.named_scope("server"):
         state, metrics = method.server_before(state, data, keys.server_before)
@@ -176,14 +172,7 @@ def before_clients(
 
 
 def received_rows(config: Any, data: FederatedData, result: CohortResult, accepted: jax.Array) -> Received:
-    """A cohort's uploads, including those not accepted, with the ids and example counts of their clients.
-
-    Args:
-        config: the configuration; attackers may report false counts.
-        data: the federation's data.
-        result: the cohort's results, of all turns.
-        accepted: bool [R], see `accepted_rows`.
-    """
+    """A cohort's uploads, also those not `accepted`, with ids and example counts; attackers may lie about counts."""
     sizes = _sizes(data, result)
     num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
     if data.attackers is not None:
@@ -205,18 +194,8 @@ def aggregate_uploads(
 ) -> tuple[State, Metrics, jax.Array]:
     """Makes the new model from the uploads. Uploads that are not accepted are dropped and counted.
 
-    Args:
-        problem: the run's `Problem`.
-        method: the run's `Method`.
-        state: its model is the one that was sent.
-        data: the federation's data.
-        sent: the server's messages.
-        result: the cohort's results.
-        received: the uploads.
-        keys: the round's keys.
-
-    Returns:
-        The state, the metrics, and whether the round is usable (False if every upload was dropped).
+    The state's model is the one that was sent. Returns the state, the metrics, and whether the round is usable (False
+    if every upload was dropped).
     """
     config, num_jobs = problem.config, len(sent.selection.clients)
     arrived, late, of_delivery = delivered(

@@ -36,15 +36,8 @@ def train_clients(
     """Trains the cohorts of a selection one after the other in one program (`lax.scan`).
 
     Memory that training updated is written back if the upload is accepted; memory that labelling updated is always
-    written back. The next turn starts with this memory.
-
-    Args:
-        options: the configuration.
-        method: its labelling and its phases are run.
-        data, lanes, debug: as in `train_cohort`.
-        state: has the memory of the clients `data.ids`, leaves [K', ...].
-        sent: the M jobs and the messages to their clients.
-        key: the round's PRNG key for the clients, the same in all turns; jobs fold client and group into it.
+    written back. The next turn starts with this memory. `options` is the configuration; `key` is the round's for the
+    clients, the same in all turns, since jobs fold client and group into it; the others are as in `train_cohort`.
 
     Returns:
         The state with the memory after the last turn; the results of all turns, without the memory; and which uploads

@@ -76,12 +76,10 @@ METHODS: dict[str, Entry] = {
 
 
 def find_method(name: str) -> Entry:
-    """Returns the entry of a method.
+    """The entry of a library or registered method, or of an import path MODULE:NAME or FILE.py:NAME.
 
-    Args:
-        name: the name of a library or registered method; or an import path MODULE:NAME or FILE.py:NAME, where NAME is
-            an `Entry` or a function from a Problem to a Method. A method with an import path is called NAME, or FILE
-            if the path is FILE.py:ENTRY, as in the library's own files.
+    There NAME is an `Entry` or a function from a Problem to a Method. Such a method is called NAME, or FILE if the path
+    is FILE.py:ENTRY, as in the library's own files.
 
     Raises:
         UserError: no method has this name.
@@ -129,11 +127,8 @@ def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -
     """Registers a method from outside the library, such as a notebook's, under a name for configurations.
 
     Registration lasts for this process; register the method again before resuming its runs. A second registration under
-    the same name replaces the first.
-
-    Args:
-        name: the value of `config.method` that selects the method.
-        factory: a whole `Entry`; or a function from a Problem to a Method, with fields of `Entry` in `entry`.
+    the same name replaces the first. `factory` is a whole `Entry`; or a function from a Problem to a Method, with
+    fields of `Entry` in `entry`.
 
     Raises:
         UserError: the name is not a Python name or is taken, or the entry is invalid, see `check_entry`.

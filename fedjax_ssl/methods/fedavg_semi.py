@@ -5,12 +5,8 @@ the others for none. What differs from FedAvg:
   1. clients with labels minimise cross-entropy, the others train on the labels that the received model gives their
      images, weighted by `config.confidence` (FlexMatch in the paper);
   2. the mean is l1 times that of labelled clients, weighted by images, plus l2 times that of the others, weighted by
-     the pseudo-labels they trained on. So unlabelled clients, however many, cannot outvote those with labels. Without
-     any pseudo-label the labelled clients have all the weight.
-Weights apply to all that is uploaded, including running statistics. A client with images of both kinds trains on one
-after the other and counts in both means.
-
-`fedavg_semi.unlabelled_weights='uniform'` is the fair comparison for SemiAnAgg, whose weights stay nearly uniform.
+     the pseudo-labels they trained on. Without any pseudo-label the labelled clients have all the weight.
+A client with images of both kinds trains on one after the other and counts in both means.
 """
 
 import functools

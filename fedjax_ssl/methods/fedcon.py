@@ -7,11 +7,8 @@ Long, Wang, Wang, Xiao and Ma, 2021 (arXiv 2109.04533). Clients have no labels a
   3. the server trains on two weak views of its images, with cross-entropy and consistency with a second network, the
      moving average of the first.
 
-This follows the public code, as the paper's text was not available. There the order of a round is server, test,
-clients, mean; here it is clients, mean, server, test, so that the tested model has a classifier trained for its
-backbone. Its bugs, and which of them `replica` and the variant `code` have, are in docs/methods/fedcon.md. Other
-papers' results of its baselines show the server's training with disturbed statistics, for it never trains their
-clients.
+The paper's text was not available; this follows the public code. docs/methods/fedcon.md has its bugs, and which of them
+`replica` and the variant `code` have.
 """
 
 from collections.abc import Mapping
@@ -116,8 +113,7 @@ def fedcon(problem: Problem) -> Method:
         clients = {PROJECTOR: drawn, TARGET: backbones, SEEN: jnp.zeros(len(keys), bool)}
         server = {STUDENT: select(state.model.params, CLASSIFIER)} if options.replica else {}
         return state._replace(
-            server={**state.server, **server},
-            clients={**clients, **own_optimizers(problem, data, trained, TRAINED)},
+            server={**state.server, **server}, clients={**clients, **own_optimizers(problem, data, trained, TRAINED)}
         )
 
     def broadcast(state: State, data: FederatedData, key: jax.Array):

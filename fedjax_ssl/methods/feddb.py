@@ -9,11 +9,6 @@ Zhu et al., IJCAI 2024 (arXiv 2405.19789). For clients with labels for a few of 
   5. clients send P_k, and the server averages the models with weights a for which sum_k a_k P_k is near uniform.
 
 The paper's text was not available: this follows its abstract and its public code (GuogangZhu/FedDB, commit 9f9248e).
-The code's solver for 5 hardly moves the weights from 1 / M (src/modules/modules.py:59-68), because each of its 100
-steps ends in a softmax and has a weight decay of 0.9. `feddb.solver` = 'exact' minimises the objective.
-
-As in the code, a client without a confident label trains on its labelled images in batches. A client without labels,
-which the code does not have, trains on its confident images alone; this is our choice.
 """
 
 import functools

@@ -28,11 +28,7 @@ from fedjax_ssl.ops.trees import moving_average, repeated, select
 
 ONLINE, DIVERGENCE, SCALE = "online", "divergence", "scale"  # a client's memory; a scale of 0 means none yet
 DECAY = 0.99  # of the target in each step
-VARIANTS: Variants = {
-    "paper": EXPERIMENT,
-    "code": {"fedema.replica": True},
-    "constant": {"fedema.scale": 1.0},
-}
+VARIANTS: Variants = {"paper": EXPERIMENT, "code": {"fedema.replica": True}, "constant": {"fedema.scale": 1.0}}
 
 
 def defaults() -> Section:
@@ -76,10 +72,7 @@ def fedema(problem: Problem) -> Method:
         return {**byol.own_targets(data, model), **repeated(memory, len(data.ids))}
 
     phase = byol.byol_phase(
-        problem,
-        byol.OnlineRule(begin, leave, is_new),
-        decay=DECAY,
-        alias_first_target=options.replica,
+        problem, byol.OnlineRule(begin, leave, is_new), decay=DECAY, alias_first_target=options.replica
     )
     return self_supervised(problem, (phase,), own, parts=byol.ONLINE)
 

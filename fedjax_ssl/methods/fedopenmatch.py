@@ -11,10 +11,7 @@ FixMatch:
      predictions.
 
 The paper's text was not available: 2 to 4 follow its abstract; 1, the entropy in 4 and the weights are OpenMatch's
-(Saito et al., NeurIPS 2021, arXiv 2105.14148; VisionLearningGroup/OP_Match, commit 3366d79). OpenMatch's head has two
-logits for each class; this head has their difference. The squared difference of logits in 4 is inferred, and that its
-weight multiplies the mean over classes; OpenMatch's multiplies a sum. The abstract also names a logit adjustment, which
-is left out, because it does not say what is adjusted.
+(Saito et al., NeurIPS 2021, arXiv 2105.14148). docs/methods/fedopenmatch.md says what is inferred.
 """
 
 import jax

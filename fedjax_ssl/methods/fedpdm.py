@@ -5,17 +5,11 @@ FixMatch:
   1. a client estimates the class shares of its unlabelled images: the histogram of the received model's labels,
      averaged over rounds, uniform at first;
   2. before pseudo-labels are made, the received model's probabilities of all unlabelled images are matched to the
-     shares estimated so far, by optimal transport (Sinkhorn's iterations): a class that is predicted too often loses
-     images to the others;
-  3. an upload is weighted by the number of labels, given and accepted, that it was trained on;
-  4. with `fedpdm.adjustment` both losses add the log of the class shares to the logits;
-  5. with `fedpdm.ema_decay` a client with unlabelled images uploads the moving average of its models over the steps
-     of the round.
+     shares estimated so far, by optimal transport: a class that is predicted too often loses images to the others;
+  3. an upload is weighted by the number of labels, given and accepted, that it was trained on.
 
-The paper's text was not available: this follows its abstract and its public code (ldpbuaa/FedPDM, commit 0b835db;
-fed/sessions/pdmprocess.py, fed/pretty/pdm.py). Here labels are made once a round, from one weak view of each image, and
-all images are matched at once. The code instead matches batch by batch in the first local epoch, with what earlier
-rounds stored for the other images; in later epochs it takes a new view in each step and keeps the classes' scaling.
+The paper's text was not available: this follows its abstract and its public code (ldpbuaa/FedPDM, commit 0b835db);
+docs/methods/fedpdm.md has the differences.
 """
 
 from typing import Any

@@ -3,17 +3,14 @@
 Zhang et al., IEEE Big Data 2021 (arXiv 2008.11364). What differs from FedAvg+FixMatch:
   1. users (clients) and server train at the same time, and are averaged every T steps instead of epochs: a round is T
      steps;
-  2. grouping-based averaging: a round has a place for each of its users. Places form groups, and each group has a
-     replica of the server. First each group averages its places and its replica; then the replicas average these group
-     means. A place continues from its group's mean, so that groups learn from each other only through the replicas.
-     Users are assigned to places at random in each round. Model and momentum belong to the place and are sent to its
-     user;
+  2. a round has a place for each of its users. Places form groups, and each group has a replica of the server. First
+     each group averages its places and its replica; then the replicas average these group means. A place continues from
+     its group's mean. Users are assigned to places at random in each round. Model and momentum belong to the place and
+     are sent to its user;
   3. group normalisation instead of batch normalisation.
 
 The tested model is the replicas' model; after averaging all replicas are equal. The paper's text was not available:
-this follows its public code (jhcknzzm/SSFL-Benchmarking-Semi-supervised-Federated-Learning 9a18e89). SemiFL's tables
-use another reading, in which users continue from the replicas' mean (variant `mean_of_means`). Learning rates change
-every round; in the code they change every step.
+this follows its public code (jhcknzzm/SSFL-Benchmarking-Semi-supervised-Federated-Learning 9a18e89).
 """
 
 from typing import Any, NamedTuple
@@ -127,11 +124,7 @@ def defaults() -> Section:
 
 
 def check(problem: Problem) -> None:
-    """Checks the configuration.
-
-    Raises:
-        UserError: there are more groups than clients, or a field needs a single mean of the uploads.
-    """
+    """Raises a UserError for more groups than clients, or for a field that needs a single mean of the uploads."""
     config, places = problem.config, problem.config.clients_per_round
     if config.fedrgd.groups > places:
         raise UserError(f"fedrgd.groups is {config.fedrgd.groups}, but clients_per_round = {places}")
@@ -301,11 +294,8 @@ def train_replicas(
 ) -> tuple[Model, State, Metrics]:
     """Trains G copies of the global model for some steps of cross-entropy, each in its own random order.
 
-    If optimizers are persistent, `state.server` has an entry `CLASSIFICATION` with leaves [G, ...]. `server.epochs` is
-    ignored.
-
-    Returns:
-        The models, leaves [G, ...]; the state with their optimizers; and the mean of their `server_loss`.
+    Persistent optimizers are the entry `CLASSIFICATION` of `state.server`, leaves [G, ...]. Returns the models, leaves
+    [G, ...]; the state with their optimizers; and the mean of their `server_loss`.
     """
     remembers, plan = CLASSIFICATION in state.server, ServerPlan(supervised_loss(problem, data), epochs=0, steps=steps)
 

@@ -8,8 +8,7 @@ FedAvg:
   3. divergence-aware predictor update: a client takes the global predictor if its last training moved its encoder by
      less than a threshold; otherwise it keeps its own.
 
-The classifier is a probe at the server (`config.probe`). Targets are not sent: the public code averages them too, but
-nothing uses the average. Of the code's flags for encoders, 'online' and 'both' are implemented, 'target' is not.
+The classifier is a probe at the server (`config.probe`).
 """
 
 from typing import Any
@@ -47,11 +46,7 @@ EXPERIMENT = {  # the CIFAR-10 setting of FedU's and FedEMA's papers
     "client.learning_rate": 0.032,
     "client.clip_norm": 0.0,
 }
-VARIANTS: Variants = {
-    "paper": EXPERIMENT,
-    "code": {"fedu.replica": True},
-    "both": {"fedu.update_encoder": "both"},
-}
+VARIANTS: Variants = {"paper": EXPERIMENT, "code": {"fedu.replica": True}, "both": {"fedu.update_encoder": "both"}}
 
 
 def defaults() -> Section:

@@ -8,13 +8,7 @@ differs from SemiFL:
   2. sharpness-aware consistency (SACR): the images of D_a above a fixed high threshold (D_f) determine the worst
      perturbation of the parameters, by ASAM, under which their predictions should not change;
   3. learning-status-aware aggregation (LSAA): the less confident a client was, the larger the weight of its upload.
-There is no mixup. The paper's recipe is `strong`, and its setting is the variant `paper`.
-
-Eq. 12 is plain SAM; section 5.1 and the code use ASAM (`perturbation`). The variant `code` follows the code: the server
-trains for 50 epochs before the first round (in Algorithm 1 for its usual epochs) and keeps one optimizer through
-pre-training and rounds; the cosine schedule is created but never stepped; and statistics come from equally weighted
-batches. Only the sizes of these batches differ: the code has 10 for the server's images, in class order, and 2,048 for
-the others; here all have 250. In the code a label at the threshold counts.
+There is no mixup. docs/methods/fl2.md has the differences between paper, code and this file.
 """
 
 from typing import Any

@@ -72,13 +72,11 @@ def alternating(
     If the server has no labels (`data.labels`), it neither pre-trains nor trains, and this is FedAvg.
 
     Args:
-        problem: the run's. `server.epochs=0` skips the server's training, `server.pretrain_epochs=0` the pre-training.
+        problem, own: the run's; the method's entries of the clients' memory.
         phases: a client's work on the global model (`Broadcast`); () if no client takes part.
-        own: the method's entries of the clients' memory.
         label: makes the pseudo-labels of a round; None: there are none.
         rule: which of them count; clients keep its state with `confidence.memory='run'`. None: no such rule.
-        parts: the parts of the model that clients train and upload.
-        aggregation: aggregates these parts; None: the chain of `config.aggregation`.
+        parts, aggregation: the parts that clients train, and their aggregation; None: that of `config.aggregation`.
         server_loss: the server's loss, which trains `parts`; None: cross-entropy of backbone and classifier.
     """
     config, aggregation = problem.config, aggregation or fedavg(problem, parts=parts)
@@ -90,11 +88,7 @@ def alternating(
         optimizers = own_optimizers(problem, data, model, parts) if phases else {}
         states = own_confidence(problem, data, rule) if rule else {}
         return state._replace(
-            server={
-                **aggregation.init(model.params),
-                **own_optimizer(problem, model, at_server),
-                **state.server,
-            },
+            server={**aggregation.init(model.params), **own_optimizer(problem, model, at_server), **state.server},
             clients={**optimizers, **states, **(own(data, model) if own else {})},
         )
 
@@ -180,10 +174,8 @@ def trained_by_role(
     Labelled clients are weighted by their labelled images (SemiAnAgg, eq. 2 and 6); `share` is the weight of all of
     them together. `unlabelled` is a function of the received uploads to each one's weight among the clients without
     labels, float32 [R]; None: a single mean over all clients, weighted by `aggregation.weights`. For `tell` see
-    `self_training`, for `own` see `alternating`.
-
-    If a run starts from a given model (`init_from`) that lacks a classifier of the trainer, that classifier starts as a
-    copy of the given model's classifier.
+    `self_training`, for `own` see `alternating`. A classifier that a given model lacks (`init_from`) starts as a copy
+    of its classifier.
 
     ACR needs the class shares of the labelled images, so every broadcast contains them. The labelled clients report
     them once, before the first round.

@@ -4,20 +4,11 @@ Saha, Mishra and Noble, "Rethinking Semi-Supervised Federated Learning: How to c
 fully-unlabeled client imaging data", MICCAI 2023 (arXiv 2310.18815). Some clients have labels for all their images, the
 others for none. What differs from FedAvg, by the abstract:
   1. isolated aggregation: a mean is over labelled clients only, or over unlabelled clients only;
-  2. a client that receives the global model first adapts it to its images without labels (local self-supervised
-     pre-training).
+  2. a client that receives the global model first adapts it to its images without labels.
 
-**All else is inferred**, since only the abstract was available and no code is published. In this reading rounds
-alternate: labelled clients train the model that unlabelled clients left, then the reverse, so that one model is passed
-on (SemiAnAgg, TMLR 2024, describes such an alternation, which may forget). The adaptation, one pass over a client's
-images, maximises information: predictions should be confident, and spread equally over classes. Clients with labels
-minimise cross-entropy; the others train on pseudo-labels by `config.confidence`, by default FixMatch.
-
-A round in which one role trains has no metrics of the other role. Each role trains in half of the rounds: to compare
-with methods in which both roles train in every round, use twice as many rounds. With `data.labels='profile'` a client
-with any label is labelled; in its turn it also trains on its images without labels.
-
-Accuracies in SemiAnAgg's tables: SVHN 82.48, CIFAR-100 32.49, CIFAR-100-LT 16.98, ISIC 2018 68.49.
+**All else is inferred**, since only the abstract was available and no code is published: rounds alternate, so that one
+model is passed on between the roles; the adaptation maximises information; clients without labels train on
+pseudo-labels by `config.confidence`. A client with any label counts as labelled. docs/methods/isofed.md says more.
 """
 
 import jax
@@ -25,17 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import Section, is_on, word
-from fedjax_ssl.client import (
-    STANDARD,
-    At,
-    Batches,
-    Deck,
-    Examples,
-    Loss,
-    Plan,
-    local_training,
-    trained_parts_of,
-)
+from fedjax_ssl.client import STANDARD, At, Batches, Deck, Examples, Loss, Plan, local_training, trained_parts_of
 from fedjax_ssl.client.by_role import unlabelled_optimizer
 from fedjax_ssl.client.steps import going_on
 from fedjax_ssl.data.federated import FederatedData

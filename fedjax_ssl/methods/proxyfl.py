@@ -8,13 +8,9 @@ FedAvg+FixMatch with a few labels at every client:
   3. ICPL: images without a confident label are trained on as well. Each image is pulled to the proxies of its candidate
      classes and pushed away from images that share no candidate with it. For this, clients report the counts of their
      labels, and the server sends the prior of the classes.
-GPT and ICPL can be switched off separately. Without both, and with `proxyfl.loss_over='batch'` (as in the code), it is
-FixMatch with global labels. The paper's mean over confident images makes longer steps if few images are confident.
 
 Paper and public code (DuowenC/FSSLlib f732a27) differ. Defaults follow the paper, except for the server's tuning, where
-they follow the code, which produced the figures: eq. 2 measures distances to the client's other proxies instead, and
-has no margin. The variant `code` follows the code. The experiments' setting is SAGE's, see its variant `paper`,
-including the code's shared optimizer and normalisation.
+they follow the code, which produced the figures. The variant `code` follows the code; see docs/methods/proxyfl.md.
 """
 
 import functools
@@ -119,11 +115,8 @@ def contrastive_loss(
     """ICPL: pulls every image to the proxies of its candidate classes, and away from images that share none of them.
 
     The only candidate of a confident image is its label; those of other images are the classes more likely than in the
-    prior. The labels of the unlabelled images and their weights are int32 and float32 [B].
-
-    Returns:
-        The loss, float32 []; and the counts of labels by class that the client reports, float32 [C], 0 before its last
-        epoch.
+    prior. The labels of the unlabelled images and their weights are int32 and float32 [B]. Returns the loss; and the
+    counts of labels by class that the client reports, float32 [C], 0 before its last epoch.
     """
     options, num_classes, prior = problem.config.proxyfl, problem.num_classes, at.received.extra
     as_code = options.details == "code"
@@ -171,12 +164,8 @@ def disjoint_sets_losses(
 
         l_i = -log( exp(s_i) / (exp(s_i) + sum_{j in R_i} exp(z_i . z_j)) ),    R_i = {j : xi_j and xi_i disjoint}
 
-    Args:
-        vectors: float32 [B, D], unit vectors z.
-        positives: float32 [B], s_i, the similarity to the example's positive.
-        sets: bool [B, C], xi, each example's candidate classes; an example with an empty set is never a negative.
-        present: bool [B], False for padding. The loss of an absent example or of an empty set is undefined.
-        least: pairs with a lower similarity are not negatives.
+    z are unit vectors, float32 [B, D]; s (`positives`) is float32 [B]; xi (`sets`) is bool [B, C], and an example with
+    an empty set is never a negative; `present` is False for padding. Pairs less similar than `least` are no negatives.
     """
     similarities = jnp.matmul(vectors, vectors.T, precision="highest")
     shared = jnp.matmul(sets.astype(jnp.float32), sets.T.astype(jnp.float32)) > 0
@@ -220,12 +209,8 @@ def tuned_proxies(average: jax.Array, proxies: jax.Array, active: jax.Array, key
         d_j = |omega_m^c - Omega^j|
 
     A margin is added to the true distance d_c: the distance of the most isolated averaged proxy to its nearest
-    neighbour, at most `LARGEST_MARGIN`.
-
-    Args:
-        average: float32 [C, F], the averaged proxies, from which the global proxies Omega start.
-        proxies, active: the clients' proxies, float32 [R, C, F], and which rows are present, bool [R].
-        key, epochs: for shuffling in each of Q epochs. A short last batch of an epoch is trained on.
+    neighbour, at most `LARGEST_MARGIN`. The clients' proxies are float32 [R, C, F], of which the rows `active` are
+    present. The global proxies start from the `average`.
     """
     rows, num_classes = proxies.shape[:2]
     proxies = jnp.where(active[:, None, None], proxies, 0.0)

@@ -12,12 +12,7 @@ differs from FedAvg:
 
 The paper's setting starts from a model trained on the labelled client only. If a run starts from an untrained model,
 set `rscfed.teacher_statistics='received'`: with 'first' the teacher would keep that model's statistics for ever.
-
-A labelled client counts 6 times, as with the command `--un_dist=avg` in the README of xmed-lab/RSCFed@4872944. Later
-READMEs lack this argument, but the code (train_main.py:284-287 at ae35f03) still reads it. If it is empty, a labelled
-client counts 36 times; the first commit (8d9c2e7, train_main.py:328) then leaves out the
-distances. The code also adds up distances of PyTorch's batch counters; with normalisation layers these make all weights
-of a group underflow. Here they are left out, and the nearest upload always keeps a weight.
+docs/methods/rscfed.md has the differences to the public code, xmed-lab/RSCFed.
 """
 
 from collections.abc import Mapping
@@ -133,10 +128,10 @@ def own_teachers(data: FederatedData, model: Model) -> dict[str, Any]:
 def with_teacher(problem: Problem) -> Phase:
     """Makes the phase of `client.epochs` passes over a client's unlabelled images, after `labelled_phase`.
 
-    The loss is weight * sum_i |p(x_i'') - q(x_i')|^2 / B. p is the student's prediction for one weak view.
-    q = p_T^(1/T) / sum_c p_T^(1/T) is the teacher's prediction for another weak view, in evaluation mode. After step t
-    (from 0, over all rounds) teacher = a * teacher + (1 - a) * student with a = min(1 - 1 / (t + 1), 0.999). So the
-    first step copies the student. (Tarvainen and Valpola, "Mean teachers are better role models", NeurIPS 2017.)
+    The loss is weight * sum_i |p(x_i'') - q(x_i')|^2 / B. p is the student's prediction for one weak view, and
+    q = p_T^(1/T) / sum_c p_T^(1/T) the teacher's for another one, in evaluation mode. After step t (from 0, over all
+    rounds) teacher = a * teacher + (1 - a) * student with a = min(1 - 1 / (t + 1), 0.999), so that the first step
+    copies the student. (Tarvainen and Valpola, "Mean teachers are better role models", NeurIPS 2017.)
     """
     options, config, network = problem.config.rscfed, problem.config.client, problem.network
 

@@ -6,12 +6,7 @@ Liu et al., CVPR 2025 (arXiv 2503.13227). What differs from FedAvg+FixMatch with
      gap between both confidences, because under heterogeneity the local model is often confident and wrong;
   3. if the local label is not confident, the global one is the target, and an image counts if one of the two models is
      confident.
-Only the model is sent, and the mean is FedAvg's.
-
-The public code has one optimizer for all clients and rounds, so that a client starts with the momentum of the client
-before it. Clients that train side by side cannot do this; here each optimizer starts afresh. The code weights an upload
-by 2000 times the labelled plus the unlabelled images, which is uniform if clients have equally many; here
-`aggregation.weights` decides. The code's normalisation of training images is an option of `data.normalisation`.
+docs/methods/sage.md has the differences to the public code.
 """
 
 import math
@@ -48,7 +43,7 @@ VARIANTS: Variants = {
         "consistency.unlabelled_ratio": 2,
         "consistency.include_labelled": True,
         "consistency.epoch_length": "unlabelled",
-    },
+    }
 }
 
 
@@ -80,14 +75,9 @@ def sage(problem: Problem) -> Method:
 def mixed_labels(local: jax.Array, received: jax.Array, local_labels, global_labels, *, half_gap: float):
     """The mixture of both models' labels: lambda y_l + (1 - lambda) y_g, lambda = exp(-kappa |c_l - c_g|).
 
-    Args:
-        local, received: float32 [B, C], both models' probabilities of the weak views; c is the largest one.
-        local_labels, global_labels: y of both models, int32 [B], and their weights, float32 [B]; lambda is 0 if the
-            local label has no weight.
-        half_gap: |c_l - c_g| at which lambda is 1/2; kappa = ln 2 / half_gap.
-
-    Returns:
-        Targets float32 [B, C], and the larger one of both weights, float32 [B].
+    Both models have probabilities, float32 [B, C], whose largest is c, and labels y, int32 [B], with weights, float32
+    [B]; lambda is 0 if the local label has no weight. kappa = ln 2 / half_gap. Returns the targets, float32 [B, C], and
+    the larger one of both weights.
     """
     (local_labels, local_weights), (global_labels, global_weights) = local_labels, global_labels
     gap = jnp.clip(jnp.abs(jnp.max(local, axis=-1) - jnp.max(received, axis=-1)), 1e-6, 1.0)

@@ -11,11 +11,8 @@ differs from FedAvg-Semi:
      weights (eq. 6).
 
 Eq. 2 to 6 are implemented as in the public code. The weights lie between 0 and 1/(K_U - 1) for K_U clients without
-labels, and hardly differ from 1/K_U: compare with `fedavg_semi,uniform`. If a client gives a class no confident label,
-its cosine is 1; a class that no client has does not change the weights. Cosines below 0, from backbones with signed
-features, count as 0.
-
-Pseudo-labels count by `config.confidence` (FlexMatch in the paper); the variant `code` follows the code.
+labels, and hardly differ from 1/K_U: compare with `fedavg_semi,uniform`. Cosines below 0 count as 0. Pseudo-labels
+count by `config.confidence` (FlexMatch in the paper).
 """
 
 from typing import Any

@@ -6,13 +6,8 @@ Diao, Ding and Tarokh, NeurIPS 2022 (arXiv 2106.01432). What differs from FedAvg
      client, confident or not (mixup, as in MixMatch);
   3. the server aggregates with momentum, and then trains on its labelled images.
 
-The paper's own recipe is `strong` (see `fedjax_ssl/base/fields/`): static batch normalisation, a cosine schedule,
-Nesterov momentum, clipping, persistent optimizers, uniform weights, server momentum 0.5. FedAnchor's tables have SemiFL
-10 to 20 points below its own paper, probably because they use the recipe `plain`.
-
-SemiFL's public code computes normalisation statistics from batches that mix all clients' images, which clients would
-have to share; it draws mix partners anew in each epoch; and it uses PyTorch's initial classifier. The variants `paper`
-and `code` together do the same, which most likely gave the paper's figures.
+The paper's own recipe is `strong` (see `fedjax_ssl/base/fields/`). The variants `paper` and `code` together do the same
+as its public code, which most likely gave the paper's figures.
 """
 
 from fedjax_ssl.base.fields import Section, word

@@ -5,15 +5,8 @@ FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from 
 (arXiv 1812.06127), whose term mu/2 |w - w_t|^2 is `client.proximal`, a field that every method has.
 
 Clients train on their labelled images; a client without labels takes no part. A server with labels trains after each
-round. There is no strong augmentation unless `client.labelled_views` is 'both'.
-
-The variant `all_labels` is the upper bound: it reveals every label (`data.reveal_labels`), and every table marks it.
-FedAnchor's "Supervised" rows are this bound. In the paper's longer version they pre-train on the anchors and alternate
-with the server's training; in the earlier version they do not (`server.pretrain_epochs` and `server.epochs`).
-
-If some clients have labels and the others none, this method gives both bounds of that setting's papers. The upper bound
-is `all_labels`. Without it only labelled clients train, which is the lower bound. With partial participation a cohort
-may then have few or no labelled clients; the variant `labelled_cohorts` draws labelled clients only.
+round. The variant `all_labels` reveals every label and is the upper bound, which every table marks. Without it, only
+labelled clients train, which is the lower bound if some clients have labels and the others none.
 """
 
 from fedjax_ssl.base.fields import Section, word

@@ -12,15 +12,8 @@ differs from FedAvg:
 Both models are averaged by the clients' sizes, so that twice as much is sent. Each model passes both views of a batch
 as one batch of twice the size, with common batch statistics (model/SemiFed.py:34-42 of the public code).
 
-Where its public code differs (github.com/tmlr-group/Twin-sight, commit 974798a): L_n's divisor is written with the XOR
-operator, B ^ 2, which is 66 for 64 images instead of 4096, so that the term has 62 times the weight (`replica`);
-pseudo-labels are off, and if they are on, the strong view makes the label and the weak one is trained (`labels_from`).
-
-The two views are a weak and a strong one; on Fashion-MNIST two weak ones, on SVHN two of `config.views`
-(`second_view`). Pseudo-labels count by `config.confidence`, except `labels_from`: they are made in each step. SimSiam
-and BYOL instead of InfoNCE are not implemented. A client with images of both kinds (the variant `partial`) trains on
-the labelled ones first and then on the others. In the code each step on unlabelled images also has a labelled batch, so
-that it trains on labels far more often (train_semiFed_model_PD).
+A client with images of both kinds trains on the labelled ones first and then on the others. docs/methods/twin_sight.md
+has the differences to the public code (github.com/tmlr-group/Twin-sight, commit 974798a).
 """
 
 import jax
@@ -115,10 +108,9 @@ def twin_sight(problem: Problem) -> Method:
 def twin_loss(
     problem: Problem, model: Model, views: tuple[Images, Images], mask: jax.Array
 ) -> tuple[Loss, list[Outputs]]:
-    """L_i of two views by the twin, L_n of the first view by both models; each model passes both views as one batch.
+    """The weighted sum of L_i of two views by the twin and L_n of the first view by both models.
 
-    Returns:
-        The weighted sum of L_i and L_n, and the supervised model's outputs for both views.
+    Each model passes both views as one batch. Also returns the supervised model's outputs for both views.
     """
     network, options = problem.network, problem.config.twin_sight
     batch = [(list(views), mask)]
@@ -203,10 +195,5 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     companions={TWIN: lambda config: {PROJECTOR: BYOL_HEADS[PROJECTOR](config.model)}},
-    tiny={
-        "model.projector_hidden": 8,
-        "model.projector_dim": 4,
-        "confidence.threshold": 0.2,
-        "clients_per_round": 8,
-    },
+    tiny={"model.projector_hidden": 8, "model.projector_dim": 4, "confidence.threshold": 0.2, "clients_per_round": 8},
 )

@@ -19,8 +19,8 @@ def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int | Non
     """Maps `function` over the leading axis of `rows`, at most `batch_size` rows at a time on each device.
 
     The function maps a pytree with leaves [B, ...] to one with leaves [B, ...], each row independent of the others.
-    Pass indices instead of images as rows, leaves [n, ...], so that each chunk gathers its own. The batch size is the
-    largest B; None: a number that is fast on the platform.
+    Pass indices instead of images as rows, leaves [n, ...], so that each chunk gathers its own. Without a batch size it
+    is one that is fast on the platform.
     """
     count, devices = len(jax.tree.leaves(rows)[0]), num_devices()
     batch_size = batch_size or ROWS_AT_ONCE.get(platform(), MOST_ROWS)
@@ -53,10 +53,9 @@ def num_batches(count: Count, batch_size: int) -> Count:
 
 
 def batch_positions(batch: jax.Array, batch_size: int, count: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-    """The positions of batch number `batch` in a list of `count` entries.
+    """The positions of batch number `batch` in a list of `count` entries, int32 [batch_size], and their mask.
 
-    Returns:
-        The positions, int32 [batch_size], beyond the end in a short last batch; and their mask, bool [batch_size].
+    In a short last batch some positions are beyond the end.
     """
     positions = batch * batch_size + jnp.arange(batch_size)
     return positions, positions < count

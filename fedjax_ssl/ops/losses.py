@@ -22,10 +22,8 @@ def mean_present(values: jax.Array, mask: jax.Array) -> jax.Array:
 def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, weights: jax.Array | None = None) -> jax.Array:
     """Mean cross-entropy: sum_b w_b H(y_b, p_b) / (number of examples in the mask).
 
-    Args:
-        logits, mask: see above.
-        labels: int32 [B]; labels outside the mask are ignored.
-        weights: float32 or bool [B]; None: 1. With 1[confident] this is FixMatch's eq. 4, a mean over the whole batch.
+    Labels are int32 [B], weights w float32 or bool [B]; None: 1. With 1[confident] this is FixMatch's eq. 4, a mean
+    over the whole batch.
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(mask, labels, 0))
     losses = losses if weights is None else weights * losses
@@ -91,11 +89,7 @@ def negative_cosine(predictions: jax.Array, targets: jax.Array, mask: jax.Array)
 
 
 def label_contrastive_loss(
-    embeddings: jax.Array,
-    labels: jax.Array,
-    mask: jax.Array,
-    num_classes: int,
-    temperature: float,
+    embeddings: jax.Array, labels: jax.Array, mask: jax.Array, num_classes: int, temperature: float
 ) -> jax.Array:
     """The label contrastive loss of FedAnchor, eq. 1 and 2, on one batch of anchors.
 
@@ -167,10 +161,8 @@ def assignment_loss(logits: jax.Array, target_logits: jax.Array, mask: jax.Array
 def neighbourhood_loss(one: jax.Array, other: jax.Array, mask: jax.Array, replica: bool = False) -> jax.Array:
     """|Z Z^T - Z' Z'^T|_F^2 / B^2 of unit vectors: images that are near in one model should be near in the other.
 
-    Args:
-        one, other: float32 [B, D] and [B, D'], two models' features of the same images.
-        mask: bool [B]; B is the number of present images, and the divisor is at least 1.
-        replica: whether the divisor is B XOR 2 (a bug of Twin-sight's code), which is 0 for two images.
+    Features of both models are float32 [B, D] and [B, D']; B is the number of present images. With `replica` the
+    divisor is B XOR 2 (a bug of Twin-sight's code); it is at least 1.
     """
 
     def gram(features):

@@ -45,14 +45,7 @@ def step(
     """One update of the named parts; all other parts have no gradient, momentum or weight decay.
 
     A head that a loss does not use must not decay: PyTorch, which the papers use, skips parameters without a gradient.
-
-    Args:
-        loss_fn: model -> (loss [], (batch_stats, aux)).
-        optimizer, learner: the learner before the step has this optimizer's state.
-        parts: names of top-level entries of `params`.
-
-    Returns:
-        The learner after the step, and aux.
+    `loss_fn` is a function model -> (loss [], (batch_stats, aux)). Returns the learner after the step, and aux.
     """
     params, batch_stats = learner.model
     trained = select(params, parts)
@@ -72,14 +65,10 @@ def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> opt
     'sgd' is PyTorch's SGD; 'adam' (Kingma and Ba, 2015) has no momentum field. 'lars' (You et al., 2017) is SimCLR's,
     which decays by its own rule, and neither decays nor rescales biases and the scales of normalisation layers.
 
-    Args:
-        config: a section with `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping); perhaps with an
-            `optimizer` other than SGD; with `spare_classifier` the classifier is neither clipped nor decayed.
-        learning_rate: a number or a traced scalar; it is not part of the optimizer's state.
-        clip_norm: replaces the section's, if not None.
-
-    Raises:
-        UserError: the optimizer cannot spare the classifier.
+    The section of the configuration has `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping), which
+    the argument replaces; perhaps an `optimizer` other than SGD; with `spare_classifier` the classifier is neither
+    clipped nor decayed, which 'lars' refuses by a UserError. The learning rate may be traced; it is not part of the
+    optimizer's state.
     """
     clip_norm = config.clip_norm if clip_norm is None else clip_norm
     clip = optax.clip_by_global_norm(clip_norm) if is_on(clip_norm) else optax.identity()

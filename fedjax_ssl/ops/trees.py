@@ -48,9 +48,7 @@ def add_up(terms: Iterable[jax.Array]) -> jax.Array:
 def cosines(updates: Any, direction: Any) -> jax.Array:
     """Cosine similarity of each update, leaves [M, ...], to one direction, leaves [...]; 0 if either is zero.
 
-    Products do not overflow for finite numbers.
-
-    Source: FedIL eq. 26, over all parameters as one vector.
+    All parameters are one vector (FedIL eq. 26). Products do not overflow for finite numbers.
     """
     updates, direction = _scaled(updates, 1)[0], _scaled(direction, 0)[0]
     products = jax.tree.map(

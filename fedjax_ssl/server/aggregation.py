@@ -124,16 +124,14 @@ def fedavg(
 ) -> Aggregation:
     """Makes the chain of `config.aggregation`: its weights, its mean, its server optimizer.
 
-    By default this is FedAvg: the mean of the uploads, weighted by the clients' sizes.
-
-    Statistics of normalisation layers are averaged by the same rule and weights, without the optimizer. Without an
-    accepted upload the model and the optimizer state do not change.
+    By default this is FedAvg: the mean of the uploads, weighted by the clients' sizes. Statistics of normalisation
+    layers are averaged by the same rule and weights, without the optimizer. Without an accepted upload the model and
+    the optimizer state do not change.
 
     Args:
         weighted_by: the method's own weights, such as `weights_told`; None: `aggregation.weights`.
-        screened_by: see `screen`.
+        screened_by, server_model: see `screen` and `with_server_model`.
         combine: a method's own mean of the uploads; None: `config.aggregation.mean`.
-        server_model: see `with_server_model`.
         after_mean: links of the method between the mean and the server's model.
         parts: the parts of the model in the uploads.
 
@@ -217,14 +215,10 @@ def mean(kind: str = "mean", share: float = 0.0, norm_bound: float = 0.0) -> Lin
 def mean_statistics(
     kind: str, uploads: BatchStats, weights: jax.Array, otherwise: BatchStats, share: float
 ) -> BatchStats:
-    """The mean of clients' statistics by the same rule as that of their parameters, but chosen by the statistics.
+    """The mean of clients' statistics, leaves [R, ...], by the rule of their parameters, but chosen by the statistics.
 
-    A client may lie in its statistics alone, beside honest parameters.
-
-    Args:
-        kind: a name of `MEANS`.
-        uploads: leaves [R, ...], see `robust.units`.
-        weights, otherwise, share: see `robust.coordinate_median`.
+    A client may lie in its statistics alone, beside honest parameters. For the units see `robust.units`, for the other
+    arguments `robust.coordinate_median`.
     """
     if kind == "mean" or not jax.tree.leaves(uploads):
         return weighted_mean(uploads, weights, otherwise)
@@ -234,11 +228,7 @@ def mean_statistics(
 
 
 def check_own_mean(problem: Problem) -> None:
-    """Refuses settings of the mean for a method that has its own.
-
-    Raises:
-        UserError: the configuration sets one of these fields.
-    """
+    """Raises a UserError if the configuration sets a mean for a method that has its own."""
     options, name = problem.config.aggregation, problem.config.method
     if options.mean != "mean" or is_on(options.norm_bound):
         raise UserError(f"aggregation.mean and aggregation.norm_bound are not for {name}, whose mean is its own")
@@ -305,12 +295,10 @@ def group_members(received: Received, num_groups: int) -> jax.Array:
 
 
 def weighted_mean(uploads: Any, weights: jax.Array, otherwise: Any) -> Any:
-    """sum_m w_m upload_m / sum_m w_m over the leading axis, FedAvg's aggregation.
+    """sum_m w_m upload_m / sum_m w_m over the leading axis, FedAvg's aggregation; `otherwise` if all weights are 0.
 
-    Args:
-        uploads: a pytree, every leaf [R, ...]; a row of weight 0 is ignored, even if it is not finite.
-        weights: float32 [R], not negative.
-        otherwise: the pytree to return if all weights are 0.
+    Uploads have leaves [R, ...], weights are float32 [R], not negative; a row of weight 0 is ignored, even if it is not
+    finite.
     """
     total = jnp.sum(weights)
     shares = weights / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)

@@ -31,11 +31,7 @@ def with_probe(problem: Problem, method: Method) -> Method:
         rows = data.server_index
         features = network.predict_rows(state.model, data.inputs, rows, config.eval_batch_size).features
         fitted = ridge(
-            state.model.params["classifier"],
-            features,
-            data.visible_labels[rows],
-            problem.num_classes,
-            STRENGTH,
+            state.model.params["classifier"], features, data.visible_labels[rows], problem.num_classes, STRENGTH
         )
         model = state.model.with_parts(classifier=fitted)
         if epochs == 0:
@@ -57,14 +53,9 @@ def with_probe(problem: Problem, method: Method) -> Method:
 def ridge(classifier: dict[str, Any], features: jax.Array, labels: jax.Array, num_classes: int, strength: float):
     """Fits a linear classifier to one-hot labels by ridge regression; gives its parameters, for the original features.
 
-    It minimises 1/S sum_i |y_i - W z_i - b|^2 + strength |W|^2 over the features z, standardised to mean 0 and standard
-    deviation 1 over the labelled images. Constant features get weight 0. If the classifier has no bias, features are
-    not shifted.
-
-    Args:
-        classifier: parameters `kernel` [F, C] and perhaps `bias` [C]; only their names are read.
-        features, labels: float32 [S, F], int32 [S].
-        strength: above 0.
+    It minimises 1/S sum_i |y_i - W z_i - b|^2 + strength |W|^2 over the features z, float32 [S, F], standardised to
+    mean 0 and deviation 1. Constant features get weight 0. Of the given classifier only the names `kernel` [F, C] and
+    perhaps `bias` [C] are read; without a bias features are not shifted.
 
     Source: Hoerl and Kennard, "Ridge Regression", Technometrics 1970.
     """

@@ -20,11 +20,8 @@ LEAST_VARIANCE = 1e-5  # of a unit of statistics, as normalisation adds it to va
 def coordinate_median(uploads: Any, weights: jax.Array, otherwise: Any, share: float) -> Any:
     """The coordinate-wise median; for an even number of uploads the mean of the middle two.
 
-    Args:
-        uploads: leaves [R, ...]; a row of weight 0 is ignored.
-        weights: float32 [R], not negative; an upload counts if its weight is not 0.
-        otherwise: what to return if no upload counts, leaves [...].
-        share: the share of clients that may lie, here ignored.
+    Uploads have leaves [R, ...]. Those with a weight, float32 [R], above 0 count; without any the result is
+    `otherwise`, leaves [...]. The share of clients that may lie is ignored here.
 
     Source: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018, Definition 1.
     """
@@ -116,11 +113,9 @@ def geometric_median(uploads: Any, weights: jax.Array, otherwise: Any, share: fl
 def units(statistics: BatchStats, weights: jax.Array) -> BatchStats:
     """The unit of each statistic, so that distances between statistics count all channels alike.
 
-    It is the median variance of a channel over the uploads for its variance, and the root of it for its mean.
-
-    Args:
-        statistics: nested dicts whose innermost ones have `mean` and `var`, [R, ...], or moments of these names.
-        weights: float32 [R]; an upload counts if its weight is not 0.
+    It is the median variance of a channel over the uploads with a weight, float32 [R], for its variance, and the root
+    of it for its mean. Statistics are nested dicts whose innermost ones have `mean` and `var`, [R, ...], or moments of
+    these names.
     """
     if isinstance(statistics.get("var", {}), Mapping):
         return {name: units(part, weights) for name, part in statistics.items()}

@@ -11,9 +11,7 @@ from fedjax_ssl.server.aggregation import Link, own_weights
 
 
 def by_role(
-    labelled: Callable[[Received], jax.Array],
-    unlabelled: Callable[[Received], jax.Array],
-    share: float,
+    labelled: Callable[[Received], jax.Array], unlabelled: Callable[[Received], jax.Array], share: float
 ) -> Link:
     """Sets the weights w_k = l1 n_k / sum_L n + (1 - l1) u_k / sum_U u, FedAvg-Semi's mean (SemiAnAgg, eq. 2).
 

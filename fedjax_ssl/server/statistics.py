@@ -31,27 +31,22 @@ class Sums(NamedTuple):
 
 
 def make_statistics(network: Network, config: Section, source: str | None = None) -> Statistics:
-    """Makes the `statistics` stage of a method.
+    """Makes the `statistics` stage of a method, which does nothing unless the normalisation policy is 'static'.
 
-    With 'moments' the server and the clients report the moments of each layer's input, in evaluation mode, about the
-    current means. The new statistics are those of all images together, by the law of total variance. A layer's input
-    depends on the statistics of the layers below, so the exchange is repeated: after k passes the first k layers are
-    exact up to float32 rounding, whatever the statistics were before. Every image has the same weight.
+    The source is one of `SOURCES`; None: `model.statistics`. 'server': only the server's labelled images. 'cohort':
+    these and the images of this round's clients. 'all': these and all clients' images, in separate batches.
+    'all_mixed': the same images as one pool, as in SemiFL's code (its paper notes the privacy caveat). 'moments': the
+    same images by the moments of each layer's input, in evaluation mode, about the current means. The new statistics
+    are then those of all images together, by the law of total variance, and every image has the same weight. A layer's
+    input depends on the statistics of the layers below, so the exchange is repeated: after k passes the first k layers
+    are exact up to float32 rounding, whatever the statistics were before.
 
     With a robust `aggregation.mean` what clients report goes through it as well, each client with its own mean; the
-    server, which does not lie, has its weight in the mean of both.
-
-    Args:
-        network: the stage does nothing unless its normalisation policy is 'static'. With `network.gathered`, the `Sums`
-            that clients sent, the stage reads only the server's images and makes one pass.
-        config: the configuration; of `config.model` the fields that begin with `statistics` are read.
-        source: one of `SOURCES`; None: `model.statistics`. 'server': only the server's labelled images. 'cohort':
-            these and the images of this round's clients. 'all': these and all clients' images, in separate batches.
-            'all_mixed': the same images as one pool, as in SemiFL's code (its paper notes the privacy caveat).
-            'moments': the same images by their moments, as above.
+    server, which does not lie, has its weight in the mean of both. With `network.gathered`, the `Sums` that clients
+    sent, the stage reads only the server's images and makes one pass.
 
     Raises:
-        UserError: when the stage is traced: the server has no images, and `source` is 'server'.
+        UserError: when the stage is traced: the server has no images, and the source is 'server'.
     """
     if network.normalisation != "static":
         return lambda state, data, clients, key: state
@@ -101,12 +96,7 @@ def make_statistics(network: Network, config: Section, source: str | None = None
 
 
 def _by_robust_mean(told: Sums, old: BatchStats, options: Section) -> Sums:
-    """What clients told, [R, ...], as the sum of one owner: the robust mean of theirs, with the weight of all.
-
-    Args:
-        old: the statistics so far.
-        options: `config.aggregation`.
-    """
+    """What clients told, [R, ...], as the sum of one owner: the robust mean of theirs, with the weight of all."""
     means = jax.tree.map(lambda leaf: leaf / column(jnp.maximum(told.count, 1), leaf), told.total)
     found = mean_statistics(options.mean, means, told.count.astype(jnp.float32), old, options.byzantine_share)
     count = jnp.sum(told.count)[None]
@@ -143,11 +133,7 @@ def num_exchanging(network: Network, source: str, clients_per_round: int, num_cl
 
 
 def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
-    """The images of the server and of all clients as one pool, in the order of the image table.
-
-    Returns:
-        Rows, int32 [1, n], padded to the largest possible number n; and the number of images, int32 [1].
-    """
+    """The images of the server and all clients as one pool: rows, int32 [1, n], padded; and their number, int32 [1]."""
     owned = data.at_clients("model.statistics='all_mixed'", INSTEAD).at[data.server_index].set(True)
     most = len(data.server_index) + data.client_index.size
     rows = jnp.nonzero(owned, size=min(len(data.inputs), most), fill_value=0)[0]
@@ -186,16 +172,11 @@ def sum_statistics(
     """Sums the statistics of batches: SemiFL's static batch normalisation (section 3.3), or moments of layers' inputs.
 
     SemiFL's statistics are the mean over batches of their means and unbiased variances, from one forward pass in
-    training mode without augmentation.
+    training mode without augmentation. With `moments` they are `Network.input_moments`.
 
-    Args:
-        network, model: its parameters are read, and with `moments` its statistics.
-        images: uint8 [N, H, W, C], the image table.
-        batches, masks: rows, int32 [n, B], and bool [n, B]; an empty batch is left out.
-        weights: one of `WEIGHTS`: each non-empty batch has weight 1 ('batches'), or its number of images ('samples').
-            With `moments` it is always the number of images.
-        moments: whether to report `Network.input_moments` instead of the batches' statistics.
-        num_owners: R, whose sums are kept apart; each has as many of the batches, one owner after the other.
+    Batches are rows of the image table, int32 [n, B], with masks, bool [n, B]; an empty batch is left out. A batch has
+    the weight 1 ('batches'), or its number of images ('samples', and always with `moments`). The sums of R owners are
+    kept apart; each has as many of the batches, one owner after the other.
     """
     counts = jnp.sum(masks, axis=1) if moments or weights == "samples" else jnp.any(masks, axis=1)
     of_batch = network.input_moments if moments else network.batch_statistics

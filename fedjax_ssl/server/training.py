@@ -58,9 +58,8 @@ def train_on_server_labels(
 ) -> tuple[State, Metrics]:
     """Trains the state's model as planned, with the optimizer of `config.server` at the learning rate `rate`.
 
-    Returns:
-        The state with the trained model (and the optimizer's state in its entry), and the mean of each metric over the
-        steps of the last epoch. Without steps or images the state is returned unchanged.
+    Returns the state with the trained model (and the optimizer's state in its entry), and the mean of each metric over
+    the steps of the last epoch. Without steps or images the state is returned unchanged.
     """
     labelled, config = data.server_index, problem.config.server
     batch_size = min(plan.batch_size or config.batch_size, len(labelled))
@@ -162,14 +161,9 @@ def supervised_loss(problem: Problem, data: FederatedData) -> ServerLoss:
 def supervised_mixup_loss(problem: Problem, data: FederatedData, alpha: float, mix_weight: float) -> ServerLoss:
     """The clients' fix and mix losses, on all of the server's images (FedAnchor's earlier version, section 3.5).
 
-    Args:
-        problem, data: the run's; `server.augmentation` is that of the fix set.
-        alpha: a in lambda ~ Beta(a, a), one lambda for each batch.
-        mix_weight: b in L_fix + b L_mix, eq. 10.
-
-    Returns:
-        The loss. Its metrics are `server_loss` on the batch and `server_mix_loss` on mixtures of the batch with images
-        drawn with replacement from all of the server's images.
+    a is `alpha` in lambda ~ Beta(a, a), one for each batch; b is `mix_weight` in L_fix + b L_mix, eq. 10. The fix set
+    has `server.augmentation`. Metrics are `server_loss` on the batch and `server_mix_loss` on mixtures of the batch
+    with images drawn with replacement from all of the server's images.
     """
     augment = {"strong": problem.strong, "weak": problem.weak}[problem.config.server.augmentation]
 

@@ -101,13 +101,9 @@ ATTACKS: dict[str, Callable[[AttackersView, float], dict[str, jax.Array]]] = {
 def attacked(
     options: Any, uploads: Any, broadcast: Broadcast, lies: jax.Array, honest: jax.Array, keys: jax.Array
 ) -> Any:
-    """Replaces the attackers' uploads. Only parameters are replaced; statistics and metadata stay as they are.
+    """Replaces the attackers' uploads, leaves [R, ...]. Only parameters are replaced; the rest stays as it is.
 
-    Args:
-        options: `config.attack`.
-        uploads: Upload with leaves [R, ...].
-        broadcast: the broadcast of this round.
-        lies, honest, keys: see `AttackersView`.
+    `options` is `config.attack`; for lies, honest and keys see `AttackersView`.
     """
     if options.kind not in ATTACKS:
         return uploads

@@ -17,14 +17,7 @@ VALUE_BYTES, INDEX_BYTES, SCALE_BYTES = 4, 4, 4
 
 
 def int8(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[str, jax.Array]:
-    """Rounds the numbers x of each tensor to k max|x| / 127, with integers k from -127 to 127.
-
-    The rounding is random and unbiased.
-
-    Args:
-        update: leaves [...], by path.
-        key: PRNG key for the rounding.
-        share: ignored.
+    """Rounds the numbers x of each tensor to k max|x| / 127, with integers k from -127 to 127; random and unbiased.
 
     Source: Alistarh et al., QSGD, NeurIPS 2017, section 3.1, scaled by the largest number instead of the norm.
     """
@@ -39,12 +32,7 @@ def int8(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[str
 
 
 def top_k(update: dict[str, jax.Array], key: jax.Array, share: float) -> dict[str, jax.Array]:
-    """Keeps the numbers with the largest absolute values over all tensors; the others become 0.
-
-    Args:
-        update: leaves [...], by path.
-        key: ignored.
-        share: the largest ceil(share d) of d numbers are sent.
+    """Keeps the ceil(share d) of d numbers with the largest absolute values over all tensors; the others become 0.
 
     Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018, Definition 2.1.
     """
@@ -76,13 +64,10 @@ def remembers(options: Any) -> bool:
 def compressed(
     options: Any, changes: dict[str, jax.Array], lost: dict[str, jax.Array] | None, keys: jax.Array
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array] | None]:
-    """Compresses a cohort's updates. Returns them as they arrive, and each client's accumulated compression error.
+    """Compresses a cohort's updates, leaves [R, ...] by path, each with its own key.
 
-    Args:
-        options: `config.compression`.
-        changes: leaves [R, ...], by path.
-        lost: the accumulated errors of earlier rounds, leaves [R, ...]; None: no error feedback.
-        keys: [R], a PRNG key for each update.
+    `lost` is each client's accumulated compression error of earlier rounds; None: no error feedback. Returns the
+    updates as they arrive, and the new errors.
     """
     rule = COMPRESSIONS[options.kind]
     wanted = changes if lost is None else jax.tree.map(jnp.add, changes, lost)
@@ -91,12 +76,7 @@ def compressed(
 
 
 def compressed_bytes(options: Any, params: Any) -> int:
-    """Bytes of a compressed update.
-
-    Args:
-        options: `config.compression`.
-        params: what one client sends, as arrays or shapes.
-    """
+    """Bytes of a compressed update of parameters, as arrays or shapes."""
     leaves = jax.tree.leaves(params)
     size = sum(leaf.size for leaf in leaves)
     if options.kind == "int8":

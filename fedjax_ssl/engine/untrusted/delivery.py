@@ -39,11 +39,7 @@ class Late(NamedTuple):
 
 
 def present_jobs(options: Any, selection: Selection, key: jax.Array) -> jax.Array | None:
-    """The jobs of a selection that are run: bool [M]; None: all.
-
-    Args:
-        selection: the round's selection; its absent rows stay absent.
-    """
+    """The jobs of a selection that are run: bool [M]; None: all. Absent rows stay absent."""
     never = options.availability.never
     if not is_on(never):
         return selection.present
@@ -63,10 +59,7 @@ def first_memory(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The initial entries of `State.clients` and `State.server` for compression and late uploads.
 
-    Args:
-        upload: one client's upload, as shapes.
-        selection: a round's selection of M rows, as shapes.
-        num_clients: K.
+    One client's upload and a round's selection of M rows are given as shapes; `num_clients` is K.
     """
 
     def zeros(tree: Any, number: int) -> Any:
@@ -94,11 +87,8 @@ def transmitted(
 ) -> CohortResult:
     """A cohort's result with its uploads as the network delivers them.
 
-    Args:
-        memory: the memory of the clients `data.ids`, leaves [K', ...].
-
-    Returns:
-        The result; its `memory_of_steps`, which is kept if the upload is accepted, also has the compression errors.
+    `memory` is that of the clients `data.ids`, leaves [K', ...]. The result's `memory_of_steps`, which is kept if the
+    upload is accepted, also has the compression errors.
     """
     uploads = result.upload
     if is_on(options.aggregation.clip_norm):
@@ -140,14 +130,8 @@ def delivered(
 ) -> tuple[Received, dict[str, Any], Metrics]:
     """What arrives in a round: its uploads that are not late, and the late uploads of the previous round.
 
-    Args:
-        received: all uploads of the round, R rows.
-        job: int32 [R], each upload's row in the `Selection`; any number for padding.
-        num_jobs: M, the rows of the selection.
-        server: the server's memory.
-
-    Returns:
-        What arrives; the server's memory entry; and the metric `late_uploads`, the late uploads of this round.
+    `job` is each upload's row in the `Selection` of `num_jobs` rows, int32 [R], any number for padding. Returns what
+    arrives; the server's memory entry; and the metric `late_uploads`, the late uploads of this round.
     """
     late = options.availability.late
     if not is_on(late):

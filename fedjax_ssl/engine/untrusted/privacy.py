@@ -36,17 +36,7 @@ def one_private_upload(
     """Replaces a round's uploads by one, w + (sum_m clip(w_m - w) + N(0, (z S)^2)) / M, with clipping norm S.
 
     An upload that is missing or not accepted adds 0 to the sum; without uploads only the noise is left. M is always
-    `clients_per_round`.
-
-    Args:
-        options: the configuration; S is `aggregation.clip_norm`, z is `privacy.noise`.
-        received: R rows; statistics and metadata are ignored.
-        broadcast: the broadcast of this round.
-        secret: the run's.
-        round_number: rounds done before.
-
-    Returns:
-        Received with one row.
+    `clients_per_round`, S is `aggregation.clip_norm`, z is `privacy.noise`. Statistics and metadata are ignored.
     """
     bound = options.aggregation.clip_norm
     changes = changed_by(received.uploads.model.params, broadcast)
@@ -75,9 +65,6 @@ def private_cohort(options: Any) -> Select:
 
     With `privacy.cohorts='poisson'` each client joins independently with probability M / K, and the selection has
     enough rows for a cohort with probability 1 - `OVERFLOW`. With 'fixed' M clients are drawn without replacement.
-
-    Args:
-        options: the configuration.
     """
     num_clients, expected = options.num_clients, options.clients_per_round
     if options.privacy.cohorts == "fixed":

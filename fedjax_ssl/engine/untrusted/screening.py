@@ -22,18 +22,10 @@ def longest_update(config: Any) -> float:
 
 
 def accepted_rows(result: CohortResult, broadcast: Broadcast, longest: float) -> jax.Array:
-    """Whether each row has an upload that is finite and not far longer than the others.
+    """Whether each row has an upload that is finite and not far longer than the others: bool [R].
 
-    Args:
-        result: the cohort's results.
-        broadcast: the broadcast of this round.
-        longest: the largest accepted length, in medians, see `too_long`; 0: any length.
-
-    Returns:
-        bool [R].
-
-    Raises:
-        UserError: nothing is uploaded.
+    `longest` is the largest accepted length, in medians, see `too_long`; 0: any length. A UserError if a method uploads
+    nothing.
     """
     if not jax.tree.leaves(result.upload.model):
         raise UserError(WITHOUT_PARAMETERS)
@@ -47,18 +39,9 @@ def too_long(sent: Model, broadcast: Broadcast, counted: jax.Array, times: float
     """Whether each upload is far longer than the others. A client that sends 1e30 everywhere would dominate the mean.
 
     Lengths are Euclidean norms of an upload's change: of all parameters as one vector, and separately of all
-    statistics. The median is the lower median, so that of two uploads it is the shorter one. If it is 0, because most
-    uploads have not changed, the length of the broadcast replaces it. An upload whose change is no longer than the
-    broadcast is never too long, however little the others have changed.
-
-    Args:
-        sent: leaves [R, ...].
-        broadcast: the broadcast of this round; parts that are missing in its model count as 0.
-        counted: bool [R], the uploads over which the median is taken.
-        times: the largest length that is not too long, in medians.
-
-    Returns:
-        bool [R].
+    statistics. The bound is `times` the lower median of the uploads that count, bool [R], so that of two uploads it is
+    the shorter one. If it is 0, because most uploads have not changed, the length of the broadcast replaces it. An
+    upload whose change is no longer than the broadcast is never too long, however little the others have changed.
     """
     found = jnp.zeros(counted.shape, bool)
     for part in Model._fields:

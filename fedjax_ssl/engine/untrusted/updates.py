@@ -8,15 +8,9 @@ from fedjax_ssl.ops.sgd import Model
 
 
 def changed_by(sent: Any, broadcast: Any, part: str = "params") -> dict[str, jax.Array]:
-    """The change of each leaf in the uploads; for a leaf that was not broadcast, the leaf itself.
+    """The change of each leaf in the uploads, [R, ...] by path; for a leaf that was not broadcast, the leaf itself.
 
-    Args:
-        sent: parameters or statistics of uploads, leaves [R, ...].
-        broadcast: the broadcast of this round.
-        part: the field of `Model` that `sent` belongs to.
-
-    Returns:
-        By path, leaves [R, ...].
+    `sent` is the field `part` of the uploads' models.
     """
     known = received_by_path(broadcast, part)
     return {

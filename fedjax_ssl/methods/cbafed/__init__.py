@@ -2,18 +2,16 @@
 
 Li, Li and Wang, CVPR 2023. Some clients have labels for all their images, the others for none. What differs from
 FedAvg:
-  1. in the first stage only clients with labels train, an epoch in each round (`cbafed.warm_up_rounds`; or start from
-     the model of another run);
+  1. in the first stage only clients with labels train, an epoch in each round (`cbafed.warm_up_rounds`);
   2. in the second stage all clients take part. Once a round the received model labels weak views. Each class has a
      threshold: the higher the class's share of all given labels and of the last round's pseudo-labels, the higher the
      threshold. An image below the threshold gets its second most likely class if that class is rare;
   3. clients without labels make one pass over the same views that were labelled; clients with labels make several
      passes over all their images. An upload's weight is the number of labels that it was trained on;
-  4. residual connections over time: every few epochs a labelled client's model is averaged with an earlier record of
-     itself, and every few rounds the global model is. Both include normalisation statistics.
+  4. every few epochs a labelled client's model is averaged with an earlier record of itself, and every few rounds the
+     global model is.
 
-A last batch with a single image is skipped, as in the code, because its batch statistics would be that image. A client
-that takes no part in a round counts with the labels of its last round. docs/methods/cbafed.md has further differences.
+docs/methods/cbafed.md has the differences to the public code.
 """
 
 from typing import NamedTuple
@@ -203,7 +201,9 @@ def on_accepted_labels(problem: Problem) -> Phase:
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         accepted, (_, order_keys) = cohort.labels.report.qualified, split_keys(cohort)
         deck = Deck.shuffled(Examples.of(data, cohort), accepted, order_keys, config.epochs)
-        deck = deck._replace(size=deck.size - (deck.size % config.batch_size == 1))  # skips a last batch of one image
+        deck = deck._replace(
+            size=deck.size - (deck.size % config.batch_size == 1)
+        )  # skips a last batch of one image, as in the code
         num_steps = deck.num_steps(config.batch_size)
         return Plan({"unlabelled": deck}, num_steps, takes_part=jnp.any(accepted, axis=1))
 
@@ -231,10 +231,5 @@ ENTRY = Entry(
     variants=VARIANTS,
     confidence=("debias",),
     advice=lambda config: labels_alone(config, "cbafed.warm_up_rounds"),
-    tiny={
-        "cbafed.labelled_epochs": 3,
-        "cbafed.cap": 0.12,
-        "cbafed.residual_every": 1,
-        "clients_per_round": 8,
-    },
+    tiny={"cbafed.labelled_epochs": 3, "cbafed.cap": 0.12, "cbafed.residual_every": 1, "clients_per_round": 8},
 )

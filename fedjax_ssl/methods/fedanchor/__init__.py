@@ -1,13 +1,9 @@
 """FedAnchor: Enhancing Federated Semi-Supervised Learning with Label Contrastive Loss for Unlabeled Clients.
 
-Qiu et al., 2024 (arXiv 2402.10191). What differs from FedAvg:
-  1. the model has a second head, the anchor head, and the server shapes its space with a label contrastive loss;
-  2. clients label their own images by cosine similarity to the server's labelled anchors in that space, and train
-     on those whose score exceeds a threshold;
-  3. after each aggregation the server trains on its anchors: one epoch on each head.
-
-The paper does not give the temperature, batch sizes, clipping, normalisation and more. Each is a field below or in a
-shared section; docs/results/fedanchor.md has the measurements behind its default.
+Qiu et al., 2024 (arXiv 2402.10191). What differs from FedAvg: the model has a second head, whose space the server
+shapes with a label contrastive loss; clients label their images by cosine similarity to the server's labelled anchors
+there; and after each aggregation the server trains one epoch on each head. docs/results/fedanchor.md has the
+measurements behind the defaults that the paper does not give.
 """
 
 import functools
@@ -153,9 +149,7 @@ def fedanchor(problem: Problem) -> Method:
         return train(problem, state, data, key, rates, config.server.epochs, int(options.contrastive))
 
     on_fix_and_mix = fix_mix_phase(  # eq. 5 to 10
-        problem,
-        mixup_alpha=MIXUP_ALPHA if options.client_mixup else 0.0,
-        mix_weight=MIX_WEIGHT,
+        problem, mixup_alpha=MIXUP_ALPHA if options.client_mixup else 0.0, mix_weight=MIX_WEIGHT
     )
     return Method(
         init=init,

@@ -6,14 +6,12 @@ unlabelled images have different class shares. What differs from FedAvg+FixMatch
   2. the local model, which starts each round as a copy of C-reg, learns from C-reg's labels only, and is then dropped;
   3. the fine regulator (F-reg), a small network that maps C-reg's probabilities of an image to the image's weight in
      the local model's loss; it starts afresh each round.
-Training is bi-level. F-reg minimises the labelled loss that the local model would have after a step with F-reg's
-weights. Then the local model takes the step. C-reg learns from labels, from its own confident labels, and from the
-learning effect d, by which the step changed the local model's labelled loss (as in Meta Pseudo Labels, Pham et al.,
-CVPR 2021).
+F-reg minimises the labelled loss that the local model would have after a step with F-reg's weights. Then the local
+model takes the step. C-reg learns from labels, from its own confident labels, and from the learning effect d, by which
+the step changed the local model's labelled loss (as in Meta Pseudo Labels, Pham et al., CVPR 2021).
 
 The paper's text was not available: this follows its abstract and its public code (White1973/FedDure, commit 50ecb77).
-The released method has no F-reg (variant `code`). How F-reg is trained here, through one step of plain SGD, is our
-choice, after Meta-Weight-Net (Shu et al., NeurIPS 2019). docs/methods/feddure.md has the differences, and their lines.
+docs/methods/feddure.md has the differences, and their lines.
 """
 
 from typing import Any

@@ -48,12 +48,10 @@ class Losses(NamedTuple):
 def local_losses(
     problem: Problem, model: Model, labelled: tuple[Images, Batch], unlabelled: tuple[Images, Batch], p: jax.Array
 ) -> Losses:
-    """The local model's losses.
+    """The local model's losses on weak views `labelled` and `unlabelled`, each with its batch.
 
-    Args:
-        model: C-reg; only what the local model lacks is read.
-        labelled, unlabelled: weak views, and their batch.
-        p: float32 [B, C], C-reg's probabilities of the unlabelled images, which give their labels; no gradient.
+    C-reg is `model`, of which only what the local model lacks is read; its probabilities p of the unlabelled images,
+    float32 [B, C] without gradient, give their labels.
     """
 
     def each(params, views: Images, labels: jax.Array, mask: jax.Array) -> jax.Array:
@@ -73,13 +71,10 @@ def local_losses(
 
 
 def step_of_both(problem: Problem, at: At, losses: Losses, p: jax.Array, mask: jax.Array) -> tuple[Pair, jax.Array]:
-    """Takes a step of F-reg, then a step of the local model with F-reg's weights.
+    """A step of F-reg, then a step of the local model with F-reg's weights.
 
-    `p` is C-reg's probabilities of the unlabelled images, float32 [B, C], without gradient; the mask, bool [B], says
-    which are present; `losses` are the local model's.
-
-    Returns:
-        The pair after the step; and d, float32 [], the change of the local model's labelled loss.
+    `p` is C-reg's probabilities of the unlabelled images, float32 [B, C], without gradient; `mask`, bool [B], says
+    which are present. Returns the pair after the step; and d, float32 [], the change of the labelled loss.
     """
     options, pair, rate = problem.config.feddure, at.own[PAIR], at.received.learning_rate
     of_local, of_regulator = optimizers(problem, rate)

@@ -2,15 +2,12 @@
 
 Yang, Yuan, Liu, Deng and Bao, 2023 (arXiv 2302.11823). What differs from FedAvg:
   1. the server trains before the clients. Its model theta_0 is sent with the global model theta', and a divergence in
-     the loss keeps the clients' predictions near those of theta_0 (iterative similarity fusion, eq. 12);
+     the loss keeps the clients' predictions near those of theta_0 (eq. 12);
   2. an image whose label has been confident, unchanged and confirmed by theta_0 k times in a row is added to the
-     client's pseudo-label set permanently (incremental credibility learning, eq. 14 to 21);
-  3. uploads that point away from the server's update are left out of the mean (global incremental learning, eq. 24 to
-     26).
+     client's pseudo-label set permanently (eq. 14 to 21);
+  3. uploads that point away from the server's update are left out of the mean (eq. 24 to 26).
 
-The paper gives no learning rate, batch size or weight of the divergence, and does not say how often the count advances.
-Its Theorem 1 (the increment's norm decreases if and only if theta' converges) does not hold as stated: a norm of 1/t
-decreases, but its sum diverges. The norm and its moving average are logged.
+docs/methods/fedil.md has what the paper leaves open.
 """
 
 from typing import NamedTuple

@@ -33,14 +33,10 @@ def advance(
 ) -> Credibility:
     """Counts the labels of a batch (eq. 17 to 21).
 
-    The same label increases the count; another credible label restarts it at 1; a label that is not credible resets it
-    to 0. At k, `successive`, the example joins the set, and its label no longer changes.
-
-    Args:
-        credibility: before, leaves [n_max].
-        positions, counts: the batch's examples, int32 [B], and which of them are counted, bool [B].
-        labels: int32 [B], argmax of their predictions.
-        credible: bool [B], whether the label is confident and the server's model agrees (both factors of eq. 19).
+    The same label increases the count; another credible label restarts it at 1; a label that is not credible (confident
+    and confirmed by the server's model, both factors of eq. 19) resets it to 0. At k, `successive`, the example joins
+    the set, and its label no longer changes. The memory has leaves [n_max]; of the batch, `positions` and `labels` are
+    int32 [B], `credible` and `counts`, whether an example is counted, are bool [B].
     """
     old = jax.tree.map(lambda leaf: leaf[positions], credibility)
     same = (old.count > 0) & (old.label == labels)

@@ -7,12 +7,8 @@ Cho, Joshi and Dimitriadis, ICCV 2023 (arXiv 2307.08809). Every client has a few
   3. if the other expert agrees with the label, a divergence keeps w_U near that expert's prediction (eq. 6 and 7);
   4. both changes are sent in one upload, with the number r_k of images used, which is its weight.
 
-Steps are SGD steps on minibatches drawn uniformly. The experts do not change in the second phase and see raw images
-in evaluation mode. Therefore all drawn images are labelled once a round, which gives the same labels as in each step.
-The paper does not say how batch normalisation's statistics are combined. A sum of two changes could make a variance
-negative, so here they are the mean over the phases that took a step. The variant `code` follows the public code.
-
-If both changes point in the same direction, the sum is twice FedAvg's step: see `advice`.
+The experts do not change in the second phase and see raw images. So all drawn images are labelled once a round, which
+gives the same labels as in each step. docs/methods/fedlabel.md has our choices and the differences to the public code.
 """
 
 import functools
@@ -80,11 +76,7 @@ VARIANTS: Variants = {
         "client.weight_decay": 0.0,
         "client.clip_norm": 0.0,
     },
-    "code": {
-        "fedlabel.as_in_code": True,
-        "fedlabel.unlabelled_from": 50,
-        "augment.border": "zeros",
-    },
+    "code": {"fedlabel.as_in_code": True, "fedlabel.unlabelled_from": 50, "augment.border": "zeros"},
     "ten_operations": {"augment.num_ops": 10, "augment.magnitude": 1},  # as in section 5.2, from a pool of 14
     "only_local": {"fedlabel.experts": "local"},  # Table 1
     "only_global": {"fedlabel.experts": "global"},

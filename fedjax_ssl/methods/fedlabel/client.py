@@ -39,8 +39,7 @@ EXPERTS = ("both", "local", "global")
 def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: str = "both") -> ExpertChoice:
     """Chooses the expert that labels each image, from logits of the received model and of the client's own, [..., C].
 
-    `confidence` is h, a key of `CONFIDENCES`. Of 'both' experts the more confident one labels, in a tie the global one;
-    with 'local' or 'global' always this one.
+    Of 'both' experts the one with the larger `confidence` labels, in a tie the global one; else the one that is named.
     """
     of_global, of_local = jax.nn.log_softmax(of_global), jax.nn.log_softmax(of_local)
     h_global, h_local = CONFIDENCES[confidence](of_global), CONFIDENCES[confidence](of_local)
@@ -66,8 +65,8 @@ def divergence(first: jax.Array, second: jax.Array) -> jax.Array:
 def drawn_deck(examples: Examples, included: jax.Array, steps: int, batch_size: int) -> Deck:
     """Decks for a number of steps, each on a batch drawn uniformly and without replacement from the included examples.
 
-    An epoch of such a deck is one batch, and its `order` is [steps, B]; B is at most n_max. If fewer than B examples
-    are included, bool [M, n_max], each batch has all of them. The examples' keys draw the batches.
+    An epoch of such a deck is one batch, and its `order` is [steps, B]. If fewer than B examples are included, bool
+    [M, n_max], each batch has all of them.
     """
     deck, width = Deck.shuffled(examples, included, examples.keys, steps), min(batch_size, included.shape[-1])
     return deck._replace(order=deck.order[..., :width], size=jnp.minimum(deck.size, width))
@@ -78,9 +77,8 @@ def score_drawn(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Both experts' logits for the images that are used in this round, or for all images if that costs no more.
 
-    The received model is w, the local models w_L have leaves [M, ...]. With `confidence.debias` each expert's
-    predictions are divided by its prior. Logits of w and w_L are float32 [M, n_max, C], 0 for other images; the third
-    result says which images they are for, bool [M, n_max].
+    The experts are w and w_L, with leaves [M, ...]. Their logits are float32 [M, n_max, C], debiased by
+    `confidence.debias`, and 0 for other images; the third result, bool [M, n_max], says which images they are for.
     """
     (num_jobs, n_max), place = examples.rows.shape, jnp.arange(examples.rows.shape[1])
     positions = deck.order.reshape(num_jobs, -1)

@@ -8,9 +8,7 @@ Jeong, Yoon, Yang and Hwang, ICLR 2021 (arXiv 2006.12097). What differs from Fed
      The loss also has |psi|_1 and a distance between psi and sigma;
   3. messages are sparse: an entry is sent only if it has changed by more than a bound.
 
-Values that the paper leaves open are those of the public code. The code reduces learning rates by the loss on 2,000
-labelled validation images at every client. Here no method sees such labels, so the training loss of the client (or the
-server) is used.
+docs/methods/fedmatch.md has our reading of the paper.
 """
 
 from collections.abc import Callable

@@ -55,13 +55,8 @@ def disjoint_phase(
 ) -> Phase:
     """A phase of `client.epochs`. In each step `labelled_loss` trains sigma, then `unlabelled_loss` trains psi.
 
-    The learning rate follows a client's labelled loss, or the other one if it has no labels. The memory is
-    `own_memory`'s.
-
-    Args:
-        problem, parts: SIGMA and PSI; or only PSI if no client has labels.
-        labelled_loss: the loss of a model in two parts on a labelled batch; one of its metrics is `labelled_loss`.
-        unlabelled_loss: that on an unlabelled batch; one of its metrics is `client_loss`.
+    The parts are SIGMA and PSI; or only PSI if no client has labels. The learning rate follows a client's metric
+    `labelled_loss`, or `client_loss` if it has no labels. The memory is `own_memory`'s.
     """
     config, options, with_labels = problem.config.client, problem.config.fedmatch, SIGMA in parts
 
@@ -112,16 +107,10 @@ def labels_of_sum(problem: Problem, rule: Confidence) -> Label:
 
 
 def helper_logits(problem: Problem, received: Broadcast, personal: Mapping[str, Any], images: jax.Array):
-    """Logits of a client's helpers, theta = the received sigma + their psi, in evaluation mode.
+    """Logits of a client's helpers, theta = the received sigma + their psi, in evaluation mode; and which are present.
 
-    Args:
-        problem, images: the run's; [B, H, W, C].
-        received: the broadcast; its `extra` says whether helpers are sent in this round.
-        personal: "helpers", their psi, leaves [H, ...], and "present", bool [H]; both are missing if there are no
-            helpers.
-
-    Returns:
-        Logits float32 [H, B, C], 0 in rounds without helpers; and `present`.
+    `personal` has "helpers", their psi, leaves [H, ...], and "present", bool [H]; both are missing if there are none.
+    Logits are float32 [H, B, C], 0 in rounds without helpers.
     """
     present = personal.get("present", jnp.zeros(0, bool))
     if not len(present):
@@ -149,8 +138,7 @@ def inter_client_consistency(
 def agreed_labels(guess: jax.Array, helpers: jax.Array, present: jax.Array) -> jax.Array:
     """The class with the most votes of the client's model and its helpers, int32 [B]; in a tie the lowest class.
 
-    The guess is the client's predictions, int32 [B], helpers as in `inter_client_consistency`; without any the labels
-    are the guess.
+    The guess is the client's predictions, int32 [B], helpers as in `inter_client_consistency`.
     """
     votes = jax.nn.one_hot(jnp.argmax(helpers, axis=-1), helpers.shape[-1]) * present[:, None, None]
     return jnp.argmax(jax.nn.one_hot(guess, helpers.shape[-1]) + jnp.sum(votes, axis=0), axis=-1).astype(jnp.int32)

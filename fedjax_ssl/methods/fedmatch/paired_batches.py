@@ -49,8 +49,7 @@ def labelled_batch(deck: Deck, index: jax.Array, size: int) -> Batch:
 def cut(deck: Deck, index: jax.Array, batches: jax.Array, size: jax.Array | int, room: int) -> Batch:
     """The batch of local step `index` if each client has its own batch size and number of batches per epoch.
 
-    An epoch has so many batches, int32 [], each of `size` examples, int32 []; others are not used. The batch's arrays
-    have the length `room`, which is at least the size.
+    An epoch has so many batches, each of `size` examples, int32 [] each. The batch's arrays have the length `room`.
     """
     epoch, number = jnp.divmod(index, jnp.maximum(batches, 1))
     batch = deck.at(epoch, number * size + jnp.arange(room))

@@ -83,9 +83,8 @@ def after_epoch(plateau: Plateau, loss: jax.Array, patience: int) -> Plateau:
 def in_turn(*phases: Phase) -> Phase:
     """A phase in whose steps several phases take one step each, in order, on the same model.
 
-    Args:
-        phases: phases of `local_training`; the first one's `prepare` is used. Each trains other `parts` and has its own
-            `memory`. Their metrics, memory and metadata must have different names.
+    The phases are of `local_training`; each trains other `parts` and has its own `memory`, and names of metrics, memory
+    and metadata differ. The first one's `prepare` is used.
     """
 
     def without_model(training):
@@ -126,9 +125,8 @@ def in_turn(*phases: Phase) -> Phase:
 def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], patience: int) -> Phase:
     """A phase with a learning rate for each client, divided by 3 after `patience` visits without a new lowest loss.
 
-    The phase reads its learning rate from the broadcast, as `local_training` does. `watched` is a function (work,
-    metrics) -> float32 [], the loss of a visit, which is a round in which the client trains. The clients' memory has an
-    entry `PLATEAU`.
+    `watched` is a function (work, metrics) -> float32 [], the loss of a visit, which is a round in which the client
+    trains. The clients' memory has an entry `PLATEAU`.
     """
 
     def at_own_rate(received: Broadcast, plateau):

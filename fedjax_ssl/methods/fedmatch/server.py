@@ -50,11 +50,8 @@ def noise_image(shape: tuple[int, ...]) -> jax.Array:
 def nearest_clients(vectors: Vectors, clients: jax.Array, number: int) -> tuple[jax.Array, jax.Array]:
     """The H clients with the nearest vectors by Euclidean distance, excluding the client itself; ties by number.
 
-    `clients`, int32 [M], are those whose neighbours are searched; H is less than K.
-
-    Returns:
-        int32 [M, H], nearest first; and bool [M, H], False for missing neighbours: the client has no vector, or too few
-        other clients have one.
+    H is less than K. Returns int32 [M, H], nearest first; and bool [M, H], False for missing neighbours: one of both
+    has no vector.
     """
     outputs, seen = vectors
     distances = jnp.linalg.norm(outputs[clients][:, None] - outputs[None], axis=-1)

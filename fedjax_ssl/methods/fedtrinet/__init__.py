@@ -4,23 +4,15 @@ Che et al., IEEE Big Data 2021 (arXiv 2109.05612), following its public code wit
 paper's equations were not available. Every client has a few labels. What differs from FedAvg:
   1. in the first rounds clients train on their labels only. Then m is measured, the mean over a reference set of the
      global model's largest probability; it determines the threshold of each later round r;
-  2. from then on a client splices a network from the averaged head part and the rest of its own last model, and tunes
-     it on its labels with the head part frozen;
+  2. from then on a client splices a network from the averaged head part (the backbone's first block, see `head_part`)
+     and the rest of its own last model, and tunes it on its labels with the head part frozen;
   3. three players vote: the client's last model, the spliced model and the global model. If the sum of their
      probabilities reaches the threshold, an image gets its label permanently;
   4. training continues from the spliced network, on labels and accepted images. Once a client has had a round with ten
      acceptances, each step also has a batch of accepted images with a growing weight.
 
-The head part is the backbone's first block: in the order in which the backbone creates its parameters, the first entry
-with a kernel and what follows until the next kernel, such as normalisation. The code averages head parts separately,
-with the same plain mean as whole models; therefore here they are taken from the global model, and nothing more is sent.
-If a client took part in no round of 1, its last model is the initial model (the code begins with rounds of all
-clients). Players are in evaluation mode; in the code they use batch statistics of single images. On CIFAR-10 the
-code's freezing has no effect.
-
-The code's tuning learns the TRUE labels of accepted images: accepted images join the labelled set (main_fed.py:544,
-678), whose labels are the data set's (models/Update.py:121; Michelingweo/FedTriNet, e70525b). Here no hidden label is
-read, so the paper's figures cannot be reproduced.
+The public code tunes on the TRUE labels of accepted images, so the paper's figures cannot be reproduced:
+docs/methods/fedtrinet.md.
 """
 
 from typing import Any, NamedTuple
@@ -250,10 +242,7 @@ def training(problem: Problem) -> Phase:
         key, accepted_key = jax.random.split(at.key)
         known, more, voted = batch.labelled, batch.accepted, at.labels.more
         mask = more.mask & voted.apart
-        views = (
-            ([problem.weak(key, known.inputs)], known.mask),
-            ([problem.weak(accepted_key, more.inputs)], mask),
-        )
+        views = (([problem.weak(key, known.inputs)], known.mask), ([problem.weak(accepted_key, more.inputs)], mask))
         epoch = known.epoch + config.epochs * at.received.extra.round  # s
         weight = ACCEPTED_WEIGHT * jnp.clip((epoch - options.ramp_from) / options.ramp_epochs, 0.0, 1.0)
 
@@ -278,10 +267,6 @@ ENTRY = Entry(
     variants=VARIANTS,
     confidence=("debias",),
     advice=lambda config: labels_alone(config, "fedtrinet.warm_up_rounds"),
-    tiny={
-        "fedtrinet.warm_up_rounds": 0,
-        "fedtrinet.factor": 1.5,
-        "fedtrinet.ramp_from": 0,
-    },
+    tiny={"fedtrinet.warm_up_rounds": 0, "fedtrinet.factor": 1.5, "fedtrinet.ramp_from": 0},
     not_with_flower="its stage server_before reads clients' images or labels at the server",
 )

@@ -89,16 +89,10 @@ def vote(problem: Problem, received: Model, own: Sequence[Model], images: jax.Ar
 
 
 def accept(old: Accepted, votes: jax.Array, threshold: jax.Array, candidates: jax.Array) -> tuple[Accepted, jax.Array]:
-    """The new labels of a round.
+    """The labels after a round, and the class with the largest vote, accepted or not, int32 [M, n_max].
 
-    Args:
-        old: leaves [M, ...]; existing labels are kept.
-        votes: float32 [M, n_max, C].
-        threshold: float32 [], which an image's largest vote must reach.
-        candidates: bool [M, n_max], images that may get a label.
-
-    Returns:
-        The new Accepted; and the class with the largest vote, accepted or not, int32 [M, n_max].
+    A candidate, bool [M, n_max], without a label gets one if its largest vote, of float32 [M, n_max, C], reaches the
+    threshold.
     """
     chosen = jnp.argmax(votes, axis=-1).astype(jnp.int32)
     new = candidates & (old.labels < 0) & (jnp.max(votes, axis=-1) >= threshold)
@@ -114,8 +108,6 @@ def mean_confidence(
     The model is in evaluation mode; for the batch size see `map_batches`.
     """
     largest = map_batches(
-        lambda rows: jnp.max(network.probabilities(model, images[rows]), axis=-1),
-        jnp.arange(len(images)),
-        batch_size,
+        lambda rows: jnp.max(network.probabilities(model, images[rows]), axis=-1), jnp.arange(len(images)), batch_size
     )
     return jnp.sum(jnp.where(counted, largest, 0.0)) / jnp.maximum(jnp.sum(counted), 1)

@@ -9,9 +9,8 @@ Lubana et al., ICML 2022 (arXiv 2205.11506). Clients have no labels at all. What
   4. everything is averaged, including the target, weighted by the clients' numbers of whole batches. In the first round
      clients only cluster, so that there are initial global clusters.
 
-The classifier is a probe at the server (`config.probe`). The public code also passes the first view through the online
-network and drops the result, which is left out here. A client's memory is kept between rounds. If a client first takes
-part after the first round, its memory is random until it has seen as many images as the memory has rows.
+The classifier is a probe at the server (`config.probe`). If a client first takes part after the first round, its memory
+is random until it has seen as many images as the memory has rows.
 """
 
 import functools
@@ -26,18 +25,7 @@ from fedjax_ssl.base.fields import Section, whole
 from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, global_model, local_training
 from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import (
-    Broadcast,
-    Cohort,
-    Images,
-    Method,
-    Metrics,
-    Phase,
-    Previous,
-    Problem,
-    Received,
-    State,
-)
+from fedjax_ssl.engine import Broadcast, Cohort, Images, Method, Metrics, Phase, Previous, Problem, Received, State
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.methods.orchestra import clusters
@@ -54,11 +42,7 @@ PROJECTOR, ROTATION, TARGET = "projector", "rotation", "target"
 ENCODER = ("backbone", PROJECTOR)
 PARTS = (*ENCODER, ROTATION, TARGET)
 DECAY = 0.996  # of the target in each step
-FIELDS = {
-    "model.projector_hidden": 512,
-    "model.projector_dim": 512,
-    "views": "orchestra",
-}
+FIELDS = {"model.projector_hidden": 512, "model.projector_dim": 512, "views": "orchestra"}
 VARIANTS: Variants = {
     "paper": {  # the cross-device setting of its experiments
         "num_rounds": 101,
@@ -72,7 +56,7 @@ VARIANTS: Variants = {
         "client.learning_rate": 0.003,
         "client.weight_decay": 1e-4,
         "client.clip_norm": 0.0,
-    },
+    }
 }
 
 

@@ -26,9 +26,7 @@ def sinkhorn(scores: jax.Array, present: jax.Array, max_iterations: int) -> jax.
 
     P = softmax(25 scores) over the clusters is scaled to r_j P_ij c_i with alternating r = (1/G) / (c P) and c = (1/N)
     / (P r), starting from c = 1/N, until the change sum_i |c_i / c_i' - 1| is less than 0.01, at most `max_iterations`
-    times.
-
-    Scores are similarities to the clusters, float32 [N, G]. Rows sum to 1; those that are not present, bool [N], are 0.
+    times. Rows sum to 1; those that are not present, bool [N], are 0.
 
     Source: Cuturi, "Sinkhorn Distances", NIPS 2013, as in Orchestra's public code.
     """

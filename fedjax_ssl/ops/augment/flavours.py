@@ -200,13 +200,7 @@ _FEDMATCH = Flavour(
 
 # No RandAugment: strong augmentation is a second draw of the weak one.
 _NONE = Flavour(
-    pool=(),
-    magnitude="fixed",
-    max_magnitude=0,
-    probability=0.0,
-    cutout=None,
-    fill=(0, 0, 0),
-    geometry_first=True,
+    pool=(), magnitude="fixed", max_magnitude=0, probability=0.0, cutout=None, fill=(0, 0, 0), geometry_first=True
 )
 
 FLAVOURS = {

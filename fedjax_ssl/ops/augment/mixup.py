@@ -39,17 +39,11 @@ def mix_inputs(
     order: str,
     mixing: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mixes two batches and augments them weakly, with one lambda ~ Beta(alpha, alpha) for the batch.
+    """Mixes two batches, [B, ...] as they are stored, and augments them weakly, with one lambda ~ Beta(alpha, alpha).
 
-    Args:
-        inputs: the `Inputs` of the data set, see `fedjax_ssl.data.kinds`; may have its own `mix` and `mix_order`.
-        weak, key: the weak augmentation, (key, inputs) -> inputs; a JAX random key.
-        examples, partners: [B, ...], as they are stored.
-        alpha, order: of the distribution; one of `MIX_ORDERS`.
-        mixing: the result of `lambda_of` for this key; None: it is computed here.
-
-    Returns:
-        float32 [B, ...] on the scale of the inputs, and lambda, float32 [].
+    `inputs` are those of the data set, see `fedjax_ssl.data.kinds`, and may have their own `mix` and `mix_order`; order
+    is one of `MIX_ORDERS`; `mixing` is the result of `lambda_of` for this key, None: it is computed here. Returns
+    float32 [B, ...] on the scale of the inputs, and lambda, float32 [].
     """
     mixed, order = getattr(inputs, "mix", mix), getattr(inputs, "mix_order", order)
     _, weak_key, partner_key = jax.random.split(key, 3)

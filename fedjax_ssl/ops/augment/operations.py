@@ -83,14 +83,11 @@ def apply_operation(
     fill: tuple[int, int, int],
     size: tuple[int, int],
 ) -> jax.Array:
-    """Applies its own operation to each image: int32 [B, C, H*W], grey levels from 0 to 255.
+    """Applies its own operation to each image: int32 [B, C, H*W], grey levels from 0 to 255, C is 1 or 3.
 
-    Args:
-        planes, size: int32 [B, C, H*W], grey levels, C is 1 or 3; and (H, W).
-        operation, strength: int32 [B], values of `Operation`; float32 [B], in the unit of the operation.
-        centre: float32 [B, 2], the centre (x, y) of a cutout as a share of the width and height, in [0, 1). Only
-            cutout reads it.
-        fill: the red, green and blue levels that fill a cutout.
+    Each image has an `Operation`, int32 [B], a strength in its unit, float32 [B], and the centre (x, y) of a cutout as
+    a share of width and height, float32 [B, 2] in [0, 1). `fill` has the red, green and blue levels of a cutout;
+    `size` is (H, W).
     """
     planes = _resample(planes, operation, strength, size)
     grey = luma(planes)
@@ -109,13 +106,8 @@ def cutout(
     """Fills one square of each image: int32 [B, C, H*W], grey levels.
 
     As in public RandAugments, the square is not clipped symmetrically. Away from the borders its side is size + 1
-    pixels, because Pillow also draws the last row and column of a rectangle.
-
-    Args:
-        planes, size: int32 [B, C, H*W], grey levels, and (H, W).
-        side: float32 [B], the side of the square in pixels; negative: nothing is filled.
-        centre: float32 [B, 2], the centre (x, y) as a share of the width and height, in [0, 1).
-        fill: the red, green and blue levels; images with one channel get their luma.
+    pixels, because Pillow also draws the last row and column of a rectangle. The side is float32 [B], in pixels;
+    negative: nothing is filled. In images with one channel `fill` is its luma. Others as in `apply_operation`.
 
     Source: Cutout (DeVries and Taylor, 2017) as drawn by FixMatch's and USB's RandAugment.
     """

@@ -25,18 +25,10 @@ class Draws(NamedTuple):
 
 
 def rand_augment(key: jax.Array, images: jax.Array, flavour: str, num_ops: int, magnitude: int) -> jax.Array:
-    """Applies its own random operations to every image, uint8 [B, H, W, C] with C = 1 or 3, one after the other.
+    """Applies `num_ops` random operations, drawn with replacement, to every image, uint8 [B, H, W, C] with C = 1 or 3.
 
-    Args:
-        key, images: a JAX random key; grey levels.
-        flavour: a key of `flavours.FLAVOURS`.
-        num_ops: operations drawn for each image, with replacement; each is applied with the flavour's
-            probability. Ignored by none.
-        magnitude: from 0 to the flavour's maximum (fedlabel: 30, the others: 10); usb, fl2, fedmatch and none ignore
-            it.
-
-    Raises:
-        UserError: the magnitude is out of range.
+    The magnitude is from 0 to the flavour's maximum (fedlabel: 30, the others: 10), else there is a UserError; usb,
+    fl2, fedmatch and none ignore it.
 
     Source: RandAugment (Cubuk et al., 2020); `flavours` has the sources of the flavours.
     """

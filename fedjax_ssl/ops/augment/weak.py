@@ -13,14 +13,9 @@ def weak_augment(
 ) -> jax.Array:
     """Flips and shifts every image, [B, H, W, C] of any dtype, by its own random draw.
 
-    Args:
-        key, images: a JAX random key, and the images.
-        flip: whether images are mirrored horizontally with probability 1/2; not meant for digits.
-        padding: pixels that are added on every side before cropping; with 'reflect' at most one less than the shorter
-            side of the images. Without padding and flip the images stay as they are.
-        border: the padding's content, 'reflect' or 'zeros' (black).
-        resized: 0, or the side in pixels to which images are resized before cropping, instead of being padded; at least
-            the side of the images.
+    With `flip` images are mirrored horizontally with probability 1/2; not meant for digits. `padding` is the number of
+    pixels that are added on every side before cropping, with the border 'reflect' (at most one less than the shorter
+    side) or 'zeros' (black). With `resized` images are resized to this side before cropping, instead of being padded.
 
     Source: the standard augmentation of CIFAR as in FixMatch (Sohn et al., 2020) and SemiFL; 'zeros' as in He et al.
     (2016) and FedLabel; crops of larger images as in RSCFed (Liang et al., 2022) and SemiAnAgg.
@@ -46,11 +41,7 @@ def crop_at_random(key: jax.Array, images: jax.Array, flip: bool, height: int, w
 
 
 def check_resized(resized: int, padding: int, image_shape: tuple[int, int, int]) -> None:
-    """Checks `augment.resized`, the size to which images are resized before the crop.
-
-    Raises:
-        UserError: it does not fit the images, or `padding` is set as well.
-    """
+    """Raises a UserError if `augment.resized` does not fit the images, or `padding` is set as well."""
     height, width = image_shape[:2]
     if resized and (padding or height != width or resized < height):
         raise UserError(
@@ -64,12 +55,8 @@ def flip_and_crop(
 ) -> jax.Array:
     """Mirrors the chosen images, bool [B], pads all, [B, H, W, C] of any dtype, and crops each to its original size.
 
-    Args:
-        images, flipped: see above.
-        offsets: int32 [B, 2], first row and column of the crop in the padded image, from 0 to 2 * padding;
-            (padding, padding) leaves the image where it is.
-        padding: pixels on every side; with 'reflect' at most one less than the shorter side of the images.
-        border: 'reflect' (the outermost pixels are not repeated) or 'zeros'.
+    Offsets are the first row and column of the crop in the padded image, int32 [B, 2] from 0 to 2 * padding; padding
+    and border as in `weak_augment`; 'reflect' does not repeat the outermost pixels.
     """
     height, width = images.shape[1:3]
     padding = _usable_padding(padding, height, width, border)
