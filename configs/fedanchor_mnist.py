@@ -4,7 +4,7 @@
     python launch.py --config=configs/fedanchor_mnist.py:no_contrastive --config.data.source=npz --config.data.path=FILE
 
 100 clients of 500 images, Dirichlet alpha 0.1, 100 labelled images (anchors) at the server, 10 clients a round, 5 local
-epochs, 60 rounds. MNIST is not among the paper's data sets; docs/results/fedanchor.md has this library's results.
+epochs, 60 rounds. MNIST is not among the paper's data sets; docs/claims.py prints this library's results.
 Arguments: iid, server_labels=, alpha=, images= (per client), and the variants of fedjax_ssl/methods/fedanchor/.
 """
 
@@ -19,5 +19,5 @@ def get_config(arguments=""):
     config.data.examples_per_client = 500
     config.model.name = "cnn"
     config.augment.padding = 1  # chosen on validation images (configs/sweeps/mnist_crop.py); 4 costs up to 13 points
-    config.server.augmentation = "weak"  # the paper's 'strong' is worse here: docs/results/fedanchor.md
+    config.server.augmentation = "weak"  # the paper's 'strong' was worse in our first runs
     return apply_arguments(config, arguments)

@@ -19,6 +19,6 @@ def get_config(arguments=""):
     config.data.server_labels = 50
     config.data.alpha = 0.5
     config.model.name = "cnn"
-    config.server.augmentation = "weak"  # the paper's 'strong' is worse here: docs/results/fedanchor.md
+    config.server.augmentation = "weak"  # the paper's 'strong' was worse in our first runs
     config.augment.padding = 1
     return apply_arguments(config, arguments)

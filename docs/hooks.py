@@ -4,6 +4,7 @@ import html
 import logging
 import re
 
+import claims
 import config_reference
 import endings
 import leaderboard
@@ -19,7 +20,8 @@ EQUATION = re.compile(r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*
 
 def on_files(files, config):
     """Adds the pages that nobody writes by hand."""
-    for module, name in ((config_reference, "configs"), (leaderboard, "leaderboard"), (official_code, "official_code")):
+    for module in (claims, config_reference, leaderboard, official_code):
+        name = "configs" if module is config_reference else module.__name__
         files.append(File.generated(config, f"{name}.md", content=module.page()))
     return files
 

@@ -3,55 +3,24 @@
     python docs/leaderboard.py add WORKDIR BOARD    # the finished runs of a sweep of configs/sweeps/leaderboard.py
     python docs/leaderboard.py    # prints the page; the site has it as leaderboard.md
 
-A record is a line for each run: its accuracies of the last rounds, bytes and seconds, the row's number of tries and
-the fields that they chose, the commit, JAX and processor, and the checksum of the run's metrics. The page has no figure
-that is not computed from these lines. `add` reads runs whose metrics have their checksum and whose configuration is the
-board's with the fields of the row's best try, and no others; all tries of the row must be over. The sweep's words for
-data and weights, like --config.data.path=FILE, follow BOARD. Lines of the same method and seed are replaced, so boards
-may grow on several machines.
+docs/board_records.py says what a record is, and checks it. The page has no figure that is not computed from records.
 """
 
 import csv
-import io
-import json
 import pathlib
-import re
 import runpy
 import statistics
 import sys
-from collections.abc import Sequence
+
+from board_records import Boards, paired, per_seed
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.fields import CHANGES_NO_RESULT
-from fedjax_ssl.base.files import replace_file
-from fedjax_ssl.config import differences, for_seed
-from fedjax_ssl.records.runs import RunRecords, read_run
-from fedjax_ssl.records.workdir import LOG, SUMMARY
 from fedjax_ssl.report.look import to_markdown
-from fedjax_ssl.report.table import LAST, NOTHING, OverSeeds, costs, half_interval
-from fedjax_ssl.sweep import TRIES, Cell, Sweep, accuracies_of, load_sweep, plan
-from fedjax_ssl.sweep.search import row_and_number, tries_of, with_best
+from fedjax_ssl.report.table import NOTHING, OverSeeds, half_interval
 
 DOCS = pathlib.Path(__file__).parent
-SWEEP = DOCS.parent / "configs" / "sweeps" / "leaderboard.py"
-RECORDS = DOCS / "leaderboard"
+BOARDS = Boards(DOCS.parent / "configs" / "sweeps" / "leaderboard.py", DOCS / "leaderboard")
 BOUND, ALONE = "All labels", "Labels alone"
-OF_DATA = ("data.source", "data.path", "data.flip", "encoder.weights")  # of boards whose data are in files
-NUMBER, ACCURACY, PAIR = r"\d+(\.\d+)?(e[+-]\d\d)?", r"(100(\.0+)?|\d\d?(\.\d+)?)", r"[\w.]+=[\w.+-]+"
-COLUMNS = {  # of a record -> what may be in it, since records come from anybody
-    "method": ".+",
-    "seed": r"\d+",
-    "rounds": r"\d+",
-    "accuracies": f"{ACCURACY}( {ACCURACY})*",  # percent
-    "MB": NUMBER,
-    "seconds": NUMBER,
-    "tries": r"\d+",
-    "chosen": f"({PAIR}( {PAIR})*)?",
-    "commit": "[0-9a-f]*",
-    "jax": r"[\w.+]+",
-    "processor": r"[\w .,()@+/-]+",
-    "records": "[0-9a-f]+",
-}
 HEAD = """# Leaderboard
 
 Every method at its best of the same number of tries, on the same partitions, weights and cohorts.
@@ -84,136 +53,15 @@ Where each client has a few, nearly all of their steps are on pseudo-labels.
 """
 
 
-def differing(cell: Cell, seed: int, run: RunRecords) -> list[str]:
-    """The fields in which a run is not the planned one."""
-    planned = json.loads(json.dumps(for_seed(cell.config, seed).to_dict()))
-    return sorted(set(differences(planned, run.config)) - set(CHANGES_NO_RESULT))
-
-
-def diverged(cell: Cell, seed: int) -> bool:
-    """Whether a planned run has ended because its numbers were not finite."""
-    folder = cell.folder / f"seed_{seed}"
-    log = (folder / LOG).read_text(encoding="utf-8", errors="replace") if (folder / LOG).exists() else ""
-    return "ended by TrainingError" in log[log.rstrip().rfind("\n") :] and not differing(cell, seed, read_run(folder))
-
-
-def after_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str]) -> tuple[Sweep, int, dict[str, str]]:
-    """The sweep whose rows have the fields of their best tries, as `run_sweep` makes it.
-
-    Returns:
-        The sweep; the number of tries a row, 0 without any; row -> a try of it that has neither finished nor diverged.
-    """
-    places = [path.name.rpartition("_")[2] for path in (workdir / TRIES).glob("*_try_*")]
-    number, seed = max((int(place) + 1 for place in places if place.isdecimal()), default=0), sweep.search.seed
-    tries = sweep._replace(methods=tries_of(sweep.methods, sweep.search, number), seeds=(seed,))
-    cells = plan(tries, workdir / TRIES, overrides)
-    found = accuracies_of(cells)
-    left = [cell.name for cell in cells if cell.name not in found and not diverged(cell, seed)]
-    best = with_best(sweep.methods, sweep.search, number, found, lambda line: None)
-    return sweep._replace(methods=best), number, {row_and_number(name)[0]: name for name in left}
-
-
-def record(board: str, workdir: pathlib.Path, overrides: Sequence[str] = ()) -> list[dict[str, str]]:
-    """The lines of the finished runs in a sweep's folder.
-
-    Raises:
-        UserError: there is none, or one is damaged or not the board's, or a word changes the board.
-    """
-    sweep = load_sweep(f"{SWEEP}:{board}")
-    fields = (*CHANGES_NO_RESULT, *(() if board.startswith(("digits", "table")) else OF_DATA))
-    if others := [word for word in overrides if word.removeprefix("--config.").partition("=")[0] not in fields]:
-        raise UserError(f"{others[0]!r} would make another board than {board}")
-    best, tries, waiting = after_tries(sweep, workdir, overrides)
-    lines = []
-    for own, cell in zip(plan(sweep, workdir, overrides), plan(best, workdir, overrides)):
-        chosen = sorted(differences(own.config.to_dict(), cell.config.to_dict()).items())
-        for seed in cell.seeds:
-            folder = cell.folder / f"seed_{seed}"
-            if not (folder / SUMMARY).exists():
-                continue
-            if cell.name in waiting:
-                raise UserError(f"{folder} is not recorded: {waiting[cell.name]!r} is not over, or not of this board")
-            run = read_run(folder)
-            if not run.is_finished or run.damages:
-                raise UserError(f"{folder} is not recorded: {'; '.join(run.damages) or 'it is not finished'}")
-            if others := differing(cell, seed, run):
-                raise UserError(f"{folder} is not of this board after {tries} tries: it differs in {', '.join(others)}")
-            size = costs(run)
-            figures = {
-                "method": cell.name,
-                "seed": seed,
-                "rounds": len(run.metrics),
-                "accuracies": " ".join(f"{100 * accuracy:.3f}" for accuracy in run.accuracy()[-LAST:]),
-                "MB": f"{size['MB down'] + size['MB up']:.4g}",
-                "seconds": f"{size['seconds']:.4g}",
-                "tries": tries,
-                "chosen": " ".join(f"{field}={value}" for field, (_, value) in chosen),
-                "commit": (run.summary["commit"] or "")[:12],
-                "jax": run.summary["versions"]["jax"],
-                "processor": run.summary.get("processor", "-"),
-                "records": run.summary["metrics_sha256"][:16],
-            }
-            lines.append({name: str(value) for name, value in figures.items()})
-    if not lines:
-        raise UserError(f"{workdir} has no finished run of {board}")
-    return lines
-
-
-def parse(board: str, text: str) -> list[dict[str, str]]:
-    """The lines of a board's records, which may come from anybody, checked.
-
-    Raises:
-        UserError: there is no such board, or its records are not as `add` writes them.
-    """
-    sweep = load_sweep(f"{SWEEP}:{board}")
-    reader = csv.DictReader(io.StringIO(text), restkey="one more cell", restval="")
-    lines = list(reader)
-    if reader.fieldnames != list(COLUMNS) or not lines:
-        raise UserError(f"{board}.csv must have lines with the columns {', '.join(COLUMNS)}")
-    missing = {(method, str(seed)) for method in sweep.methods for seed in sweep.seeds}
-    for line in lines:
-        where = f"{board}.csv, {line['method']!r:.40} with seed {line['seed']!r:.9}"
-        for name, cell in line.items():
-            allowed = re.fullmatch(COLUMNS.get(name, "(?!)"), str(cell), re.ASCII)
-            if not allowed or (name == "accuracies" and len(cell.split()) != LAST):
-                raise UserError(f"{where}: {name} cannot be {cell!r:.80}")
-        if (line["method"], line["seed"]) not in missing:
-            raise UserError(f"{where}: the board has no such run, or the file has it twice")
-        missing.remove((line["method"], line["seed"]))
-    return lines
-
-
-def read(board: str) -> list[dict[str, str]]:
-    """The committed lines of a board; [] without any. Raises a UserError if they are not usable."""
-    path = RECORDS / f"{board}.csv"
-    return parse(board, path.read_text(encoding="utf-8", errors="replace")) if path.exists() else []
-
-
-def add(workdir: pathlib.Path, board: str, overrides: Sequence[str] = ()) -> None:
-    """Puts the finished runs of a folder into a board's records."""
-    new = record(board, workdir, overrides)
-    lines = {(line["method"], line["seed"]): line for line in [*read(board), *new]}
-    text = io.StringIO()
-    text.write(",".join(COLUMNS) + "\n")
-    csv.DictWriter(text, list(COLUMNS), quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(lines.values())
-    parse(board, text.getvalue())
-    RECORDS.mkdir(exist_ok=True)
-    replace_file(RECORDS / f"{board}.csv", text.getvalue())
-
-
 def table(lines: list[dict[str, str]]) -> str:
     """The Markdown table of a board."""
-    methods: dict[str, dict[str, float]] = {}
-    for line in lines:
-        of_rounds = [float(accuracy) for accuracy in line["accuracies"].split()]
-        methods.setdefault(line["method"], {})[line["seed"]] = statistics.mean(of_rounds)
+    methods = per_seed(lines)
 
     def mean(method: str) -> float:
         return statistics.mean(methods[method].values())
 
     def minus(method: str, other: str) -> list[float]:
-        shared = methods[method].keys() & methods.get(other, {}).keys()
-        return [methods[method][seed] - methods[other][seed] for seed in sorted(shared)]
+        return list(paired(methods, method, other).values())
 
     ranked = sorted((method for method in methods if method != BOUND), key=mean, reverse=True)
     rows, bold = [], set()
@@ -240,15 +88,10 @@ def table(lines: list[dict[str, str]]) -> str:
 
 def page() -> str:
     """The page."""
-    parts = [HEAD] if any(RECORDS.glob("*.csv")) else [HEAD, "No board has been run yet.\n"]
-    for path in sorted(RECORDS.glob("*.csv")):
-        lines = read(path.stem)
-        for name in ("tries", "rounds"):
-            if len(found := {line[name] for line in lines}) > 1:
-                raise UserError(f"{path} has runs of {' and '.join(sorted(found))} {name}; all need the same number")
-        if len({line["method"] for line in lines}) < len({(line["method"], line["chosen"]) for line in lines}):
-            raise UserError(f"{path} has seeds of one method with different chosen fields; record them anew")
-        data, _, labels = path.stem.partition("_")
+    parts = [HEAD] if BOARDS.recorded() else [HEAD, "No board has been run yet.\n"]
+    for board in BOARDS.recorded():
+        lines = BOARDS.read(board)
+        data, _, labels = board.partition("_")
         made = {name: sorted({line[name] for line in lines}) for name in ("commit", "jax", "processor")}
         parts.append(f"## {data}: labels at {labels.replace('_', ' ')}\n\n{table(lines)}\n")
         parts.append(
@@ -262,9 +105,9 @@ def page() -> str:
 
 def _left() -> list[str]:
     """A line for each board of which rows have no record; it names them if others have one."""
-    sweep, left = runpy.run_path(str(SWEEP)), []
+    sweep, left = runpy.run_path(str(BOARDS.sweep)), []
     for board in sweep["ROWS"]:
-        methods = {line["method"] for line in read(board)} if (RECORDS / f"{board}.csv").exists() else set()
+        methods = {line["method"] for line in BOARDS.read(board)}
         missing = [name for name in sweep["get_sweep"](board).methods if name not in methods]
         if missing:
             left.append(f"* `{board}`" + (f": {', '.join(missing)}" if methods else ""))
@@ -277,7 +120,7 @@ if __name__ == "__main__":
             case []:
                 print(page(), end="")
             case ["add", workdir, board, *words]:
-                add(pathlib.Path(workdir), board, words)
+                BOARDS.add(pathlib.Path(workdir), board, words)
             case _:
                 raise UserError("the arguments are none, or add WORKDIR BOARD and the sweep's --config words")
     except (UserError, csv.Error, OSError) as error:

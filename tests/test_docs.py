@@ -41,7 +41,7 @@ TINY = {
     "log.report": False,
 }
 
-MADE = {"configs", "leaderboard", "official_code"}  # pages that the site makes
+MADE = {"claims", "configs", "leaderboard", "official_code"}  # pages that the site makes
 FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 

@@ -1,6 +1,6 @@
 """The leaderboard's page is made from the committed records, whose figures are those of the runs' folders."""
 
-import importlib.util
+import importlib
 import json
 import runpy
 import shutil
@@ -18,11 +18,19 @@ from tests.helpers.stub import make_stub_config
 
 
 @pytest.fixture
-def board(root):
-    spec = importlib.util.spec_from_file_location("leaderboard", root / "docs" / "leaderboard.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def board(root, monkeypatch):
+    monkeypatch.syspath_prepend(str(root / "docs"))
+    return importlib.import_module("leaderboard")
+
+
+@pytest.fixture
+def shared(board):
+    return importlib.import_module("board_records")
+
+
+def move(board, folder, monkeypatch):
+    """Lets the page have its records in another folder."""
+    monkeypatch.setattr(board, "BOARDS", board.BOARDS._replace(folder=folder))
 
 
 @pytest.mark.parametrize("data", ["digits", "table"])
@@ -38,7 +46,7 @@ def test_a_board_has_every_method_of_its_setting(root, data):
 
 def test_the_committed_records_make_a_page(board):
     page = board.page()
-    assert [f"## {path.stem.partition('_')[0]}: " in page for path in board.RECORDS.glob("*.csv")] == [True] * 10
+    assert [f"## {path.stem.partition('_')[0]}: " in page for path in board.BOARDS.folder.glob("*.csv")] == [True] * 10
 
 
 RUN = {  # a line of records
@@ -48,7 +56,7 @@ RUN = {  # a line of records
 
 
 @pytest.fixture
-def tried(board, stub_run, tmp_path, monkeypatch):
+def tried(board, shared, stub_run, tmp_path, monkeypatch):
     """A finished row with the rate of its try 1, after try 0 with its own rate was worse and try 2 diverged."""
     (tmp_path / "tiny.py").write_text("from tests.helpers.stub import make_stub_config as get_config\n")
     rate = make_stub_config().client.learning_rate
@@ -65,9 +73,9 @@ def tried(board, stub_run, tmp_path, monkeypatch):
     (folder / "summary.json").unlink()
     with (folder / "run.log").open("a") as log:
         log.write("2000-01-01 00:00:00 ended by TrainingError: round 4: the global state is not finite\n")
-    monkeypatch.setattr(board, "load_sweep", lambda name: sweep)
-    monkeypatch.setattr(board, "RECORDS", tmp_path / "records")
-    monkeypatch.setattr(board, "LAST", 3)  # of the four rounds
+    monkeypatch.setattr(shared, "load_sweep", lambda name: sweep)
+    move(board, tmp_path / "records", monkeypatch)
+    monkeypatch.setattr(shared, "LAST", 3)  # of the four rounds
     return tmp_path / "runs"
 
 
@@ -82,15 +90,15 @@ def with_accuracy(folder, accuracy):
 
 def to_csv(board, lines):
     rows = [",".join(f'"{cell}"' for cell in line.values()) for line in lines]
-    return "\n".join([",".join(board.COLUMNS), *rows])
+    return "\n".join([",".join(board.BOARDS.columns()), *rows])
 
 
 def test_a_record_has_the_figures_of_the_run_and_is_replaced_by_a_later_one(board, tried):
     folder = tried / "FedAvg" / "seed_0"
-    board.RECORDS.mkdir()
-    (board.RECORDS / "tiny.csv").write_text(to_csv(board, [{**RUN, "seed": "0"}, RUN]))
-    board.add(tried, "tiny")
-    replaced, kept = board.read("tiny")
+    board.BOARDS.folder.mkdir()
+    (board.BOARDS.folder / "tiny.csv").write_text(to_csv(board, [{**RUN, "seed": "0"}, RUN]))
+    board.BOARDS.add(tried, "tiny")
+    replaced, kept = board.BOARDS.read("tiny")
     assert kept == RUN
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert replaced["rounds"] == str(len(lines)) and replaced["seed"] == "0"
@@ -105,36 +113,36 @@ def test_a_record_has_the_figures_of_the_run_and_is_replaced_by_a_later_one(boar
     lines[-1]["test_accuracy"] += 0.01  # a figure that the run did not have
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     with pytest.raises(UserError, match="not of the records"):
-        board.add(tried, "tiny")
-    assert board.read("tiny") == [replaced, kept]
+        board.BOARDS.add(tried, "tiny")
+    assert board.BOARDS.read("tiny") == [replaced, kept]
 
 
-def test_a_row_is_recorded_with_the_fields_of_its_best_try_alone(board, tried):
+def test_a_row_is_recorded_with_the_fields_of_its_best_try_alone(board, shared, tried, monkeypatch):
     first, third = (tried / "tries" / f"FedAvg_try_{place}" / "seed_1000" for place in (0, 2))
     with_accuracy(first, 1.0)
     with pytest.raises(UserError, match=r"after 3 tries: it differs in client\.learning_rate"):
-        board.record("tiny", tried)
+        board.BOARDS.record("tiny", tried)
     with_accuracy(first, 0.0)
     with (third / "run.log").open("a") as log:
         log.write("2000-01-01 00:00:01 resumed after round 3\n")
     with pytest.raises(UserError, match="'FedAvg, try 2' is not over"):
-        board.record("tiny", tried)
+        board.BOARDS.record("tiny", tried)
     shutil.rmtree(third.parent)
-    (line,) = board.record("tiny", tried)
+    (line,) = board.BOARDS.record("tiny", tried)
     assert line["tries"] == "2"
     shutil.rmtree(tried / "tries")
     with pytest.raises(UserError, match=r"after 0 tries: it differs in client\.learning_rate"):
-        board.record("tiny", tried)  # its fields are of no try
+        board.BOARDS.record("tiny", tried)  # its fields are of no try
     config = json.loads((tried / "FedAvg" / "seed_0" / "config.json").read_text())
-    own = board.load_sweep("tiny")._replace(methods={"FedAvg": ("", {"num_clients": config["num_clients"]})})
-    board.load_sweep = lambda name: own
-    (line,) = board.record("tiny", tried)
+    own = shared.load_sweep("tiny")._replace(methods={"FedAvg": ("", {"num_clients": config["num_clients"]})})
+    monkeypatch.setattr(shared, "load_sweep", lambda name: own)
+    (line,) = board.BOARDS.record("tiny", tried)
     assert line["tries"] == "0" and line["chosen"] == ""
 
 
-def test_the_page_names_boards_and_rows_without_a_record(board, tmp_path, monkeypatch):
-    monkeypatch.setattr(board, "RECORDS", tmp_path)
-    monkeypatch.setattr(board, "LAST", 3)
+def test_the_page_names_boards_and_rows_without_a_record(board, shared, tmp_path, monkeypatch):
+    move(board, tmp_path, monkeypatch)
+    monkeypatch.setattr(shared, "LAST", 3)
     (tmp_path / "digits_server.csv").write_text(to_csv(board, [{**RUN, "method": "FixMatch"}]))
     left = board.page().split("## Not run yet")[1]
     assert "* `mnist_server`\n" in left and "* `digits_server`: All labels, Labels alone, " in left
@@ -143,15 +151,15 @@ def test_the_page_names_boards_and_rows_without_a_record(board, tmp_path, monkey
 
 def test_words_and_folders_that_are_not_of_the_board_are_refused(board, tried, tmp_path):
     with pytest.raises(UserError, match="num_clients=5' would make another board"):
-        board.record("tiny", tried, ["--config.num_clients=5"])
+        board.BOARDS.record("tiny", tried, ["--config.num_clients=5"])
     with pytest.raises(UserError, match=r"data\.path=x' would make another board than digits_server"):
-        board.record("digits_server", tried, ["--config.data.path=x"])
+        board.BOARDS.record("digits_server", tried, ["--config.data.path=x"])
     with pytest.raises(UserError, match="is not over, or not of this board"):
-        board.record("tiny", tried, ["--config.data.path=x"])  # the runs had other data
-    assert len(board.record("tiny", tried, ["--config.data.path=", "--config.lanes=2"])) == 1
+        board.BOARDS.record("tiny", tried, ["--config.data.path=x"])  # the runs had other data
+    assert len(board.BOARDS.record("tiny", tried, ["--config.data.path=", "--config.lanes=2"])) == 1
     with pytest.raises(UserError, match="no finished run of tiny"):
-        board.add(tmp_path / "nowhere", "tiny")
-    assert not board.RECORDS.exists()
+        board.BOARDS.add(tmp_path / "nowhere", "tiny")
+    assert not board.BOARDS.folder.exists()
 
 
 @pytest.mark.parametrize("words", [["add"], ["add", "x"], ["page"], ["add", "x", "nope"]], ids=" ".join)
@@ -161,15 +169,15 @@ def test_a_wrong_command_is_one_line(root, monkeypatch, words):
         runpy.run_path(str(root / "docs" / "leaderboard.py"), run_name="__main__")
 
 
-def test_records_of_others_are_checked(board, monkeypatch):
-    monkeypatch.setattr(board, "load_sweep", lambda name: Sweep("x.py", {"FedAvg": ""}))
-    monkeypatch.setattr(board, "LAST", 3)
+def test_records_of_others_are_checked(board, shared, monkeypatch):
+    monkeypatch.setattr(shared, "load_sweep", lambda name: Sweep("x.py", {"FedAvg": ""}))
+    monkeypatch.setattr(shared, "LAST", 3)
     good = to_csv(board, [RUN])
-    assert board.parse("tiny", good) == [RUN]
+    assert board.BOARDS.parse("tiny", good) == [RUN]
     head, line = good.splitlines()
     for text in ("", head, good.replace("method,seed", "seed,method"), good.replace(",rounds", "")):
         with pytest.raises(UserError, match="must have lines with the columns"):
-            board.parse("tiny", text)
+            board.BOARDS.parse("tiny", text)
     wrong = {
         "rounds": ["", "x"], "accuracies": ["", "1 2", "1 2 3 4", "1 2 nan", "1 2 100.5", "1 2 -3"],
         "MB": ["inf"], "seconds": ["-1"], "tries": ["six"], "chosen": ["<script>", "a=1 | b"], "commit": ["main"],
@@ -177,18 +185,18 @@ def test_records_of_others_are_checked(board, monkeypatch):
     }  # fmt: skip
     for name, value in [(name, value) for name, values in wrong.items() for value in values]:
         with pytest.raises(UserError, match=f"'FedAvg' with seed '2': {name} cannot be"):
-            board.parse("tiny", to_csv(board, [{**RUN, name: value}]))
+            board.BOARDS.parse("tiny", to_csv(board, [{**RUN, name: value}]))
     with pytest.raises(UserError, match="one more cell"):
-        board.parse("tiny", f'{good},"x"')
+        board.BOARDS.parse("tiny", f'{good},"x"')
     for text in (good.replace("FedAvg", "Mine"), good.replace('"2"', '"9"'), f"{good}\n{line}"):
         with pytest.raises(UserError, match="the board has no such run, or the file has it twice"):
-            board.parse("tiny", text)
+            board.BOARDS.parse("tiny", text)
 
 
-def test_a_figure_that_does_not_follow_from_the_records_is_found(board, tmp_path, monkeypatch):
+def test_a_figure_that_does_not_follow_from_the_records_is_found(board, shared, tmp_path, monkeypatch):
     """Each figure is in the records or NumPy's result from them; all rows have equally many tries."""
-    monkeypatch.setattr(board, "RECORDS", tmp_path)
-    monkeypatch.setattr(board, "LAST", 2)
+    move(board, tmp_path, monkeypatch)
+    monkeypatch.setattr(shared, "LAST", 2)
     lines = [
         {
             **RUN, "method": name, "seed": str(seed), "tries": "6",
@@ -224,7 +232,7 @@ def test_ranks_and_paired_intervals(board):
     accuracies = dict(zip(names, draws + np.array([[70.0], [79.9], [80.0], [90.0]])))
     lines = [
         {
-            **dict.fromkeys(board.COLUMNS, "1"),
+            **dict.fromkeys(board.BOARDS.columns(), "1"),
             "method": name,
             "seed": str(seed),
             "accuracies": f"{value - 1:.6f} {value + 1:.6f}",

@@ -2,8 +2,7 @@
 
 Qiu et al., 2024 (arXiv 2402.10191). What differs from FedAvg: the model has a second head, whose space the server
 shapes with a label contrastive loss; clients label their images by cosine similarity to the server's labelled anchors
-there; and after each aggregation the server trains one epoch on each head. docs/results/fedanchor.md has the
-measurements behind the defaults that the paper does not give.
+there; and after each aggregation the server trains one epoch on each head.
 """
 
 import functools

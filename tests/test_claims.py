@@ -1,0 +1,119 @@
+"""The page of claims is made from the committed records; its differences and verdicts follow from them."""
+
+import importlib
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.sweep import Sweep
+
+
+@pytest.fixture
+def claims(root, monkeypatch):
+    monkeypatch.syspath_prepend(str(root / "docs"))
+    return importlib.import_module("claims")
+
+
+def test_each_claim_names_rows_and_measures_of_boards_or_its_cost(claims):
+    found = claims.load()
+    shared = importlib.import_module("board_records")
+    sweeps = {}
+    for claim in found["claim"]:
+        assert {"paper", "where", "says"} < claim.keys() and ("runs" in claim) != ("cost" in claim), claim["says"]
+        assert claim.keys() <= {"paper", "where", "says", "points", "runs", "why", "cost"}, claim["says"]
+        for run in claim.get("runs", ()):
+            assert run.keys() <= {"board", "row", "than", "measure", "than_measure", "than_board", "less"}
+            for name in {"board", "than_board", "less"} & run.keys():
+                place, _, board = run[name].rpartition("/")
+                boards = claims.LEADERBOARD if place else claims.BOARDS
+                sweeps.setdefault(run[name], shared.load_sweep(f"{boards.sweep}:{board}"))
+                assert place == "leaderboard" or board in found["core_minutes"]
+            assert run["row"] in sweeps[run["board"]].methods, run
+            assert run["than"] in sweeps[run.get("than_board", run["board"])].methods, run
+            for name in {"measure", "than_measure"} & run.keys():
+                assert run[name] in (*claims.MEASURES, "MB", "seconds")
+    assert {claim["paper"] for claim in found["claim"]} > set(claims.SEEDS)
+
+
+def test_the_verdict_is_that_of_the_papers_order_and_of_the_interval(claims):
+    draws = np.random.default_rng(0).normal(size=5)
+    for mean, spread, points in itertools.product(
+        (-3.0, -0.3, 0.0, 0.3, 0.8, 3.0), (0.1, 0.5, 2.0), (None, 0.0, 0.5, 6.0)
+    ):
+        values = mean + spread * (draws - draws.mean())
+        low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        if points == 0:
+            expected = "holds" if max(-low, high) <= 1 else "cannot be told" if low <= 0 <= high else "does not hold"
+        elif low > 0:
+            expected = "holds"
+        else:
+            small = points == 6.0 and high < 1
+            expected = "does not hold" if high < 0 or small else "cannot be told"
+        assert claims.verdict(list(values), points) == expected
+
+
+def record(claims, method, seed, at, **more):
+    cells = dict.fromkeys(claims.BOARDS.columns(), "1") | {"chosen": "", "labels right": ""}
+    return {**cells, "method": method, "seed": str(seed), "accuracies": f"{at - 1} {at + 1}", **more}
+
+
+@pytest.fixture
+def written(claims, tmp_path, monkeypatch):
+    """Writes records of the boards `near` and `far`, rows A and B, and returns the page of some comparisons."""
+    shared = importlib.import_module("board_records")
+    monkeypatch.setattr(shared, "load_sweep", lambda name: Sweep("x.py", {"A": "", "B": ""}, seeds=(0, 1, 2, 3, 4)))
+    monkeypatch.setattr(shared, "LAST", 2)
+    monkeypatch.setattr(claims, "BOARDS", claims.BOARDS._replace(folder=tmp_path))
+    runs = [
+        {"board": "near", "row": "A", "than": "B"},
+        {"board": "near", "row": "A", "than": "B", "less": "far"},
+        {"board": "near", "row": "A", "than": "A", "than_board": "far"},
+        {"board": "near", "row": "A", "than": "A", "measure": "labels right", "than_measure": "passing"},
+    ]
+    claim = {"paper": "FedIL", "where": "Table 9", "says": "A beats B.", "points": 3.0, "runs": runs}
+    monkeypatch.setattr(claims, "load", lambda: {"core_minutes": {"near": 7, "far": 8}, "claim": [claim]})
+
+    def page(boards):
+        for name, lines in boards.items():
+            rows = [",".join(f'"{cell}"' for cell in line.values()) for line in lines]
+            (tmp_path / f"{name}.csv").write_text("\n".join([",".join(claims.BOARDS.columns()), *rows]))
+        return claims.page()
+
+    return page
+
+
+def test_a_figure_that_does_not_follow_from_the_records_is_found(claims, written):
+    draws = np.random.default_rng(1).normal(size=(3, 2, 5)).round(3) + np.array([[70.0], [60.0]])
+    boards = {
+        name: [
+            record(claims, row, seed, accuracy, **{"labels right": f"{draws[2, place, seed]:.3f}"})
+            for place, row in enumerate("AB")
+            for seed, accuracy in enumerate(draws[number, place])
+        ]
+        for number, name in enumerate(("near", "far"))
+    }
+    page = written(boards)
+    near, far, labels = draws[0, 0] - draws[0, 1], draws[1, 0] - draws[1, 1], draws[2, 0] - 1.0
+    for values in (near, near - far, draws[0, 0] - draws[1, 0], labels):
+        low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        assert f"| {values.mean():+.2f} ± {(high - low) / 2:.2f} |" in page
+    assert f"| `near` | A {draws[0, 0].mean():.1f}; B {draws[0, 1].mean():.1f} | 5 | 1 |" in page
+    changed = [{**boards["near"][0], "accuracies": "60 61"}, *boards["near"][1:]]
+    assert written({**boards, "near": changed}) != page
+    with pytest.raises(UserError, match="runs of 1 and 2 tries"):
+        written({"near": [{**boards["near"][0], "tries": "2"}, *boards["near"][1:]]})
+
+
+def test_a_claim_without_records_has_its_boards_minutes(written):
+    page = written({})
+    assert "0 holds, 0 does not hold, 0 cannot be told, 1 not run" in page
+    assert "| Table 9 | A beats B. | A minus B, `near` | about 7 minutes | not run |" in page
+
+
+def test_the_committed_records_make_a_page(claims):
+    page = claims.page()
+    assert all(f"## {name}\n" in page for name in claims.SEEDS)
+    assert all(f"| `{board}` | " in page for board in claims.BOARDS.recorded())
