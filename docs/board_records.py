@@ -131,6 +131,16 @@ class Boards(NamedTuple):
             if (line["method"], line["seed"]) not in missing:
                 raise UserError(f"{where}: the board has no such run, or the file has it twice")
             missing.remove((line["method"], line["seed"]))
+        return lines
+
+    def read(self, board: str) -> list[dict[str, str]]:
+        """The committed lines of a board; [] without any. Raises a UserError if they are not usable."""
+        path = self.folder / f"{board}.csv"
+        return self.parse(board, path.read_text(encoding="utf-8", errors="replace")) if path.exists() else []
+
+    def agreed(self, board: str) -> list[dict[str, str]]:
+        """The lines of `read`. Raises a UserError if runs differ in what they must share."""
+        lines = self.read(board)
         for name in ("tries", "rounds"):
             if len(found := {line[name] for line in lines}) > 1:
                 raise UserError(
@@ -139,11 +149,6 @@ class Boards(NamedTuple):
         if len({line["method"] for line in lines}) < len({(line["method"], line["chosen"]) for line in lines}):
             raise UserError(f"{board}.csv has seeds of one method with different chosen fields; record them anew")
         return lines
-
-    def read(self, board: str) -> list[dict[str, str]]:
-        """The committed lines of a board; [] without any. Raises a UserError if they are not usable."""
-        path = self.folder / f"{board}.csv"
-        return self.parse(board, path.read_text(encoding="utf-8", errors="replace")) if path.exists() else []
 
     def recorded(self) -> list[str]:
         """The boards that have records."""

@@ -24,11 +24,13 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.report.look import to_markdown
 from fedjax_ssl.report.table import LAST, half_interval
+from fedjax_ssl.sweep import load_sweep
 
 DOCS = pathlib.Path(__file__).parent
 SEEDS, OTHERS = ("FedAnchor", "SemiAnAgg", "FedIL", "FedLabel"), "Other methods"
 ACCURACY = "accuracies"
 HOLDS, NOT, OPEN, TO_DO = "holds", "does not hold", "cannot be told", "not run"
+UNKNOWN = "No reason was found; no single change has been tried."
 MARGIN = 1.0  # points: less than this is no difference
 
 
@@ -89,7 +91,7 @@ def load() -> dict[str, Any]:
 def read(board: str) -> list[dict[str, str]]:
     """A board's records, also of the leaderboard; [] without any."""
     place, _, name = board.rpartition("/")
-    return (LEADERBOARD if place else BOARDS).read(name)
+    return (LEADERBOARD if place else BOARDS).agreed(name)
 
 
 def differences(run: dict[str, str]) -> dict[str, float]:
@@ -137,14 +139,14 @@ def answers(claim: dict[str, Any], minutes: dict[str, int]) -> list[dict[str, st
         values = list(differences(run).values())
         if len(values) > 1:
             difference = f"{statistics.mean(values):+.2f} ± {half_interval(values):.2f}"
-            rows.append(
-                {"ours": compared(run), "difference": difference, "verdict": verdict(values, claim.get("points"))}
-            )
+            found = verdict(values, claim.get("points"))
+            rows.append({"ours": compared(run), "difference": difference, "verdict": found})
         else:
             needed = {run[name] for name in ("board", "than_board", "less") if name in run}
-            time = sum(minutes.get(board, 0) for board in needed)
-            left.append({"ours": compared(run), "difference": f"about {time} minutes", "verdict": TO_DO})
-    rows = rows or left[:1] or [{"ours": claim["cost"], "difference": "-", "verdict": TO_DO}]
+            left.append((sum(minutes.get(board, 0) for board in needed), compared(run)))
+    if not rows:
+        time, ours = min(left) if left else (0, claim["cost"])
+        rows = [{"ours": ours, "difference": f"about {time} minutes" if time else "-", "verdict": TO_DO}]
     said = {"where": claim["where"], "the paper says": claim["says"]}
     return [{**(dict.fromkeys(said, "") if place else said), **row} for place, row in enumerate(rows)]
 
@@ -161,8 +163,9 @@ def page() -> str:
         if paper == OTHERS:
             rows[0]["where"] = f"{claim['paper']}, {claim['where']}"
         papers.setdefault(paper, []).extend(rows)
-        if "why" in claim:
-            reasons.setdefault(paper, []).append(f"* {claim['where']}: {' '.join(claim['why'].split())}")
+        if any(row["verdict"] == NOT for row in rows):
+            why = " ".join(claim.get("why", UNKNOWN).split())
+            reasons.setdefault(paper, []).append(f"* *{claim['says']}* {why}")
     parts = [HEAD]
     counts = Counter(row["verdict"] for rows in papers.values() for row in rows)
     parts.append("Comparisons: " + ", ".join(f"{counts[name]} {name}" for name in (HOLDS, NOT, OPEN, TO_DO)) + ".\n")
@@ -170,26 +173,26 @@ def page() -> str:
         bold = {(place, "verdict") for place, row in enumerate(rows) if row["verdict"] in (HOLDS, NOT)}
         parts.append(f"## {paper}\n\n{to_markdown(rows, bold).rstrip()}\n")
         if paper in reasons:
-            parts.append("\n".join(reasons[paper]) + "\n")
-    if table := boards_table():
-        parts.append(f"## Runs\n\n{to_markdown(table).rstrip()}\n")
+            parts.append("\n".join(["Why a claim does not hold:\n", *reasons[paper], ""]))
+    parts.append(f"## Boards\n\n{to_markdown(boards_table(found['core_minutes'])).rstrip()}\n")
     return "\n".join(parts)
 
 
-def boards_table() -> list[dict[str, Any]]:
-    """A row for each board that has records."""
+def boards_table(minutes: dict[str, int]) -> list[dict[str, Any]]:
+    """A row for each board: the mean accuracies of its rows, the best first, and the rows without a record."""
     table = []
-    for board in BOARDS.recorded():
+    for board, time in minutes.items():
         lines = read(board)
-        rows = per_seed(lines)
-        best = sorted(rows, key=lambda row: -statistics.mean(rows[row].values()))
+        rows = {row: statistics.mean(seeds.values()) for row, seeds in per_seed(lines).items()}
+        left = [row for row in load_sweep(f"{BOARDS.sweep}:{board}").methods if row not in rows]
+        some = "all" if not rows else ", ".join(left) or "-"
         table.append(
             {
                 "board": f"`{board}`",
-                "accuracy": "; ".join(f"{row} {statistics.mean(rows[row].values()):.1f}" for row in best),
-                "seeds": max(len(seeds) for seeds in rows.values()),
-                "tries": lines[0]["tries"],
+                "accuracy": "; ".join(f"{row} {rows[row]:.1f}" for row in sorted(rows, key=rows.get, reverse=True)),
+                "tries": lines[0]["tries"] if lines else "",
                 "commit": ", ".join(sorted({line["commit"] for line in lines})),
+                "not run": some if time == 0 or not left else f"{some} (about {time} minutes for the board)",
             }
         )
     return table

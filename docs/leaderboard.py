@@ -90,7 +90,7 @@ def page() -> str:
     """The page."""
     parts = [HEAD] if BOARDS.recorded() else [HEAD, "No board has been run yet.\n"]
     for board in BOARDS.recorded():
-        lines = BOARDS.read(board)
+        lines = BOARDS.agreed(board)
         data, _, labels = board.partition("_")
         made = {name: sorted({line[name] for line in lines}) for name in ("commit", "jax", "processor")}
         parts.append(f"## {data}: labels at {labels.replace('_', ' ')}\n\n{table(lines)}\n")

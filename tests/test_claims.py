@@ -64,7 +64,8 @@ def record(claims, method, seed, at, **more):
 def written(claims, tmp_path, monkeypatch):
     """Writes records of the boards `near` and `far`, rows A and B, and returns the page of some comparisons."""
     shared = importlib.import_module("board_records")
-    monkeypatch.setattr(shared, "load_sweep", lambda name: Sweep("x.py", {"A": "", "B": ""}, seeds=(0, 1, 2, 3, 4)))
+    for module in (shared, claims):
+        monkeypatch.setattr(module, "load_sweep", lambda name: Sweep("x.py", {"A": "", "B": ""}, seeds=(0, 1, 2, 3, 4)))
     monkeypatch.setattr(shared, "LAST", 2)
     monkeypatch.setattr(claims, "BOARDS", claims.BOARDS._replace(folder=tmp_path))
     runs = [
@@ -100,7 +101,9 @@ def test_a_figure_that_does_not_follow_from_the_records_is_found(claims, written
     for values in (near, near - far, draws[0, 0] - draws[1, 0], labels):
         low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
         assert f"| {values.mean():+.2f} ± {(high - low) / 2:.2f} |" in page
-    assert f"| `near` | A {draws[0, 0].mean():.1f}; B {draws[0, 1].mean():.1f} | 5 | 1 |" in page
+    assert f"| `near` | A {draws[0, 0].mean():.1f}; B {draws[0, 1].mean():.1f} | 1 | 1 | - |" in page
+    swapped = [{**line, "method": "B" if line["method"] == "A" else "A"} for line in boards["near"]]
+    assert claims.UNKNOWN not in page and f"* *A beats B.* {claims.UNKNOWN}" in written({**boards, "near": swapped})
     changed = [{**boards["near"][0], "accuracies": "60 61"}, *boards["near"][1:]]
     assert written({**boards, "near": changed}) != page
     with pytest.raises(UserError, match="runs of 1 and 2 tries"):
@@ -111,9 +114,11 @@ def test_a_claim_without_records_has_its_boards_minutes(written):
     page = written({})
     assert "0 holds, 0 does not hold, 0 cannot be told, 1 not run" in page
     assert "| Table 9 | A beats B. | A minus B, `near` | about 7 minutes | not run |" in page
+    assert "| `far` |  |  |  | all (about 8 minutes for the board) |" in page
 
 
 def test_the_committed_records_make_a_page(claims):
     page = claims.page()
     assert all(f"## {name}\n" in page for name in claims.SEEDS)
-    assert all(f"| `{board}` | " in page for board in claims.BOARDS.recorded())
+    assert all(f"| `{board}` | " in page for board in claims.load()["core_minutes"])
+    assert set(claims.BOARDS.recorded()) <= claims.load()["core_minutes"].keys()
