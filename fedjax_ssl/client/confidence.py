@@ -27,10 +27,8 @@ N_SIGMA = 2.0  # n of SoftMatch: with a larger n weights fall faster below the m
 class Confidence(NamedTuple):
     """A rule of confidence. Scores are probabilities, or FedAnchor's cosines; larger means more confident."""
 
-    # n_max, the examples of the largest client -> the initial state of a client.
-    init: Callable[[int], Any]
-    # (state, scores [B, C], present bool [B], positions int32 [B] among the client's examples) -> the state after these
-    # images.
+    init: Callable[[int], Any]  # n_max, the examples of the largest client -> the initial state of a client
+    # (state, scores [B, C], present bool [B], positions int32 [B] among the client's examples) -> the next state.
     update: Callable[[Any, jax.Array, jax.Array, jax.Array], Any]
     # (state, scores [..., C], size int32 [], the number of the client's images that may get a label) -> float32 [...],
     # the weight of the label with the largest score, from 0 to 1.
@@ -66,10 +64,7 @@ def make_confidence(
     """The rule that `confidence.kind` names, except 'acr', which `acr.py` has.
 
     The threshold tau is in the unit of the scores; with `strictly` a score must exceed it (FedAnchor, eq. 5), else it
-    may equal it (SemiFL, FixMatch). `hard` says that the method needs weights of 0 or 1.
-
-    Raises:
-        UserError: the method cannot use the rule, or a user's rule fails when it is built.
+    may equal it (SemiFL, FixMatch). A UserError if the method needs weights of 0 or 1 (`hard`) or lacks a classifier.
     """
     options, name = problem.config.confidence, problem.config.method
     make = problem.own_rule or KINDS.get(options.kind)
@@ -334,11 +329,7 @@ KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {
 
 
 def import_rule(options: Any, num_classes: int) -> Callable[..., Confidence] | None:
-    """The user's function that `confidence.kind` names by its import path; None for one of `KINDS`.
-
-    Args:
-        options: `config.confidence`.
-        num_classes: C.
+    """The user's function that `confidence.kind` of the section `options` names by its import path; None: no such path.
 
     Raises:
         UserError: the function cannot be imported; or it, or a function of its rule, fails or returns something else.
@@ -347,39 +338,24 @@ def import_rule(options: Any, num_classes: int) -> Callable[..., Confidence] | N
     if not is_own(kind):
         return None
     make, file = import_own(FIELD, kind)
-
-    def checked(*arguments: Any) -> Confidence:
-        with one_line(FIELD, kind, "cannot be built", file):
-            rule = make(*arguments)
-        if not isinstance(rule, Confidence):
-            raise UserError(f"{FIELD}={kind} returns a {type(rule).__name__}; it must return a Confidence")
-        named = rule._asdict().items()
-        wrapped: dict[str, Any] = {name: in_one_line(name, field) for name, field in named if callable(field)}
-        return rule._replace(**wrapped)
-
-    def in_one_line(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*arguments: Any) -> Any:
-            with one_line(FIELD, kind, f"its {name} fails", file):
-                result = function(*arguments)
-            wanted = {"update": arguments[0], "begin": arguments[0]}
-            if name == "weigh":
-                wanted["weigh"] = jnp.max(arguments[1], axis=-1)
-            forms = [jax.tree.map(_form, each) for each in (result, wanted.get(name, result))]
-            if forms[0] != forms[1]:
-                raise UserError(f"{FIELD}={kind}: its {name} returns {forms[0]}; it must return {forms[1]}")
-            return result
-
-        return called
-
+    with one_line(FIELD, kind, "cannot be built", file):
+        rule = make(options, num_classes, 0.5, False)
+    if not isinstance(rule, Confidence):
+        raise UserError(f"{FIELD}={kind} returns a {type(rule).__name__}; it must return a Confidence")
     # Tried on random scores before a program is traced; a rule that gives weights in between need not say so.
     scores = jax.nn.softmax(4 * jax.random.normal(jax.random.key(0), (256, num_classes)))
-    rule, positions = checked(options, num_classes, 0.5, False), jnp.arange(len(scores))
-    state = rule.init(len(scores))
-    state = state if rule.begin is None else rule.begin(state, jnp.int32(0))
-    state = rule.update(state, scores, positions >= 0, positions)
-    weights = rule.weigh(state, scores, jnp.int32(len(scores)))
+    positions = jnp.arange(len(scores))
+    with one_line(FIELD, kind, "fails", file):
+        first = rule.init(len(scores))
+        begun = first if rule.begin is None else rule.begin(first, jnp.int32(0))
+        state = rule.update(begun, scores, positions >= 0, positions)
+        weights = rule.weigh(state, scores, jnp.int32(len(scores)))
+    for name, found, wanted in (("begin", begun, first), ("update", state, first), ("weigh", weights, scores[:, 0])):
+        forms = [jax.tree.map(_form, each) for each in (found, wanted)]
+        if forms[0] != forms[1]:
+            raise UserError(f"{FIELD}={kind}: its {name} returns {forms[0]}; it must return {forms[1]}")
     is_soft = rule.soft or bool(jnp.any((weights > 0) & (weights < 1)))
-    return lambda *arguments: checked(*arguments)._replace(soft=is_soft)
+    return lambda *arguments: make(*arguments)._replace(soft=is_soft)
 
 
 def _form(leaf: Any) -> str:

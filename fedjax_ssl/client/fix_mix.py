@@ -49,15 +49,10 @@ def fix_mix_phase(
     """Makes the phase: train on the fix and the mix set of the labels of this round, upload the trained parts.
 
     An image's weight multiplies its part of both losses; a mixture has the weight of its first image. Means are over
-    the images of the batch.
-
-    Args:
-        parts: the parts of the model that are trained and uploaded.
-        mixup_alpha, mix_weight: a in lambda ~ Beta(a, a), FedAnchor eq. 8, one lambda for each batch; 0 trains without
-            mixup. b in L_fix + b L_mix, eq. 10.
-        mix_order: 'mix_then_augment', alpha(lambda x + (1 - lambda) x') as in FedAnchor (eq. 8, 9), or
-            'augment_then_mix', lambda alpha(x) + (1 - lambda) alpha(x') as in SemiFL.
-        partners: how often mixing partners are drawn: once a 'round', as in both papers, or in each local 'epoch'.
+    the images of the batch. `mixup_alpha` is a in lambda ~ Beta(a, a), FedAnchor eq. 8, one lambda for each batch; 0
+    trains without mixup. `mix_weight` is b in L_fix + b L_mix, eq. 10. Images are mixed by 'mix_then_augment',
+    alpha(lambda x + (1 - lambda) x') as in FedAnchor (eq. 8, 9), or by 'augment_then_mix', lambda alpha(x) +
+    (1 - lambda) alpha(x') as in SemiFL; partners are drawn once a 'round', as in both papers, or in each 'epoch'.
     """
     network, config = problem.network, problem.config.client
     with_mixup = mixup_alpha > 0

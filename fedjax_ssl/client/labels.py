@@ -47,10 +47,7 @@ def score_cohort(
 def weak_views(
     weak: Augmentation, keys: jax.Array, positions: jax.Array, images: jax.Array, view: int = 0
 ) -> jax.Array:
-    """The weak views [B, H, W, C] that `score_cohort` scores, so that a client can train on exactly these views.
-
-    Each example has the key of its job, [B], and its index among the client's examples, int32 [B].
-    """
+    """The weak views [B, ...] that `score_cohort` scores, by the jobs' keys and the examples' positions at a client."""
 
     def augment(key, position, image):
         key = jax.random.fold_in(jax.random.fold_in(key, position), view)
@@ -96,10 +93,7 @@ def logits_of_each(
 
 
 def mean_prediction(probabilities: jax.Array, present: jax.Array) -> jax.Array:
-    """P_k(c), the mean of p(c | x) over a client's images, float32 [..., C]; 0 for a client without images.
-
-    The probabilities are float32 [..., n, C], `present` is bool [..., n].
-    """
+    """P_k(c), the mean of p(c | x), float32 [..., n, C], over the images that are present, bool [..., n]; else 0."""
     total = jnp.sum(jnp.where(present[..., None], probabilities, 0.0), axis=-2)
     return total / jnp.maximum(jnp.sum(present, axis=-1, keepdims=True), 1)
 
@@ -121,10 +115,9 @@ def prior_of(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array | No
 
 
 def debiased(logits: jax.Array, prior: jax.Array | None) -> jax.Array:
-    """Logits of p'(c | x) = (p(c | x) / P_k(c)) / sum_j p(j | x) / P_k(j), float32 [..., C].
+    """Logits of p'(c | x) = (p(c | x) / P_k(c)) / sum_j p(j | x) / P_k(j), float32 [..., C]; unchanged without a prior.
 
-    A client's model prefers the client's frequent classes. The division removes this preference from the labels. The
-    prior P_k, float32 [..., C], is bounded below by `LEAST_PRIOR`; None: the logits are returned unchanged.
+    The division removes a model's preference for the client's frequent classes. P_k is at least `LEAST_PRIOR`.
     """
     if prior is None:
         return logits
@@ -144,10 +137,10 @@ def label_cohort(
 
 
 def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, confidence: Confidence) -> Labels:
-    """Labels every example with the class of its largest score; the rule decides which labels count.
+    """Labels every example with the class of its largest score, float32 [M, n_max, C]; the rule decides which count.
 
-    The scores are float32 [M, n_max, C]. With `confidence.debias` they must be probabilities, and are divided by the
-    client's prior. `Labels.more` is each image's largest score, float32 [M, n_max].
+    With `confidence.debias` scores must be probabilities, and are divided by the client's prior. `Labels.more` is each
+    image's largest score, float32 [M, n_max].
     """
     prior = None
     if problem.config.confidence.debias != "none":

@@ -22,11 +22,10 @@ from fedjax_ssl.ops.sgd import Model
 def train_views(
     network: Network, model: Model, groups: list[tuple[list[jax.Array], jax.Array]], together: bool = False
 ) -> tuple[list[Outputs], Model]:
-    """Passes views through the network in training mode, group by group; the views of a group share a forward pass.
+    """Passes views through the network in training mode: the Outputs of each, and the model with its new statistics.
 
-    A group has the views [B, ...] of one batch and its mask, bool [B]; a group without views is skipped. With
-    `together` all views share one pass and one set of batch statistics; else each view has its own statistics. Returns
-    the Outputs of each view in order, and the model with its statistics after the passes.
+    A group has the views [B, ...] of one batch, which share a pass, and its mask, bool [B]; one without views is
+    skipped. With `together` all views share one pass and one set of batch statistics; else each view has its own.
     """
     if together:
         views, masks = zip(*((view, mask) for views, mask in groups for view in views))

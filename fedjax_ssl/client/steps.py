@@ -5,7 +5,6 @@ step. Then every client takes its steps in a lane.
 """
 
 import functools
-import traceback
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -68,6 +67,17 @@ class Batches(types.SimpleNamespace):
     unlabelled: Batch | None = None
 
 
+class Memory(dict[str, Any]):
+    """A client's memory, as a method's functions read it: the error for an entry that nobody made says what to do."""
+
+    def __missing__(self, name: str) -> Any:
+        has = f"has {', '.join(self)}" if self else "is empty"
+        raise UserError(
+            f"the method reads {name!r} of a client's memory, which {has}; make the entry by `own`, an argument of "
+            "alternating"
+        )
+
+
 class At(NamedTuple):
     """What the loss of a step may read besides the model and the batches."""
 
@@ -76,7 +86,7 @@ class At(NamedTuple):
     decks: Mapping[str, Deck]  # the client's decks
     labels: Labels | None  # the client's pseudo-labels of this round; None if the method makes none
     work: Any  # `Plan.work` of this client
-    own: Mapping[str, Any]  # the client's memory, without the optimizer's state
+    own: Memory  # the client's memory, without the optimizer's state
     key: jax.Array  # the PRNG key of this step
     step: jax.Array  # int32 [], number of this step, from 0
     num_steps: jax.Array  # int32 [], the client's steps in this phase
@@ -88,12 +98,10 @@ class Loss(NamedTuple):
     value: jax.Array  # float32 [], the minimised value
     batch_stats: BatchStats  # the model's normalisation statistics after this forward pass
     metrics: Metrics  # scalars by name, averaged over the client's steps
-    # bool [], whether the step is taken; None: it is. If it were taken with a zero gradient, weight decay and momentum
-    # would still change the model.
+    # bool [], whether the step is taken; None: it is. Weight decay and momentum would act at a zero gradient, too.
     counts: jax.Array | None = None
     remember: Mapping[str, Any] = {}  # entries of the client's memory after the step
-    # Values by name, summed over the client's steps in this phase, as `Upload.metadata`: of the last phase for the
-    # server, of another one for the next phase's plan.
+    # Values by name, summed over the phase's steps, as `Upload.metadata`: for the server, or for the next phase's plan.
     sums: Mapping[str, jax.Array] = {}
 
 
@@ -123,7 +131,8 @@ def read(
 ) -> tuple[Batches, At]:
     """What the loss of a step reads."""
     named = {name: deck.batch(step, sizes[name]).read(data) for name, deck in work.decks.items() if name in sizes}
-    return Batches(**named), At(received, data, work.decks, work.labels, work.work, own, key, step, work.num_steps)
+    of_client = work.labels, work.work, Memory(own), key, step, work.num_steps
+    return Batches(**named), At(received, data, work.decks, *of_client)
 
 
 def local_training(
@@ -140,10 +149,9 @@ def local_training(
     memory: str | None = OPT_STATE,
     continues: bool = False,
 ) -> Phase:
-    """Makes a phase of planned steps.
+    """Makes a phase of planned steps: `plan` is that of a cohort, `loss` that of one step.
 
     Args:
-        problem, plan, loss: the run's `Problem`, the plan of a cohort, and the loss of one step.
         sizes: examples in each batch, by the batch's name.
         parts, sent: the trained parts of the model; those that are uploaded and in FedProx's term, None: the same.
         begin: (received, the client's memory) -> the model that training begins with; None: `Plan.start`.
@@ -152,7 +160,6 @@ def local_training(
         continues: whether jobs go on from the previous phase, see `going_on`.
     """
     optimizer, sent = optimizer or problem.optimizer, sent or parts
-    loss, after = _checked(sizes, parts, loss, after)
     persistent = problem.config.client.persistent and memory is not None
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
@@ -162,7 +169,7 @@ def local_training(
         return going_on(jobs, received, previous) if continues else jobs
 
     def remembered(result: Loss, own: Mapping[str, Any], model: Model) -> dict[str, Any]:
-        return {**result.remember, **(after({**own, **result.remember}, model) if after else {})}
+        return {**result.remember, **(after(Memory(own, **result.remember), model) if after else {})}
 
     @jax.jit  # so that it is traced once for equal shapes
     def first_step(model: Model, received: Broadcast, data: FederatedData, work: Plan, own: Mapping[str, Any]):
@@ -195,36 +202,6 @@ def local_training(
         return Finished(Upload(trained_parts(problem.network, carry.learner.model, sent), told), own, metrics)
 
     return Phase(prepare, start, step, finish)
-
-
-def _checked(sizes: Any, parts: Any, loss: Any, after: Any) -> tuple[Any, Any]:
-    """Checks arguments of `local_training`; returns `loss` and `after`, whose errors name a missing entry."""
-    if not isinstance(sizes, Mapping) or not isinstance(parts, tuple):
-        raise UserError(
-            "local_training(problem, plan, loss, sizes, parts): sizes is a dict such as {'unlabelled': 10}, and parts "
-            f"a tuple of names, not a {type(sizes).__name__} and a {type(parts).__name__}"
-        )
-    of_loss = _naming_memory(loss, lambda *seen: seen[-1].own)
-    return of_loss, after and _naming_memory(after, lambda *seen: seen[0])
-
-
-def _naming_memory(function: Any, own_of: Callable[..., Mapping[str, Any]]) -> Any:
-    """A method's function, whose error names an entry of the clients' memory that it reads but that nobody made."""
-
-    def called(*arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except KeyError as error:
-            own, name = own_of(*arguments), error.args[0] if error.args else None
-            if name in own or "own" not in (traceback.extract_tb(error.__traceback__)[-1].line or ""):
-                raise
-            has = f"has {', '.join(own)}" if own else "is empty"
-            raise UserError(
-                f"the method reads {name!r} of a client's memory, which {has}; make the entry by `own`, an argument of "
-                "alternating"
-            ) from error
-
-    return called
 
 
 def with_proximal_term(

@@ -20,11 +20,10 @@ class Attackers(NamedTuple):
     """Who attacks in a federation, see `config.attack`; arrays on the host or on the device."""
 
     clients: Any  # bool [K], the attackers
-    # bool [N], the images for which clients give false labels: their visible labels are already those of the next
-    # class, and pseudo-labels will be shifted in the same way. None: there are none.
+    # bool [N], the images with false labels: visible labels are already those of the next class, and pseudo-labels
+    # will be shifted in the same way. None: there are none.
     mislabelled: Any = None
-    # int32 [T], rows of the images that attackers want mislabelled; None: attackers craft no images.
-    targets: Any = None
+    targets: Any = None  # int32 [T], rows of the images that attackers want mislabelled; None: they craft no images
 
 
 class Here(NamedTuple):
@@ -36,36 +35,27 @@ class Here(NamedTuple):
 
 
 class FederatedData(NamedTuple):
-    """The images, labels, rows and sizes of a federation.
+    """The images, labels, rows and sizes of a federation: all of it on the device, or a round's clients (see `here`).
 
-    It stays on the device for the whole run, or is a view of a round's clients (`here`), whose rows of `inputs` change
-    from round to round. So what a method remembers of each example belongs in its client's memory, [n_max] by the
-    example's position among the client's.
+    In such a view rows of `inputs` change from round to round. So what a method remembers of each example belongs in
+    its client's memory, [n_max] by the example's position among the client's.
     """
 
-    # [N, ...], every training example once, in its stored form: images are uint8 [N, H, W, C], see `image_table`.
-    inputs: jax.Array
-    # int32 [N], labels of the server's images and of the clients' labelled examples; -1 for hidden labels, including
-    # those of validation images.
-    visible_labels: jax.Array
-    # int32 [K', n_max], rows of `inputs` for the clients `ids`, padded with 0. Methods use `rows_of`.
-    client_index: jax.Array
+    inputs: jax.Array  # [N, ...], every training example once, as it is stored: images are uint8, see `image_table`
+    visible_labels: jax.Array  # int32 [N], of the server's images and the clients' labelled examples; others have -1
+    client_index: jax.Array  # int32 [K', n_max], rows of the clients `ids`, padded with 0; methods use `rows_of`
     client_size: jax.Array  # int32 [K], number of examples of each client, possibly 0
     labelled_size: jax.Array  # int32 [K], number of examples with a visible label
     server_index: jax.Array  # int32 [S], rows of `inputs` that the server holds; S may be 0
-    # int32 [V], rows of `inputs` that nobody trains on, to evaluate each round; V may be 0.
-    validation_index: jax.Array
+    validation_index: jax.Array  # int32 [V], rows that nobody trains on, to evaluate each round; V may be 0
     test_inputs: jax.Array  # [T, ...], in the stored form
     test_labels: jax.Array  # int32 [T]
     seed: jax.Array  # uint32 [], the run's seed; data, not a constant, so that another seed needs no compilation
-    # The numbers of the configuration by dotted names, see `Problem.of`: data, too, so that others need no compilation.
-    numbers: Mapping[str, jax.Array] = {}
-    # float32 [C], number of labels of each class at clients, if not all clients' rows are on the device; else None.
-    given_labels: jax.Array | None = None
+    numbers: Mapping[str, jax.Array] = {}  # of the configuration, by dotted names: data as well, for the same reason
+    given_labels: jax.Array | None = None  # float32 [C], of each class at clients, if not all clients are here
     here: Here | None = None  # None: all clients' rows, memory and records are on the device
     # Three entries that the server's stages of a method do not get, see `seen`.
-    # uint32 [4, 2], the keys of cohorts and noise with `privacy.noise`, which nobody else may know; None without noise.
-    secret: jax.Array | None = None
+    secret: jax.Array | None = None  # uint32 [4, 2], the keys of cohorts and noise with `privacy.noise`, else None
     attackers: Attackers | None = None  # None: there are none
     unknown_inputs: jax.Array | None = None  # [U, ...], test inputs of no class of the model; None: there are none
 
@@ -104,14 +94,9 @@ class FederatedData(NamedTuple):
         return self.client_index[self.place(clients)]
 
     def all_rows(self, reader: str, instead: str) -> jax.Array:
-        """Rows in `inputs` of all clients' examples, int32 [K, n_max].
+        """Rows in `inputs` of all clients' examples, int32 [K, n_max], for a feature `reader`.
 
-        Args:
-            reader: the feature that reads them, for the error message.
-            instead: a setting that does not need them, for the error message.
-
-        Raises:
-            UserError: at tracing, if only the clients of a round are on the device.
+        A UserError at tracing, if only the clients of a round are on the device; it names the setting `instead`.
         """
         if self.here is not None:
             raise UserError(

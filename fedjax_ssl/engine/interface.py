@@ -38,19 +38,14 @@ class Problem(NamedTuple):
 
     config: Any  # the run's configuration
     network: Network  # the architecture, as pure functions of a `Model` and images
-    # weak and strong: augmentations (key, images [B, H, W, C]) -> images.
-    weak: Augmentation
+    weak: Augmentation  # (key, images [B, H, W, C]) -> images, as the other augmentations
     strong: Augmentation
     num_classes: int  # C
-    # The two augmentations of self-supervised methods, T and T' of `config.views`.
-    views: tuple[Augmentation, Augmentation] | None = None
-    # float32 [C], how many labels of each class the clients reported to the server before the first round. None: the
-    # labels are counted in the data.
+    views: tuple[Augmentation, Augmentation] | None = None  # T and T' of `config.views`, for self-supervised methods
+    # float32 [C], the labels of each class that clients reported before the first round; None: counted in the data.
     told_labels: jax.Array | None = None
-    # The user's own rule for confidence, if `confidence.kind` names one; None: a rule of the library.
-    own_rule: Callable[..., Any] | None = None
-    # Whether some training examples have no label of a known class. If so, the configuration does not say how many
-    # labels a client has.
+    own_rule: Callable[..., Any] | None = None  # the user's rule that `confidence.kind` names; None: the library's
+    # Whether examples lack a label of a known class, so that the configuration does not say how many a client has.
     lacks_labels: bool = False
 
     def optimizer(self, learning_rate: Any, clip_norm: float | None = None) -> optax.GradientTransformation:
@@ -63,10 +58,9 @@ class State(NamedTuple):
 
     round: jax.Array  # int32 [], rounds done
     model: Model  # the global model, which is tested, saved and loaded
-    # The server's memory besides the model: a dict with an entry for each part of the method.
-    server: Mapping[str, Any] = {}
-    clients: Mapping[str, Any] = {}  # the clients' own memory: a dict, every leaf [K, ...]
-    # What the server remembers of each client, such as its last upload: a dict, every leaf [K, ...]. Methods use
+    server: Mapping[str, Any] = {}  # the server's memory besides the model, with an entry for each part of the method
+    clients: Mapping[str, Any] = {}  # the clients' own memory, every leaf [K, ...]
+    # What the server remembers of each client, such as its last upload, every leaf [K, ...]. Methods use
     # `read_records` and `write_records`, because `config.residence` may keep only some clients' rows on the device.
     records: Mapping[str, Any] = {}
 
@@ -112,22 +106,18 @@ class Received(NamedTuple):
     """The uploads of a cohort, with a row for each job; with several devices a row may be padding."""
 
     uploads: Upload  # Upload with leaves [R, ...]
-    # bool [R], whether the row has an upload that is finite and not far longer than the others, see
-    # `fedjax_ssl.engine.untrusted.screening.too_long`.
-    accepted: jax.Array
+    accepted: jax.Array  # bool [R], whether the row has an upload that is finite and not far longer than the others
     clients: jax.Array  # int32 [R], the client of each row
     group: jax.Array | None  # int32 [R], as in `Selection`; None: no groups
     sizes: jax.Array  # int32 [R], number of each client's examples; 0 for padding
     num_qualified: jax.Array  # int32 [R], number of examples trained on, from the `Report`; `sizes` without a report
-    # float32 [R], factor of each upload's weight: `availability.late_weight` if it is late, else 1; None: all 1.
-    discount: jax.Array | None = None
+    discount: jax.Array | None = None  # float32 [R], factor of a late upload's weight, 1 of others; None: all 1
 
 
 class WireBytes(NamedTuple):
     """Counts the bytes of messages whose size depends on their values, such as sparse ones; both return float32 []."""
 
-    # (broadcast, the client's row of `personal`) -> bytes that one client receives.
-    down: Callable[[Any, Any], jax.Array]
+    down: Callable[[Any, Any], jax.Array]  # (broadcast, the client's row of `personal`) -> bytes that it receives
     up: Callable[[Upload], jax.Array]  # Upload of one client -> bytes that it sends
 
 
@@ -145,8 +135,7 @@ class Cohort(NamedTuple):
 
     clients: jax.Array  # int32 [M], the client of each job (a client may have several jobs)
     own: Any  # the clients' memory after the previous phase, leaves [M, ...]; {} for a method without memory
-    # The PRNG key for `prepare`. Client and group are folded into it, not lane or device.
-    key: jax.Array
+    key: jax.Array  # the PRNG key for `prepare`, into which client and group are folded
     group: jax.Array | None = None  # int32 [M], as in `Selection`; None: no groups
     personal: Any = ()  # the message to each client, leaves [M, ...]
     round: jax.Array | None = None  # int32 [M], rounds done before this one, the same for all jobs
@@ -164,28 +153,23 @@ class Report(NamedTuple):
     labels: jax.Array  # int32 [M, n_max], the pseudo-labels in use
     qualified: jax.Array  # bool [M, n_max], the examples that a client trains on
     others: Mapping[str, jax.Array] = {}  # labels of other rules by name, int32 [M, n_max], evaluated as well
-    # Other values by name, float32 [M, n_max]; their means over the unlabelled examples are reported.
-    facts: Mapping[str, jax.Array] = {}
-    # bool [M, n_max], the examples that got a pseudo-label; only these are evaluated. None: all.
-    made: jax.Array | None = None
+    facts: Mapping[str, jax.Array] = {}  # float32 [M, n_max] by name; reported as means over unlabelled examples
+    made: jax.Array | None = None  # bool [M, n_max], the examples that got a label and are evaluated; None: all
 
 
 class Labels(NamedTuple):
     """The pseudo-labels of a cohort, which `Method.label` makes; leaves [M, ...]. A job reads its own row.
 
-    A method that labels in every step has the state of its rule here, and a report of the labels that the received
-    model would give.
+    A method that labels in every step has its rule's state here, and a report of the received model's labels.
     """
 
     report: Report  # the labels and which of them count
-    # Entries of the clients' memory that labelling updated. They are kept even if the client takes no part.
-    own: Mapping[str, Any] = {}
+    own: Mapping[str, Any] = {}  # entries of the clients' memory that it updated, kept even if a client takes no part
     tells: Mapping[str, Any] = {}  # metadata that each client sends about its labels, by name
     weights: jax.Array | None = None  # float32 [M, n_max], images' weights in the loss
     state: Any = ()  # the state of the rule of confidence
     size: jax.Array | None = None  # int32 [M], the client's images that may get a label
-    # float32 [M, C], the prior by which the client's probabilities are divided; None: no division.
-    prior: jax.Array | None = None
+    prior: jax.Array | None = None  # float32 [M, C], by which the client's probabilities are divided; None: by none
     more: Any = ()  # whatever else the method's phases read
 
 
@@ -194,11 +178,8 @@ class Jobs(NamedTuple):
 
     num_steps: jax.Array  # int32 [M], number of local steps; ignored for a job that takes no part
     work: Any  # any pytree that a job's functions read, leaves [M, ...]
-    # Entries of the clients' memory that preparing updated, leaves [M, ...]. They are kept even if the client takes no
-    # part.
-    own: Mapping[str, Any] = {}
-    # bool [M], the jobs that make an upload, with or without steps; None: the jobs with steps.
-    takes_part: jax.Array | None = None
+    own: Mapping[str, Any] = {}  # entries of the clients' memory that it updated, kept even if a client takes no part
+    takes_part: jax.Array | None = None  # bool [M], the jobs that make an upload; None: the jobs with steps
 
 
 class Finished(NamedTuple):
@@ -324,10 +305,8 @@ class Method(NamedTuple):
     `statistics`.
     """
 
-    # (data, key) -> the first state, after any pre-training at the server.
-    init: Callable[[FederatedData, jax.Array], State]
-    # (state, data, key) -> the message to all clients.
-    broadcast: Callable[[State, FederatedData, jax.Array], Broadcast]
+    init: Callable[[FederatedData, jax.Array], State]  # (data, key) -> the first state, after any pre-training
+    broadcast: Callable[[State, FederatedData, jax.Array], Broadcast]  # (state, data, key) -> the message to all
     phases: tuple[Phase, ...]  # local training after the broadcast; () if no client trains
     aggregate: Aggregate  # (state, data, received, key) -> the state with the new model, and metrics
     # (state, data, the round's clients int32 [M], key) -> the state with new global normalisation statistics.
@@ -338,15 +317,12 @@ class Method(NamedTuple):
     server_before: Callable[[State, FederatedData, jax.Array], tuple[State, Metrics]] = no_op
     # (state, data, clients int32 [M], key) -> a message to each of these clients, leaves [M, ...]; None: no message.
     personal: Callable[[State, FederatedData, jax.Array, jax.Array], Any] | None = None
-    # (state after the previous round, clients int32 [M]) -> for each of these, H further clients whose records the
-    # round reads, int32 [M, H]; ids below 0 are ignored. It runs before these records are on the device, and may read
-    # only `State.round` and `State.server`. None: a round reads only the records of its own clients.
+    # (state after the previous round, clients int32 [M]) -> H further clients for each, whose records the round reads,
+    # int32 [M, H]; ids below 0 are ignored. It may read only `State.round` and `State.server`. None: no further ones.
     recalls: Callable[[State, jax.Array], jax.Array] | None = None
     # (state, data, key) -> the state after the server's training that follows aggregation, and metrics.
     server_after: Callable[[State, FederatedData, jax.Array], tuple[State, Metrics]] = no_op
-    # Makes pseudo-labels right before the last phase, which reads them in `Cohort.labels`; None: there are none. The
-    # engine compares them with the true labels.
-    label: Label | None = None
+    label: Label | None = None  # makes pseudo-labels before the last phase, which reads `Cohort.labels`; None: none
     wire_bytes: WireBytes | None = None  # for messages whose size depends on their values; None: no such messages
     # data -> this method with the numbers of these data, for runs that share lanes; set where a round is traced.
     of_data: Callable[[FederatedData], Any] | None = None

@@ -10,7 +10,6 @@ A client with images of both kinds trains on one after the other and counts in b
 """
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,6 @@ from fedjax_ssl.server.aggregation import counts_told, most_examples
 FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "confidence.threshold": 0.9}
 VARIANTS: Variants = {
     "uniform": {"fedavg_semi.unlabelled_weights": "uniform"},
-    "by_size": {"fedavg_semi.unlabelled_weights": "size"},
     "together": {"fedavg_semi.apart": False},  # FedAvg in SemiAnAgg's ablation
     "code": {"confidence.accepted": "confident"},  # as SemiAnAgg's code counts them
 }
@@ -38,8 +36,8 @@ def defaults() -> Section:
     section = Section()
     section.apart = True  # averages labelled and other clients separately; False: one mean of all
     # Weights among clients without labels: 'accepted', the pseudo-labels they trained on (eq. 2), see
-    # confidence.accepted; 'uniform'; or 'size', their numbers of images.
-    section.unlabelled_weights = word("accepted", "uniform", "size")
+    # confidence.accepted; or 'uniform'.
+    section.unlabelled_weights = word("accepted", "uniform")
     return section
 
 
@@ -47,13 +45,8 @@ def fedavg_semi(problem: Problem) -> Method:
     """Eq. 2 as a Method."""
     options = problem.config.fedavg_semi
     accepted = functools.partial(accepted_labels, problem)
-    weights: dict[str, Callable[[Received], jax.Array]] = {
-        "accepted": accepted,
-        "uniform": any_images,
-        "size": unlabelled_images,
-    }
-    scores = weights[options.unlabelled_weights] if options.apart else None
-    return trained_by_role(problem, scores, LABELLED_SHARE)
+    weights = accepted if options.unlabelled_weights == "accepted" else any_images
+    return trained_by_role(problem, weights if options.apart else None, LABELLED_SHARE)
 
 
 def accepted_labels(problem: Problem, received: Received) -> jax.Array:

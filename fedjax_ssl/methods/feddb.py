@@ -106,10 +106,7 @@ def labels_once(problem: Problem, rule: Confidence) -> Label:
 
 
 def plan(problem: Problem) -> MakePlan:
-    """An epoch is one step; a client without a confident label makes passes over its labelled images instead.
-
-    The work of the plan is the visible labels, int32 [M, n_max], else -1.
-    """
+    """An epoch is one step; without a confident label it is a pass over labelled images. The work is visible labels."""
     config = problem.config.client
 
     def of_cohort(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:

@@ -52,6 +52,21 @@ BY_ROLE: dict[str, Any] = {
     "client.labelled_views": "weak",
     "client.spare_classifier": False,
 }
+# What the experiments of RSCFed, CBAFed and SemiAnAgg share.
+TEN_CLIENTS: dict[str, Any] = {
+    "num_clients": 10,
+    "clients_per_round": 10,
+    "data.partition": "dirichlet_clients",
+    "data.alpha": 0.8,
+    "data.labelled_rule": "most_classes",
+    "model.classifier_init": "torch_linear",
+    "client.epochs": 1,
+    "client.batch_size": 64,
+    "client.learning_rate": 0.03,
+    "augment.flip": "always",
+    "augment.padding": 0,
+    "augment.resized": 40,
+}
 # (data, model) -> a method's entries of the clients' memory, leaves [K, ...].
 Own = Callable[[FederatedData, Model], dict[str, Any]]
 

@@ -27,38 +27,22 @@ from fedjax_ssl.client import LABELLED, At, Batches, Loss, labelled_phase, unlab
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Method, Phase, Problem, Received, Selection, State
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.frames import alternating
+from fedjax_ssl.methods.frames import BY_ROLE, TEN_CLIENTS, alternating
 from fedjax_ssl.ops.draws import draw_distinct
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import column, repeated, row_norms, weighted_sum
+from fedjax_ssl.ops.trees import column, moving_average, repeated, row_norms, weighted_sum
 from fedjax_ssl.server import fedavg
 from fedjax_ssl.server.aggregation import Link, client_weights, group_members, own_weights
 
-FIELDS = {
-    "data.labels": "some_clients",
-    "client.persistent": True,
-    "client.labelled_views": "weak",
-    "client.spare_classifier": False,
-}
+FIELDS = {**BY_ROLE, "client.persistent": True}
 VARIANTS: Variants = {
     "paper": {  # the setting of its experiments on SVHN and CIFAR-100
+        **TEN_CLIENTS,
         "num_rounds": 1000,
-        "num_clients": 10,
-        "clients_per_round": 10,
-        "data.partition": "dirichlet_clients",
-        "data.alpha": 0.8,
-        "data.labelled_rule": "most_classes",
         "model.name": "lenet",
-        "model.classifier_init": "torch_linear",
         "model.normalisation": "none",
-        "client.epochs": 1,
-        "client.batch_size": 64,
-        "client.learning_rate": 0.03,
         "client.unlabelled_learning_rate": 0.021,
         "client.clip_norm": 5.0,
-        "augment.flip": "always",
-        "augment.padding": 0,
-        "augment.resized": 40,
     },
     "isic": {
         "model.name": "resnet18_imagenet",
@@ -153,7 +137,7 @@ def with_teacher(problem: Problem) -> Phase:
 
     def after(own: Mapping[str, Any], model: Model) -> dict[str, Any]:
         teacher, share = own[TEACHER], jnp.minimum(1 - 1 / (own[STEPS] + 1), LARGEST_DECAY)
-        params = jax.tree.map(lambda old, new: share * old + (1 - share) * new, teacher.params, model.params)
+        params = moving_average(teacher.params, model.params, share)
         return {TEACHER: teacher._replace(params=params), STEPS: own[STEPS] + 1}
 
     return unlabelled_phase(problem, loss, after=after)

@@ -25,7 +25,7 @@ from fedjax_ssl.client import ACCEPTED, STANDARD, Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Method, Phase, Problem, Received
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
+from fedjax_ssl.methods.frames import TEN_CLIENTS, trained_by_role, unlabelled_images
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.untrained import kaiming_model
 from fedjax_ssl.ops.losses import unit_vectors
@@ -34,25 +34,14 @@ from fedjax_ssl.ops.sgd import Model
 FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "confidence.threshold": 0.9}
 VARIANTS: Variants = {
     "paper": {  # the setting of its experiments on SVHN, behind a warm-up of 250 rounds; numbers as in its code
+        **TEN_CLIENTS,
         "num_rounds": 500,
-        "num_clients": 10,
-        "clients_per_round": 10,
-        "data.partition": "dirichlet_clients",
-        "data.alpha": 0.8,
-        "data.labelled_rule": "most_classes",
         "model.name": "resnet18",
-        "model.classifier_init": "torch_linear",
-        "client.epochs": 1,
-        "client.batch_size": 64,
-        "client.learning_rate": 0.03,
         "client.clip_norm": 0.0,
         "client.persistent": True,
         "client.unlabelled_learning_rate": 0.02,
         "client.unlabelled_clip_norm": 5.0,
         "augment.num_ops": 3,
-        "augment.flip": "always",
-        "augment.padding": 0,
-        "augment.resized": 40,
         "client.labelled_views": "both",
         "client.spare_classifier": True,
     },

@@ -42,33 +42,28 @@ def start(optimizer: optax.GradientTransformation, model: Model, parts: tuple[st
 def step(
     loss_fn: Callable[[Model], Any], optimizer: optax.GradientTransformation, learner: Learner, parts: tuple[str, ...]
 ) -> tuple[Learner, Any]:
-    """One update of the named parts; all other parts have no gradient, momentum or weight decay.
+    """One update of the named parts by a loss, model -> (loss [], (batch_stats, aux)); the learner after it, and aux.
 
-    A head that a loss does not use must not decay: PyTorch, which the papers use, skips parameters without a gradient.
-    `loss_fn` is a function model -> (loss [], (batch_stats, aux)). Returns the learner after the step, and aux.
+    All other parts have no gradient, momentum or weight decay. A head that a loss does not use must not decay: PyTorch,
+    which the papers use, skips parameters without a gradient.
     """
     params, batch_stats = learner.model
     trained = select(params, parts)
 
-    def loss_of_trained(trained):
-        return loss_fn(Model({**params, **trained}, batch_stats))
-
-    gradients, (batch_stats, aux) = jax.grad(loss_of_trained, has_aux=True)(trained)
+    gradient = jax.grad(lambda own: loss_fn(Model({**params, **own}, batch_stats)), has_aux=True)
+    gradients, (statistics, aux) = gradient(trained)
     updates, opt_state = optimizer.update(gradients, learner.opt_state, trained)
-    model = Model({**params, **optax.apply_updates(trained, updates)}, batch_stats)
+    model = Model({**params, **optax.apply_updates(trained, updates)}, statistics)
     return Learner(model, opt_state), aux
 
 
 def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> optax.GradientTransformation:
-    """Gradient clipping, then weight decay added to the gradient, then the optimizer.
+    """Gradient clipping, then weight decay added to the gradient, then the optimizer of a section of the configuration.
 
     'sgd' is PyTorch's SGD; 'adam' (Kingma and Ba, 2015) has no momentum field. 'lars' (You et al., 2017) is SimCLR's,
-    which decays by its own rule, and neither decays nor rescales biases and the scales of normalisation layers.
-
-    The section of the configuration has `momentum`, `nesterov`, `weight_decay` and `clip_norm` (0: no clipping), which
-    the argument replaces; perhaps an `optimizer` other than SGD; with `spare_classifier` the classifier is neither
-    clipped nor decayed, which 'lars' refuses by a UserError. The learning rate may be traced; it is not part of the
-    optimizer's state.
+    which neither decays nor rescales biases and the scales of normalisation layers. A `clip_norm` replaces the
+    section's; 0: no clipping. With `spare_classifier` the classifier is neither clipped nor decayed, which 'lars'
+    refuses by a UserError. The learning rate may be traced; it is not part of the optimizer's state.
     """
     clip_norm = config.clip_norm if clip_norm is None else clip_norm
     clip = optax.clip_by_global_norm(clip_norm) if is_on(clip_norm) else optax.identity()
@@ -79,16 +74,8 @@ def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> opt
     if name == "lars":
         if spares:
             raise UserError("optimizer='lars' decays by its own rule, so spare_classifier cannot be used with it")
-        lars = optax.lars(
-            learning_rate,
-            config.weight_decay,
-            weight_decay_mask=_are_matrices,
-            trust_coefficient=TRUST,
-            trust_ratio_mask=_are_matrices,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-        )
-        return optax.chain(clip, lars)
+        how = {"trust_ratio_mask": _are_matrices, "momentum": config.momentum, "nesterov": config.nesterov}
+        return optax.chain(clip, optax.lars(learning_rate, config.weight_decay, _are_matrices, TRUST, **how))
     if name == "adam":
         return optax.chain(clip, decay, optax.adam(learning_rate, nesterov=config.nesterov))
     return optax.chain(clip, decay, optax.trace(config.momentum, config.nesterov), optax.scale(-learning_rate))

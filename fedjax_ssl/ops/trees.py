@@ -133,11 +133,8 @@ def tree_bytes(tree: Any) -> int:
 
 def where_rows(chosen: jax.Array, new: Any, old: Any) -> Any:
     """For each row of each leaf, `new` if the row is chosen, bool [M] or [G, M], else `old`."""
-
-    def pick(new_leaf, old_leaf):
-        return jnp.where(chosen.reshape(chosen.shape + (1,) * (new_leaf.ndim - chosen.ndim)), new_leaf, old_leaf)
-
-    return jax.tree.map(pick, new, old)
+    at = lambda leaf: chosen.reshape(chosen.shape + (1,) * (leaf.ndim - chosen.ndim))  # noqa: E731
+    return jax.tree.map(lambda one, other: jnp.where(at(one), one, other), new, old)
 
 
 def moving_average(old: Any, new: Any, decay: jax.Array | float) -> Any:

@@ -193,9 +193,7 @@ def in_shares(labels, scores, share):
 OTHERS = (SIZES - LABELS).astype(float)
 
 
-@pytest.mark.parametrize(
-    ("variant", "scores"), [("accepted", ACCEPTED), ("uniform", (OTHERS > 0) * 1.0), ("size", OTHERS)]
-)
+@pytest.mark.parametrize(("variant", "scores"), [("accepted", ACCEPTED), ("uniform", (OTHERS > 0) * 1.0)])
 def test_fedavg_semi_s_mean(variant, scores, monkeypatch):
     told = {"accepted": jnp.float32(ACCEPTED)}
     monkeypatch.setattr("fedjax_ssl.methods.fedavg_semi.LABELLED_SHARE", 0.6)

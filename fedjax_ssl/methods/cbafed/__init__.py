@@ -57,7 +57,7 @@ from fedjax_ssl.engine import (
 from fedjax_ssl.methods.cbafed.client import Acceptance, accept, acceptance
 from fedjax_ssl.methods.cbafed.residual import RECORD, residual_over_rounds, with_residual
 from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
-from fedjax_ssl.methods.frames import alternating, given_labels, labelled_images
+from fedjax_ssl.methods.frames import BY_ROLE, TEN_CLIENTS, alternating, given_labels, labelled_images
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import fedavg, own_weights
@@ -65,31 +65,15 @@ from fedjax_ssl.server.aggregation import counts_told
 
 COUNTS = "class_counts"  # accepted pseudo-labels of each class: sent by clients, kept at the server
 GIVEN = "given_labels"  # labels of each class, kept at the server
-FIELDS = {
-    "data.labels": "some_clients",
-    "client.persistent": True,
-    "client.labelled_views": "weak",
-    "client.spare_classifier": False,
-}
+FIELDS = {**BY_ROLE, "client.persistent": True}
 VARIANTS: Variants = {
     "paper": {  # the setting of its experiments, with the epochs and rounds of its code
+        **TEN_CLIENTS,
         "num_rounds": 1002,
         "cbafed.warm_up_rounds": 501,
-        "num_clients": 10,
-        "clients_per_round": 10,
-        "data.partition": "dirichlet_clients",
-        "data.alpha": 0.8,
-        "data.labelled_rule": "most_classes",
         "model.name": "resnet18_imagenet",  # for 32x32 pixels too; the argument resnet18 has a stem for those
-        "model.classifier_init": "torch_linear",
-        "client.epochs": 1,
-        "client.batch_size": 64,
-        "client.learning_rate": 0.03,
         "client.unlabelled_learning_rate": 0.02,
         "client.clip_norm": 5.0,
-        "augment.flip": "always",
-        "augment.padding": 0,
-        "augment.resized": 40,
     },
     "svhn": {"cbafed.cap": 0.9, "cbafed.second_labels": False},
     "cifar100": {"num_rounds": 2002, "cbafed.warm_up_rounds": 1001},
