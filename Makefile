@@ -5,10 +5,11 @@ PYTHON ?= python3
 quickstart: .venv/installed
 	.venv/bin/python launch.py
 
+# Types are checked beside the tests; both must pass.
 test: .venv/installed
 	.venv/bin/ruff check .
-	.venv/bin/python -m mypy
-	.venv/bin/python -m pytest -m 'not test_all'
+	.venv/bin/python -m mypy & types=$$!; .venv/bin/python -m pytest -m 'not test_all'; tests=$$?; \
+	wait $$types && exit $$tests
 
 # What `make test` leaves out: processes, hosts, Flower's federations, notebooks, the site, pages in a browser, programs
 # for accelerators, PyTorch's encoders, examples of the pages, and whole runs that are compared with each other.

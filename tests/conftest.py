@@ -86,6 +86,16 @@ def no_memory_given_back():
 
 
 @pytest.fixture(scope="module", autouse=True)
+def no_imported_files():
+    """Forgets users' files that a module's tests imported: each configuration would read all of them once more."""
+    from fedjax_ssl.base import imports
+
+    yield
+    for file in [file for file in imports._FILES if ROOT not in file.parents]:
+        del imports._FILES[file]
+
+
+@pytest.fixture(scope="module", autouse=True)
 def no_pictures(request):
     """Saves empty pictures, except in tests/report, and lays embeddings out without t-SNE: most of a report's time."""
     from matplotlib.figure import Figure

@@ -77,7 +77,8 @@ def add_section(config: ConfigDict) -> ConfigDict:
         UserError: there is no such method.
     """
     forget_changed()
-    section = find_method(config.method).section()  # imports a file, so that the next line knows its section
+    defaults = find_method(config.method).defaults  # imports a file, so that the next lines know its section
+    section = defaults and _section(defaults)
     name = section_of(config.method)
     given = config[name] if name in config else None  # noqa: SIM401  # `get` is slow for a missing name
     if section is not None and flatten(section.config()).keys() - flatten(given or {}).keys():
@@ -146,7 +147,7 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
         if argument in METHODS or (equals and name == "method"):
             config.method = text if equals else name
             # Its rule and threshold were chosen for the file's method.
-            config.confidence.update(shared_fields().config().confidence.to_dict())
+            config.confidence.update(_shared().confidence.config().to_dict())
             add_section(config).update_from_flattened_dict(find_method(config.method).fields)
         elif equals and name in fields:
             kind = type(_get(config, fields[name]))

@@ -7,7 +7,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError, errors_of
-from fedjax_ssl.base.fields import shared_fields
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.config import add_section, flatten, ranges
 from fedjax_ssl.data import check_labels, server_has_labels
@@ -27,7 +26,7 @@ def validate(config: ConfigDict) -> None:
     Raises:
         UserError: one line with all that is wrong: the field, its value and what it may be.
     """
-    shared_fields().ranges()["method"].check("method", config.method)
+    ranges()["method"].check("method", config.method)
     values = flatten(add_section(config))
     of_fields = [
         functools.partial(its_range.check, field, values[field])

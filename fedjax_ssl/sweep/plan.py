@@ -225,7 +225,7 @@ def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: Sequence[str]) 
     """
     own = {field for method in sweep.methods.values() for field in _own_fields(method)}
     own |= {"seed", "seeds", *sweep.fields} | ({"init_from"} if sweep.warm_up is not None else set())
-    flat = [flatten(cell.config) for cell in cells]
+    flat = [flatten(cell.config) for cell in cells] if overrides else []
     for field in overridden_fields(overrides):
         if field in own or any(fields.get(field) != flat[0].get(field) for fields in flat):
             raise UserError(f"rows of the sweep have values of their own for config.{field}: change it in the file")

@@ -1,5 +1,6 @@
 """The committed sweeps: each is valid and says how to run it; tables have their papers' labels, rounds and rates."""
 
+import functools
 import pathlib
 import runpy
 
@@ -21,6 +22,7 @@ SWEEPS = [
 ]
 
 
+@functools.cache
 def cells_of(name):
     return plan(load_sweep(f"{FOLDER}/{name}"), NOWHERE)
 
