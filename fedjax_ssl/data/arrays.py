@@ -1,9 +1,6 @@
-"""The arrays that every source returns, and checks for users' data."""
+"""Where users' data are, and how large they may be."""
 
 import pathlib
-from typing import NamedTuple
-
-import numpy as np
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import expanded
@@ -12,30 +9,10 @@ from fedjax_ssl.base.files import expanded
 MAX_BYTES = 8 * 10**9
 
 
-class Arrays(NamedTuple):
-    """Checked inputs and labels of a data set: images, or other inputs as in `npz.load_npz`."""
-
-    x_train: np.ndarray  # uint8 [N, H, W, C], training images
-    y_train: np.ndarray  # int32 [N], their labels, 0 .. num_classes - 1
-    x_test: np.ndarray  # uint8 [T, H, W, C], test images
-    y_test: np.ndarray  # int32 [T], their labels
-    num_classes: int  # number of classes
-    class_names: tuple[str, ...]  # their names, in the order of the labels
-    owners: np.ndarray | None = None  # int32 [N], the client of each training example; None: not known
-    row_sums: np.ndarray | None = None  # see `Dataset`; None: not computed yet
-
-
 def existing_path(path: str, field: str, kind: str, wanted: str) -> pathlib.Path:
-    """The path that a configuration field gives, with ~ resolved.
+    """The path that a configuration field gives, with ~ resolved; raises a UserError if there is none.
 
-    Args:
-        path: what the user wrote.
-        field: the configuration field, for messages.
-        kind: 'file' or 'folder', what it must be, or 'path' for either.
-        wanted: what the path must hold, for messages.
-
-    Raises:
-        UserError: the field is empty, or there is no such file or folder.
+    It must be of the kind 'file' or 'folder', or 'path' for either. Messages say what is wanted there.
     """
     if not path:
         raise UserError(f"{field} is empty; give {wanted}: --config.{field}={kind.upper()}")

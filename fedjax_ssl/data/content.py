@@ -42,8 +42,7 @@ def checksums(dataset: Any) -> dict[str, str]:
 def arrays_of_data(dataset: Any) -> dict[str, np.ndarray]:
     """What a partition file says of the training set that it was drawn for; {} if it is not known.
 
-    Returns:
-        `row_sums`, uint64 [N], see above, and `labels_sum`, uint64 [1], of all its labels.
+    These are `row_sums`, uint64 [N], see above, and `labels_sum`, uint64 [1], of all its labels.
     """
     if dataset.row_sums is None:
         return {}

@@ -75,19 +75,16 @@ def decode_once(
     shape, bits, decoded = _decoded(pictures, name, image_size, fit, MOST_CACHE_BYTES, tell)
     try:
         with replaced(file) as out:
-            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(out, header)
-            sums = []
-            for image in decoded:
+            np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
+            sums = np.empty(len(pictures), "<u8")
+            for row, image in enumerate(decoded):
                 out.write(image.tobytes())
-                sums.append(row_sums(image[np.newaxis]))
-            out.write(_end(key, bits, np.concatenate(sums)))
-        return np.load(file, mmap_mode="r"), bits, np.concatenate(sums)
+                sums[row] = row_sums(image[np.newaxis])[0]
+            out.write(_end(key, bits, sums))
+        return np.load(file, mmap_mode="r"), bits, sums
     except OSError as error:
-        raise UserError(
-            f"{file}: {first_line(error)}; the images of {name} are decoded there: make room, or choose another folder "
-            "by the environment variable XDG_CACHE_HOME"
-        ) from error
+        what = "make room, or choose another folder by the environment variable XDG_CACHE_HOME"
+        raise UserError(f"{file}: {first_line(error)}; the images of {name} are decoded there: {what}") from error
 
 
 def _end(key: str, bits: int, sums: np.ndarray) -> bytes:
@@ -128,17 +125,14 @@ def _decoded(
     check_size(shape, name, most)
 
     def decode() -> Iterator[np.ndarray]:
-        for row in range(len(pictures)):
-            picture = pictures[row]
+        for number, picture in enumerate(pictures, start=1):
             image = read_image(picture, _MODES[channels], image_size, fit, bits)
             if image.shape != shape[1:]:
-                raise UserError(
-                    f"{picture} has {image.shape[1]} x {image.shape[0]} pixels, but {first} {width} x {height}; "
-                    "--config.data.image_size=N brings all to N x N"
-                )
+                has = f"{image.shape[1]} x {image.shape[0]} pixels, but {first} {width} x {height}"
+                raise UserError(f"{picture} has {has}; --config.data.image_size=N brings all to N x N")
             yield image
-            if (row + 1) % TOLD_EVERY == 0 or row + 1 == len(pictures):
-                tell(f"decoding the images of {name}: {row + 1:,} of {len(pictures):,}")
+            if number % TOLD_EVERY == 0 or number == len(pictures):
+                tell(f"decoding the images of {name}: {number:,} of {len(pictures):,}")
 
     return shape, bits, decode()
 
@@ -146,10 +140,9 @@ def _decoded(
 def check_size(shape: Shape, name: object, most: int, remedy: str = "set a smaller data.image_size, or ") -> None:
     """Raises a UserError if uint8 images of this shape take more bytes than `most`."""
     if math.prod(shape) > most:
-        raise UserError(
-            f"the {shape[0]} images of {name} take {math.prod(shape) / 1e9:.1f} GB at {shape[2]} x {shape[1]} pixels, "
-            f"but at most {most / 1e9:g} GB are read; {remedy}give fewer images"
-        )
+        take = f"take {math.prod(shape) / 1e9:.1f} GB at {shape[2]} x {shape[1]} pixels"
+        what = f"at most {most / 1e9:g} GB are read; {remedy}give fewer images"
+        raise UserError(f"the {shape[0]} images of {name} {take}, but {what}")
 
 
 def _header(picture: Picture) -> tuple[bool, bool]:
@@ -168,11 +161,8 @@ def depth_of(pictures: Sequence[Picture]) -> int:
     A microscope's 12 bits, for example, are stored in 16. The number is that of all images together, from 8 to 16, and
     each pixel keeps the higher 8 of these bits. Images with 8 bits per channel stay as they are.
 
-    Prints the number, and a warning if a tenth of these images are so dark that 16 grey levels of 256 are left.
-
-    Raises:
-        UserError: an image cannot be read; or one in colour needs fewer than 16 bits, of which Pillow reads the higher
-            8 alone.
+    Prints the number, and a warning if a tenth of these images are so dark that 16 grey levels of 256 are left. Raises
+    a UserError if one in colour needs fewer than 16 bits, of which Pillow reads the higher 8 alone.
     """
     needed, coloured = [], None
     deep = [picture for picture in pictures if _header(picture)[1]]
@@ -189,10 +179,8 @@ def depth_of(pictures: Sequence[Picture]) -> int:
         return 0
     bits = max(needed)
     if coloured is not None and bits < 16:
-        raise UserError(
-            f"{coloured} has 16 bits per channel, but the images need {bits} of them, and the higher 8 of a colour's "
-            "16 are read; save the images with 8 bits per channel"
-        )
+        why = f"the images need {bits} of them, and the higher 8 of a colour's 16 are read"
+        raise UserError(f"{coloured} has 16 bits per channel, but {why}; save the images with 8 bits per channel")
     dark = [picture for picture, own in zip(deep, needed) if own <= bits - 4]
     line = f"{len(deep):,} images of 16 bits per channel have values of {bits} bits; the higher 8 of these are kept"
     if len(dark) >= len(deep) / 10:
@@ -254,8 +242,7 @@ def _open(picture: Picture) -> Iterator[Any]:
             with Image.open(opened, formats=FORMATS) as image:
                 yield image
     except Image.UnidentifiedImageError as error:
-        raise UserError(
-            f"{picture} cannot be read as an image of {', '.join(FORMATS)}; convert or remove it"
-        ) from error
+        known = ", ".join(FORMATS)
+        raise UserError(f"{picture} cannot be read as an image of {known}; convert or remove it") from error
     except Exception as error:  # The errors of Pillow's decoders have no common base.
         raise UserError(f"{picture} cannot be read as an image ({first_line(error)}); replace or remove it") from error

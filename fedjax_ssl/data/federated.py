@@ -125,13 +125,10 @@ def seed_axes(data: FederatedData) -> Any:
 def stack_seeds(federations: list[FederatedData]) -> FederatedData:
     """Stacks those arrays of several seeds' federations that differ (see `SEED_AXES`)."""
     axes = SEED_AXES._replace(inputs=0 if _crafted(federations[0].attackers) else None)
-    leaves = [
-        federations[0][place]
-        if axis is None
-        else jax.tree.map(lambda *of: jnp.stack(of), *(federation[place] for federation in federations))
-        for place, axis in enumerate(axes)
-    ]
-    return FederatedData._make(leaves)
+    return FederatedData._make(
+        of_seeds[0] if axis is None else jax.tree.map(lambda *of: jnp.stack(of), *of_seeds)
+        for of_seeds, axis in zip(zip(*federations), axes)
+    )
 
 
 def of_seed(stacked: FederatedData, number: int) -> FederatedData:
@@ -179,13 +176,9 @@ class Holdings(NamedTuple):
 
 
 def hold(
-    dataset: Dataset,
-    partition: Partition,
-    seed: int,
-    reveal_labels: bool = False,
-    centralised: bool = False,
+    dataset: Dataset, partition: Partition, seed: int, reveal_labels: bool = False, centralised: bool = False,
     attack: Any = None,
-) -> Holdings:
+) -> Holdings:  # fmt: skip
     """Makes a federation on the host from a partitioned data set.
 
     Args:
@@ -250,31 +243,19 @@ def hold(
     )
 
 
-def federate(
-    dataset: Dataset,
-    partition: Partition,
-    seed: int,
-    reveal_labels: bool = False,
-    centralised: bool = False,
-    attack: Any = None,
-) -> tuple[FederatedData, jax.Array]:
-    """A partitioned data set on the device, and the hidden labels; see `hold` and `put_whole`."""
-    return put_whole(hold(dataset, partition, seed, reveal_labels, centralised, attack))
+def federate(dataset: Dataset, partition: Partition, seed: int, **options: Any) -> tuple[FederatedData, jax.Array]:
+    """A partitioned data set on the device, and the hidden labels: `hold`, whose options it takes, and `put_whole`."""
+    return put_whole(hold(dataset, partition, seed, **options))
 
 
 def put_whole(held: Holdings, same_images: FederatedData | None = None) -> tuple[FederatedData, jax.Array]:
-    """Puts a whole federation on the device.
+    """Puts a whole federation on the device: its data, and the hidden labels, int32 [N], of all training examples.
 
     Methods never see hidden labels, which are not part of `FederatedData`. Only evaluation outside the method uses
     them, to measure the accuracy of pseudo-labels. Permuting them must not change a single bit of a trained model.
 
-    Args:
-        held: the federation.
-        same_images: a federation of the same data set whose image arrays are reused. Training images are still copied
-            if attackers have crafted some of them.
-
-    Returns:
-        The federation's data, and the hidden labels: int32 [N], the true label of every training example.
+    The arrays of `same_images`, a federation of the same data set, are reused; but training images are still copied if
+    attackers have crafted some of them.
     """
     sizes = held.sizes
     width = max(1, int(sizes.max()))
@@ -304,10 +285,7 @@ def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedDa
 
 
 def small_arrays(held: Holdings) -> FederatedData:
-    """The arrays that are always on the device: those with one entry for each client, and the server's rows.
-
-    The tables of images are empty.
-    """
+    """What is always on the device: one entry for each client, and the server's rows. Tables of images are empty."""
     none = jnp.zeros((0,), jnp.int32)
     return FederatedData(
         inputs=none,
@@ -338,10 +316,8 @@ def _attackers(attack: Any, partition: Partition, seed: int, num_images: int) ->
     num_clients = len(partition.client_rows)
     order = np.random.default_rng([seed, ATTACKERS]).permutation(num_clients)
     drawn = order[: num_attackers(attack.share, num_clients)]
-    byzantine = np.zeros(num_clients, bool)
-    byzantine[drawn] = True
+    byzantine = np.isin(np.arange(num_clients), drawn)
     if attack.kind != "labels":
         return Attackers(byzantine)
-    mislabelled = np.zeros(num_images, bool)
-    mislabelled[np.concatenate([np.zeros(0, int), *(partition.client_rows[client] for client in drawn)])] = True
-    return Attackers(byzantine, mislabelled)
+    lies = np.concatenate([NO_ROWS, *(partition.client_rows[client] for client in drawn)])
+    return Attackers(byzantine, np.isin(np.arange(num_images), lies))

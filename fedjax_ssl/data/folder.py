@@ -60,8 +60,7 @@ def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> 
         UserError: the folder is missing, has another layout, or is larger than the cache; a file is not an image; or
             sizes differ and `image_size` is 0.
     """
-    wanted = "a folder of images by class, FOLDER/CLASS/IMAGE"
-    root = existing_path(config.path, "data.path", "folder", wanted)
+    root = existing_path(config.path, "data.path", "folder", "a folder of images by class, FOLDER/CLASS/IMAGE")
     if _tables(root):
         column = config.label_column or "label"
         train, test = _listed(root, column, config.client_column)
@@ -126,11 +125,11 @@ def load_pictures(
     """Reads FOLDER/IMAGE, or a folder with labels as `load_folder` has it, as inputs for a model.
 
     Args:
-        path: the folder. Hidden files are ignored.
-        facts: of the training data; `bits` is read.
+        path: the folder.
+        facts: of the training data; `bits` and `label_column` are read.
         image_shape: (height, width, channels) of the model's inputs. If it is square, images are resized as in
             `load_folder`; otherwise they must have this size. With one channel they become grey.
-        fit: see `load_folder`.
+        fit: see `read_image`.
         classes: names of the model's classes. Of two levels of folders, the one that has them is the labels.
 
     Raises:
@@ -156,9 +155,8 @@ def load_pictures(
     for row, (file, _, _) in enumerate(found):
         image = read_image(file, "L" if channels == 1 else "RGB", height if height == width else 0, fit, bits)
         if image.shape != image_shape:
-            raise UserError(
-                f"{file} has {image.shape[1]} x {image.shape[0]} pixels; the model takes {width} x {height}"
-            )
+            size = f"{image.shape[1]} x {image.shape[0]}"
+            raise UserError(f"{file} has {size} pixels; the model takes {width} x {height}")
         images[row] = image
     names, labels = [name_in(root, image.file) for image in found], [image.label for image in found]
     return Pictures(images, names, labels if any(labels) else None)
@@ -199,10 +197,8 @@ def _listed(root: pathlib.Path, label: str, client: str, needs_label: bool = Tru
         if file.suffix.lower() in SUFFIXES and file not in listed and not file.name.startswith(".")
     ]  # fmt: skip
     if others:
-        raise UserError(
-            f"{len(others)} images are in no row of {METADATA}, such as {others[0]}; add rows, with an empty label if "
-            "they have none, or remove them"
-        )
+        what = "add rows, with an empty label if they have none, or remove them"
+        raise UserError(f"{len(others)} images are in no row of {METADATA}, such as {others[0]}; {what}")
     if len(folders) == 1:
         return found, None
     parts = [[image for image in found if image.file.relative_to(root).parts[0] == folder] for folder in folders]
@@ -213,15 +209,15 @@ def _listed(root: pathlib.Path, label: str, client: str, needs_label: bool = Tru
 
 def _in_folders(root: pathlib.Path, clients: str) -> Split:
     """The images in folders of classes, or of clients and classes, where `clients` is `FIRST` or `SECOND`."""
-    train_folder, test_folder = root / "train", root / "test"
-    is_divided = train_folder.is_dir() and test_folder.is_dir()
-    for present, absent in ((train_folder, test_folder), (test_folder, train_folder)):
-        if present.is_dir() and not is_divided:
-            raise UserError(
-                f"{root} has a folder {present.name} but no {absent.name}; add {absent}/CLASS/IMAGE, or move the "
-                f"classes from {present} to {root}, where every fifth image is for the test"
-            )
-    of_classes = train_folder if is_divided else root
+    present = [name for name in ("train", "test") if (root / name).is_dir()]
+    is_divided = len(present) == 2
+    if len(present) == 1:
+        absent = "test" if present == ["train"] else "train"
+        raise UserError(
+            f"{root} has a folder {present[0]} but no {absent}; add {root / absent}/CLASS/IMAGE, or move the classes "
+            f"from {root / present[0]} to {root}, where every fifth image is for the test"
+        )
+    of_classes = root / "train" if is_divided else root
     levels = _levels(of_classes, unlabelled=False)
     _check_clients(root, levels, clients)
     train = [_image(*level, clients) for level in levels]
@@ -232,14 +228,12 @@ def _in_folders(root: pathlib.Path, clients: str) -> Split:
         train += [] if own else [Image(file, "") for file in _images(folder)]
     if not is_divided:
         return _sorted(train), None
-    test = [_image(*level, clients) for level in _levels(test_folder)]
+    test = [_image(*level, clients) for level in _levels(root / "test")]
     known = {same(image.label) for image in train}
     unknown = [image for image in test if same(image.label) not in known and image.label]
     if unknown or not any(image.label for image in test):
-        raise UserError(
-            f"{test_folder} must have folders of classes that {train_folder} has"
-            + (f"; {unknown[0].label!r}, as in {unknown[0].file}, is none" if unknown else "")
-        )
+        line = f"; {unknown[0].label!r}, as in {unknown[0].file}, is none" if unknown else ""
+        raise UserError(f"{root / 'test'} must have folders of classes that {of_classes} has{line}")
     return _sorted(train), _sorted(test)
 
 
@@ -268,9 +262,8 @@ def _check_clients(root: pathlib.Path, levels: list[Level], clients: str) -> Non
     """Raises a UserError unless `clients` names one of two levels of folders, or is '' if there is one. Says both."""
     if not levels or not levels[0][0]:
         if clients:
-            raise UserError(
-                f"data.client_column={clients}, but {root} has one level of folders, the classes, and no {METADATA}"
-            )
+            has = f"one level of folders, the classes, and no {METADATA}"
+            raise UserError(f"data.client_column={clients}, but {root} has {has}")
         return
     outer, inner = _names(levels)
     if clients not in (FIRST, SECOND):
@@ -315,9 +308,8 @@ def _images(folder: pathlib.Path) -> list[pathlib.Path]:
     images = _entries(folder)
     for entry in images:
         if not entry.is_file() or entry.suffix.lower() not in SUFFIXES:
-            raise UserError(
-                f"{entry} is not an image file by its name; known: {', '.join(SUFFIXES)}; convert or remove it"
-            )
+            known = ", ".join(SUFFIXES)
+            raise UserError(f"{entry} is not an image file by its name; known: {known}; convert or remove it")
     if not images:
         raise UserError(f"the folder {folder} is empty; add images, or remove it")
     return images

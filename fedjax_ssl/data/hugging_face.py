@@ -1,7 +1,6 @@
 """Loads images from a data set of Hugging Face's `datasets` on disk: a folder of `save_to_disk`, or parquet files.
 
-    FOLDER of ds.save_to_disk, FILE.parquet, or a FOLDER of parquet files, of which those with train in their names are
-        for training and those with test for testing
+    FOLDER of ds.save_to_disk, FILE.parquet, or a FOLDER of parquet files, see `_parquet_files`
 
 A column of images has their bytes, or paths of their files. Rows stay in their order. Arrow memory-maps the columns,
 and images are decoded only once, see `decode_once`. Nothing is downloaded.
@@ -33,58 +32,47 @@ _SPLITS = {
 
 
 def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
-    """Loads the data set in `config.path`.
+    """Loads the data set in `config.path`, by the fields of the `data` section.
 
-    Args:
-        config: the `data` section. It reads `path`, `label_column`, `client_column`, `image_size` and `fit`.
-        tell: called with a line about the progress of decoding.
+    `tell` is called with a line about the progress of decoding.
 
     Returns:
-        The fields of `Dataset` except the name, `mean`, `std` and `flip`. Without a split 'test', every fifth labelled
-        row of each class is for testing. Splits with other names are ignored. A training row without a label gets -1; a
-        test row without a label is left out. Classes are in the order of the label's `ClassLabel`, otherwise sorted.
+        The fields of `Dataset` except the name, `mean`, `std` and `flip`. Without a split 'test' see `labels.divide`.
+        Splits with other names are ignored. A test row without a label is left out. Classes are in the order of the
+        label's `ClassLabel`, otherwise sorted.
 
     Raises:
         UserError: `datasets` is not installed, the path holds no such data set, a column is invalid, or a test row has
             a label that training lacks.
     """
-    splits = _open(config.path)
-    train = splits["train"]
-    image, label = _image_column(config.path, train), config.label_column or _label_column(train)
+    path, splits = config.path, _open(config.path)
+    train, test = splits["train"], splits.get("test", splits["train"])
+    image, label = _image_column(path, train), config.label_column or _label_column(train)
     of_clients = [("client_column", config.client_column)] if config.client_column else []
-    check_columns(train.features, config.path, ("label_column", label), *of_clients)
-    declared = getattr(train.features[label], "names", None)
-    found = {"train": _labels(train, label, config.path, declared)}
-    names = found["train"].names
+    check_columns(train.features, path, ("label_column", label), *of_clients)
+    labels, names = _labels(train, label, path, getattr(train.features[label], "names", None))
     if "test" in splits:
-        found["test"] = _labels(splits["test"], label, config.path, names)
-    labels = {name: split.codes for name, split in found.items()}
-    if "test" in splits:
-        rows = {"train": np.arange(len(train)), "test": np.flatnonzero(labels["test"] >= 0)}
+        test_labels = _labels(test, label, path, names).codes
+        rows, test_rows = np.arange(len(labels)), np.flatnonzero(test_labels >= 0)
+        if not (len(rows) and len(test_rows)):
+            raise UserError(f"{path} has no row {'with a label to test' if len(rows) else 'to train on'}")
     else:
-        rows = dict(zip(("train", "test"), divide(labels["train"], names, config.path)))
-        splits, labels = {**splits, "test": train}, {**labels, "test": labels["train"]}
-    if not all(map(len, rows.values())):
-        raise UserError(
-            f"{config.path} has no row {'to train on' if not len(rows['train']) else 'with a label to test'}"
-        )
-    (train_pictures, train_files), (test_pictures, test_files) = (
-        _pictures(splits[name], image, own, name, config.path) for name, own in rows.items()
-    )
+        test_labels, (rows, test_rows) = labels, divide(labels, names, path)
+    train_pictures, train_files = _pictures(train, image, rows, "train", path)
+    test_pictures, test_files = _pictures(test, image, test_rows, "test", path)
     pictures = [*train_pictures, *test_pictures]
     apart = [picture for picture in pictures if isinstance(picture, pathlib.Path)]
-    in_files = [_files(split, config.path) for split in splits.values()]
-    known_by = f"{image} {label} {in_files} {known_files(apart, expanded(config.path))}"
-    images, bits, row_sums = decode_once(pictures, known_by, config.path, config.image_size, config.fit, tell)
+    known_by = f"{image} {label} {_files(train, path)} {_files(test, path)} {known_files(apart, expanded(path))}"
+    images, bits, row_sums = decode_once(pictures, known_by, path, config.image_size, config.fit, tell)
     owners = None
     if config.client_column:
-        where = f"{config.path} (data.client_column={config.client_column!r})"
-        owners = read_owners(list(train[config.client_column]), rows["train"], where)
+        where = f"{path} (data.client_column={config.client_column!r})"
+        owners = read_owners(list(train[config.client_column]), rows, where)
     return {
-        "x_train": images[: len(rows["train"])],
-        "y_train": labels["train"][rows["train"]],
-        "x_test": images[len(rows["train"]) :],
-        "y_test": labels["test"][rows["test"]],
+        "x_train": images[: len(rows)],
+        "y_train": labels[rows],
+        "x_test": images[len(rows) :],
+        "y_test": test_labels[test_rows],
         "num_classes": len(names),
         "class_names": names,
         "owners": owners,
@@ -114,12 +102,9 @@ class _InRow(NamedTuple):
 def _pictures(
     split: Any, column: str, rows: np.ndarray, name: str, path: str
 ) -> tuple[list[pathlib.Path | _InRow], tuple[str, ...]]:
-    """The images in some rows, and their names.
+    """The images in some rows, and their names; raises a UserError if a row names a file that does not exist here.
 
     They are in the column itself, or in the files that it names, as `Dataset.to_parquet` leaves them.
-
-    Raises:
-        UserError: a row names a file that does not exist here.
     """
     from datasets import Image
 
@@ -149,9 +134,8 @@ def _open(path: str) -> dict[str, Any]:
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            "data.source='datasets' needs Hugging Face's datasets: pip install 'fedjax_ssl[datasets]'"
-        ) from None
+        line = "data.source='datasets' needs Hugging Face's datasets: pip install 'fedjax_ssl[datasets]'"
+        raise UserError(line) from None
     datasets.disable_progress_bars()
     for file in found.rglob("*"):
         if not (file.is_file() or file.is_dir()):  # to open a pipe would wait for a writer
@@ -174,9 +158,7 @@ def _parquet_files(path: pathlib.Path) -> dict[str, list[str]]:
     """Split -> its parquet files, by words in their names and in those of their folders.
 
     Without such words all files are 'train'. Not by `datasets`, which takes files of the word eval for testing, too.
-
-    Raises:
-        ValueError: there are no files, or one has both words.
+    Raises a ValueError if there are no files, or one has both words.
     """
     if path.is_file():
         return {"train": [str(path)]}
@@ -199,11 +181,7 @@ def _parquet_files(path: pathlib.Path) -> dict[str, list[str]]:
 
 
 def _image_column(path: str, split: Any) -> str:
-    """Name of the only column of images.
-
-    Its type is `Image`, or it holds the bytes of image files. If no column does: texts, of which the first names an
-    image file.
-    """
+    """Name of the only column of images: of type `Image`, of bytes, or else of texts, the first of an image file."""
     from datasets import Image, Value
 
     def is_image(feature: Any) -> bool:

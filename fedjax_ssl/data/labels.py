@@ -114,12 +114,7 @@ def divide(labels: np.ndarray, names: Sequence[str], where: str) -> tuple[np.nda
     """The rows for training and for testing of data without a test set, int [n] and [T], ascending.
 
     Every fifth labelled row of each class is for testing, from the first on. A class's only labelled row is for
-    training, which is said in a line.
-
-    Args:
-        labels: int [N], -1 for no label.
-        names: the classes' names.
-        where: the file or folder, for messages.
+    training, which is said in a line that begins with `where`.
 
     Raises:
         UserError: no class has two labelled rows.
@@ -151,14 +146,9 @@ def clients_may_have_labels(config: Mapping[str, Any]) -> bool:
 
 
 def check_labels(config: Any, num_clients: int | None) -> None:
-    """Checks the fields that say who holds labels, against each other.
+    """Raises a UserError if fields of the `data` section that say who holds labels exclude each other.
 
-    Args:
-        config: the `data` section.
-        num_clients: number of clients K; None: the data decide it.
-
-    Raises:
-        UserError: a field has an impossible value.
+    The number of clients is None if the data decide it.
     """
     number, each, imbalance = config.num_labelled, config.labels_per_class, config.imbalance
     if number and each:
@@ -177,10 +167,9 @@ def _check_profile(config: Any, num_clients: int | None) -> None:
     drawn = len(profile) == 1 and isinstance(profile[0], str)
     for share in profile:
         if not (_beta_of(share) if drawn else isinstance(share, int | float) and 0 <= share <= 1):
-            raise UserError(
-                "data.label_profile must be a share from 0 to 1 for each client, or a word such as beta(0.3,0.3) with "
-                f"two numbers from 0.001 to 1000; it has {share!r}"
-            )
+            word = "a word such as beta(0.3,0.3) with two numbers from 0.001 to 1000"
+            line = f"must be a share from 0 to 1 for each client, or {word}; it has {share!r}"
+            raise UserError(f"data.label_profile {line}")
     if not drawn and not config.partition_file and num_clients and len(profile) != num_clients:
         raise UserError(f"data.label_profile has {len(profile)} shares, but num_clients={num_clients}")
     if not server_has_labels(config) and not clients_may_have_labels(config):
@@ -275,7 +264,7 @@ def draw_labelled_rows(
         labels: int [N], labels of the training set.
         client_rows: K arrays int32 [n_k], rows of each client.
         config: the `data` section.
-        rng, profile_rng: sources of randomness, the second for a profile's shares.
+        rng, profile_rng: the second is for a profile's shares.
 
     Returns:
         int32 [L], rows of the training set, client by client. Clients with all labels keep their order of rows.

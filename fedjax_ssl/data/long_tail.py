@@ -6,16 +6,13 @@ from fedjax_ssl.base.errors import UserError
 
 
 def tail_counts(largest: int, imbalance: float, num_classes: int) -> np.ndarray:
-    """Number of images of each class c in a long tail: floor(n_max IF^(-c / (C - 1))).
+    """Number of images of each class c in a long tail: floor(n_max IF^(-c / (C - 1))), int64 [C].
 
     Args:
         largest: n_max, number of images of the largest class.
         imbalance: IF, the ratio of n_max to the size of the smallest class, at least 1; negative reverses the order, so
-          that the last class is the largest.
+            that the last class is the largest.
         num_classes: number of classes C, at least 2.
-
-    Returns:
-        int64 [C].
 
     Source: Cui et al., "Class-Balanced Loss", CVPR 2019; the reversed order as in Wei and Gan, ACR, CVPR 2023.
     """
@@ -38,12 +35,11 @@ def cut_to_tail(labels: np.ndarray, num_classes: int, imbalance: float, rng: np.
     if abs(imbalance) == 1:
         return np.arange(len(labels))
     counts = tail_counts(int(np.bincount(labels, minlength=num_classes).min()), imbalance, num_classes)
+    field = f"data.imbalance={imbalance:g}"
     if not counts.all():
-        raise UserError(
-            f"data.imbalance={imbalance:g} leaves no image of class {int(np.argmin(counts))}, for the largest class "
-            f"has {counts.max()}; bring it nearer to 1"
-        )
-    return np.sort(draw_of_each_class(labels, counts, rng, f"data.imbalance={imbalance:g}"))
+        none = f"no image of class {np.argmin(counts)}, for the largest class has {counts.max()}"
+        raise UserError(f"{field} leaves {none}; bring it nearer to 1")
+    return np.sort(draw_of_each_class(labels, counts, rng, field))
 
 
 def draw_of_each_class(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator, source: str) -> np.ndarray:
@@ -57,9 +53,7 @@ def draw_of_each_class(labels: np.ndarray, counts: np.ndarray, rng: np.random.Ge
         rows = np.flatnonzero(labels == c)
         if count > len(rows):
             of = "each class" if np.ptp(counts) == 0 else f"class {c}"
-            raise UserError(
-                f"{source} takes {count} examples of {of}, but class {c} has {len(rows)} left; lower "
-                f"{source.partition('=')[0]}"
-            )
+            has, field = f"class {c} has {len(rows)} left", source.partition("=")[0]
+            raise UserError(f"{source} takes {count} examples of {of}, but {has}; lower {field}")
         drawn.append(rng.permutation(rows)[:count])
     return np.concatenate(drawn)

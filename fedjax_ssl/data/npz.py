@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError, first_line
-from fedjax_ssl.data.arrays import Arrays, existing_path
+from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.labels import Labels, read_labels
 from fedjax_ssl.data.owners import read_owners
 from fedjax_ssl.data.values import is_number
@@ -22,19 +22,18 @@ _FORMS = (
 )
 
 
-def load_npz(path: str) -> Arrays:
+def load_npz(path: str) -> dict[str, Any]:
     """Loads a data set from an npz file.
 
     Args:
         path: the file. It holds x_train and x_test, and y_train and y_test, labels [N] or [N, 1], see `read_labels`. A
-          test example without a label is left out. client_train, numbers or texts [N], may name the client of each
-          training example. Images are uint8 [N, H, W] or [N, H, W, C] with C = 1
-          or 3. Features are floats [N, D], or [N, V, D] with V views. Texts are integer token ids [N, L] or [N, V, L].
-          x_test has one view. MedMNIST's files also work, with train_images, train_labels, test_images and test_labels,
-          labels [N, 1]; their val_images and val_labels are ignored.
+            test example without a label is left out. client_train, numbers or texts [N], may name the client of each
+            training example. Images are uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3. Features are floats [N, D], or
+            [N, V, D] with V views. Texts are integer token ids [N, L] or [N, V, L]. x_test has one view. MedMNIST's
+            files also work, see `MEDMNIST_KEYS`; their val_images and val_labels are ignored.
 
     Returns:
-        The arrays: images with a channel axis, features as float32, texts as int32.
+        Fields of `Dataset`: images with a channel axis, features as float32, texts as int32.
 
     Raises:
         UserError: the file is missing or not an npz, a key is missing, or an array is not as described above.
@@ -46,14 +45,10 @@ def load_npz(path: str) -> Arrays:
     return _checked(path, keys, read_arrays(path, keys, "data.path", optional=(CLIENTS,)))
 
 
-def load_npy(path: str) -> Arrays:
+def load_npy(path: str) -> dict[str, Any]:
     """Loads a data set from FOLDER/x_train.npy, y_train.npy, x_test.npy, y_test.npy, as `np.save` writes them.
 
-    Args:
-        path: the folder. The arrays are as in `load_npz`.
-
-    Returns:
-        The arrays; images are memory-mapped, so they take no memory and are not copied.
+    The arrays are as in `load_npz`. Images are memory-mapped, so they take no memory and are not copied.
 
     Raises:
         UserError: the folder or a file is missing or damaged, or an array is invalid.
@@ -69,8 +64,8 @@ def load_npy(path: str) -> Arrays:
     return _checked(path, KEYS, arrays)
 
 
-def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """The four arrays of a data set in their stored form; `keys` names them in the order of `KEYS`."""
+def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The fields of a data set from its arrays; `keys` names them in the order of `KEYS`."""
     train, train_labels, test, test_labels = keys
     (form, *shape), (form_of_test, *shape_of_test) = (_example(path, key, arrays[key]) for key in (train, test))
     if form != "images" and len(shape_of_test) == 2 and shape_of_test[0] > 1:
@@ -81,10 +76,8 @@ def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray])
         )
     of_one_view = shape if form == "images" else shape[-1:]
     if (form, of_one_view) != (form_of_test, shape_of_test[-len(of_one_view) :]):
-        raise UserError(
-            f"{path}: {train} has {form} {shape}, {test} {form_of_test} {shape_of_test}; bring both to one type and "
-            "shape"
-        )
+        both = f"{train} has {form} {shape}, {test} {form_of_test} {shape_of_test}"
+        raise UserError(f"{path}: {both}; bring both to one type and shape")
     y_train, names = labels_in(path, train_labels, arrays[train_labels], arrays[train])
     y_test = labels_in(path, test_labels, arrays[test_labels], arrays[test], names).codes
     x_train, x_test = (_stored(path, key, arrays[key]) for key in (train, test))
@@ -97,7 +90,15 @@ def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray])
         if owners.shape != (len(x_train),):
             raise UserError(f"{path}: {CLIENTS} has the shape {owners.shape}; it names a client for each example")
         owners = read_owners(owners, np.arange(len(x_train)), f"{path}: {CLIENTS}")
-    return Arrays(x_train, y_train, x_test, y_test, len(names), names, owners=owners)
+    return {
+        "x_train": x_train,
+        "y_train": y_train,
+        "x_test": x_test,
+        "y_test": y_test,
+        "num_classes": len(names),
+        "class_names": names,
+        "owners": owners,
+    }
 
 
 def labels_in(
@@ -105,11 +106,9 @@ def labels_in(
 ) -> Labels:
     """Reads an array of labels, see `read_labels`; raises a UserError if it has not one for each example."""
     if not labels.ndim or not examples.ndim or len(labels) != len(examples):
-        number = len(examples) if examples.ndim else "no"
-        raise UserError(
-            f"{path}: {key} is {labels.dtype} {labels.shape}; it needs {number} labels, one for each example: rename "
-            "the array if it has something else"
-        )
+        needs = f"{len(examples) if examples.ndim else 'no'} labels, one for each example"
+        line = f"{key} is {labels.dtype} {labels.shape}; it needs {needs}: rename the array if it has something else"
+        raise UserError(f"{path}: {line}")
     return read_labels(labels, f"{path}: {key}", names)
 
 
@@ -132,16 +131,13 @@ def names_in(path: str, field: str) -> list[str]:
 def read_arrays(
     path: str, keys: tuple[str, ...] | None, field: str = "", optional: tuple[str, ...] = ()
 ) -> dict[str, np.ndarray]:
-    """Reads the named arrays of an npz file without unpickling anything.
+    """Reads the named arrays of an npz file, by name, without unpickling anything.
 
     Args:
         path: the file.
         keys: names of the arrays; None: all.
         field: the configuration field with the path, for messages; '' if there is none.
         optional: names of arrays that are read if the file has them.
-
-    Returns:
-        The arrays by name.
 
     Raises:
         UserError: the file is missing, is not an npz, or lacks a key; or an array cannot be read.
@@ -151,10 +147,8 @@ def read_arrays(
         arrays = {key: np.asarray(archive[key]) for key in has if keys is None or key in (*keys, *optional)}
     missing = [key for key in keys or () if key not in has]
     if missing:
-        raise UserError(
-            f"{_place(field, path)} has no {', '.join(missing)}; it must hold {', '.join(keys or ())} and holds "
-            f"{', '.join(has) or 'nothing'}"
-        )
+        holds = f"it must hold {', '.join(keys or ())} and holds {', '.join(has) or 'nothing'}"
+        raise UserError(f"{_place(field, path)} has no {', '.join(missing)}; {holds}")
     return arrays
 
 
@@ -168,9 +162,8 @@ def _opened(path: str, field: str) -> Iterator[np.lib.npyio.NpzFile]:
     except Exception as error:  # The errors of zipfile, its decoders and NumPy have no common base.
         # Not NumPy's advice to unpickle.
         reason = "it holds Python objects" if "allow_pickle" in str(error) else first_line(error)
-        raise UserError(
-            f"{_place(field, path)} cannot be read as an npz file ({reason}); write it with np.savez, numbers only"
-        ) from error
+        line = f"cannot be read as an npz file ({reason}); write it with np.savez, numbers only"
+        raise UserError(f"{_place(field, path)} {line}") from error
 
 
 def _place(field: str, path: str) -> str:

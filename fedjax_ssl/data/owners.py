@@ -24,18 +24,13 @@ class Partition(NamedTuple):
 
 
 def read_owners(values: Any, train: np.ndarray, where: str) -> np.ndarray:
-    """The client of each training row, int32 [n], by a column with the clients' names.
+    """The client of each training row, int32 [n], by the names of all rows' clients, [N].
 
-    Equal numbers are one client. Only names with a training row are clients; they are numbered in the order of numbers
-    if all are numbers, else of their letters' code points.
-
-    Args:
-        values: the names, for all rows [N].
-        train: the training rows, int [n].
-        where: the file and the column, for messages.
+    Equal numbers are one client. Only names with a row in `train`, int [n], are clients; they are numbered in the order
+    of `in_order`. `where` is the file and the column, for messages.
 
     Raises:
-        UserError: a row names no client.
+        UserError: a row, also one for testing, names no client.
     """
     names = [text_of(value) for value in values]
     for row, name in enumerate(names, start=1):
@@ -48,14 +43,9 @@ def read_owners(values: Any, train: np.ndarray, where: str) -> np.ndarray:
 
 
 def hold_out(client_rows: list[np.ndarray], share: float) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
-    """Splits each client's rows into training rows and test rows.
+    """Splits each client's rows, [n_k] in random order, into training rows and a share of test rows, rounded.
 
-    Args:
-        client_rows: K arrays [n_k], each in random order.
-        share: share of each client's rows that is held out, rounded; a client keeps at least one row for training.
-
-    Returns:
-        The training rows and the test rows; `client_rows` and () if the share is 0.
+    A client keeps at least one row for training. There are no test rows, (), if the share is 0.
     """
     if not share:
         return client_rows, ()
@@ -64,12 +54,7 @@ def hold_out(client_rows: list[np.ndarray], share: float) -> tuple[list[np.ndarr
 
 
 def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> dict[str, np.ndarray]:
-    """The number of examples of each class at each owner, for figures and reports.
-
-    Args:
-        labels: int [N], labels of the training set; -1 for labels that nobody knows.
-        partition: the owners of its rows.
-        num_classes: number of classes C.
+    """The number of examples of each of C classes at each owner, for figures and reports, from labels int [N].
 
     Returns:
         `train`, int [C], the whole training set; `server`, int [C], the server's part; `clients`, int [K, C];

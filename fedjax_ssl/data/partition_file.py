@@ -2,13 +2,12 @@
 
 import os
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.errors import UserError, say
 from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data import npz
 from fedjax_ssl.data.content import arrays_of_data
@@ -26,11 +25,11 @@ def save_partition(path: str | os.PathLike[str], partition: Partition, **of_data
 
     Args:
         path: the file. It holds server_index [S]; client_size [K]; client_index, the rows of all clients one after the
-          other; labelled_index [L], the clients' rows with visible labels; validation_index [V]; and, if clients have
-          test images, client_test_size [K] and client_test_index.
+            other; labelled_index [L], the clients' rows with visible labels; validation_index [V]; and, if clients have
+            test images, client_test_size [K] and client_test_index.
         partition: the partition.
         of_data: of the data set, see `arrays_of_data`; and, in a run's folder, `earlier_sums`, the `row_sums` of
-          examples whose labels were seen by the runs from which the run started.
+            examples whose labels were seen by the runs from which the run started.
     """
     replace_arrays(pathlib.Path(path), **arrays_of(partition), **of_data)
 
@@ -56,11 +55,7 @@ def check_data(path: str, dataset: Any) -> None:
     others = np.count_nonzero(there != here) if there.shape == here.shape else len(here)
     if others:
         line = f"was drawn for data in which {others:,} of {len(here):,} training examples have other inputs"
-        print(
-            f"warning: {path} {line}; it fits if these are the same examples, such as images in another size",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"warning: {path} {line}; it fits if these are the same examples, such as images in another size")
 
 
 def arrays_of(partition: Partition) -> dict[str, np.ndarray]:
@@ -89,12 +84,9 @@ def load_partition(path: str | os.PathLike[str], num_examples: int, num_clients:
 
     Args:
         path: the npz file. Without labelled_index no client has labels; without validation_index there are no
-          validation images.
+            validation images.
         num_examples: number of training examples N.
         num_clients: number of clients that the file must have.
-
-    Returns:
-        The partition.
 
     Raises:
         UserError: the file is missing or malformed, has another number of clients, names a row outside the training
@@ -142,19 +134,13 @@ def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Ge
     held_out, has_tests = len(partition.validation_index), bool(partition.client_test_rows)
     largest, most = max(map(len, partition.client_rows)), config.examples_per_client
     where = {"server": not labelled, "profile": labelled or of_server}.get(labels, labelled and not of_server)
+    as_asked = labels not in ("server", "profile") or of_server == config.server_labels
+    tests, same_tests = f"{'' if has_tests else 'no '}test images", has_tests == bool(config.client_test_share)
     for field, has, fits in (
         ("labels", f"{of_server} images of the server and {labelled} labelled examples at clients", where),
-        (
-            "server_labels",
-            f"{of_server} images of the server",
-            labels not in ("server", "profile") or of_server == config.server_labels,
-        ),
+        ("server_labels", f"{of_server} images of the server", as_asked),
         ("validation", f"{held_out} validation images", held_out == config.validation),
-        (
-            "client_test_share",
-            f"{'' if has_tests else 'no '}test images of clients",
-            has_tests == bool(config.client_test_share),
-        ),
+        ("client_test_share", f"{tests} of clients", same_tests),
         ("examples_per_client", f"a client with {largest} examples", not most or largest <= most),
     ):
         if not fits:
@@ -190,10 +176,8 @@ def _with_shares(path: str, partition: Partition, labels: str, rng: np.random.Ge
     number = len(partition.client_rows)
     is_good = shares.shape == (number,) and shares.dtype.kind in "fiu" and ((shares >= 0) & (shares <= 1)).all()
     if labels != "profile" or len(partition.labelled_rows) or not is_good:
-        raise UserError(
-            f"{path}: {_SHARE_KEY} must be {number} numbers from 0 to 1, one for each client; it is for "
-            f"data.labels='profile', in place of labelled_index"
-        )
+        use = "it is for data.labels='profile', in place of labelled_index"
+        raise UserError(f"{path}: {_SHARE_KEY} must be {number} numbers from 0 to 1, one for each client; {use}")
     shares = shares.astype(np.float64)  # a small integer type would overflow
     drawn = [share_of(own, rng.permutation(own), share) for own, share in zip(partition.client_rows, shares)]
     return partition._replace(labelled_rows=np.concatenate(drawn).astype(np.int32))

@@ -1,7 +1,7 @@
 """The partition schemes of published work: one function for each, and their registry.
 
 Each function is a `PartitionFn`; its docstring says which fields of the configuration it reads. Classes are those that
-occur in the labels.
+occur in the labels. Every example goes to exactly one client, unless the docstring says otherwise.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,6 @@ def stratified(labels: np.ndarray, num_clients: int, config: Any, rng: np.random
     """Deals out each class in turn, so that clients' class counts and sizes differ by at most one.
 
     Images are dealt one by one; the dealing of each class starts at the client after the last one that got an image.
-    Every example goes to exactly one client.
 
     Reads `examples_per_client`; classes keep their proportions.
 
@@ -54,8 +53,8 @@ def lda(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Genera
     """Latent Dirichlet allocation with equal shares: each client has its own class distribution, Dir(alpha).
 
     A client draws a class from its distribution, then an example of that class without replacement, until it has
-    floor(n / num_clients) examples. If a class has run out, it is dropped from the distribution, and the rest is
-    renormalised.
+    floor(n / num_clients) examples; the rest is left out. If a class has run out, it is dropped from the distribution,
+    which is renormalised.
 
     Reads `alpha` and `examples_per_client`; class draws follow Dir(alpha) for the smaller set.
 
@@ -68,11 +67,7 @@ def lda(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Genera
     for _ in range(num_clients):
         taken = _draw_class_counts(stock, size, config.alpha, rng)
         # Each class was shuffled once: successive slices are draws without replacement.
-        shares.append(
-            np.concatenate(
-                [rows[c][stock[c] - taken[c] : stock[c]] for c in np.flatnonzero(taken)] or [np.zeros(0, int)]
-            )
-        )
+        shares.append(np.concatenate([own[end - n : end] for own, end, n in zip(rows, stock, taken)]))
         stock -= taken
     return shares
 
@@ -101,13 +96,9 @@ def dirichlet_clients(labels: np.ndarray, num_clients: int, config: Any, rng: np
     """Splits each class over the clients in proportions from Dir(alpha), with a capacity limit and a smallest size.
 
     Class by class: a client with n / num_clients examples or more gets none, and the proportions of the others are
-    renormalised. All is drawn again until every client has at least `MIN_EXAMPLES`. Every example goes to exactly one
-    client.
+    renormalised. All is drawn again until every client has at least `MIN_EXAMPLES`.
 
-    Reads `alpha`.
-
-    Raises:
-        UserError: no draw gave every client enough examples.
+    Reads `alpha`. Raises a UserError if no draw gave every client enough examples.
 
     Source: Diao et al., SemiFL, NeurIPS 2022; Liang et al., RSCFed, CVPR 2022.
     """
@@ -119,23 +110,21 @@ def _counts_of_at_least(
     least: int, rows: Shares, num_clients: int, config: Any, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """Draws `_draw_with_capacity` again until every client has `least` examples."""
-    possible = sum(map(len, rows)) >= least * num_clients
-    for _ in range(MAX_DRAWS if possible else 0):
+    number = sum(map(len, rows))
+    for _ in range(MAX_DRAWS if number >= least * num_clients else 0):
         counts = _draw_with_capacity(rows, num_clients, config.alpha, rng)
         if np.sum(counts, axis=0).min() >= least:
             return counts
     raise UserError(
-        f"data.partition={config.partition!r}: none of {MAX_DRAWS} draws of {sum(map(len, rows))} examples for "
-        f"{num_clients} clients with data.alpha={config.alpha:g} gave each of them {least}; raise data.alpha or lower "
-        "num_clients"
+        f"data.partition={config.partition!r}: none of {MAX_DRAWS} draws of {number} examples for {num_clients} "
+        f"clients with data.alpha={config.alpha:g} gave each of them {least}; raise data.alpha or lower num_clients"
     )
 
 
 def _draw_with_capacity(rows: Shares, num_clients: int, alpha: float, rng: np.random.Generator) -> Shares:
     """Splits each class in proportions from Dir(alpha) over the clients that so far hold less than an equal share.
 
-    Returns:
-        For each class, the number of its examples for each client, [K].
+    The result has, for each class, the number of its examples for each client, [K].
     """
     capacity = sum(map(len, rows)) / num_clients
     held = np.zeros(num_clients, int)
@@ -157,15 +146,12 @@ def dirichlet_pairs(labels: np.ndarray, num_clients: int, config: Any, rng: np.r
     the last one has no partner. Within a pair, classes are split as in `dirichlet_clients`: a member with half of the
     pair's examples gets no more, and all is drawn again until the smaller member has half of its equal share. Then the
     shares are concatenated, ordered by class within each, and cut again into num_clients equal parts (the first ones
-    have one example more if needed). Every example goes to exactly one client.
+    have one example more if needed).
 
     A pair's examples have the overall class distribution, so a client lacks few classes: alpha = 0.1 is far milder
     than in the other schemes.
 
-    Reads `alpha`.
-
-    Raises:
-        UserError: no draw gave the smaller member enough examples.
+    Reads `alpha`. Raises a UserError if no draw gave the smaller member enough examples.
 
     Source: Liu et al., SAGE, CVPR 2025, its public code.
     """
@@ -181,8 +167,8 @@ def dirichlet_pairs(labels: np.ndarray, num_clients: int, config: Any, rng: np.r
 def dirichlet_classes(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
     """Splits each class over the clients in proportion to the class probabilities of each client's own Dir(alpha).
 
-    Client k draws p_k ~ Dir(alpha) over the classes and gets the share p_k[c] / sum_j p_j[c] of class c. Every example
-    goes to exactly one client; sizes differ, and a client may get none.
+    Client k draws p_k ~ Dir(alpha) over the classes and gets the share p_k[c] / sum_j p_j[c] of class c. Sizes differ,
+    and a client may get no example.
 
     Reads `alpha`.
 
@@ -206,32 +192,27 @@ def shards(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Gen
 
     There are num_clients * classes_per_client shards; each class is cut into the same number of them (to within one).
     They are dealt at random, so that a client may hold a class twice and never has more than classes_per_client
-    different classes. Every example goes to exactly one client.
+    different classes.
 
-    Reads `classes_per_client`.
-
-    Raises:
-        UserError: there are fewer shards than classes, or more shards of a class than examples.
+    Reads `classes_per_client`. Raises a UserError if there are fewer shards than classes, or more shards of a class
+    than examples.
 
     Source: Diao et al., SemiFL, NeurIPS 2022; Yang et al., FedIL, 2023.
     """
     per_client = config.classes_per_client
     rows = _rows_by_class(labels, rng)
     num_shards = num_clients * per_client
+    setting = f"data.classes_per_client={per_client} with {num_clients} clients"
     if num_shards < len(rows):
-        raise UserError(
-            f"data.classes_per_client={per_client} with {num_clients} clients makes {num_shards} shards for "
-            f"{len(rows)} classes; it must be at least {-(-len(rows) // num_clients)}"
-        )
+        least = -(-len(rows) // num_clients)
+        raise UserError(f"{setting} makes {num_shards} shards for {len(rows)} classes; it must be at least {least}")
     shards_per_class = np.full(len(rows), num_shards // len(rows))
     shards_per_class[rng.permutation(len(rows))[: num_shards % len(rows)]] += 1
     pieces = []
     for class_rows, count in zip(rows, shards_per_class):
         if count > len(class_rows):
-            raise UserError(
-                f"data.classes_per_client={per_client} with {num_clients} clients cuts each class into "
-                f"{count} shards, but class {labels[class_rows[0]]} has {len(class_rows)} examples; lower one"
-            )
+            has = f"class {labels[class_rows[0]]} has {len(class_rows)} examples"
+            raise UserError(f"{setting} cuts each class into {count} shards, but {has}; lower one")
         pieces += np.array_split(class_rows, count)
     dealt = rng.permutation(num_shards).reshape(num_clients, per_client)
     return [np.concatenate([pieces[shard] for shard in hand]) for hand in dealt]
@@ -247,43 +228,34 @@ def profiles(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.G
     Client k draws a class for each of its floor(n / num_clients) examples from profile k mod C: 0.5 for class k mod C
     and 0.15 for each of its neighbours in the cycle of classes. With ten classes it is 0.02 for the opposite class and
     0.03 for each other one; with another number of classes the others share 0.2 equally. Clients take examples in
-    order, without replacement. If a class has run out they get fewer of it, and fewer in total.
+    order, without replacement. If a class has run out they get fewer of it, and fewer in total. The rest is left out.
 
     If clients have `labels_per_class` labels, each client first gets this number of examples of each class, and draws
     only the rest from its profile. Labelled examples are therefore balanced, whatever the profile.
 
-    Reads `labels`, `labels_per_class` and `examples_per_client`.
-
-    Raises:
-        UserError: a share has no room for its labelled examples, or a class has too few for all clients.
+    Reads `labels`, `labels_per_class` and `examples_per_client`. Raises a UserError if a share has no room for its
+    labelled examples, or a class has too few for all clients.
 
     Source: Jeong et al., FedMatch, ICLR 2021, "batch-non-IID" of its public code.
     """
     rows = _rows_by_class(labels, rng)
     size = _equal_size(len(labels), num_clients, config)
     labelled = config.labels_per_class if config.labels == "clients" else 0
+    setting, fewest = f"data.labels_per_class={labelled}", min(rows, key=len)
     if labelled * len(rows) > size:
-        raise UserError(
-            f"data.labels_per_class={labelled} of {len(rows)} classes is more than the {size} examples of a client; "
-            "lower it or num_clients"
-        )
-    fewest = min(rows, key=len)
+        what = f"is more than the {size} examples of a client; lower it or num_clients"
+        raise UserError(f"{setting} of {len(rows)} classes {what}")
     if labelled * num_clients > len(fewest):
-        raise UserError(
-            f"data.labels_per_class={labelled} for each of {num_clients} clients, but class {labels[fewest[0]]} has "
-            f"{len(fewest)} examples; lower one"
-        )
+        has = f"class {labels[fewest[0]]} has {len(fewest)} examples"
+        raise UserError(f"{setting} for each of {num_clients} clients, but {has}; lower one")
     profile = _profile(len(rows))
     next_row = np.full(len(rows), labelled * num_clients)  # [C], the first row that nobody has taken
     shares = []
     for client in range(num_clients):
         taken = rng.multinomial(size - labelled * len(rows), np.roll(profile, client))
-        shares.append(
-            np.concatenate(
-                [class_rows[labelled * client : labelled * (client + 1)] for class_rows in rows]
-                + [class_rows[first : first + number] for class_rows, first, number in zip(rows, next_row, taken)]
-            )
-        )
+        known = [own[labelled * client : labelled * (client + 1)] for own in rows]
+        others = [own[first : first + number] for own, first, number in zip(rows, next_row, taken)]
+        shares.append(np.concatenate(known + others))
         next_row += taken
     return shares
 
@@ -302,8 +274,8 @@ def main_class(labels: np.ndarray, num_clients: int, config: Any, rng: np.random
     """Gives each client a share R of images from one class, and the others at random.
 
     Client k gets int(R size) images of class k mod C, or all that are left in the class, where size is
-    floor(n / num_clients). The remaining images of all classes fill every client up to that size. R = 0 is IID; R = 1
-    is one class for each client.
+    floor(n / num_clients). The remaining images of all classes fill every client up to that size; the rest is left out.
+    R = 0 is IID; R = 1 is one class for each client.
 
     Reads `main_share`, R, and `examples_per_client`.
 

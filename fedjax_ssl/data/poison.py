@@ -43,8 +43,7 @@ def poison(
     """Puts the attackers' crafted images, drawn by the seed, among the training images.
 
     Args:
-        dataset: the data set, on the host.
-        partition: the owners of its training images.
+        dataset, partition: the training images, on the host, and their owners.
         attackers: int [A], ids of the attacking clients.
         visible: bool [N], the training images with a visible label.
         attack: `config.attack`; `from_class`, `to_class`, `targets` and `strength` are read. `strength` crafted images
@@ -66,8 +65,7 @@ def poison(
     own = np.concatenate([np.zeros(0, int), *(partition.client_rows[client] for client in attackers)])
     hidden = rng.permutation(own[~visible[own]])
     targets = hidden[labels[hidden] == attack.from_class][: attack.targets]
-    at_server = partition.server_index
-    known = at_server if len(at_server) else own
+    known = partition.server_index if len(partition.server_index) else own
     starts = rng.permutation(known[labels[known] == attack.to_class])
     rest = hidden[~np.isin(hidden, np.concatenate([targets, starts]))]
     in_all = sum(len(rows) for rows in partition.client_rows)
@@ -75,9 +73,8 @@ def poison(
     if len(targets) < attack.targets or not len(starts) or number < 2 or len(rest) < number * attack.targets:
         raise UserError(
             f"attack.kind='poison' needs {attack.targets} unlabelled images of class {attack.from_class} at the "
-            f"attackers, one of class {attack.to_class} to begin with, and {attack.targets} x {number} other "
-            f"unlabelled images to replace, at least 2 for each; there are {len(targets)}, {len(starts)} and "
-            f"{len(rest)}"
+            f"attackers, one of class {attack.to_class} to begin with, and {attack.targets} x {number} other ones to "
+            f"replace, at least 2 for each; there are {len(targets)}, {len(starts)} and {len(rest)}"
         )
     images = np.array(dataset.x_train)
     lines = [between(images[starts[line % len(starts)]], images[target], number) for line, target in enumerate(targets)]

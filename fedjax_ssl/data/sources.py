@@ -14,7 +14,6 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, known_are, printable
 from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data import folder, hugging_face, npz, packages, tables, tfds
-from fedjax_ssl.data.arrays import Arrays
 from fedjax_ssl.data.content import checksums, row_sums
 
 
@@ -90,16 +89,10 @@ _READ_BY = {
 
 
 def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) -> Dataset:
-    """Loads the data set that a configuration names.
+    """Loads the data set that the section `data` names; `tell` is called with lines about the progress of decoding.
 
-    Args:
-        config: the `data` section. It reads `source` (one of `SOURCES`); for an npz, npy or folder `path` and `flip`,
-          for a folder also `image_size` and `fit`; for 'datasets' see `hugging_face.load_datasets`; for a csv see
-          `tables.load_table`; and `normalisation`.
-
-    Returns:
-        The data set. With `normalisation='none'` its means are 0 and its deviations 1, so that pixels stay from 0 to 1;
-        with 'cifar10' it has the constants of CIFAR-10.
+    With `normalisation='none'` its means are 0 and its deviations 1, so that pixels stay from 0 to 1; with 'cifar10' it
+    has the constants of CIFAR-10.
 
     Raises:
         UserError: the source is unknown or would ignore a field, the file or folder is missing or malformed, or a
@@ -141,9 +134,8 @@ def _check_fields(config: Any) -> None:
         raise UserError(f"data.source is {config.source!r}{known_are(config.source, SOURCES)}")
     for field, sources in _READ_BY.items():
         if config[field] and config.source not in sources:
-            known = " or ".join(sources[:5])
-            line = f"data.{field}={config[field]} is for data.source={known}; {config.source} does not read it"
-            raise UserError(line)
+            line = f"is for data.source={' or '.join(sources[:5])}; {config.source} does not read it"
+            raise UserError(f"data.{field}={config[field]} {line}")
     if config.source == "csv" and config.tokenizer and not config.text_column:
         raise UserError(f"data.tokenizer={config.tokenizer} is for texts; name their column in data.text_column")
 
@@ -158,11 +150,11 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
     if source == "digits":
         return _load_digits()
     if source in ("npz", "npy"):
-        arrays = npz.load_npz(path) if source == "npz" else npz.load_npy(path)
+        fields = npz.load_npz(path) if source == "npz" else npz.load_npy(path)
         name = expanded(path).resolve().name.removesuffix(".npz")
-        if arrays.x_train.dtype == np.uint8:
-            return of_images(name, arrays._asdict())
-        return Dataset(name, **_of_arrays(arrays, config), flip=False)
+        if fields["x_train"].dtype == np.uint8:
+            return of_images(name, fields)
+        return Dataset(name, **fields, **_of_arrays(fields["x_train"], fields["x_test"], config), flip=False)
     if source == "folder":
         return of_images(expanded(path).resolve().name, folder.load_folder(config, tell))
     if source == "datasets":
@@ -170,8 +162,7 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
     if source == "csv":
         return Dataset(expanded(path).stem, **tables.load_table(config), flip=False)
     if source in _PUBLISHED:
-        facts = _PUBLISHED[source]._asdict()
-        published = tfds.load_tfds(source)._asdict()
+        facts, published = _PUBLISHED[source]._asdict(), tfds.load_tfds(source)
         facts["class_names"] = facts["class_names"] or published["class_names"]
         return Dataset(source, **(published | facts))
     if source in packages.TABLES:
@@ -182,16 +173,13 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
     return of_images(name, packages.load_medmnist(name, path))
 
 
-def _of_arrays(arrays: Arrays, config: Any) -> dict[str, Any]:
-    """Features (floats) or texts (integers) of an npz: the fields of `Dataset` except the name."""
-    fields, x_train, x_test = arrays._asdict(), arrays.x_train, arrays.x_test
+def _of_arrays(x_train: np.ndarray, x_test: np.ndarray, config: Any) -> dict[str, Any]:
+    """The kind, facts and statistics of features (floats) or texts (integers) in an npz."""
     if np.issubdtype(x_train.dtype, np.integer):
-        num_tokens = int(max(x_train.max(), x_test.max())) + 1
-        return {**fields, **tables.as_texts(x_train, x_test, num_tokens, config.weak_views, {})}
+        return tables.of_texts(x_train, int(max(x_train.max(), x_test.max())) + 1, config.weak_views, {})
     mean, std = feature_statistics(x_train.reshape(len(x_train), -1, x_train.shape[-1]))
-    weak_views = tables.checked_views(config.weak_views, x_train)
-    details = {"shape": list(x_train.shape[1:]), "weak_views": weak_views}
-    return {**fields, "kind": "features", "mean": mean, "std": std, "details": details}
+    details = {"shape": list(x_train.shape[1:]), "weak_views": tables.checked_views(config.weak_views, x_train)}
+    return {"kind": "features", "mean": mean, "std": std, "details": details}
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
@@ -212,16 +200,15 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def feature_statistics(views: np.ndarray, of_one_unit: bool = False) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Computes the mean and the standard deviation of each feature over all views of all examples.
+    """The mean and the standard deviation of each of D features over all views of all examples.
+
+    A constant feature gets the standard deviation 1.
 
     Args:
         views: float32 [N, V, D].
         of_one_unit: whether the features have the same unit, as those of an encoder do. They then share one deviation,
             the root of their mean variance. With separate deviations, a feature that is almost constant would weigh as
             much as any other, and be thousands of deviations large in some view.
-
-    Returns:
-        Mean and standard deviation, D values each. A constant feature gets the standard deviation 1.
     """
     mean = views.mean(axis=(0, 1), dtype=np.float64)
     squares = np.zeros_like(mean)
@@ -233,14 +220,9 @@ def feature_statistics(views: np.ndarray, of_one_unit: bool = False) -> tuple[tu
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Computes the mean and the standard deviation of each channel over all pixels of all images.
+    """The mean and the standard deviation of each channel over all pixels of images, uint8 [N, H, W, C].
 
-    Args:
-        images: uint8 [N, H, W, C].
-
-    Returns:
-        Mean and standard deviation, C values each, in units of [0, 1] pixel values. A constant channel gets the
-        standard deviation 1.
+    Both are in units of [0, 1] pixel values. A constant channel gets the standard deviation 1.
     """
     channels = images.shape[-1]
     # Integer counts of each value, so that the constants do not depend on the order of the images.
@@ -253,23 +235,18 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     count = images.size // channels
     # count^2 times the variance, in Python's integers: no cancellation and no overflow.
     spread = [count * int(square) - int(one) ** 2 for one, square in zip(total, total_of_squares)]
-    mean = tuple(int(one) / count / 255 for one in total)
     std = tuple(value**0.5 / count / 255 if value > 0 else 1.0 for value in spread)
-    return mean, std
+    return tuple(int(one) / count / 255 for one in total), std
 
 
 def _load_digits() -> Dataset:
     """Loads scikit-learn's handwritten digits, always split into the same 1437 training and 360 test images.
-
-    Examples are sorted by class (keeping the order within a class), and every fifth is for testing. The split is
-    stratified to within one example per class, and the same for every seed and version of NumPy.
 
     Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Repository, 1998.
     """
     rows, labels = packages.read_digits()
     images = np.round(rows * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     is_test = packages.every_fifth(labels)
-    x_train = images[~is_test]
-    mean, std = channel_statistics(x_train)
-    arrays = x_train, labels[~is_test], images[is_test], labels[is_test]
-    return Dataset("digits", *arrays, 10, mean, std, flip=False, class_names=tuple(string.digits))
+    arrays = images[~is_test], labels[~is_test], images[is_test], labels[is_test]
+    statistics = channel_statistics(arrays[0])
+    return Dataset("digits", *arrays, 10, *statistics, flip=False, class_names=tuple(string.digits))

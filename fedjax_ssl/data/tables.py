@@ -27,17 +27,12 @@ TRIED = 100  # rows that must have as many fields as the header
 def read_columns(path: str, field: str) -> Any:
     """Reads a csv, tsv or parquet file into a DataFrame.
 
-    Args:
-        path: the file. A csv is UTF-8 with a header; fields are separated by commas, semicolons or tabs. A first
-            column without a name, in which pandas numbers the rows, is left out.
-        field: the configuration field that gives the path, for messages.
-
-    Returns:
-        A csv file's columns as texts, '' if empty; a parquet file's in pandas' nullable types, as they are declared.
+    A csv is UTF-8 with a header; fields are separated by commas, semicolons or tabs. A first column without a name, in
+    which pandas numbers the rows, is left out. A csv file's columns are texts, '' if empty; a parquet file's have
+    pandas' nullable types, as they are declared. Messages name the configuration field that gives the path.
 
     Raises:
-        UserError: the file is missing, has another format, has rows of different lengths, or another column without a
-            name.
+        UserError: the file is missing, has another format, rows of different lengths, or columns without a name.
     """
     import pandas  # takes half a second; only tables and texts need it
 
@@ -94,15 +89,11 @@ def _delimiter(lines: str) -> str:
 
 
 def load_table(config: Any) -> dict[str, Any]:
-    """Loads the data set in a csv or parquet file.
-
-    Args:
-        config: the `data` section. It reads `path`, `test_path`, `label_column`, `client_column`, `ignore_columns`,
-            `text_column`, `text_length`, `tokenizer`, `vocabulary` and `weak_views`.
+    """Loads the data set in a csv or parquet file, by the fields of the `data` section.
 
     Returns:
-        The fields of `Dataset` except the name. A test row without a label is left out. Without a test file every fifth
-        labelled row of each class, in the file's order, is for testing.
+        The fields of `Dataset` except the name. A test row without a label is left out. Without a test file see
+        `labels.divide`.
 
     Raises:
         UserError: a file or columns are invalid; one line has all that is wrong.
@@ -142,12 +133,12 @@ def load_table(config: Any) -> dict[str, Any]:
 
 
 class Tested(NamedTuple):
-    """The rows for testing."""
+    """The rows for testing, int [T], in a DataFrame, its file, and their labels, int32 [T]."""
 
-    columns: Any  # a DataFrame
-    where: str  # its file
-    rows: np.ndarray  # int [T]
-    labels: np.ndarray  # int32 [T]
+    columns: Any
+    where: str
+    rows: np.ndarray
+    labels: np.ndarray
 
 
 def _divided(config: Any, columns: Any) -> tuple[np.ndarray, tuple[str, ...], np.ndarray, Tested]:
@@ -191,7 +182,7 @@ def _rows(config: Any, columns: Any, train: np.ndarray, tested: Tested) -> dict[
     facts = {"columns": list(columns), "categories": categories}
     of_file = table.encode_columns(read, facts, config.path)
     of_test = of_file if tested.where == config.path else table.encode(tested.columns, facts, tested.where)
-    return {"kind": "table", **encoded(of_file[train], of_test[tested.rows], facts)}
+    return encoded(of_file[train], of_test[tested.rows], facts)
 
 
 def encoded(x_train: np.ndarray, x_test: np.ndarray, facts: dict[str, Any]) -> dict[str, Any]:
@@ -201,13 +192,8 @@ def encoded(x_train: np.ndarray, x_test: np.ndarray, facts: dict[str, Any]) -> d
     mean, std = np.zeros(values.shape[1]), np.ones(values.shape[1])
     mean[of_numbers], std[of_numbers] = np.nanmean(values[:, of_numbers], 0), np.nanstd(values[:, of_numbers], 0)
     std[std == 0] = 1.0
-    return {
-        "x_train": x_train,
-        "x_test": x_test,
-        "mean": tuple(mean.tolist()),
-        "std": tuple(std.tolist()),
-        "details": facts,
-    }
+    statistics = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
+    return {"kind": "table", "x_train": x_train, "x_test": x_test, **statistics, "details": facts}
 
 
 def _texts(config: Any, columns: Any, train: np.ndarray, tested: Tested) -> dict[str, Any]:
@@ -223,19 +209,15 @@ def tokenised(train: Sequence[str], test: Sequence[str], config: Any, where: str
     """The fields of a data set of texts, tokenised as `config.tokenizer`, `vocabulary` and `text_length` say."""
     made = make_tokenizer(train, config.tokenizer, config.vocabulary)
     x_train, x_test = (tokenise(part, made, config.text_length, where) for part in (train, test))
-    return as_texts(x_train, x_test, num_tokens(made), config.weak_views, {"tokenizer": made})
+    facts = of_texts(x_train, num_tokens(made), config.weak_views, {"tokenizer": made})
+    return {"x_train": x_train, "x_test": x_test, **facts}
 
 
-def as_texts(
-    x_train: np.ndarray, x_test: np.ndarray, num_tokens: int, weak_views: int, details: dict[str, Any]
-) -> dict[str, Any]:
-    """The fields of a data set of texts."""
-    facts = {
-        "shape": list(x_train.shape[1:]), "weak_views": checked_views(weak_views, x_train), "num_tokens": num_tokens,
-    }  # fmt: skip
-    return {
-        "kind": "text", "x_train": x_train, "x_test": x_test, "mean": (), "std": (), "details": {**facts, **details},
-    }  # fmt: skip
+def of_texts(x_train: np.ndarray, num_tokens: int, weak_views: int, details: dict[str, Any]) -> dict[str, Any]:
+    """The kind, facts and statistics of texts."""
+    views = checked_views(weak_views, x_train)
+    facts = {"shape": list(x_train.shape[1:]), "weak_views": views, "num_tokens": num_tokens, **details}
+    return {"kind": "text", "mean": (), "std": (), "details": facts}
 
 
 def checked_views(weak_views: int, x_train: np.ndarray) -> int:

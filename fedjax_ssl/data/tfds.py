@@ -21,7 +21,6 @@ import numpy as np
 from absl import logging
 
 from fedjax_ssl.base.errors import UserError, first_line
-from fedjax_ssl.data.arrays import Arrays
 
 _FILE_FORMAT = "array_record"
 # EMNIST's images are stored transposed (mirrored and rotated by 90 degrees).
@@ -30,22 +29,18 @@ _NPZ_WAY = "bring the data as a file: --config.data.source=npz --config.data.pat
 _ANSWER_WITHIN = 8.0  # seconds for a host of a data set
 
 
-def load_tfds(name: str) -> Arrays:
-    """Loads a data set of TFDS; downloads and prepares it first if necessary.
+def load_tfds(name: str) -> dict[str, Any]:
+    """Loads a data set of TFDS, such as 'cifar10' or 'emnist/byclass'; downloads and prepares it first if necessary.
 
     It lies in the folder that the environment variable TFDS_DATA_DIR names, otherwise in ~/tensorflow_datasets.
-    The first time, SVHN also downloads its "extra" split (1.3 GB), which is not used.
-
-    Args:
-        name: name of the data set, with its configuration if it has several: 'cifar10', 'emnist/byclass'.
+    The first time, SVHN also downloads its "extra" split (1.3 GB), which is not used. Examples are in their official
+    order if TFDS knows it (CIFAR, SVHN), otherwise in TFDS's order, which is also fixed.
 
     Returns:
-        Images [N, H, W, C] and labels of the train and test splits, and TFDS's names of the classes. Examples are in
-        their official order if TFDS knows it (CIFAR, SVHN), otherwise in TFDS's order, which is also fixed.
+        Fields of `Dataset`.
 
     Raises:
-        UserError: the data are not prepared and cannot be downloaded, the download is damaged, or the folder cannot be
-          read.
+        UserError: the data cannot be downloaded or read.
     """
     folder = os.environ.get("TFDS_DATA_DIR")  # read here, as TFDS reads it only when it is imported
     with _quiet():
@@ -65,7 +60,14 @@ def load_tfds(name: str) -> Arrays:
                 f"remove it there, set another TFDS_DATA_DIR, or {_NPZ_WAY}"
             ) from error
     classes = builder.info.features["label"]
-    return Arrays(x_train, y_train, x_test, y_test, classes.num_classes, tuple(classes.names))
+    return {
+        "x_train": x_train,
+        "y_train": y_train,
+        "x_test": x_test,
+        "y_test": y_test,
+        "num_classes": classes.num_classes,
+        "class_names": tuple(classes.names),
+    }
 
 
 def _check_reachable(name: str, urls: Iterable[str]) -> None:
@@ -77,18 +79,15 @@ def _check_reachable(name: str, urls: Iterable[str]) -> None:
             with requests.get(url, stream=True, timeout=_ANSWER_WITHIN) as response:  # Headers only.
                 response.raise_for_status()
         except (requests.RequestException, OSError) as error:
-            raise UserError(
-                f"data.source={name} must be downloaded, but {host} cannot be reached ({type(error).__name__}: "
-                f"{first_line(error)}); connect to the network, set TFDS_DATA_DIR to a folder where TFDS has prepared "
-                f"it, or {_NPZ_WAY}"
-            ) from error
+            why = f"{host} cannot be reached ({type(error).__name__}: {first_line(error)})"
+            what = "connect to the network, set TFDS_DATA_DIR to a folder where TFDS has prepared it"
+            raise UserError(f"data.source={name} must be downloaded, but {why}; {what}, or {_NPZ_WAY}") from error
 
 
 def _prepare(name: str, builder: Any, api: types.ModuleType) -> None:
-    """Downloads a data set and writes it in the array_record format.
+    """Downloads a data set, verified by TFDS, and writes it in the array_record format.
 
-    TFDS verifies checksums and works in a temporary folder, which is renamed when it is complete. After an
-    interruption, preparation simply starts again.
+    TFDS works in a temporary folder, which is renamed when it is complete: after an interruption it starts again.
     """
     generate_examples = builder._generate_examples
 
@@ -104,10 +103,8 @@ def _prepare(name: str, builder: Any, api: types.ModuleType) -> None:
                 download_config=api.download.DownloadConfig(try_download_gcs=False), file_format=_FILE_FORMAT
             )
     except Exception as error:  # Network, disk, checksums, archives: no common base.
-        raise UserError(
-            f"data.source={name} could not be downloaded and prepared ({type(error).__name__}: "
-            f"{first_line(error)}); start it again, or {_NPZ_WAY}"
-        ) from error
+        why = f"could not be downloaded and prepared ({type(error).__name__}: {first_line(error)})"
+        raise UserError(f"data.source={name} {why}; start it again, or {_NPZ_WAY}") from error
 
 
 def _png_file(image: np.ndarray) -> io.BytesIO:
@@ -127,8 +124,7 @@ def _read_split(builder: Any, split: str, transpose: bool) -> tuple[np.ndarray, 
     labels = np.empty(len(source), np.int32)
     names = []
     for row, example in enumerate(source):
-        images[row] = example["image"]
-        labels[row] = example["label"]
+        images[row], labels[row] = example["image"], example["label"]
         if "id" in example:
             names.append(example["id"])
     if names:  # TFDS shuffles examples before writing; these names number them in the official order.
@@ -144,7 +140,7 @@ class _NeverRaised(Exception):
 
 
 class _Errors:
-    """tf.errors, none of which is ever raised."""
+    """tf.errors."""
 
     def __getattr__(self, name: str) -> type[Exception]:
         return _NeverRaised

@@ -15,11 +15,7 @@ DEAL = 103  # folded into the seed; the partition and the attackers use other nu
 
 
 def check_unknown(config: Any) -> None:
-    """Checks the fields of unknown images against other fields of the `data` section.
-
-    Raises:
-        UserError: fields exclude each other.
-    """
+    """Raises a UserError if other fields of the `data` section exclude unknown images."""
     if config.unknown_classes and (config.partition == "natural" or config.partition_file):
         which = "data.partition_file" if config.partition_file else "data.partition='natural'"
         raise UserError(f"{which} says who holds what, but unknown images are dealt to clients; leave one of them out")
@@ -28,13 +24,9 @@ def check_unknown(config: Any) -> None:
 def set_apart(dataset: Dataset, config: Any) -> Dataset:
     """Labels unknown training images with `UNKNOWN` and separates unknown test images.
 
-    Args:
-        dataset: the data set.
-        config: the `data` section. It reads `unknown_classes`.
-
     Returns:
-        The data set with the remaining classes, renumbered in their order. Test images are those of known classes, and
-        `unknown_test` holds the others.
+        The data set with the classes that are not `unknown_classes`, renumbered in their order. Test images are those
+        of known classes, and `unknown_test` holds the others.
 
     Raises:
         UserError: there is no such class, or fewer than two classes or no unknown test images remain.
@@ -42,10 +34,8 @@ def set_apart(dataset: Dataset, config: Any) -> Dataset:
     number, unknown = dataset.num_classes, np.array(sorted(config.unknown_classes), int)
     kept = np.setdiff1d(np.arange(number), unknown)
     if len(kept) + len(unknown) > number or len(kept) < 2:
-        raise UserError(
-            f"data.unknown_classes={tuple(map(int, unknown))}: the data have the classes 0 to {number - 1}, of "
-            "which the model needs to know at least 2"
-        )
+        has = f"the data have the classes 0 to {number - 1}, of which the model needs to know at least 2"
+        raise UserError(f"data.unknown_classes={tuple(map(int, unknown))}: {has}")
     renumbered = np.full(number, UNKNOWN, np.int32)
     renumbered[kept] = np.arange(len(kept))
     y_train, y_test = (np.where(y < 0, -1, renumbered[y]).astype(np.int32) for y in (dataset.y_train, dataset.y_test))
@@ -76,7 +66,7 @@ def deal_unknown(labels: np.ndarray, partition: Partition, config: Any, seed: in
         labels: int [N], labels of the training set, `UNKNOWN` for unknown images.
         partition: the partition of all other images.
         config: the `data` section.
-        seed: seed of the draw, which is independent of the partition's.
+        seed: of the draw, which is independent of the partition's.
 
     Raises:
         UserError: there are too few unknown images.
@@ -88,10 +78,8 @@ def deal_unknown(labels: np.ndarray, partition: Partition, config: Any, seed: in
     numbers = np.floor(sizes * share / (1 - share) + 0.5).astype(int)
     pool = rng.permutation(np.flatnonzero(labels == UNKNOWN))
     if numbers.sum() > len(pool):
-        raise UserError(
-            f"data.unknown_share={share:g} takes {numbers.sum()} unknown images, but there are {len(pool)}; lower it, "
-            "or data.examples_per_client"
-        )
+        takes = f"takes {numbers.sum()} unknown images, but there are {len(pool)}"
+        raise UserError(f"data.unknown_share={share:g} {takes}; lower it, or data.examples_per_client")
     dealt = np.split(pool[: numbers.sum()], np.cumsum(numbers)[:-1])
     rows = [rng.permutation(np.append(known, own)).astype(np.int32) for known, own in zip(partition.client_rows, dealt)]
     return partition._replace(client_rows=rows)

@@ -26,12 +26,9 @@ _ALIGNED = 64  # bytes, alignment of XLA's arrays on CPUs
 def widths_of(sizes: np.ndarray, clients: int) -> tuple[int, ...]:
     """The widths n_max of the rounds' tables, in ascending order; every client fits the last width.
 
-    There are several widths if a table of all clients would be large and a few clients are much larger than most. The
-    result does not depend on residence (where data are kept), so a round always has the same width and equal results.
-
-    Args:
-        sizes: int [K], the number of examples of each client.
-        clients: number of clients in a round.
+    There are several widths if a table of all clients, whose `sizes` are int [K], would be large and a few clients are
+    much larger than most. The result depends on the number of `clients` in a round, but not on residence (where data
+    are kept), so a round always has the same width and equal results.
     """
     widths = [max(1, int(sizes.max()))]
     if len(sizes) * widths[0] > MOST_ENTRIES:
@@ -52,14 +49,9 @@ class Views:
     """The views of a federation, for a fixed number of clients at a time."""
 
     def __init__(
-        self,
-        held: Holdings,
-        widths: tuple[int, ...],
-        clients: int,
-        images: tuple[int, ...],
-        on_device: bool,
+        self, held: Holdings, widths: tuple[int, ...], clients: int, images: tuple[int, ...], on_device: bool,
         recalled: int = 0,
-    ):
+    ):  # fmt: skip
         """Puts on the device what all views share.
 
         Args:
@@ -83,23 +75,18 @@ class Views:
         crafted = () if held.attackers is None or held.attackers.targets is None else (held.attackers.targets,)
         self._fixed = np.concatenate([held.server_index, held.validation_index, *crafted]).astype(np.int64)
         if on_device:
-            data = self._shared._replace(
-                inputs=image_table(held.inputs),
-                visible_labels=jnp.asarray(held.visible_labels),
-            )
-            self._whole = data, jnp.asarray(held.hidden_labels)
+            tables = {"inputs": image_table(held.inputs), "visible_labels": jnp.asarray(held.visible_labels)}
+            self._whole = self._shared._replace(**tables), jnp.asarray(held.hidden_labels)
         else:
             ends = np.cumsum([len(held.server_index), len(held.validation_index)])
             parts = np.split(np.arange(len(self._fixed), dtype=np.int32), ends)
             self._shared = self._shared._replace(
-                server_index=jnp.asarray(parts[0]),
-                validation_index=jnp.asarray(parts[1]),
+                server_index=jnp.asarray(parts[0]), validation_index=jnp.asarray(parts[1])
             )
             if held.attackers is not None:
                 targets = jnp.asarray(parts[2]) if crafted else None
-                self._shared = self._shared._replace(
-                    attackers=self._shared.attackers._replace(mislabelled=None, targets=targets)
-                )
+                attackers = self._shared.attackers._replace(mislabelled=None, targets=targets)
+                self._shared = self._shared._replace(attackers=attackers)
 
     def width_for(self, clients: np.ndarray) -> int:
         """The smallest width that fits these clients."""
@@ -187,15 +174,15 @@ class Views:
         def table(values: np.ndarray) -> Any:
             return jax.ShapeDtypeStruct((rows, *values.shape[1:]), values.dtype)
 
-        def rows_here(*shape: int) -> Any:
+        def ids(*shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, jnp.int32)
 
         shared: FederatedData = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._shared)
         data = shared._replace(
             inputs=table_shape(held.inputs, rows),
             visible_labels=table(held.visible_labels),
-            client_index=rows_here(self.clients, width),
-            here=Here(rows_here(self.clients), rows_here(self.clients + self._recalled) if self._recalled else None),
+            client_index=ids(self.clients, width),
+            here=Here(ids(self.clients), ids(self.clients + self._recalled) if self._recalled else None),
             attackers=self._attackers_of(shared, table),
         )
         return data, table(held.hidden_labels)

@@ -72,7 +72,7 @@ def noisy(key: jax.Array, inputs: jax.Array, std: np.ndarray) -> jax.Array:
 
 
 def _views(config: Any, facts: Facts) -> Views:
-    inputs: Any = KIND.inputs(facts)
+    inputs = _inputs(facts)
     given = {"num_weak": facts["weak_views"], "std": inputs.std}
     strong = functools.partial(strong_view, mean=inputs.mean, **given)
     return Views(functools.partial(weak_view, **given), strong, (strong, strong))
@@ -92,12 +92,8 @@ def _given(features: Any, facts: Facts) -> np.ndarray:
     return features
 
 
-KIND = Kind(
-    noun="feature vectors",
-    stored=np.float32,
-    inputs=lambda facts: Features(
-        tuple(facts["shape"]), np.asarray(facts["mean"], np.float32), np.asarray(facts["std"], np.float32)
-    ),
-    views=_views,
-    given=_given,
-)
+def _inputs(facts: Facts) -> Features:
+    return Features(tuple(facts["shape"]), np.asarray(facts["mean"], np.float32), np.asarray(facts["std"], np.float32))
+
+
+KIND = Kind(noun="feature vectors", stored=np.float32, inputs=_inputs, views=_views, given=_given)

@@ -30,10 +30,8 @@ def _given(images: Any, facts: Facts) -> np.ndarray:
     if images.ndim == 3 and shape[-1] == 1:
         images = images[..., np.newaxis]
     if images.shape[1:] != shape or not len(images) or images.dtype.kind not in "fiu":
-        wanted = "x".join(map(str, shape))
-        raise UserError(
-            f"images are {images.dtype} {images.shape}; the model takes numbers [B, H, W, C] of {wanted}, B at least 1"
-        )
+        wanted = f"numbers [B, H, W, C] of {'x'.join(map(str, shape))}, B at least 1"
+        raise UserError(f"images are {images.dtype} {images.shape}; the model takes {wanted}")
     if images.dtype != np.uint8:
         images = images.astype(np.float32)
         least, most = images.min(), images.max()

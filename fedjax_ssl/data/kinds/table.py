@@ -67,7 +67,7 @@ def strong_view(key: jax.Array, rows: jax.Array, table: Table) -> jax.Array:
 
 
 def _views(config: Any, facts: Facts) -> Views:
-    table: Any = KIND.inputs(facts)
+    table = _inputs(facts)
     strong = functools.partial(strong_view, table=table)
     return Views(functools.partial(weak_view, table=table), strong, (strong, strong))
 
@@ -157,10 +157,8 @@ def encode_columns(columns: Mapping[str, Column], facts: Facts, where: str) -> n
                 row = int(np.argmax(wrong))
                 value = column.values.iloc[row]
                 text = text_of(value)
-                shown = f"{' '.join(str(value).split()) if text is None else text!r:.40}"
-                raise UserError(
-                    f"{where}: column {name!r} is of numbers of float32, but has {shown} in row {row + 1}"
-                )
+                has = f"{' '.join(str(value).split()) if text is None else text!r:.40} in row {row + 1}"
+                raise UserError(f"{where}: column {name!r} is of numbers of float32, but has {has}")
             made.append(column.numbers.astype(np.float32))
         else:
             texts = (as_texts(column.values) if column.texts is None else column.texts).fillna("a list")
@@ -180,10 +178,8 @@ def _given(rows: Any, facts: Facts) -> np.ndarray:
     rows = encode(rows, facts) if isinstance(rows, Mapping) or hasattr(rows, "columns") else np.asarray(rows)
     number = len(facts["columns"])
     if rows.ndim != 2 or rows.shape[1] != number or not len(rows) or rows.dtype.kind not in "fiu":
-        raise UserError(
-            f"a table of {rows.dtype} {rows.shape}; the model takes columns by name, or numbers [B, {number}] with "
-            "codes for categories"
-        )
+        wanted = f"columns by name, or numbers [B, {number}] with codes for categories"
+        raise UserError(f"a table of {rows.dtype} {rows.shape}; the model takes {wanted}")
     with np.errstate(over="ignore"):
         rows = rows.astype(np.float32)
     for name, categories, values in zip(facts["columns"], facts["categories"], rows.T):

@@ -77,8 +77,7 @@ def strong_view(key: jax.Array, tokens: jax.Array, num_weak: int, mask: int) -> 
 
 def deleted(key: jax.Array, tokens: jax.Array, share: float) -> jax.Array:
     """Replaces a share of the tokens by padding, which attention ignores; other tokens keep their positions."""
-    gone = jax.random.bernoulli(key, share, tokens.shape)
-    return jnp.where(gone, jnp.zeros((), tokens.dtype), tokens)
+    return jnp.where(jax.random.bernoulli(key, share, tokens.shape), jnp.zeros((), tokens.dtype), tokens)
 
 
 def _views(config: Any, facts: Facts) -> Views:
@@ -106,10 +105,8 @@ def _given(texts: Any, facts: Facts) -> np.ndarray:
     return found.astype(np.int32)
 
 
-KIND = Kind(
-    noun="texts",
-    stored=np.int32,
-    inputs=lambda facts: Text(tuple(facts["shape"]), facts["num_tokens"]),
-    views=_views,
-    given=_given,
-)
+def _inputs(facts: Facts) -> Text:
+    return Text(tuple(facts["shape"]), facts["num_tokens"])
+
+
+KIND = Kind(noun="texts", stored=np.int32, inputs=_inputs, views=_views, given=_given)

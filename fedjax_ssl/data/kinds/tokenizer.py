@@ -49,11 +49,8 @@ def make_tokenizer(texts: Iterable[str], path: str, size: int) -> str:
     made = Tokenizer(models.BPE(unk_token=UNKNOWN))
     made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     made.pre_tokenizer = pre_tokenizers.Whitespace()  # words, and runs of punctuation between them
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, min_frequency=LEAST_COUNT, special_tokens=[UNKNOWN], limit_alphabet=max(size - 1, 1),
-        show_progress=False,
-    )  # fmt: skip
-    made.train_from_iterator(texts, trainer)
+    options: dict[str, Any] = {"special_tokens": [UNKNOWN], "limit_alphabet": max(size - 1, 1), "show_progress": False}
+    made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, min_frequency=LEAST_COUNT, **options))
     if made.get_vocab_size() == 1:
         raise UserError("the training texts have no character")
     return str(made.to_str())
@@ -65,15 +62,10 @@ def num_tokens(tokenizer: str) -> int:
 
 
 def tokenise(texts: Iterable[str], tokenizer: str, length: int, where: str) -> np.ndarray:
-    """The first `length` tokens of each text as ids: int32 [N, length].
+    """The first `length` tokens of each of N texts as ids: int32 [N, length].
 
-    Prints a warning if most tokens are unknown to the tokenizer.
-
-    Args:
-        texts: N texts.
-        tokenizer: the text of a tokenizer.json. Its padding, truncation and special tokens are not used.
-        length: the number of tokens.
-        where: where the texts are from, for the warning.
+    The padding, truncation and special tokens of `tokenizer`, the text of a tokenizer.json, are not used. Prints a
+    warning if most tokens are unknown to it; `where` says where the texts are from.
     """
     parsed, unknown = _parsed(tokenizer)
     # What UTF-8 cannot encode would be an error.
