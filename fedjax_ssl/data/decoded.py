@@ -50,13 +50,11 @@ def decode_once(
         pictures: the image files; one is read at a time.
         known_by: identifies these pictures, for example by their files' sizes and times.
         name: of the data set, for messages.
-        image_size: see `read_image`; 0: all images must have the same size.
-        fit: see `read_image`.
+        image_size, fit: see `read_image`; with size 0 all images must have the same size.
         tell: called with a line about the progress.
 
     Raises:
-        UserError: a picture is not an image, sizes differ, the images are too large, or the cache cannot be
-            written.
+        UserError: a picture is not an image, sizes differ, images are too large, or the cache cannot be written.
     """
     import PIL
 
@@ -193,8 +191,7 @@ def read_image(picture: Picture, mode: str, image_size: int, fit: str, bits: int
     """Reads one image as uint8 [H, W, C].
 
     Args:
-        picture: the file.
-        mode: 'L' or 'RGB'.
+        picture, mode: the file, and 'L' or 'RGB'.
         image_size: side in pixels to which the image is resized bilinearly, with antialiasing; 0: it keeps its size.
         fit: 'crop' first cuts out the largest centred square, 'stretch' resizes the whole image.
         bits: see `depth_of`.

@@ -182,8 +182,7 @@ def hold(
     """Makes a federation on the host from a partitioned data set.
 
     Args:
-        dataset: the data set.
-        partition: the owners of its training examples, and the visible labels.
+        dataset, partition: the data, the owners of the training examples, and the visible labels.
         seed: the run's seed.
         reveal_labels: whether all labels except those of validation images are visible, for fully supervised bounds.
         centralised: whether the server holds all images of the federation with their labels.

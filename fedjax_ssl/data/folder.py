@@ -43,15 +43,11 @@ class Image(NamedTuple):
 
 
 def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> dict[str, Any]:
-    """Loads a data set from a folder of images; they are decoded only once, see `decode_once`.
+    """Loads a data set from a folder of images, whose hidden files are ignored, by the fields of the `data` section.
 
     Images become RGB, or grey if all of them are grey, with 8 bits per channel, see `depth_of`, and without
     transparency. They are rotated according to their EXIF orientation. Of animations the first picture is used.
-
-    Args:
-        config: the `data` section. It reads `path`, a folder as described above, whose hidden files are ignored;
-            `image_size` and `fit`, see `read_image`; `label_column` and `client_column`.
-        tell: called with a line about the progress of decoding.
+    `tell` is called with a line about the progress of decoding.
 
     Returns:
         The fields of `Dataset` except the name, `mean`, `std` and `flip`. -1 means no label.
@@ -125,11 +121,10 @@ def load_pictures(
     """Reads FOLDER/IMAGE, or a folder with labels as `load_folder` has it, as inputs for a model.
 
     Args:
-        path: the folder.
-        facts: of the training data; `bits` and `label_column` are read.
+        path, fit: the folder, and see `read_image`.
+        facts: of the training data.
         image_shape: (height, width, channels) of the model's inputs. If it is square, images are resized as in
             `load_folder`; otherwise they must have this size. With one channel they become grey.
-        fit: see `read_image`.
         classes: names of the model's classes. Of two levels of folders, the one that has them is the labels.
 
     Raises:
@@ -251,10 +246,8 @@ def _levels(folder: pathlib.Path, unlabelled: bool = True) -> list[Level]:
     shallow = [image for outer, _, image in found if not outer]
     if shallow and len(shallow) < len(found):
         deep = next(image for outer, _, image in found if outer)
-        raise UserError(
-            f"{deep} is in two folders, {shallow[0]} in one; bring all images to {folder}/CLASS/IMAGE or "
-            f"{folder}/CLIENT/CLASS/IMAGE"
-        )
+        what = f"bring all images to {folder}/CLASS/IMAGE or {folder}/CLIENT/CLASS/IMAGE"
+        raise UserError(f"{deep} is in two folders, {shallow[0]} in one; {what}")
     return found
 
 
@@ -267,10 +260,8 @@ def _check_clients(root: pathlib.Path, levels: list[Level], clients: str) -> Non
         return
     outer, inner = _names(levels)
     if clients not in (FIRST, SECOND):
-        raise UserError(
-            f"{root} has two levels of folders, {_few(outer)} and inside of these {_few(inner)}; which are the "
-            f"clients? --config.data.client_column={FIRST} or {SECOND}"
-        )
+        has = f"two levels of folders, {_few(outer)} and inside of these {_few(inner)}"
+        raise UserError(f"{root} has {has}; which are the clients? --config.data.client_column={FIRST} or {SECOND}")
     of_client, of_class = (outer, inner) if clients == FIRST else (inner, outer)
     of_class = [name for name in of_class if not has_no_label(name)]
     say(f"{root} has {len(of_client)} clients, {_few(of_client)}, and the classes {_few(of_class)}")

@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, first_line, printable, say
 from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data.arrays import existing_path
-from fedjax_ssl.data.decoded import decode_once
+from fedjax_ssl.data.decoded import Picture, decode_once
 from fedjax_ssl.data.folder import SUFFIXES, known_files
 from fedjax_ssl.data.labels import Labels, divide, has_no_label, read_labels
 from fedjax_ssl.data.owners import read_owners
@@ -99,9 +99,7 @@ class _InRow(NamedTuple):
         return image["bytes"]
 
 
-def _pictures(
-    split: Any, column: str, rows: np.ndarray, name: str, path: str
-) -> tuple[list[pathlib.Path | _InRow], tuple[str, ...]]:
+def _pictures(split: Any, column: str, rows: np.ndarray, name: str, path: str) -> tuple[list[Picture], tuple[str, ...]]:
     """The images in some rows, and their names; raises a UserError if a row names a file that does not exist here.
 
     They are in the column itself, or in the files that it names, as `Dataset.to_parquet` leaves them.
@@ -113,7 +111,7 @@ def _pictures(
     for chunk in encoded.data.column(column).chunks:
         has_bytes += chunk.field("bytes").is_valid().to_pylist()
         paths += chunk.field("path").to_pylist()
-    found: list[pathlib.Path | _InRow] = []
+    found: list[Picture] = []
     folder = expanded(path) if expanded(path).is_dir() else expanded(path).parent
     for row in map(int, rows):
         in_row = _InRow(encoded, f"{name} of {path}", row)

@@ -114,10 +114,7 @@ def divide(labels: np.ndarray, names: Sequence[str], where: str) -> tuple[np.nda
     """The rows for training and for testing of data without a test set, int [n] and [T], ascending.
 
     Every fifth labelled row of each class is for testing, from the first on. A class's only labelled row is for
-    training, which is said in a line that begins with `where`.
-
-    Raises:
-        UserError: no class has two labelled rows.
+    training, which is said in a line that begins with `where`. Raises a UserError if no class has two labelled rows.
     """
     order = np.argsort(labels, kind="stable")
     order = order[labels[order] >= 0]
@@ -198,10 +195,8 @@ def draw_server_labels(
 ) -> np.ndarray:
     """Draws the server's labelled examples among n, whose labels are int [n]: int32 [S], positions in random order.
 
-    With `balanced` S / C of each class, or as equal numbers as possible, which is said in a line.
-
-    Raises:
-        UserError: S is more than n.
+    With `balanced` S / C of each class, or as equal numbers as possible, which is said in a line. Raises a UserError if
+    S is more than n.
     """
     if server_labels > len(labels):
         raise UserError(f"data.server_labels={server_labels} is more than the {len(labels)} training examples left")
@@ -230,8 +225,7 @@ def _as_equal(available: np.ndarray, number: int, rng: Generator) -> np.ndarray:
 def draw_balanced(labels: np.ndarray, number: int, num_classes: int, rng: Generator, field: str) -> np.ndarray:
     """Draws positions of the same number of examples of each class, `number` in total, in random order.
 
-    Raises:
-        UserError: this is impossible; the message names the `field` with the number.
+    Raises a UserError if this is impossible, which names the `field` with the number.
     """
     per_class, remainder = divmod(number, num_classes)
     if remainder:

@@ -27,10 +27,7 @@ def cut_to_tail(labels: np.ndarray, num_classes: int, imbalance: float, rng: np.
     """Draws the examples that remain of labels int [n]: positions, ascending; all if the imbalance is 1 or -1.
 
     The largest class of the tail gets the size of the smallest one, see `tail_counts`. With the same state of `rng`, a
-    longer tail is a subset of a shorter one.
-
-    Raises:
-        UserError: the imbalance would leave a class without images.
+    longer tail is a subset of a shorter one. Raises a UserError if a class would have no image.
     """
     if abs(imbalance) == 1:
         return np.arange(len(labels))
@@ -45,8 +42,7 @@ def cut_to_tail(labels: np.ndarray, num_classes: int, imbalance: float, rng: np.
 def draw_of_each_class(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator, source: str) -> np.ndarray:
     """Draws positions of `counts` [C] examples of each class, class by class, from labels int [n].
 
-    Raises:
-        UserError: a class has fewer examples. The message names `source`, FIELD=VALUE.
+    Raises a UserError if a class has fewer examples, which names `source`, FIELD=VALUE.
     """
     drawn = []
     for c, count in enumerate(counts):

@@ -70,10 +70,9 @@ def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray])
     (form, *shape), (form_of_test, *shape_of_test) = (_example(path, key, arrays[key]) for key in (train, test))
     if form != "images" and len(shape_of_test) == 2 and shape_of_test[0] > 1:
         views, size = shape_of_test
-        raise UserError(
-            f"{path}: {test} has {views} views of each example, but a test example has one: give {test}[:, 0]. If "
-            f"these are no views, save {views} x {size} numbers as [N, {views * size}], images as uint8"
-        )
+        line = f"{test} has {views} views of each example, but a test example has one: give {test}[:, 0]"
+        otherwise = f"save {views} x {size} numbers as [N, {views * size}], images as uint8"
+        raise UserError(f"{path}: {line}. If these are no views, {otherwise}")
     of_one_view = shape if form == "images" else shape[-1:]
     if (form, of_one_view) != (form_of_test, shape_of_test[-len(of_one_view) :]):
         both = f"{train} has {form} {shape}, {test} {form_of_test} {shape_of_test}"
@@ -134,9 +133,8 @@ def read_arrays(
     """Reads the named arrays of an npz file, by name, without unpickling anything.
 
     Args:
-        path: the file.
+        path, field: the file, and the configuration field that names it, for messages; '' if there is none.
         keys: names of the arrays; None: all.
-        field: the configuration field with the path, for messages; '' if there is none.
         optional: names of arrays that are read if the file has them.
 
     Raises:

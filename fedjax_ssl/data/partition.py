@@ -50,10 +50,9 @@ def make_partition(
     Args:
         labels: int [N], labels of the training set; -1 for missing labels; `UNKNOWN` for images of no class, which are
             dealt to clients after all others, see `deal_unknown`.
-        num_classes: number of classes.
+        num_classes, num_clients: the number of classes, and that of clients, K.
         config: the `data` section. A client has at most `examples_per_client` examples, taken at random from its share,
             but first from labelled images that are divided separately. A `partition_file` is used unchanged instead.
-        num_clients: number of clients K.
         seed: seed of the draw. Validation images and the server's images depend on their own fields only, so that
             partitions can be compared.
         owners: int [N], the client of each example, for the partition 'natural'; None: the data set has no owners.
@@ -150,10 +149,9 @@ def _joined(
 def _check_owners(config: Any, owners: np.ndarray | None, num_clients: int) -> None:
     """Raises a UserError if the partition is 'natural', but the data set does not name these owners."""
     if config.partition == "natural" and (owners is None or owners.max() >= num_clients):
-        raise UserError(
-            f"data.partition='natural' needs data that name each example's client, here of num_clients={num_clients}: "
-            "a csv, parquet or Hugging Face data set with data.client_column, or an npz with an array client_train"
-        )
+        which = "a folder, csv, parquet or Hugging Face data set with data.client_column, or an npz with client_train"
+        needs = f"data that name each example's client, here of num_clients={num_clients}"
+        raise UserError(f"data.partition='natural' needs {needs}: {which}")
 
 
 def _check_unlabelled(config: Any) -> None:

@@ -37,19 +37,16 @@ def save_partition(path: str | os.PathLike[str], partition: Partition, **of_data
 def check_data(path: str, dataset: Any) -> None:
     """Compares the data set that a partition file was drawn for, if it says so, with another.
 
-    A row must have the same label. Other inputs are warned of: they may be the same images in another size.
-
-    Raises:
-        UserError: the file cannot be read, or was drawn for other labels.
+    Raises a UserError if it was drawn for other labels. Other inputs are warned of: they may be the same images in
+    another size.
     """
     if not (own := arrays_of_data(dataset)):
         return
     then = npz.read_arrays(path, (), "data.partition_file", optional=tuple(own))
     if not np.array_equal(then.get("labels_sum", own["labels_sum"]), own["labels_sum"]):
-        raise UserError(
-            f"data.partition_file={path} was drawn for data with other training labels, or in another order, so its "
-            "rows would be other examples; name the file of these data, or draw a new partition"
-        )
+        why = "was drawn for data with other training labels, or in another order, so its rows would be other examples"
+        what = "name the file of these data, or draw a new partition"
+        raise UserError(f"data.partition_file={path} {why}; {what}")
     here = own["row_sums"]
     there = then.get("row_sums", here)
     others = np.count_nonzero(there != here) if there.shape == here.shape else len(here)
@@ -117,10 +114,11 @@ def load_partition(path: str | os.PathLike[str], num_examples: int, num_clients:
     wrong = values[(counts > 1) | ~np.isin(values, rows)]
     if len(wrong):
         raise UserError(f"{path}: row {wrong[0]} of labelled_index belongs to no client, or is named more than once")
-    at_server, labelled, validation = (found.astype(np.int32) for found in (at_server, labelled, validation))
-    client_rows = np.split(rows.astype(np.int32), np.cumsum(sizes)[:-1])
-    tests = np.split(test_rows.astype(np.int32), np.cumsum(test_sizes)[:-1]) if len(test_sizes) else ()
-    return Partition(at_server, client_rows, labelled, validation, tuple(tests))
+    at_server, rows, labelled, validation, test_rows = (
+        found.astype(np.int32) for found in (at_server, rows, labelled, validation, test_rows)
+    )
+    tests = np.split(test_rows, np.cumsum(test_sizes)[:-1]) if len(test_sizes) else ()
+    return Partition(at_server, np.split(rows, np.cumsum(sizes)[:-1]), labelled, validation, tuple(tests))
 
 
 def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Generator) -> Partition:

@@ -73,8 +73,9 @@ def poison(
     if len(targets) < attack.targets or not len(starts) or number < 2 or len(rest) < number * attack.targets:
         raise UserError(
             f"attack.kind='poison' needs {attack.targets} unlabelled images of class {attack.from_class} at the "
-            f"attackers, one of class {attack.to_class} to begin with, and {attack.targets} x {number} other ones to "
-            f"replace, at least 2 for each; there are {len(targets)}, {len(starts)} and {len(rest)}"
+            f"attackers, one of class {attack.to_class} to begin with, and {attack.targets} x {number} other "
+            "unlabelled images to replace, at least 2 for each; there are "
+            f"{len(targets)}, {len(starts)} and {len(rest)}"
         )
     images = np.array(dataset.x_train)
     lines = [between(images[starts[line % len(starts)]], images[target], number) for line, target in enumerate(targets)]

@@ -71,15 +71,12 @@ _PUBLISHED = {
 
 TEXTS = (packages.SCIPY_DOCS, *packages.CORPORA)
 FORMATS = ("npz", "npy", "folder", "datasets", "csv")  # of a user's own data
-SOURCES = (
-    "digits", *FORMATS, *_PUBLISHED, *packages.TABLES, *TEXTS,
-    *(f"medmnist/{name}" for name in packages.MEDMNIST),
-)  # fmt: skip
-
+MEDMNIST = tuple(f"medmnist/{name}" for name in packages.MEDMNIST)
+SOURCES = ("digits", *FORMATS, *_PUBLISHED, *packages.TABLES, *TEXTS, *MEDMNIST)
 
 # Fields that other sources would ignore -> the sources that read them.
 _READ_BY = {
-    "path": (*FORMATS, *(f"medmnist/{name}" for name in packages.MEDMNIST)),
+    "path": (*FORMATS, *MEDMNIST),
     "image_size": ("folder", "datasets"),
     "test_path": ("csv",),
     "label_column": ("csv", "datasets", "folder"),

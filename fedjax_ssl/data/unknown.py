@@ -65,8 +65,7 @@ def deal_unknown(labels: np.ndarray, partition: Partition, config: Any, seed: in
     Args:
         labels: int [N], labels of the training set, `UNKNOWN` for unknown images.
         partition: the partition of all other images.
-        config: the `data` section.
-        seed: of the draw, which is independent of the partition's.
+        config, seed: the `data` section, and the seed of the draw, which is independent of the partition's.
 
     Raises:
         UserError: there are too few unknown images.

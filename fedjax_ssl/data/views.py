@@ -52,7 +52,7 @@ class Views:
         self, held: Holdings, widths: tuple[int, ...], clients: int, images: tuple[int, ...], on_device: bool,
         recalled: int = 0,
     ):  # fmt: skip
-        """Puts on the device what all views share.
+        """Puts on the device what all views of a federation share.
 
         Args:
             held: the federation.
@@ -104,16 +104,11 @@ class Views:
         return data._replace(client_index=jnp.pad(data.client_index, wider)), hidden
 
     def of(self, clients: np.ndarray, width: int, share: tuple[int, int] = (0, 1)) -> tuple[FederatedData, jax.Array]:
-        """The view of some clients, and the true labels of its rows.
+        """The view of some clients, int [at most K'], ascending, and the true labels of its rows.
 
-        Args:
-            clients: int [at most K'], ascending.
-            width: one of `widths`, at least the size of each client.
-            share: (i, n): if images are not on the device, only part i (from 0) of n equal parts of their table is
-                read, and `inputs` is that part; see `joined`.
-
-        Raises:
-            UserError: the file with the images has changed.
+        `width` is one of `widths`, at least the size of each client. With `share` (i, n), if images are not on the
+        device, only part i (from 0) of n equal parts of their table is read, and `inputs` is that part; see `joined`.
+        Raises a UserError if the file with the images has changed.
         """
         held = self.held
         try:

@@ -126,8 +126,7 @@ def encode(columns: Any, facts: Facts, where: str = "the table") -> np.ndarray:
 
     Args:
         columns: name -> values [N], a dict or a DataFrame.
-        facts: facts of the data set.
-        where: the file, for messages.
+        facts, where: of the data set, and the file, for messages.
 
     Raises:
         UserError: a column is missing, columns differ in length, or a column of numbers has a text or a number that
