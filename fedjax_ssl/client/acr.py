@@ -1,10 +1,9 @@
 """ACR as a local trainer: it has two classifiers and adjusts pseudo-labels to a client's class distribution.
 
-Wei and Gan, "Towards Realistic Long-Tailed Semi-Supervised Learning: Consistency Is All You Need", CVPR 2023.
-One classifier, the head `STANDARD`, learns the class distribution of the labelled images. The other classifier is
-balanced, and is the one that is tested. In a federation each client has its own unlabelled images, and its own estimate
-of their class distribution. The server sends the class shares pi of the labelled images (C numbers); a class that no
-labelled client has counts as half an image. An epoch of the paper is a round here.
+Wei and Gan, "Towards Realistic Long-Tailed Semi-Supervised Learning: Consistency Is All You Need", CVPR 2023. One
+classifier, the head `STANDARD`, learns the class distribution of the labelled images; the other is balanced, and is
+the one that is tested. In a federation each client estimates its own class distribution. The server sends the class
+shares pi of the labelled images (C numbers). An epoch of the paper is a round here.
 """
 
 from collections.abc import Callable

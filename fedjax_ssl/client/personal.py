@@ -1,8 +1,6 @@
 """Parts of the model that each client keeps for itself, `config.personal_parts`, for any method.
 
 A client puts its own parts into the model that it receives, trains them with the rest, and keeps them in its memory.
-They are never sent, aggregated or counted in bytes.
-
 Sources: FedPer, arXiv 1912.00818, which trains all parts together; FedRep, arXiv 2102.07078, which trains a client's
 own parts first and then the others (`config.personal_first`).
 """
@@ -39,17 +37,15 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
     """Changes a method so that clients keep the parts `config.personal_parts` of the model for themselves.
 
     Every client begins with the parts of the initial model. The server's own copy stays unchanged, unless the server
-    trains it on its labels; it is not sent to clients.
-
-    Labels that are made once a round are made by each client's own model, one client after the other.
+    trains it on its labels; it is not sent. Labels that are made once a round are made by each client's own model, one
+    client after the other.
 
     With `config.personal_first` the first steps of each phase train only the client's own parts, the later steps only
     the others. Parts that are not trained keep their optimizer state and statistics. What a step changes in the
     client's memory, such as a mean teacher, it computes from the model before these parts are put back.
 
     Raises:
-        UserError: the method has no clients. When a stage is traced: there is no such part, or it cannot be kept out of
-            the messages.
+        UserError: the method has no clients; or when traced, there is no such part, or messages need it.
     """
     parts, name = tuple(problem.config.personal_parts), problem.config.method
     if not method.phases:

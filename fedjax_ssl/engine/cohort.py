@@ -1,9 +1,7 @@
 """Runs a cohort of clients through its phases: `train_cohort`. Contains no method.
 
-Local training is a pure function (broadcast, the client's data, its memory, key) -> (upload, memory, metrics), given
-as a tuple of phases. A phase first calls `prepare` once for the whole cohort, which makes pseudo-labels in large
-batches with the weights that all clients share. Then each job runs `start`, `step`, ..., `step`, `finish` in a lane:
-jobs train side by side, see `lanes.py`.
+A phase first calls `prepare` once for the whole cohort; labels are made in large batches with the weights that all
+clients share. Then each job runs `start`, `step`, ..., `step`, `finish` in a lane, see `lanes.py`.
 """
 
 import functools

@@ -99,22 +99,17 @@ def score_report(
 def score_pseudo_labels(
     report: Report, truth: jax.Array, unlabelled: jax.Array, num_jobs: jax.Array, with_unknown: bool = False
 ) -> dict[str, jax.Array]:
-    """Compares a cohort's pseudo-labels with the true labels, over its unlabelled examples.
+    """Measures the labels of a report against the truth, int32 [R, n_max], by name.
 
-    Args:
-        report: leaves [R, n_max]. Only the examples in `report.made` count.
-        truth: int32 [R, n_max], the true labels. -1: the true label is not known, the example does not count in
-            accuracies. `UNKNOWN`: an image of an unknown class, for which every label is wrong.
-        unlabelled: bool [R, n_max], False for padding and for examples with a visible label.
-        num_jobs: int32 [], number of rows that are not padding.
-        with_unknown: whether clients hold unknown images.
+    In the truth -1 stands for an unknown label, which does not count in accuracies, and `UNKNOWN` for an image of an
+    unknown class, for which every label is wrong. `unlabelled`, bool [R, n_max], is False for padding and visible
+    labels; `num_jobs` is the number of rows that are not padding.
 
-    Returns:
-        `pseudo_label_accuracy` of the labels in use; `pseudo_label_accuracy_<rule>` of each other rule;
-        `qualified_accuracy` of the labels that clients train on (NaN if there are none); `qualified_per_client`, the
-        mean number of these labels per client; `qualified_share`, their share of all unlabelled examples; the mean of
-        each of the report's `facts` over the examples for which it is finite; with unknown images
-        `qualified_unknown_share`, the share of them that clients train on.
+    They are `pseudo_label_accuracy` of the labels in use; `pseudo_label_accuracy_<rule>` of each other rule;
+    `qualified_accuracy` of the labels that clients train on (NaN if there are none); `qualified_per_client`, the mean
+    number of these labels per client; `qualified_share`, their share of all unlabelled examples; the mean of each of
+    the report's `facts` over the examples for which it is finite; and if clients hold unknown images
+    `qualified_unknown_share`, the share of them that clients train on.
     """
     unknown = unlabelled & (truth == UNKNOWN)
     if report.made is not None:

@@ -1,12 +1,12 @@
 """Lanes: run the jobs of a phase side by side, on one or several devices. Independent of methods and federations.
 
-A job is one client's training. Clients with more pseudo-labels train for more steps, so jobs differ in length by large
-factors. A `vmap` over all jobs would run until the longest job is done, and mostly compute padding. Instead L lanes, a
-`vmap` of size L, take the jobs from a queue, longest first. When a job ends, its result is written into the stacked
-results and its lane takes the next job. L = 1 runs one job after the other; L = number of jobs is a plain `vmap`.
+A job is one client's training. Clients with more pseudo-labels train for more steps, so jobs differ in length by
+large factors. A `vmap` over all jobs would run until the longest job is done, and mostly compute padding. Instead L
+lanes, a `vmap` of size L, take the jobs from a queue, longest first. When a job ends, its result is written into
+the stacked results and its lane takes the next job.
 
-With several devices each device has its own lanes and queue. Jobs are distributed beforehand so that every device has
-about the same work. With a shared queue the devices would wait for each other in every step.
+With several devices each device has its own lanes and queue, to which jobs are distributed beforehand by their
+work. With a shared queue the devices would wait for each other in every step.
 """
 
 from collections.abc import Callable

@@ -111,16 +111,9 @@ class RoundFunction(Protocol):
 
 
 def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False) -> RoundFunction:
-    """Makes the function that runs a round of a method.
+    """Makes the function that runs a round of a method, with so many clients side by side.
 
-    Args:
-        problem: the run's `Problem`.
-        method: the run's `Method`.
-        lanes: number of clients that train side by side.
-        debug: train the clients in a plain Python loop; the round must then be called without jit.
-
-    Returns:
-        The round.
+    With `debug` clients train in a plain Python loop; the round must then be called without jit.
     """
     config = problem.config
 

@@ -17,26 +17,6 @@ from fedjax_ssl.methods.entry import Entry, check_entry
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.models import BACKBONES
 
-__all__ = [
-    "METHODS",
-    "NAMES",
-    "Entry",
-    "Section",
-    "alternating",
-    "find_method",
-    "is_on",
-    "known_method",
-    "name_of",
-    "real",
-    "register",
-    "registered",
-    "section_of",
-    "several",
-    "share",
-    "whole",
-    "word",
-]
-
 # Names of methods, and of their files or folders.
 NAMES = (
     "cbafed",
@@ -76,13 +56,10 @@ METHODS: dict[str, Entry] = {
 
 
 def find_method(name: str) -> Entry:
-    """The entry of a library or registered method, or of an import path MODULE:NAME or FILE.py:NAME.
+    """The entry of a library or registered method, or of an import path MODULE:NAME or FILE.py:NAME; else a UserError.
 
     There NAME is an `Entry` or a function from a Problem to a Method. Such a method is called NAME, or FILE if the path
     is FILE.py:ENTRY, as in the library's own files.
-
-    Raises:
-        UserError: no method has this name.
     """
     if name in METHODS:
         return METHODS[name]
@@ -126,9 +103,8 @@ def _import_method(method: str) -> Entry:
 def register(name: str, factory: Callable[[Problem], Method] | Entry, **entry) -> None:
     """Registers a method from outside the library, such as a notebook's, under a name for configurations.
 
-    Registration lasts for this process; register the method again before resuming its runs. A second registration under
-    the same name replaces the first. `factory` is a whole `Entry`; or a function from a Problem to a Method, with
-    fields of `Entry` in `entry`.
+    It lasts for this process, and replaces an earlier one of the name. `factory` is a whole `Entry`; or a function from
+    a Problem to a Method, with fields of `Entry` in `entry`.
 
     Raises:
         UserError: the name is not a Python name or is taken, or the entry is invalid, see `check_entry`.

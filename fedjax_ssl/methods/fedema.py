@@ -1,14 +1,12 @@
 """FedEMA: Divergence-aware Federated Self-Supervised Learning.
 
-Zhuang et al., ICLR 2022 (arXiv 2204.04385); public code EasyFL, `applications/fedssl`. Clients have no labels at all.
-What differs from FedU:
+Zhuang et al., ICLR 2022 (arXiv 2204.04385); public code EasyFL, `applications/fedssl`. Clients have no labels at
+all. What differs from FedU:
   1. a client's online network starts as an average of its own last one and the global one, mu w_k + (1 - mu) w,
      including the predictor; normalisation statistics are the global ones;
-  2. mu = min(1, lambda_k d_k) grows with the divergence d_k of the client's encoder: clients that differ most from the
-     others keep most of their own network;
+  2. mu = min(1, lambda_k d_k) grows with the divergence d_k of the client's encoder: how far the client's own last
+     training moved it, as in the public code;
   3. autoscaler: lambda_k = tau / d_k from the client's first visit, then constant.
-
-As in the public code, the divergence is how far the client's own last training moved its encoder.
 """
 
 from typing import Any

@@ -160,9 +160,8 @@ def on_accepted(problem: Problem) -> Phase:
 def perturbation(params: Any, gradients: Any, radius: float, adaptive: bool = True) -> Any:
     """eps_v = rho T_v^2 g_v / |(T_v g_v)_v|, with the norm over all parameters as one vector, like the parameters.
 
-    SAM has T_v = 1, so that |eps| = rho (Foret et al., ICLR 2021). ASAM (`adaptive`) has T_v = |v| + 0.01 elementwise
-    for weights and 1 for biases, leaves whose name begins with 'bias', so that a weight moves in proportion to its size
-    (Kwon et al., ICML 2021). If all gradients are 0, eps is 0.
+    SAM has T_v = 1 (Foret et al., ICLR 2021). ASAM (`adaptive`) has T_v = |v| + 0.01 elementwise for weights and 1 for
+    biases, leaves whose name begins with 'bias' (Kwon et al., ICML 2021). If all gradients are 0, eps is 0.
     """
 
     def scale(path, leaf):

@@ -1,8 +1,6 @@
 """Frames that methods share: functions that make a `Method` from a few parts, such as the clients' phases.
 
-`alternating` is for variants of FedAvg: clients train, their models are averaged, and the server trains on its labels.
-`trained_by_role` is for methods in which some clients have labels and others have none. `self_supervised` is for
-clients that train without labels. To change a stage, use `alternating(...)._replace(...)`.
+To change a stage, use `alternating(...)._replace(...)`.
 """
 
 from collections.abc import Callable

@@ -100,8 +100,8 @@ def semianagg(problem: Problem) -> Method:
 def class_cosines(cosines: jax.Array, labels: jax.Array, compared: jax.Array, num_classes: int) -> jax.Array:
     """w_c, the mean cosine over a client's images of each pseudo-label (eq. 3), float32 [..., C]; at least 0.
 
-    Cosines between the received model's features and the anchor's are float32 [..., n], labels int32 [..., n], and the
-    images that count bool [..., n]. A class without an image has 1.
+    Cosines are float32 [..., n], labels int32 [..., n], and the images that count bool [..., n]. A class without an
+    image has 1.
     """
     of_class = jax.nn.one_hot(labels, num_classes) * compared[..., None]
     counts = jnp.sum(of_class, axis=-2)

@@ -1,10 +1,9 @@
 """FedAvg+UDA: consistency with sharpened soft labels at each client, wherever labels are.
 
-Xie et al., "Unsupervised Data Augmentation for Consistency Training", NeurIPS 2020 (arXiv 1904.12848), as the baseline
-of FedLabel (Tables 1 and 3). What differs from FedAvg+FixMatch:
-  1. the target is soft, the weak view's prediction sharpened by a temperature: softmax(z / T);
-  2. the loss is the divergence KL(target || p) for images with a confident unsharpened prediction.
-Defaults are those of the common library of semi-supervised methods, without training-signal annealing.
+Xie et al., "Unsupervised Data Augmentation for Consistency Training", NeurIPS 2020 (arXiv 1904.12848), as the
+baseline of FedLabel (Tables 1 and 3). What differs from FedAvg+FixMatch: the target is soft, the weak view's
+prediction sharpened by a temperature, softmax(z / T); and the loss is the divergence KL(target || p) for images
+with a confident unsharpened prediction. There is no training-signal annealing.
 """
 
 import jax

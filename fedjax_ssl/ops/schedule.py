@@ -10,13 +10,9 @@ LEAST = 1e-5  # the lower bound of the tail 'seven_sixteenths'
 def learning_rate_at(config, rate: float, round_number: jax.Array) -> jax.Array:
     """The learning rate of one round, float32 []; it is constant within the round. `rate` is that of round 0.
 
-    In round t, from 0, of T = num_rounds, of which W = warm_up_rounds come first:
-
-        rate (t + 1) / W                          for t < W
-        rate                                      after that, if `config.schedule` is 'constant'
-        rate (1 + cos(pi (t - W) / (T - W))) / 2  after that, if it is 'cosine'
-
-    and a tenth of it after each of `config.drop_rounds` that is done.
+    In round t, from 0, of T = num_rounds, of which W = warm_up_rounds come first, it is rate (t + 1) / W for t < W;
+    then `rate`, if `config.schedule` is 'constant', or rate (1 + cos(pi (t - W) / (T - W))) / 2, if it is 'cosine'. And
+    a tenth of it after each of `config.drop_rounds` that is done.
     """
     rate = optax.piecewise_constant_schedule(rate, dict.fromkeys(config.drop_rounds, 0.1))(round_number)
     if config.schedule == "cosine":

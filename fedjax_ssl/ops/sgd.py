@@ -74,16 +74,12 @@ def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> opt
     if name == "lars":
         if spares:
             raise UserError("optimizer='lars' decays by its own rule, so spare_classifier cannot be used with it")
-        how = {"trust_ratio_mask": _are_matrices, "momentum": config.momentum, "nesterov": config.nesterov}
-        return optax.chain(clip, optax.lars(learning_rate, config.weight_decay, _are_matrices, TRUST, **how))
+        matrices = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)  # noqa: E731
+        how = {"trust_ratio_mask": matrices, "momentum": config.momentum, "nesterov": config.nesterov}
+        return optax.chain(clip, optax.lars(learning_rate, config.weight_decay, matrices, TRUST, **how))
     if name == "adam":
         return optax.chain(clip, decay, optax.adam(learning_rate, nesterov=config.nesterov))
     return optax.chain(clip, decay, optax.trace(config.momentum, config.nesterov), optax.scale(-learning_rate))
-
-
-def _are_matrices(params: Any) -> Any:
-    """Mask of the leaves with more than one axis."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
 def _but_the_classifier(params: dict[str, Any]) -> dict[str, Any]:

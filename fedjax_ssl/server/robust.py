@@ -127,9 +127,7 @@ def units(statistics: BatchStats, weights: jax.Array) -> BatchStats:
 def bounded(uploads: Model, received: Model, length: float) -> Model:
     """Clips updates to a Euclidean norm of at most `length`: parameters and statistics separately, each as one vector.
 
-    Uploads have leaves [R, ...], the model that the clients received has leaves [...].
-
-    Source: Sun et al., Can You Really Backdoor Federated Learning?, 2019, norm thresholding.
+    Uploads have leaves [R, ...]. Source: Sun et al., Can You Really Backdoor Federated Learning?, 2019.
     """
 
     def shortened(new, old):

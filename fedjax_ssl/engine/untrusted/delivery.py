@@ -1,9 +1,7 @@
 """Delivers a cohort's messages: clients that do not answer, attacks, compression, late uploads.
 
-With the default configuration `present_jobs`, `transmitted` and `delivered` change nothing. They apply
-`availability.never`, `config.attack` and `config.compression`, and after screening `availability.late`, independently
-of the method. Client and group are folded into PRNG keys, as in training. In all functions `options` is the
-configuration, `broadcast` is that of this round, and `key` is the round's PRNG key for the clients.
+With the default configuration nothing changes. Client and group are folded into PRNG keys, as in training. In all
+functions `options` is the configuration, `broadcast` is that of this round, and `key` is the round's for clients.
 """
 
 from collections.abc import Mapping

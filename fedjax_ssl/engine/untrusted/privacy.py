@@ -1,11 +1,11 @@
 """Client-level differential privacy: the server gets only the sum of a round's clipped uploads, with Gaussian noise.
 
 Methods see the sum after the noise, so no aggregation can break the guarantee. Source: McMahan et al., Learning
-Differentially Private Recurrent Language Models, ICLR 2018, Algorithm 1, with the fixed denominator of its section 2.2.
+Differentially Private Recurrent Language Models, ICLR 2018, Algorithm 1, with the fixed denominator of its section
+2.2.
 
-Noise and cohorts are drawn from the run's secret, `FederatedData.secret`, and not from its seed, which may be known.
-JAX's generator has keys of 64 bits, which can be tried out. So the secret is four keys, and each number is made of a
-draw from each of them: all four must be guessed at once.
+Noise and cohorts are drawn from the run's secret, not from its seed, which may be known. JAX's keys have 64 bits,
+which can be tried out. So the secret is four keys, and each number is made of a draw from each of them.
 """
 
 from typing import Any

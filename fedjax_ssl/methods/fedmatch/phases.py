@@ -151,11 +151,10 @@ def with_plateau(phase: Phase, watched: Callable[[Any, Metrics], jax.Array], pat
 
 
 def sparse_upload(phase: Phase, least_change: float, smallest: float) -> Phase:
-    """A phase whose upload keeps the received model's entries wherever training changed them too little to be sent.
+    """A phase whose upload keeps the received model's entries wherever training changed them by at most `least_change`.
 
-    An entry is sent, uncut, if it differs from the received one by more than `least_change`; entries of psi up to the
-    magnitude `smallest` count as 0 in this comparison. The uploads have the metadata `entries`, the number of entries
-    sent, float32 [].
+    Other entries are sent, uncut; entries of psi up to the magnitude `smallest` count as 0 in this comparison. Uploads
+    have the metadata `entries`, the number of entries sent, float32 [].
     """
 
     def finish(received: Broadcast, work, carry, num_steps) -> Finished:

@@ -9,21 +9,3 @@ from fedjax_ssl.ops.augment.resize import resize
 from fedjax_ssl.ops.augment.resized_crop import resized_crop
 from fedjax_ssl.ops.augment.views import make_views, quarter_turns
 from fedjax_ssl.ops.augment.weak import check_resized, weak_augment
-
-__all__ = [
-    "FLAVOURS",
-    "Operation",
-    "Views",
-    "check_magnitude",
-    "check_resized",
-    "image_views",
-    "make_views",
-    "mix",
-    "quarter_turns",
-    "rand_augment",
-    "resize",
-    "resized_crop",
-    "sample_lambda",
-    "strong_augment",
-    "weak_augment",
-]

@@ -11,21 +11,12 @@ An entry's strength is low + (high - low) * fraction. The flavours differ in how
   fedmatch   13          {0, ..., M - 1} / 9   1             none                  after the weak geometry
   none       0           -                     -             none                  (the weak geometry alone)
 
-The user chooses the number of operations and m; usb, fl2 and fedmatch ignore m. FedMatch draws M from {2, ..., 5} for
-each image. Settings of the papers:
+The user chooses the number of operations and m; usb, fl2 and fedmatch ignore m. FedMatch draws M from {2, ..., 5}
+for each image. The methods' variants have the settings of their papers.
 
-* SemiFL: 2 operations, m = 10.
-* SAGE and ProxyFL: fixmatch with 2 operations, m = 9 (their "10" is never drawn).
-* (FL)^2: fl2 with 3 operations; SemiAnAgg: usb with 3, on the enlarged image (`augment.resized`).
-* FedLabel: the paper has (1, 10) after eq. 5, and 10 operations of m = 1 in section 5.2. The code has one operation of
-  m = 10 and then crops from black borders (`augment.border`).
-* FedMatch: 6 operations, without flip and crop.
-
-The tables below have the ranges. Two things to know before comparing results:
-
-* SemiFL's magnitude of 10 is always the maximum. A translation by 100 pixels then blanks a 32x32 image,
-  solarize is a full inversion and a cutout of 40 pixels covers most of the image.
-* All geometric operations use the nearest neighbour. SemiFL's code shears bilinearly, FedMatch's bicubically.
+SemiFL's magnitude of 10 is always the maximum: a translation by 100 pixels then blanks a 32x32 image, solarize is a
+full inversion and a cutout of 40 pixels covers most of the image. All geometric operations use the nearest
+neighbour; SemiFL's code shears bilinearly, FedMatch's bicubically.
 """
 
 import math

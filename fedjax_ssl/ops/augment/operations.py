@@ -1,14 +1,11 @@
 """RandAugment's image operations, computed as Pillow does, for a whole batch at once.
 
-Auto-contrast may differ, by one level, if Pillow's double precision falls short of a whole number. In images of more
-than 256 pixels a side rotations and shears may take a neighbouring pixel, in 1100 x 64 pixels at 0.1 % of them.
+Auto-contrast may differ, by one level, if Pillow's double precision falls short of a whole number. In images of
+more than 256 pixels a side rotations and shears may take a neighbouring pixel, in 1100 x 64 pixels at 0.1 % of them.
 
-Every image of a batch has its own operation. A `lax.switch` under `vmap` would compute every branch for every image.
-Instead, `apply_operation` is one fused program with four stages. Each image passes through all stages, and a stage is
-the identity for images with an operation of another stage:
+Every image of a batch has its own operation. A `lax.switch` under `vmap` would compute every branch for every
+image. Instead, `apply_operation` has four stages, each the identity for images with an operation of another stage:
 
-  stage        operations
-  ----------   --------------------------------------------------------------------
   resample     rotate, shear x/y, translate x/y: one affine nearest-neighbour gather
   look up      auto-contrast, equalize, invert, posterize, solarize, solarize-add:
                one table of 256 grey levels per image and channel
@@ -16,13 +13,11 @@ the identity for images with an operation of another stage:
                degenerate image d (black, its grey image, its mean, its smoothed image)
   cut out      a filled square
 
-As in Pillow, images have whole grey levels between two operations, so the arithmetic uses integers wherever Pillow's
-does. Images are int32 [B, C, H*W] in this module, called planes: XLA then has long inner loops on a CPU, and fills the
-registers of a TPU. TPUs are slow at gathers and scatters of single elements; there, products with one-hot matrices take
-their place.
+As in Pillow, images have whole grey levels between two operations, so the arithmetic uses integers wherever
+Pillow's does. Images are planes, int32 [B, C, H*W]: XLA then has long inner loops on a CPU, and fills the registers
+of a TPU. TPUs are slow at gathers of single elements; products with one-hot matrices take their place.
 
-Source of the semantics: Pillow's ImageOps, ImageEnhance, ImageFilter.SMOOTH, Image.transform (AFFINE,
-NEAREST) and Image.rotate.
+Source of the semantics: Pillow's ImageOps, ImageEnhance, ImageFilter.SMOOTH, Image.transform and Image.rotate.
 """
 
 import enum

@@ -11,9 +11,7 @@ _CUBIC = -0.5  # Pillow's parameter of the bicubic filter
 def draw_boxes(key: jax.Array, batch: int, height: int, width: int, smallest: float) -> jax.Array:
     """Draws a rectangle for each image, with an area that is a uniform share from `smallest` to 1 of the image.
 
-    The result is int32 [B, 4]: top, left, height, width. Of `TRIES` draws the first that fits is used; if none fits,
-    the largest centred rectangle with a permitted ratio.
-
+    The result is int32 [B, 4]: top, left, height, width. Of `TRIES` draws the first that fits is used, else `_middle`.
     Source of the semantics: torchvision's RandomResizedCrop.
     """
     area_key, ratio_key, place_key = jax.random.split(key, 3)

@@ -49,10 +49,7 @@ def make_views(options: Pair, flip: bool) -> tuple[View, View]:
 def random_view(
     key: jax.Array, images: jax.Array, options: Pair, flip: bool, blurred: float, solarised: float
 ) -> jax.Array:
-    """Makes one random view of each image, uint8 [B, H, W, C].
-
-    `options` is one of `PAIRS`; with `flip` images are mirrored horizontally with probability 1/2; `blurred` and
-    `solarised` are probabilities, too.
+    """Makes one random view of each image, uint8 [B, H, W, C], by one of `PAIRS`; the last two are probabilities.
 
     Source: SimCLR (Chen et al., 2020) and BYOL (Grill et al., 2020), which adds solarising.
     """
