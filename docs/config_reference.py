@@ -1,6 +1,6 @@
-"""The page about the configuration: every field from `base_config()`, every description from its comment in the source.
+"""The list of fields in configs.md: every field from `base_config()`, every description from its comment in the source.
 
-    python docs/config_reference.py    # prints it; the site has it as configs.md
+    python docs/config_reference.py    # prints it; the site adds it to the page
 
 Defaults and ranges are those of the configuration itself. A field's description is the comment behind its assignment,
 or, where there is none, the comment above it; a comment above an assignment that has its own opens a group of fields.
@@ -17,21 +17,6 @@ from fedjax_ssl.cli.source_docs import read_fields
 from fedjax_ssl.config import ARGUMENTS, base_config, flatten, ranges
 from fedjax_ssl.methods import METHODS
 
-INTRODUCTION = """# Configuration
-
-All methods share these fields. A method's own fields are on [its page](methods.md). Set a field on
-the command line, or in Python after `config = base_config()` as `config.client.epochs = 1`:
-
-```
-python launch.py --config.client.epochs=1 --config.data.alpha=0.3
-```
-
-Each field is shown with its default and what else is allowed: `[0, 1)` includes 0 and excludes 1.
-Unless stated otherwise, numbers are at least 0, and integers where the default is one. A wrong name
-or value stops the command before it writes anything. Without `--config`, `launch.py` runs
-`configs/quickstart.py`, which changes some of these defaults.
-"""
-
 SECTIONS = {
     "": "The run",
     "data": "data: whose images, and how they are divided",
@@ -45,9 +30,10 @@ SECTIONS = {
 }
 
 
-def page() -> str:
-    """The page, in Markdown."""
-    return "\n".join([INTRODUCTION, *_fields(), *_arguments()])
+def page() -> Iterator[str]:
+    """The list, in lines of Markdown."""
+    yield from _fields()
+    yield from _arguments()
 
 
 def _fields() -> Iterator[str]:
@@ -137,4 +123,4 @@ def _bounds(values: Range) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print("\n".join(page()), end="")

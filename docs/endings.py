@@ -3,7 +3,7 @@
     python docs/endings.py methods/fixmatch.md    # prints that of a page
 
 A page in docs/methods/ gets where labels may be, configurations, variants and fields; the overviews of methods, sweeps
-and kinds of inputs get their tables.
+and kinds of inputs get their tables, configs.md all shared fields.
 """
 
 import ast
@@ -34,7 +34,8 @@ def ending(page: str) -> str:
     folder, _, name = page.removesuffix(".md").partition("/")
     if folder == "methods" and name in METHODS:
         return "\n".join(_section(name, METHODS[name]))
-    tables = {"methods.md": _methods, "tutorials/paper_table.md": _sweeps, "reference/kinds.md": _kinds}
+    tables = {"methods.md": _methods, "tutorials/paper_table.md": _sweeps, "reference/kinds.md": _kinds,
+              "configs.md": reference.page}  # fmt: skip
     return "\n".join(tables[page]()) if page in tables else ""
 
 

@@ -5,7 +5,6 @@ import logging
 import re
 
 import claims
-import config_reference
 import endings
 import leaderboard
 import official_code
@@ -20,9 +19,8 @@ EQUATION = re.compile(r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*
 
 def on_files(files, config):
     """Adds the pages that nobody writes by hand."""
-    for module in (claims, config_reference, leaderboard, official_code):
-        name = "configs" if module is config_reference else module.__name__
-        files.append(File.generated(config, f"{name}.md", content=module.page()))
+    for module in (claims, leaderboard, official_code):
+        files.append(File.generated(config, f"{module.__name__}.md", content=module.page()))
     return files
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
+from fedjax_ssl.records.lines import METRICS_SUM, checksum_of_records
 from fedjax_ssl.sweep import Sweep, load_sweep
 from fedjax_ssl.sweep.search import Search
 from tests.helpers.stub import make_stub_config

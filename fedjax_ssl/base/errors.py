@@ -121,7 +121,7 @@ def outside_reason(error: BaseException) -> str | None:
     Args:
         error: the errors that caused it are checked as well.
     """
-    for each in _causes(error):
+    for each in causes(error):
         kind, text = type(each).__name__, first_line(each)
         if isinstance(each, OSError) and each.strerror:
             names = [str(name) for name in (each.filename, each.filename2) if name is not None]
@@ -138,7 +138,7 @@ def outside_reason(error: BaseException) -> str | None:
     return None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """Yields an error and the errors that caused it, each once."""
     seen = set()
     while error is not None and id(error) not in seen:

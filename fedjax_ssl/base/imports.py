@@ -12,13 +12,14 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from fedjax_ssl.base.errors import UserError, first_line, nearest
+from fedjax_ssl.base.errors import UserError, causes, first_line, nearest
 from fedjax_ssl.base.files import expanded, read_whole
 
 CODE_FIELDS = ("method", "model.name", "confidence.kind")  # fields that may name a user's code
 RUN_AS = "fedjax_ssl_own_"  # how the modules' names begin that `run_file` makes
 
 _FILES: dict[pathlib.Path, types.ModuleType] = {}  # imported files; one run uses one version of them
+_OWN: set[str] = set()  # the files of all code that this process ran for a user
 
 
 def is_own(name: str) -> bool:
@@ -61,6 +62,7 @@ def import_own(field: str, name: str) -> tuple[Any, str | None]:
         else:
             module = _FILES[path]
     file = getattr(module, "__file__", None)  # a folder without an __init__.py has none
+    _OWN.add(str(file))
     if not hasattr(module, attribute):
         known = [key for key in vars(module) if not key.startswith("_")]
         raise UserError(f"{field}={name}: {file or place} has no {attribute or 'such name'}{nearest(attribute, known)}")
@@ -94,6 +96,7 @@ def run_file(file: pathlib.Path) -> types.ModuleType:
         Exception: whatever the file raises.
     """
     source = read_whole(file)
+    _OWN.add(str(file))
     # A prefix and a digest, so that a file called random.py, or two of one name, replace no other module.
     module = types.ModuleType(f"{RUN_AS}{file.stem}_{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}")
     module.__file__ = str(file)
@@ -111,6 +114,19 @@ def source_of(module: types.ModuleType) -> bytes:
         OSError: the file cannot be read.
     """
     return vars(module).get("__source__") or read_whole(pathlib.Path(str(module.__file__)))
+
+
+def own_error(error: BaseException) -> str | None:
+    """One line about an error that a user's code raised, or called with, with the place there; None for other errors.
+
+    Args:
+        error: the errors that caused it are checked as well.
+    """
+    for each in causes(error):
+        frames = [frame for frame in traceback.extract_tb(each.__traceback__) if frame.filename in _OWN]
+        if frames:
+            return f"{type(each).__name__} in line {frames[-1].lineno} of {frames[-1].filename}: {first_line(each)}"
+    return None
 
 
 @contextlib.contextmanager

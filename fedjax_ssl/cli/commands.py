@@ -13,6 +13,7 @@ from absl import flags
 
 from fedjax_ssl.base.errors import StoppedError, TrainingError, UserError, nearest, outside_reason, shortened
 from fedjax_ssl.base.files import CONFIGS, expanded, replace_file
+from fedjax_ssl.base.imports import own_error
 from fedjax_ssl.cli import help
 from fedjax_ssl.cli.help import Command
 from fedjax_ssl.run.observe import log
@@ -307,7 +308,7 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
     Returns:
         The exit status: 0; 2 for an error that the user can fix, before a run began; 3 for failed training; 4 for a run
         that something outside ended and that can be resumed; 130 and 143 after SIGINT and SIGTERM. Any other
-        error is a bug of the library, and is raised.
+        error is a bug of the library, and is raised; not one of a user's code, which is told in a line.
     """
 
     def say(text: str) -> None:
@@ -343,7 +344,7 @@ def main(argv: list[str], program: str = "python launch.py") -> int:
         say(f"stopped; {farewell(argv)}")
         return 130 if isinstance(error, KeyboardInterrupt) else int(error.code or 0)
     except Exception as error:
-        reason = outside_reason(error)
+        reason = own_error(error) or outside_reason(error)
         if reason is None:
             raise
         say(f"error: {reason} (details: {write_log(error)})")

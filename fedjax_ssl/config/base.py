@@ -114,10 +114,13 @@ def typed(saved: dict[str, Any], where: str | pathlib.Path, seeds: tuple[int, ..
     config = base_config()
     config.method = saved.get("method", config.method)
     add_section(config)
+    known = flatten(config)
     for name, value in flatten(saved).items():
+        if name not in known:
+            raise UserError(f"{where}: this version has no field {name}; report still reads a run of another version")
         try:
             config.update_from_flattened_dict({name: tuple(value) if isinstance(value, list) else value})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError) as error:
             raise UserError(f"{where}: {name} is {value!r}: {' '.join(str(error).split())}") from error
     if seeds:
         config.seeds, config.seed = seeds, base_config().seed

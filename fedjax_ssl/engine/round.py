@@ -28,6 +28,7 @@ from fedjax_ssl.engine.untrusted.attacks import told_counts
 from fedjax_ssl.engine.untrusted.delivery import delivered
 from fedjax_ssl.engine.untrusted.privacy import one_private_upload, private_cohort
 from fedjax_ssl.ops.draws import draw_distinct
+from fedjax_ssl.ops.schedule import learning_rate_at
 from fedjax_ssl.ops.trees import all_finite
 
 
@@ -154,13 +155,20 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
 def before_clients(
     problem: Problem, method: Method, state: State, data: FederatedData, keys: RoundKeys
 ) -> tuple[State, Sent, Metrics]:
-    """The stages before local training; returns the state, the messages, and the metrics of the server's training."""
+    """The stages before local training; returns the state, the messages, and the metrics of the server's training.
+
+    With a schedule they have `learning_rate`, that of local training, or of the server's if no client trains.
+    """
+    config = problem.config
     selection, data = select_of(problem, method)(state, data, keys.select), data.seen
     with jax.named_scope("server"):
         state, metrics = method.server_before(state, data, keys.server_before)
         broadcast, personal = method.broadcast(state, data, keys.broadcast), ()
     if method.phases and method.personal is not None:
         personal = method.personal(state, data, selection.clients, keys.personal)
+    if config.schedule != "constant" or config.drop_rounds or config.warm_up_rounds:
+        rate = learning_rate_at(config, config.server.learning_rate, state.round)
+        metrics = {**metrics, "learning_rate": broadcast.learning_rate if method.phases else rate}
     return state, Sent(selection, broadcast, personal), metrics
 
 

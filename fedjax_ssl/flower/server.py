@@ -273,6 +273,7 @@ class Server:
         if network.normalisation != "static" or asked is None:
             return state, None
         gathered, passes = None, 1
+        most = max(len(asked), self._num_jobs)  # as many rows in every round, so that a stage is compiled once
         asked = np.asarray(asked)[~np.isin(asked, absent)]
         if section.statistics == "moments":
             passes = num_passes(network, section.statistics_passes, state.model, before=len(cohort) == 0)
@@ -280,14 +281,15 @@ class Server:
             if number_of_pass:
                 state = self._one_pass(state, self._data, gathered)
             # Clients that did not answer lack the parameters, and are not asked again.
-            gathered, asked = self._told(state, asked, number, first=number_of_pass == 0)
+            gathered, asked = self._told(state, asked, most, number, first=number_of_pass == 0)
         return state, gathered
 
-    def _told(self, state: State, asked: np.ndarray, number: int, first: bool) -> tuple[Sums, np.ndarray]:
+    def _told(self, state: State, asked: np.ndarray, most: int, number: int, first: bool) -> tuple[Sums, np.ndarray]:
         """One pass of `_gather`: sends the parameters if it is the first, and statistics with 'moments'; gets sums.
 
         Returns:
-            The sums of each client that was asked, with further rows of 0; and the clients that gave usable ones.
+            The sums of each client that was asked, [most, ...] with further rows of 0; and the clients that gave usable
+            ones.
         """
         section = self._problem.config.model
         down = {"params": to_record(state.model.params)} if first else {}
@@ -313,8 +315,7 @@ class Server:
                 self._up += tree_bytes(told[row].total)
         if len(asked) and not any(sums.count for sums in told.values()):
             raise TrainingError(f"round {number + 1}: no node sent statistics of use; the lines above say why")
-        # As many rows in every round, so that a stage is compiled once.
-        nothing, most = Sums(zeros, _on_host(np.float32(0))), max(len(self._roster.sizes), self._num_jobs)
+        nothing = Sums(zeros, _on_host(np.float32(0)))
         rows: Any = jax.tree.map(lambda *each: np.stack(each), *(told.get(row, nothing) for row in range(most)))
         # A pass does not compute statistics of the network's companions, which therefore keep theirs.
         companions = {name: state.model.batch_stats[name] for name in zeros if name in self._problem.network.companions}

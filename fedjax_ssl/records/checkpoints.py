@@ -11,14 +11,7 @@ import orbax.checkpoint as ocp
 
 from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.base.files import free_name, make_folder
-from fedjax_ssl.records.manifest import (
-    Manifest,
-    TrainedWith,
-    check_run,
-    manifest_of,
-    read_manifest,
-    write_manifest,
-)
+from fedjax_ssl.records.manifest import Manifest, TrainedWith, check_run, manifest_of, read_manifest, write_manifest
 
 KEPT = 2  # checkpoints of a run; an older one is deleted after a newer one is complete
 
@@ -43,7 +36,6 @@ class Checkpoints:
         """Reads and writes nothing yet.
 
         Args:
-            folder: RUN/checkpoints, need not exist yet.
             run: what the run is trained with: new checkpoints record it, and other runs' checkpoints are refused.
         """
         self._folder = folder.absolute()
@@ -57,8 +49,6 @@ class Checkpoints:
         """Writes a checkpoint.
 
         Args:
-            round_number: the state is the one after this round.
-            state: a pytree of arrays.
             records: the checksum of the run's records up to this round, for `fits`; '': none.
 
         Raises:
@@ -134,10 +124,6 @@ class Checkpoints:
     def shapes(self, round_number: int | None = None, reached: int | None = None) -> dict[str, tuple[int, ...]]:
         """The shapes of a checkpoint's leaves, by their paths in the state.
 
-        Args:
-            round_number: the checkpoint's; None: the newest undamaged one.
-            reached: see `restore`.
-
         Raises:
             UserError: there is no such checkpoint, or it cannot be used.
         """
@@ -145,12 +131,7 @@ class Checkpoints:
         return {name: tuple(shape) for name, shape in manifest.leaves.items()}
 
     def _first_whole(self, reached: int | None, only: int | None) -> tuple[Manifest, list[str]]:
-        """The manifest of the newest undamaged checkpoint, and why newer ones were passed over.
-
-        Args:
-            reached: later rounds are passed over; None: any.
-            only: the only round to try; None: any.
-        """
+        """The manifest of the newest undamaged checkpoint, or of `only`; and why newer ones were passed over."""
         rounds, passed_over = [number for number in self.rounds() if only in (None, number)], []
         for number in reversed(rounds):
             path = self._folder / str(number)

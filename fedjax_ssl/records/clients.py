@@ -37,7 +37,6 @@ def save_client_tests(
     """Writes RUN/client_tests.npz, which replaces that of an earlier round.
 
     Args:
-        folder: the run's.
         round_number: the models were tested after this round; the file's entry `round`.
         images: int [K], the number of each client's own test images.
         accuracies: model, of `TESTED` -> its accuracy on each client's own test images, float [K], NaN without images.
@@ -79,9 +78,6 @@ def accuracy_of_clients(labels: np.ndarray, predictions: np.ndarray, held: np.nd
 
 def over_clients(accuracies: np.ndarray) -> dict[str, float | None]:
     """The figures of `OVER_CLIENTS` over the clients that have images.
-
-    Args:
-        accuracies: float [K], see `accuracy_of_clients`.
 
     Returns:
         `mean`, in which each client counts the same; `worst_tenth`, the mean over the worst tenth of the clients,

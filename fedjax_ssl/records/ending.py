@@ -51,12 +51,7 @@ def spent(lines: Iterable[Mapping[str, Any]]) -> Spent:
 
 
 def in_words(ended_by: str, stop: Mapping[str, Any]) -> str:
-    """Why a run has fewer rounds than `num_rounds`, in words; '' if it has all.
-
-    Args:
-        ended_by: one of the reasons above.
-        stop: the run's `config.stop`.
-    """
+    """Why a run has fewer rounds than `num_rounds`, in words; '' if it has all."""
     return {
         PATIENCE: f"stop.patience, {stop['patience']} rounds without a better validation accuracy",
         BYTES: f"stop.bytes, one more round could use more than {stop['bytes']:,.0f} bytes in all",

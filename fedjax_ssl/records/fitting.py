@@ -15,7 +15,6 @@ def read_fitting(
     """Reads the named arrays of an npz file.
 
     Args:
-        path: of the file.
         axes: name -> NumPy's letters of the kind and a letter for each axis: 'iu KC' for integers [K, C]. An axis has
             the same length in all arrays.
         optional: the same for arrays that the file may lack.

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, printable
 from fedjax_ssl.base.fields import CHANGES_NO_RESULT, differences, flatten
 from fedjax_ssl.base.files import read_json
-from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
+from fedjax_ssl.records.runs import RunRecords, contents_of, find_runs, read_run
 from fedjax_ssl.records.workdir import ROWS
 
 
@@ -28,6 +28,11 @@ class Group(NamedTuple):
         return np.stack([np.pad(row, (0, longest - len(row)), constant_values=np.nan) for row in rows])
 
     @property
+    def known(self) -> RunRecords:
+        """The first run with checksums of its data, else the first."""
+        return next((run for run in self.runs if run.content), self.runs[0])
+
+    @property
     def measured(self) -> str:
         """The set that is measured each round, 'validation' or 'test'."""
         return self.runs[0].measured
@@ -40,7 +45,7 @@ class Group(NamedTuple):
 def name_data_sets(groups: list[Group]) -> list[str]:
     """The name of each group's data set; if several share a name, with the fields that say where they are from."""
     names = [group.runs[0].dataset().get("name", group.runs[0].config["data"]["source"]) for group in groups]
-    contents = [group.runs[0].content for group in groups]
+    contents = contents_of(group.known for group in groups)
 
     def sharing(names: list[str], name: str) -> list[str]:
         return list(dict.fromkeys(content for content, other in zip(contents, names) if other == name))
@@ -89,8 +94,7 @@ def read_groups(
     Raises:
         UserError: a folder holds no run at all, or none of them has finished a round.
     """
-    groups: dict[tuple[str, int], tuple[list[str], list[RunRecords]]] = {}
-    times: collections.Counter[tuple[str, int]] = collections.Counter()
+    read: list[tuple[str, RunRecords]] = []
     seen, skipped = set(), []
     for folder in folders:
         rows = _sweep_rows(folder)
@@ -104,18 +108,20 @@ def read_groups(
                 continue
             seen.add(path.resolve())
             try:
-                run = read_run(path)
+                read.append((rows.get(_row_of(folder, path)) or _name(folder, path), read_run(path)))
             except UserError as error:
                 skipped.append(str(error))
-                continue
-            # A second run of the same seed, such as by another version of the code, is not another seed.
-            same = (_but_the_seed(run.config) + run.content, run.config["seed"])
-            times[same] += 1
-            names, runs = groups.setdefault((same[0], times[same]), ([], []))
-            names.append(rows.get(_row_of(folder, path)) or _name(folder, path))
-            runs.append(run)
-    if not groups:
+    if not read:
         raise UserError(skipped[0])
+    groups: dict[tuple[str, int], tuple[list[str], list[RunRecords]]] = {}
+    times: collections.Counter[tuple[str, int]] = collections.Counter()
+    for (name, run), content in zip(read, contents_of(run for _, run in read)):
+        # A second run of the same seed, such as by another version of the code, is not another seed.
+        same = (_but_the_seed(run.config) + content, run.config["seed"])
+        times[same] += 1
+        names, runs = groups.setdefault((same[0], times[same]), ([], []))
+        names.append(name)
+        runs.append(run)
     named = [Group(", ".join(dict.fromkeys(names)), runs) for names, runs in groups.values()]
     return _tell_apart(named), skipped
 

@@ -17,14 +17,14 @@ from fedjax_ssl.data.content import arrays_of_data, what_differs
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.partition_file import arrays_of
 from fedjax_ssl.records.dataset import read_dataset
+from fedjax_ssl.records.lines import METRICS, checksum_of_records
 from fedjax_ssl.records.sealed import read_sealed, write_sealed
 from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
     CONFIG,
     DATASET,
-    METRICS,
+    OTHER_VERSION,
     PARTITION,
-    checksum_of_records,
     forbidden_changes,
     read_config,
 )
@@ -100,6 +100,9 @@ def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | No
     if now is not None and not found:
         names = ("the configuration", "the data set", "the partition")
         found = _exchanged(checkpoint, then, now, names)
+        file = checkpoint.parent.parent / PARTITION
+        if found and file.exists() and not read_arrays(str(file), (), optional=("row_sums",)):
+            raise UserError(f"{file} has no checksums of the data: {OTHER_VERSION}")
     if found:
         raise UserError(f"{found[0]}; put the run's own file back: {manifest_of(checkpoint)} says what it was")
 

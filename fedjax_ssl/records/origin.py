@@ -65,11 +65,7 @@ class Start(NamedTuple):
 
 
 def note_start(folder: pathlib.Path) -> None:
-    """Adds this process to a run's origin.json, and copies the files that it names.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    """Adds this process to a run's origin.json, and copies the files that it names."""
     commit, diff = repository(PACKAGE)
     contents = {**_own_files(), **({_DIFF: diff} if diff else {})}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
@@ -95,11 +91,7 @@ def note_start(folder: pathlib.Path) -> None:
 
 
 def note_end(folder: pathlib.Path) -> None:
-    """Notes in origin.json that the last round is done.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    """Notes in origin.json that the last round is done."""
     if starts := read_starts(folder):
         _write(folder, [*starts[:-1], starts[-1]._replace(end=_now())])
 
@@ -158,11 +150,7 @@ def checksum_of_library() -> str:
 
 @functools.cache
 def repository(package: pathlib.Path) -> tuple[str | None, bytes]:
-    """The commit and `git diff HEAD` of the repository that a package is in, else of the current folder's.
-
-    Returns:
-        (None, b'') without a repository or without git.
-    """
+    """The commit and `git diff HEAD` of a package's repository, else of the current folder's; else (None, b'')."""
     for place in (package, pathlib.Path(os.curdir)):
         commit = _git(place, "rev-parse", "HEAD")
         if commit is not None:

@@ -4,7 +4,7 @@ import functools
 import json
 import pathlib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,22 +17,11 @@ from fedjax_ssl.records.clients import FIGURES, TESTED, accuracy_of_clients, cli
 from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.ending import in_words
 from fedjax_ssl.records.fitting import read_fitting
+from fedjax_ssl.records.lines import METRICS, TIMINGS, is_of_last_round, read_records, read_rounds, read_summary
 from fedjax_ssl.records.manifest import what_is_exchanged
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.words import labels_revealed, measured_each_round, who_has_labels
-from fedjax_ssl.records.workdir import (
-    CLASS_COUNTS,
-    CONFIG,
-    METRICS,
-    SNAPSHOTS,
-    TIMINGS,
-    is_of_last_round,
-    read_about,
-    read_config,
-    read_records,
-    read_rounds,
-    read_summary,
-)
+from fedjax_ssl.records.workdir import CLASS_COUNTS, CONFIG, SNAPSHOTS, read_about, read_config
 
 _COUNTS = {"clients": "iu KC", "labelled": "iu KC", **dict.fromkeys(("train", "server", "validation"), "iu C")}
 RULE = "pseudo_label_accuracy_"  # how the metrics' names of labelling rules begin
@@ -151,8 +140,9 @@ class RunRecords(NamedTuple):
 
     @property
     def content(self) -> str:
-        """What identifies the examples, for comparisons: their checksums; in a run without these, `data_fields`."""
-        return json.dumps(self.dataset().get("content") or self.data_fields, sort_keys=True)
+        """The checksums of the examples; '' if the run has none, such as one of an earlier version."""
+        found = self.dataset().get("content")
+        return json.dumps(found, sort_keys=True) if found else ""
 
     def class_counts(self) -> dict[str, np.ndarray]:
         """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read."""
@@ -257,6 +247,16 @@ class RunRecords(NamedTuple):
             except UserError as error:
                 lines.append(str(error))
         return lines
+
+
+def contents_of(runs: Iterable[RunRecords]) -> list[str]:
+    """What identifies the examples of each run, for comparisons.
+
+    A run without checksums counts as one on the examples of the first run that has some and the same `data_fields`.
+    """
+    runs = list(runs)
+    known = {run.data_fields: run.content for run in reversed(runs) if run.content}
+    return [run.content or known.get(run.data_fields, json.dumps(run.data_fields)) for run in runs]
 
 
 def _or_empty(read: Callable[[pathlib.Path], dict[str, Any]], path: pathlib.Path) -> dict[str, Any]:

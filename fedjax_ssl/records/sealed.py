@@ -11,11 +11,7 @@ _SUM = "sha256"  # the entry with the checksum of all others
 
 
 def write_sealed(path: pathlib.Path, entries: dict[str, Any], mode: int = 0o666) -> None:
-    """Writes a dict that JSON can hold, with its checksum; `mode` as in `fedjax_ssl.base.files.replaced`.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes a dict that JSON can hold, with its checksum; `mode` as in `fedjax_ssl.base.files.replaced`."""
     replace_file(path, json.dumps({**entries, _SUM: _sum(entries)}, indent=2) + "\n", mode)
 
 

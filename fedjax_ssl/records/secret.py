@@ -13,11 +13,7 @@ NUM_BYTES = 32
 
 
 def write_secret(folder: pathlib.Path, secret: bytes) -> None:
-    """Writes a run's secret.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes a run's secret."""
     write_sealed(folder / SECRET, {"secret": secret.hex()}, mode=0o600)
 
 

@@ -17,8 +17,6 @@ def save_snapshot(folder: pathlib.Path, round_number: int, of: str, snapshot: di
     """Writes a snapshot as FOLDER/round_NNNNNN.npz.
 
     Args:
-        folder: of the run's snapshots.
-        round_number: it was taken after this round.
         of: the set whose images it shows, 'test' or 'validation'; the file's entry `of`.
         snapshot: see `fedjax_ssl.engine.evaluation.make_snapshot`.
     """
@@ -36,7 +34,6 @@ def load_snapshot(path: pathlib.Path, classes: int | None = None) -> dict[str, n
     """Reads a snapshot.
 
     Args:
-        path: of `save_snapshot`.
         classes: C of the data set; None: unknown.
 
     Raises:

@@ -34,7 +34,6 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
     """Who holds labels, in words, as in '500 labels at the server'.
 
     Args:
-        config: nested dicts or a ConfigDict, complete.
         labelled: how many of the clients' images have labels, for the text; None: unknown.
     """
     data = config["data"]

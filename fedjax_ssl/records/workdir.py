@@ -1,32 +1,39 @@
-"""A run's folder: its configuration, partition, metrics and summary. Files are replaced atomically or appended to."""
+"""A run's folder: the names of its files, its configuration, and `Workdir`, which writes into it."""
 
 import contextlib
 import functools
-import hashlib
 import json
-import math
 import os
 import pathlib
 import tempfile
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedjax_ssl.base.errors import BusyError, UserError, first_line
 from fedjax_ssl.base.fields import CHANGES_NO_RESULT, differences, flatten
 from fedjax_ssl.base.files import free_name, read_json, read_whole, replace_file, replaced
 from fedjax_ssl.base.imports import CODE_FIELDS, is_own, name_of
+from fedjax_ssl.records.lines import (
+    METRICS,
+    SUMMARY,
+    TIMINGS,
+    checksum_of_records,
+    finite,
+    read_records,
+    read_rounds,
+    to_line,
+)
 
 try:
     import fcntl
 except ImportError:  # on Windows, where the folder is not locked
     fcntl = None
 
-CONFIG, METRICS, TIMINGS, SUMMARY = "config.json", "metrics.jsonl", "timings.jsonl", "summary.json"
+CONFIG = "config.json"
 ABOUT = "about.json"  # what reports say of the run's method, and the fields' defaults
 PARTITION, CHECKPOINTS, INIT_FROM = "partition.npz", "checkpoints", "init_from.json"
 BEST = "best"  # the model of the best round on validation images, as a checkpoint
 DATASET, CLASS_COUNTS, SNAPSHOTS = "dataset.json", "class_counts.npz", "snapshots"
-METRICS_SUM = "metrics_sha256"  # in the summary: the checksum of its records
 CLIENTS = "clients.sqlite"  # the clients' memory, if it is not in the checkpoints
 ORIGIN, ORIGIN_FILES, LOG = "origin.json", "origin", "run.log"
 LOCK, TENSORBOARD = ".lock", "tensorboard"
@@ -35,6 +42,10 @@ FLOWER = "flower.json"  # marks a Flower run
 ROWS = "rows.json"  # of a sweep: a row's folder -> its name, in the table's order
 SEEDS = "seeds.json"  # of a workdir of several seeds, above their runs
 HOLDS = {CONFIG: "a run", SEEDS: "runs of several seeds", ROWS: "a sweep"}  # file -> what a folder with it holds
+OTHER_VERSION = (  # the end of a message about a run that only the version that began it can resume
+    "another version of the code made this run, and this one cannot resume it; predict and report still read it; to "
+    "train, take another workdir"
+)
 MOST_LISTED = 5  # fields in a message
 REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
@@ -77,9 +88,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 def refuse_others(folder: pathlib.Path, own: str) -> None:
     """Raises a UserError if a folder holds something of another kind, since reports would show only one of the two.
 
-    Args:
-        folder: need not exist.
-        own: the name in `HOLDS` of what is to be trained in it.
+    `own` is the name in `HOLDS` of what is to be trained in it.
     """
     other = next((what for name, what in HOLDS.items() if name != own and (folder / name).exists()), None)
     if other:
@@ -142,13 +151,7 @@ def _read_dict(path: pathlib.Path, entry: str) -> dict[str, Any]:
 
 
 def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) -> None:
-    """Raises a UserError if a saved configuration names code outside of this library.
-
-    Args:
-        folder: the run's.
-        config: nested dicts.
-        remedy: what to do if the user trusts the folder.
-    """
+    """Raises a UserError if a saved configuration names code; `remedy` is what to do if the user trusts the folder."""
     fields = flatten(config)
     for field, name in ((field, str(fields.get(field))) for field in CODE_FIELDS):
         if is_own(name):
@@ -156,12 +159,7 @@ def refuse_code(folder: pathlib.Path, config: Mapping[str, Any], remedy: str) ->
 
 
 def as_decided(config: dict[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with what the data of a run decided, in fields that have the values that the run was asked for.
-
-    Args:
-        config: nested dicts.
-        about: what the run's folder says, see `read_about`.
-    """
+    """A configuration with what the data of a run decided, in fields with the values that the run was asked for."""
     config = json.loads(json.dumps(config))
     for name, (asked, has) in about.get("decided", {}).items():
         *sections, field = name.split(".")
@@ -176,10 +174,6 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
 
     Fields that change no result may change, a run with a constant schedule may get more rounds, and the rules of
     `config.stop` may be relaxed.
-
-    Args:
-        old: the run's configuration, nested dicts.
-        new: the configuration to resume it with.
     """
     # Data and weights may have moved: checksums tell others, see `fedjax_ssl.records.manifest`.
     allowed = {*CHANGES_NO_RESULT, "stop.seconds", "data.path", "encoder.weights"}
@@ -206,7 +200,6 @@ class Workdir:
 
         Args:
             path: need not exist; None takes a fresh folder under runs/ when the run begins.
-            config: the complete configuration, as nested dicts.
             about: for ABOUT, see `read_about`; None: not written.
 
         Raises:
@@ -241,7 +234,11 @@ class Workdir:
         self._refuse_changes()
 
     def _refuse_changes(self) -> None:
-        if fields := forbidden_changes(read_config(self.path), self.config):
+        saved = read_config(self.path)
+        if fields := forbidden_changes(saved, self.config):
+            here, there = flatten(self.config).keys(), flatten(saved).keys()
+            if here != there and saved["method"] == self.config["method"]:
+                raise UserError(f"{self.path / CONFIG} has other fields, such as {min(here ^ there)}: {OTHER_VERSION}")
             line = f"the workdir {self.path} holds a run of another configuration ({fields}); choose another workdir"
             raise UserError(line)
 
@@ -282,7 +279,7 @@ class Workdir:
                     with replaced(free_name(self.path / f"{name}.set_aside")) as copy:
                         copy.write(read_whole(self.path / name))
                 kept = [line for line in found.lines if line["round"] <= round_number]
-                replace_file(self.path / name, "".join(map(_to_line, kept)))
+                replace_file(self.path / name, "".join(map(to_line, kept)))
                 self._files[name] = (self.path / name).open("a")
         except OSError as error:
             raise UserError(f"cannot write to the workdir {self.path}: {error.strerror}") from error
@@ -303,7 +300,7 @@ class Workdir:
 
     def append(self, name: str, lines: list[dict[str, Any]]) -> None:
         """Appends lines to METRICS or TIMINGS and flushes them to the operating system."""
-        self._files[name].write("".join(map(_to_line, lines)))
+        self._files[name].write("".join(map(to_line, lines)))
         self._files[name].flush()
 
     def sync(self) -> None:
@@ -319,18 +316,9 @@ class Workdir:
         """The lines of METRICS or TIMINGS that can be read."""
         return (read_rounds if name == METRICS else read_records)(self.path / name).lines
 
-    def is_summarised(self) -> bool:
-        """Whether the summary can be read and belongs to the last round."""
-        return is_of_last_round(read_summary(self.path).summary, self.read(METRICS))
-
-    def is_reported(self) -> bool:
-        """Whether the report exists and is not older than the summary."""
-        report, summary = self.path / REPORT, self.path / SUMMARY
-        return report.exists() and report.stat().st_mtime_ns >= summary.stat().st_mtime_ns
-
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replaces the summary."""
-        replace_file(self.path / SUMMARY, json.dumps(_finite(summary), indent=2) + "\n")
+        replace_file(self.path / SUMMARY, json.dumps(finite(summary), indent=2) + "\n")
 
     def close(self) -> None:
         """Closes the files and releases the folder."""
@@ -338,97 +326,3 @@ class Workdir:
             with contextlib.suppress(OSError):  # a full disk, which `append` has reported
                 file.close()
         self._files.clear()
-
-
-def checksum_of_records(folder: pathlib.Path, round_number: int) -> str:
-    """SHA-256 of the lines of METRICS up to a round."""
-    lines = read_whole(folder / METRICS).split(b"\n")[:round_number] if round_number else []
-    return hashlib.sha256(b"\n".join(lines)).hexdigest()
-
-
-class Records(NamedTuple):
-    """The usable lines of a .jsonl file."""
-
-    lines: list[dict[str, Any]]  # a dict each, with an int for `round`
-    damage: str = ""  # what is wrong with the file, or ''. A last line that a kill cut short is not damage.
-
-
-class Summary(NamedTuple):
-    """A run's summary."""
-
-    summary: dict[str, Any] | None  # None if there is no usable one
-    damage: str = ""  # what is wrong with it, or ''
-
-
-def is_of_last_round(summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> bool:
-    """Whether a run's summary exists and belongs to the last line of its metrics."""
-    return summary is not None and bool(metrics) and summary["rounds"] == metrics[-1]["round"]
-
-
-def read_summary(folder: pathlib.Path) -> Summary:
-    """The summary in a run's folder: a dict with an int for `rounds`."""
-    path = folder / SUMMARY
-    if not path.exists():
-        return Summary(None)
-    try:
-        summary = read_json(path)
-        if summary[METRICS_SUM] == checksum_of_records(folder, summary["rounds"]):
-            return Summary(summary)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        return Summary(None, f"{path} is damaged ({type(error).__name__}: {first_line(error)})")
-    return Summary(None, f"{path} is not of the records in {folder / METRICS}")
-
-
-def read_records(path: pathlib.Path) -> Records:
-    """The lines of a .jsonl file, without those that are not records of numbers.
-
-    Raises:
-        OSError: the file exists and cannot be opened.
-    """
-    if not path.exists():
-        return Records([])
-    # A last line without \n was cut short by a kill. Only \n ends a line, whatever bytes damage has left.
-    lines = read_whole(path).split(b"\n")[:-1]
-    parsed = [_parse(line) for line in lines]
-    bad = [number for number, record in enumerate(parsed, start=1) if record is None]
-    damage = f"line {', '.join(map(str, bad[:5]))} of {path} is damaged" if bad else ""
-    return Records([record for record in parsed if record is not None], damage)
-
-
-def read_rounds(path: pathlib.Path) -> Records:
-    """The lines of metrics.jsonl from round 1 on, up to the first that is damaged or missing.
-
-    Raises:
-        OSError: the file exists and cannot be opened.
-    """
-    found = read_records(path)
-    unbroken = 0
-    while unbroken < len(found.lines) and found.lines[unbroken]["round"] == unbroken + 1:
-        unbroken += 1
-    if unbroken < len(found.lines):
-        missing = f"round {unbroken + 1} is missing in {path}"
-        return Records(found.lines[:unbroken], f"{found.damage}; {missing}" if found.damage else missing)
-    return found
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """A line's record: its round and other numbers; None for anything else."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # no JSON, or bytes that are not UTF-8
-        return None
-    if not isinstance(record, dict) or type(record.get("round")) is not int:
-        return None
-    is_number = all(value is None or isinstance(value, int | float) for value in record.values())
-    return record if is_number else None
-
-
-def _to_line(record: dict[str, Any]) -> str:
-    return json.dumps(_finite(record)) + "\n"
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """Replaces numbers that are not finite by None, because JSON has no NaN."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
-    }

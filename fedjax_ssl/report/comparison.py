@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.records.groups import Group, name_data_sets, read_groups, what_differs
+from fedjax_ssl.records.runs import contents_of
 from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.differences import paired_differences
 from fedjax_ssl.report.look import PLAIN, Look, best_cells, to_latex, write_table, write_tables
@@ -131,10 +132,11 @@ def _differences(groups: list[Group], found: list[Group], against: pathlib.Path)
     (reference,) = found
     its_runs = {run.folder.resolve() for run in reference.runs}
     others = []
-    for group in groups:
+    *contents, wanted = contents_of(group.known for group in (*groups, reference))
+    for group, content in zip(groups, contents):
         if its_runs & {run.folder.resolve() for run in group.runs}:
             reference = reference._replace(name=group.name)
-        elif group.runs[0].content == reference.runs[0].content:
+        elif content == wanted:
             others.append(group)
     rows = paired_differences(others, reference)
     if not rows:

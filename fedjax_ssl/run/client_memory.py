@@ -32,14 +32,7 @@ class ClientMemory:
     """
 
     def __init__(self, machine: Machine, experiment: Experiment, folder: Workdir | None, from_round: int | None):
-        """Opens the file in the run's folder.
-
-        Args:
-            machine: the run trains on it.
-            experiment: the run's.
-            folder: the run's; None if another host keeps the memory.
-            from_round: see `ClientRows`.
-        """
+        """Opens the file in the run's folder; `folder` is None if another host keeps the memory."""
         views, shape = experiment.views, experiment.state_shape.of_clients
         self._put, self._recorded = machine.put, make_recorded(machine, experiment)
         # A view's data -> its `State.of_clients` before the first round.
@@ -90,7 +83,6 @@ class ClientMemory:
         Args:
             state: without rows of clients.
             clients: ids of the view's clients, increasing.
-            data: the view.
         """
         if self._recorded is not None:
             data = data._replace(here=data.here._replace(records=self._put(self._recorded(state, clients))))
@@ -126,8 +118,6 @@ class ClientMemory:
         Args:
             clients: ids of the clients whose memory the state has, increasing.
             record_ids: ids of the clients whose records it has, increasing: `clients`, and others with old records.
-            of_clients: `State.of_clients`.
-            round_number: the round.
         """
         if self._rows is None:
             return
@@ -237,10 +227,7 @@ def place_memory(
     """Moves the clients' rows to where the run wants them: to a `ClientMemory`, which the stack closes, or the state.
 
     Args:
-        machine, experiment, folder: see `ClientMemory`.
         state: the first state, or that of a checkpoint, which has all rows or leaves them in the file beside it.
-        stack: closes the memory.
-        begins: whether the run begins.
     """
     shapes, number = experiment.state_shape.of_clients, int(state.round)
     is_inside = bool(jax.tree.leaves(state.of_clients))

@@ -38,11 +38,6 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
     keeps the received model. Under the policy 'static' a fine-tuned model has the statistics of the client's own
     training images.
 
-    Args:
-        problem: the run.
-        method: the run's.
-        lanes: how many clients train side by side.
-
     Raises:
         UserError: when the function is traced, if clients upload no parts of the tested model.
     """

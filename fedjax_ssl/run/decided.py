@@ -34,8 +34,6 @@ def decisions(config: ConfigDict, dataset: Dataset, partition_file: str = "") ->
     * If the data lack labels, the server has at most the labels that there are.
 
     Args:
-        config: of a run.
-        dataset: the data set that it names.
         partition_file: of a run that is resumed; '': that of the configuration, if there is one.
 
     Raises:
@@ -58,11 +56,7 @@ def decisions(config: ConfigDict, dataset: Dataset, partition_file: str = "") ->
 
 
 def decide(configs: list[ConfigDict], dataset: Dataset, partition_file: str = "") -> list[ConfigDict]:
-    """Configurations with the `decisions`, which are said in a line; the same ones if there are none.
-
-    Args:
-        configs: they differ in the seed and in `numbers_of` alone.
-        dataset, partition_file: see `decisions`.
+    """Configurations of runs together, with the `decisions`, which are said in a line.
 
     Raises:
         UserError: see `decisions`; or unknown images exclude a natural partition.

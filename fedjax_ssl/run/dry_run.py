@@ -42,7 +42,7 @@ def describe(experiment: Experiment) -> list[str]:
     parameters = sum(leaf.size for leaf in params)
     lines = [
         f"{name_of(config.method)}: {who_has_labels(config)}",
-        _examples(experiment),
+        experiment.examples,
         f"model: {parameters:,} parameters, {_bytes(tree_bytes(params))}",
     ]
     if not experiment.method.phases:
@@ -65,14 +65,6 @@ def describe(experiment: Experiment) -> list[str]:
         f"a round's local training: about {traffic.jobs * steps * flops:,.0f} FLOP, an estimate, if each client "
         f"takes {steps} steps (client.epochs of its {mean:.0f} examples on average); {more}",
     ]
-
-
-def _examples(experiment: Experiment) -> str:
-    """How many examples there are, and how many have visible labels."""
-    owned = experiment.partition
-    labelled = f"of {sum(map(len, owned.client_rows)):,} at clients {len(owned.labelled_rows):,} have a visible label"
-    others = f"{len(owned.server_index):,} with labels at the server, {len(owned.validation_index):,} for validation"
-    return f"examples: {labelled}; {others}, {len(experiment.dataset.y_test):,} for testing"
 
 
 def _bytes(number: float) -> str:

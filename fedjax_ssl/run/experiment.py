@@ -15,12 +15,7 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client.confidence import import_rule
 from fedjax_ssl.client.personal import with_own_parts
 from fedjax_ssl.config import numbers_of, replace_numbers
-from fedjax_ssl.data import (
-    Dataset,
-    FederatedData,
-    Partition,
-    dataset_facts,
-)
+from fedjax_ssl.data import Dataset, FederatedData, Partition, dataset_facts
 from fedjax_ssl.data.federated import Holdings, hold, put_whole, shapes_of, small_arrays
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
@@ -33,6 +28,7 @@ from fedjax_ssl.methods import find_method
 from fedjax_ssl.models.encoders import backbone_of
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.records.words import labels_revealed
 from fedjax_ssl.run.decided import decide, find_partitions
 from fedjax_ssl.run.features import read_data
 from fedjax_ssl.run.machine import find_machine, memory_limit, use
@@ -69,6 +65,15 @@ class Experiment(NamedTuple):
         return self.data if self.views is None else self.views.shapes(self.views.widths[-1])[0]
 
     @property
+    def examples(self) -> str:
+        """How many clients and examples there are, and how many have visible labels, in a line."""
+        owned, number = self.partition, sum(map(len, self.partition.client_rows))
+        labelled = number if labels_revealed(self.problem.config) else len(owned.labelled_rows)
+        at_clients = f"{len(owned.client_rows):,} clients with {number:,} training examples, {labelled:,} labelled"
+        tests = f"{len(owned.validation_index):,} for validation, {len(self.dataset.y_test):,} for testing"
+        return f"{at_clients}; {len(owned.server_index):,} labelled at the server, {tests}"
+
+    @property
     def most_test_images(self) -> int:
         """The number of test images of the client that has the most; 0: no client has any."""
         return max(map(len, self.partition.client_test_rows), default=0)
@@ -90,7 +95,6 @@ def build_whole(config: ConfigDict, reader: str) -> Experiment:
     """The parts of one run whose federation is on the device as a whole.
 
     Args:
-        config: a valid configuration.
         reader: who asks for it, for the error message.
 
     Raises:
@@ -113,7 +117,6 @@ def build_experiments(
     A seed has the shapes that it would have alone: random numbers of several epochs depend on the shape of their array.
 
     Args:
-        configs: valid configurations that differ in the seed and in `numbers_of` alone.
         partition_files: the partitions of runs that are resumed; None for a run that begins.
         secrets: see `secret_of`; None: new ones.
 
@@ -148,21 +151,8 @@ def build_experiments(
         if not experiments or held.numbers != helds[len(experiments) - 1].numbers:
             _check_delivery(c, own, has_rows=views is not None and bool(jax.tree.leaves(shape.records)))
             check_private(problem, own, shape, data)
-        experiments.append(
-            Experiment(
-                problem=problem,
-                method=own,
-                data=data,
-                hidden_labels=hidden_labels,
-                partition=partition,
-                dataset=dataset,
-                init=init,
-                state_shape=shape,
-                views=views,
-                residence=residence,
-                secret=secret,
-            )
-        )
+        parts = problem, own, data, hidden_labels, partition, dataset, init, shape, views, residence, secret
+        experiments.append(Experiment(*parts))
     return experiments
 
 
@@ -215,7 +205,6 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: boo
     """Builds the fixed part of a run.
 
     Args:
-        config: a valid configuration.
         facts: of the inputs, see `dataset_facts`.
         lacks_labels: see `Problem`.
 
@@ -245,7 +234,6 @@ def make_method(problem: Problem, **of_network: Any) -> Method:
     """The run's method, with `personal_parts` if the configuration names any.
 
     Args:
-        problem: the run.
         of_network: fields to replace in the network. With `given`, the method makes copies and other models from this
             model instead of a fresh one.
     """
@@ -255,13 +243,7 @@ def make_method(problem: Problem, **of_network: Any) -> Method:
 
 
 def _check_state(name: str, shape: State, data: FederatedData) -> None:
-    """Raises a UserError if checkpoints cannot hold the first state, or if not every client has a row in it.
-
-    Args:
-        name: of the method.
-        shape: the state's.
-        data: the federation's, or its shapes.
-    """
+    """Raises a UserError if checkpoints cannot hold the first state, or if not every client has a row in it."""
     for path, leaf in jax.tree.leaves_with_path(shape):
         entry = f"method={name}: in its first state {jax.tree_util.keystr(path)[1:]}"
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -281,8 +263,6 @@ def _check_delivery(config: ConfigDict, method: Method, has_rows: bool) -> None:
     """Raises a UserError if attacks, compression or delays are set that the method's uploads do not allow.
 
     Args:
-        config: of the run.
-        method: the run's.
         has_rows: whether the device has the server's records of a round's clients only.
     """
     late = config.availability.late if config.availability.late_weight else 0.0  # of uploads that count
@@ -314,7 +294,6 @@ def with_numbers(
     The configuration's numbers are then arguments of a compiled program, see `numbers_of`.
 
     Args:
-        problem: the run.
         make: see above; among the arguments of its function is one FederatedData.
         of_network: see `make_method`.
 

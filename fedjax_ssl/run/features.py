@@ -37,11 +37,7 @@ def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None
     """Reads the data set of a run, applies its encoder, and sets images of unknown classes apart.
 
     Args:
-        config: of the run.
         tell: called with the progress of reading, see `load_dataset`.
-
-    Raises:
-        UserError: see `load_dataset`, `through_encoder` and `set_apart`.
     """
     dataset = through_encoder(config, load_dataset(config.data, tell))
     return set_apart(dataset, config.data) if config.data.unknown_classes else dataset

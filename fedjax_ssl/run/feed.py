@@ -70,10 +70,7 @@ class CohortFeed:
         Args:
             put: copies a tree of arrays to every device.
             programs: the compiled rounds, by the width of a view.
-            views: of the federation.
-            cohort: the clients of a round, see `cohort_of`.
-            memory: of the clients; None if the method has none.
-            last: the last round's number.
+            cohort: see `cohort_of`.
         """
         self._put, self._programs, self._views, self._cohort = put, programs, views, cohort
         self._memory, self._last = memory, last
@@ -130,12 +127,7 @@ def make_feed(
 ) -> contextlib.AbstractContextManager[Feed]:
     """Makes the feed of a group of runs; leaving the context ends its reading thread.
 
-    Args:
-        machine: the programs were compiled for it.
-        programs: the compiled rounds, by the width of the clients' rows.
-        experiment: of the run, or of the first of several that share the lanes.
-        data, hidden_labels: of all these runs, on all devices.
-        memory: of the clients, if it is not in the state.
+    `experiment` is of the run, or of the first of several that share the lanes; data and labels are of all of them.
     """
     if experiment.views is None:
         return contextlib.nullcontext(WholeFeed(machine.put, programs[data.width], data, hidden_labels))

@@ -99,21 +99,12 @@ class Listener(Protocol):
 
 
 def run_rounds(
-    machine: Machine,
-    feed: Feed,
-    group: RunsTogether,
-    states: list[State],
-    traffic: Traffic,
-    listeners: list[Listener],
+    machine: Machine, feed: Feed, group: RunsTogether, states: list[State], traffic: Traffic, listeners: list[Listener]
 ) -> list[State]:
     """Trains a group of runs to the end; returns their last states.
 
     Args:
-        machine: the program was compiled for it.
-        feed: runs the rounds, with the data that they need.
-        group: the runs.
         states: the runs' states at the start; their buffers are donated.
-        traffic: bytes of a round.
         listeners: in the order of their turns.
     """
     experiment, num_runs = group.runs[0].experiment, len(group.runs)

@@ -81,10 +81,6 @@ class Machine(NamedTuple):
     def check_memory(self, program: Any, name: str = "a round") -> None:
         """Checks that a compiled program fits into a device's memory.
 
-        Args:
-            program: the compiled program.
-            name: what it computes, for the message.
-
         Raises:
             UserError: it does not fit; the message has both sizes and the fields that reduce the memory.
         """

@@ -15,19 +15,9 @@ from fedjax_ssl.engine.interface import State
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.client_rows import check_rows
 from fedjax_ssl.records.ending import ROUNDS, spent
+from fedjax_ssl.records.lines import METRICS, TIMINGS, read_rounds
 from fedjax_ssl.records.manifest import trained_with
-from fedjax_ssl.records.workdir import (
-    CHECKPOINTS,
-    CLIENTS,
-    METRICS,
-    PARTITION,
-    SEEDS,
-    TIMINGS,
-    Workdir,
-    check_folder,
-    read_rounds,
-    refuse_others,
-)
+from fedjax_ssl.records.workdir import CHECKPOINTS, CLIENTS, PARTITION, SEEDS, Workdir, check_folder, refuse_others
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.about import about
 from fedjax_ssl.run.client_memory import run_of
@@ -47,10 +37,7 @@ def open_runs(
     """Opens the runs of configurations, one for each seed, with the states of those that resume.
 
     Args:
-        given: the configurations, which differ in numbers alone.
-        workdirs: one for each, see `fedjax_ssl.train`.
         open_folders: closes the runs' folders.
-        root: see `fedjax_ssl.train`.
 
     Raises:
         UserError: a folder, the data or a field cannot be used.
@@ -88,8 +75,10 @@ def open_runs(
     hosts.check_same("the data", lambda: f"checksum {hosts.checksum(arrays)}")
     states = _find_states(experiments, folders)
     ends = why_ended(experiments, folders, states)
-    for parts in zip(experiments, folders, states, ends):
-        _check_memory(*parts)
+    for experiment, folder, state, ended in zip(experiments, folders, states, ends):
+        goes_on = folder is not None and state is not None and not ended
+        if goes_on and jax.tree.leaves(experiment.state_shape.of_clients) and not jax.tree.leaves(state.of_clients):
+            check_rows(folder.path / CLIENTS, run_of(experiment), int(state.round))  # its checkpoint has no memory
     # A resumed run has a checkpoint of its own and does not need the other run.
     starts = [share_warm_start(e, root) if state is None else None for e, state in zip(experiments, states)]
     return [Run(*parts) for parts in zip(experiments, folders, states, starts, ends)]
@@ -108,14 +97,6 @@ def _find_states(experiments: list[Experiment], folders: list[Workdir | None]) -
         for shape, inside in zip(shapes, have_memory)
     ]
     return hosts.tree_from_first(lambda: found, like)
-
-
-def _check_memory(experiment: Experiment, folder: Workdir | None, state: State | None, ended: str) -> None:
-    """Checks the file of the clients' memory of a resumed run, if its checkpoint does not contain the memory."""
-    if folder is None or state is None or ended or jax.tree.leaves(state.of_clients):
-        return
-    if jax.tree.leaves(experiment.state_shape.of_clients):
-        check_rows(folder.path / CLIENTS, run_of(experiment), int(state.round))
 
 
 def why_ended(

@@ -18,7 +18,7 @@ from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.tracing import trace_exchange
 from fedjax_ssl.engine.untrusted.compression import remembers
 from fedjax_ssl.ops.trees import tree_bytes
-from fedjax_ssl.records.runs import RunRecords
+from fedjax_ssl.records.runs import RunRecords, contents_of
 from fedjax_ssl.records.secret import NUM_BYTES, read_secret
 from fedjax_ssl.records.words import is_private
 from fedjax_ssl.run.dependence import reads, server_stages, some_received, trace
@@ -71,9 +71,9 @@ def sum_of_guarantees(runs: Iterable[RunRecords]) -> list[str]:
     that divide the same examples into other clients, as seeds do if the partition is drawn.
     """
     alike: dict[tuple[str, ...], list[RunRecords]] = {}
-    for run in runs:
-        if is_private(run.config) and run.metrics:
-            alike.setdefault((run.content, *_clients_of(run.config)), []).append(run)
+    private = [run for run in runs if is_private(run.config) and run.metrics]
+    for run, content in zip(private, contents_of(private)):
+        alike.setdefault((content, *_clients_of(run.config)), []).append(run)
     lines = []
     for content, number in collections.Counter(content for content, *_ in alike).items():
         if number > 1:
@@ -112,7 +112,6 @@ def secret_of(config: Any, folder: pathlib.Path | None = None) -> bytes:
     It is the operating system's randomness. With `privacy.reproducible` it follows from the seed.
 
     Args:
-        config: the run's.
         folder: of a run that is resumed, and keeps its secret; None: the run begins.
 
     Raises:
@@ -138,10 +137,7 @@ def check_private(problem: Problem, method: Method, state: State, data: Any) -> 
     """Checks that nothing leaves a client without noise.
 
     Args:
-        problem: the run's.
-        method: the run's.
         state: before the first round, as shapes.
-        data: the federation's.
 
     Raises:
         UserError: names in one line what would break the guarantee.

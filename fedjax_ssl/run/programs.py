@@ -63,8 +63,6 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     see `numbers_of`, and if all shapes are equal.
 
     Args:
-        machine: the programs run on it.
-        experiments: one for each run, of equal `shapes`.
         with_init: whether a run begins; a resumed run takes its state from a checkpoint.
         given: the parts of a model that a run begins with, see `initialiser`; of any run, since only shapes matter.
 
@@ -75,8 +73,7 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     kept = _KEPT.pop(key, None)
     if kept is not None and (kept.init is not None or not with_init):
         _KEPT[key] = kept
-        if hosts.is_first():
-            say("compiled before, 0 s")
+        say("compiled before, 0 s")
         return kept._replace(seconds=0.0)
     while len(_KEPT) >= MOST_KEPT:
         del _KEPT[next(iter(_KEPT))]
@@ -120,8 +117,7 @@ def _compile_all(machine: Machine, experiments: list[Experiment], with_init: boo
     lower |= {title: functools.partial(lower_dispatch, machine, experiments, width) for width, title in rounds.items()}
 
     started = time.monotonic()
-    if hosts.is_first():
-        say("compiling (a later start takes it from the cache)")
+    say("compiling (a later start takes it from the cache)")
     parts = first.problem, first.method, first.state_shape, first.data
     programs, traffic = _compile(lower, meanwhile=lambda: bytes_per_client(*parts))
     machine.check_memory(programs["the rounds"])
@@ -179,10 +175,6 @@ def check_same_program(name: str, lowered: jax.stages.Lowered) -> None:
 
     For a round of Wide-ResNet-28-2 writing the text takes 0.2 s; tracing takes 5 s.
 
-    Args:
-        name: what the program computes.
-        lowered: the traced program.
-
     Raises:
         UserError: the programs differ.
     """
@@ -217,11 +209,7 @@ def _lower_client_tests(machine: Machine, experiment: Experiment) -> jax.stages.
 
 
 def compile_dispatch(machine: Machine, experiment: Experiment) -> jax.stages.Compiled:
-    """Compiles only the program of many rounds.
-
-    Raises:
-        UserError: it does not fit into the memory.
-    """
+    """Compiles only the program of many rounds."""
     programs, _ = _compile({"the rounds": lambda: lower_dispatch(machine, [experiment])})
     program = programs["the rounds"]
     machine.check_memory(program)
@@ -237,8 +225,6 @@ def lower_dispatch(machine: Machine, experiments: list[Experiment], width: int |
     """Traces the program of many rounds for one experiment, or for those of several seeds together.
 
     Args:
-        machine: the program is for it.
-        experiments: one for each run.
         width: of the clients' rows, if a federation has views; None: the largest.
     """
     first, num_seeds = experiments[0], len(experiments)

@@ -12,7 +12,6 @@ def saved_config(workdir: str, allow_code: bool) -> ConfigDict | None:
     """The configuration of the run, or of the runs of several seeds, in a workdir; None if it has neither.
 
     Args:
-        workdir: need not exist.
         allow_code: whether to import a method or a model from a file that the configuration names; somebody else may
             have written the configuration.
 

@@ -4,7 +4,8 @@ import pathlib
 from collections.abc import Callable
 
 from fedjax_ssl.records.groups import read_groups
-from fedjax_ssl.records.workdir import REPORT, SUMMARY
+from fedjax_ssl.records.lines import SUMMARY
+from fedjax_ssl.records.workdir import REPORT
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import QUIET, say, warn
 from fedjax_ssl.run.privacy import sum_of_guarantees
@@ -43,9 +44,7 @@ def report_seeds(folder: pathlib.Path) -> None:
 def draw(write: Callable[[], pathlib.Path], what: str) -> None:
     """Draws a report of finished runs and says where it is. A failure is printed and does not fail the runs.
 
-    Args:
-        write: imports what draws, which takes seconds, and returns the page's path.
-        what: the report, for messages.
+    `write` imports what draws, which takes seconds, and returns the page's path.
     """
     try:
         with doing(f"drawing {what}"):

@@ -51,11 +51,7 @@ class Signals:
             signal.signal(number, handler)
 
     def act(self) -> None:
-        """Ends the run if there is a delayed signal.
-
-        Raises:
-            KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM.
-        """
+        """Ends the run if there is a delayed signal."""
         if self.agreed == signal.SIGINT:
             raise KeyboardInterrupt
         if self.agreed is not None:
@@ -93,12 +89,7 @@ def _watch(reading: socket.socket, farewell: Callable[[], str]) -> None:
 
 
 def leave(status: int, text: str) -> NoReturn:
-    """Ends the process without waiting. Its locks are released, and files are only ever replaced as a whole.
-
-    Args:
-        status: the exit status.
-        text: a last line.
-    """
+    """Ends the process without waiting, with a last line. Its locks are released; files are replaced as a whole."""
     _say(text)
     discard_unfinished()
     os._exit(status)

@@ -4,7 +4,8 @@ import time
 from typing import Any
 
 from fedjax_ssl.records.ending import SECONDS, Spent, spent
-from fedjax_ssl.records.workdir import METRICS, Workdir
+from fedjax_ssl.records.lines import METRICS
+from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run import hosts
 
 
@@ -14,10 +15,7 @@ class Stop:
     def __init__(self, config: Any, folder: Workdir | None, most_bytes: int | None):
         """Starts the clock of `stop.seconds`.
 
-        Args:
-            config: of the runs.
-            folder: of the first run, with the records of the rounds done; None on a host that writes nothing.
-            most_bytes: the most bytes of a round; None: unknown.
+        `folder` has the records of the rounds done; `most_bytes` are the most of a round, None if unknown.
         """
         self._options, self._most, self._began = config.stop, most_bytes, time.monotonic()
         self._every = config.eval_every

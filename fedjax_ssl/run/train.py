@@ -24,6 +24,7 @@ from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import SECONDS, fields_to_raise, in_words
+from fedjax_ssl.records.lines import METRICS, SUMMARY, TIMINGS, is_of_last_round, read_summary
 from fedjax_ssl.records.origin import note_end, note_start, what_differs
 from fedjax_ssl.records.secret import write_secret
 from fedjax_ssl.records.words import measured_each_round
@@ -33,9 +34,8 @@ from fedjax_ssl.records.workdir import (
     CLASS_COUNTS,
     INIT_FROM,
     LOG,
-    METRICS,
     PARTITION,
-    TIMINGS,
+    REPORT,
     Workdir,
     fresh_workdir,
     save_seeds,
@@ -115,11 +115,7 @@ def train_together(
     Args:
         configs: several must have the same `seeds`, and not none. Runs of equal shapes at the same round train side by
             side, on any device.
-        workdirs: one for each configuration.
         on_finish, root: see `train`, whose errors this raises, too.
-
-    Returns:
-        The states after the last round, of all seeds of all configurations.
     """
     begin()
     # Copies: the caller may change a configuration meanwhile, or have frozen it.
@@ -141,8 +137,10 @@ def train_together(
         machine = open_folders.enter_context(use_machine(config, runs[0].experiment.largest))
         together = len(runs) if len(configs) > 1 else machine.seeds_together(len(runs))
         groups = group_runs(together, [run for run in runs if not run.ended])
-        if groups and is_first and machine.mesh is not None:
-            say(f"clients train on {machine}")
+        if groups:
+            say(groups[0][0].experiment.examples)
+            if machine.mesh is not None:
+                say(f"clients train on {machine}")
         # The first one is compiled before anything is written, the others when their turn comes.
         program = _program_of(groups[0], machine, runs) if groups else None
         if is_first and config.seeds:
@@ -151,7 +149,9 @@ def train_together(
         for run in (run for run in runs if run.ended):
             _conclude(config, [run], [run.ended], on_finish)  # it may have been killed before it wrote its summary
         if is_first and not groups:
-            _say_finished(config, runs)
+            raised = fields_to_raise([run.ended for run in runs], config)
+            more = f"; with a larger {' or '.join(raised)} it goes on" if raised else ""
+            say(f"{resumed_by(config, runs[0])} was finished, and nothing was trained{more}")
         for group in groups:
             with _marked(config, group[0]):
                 program = program or _program_of(group, machine, runs)
@@ -181,12 +181,6 @@ def _list_seeds(config: ConfigDict, workdir: Any, runs: list[Run], groups: list[
             run.folder.path = parent / f"seed_{run.seed}"
     for folder in dict.fromkeys(run.folder.path.parent for group in groups for run in group):
         save_seeds(folder, config.seeds)
-
-
-def _say_finished(config: ConfigDict, runs: list[Run]) -> None:
-    raised = fields_to_raise([run.ended for run in runs], config)
-    more = f"; with a larger {' or '.join(raised)} it goes on" if raised else ""
-    say(f"{resumed_by(config, runs[0])} was finished, and nothing was trained{more}")
 
 
 def _marked(config: ConfigDict, run: Run) -> contextlib.AbstractContextManager[Any]:
@@ -231,13 +225,7 @@ def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: 
     A host that writes nothing runs the same programs in the same order, without the listeners that write.
 
     Args:
-        machine: the program was compiled for it.
         config: of the whole command, with all seeds.
-        runs: all at the same round.
-        program: compiled for this number of runs.
-
-    Returns:
-        Their final states.
 
     Raises:
         UserError, TrainingError, KeyboardInterrupt, SystemExit: see `train`.
@@ -342,14 +330,7 @@ def _write_facts(run: Run) -> None:
 
 
 def _conclude(config: ConfigDict, runs: list[Run], ends: list[str], on_finish: Callable[[], object]) -> None:
-    """Writes the summaries and reports of finished runs.
-
-    Args:
-        config: of the whole command.
-        runs: the runs.
-        ends: why each has ended.
-        on_finish: called after each run.
-    """
+    """Writes the summaries and reports of finished runs; `ends` says why each has ended."""
     with _marked(config, runs[0]):
         for run, ended_by in zip(runs, ends):
             if run.folder is not None:
@@ -363,9 +344,10 @@ def _write_end(run: Run, folder: Workdir, ended_by: str) -> None:
     with logged([folder.path / LOG]):
         if why := in_words(ended_by, config.stop):
             say(f"{folder.path} ended in round {len(folder.read(METRICS))}: {why}", QUIET)
-        if not folder.is_summarised():
+        report, summary = folder.path / REPORT, folder.path / SUMMARY
+        if not is_of_last_round(read_summary(folder.path).summary, folder.read(METRICS)):
             folder.write_summary(summarise(config, folder, ended_by))
-        if config.log.report and not folder.is_reported():
+        if config.log.report and not (report.exists() and report.stat().st_mtime_ns >= summary.stat().st_mtime_ns):
             draw(functools.partial(_write_report, folder.path), "the report")
 
 

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterator
 
 from fedjax_ssl.base.errors import StoppedError, UserError, outside_reason
+from fedjax_ssl.base.imports import own_error
 
 _command: str | None = None  # that resumes the run
 
@@ -18,7 +19,7 @@ def under_way(folder: pathlib.Path, allow_code: bool = False) -> Iterator[None]:
         allow_code: whether the run names a user's code, so that resuming takes --allow_code.
 
     Raises:
-        StoppedError: the operating system, a file, a lack of memory or a `UserError` ended the run.
+        StoppedError: the operating system, a file, a lack of memory, a user's code or a `UserError` ended the run.
     """
     global _command
     _command = f"python launch.py --workdir={folder}{' --allow_code' if allow_code else ''}"
@@ -26,7 +27,7 @@ def under_way(folder: pathlib.Path, allow_code: bool = False) -> Iterator[None]:
         yield
     except Exception as error:
         command, _command = _command, None
-        reason = outside_reason(error) or (str(error) if isinstance(error, UserError) else None)
+        reason = outside_reason(error) or (str(error) if isinstance(error, UserError) else own_error(error))
         if reason is None:
             raise
         kept = f"the last checkpoint is kept, and {command} resumes from it"

@@ -10,15 +10,15 @@ import jax
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.files import expanded
+from fedjax_ssl.base.files import expanded, read_json
 from fedjax_ssl.data import Dataset, Partition, dataset_facts, load_partition
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.engine.interface import CLASSIFIER, State
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import read_dataset
-from fedjax_ssl.records.words import labels_revealed
-from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, PARTITION, read_config
+from fedjax_ssl.records.words import is_private, labels_revealed
+from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, INIT_FROM, PARTITION, read_config
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.observe.log import warn
@@ -40,7 +40,6 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
     """The parts of the model that `init_from` names; None if the field is empty.
 
     Args:
-        experiment: the run that begins.
         root: the folder that is searched first for a relative path, such as a sweep's.
 
     Raises:
@@ -59,6 +58,7 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
         if other := _what_differs(theirs, config, facts, dataset_facts(experiment.dataset)):
             raise UserError(other)
         seen = _labels_seen(where, folder, theirs, facts, experiment)
+        was_private = _was_private(folder, theirs)
         order, fitting = _order_of_classes(where, facts, experiment.dataset, tuple(ours.params))
         parts = [part for part in fitting if any(name.startswith(f".model.params[{part!r}]") for name in saved)]
         if not parts or (jax.tree.leaves(ours.params["backbone"]) and "backbone" not in parts):
@@ -68,11 +68,22 @@ def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None 
         raise UserError(f"{where}{error}") from error
     for line in restored.passed_over:
         warn(f"{where}{line}; the model is that of round {restored.round}")
-    told = {"run": str(folder.resolve()), "method": theirs["method"], "round": restored.round, "parts": parts}
+    if is_private(config) and not was_private:
+        warn(f"{where}that model was trained without privacy, and this run's guarantee does not cover its examples")
+    told = {"run": str(folder.resolve()), "method": theirs["method"], "round": restored.round, "parts": parts,
+            "private": was_private}  # fmt: skip
     model = jax.device_get(restored.state.model)
     if order is not None and "classifier" in parts:
         model = model.with_parts(classifier=jax.tree.map(lambda leaf: leaf[..., order], model.params["classifier"]))
     return WarmStart(model, told, seen)
+
+
+def _was_private(folder: pathlib.Path, config: dict[str, Any]) -> bool:
+    """Whether a run promises privacy, and so does the run whose model it began with, if it is known."""
+    try:
+        return is_private(config) and (not config["init_from"] or bool(read_json(folder / INIT_FROM)["private"]))
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def _parts_of(model: Model, parts: list[str]) -> Model:
@@ -99,8 +110,6 @@ def _find_run(text: str, seed: int, root: str | os.PathLike[str] | None) -> tupl
     Args:
         text: a run's folder; a folder of several seeds' runs, in which the run of `seed` is used; or
             RUN/checkpoints/ROUND.
-        seed: of the run that begins.
-        root: see `find_warm_start`.
     """
     path = expanded(text)
     if root is not None and (pathlib.Path(root) / path).exists():
@@ -132,7 +141,8 @@ def _labels_seen(
 ) -> np.ndarray:
     """The `row_sums` of all examples whose labels the other run or those before it have seen: uint64, sorted.
 
-    Examples are known by their inputs, whatever the files are called and in whichever order they stand.
+    Examples are known by their inputs, whatever the files are called and in whichever order they stand. Inputs that a
+    data set has more than once say nothing: rows of a small table are often equal by chance.
 
     Raises:
         UserError: labels among them are hidden in this run, as those of test images are.
@@ -140,21 +150,27 @@ def _labels_seen(
     config, dataset, file = experiment.problem.config, experiment.dataset, folder / PARTITION
     not_known = f"{where}whether that run saw labels that are hidden in this run is not known"
     has = read_arrays(str(file), (), optional=("row_sums", "earlier_sums")) if file.exists() else {}
-    if "row_sums" not in has or dataset.row_sums is None:
+    there, here = has.get("row_sums"), dataset.row_sums
+    if there is None or here is None:
         warn(f"{not_known}: it has no checksums of its data")
         return NO_SUMS
-    there, earlier = has["row_sums"], has.get("earlier_sums", NO_SUMS)
-    partition = load_partition(file, len(there), theirs["num_clients"])
-    seen = np.union1d(there[_visible(partition, theirs, len(there))], earlier)
-    if facts.get("name") == dataset.name and not np.isin(there, dataset.row_sums).any():
+    visible = there[_visible(load_partition(file, len(there), theirs["num_clients"]), theirs, len(there))]
+    seen = np.union1d(np.intersect1d(visible, _once(there)), has.get("earlier_sums", NO_SUMS))
+    if facts.get("name") == dataset.name and not np.isin(there, here).any():
         warn(f"{not_known}: its data of the same name have other inputs, perhaps the same in another form")
-    known = dataset.row_sums[_visible(experiment.partition, config, len(dataset.y_train))]
-    has_label = np.ones(len(dataset.row_sums), bool)
+    known = here[_visible(experiment.partition, config, len(dataset.y_train))]
+    has_label = np.ones(len(here), bool)
     has_label[: len(dataset.y_train)] = dataset.y_train >= 0
-    hidden = np.setdiff1d(np.intersect1d(seen, dataset.row_sums[has_label]), known)
+    hidden = np.setdiff1d(np.intersect1d(np.intersect1d(seen, _once(here)), here[has_label]), known)
     if len(hidden):
         raise UserError(f"that run was trained on {len(hidden):,} labels that are hidden in this one")
     return seen
+
+
+def _once(sums: np.ndarray) -> np.ndarray:
+    """The checksums that occur once, sorted."""
+    values, counts = np.unique(sums, return_counts=True)
+    return values[counts == 1]
 
 
 def _visible(partition: Partition, config: Mapping[str, Any], number: int) -> np.ndarray:
@@ -170,12 +186,6 @@ def _order_of_classes(
     where: str, facts: dict[str, Any], dataset: Dataset, parts: tuple[str, ...]
 ) -> tuple[list[int] | None, tuple[str, ...]]:
     """How the other run's classifier fits this run's classes, which are known by their names.
-
-    Args:
-        where: for messages.
-        facts: of the other run's data.
-        dataset: of this run.
-        parts: of this run's model.
 
     Returns:
         The place that each class of this run has there, None if it is the same; and the parts that fit. If the classes

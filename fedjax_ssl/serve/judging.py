@@ -17,11 +17,7 @@ from fedjax_ssl.records.workdir import CONFIG, PARTITION, read_config
 
 
 def dataset_of(workdir: str | os.PathLike[str]) -> Dataset:
-    """The data set of a run, as it is now.
-
-    Raises:
-        UserError, OSError: it cannot be read.
-    """
+    """The data set of a run, as it is now."""
     folder = expanded(workdir)
     return load_dataset(typed(read_config(folder), folder / CONFIG).data)
 
@@ -30,10 +26,7 @@ def num_in_training(inputs: Any, facts: Mapping[str, Any], of_images: bool, work
     """How many inputs equal a training example of the run in a folder, by their checksums; 0 if it has none.
 
     Args:
-        inputs: as `Predictor` takes them.
-        facts: of the run's data set.
         of_images: whether the inputs are images, for the model or for its encoder.
-        workdir: the run's folder.
     """
     file, kind = expanded(workdir) / PARTITION, kind_of(facts)
     known = read_arrays(str(file), (), optional=("row_sums",)) if file.exists() else {}
@@ -51,9 +44,6 @@ def in_words(
 
     Args:
         labels: int [B], the true classes, -1 if unknown.
-        predictions: int [B].
-        probabilities: float [B, C].
-        class_names: names of the C classes.
     """
     known, number = labels >= 0, probabilities.shape[1]
     labels, probabilities = labels[known], probabilities[known]

@@ -23,9 +23,10 @@ from fedjax_ssl.config import (
     overridden_fields,
     override,
 )
+from fedjax_ssl.records.lines import METRICS, SUMMARY, read_rounds
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.words import labels_revealed
-from fedjax_ssl.records.workdir import METRICS, SUMMARY, as_decided, read_rounds
+from fedjax_ssl.records.workdir import as_decided
 from fedjax_ssl.report.table import Row
 from fedjax_ssl.run.validation import validate
 from fedjax_ssl.sweep.search import LogUniform, Search

@@ -12,15 +12,18 @@ import subprocess
 import sys
 import zipfile
 
+import jax.numpy as jnp
 import pytest
 
 import launch
 from fedjax_ssl import StoppedError, UserError, train
 from fedjax_ssl.__main__ import leave_out_callbacks
 from fedjax_ssl.base.errors import outside_reason
+from fedjax_ssl.base.imports import run_file
 from fedjax_ssl.cli import commands
 from fedjax_ssl.records.checkpoints import Checkpoints
-from fedjax_ssl.records.workdir import METRICS, Workdir
+from fedjax_ssl.records.lines import METRICS
+from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run import under_way
 from fedjax_ssl.run.observe.listeners import SaveCheckpoints, WriteRecords
 from tests.helpers.runs import ROOT, files_of_at_most
@@ -62,6 +65,22 @@ def test_what_comes_from_outside_is_told_from_the_librarys_own_errors(error, lin
     text = log.read_text()
     log.unlink()
     assert status == 2 and re.search(line.lstrip("^"), told) and "a library hides it" in text and "in fail" in text
+
+
+def test_an_error_in_a_users_file_names_its_line(tmp_path, capfd, monkeypatch):
+    """Also if a library that it calls raises it; a run that had begun can be resumed once it is corrected."""
+    own = tmp_path / "own.py"
+    own.write_text("import jax.numpy as jnp\n\n\ndef loss(x):\n    return jnp.reshape(x, (2,\n        2))\n")
+    loss = run_file(own).loss
+    monkeypatch.setattr(commands, "run", lambda *_: loss(jnp.ones(3)))
+    status, told = outcome(capfd)
+    place, log = re.fullmatch(r"error: TypeError in line 5 of (\S+): .*\(details: (.*)\)", told).groups()
+    text = pathlib.Path(log).read_text()
+    pathlib.Path(log).unlink()
+    assert (status, place) == (2, str(own)) and "in loss" in text and "Traceback" in text
+    line = rf"TypeError in line 5 of {own}: .*; the last checkpoint is kept, and"
+    with pytest.raises(StoppedError, match=line), under_way.under_way(tmp_path):
+        loss(jnp.ones(3))
 
 
 def test_an_error_of_the_librarys_own_stays_a_traceback(monkeypatch):

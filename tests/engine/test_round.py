@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.client.steps import global_model
 from fedjax_ssl.engine.cohort import cohort_of
 from fedjax_ssl.engine.interface import (
     Finished,
@@ -19,7 +20,7 @@ from fedjax_ssl.engine.interface import (
     no_op,
     write_records,
 )
-from fedjax_ssl.engine.round import RoundKeys, _means, init_key, make_round, uniform
+from fedjax_ssl.engine.round import RoundKeys, _means, before_clients, init_key, make_round, round_keys, uniform
 from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.wire import bytes_per_client
@@ -41,6 +42,21 @@ SIZES = np.array([len(rows) for rows in CLIENTS])
 def round_fn():
     """A round of the toy method; jobs with six rows and without groups share its program."""
     return jax.jit(make_round(problem(), toy_method(), lanes=2))
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_schedule_is_in_the_records(trains):
+    """The rate of what trains: the clients', or the server's if they do not; a constant rate is in no record."""
+    rates = {"client.learning_rate": 0.2, "server.learning_rate": 0.4}
+    scheduled = problem(schedule="cosine", num_rounds=8, drop_rounds=(4,), **rates)
+    others = {} if trains else {"phases": ()}
+    method = toy_method(broadcast=lambda state, data, key: global_model(scheduled, state), **others)
+    state = toy_state(draw=jnp.array([0, 1, 2]))
+    for number in (0, 3, 6):
+        wanted = (0.2 if trains else 0.4) * (1 + np.cos(np.pi * number / 8)) / 2 * (0.1 if number >= 4 else 1)
+        at = state._replace(round=jnp.int32(number)), federation(), round_keys(5, number)
+        np.testing.assert_allclose(before_clients(scheduled, method, *at)[2]["learning_rate"], wanted, rtol=1e-5)
+        assert before_clients(problem(**rates), method, *at)[2] == {}
 
 
 def test_received_says_whose_row_is_whose(round_fn):

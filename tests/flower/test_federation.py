@@ -88,14 +88,17 @@ def test_turns_memory_and_the_exchange_of_statistics():
     If no answer of one turn comes, the round goes on with those of the other.
     """
     run = settings(
-        "rscfed", **{"rscfed.groups": 2, "rscfed.group_size": 2, "num_clients": 3, "data.labels": "some_clients",
+        "rscfed", **{"rscfed.groups": 2, "rscfed.group_size": 2, "num_clients": 5, "data.labels": "some_clients",
                      "data.labelled_clients": 1, "model.statistics": "cohort", "data.server_labels": 0},
     )  # fmt: skip
-    both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2"}])
+    both = ByHand(run, [{"partition-id": 0}, {"clients": "1,2,3,4"}])
     both.assert_equal()  # the first model's statistics come from all clients
+    rows, finish = [], both.server._finish
+    both.server._finish = lambda *of: rows.append(len(of[-1].count)) or finish(*of)
     for _ in range(2):
         both.both_rounds()
         both.assert_equal()
+    assert rows == [4, 4]  # the sums of the round's jobs, however many clients the federation has
     assert both.experiment.state_shape.clients  # the method has clients' memory
     both.grid.lost = {101}  # in this round the second turn has clients 1 and 2
     assert both.round()["uploads"] == 1 and both.healthy

@@ -71,7 +71,7 @@ def files_of_at_most(length):
 def pretended(folder, config, seed, accuracy=0.5):
     """Writes the records of a finished run without training."""
     from fedjax_ssl.config import for_seed
-    from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
+    from fedjax_ssl.records.lines import METRICS_SUM, checksum_of_records
     from fedjax_ssl.run.about import about
 
     run = folder / f"seed_{seed}"

@@ -13,11 +13,18 @@ from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data import load_dataset, sources
 from fedjax_ssl.data.partition_file import load_partition
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
-from fedjax_ssl.records.manifest import TrainedWith, _exchanged, manifest_of, read_manifest
+from fedjax_ssl.records.manifest import (
+    TrainedWith,
+    _checksum,
+    _exchanged,
+    manifest_of,
+    read_manifest,
+    write_manifest,
+)
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.sealed import write_sealed
 from fedjax_ssl.run import decided
-from tests.helpers.runs import everything_in
+from tests.helpers.runs import everything_in, forget_manifests
 from tests.helpers.stub import make_stub_config
 
 FIELDS = {"data.labels": "clients", "data.labelled_share": 0.5}
@@ -142,6 +149,36 @@ def test_a_partition_that_would_be_drawn_otherwise_is_noticed(run, monkeypatch):
     (run / "partition.npz").unlink()
     with pytest.raises(UserError, match=r"the partition is not what the checkpoint .*/4 was trained with"):
         train(own(num_rounds=5), run)
+
+
+def test_a_run_of_an_earlier_version_is_said_to_be_one(run):
+    """Its partition has no checksums of the data, or its configuration fields that are gone or new since."""
+
+    def assert_said(words):
+        before = everything_in(run)
+        with pytest.raises(UserError, match=f"{words}: another version of the code made this run") as caught:
+            train(own(num_rounds=5), run)
+        assert "\n" not in str(caught.value) and everything_in(run) == before
+        assert fedjax_ssl.load(run, allow_code=True).round == 4 and not read_run(run).damages  # as the line promises
+
+    arrays = dict(np.load(run / "partition.npz"))
+    plain = {name: array for name, array in arrays.items() if name not in ("row_sums", "labels_sum")}
+    replace_arrays(run / "partition.npz", **plain)
+    for number in (2, 4):
+        manifest = read_manifest(run / "checkpoints" / str(number))
+        of_plain = manifest.run._replace(partition=_checksum(plain))
+        write_manifest(run / "checkpoints" / str(number), manifest._replace(run=of_plain))
+    assert_said(r"partition\.npz has no checksums of the data")
+    saved, about = (json.loads((run / name).read_text()) for name in ("config.json", "about.json"))
+    del saved["client"]["proximal"], about["defaults"]["client"]["proximal"]
+    (run / "config.json").write_text(json.dumps(saved))
+    (run / "about.json").write_text(json.dumps(about))
+    forget_manifests(run)
+    assert_said(r"config\.json has other fields, such as client\.proximal")
+    (run / "config.json").write_text(json.dumps({**saved, "old": 3}))
+    with pytest.raises(UserError, match=r"config\.json: this version has no field old; report still reads"):
+        fedjax_ssl.load(run, allow_code=True)
+    assert read_run(run).metrics
 
 
 def test_a_manifest_that_notes_more_is_read(run):

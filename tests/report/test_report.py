@@ -21,8 +21,8 @@ from fedjax_ssl.config import add_section, flatten
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.groups import Group, read_groups, what_differs
+from fedjax_ssl.records.lines import METRICS_SUM, checksum_of_records
 from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
-from fedjax_ssl.records.workdir import METRICS_SUM, checksum_of_records
 from fedjax_ssl.report import run_report, style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles
 from fedjax_ssl.report.differences import paired_differences

@@ -20,8 +20,9 @@ from fedjax_ssl import TrainingError, UserError, train
 from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.base.errors import BusyError
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.lines import METRICS
 from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.records.workdir import METRICS, Workdir
+from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run import machine
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.machine import find_machine

@@ -17,8 +17,9 @@ from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import row
 from fedjax_ssl.records.checkpoints import Checkpoints
+from fedjax_ssl.records.lines import METRICS, TIMINGS
 from fedjax_ssl.records.snapshots import snapshot_files
-from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir
+from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run import loop
 from fedjax_ssl.run.feed import WholeFeed
 from fedjax_ssl.run.loop import Listener, Run, RunsTogether, run_rounds

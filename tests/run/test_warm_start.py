@@ -61,6 +61,7 @@ def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_
     chex.assert_trees_all_close(first.batch_stats, jax.device_get(trained.batch_stats), atol=1e-5)  # computed again
     assert json.loads((run / "config.json").read_text())["init_from"] == str(other)
     facts = {"run": str(other.resolve()), "method": "supervised", "round": 4, "parts": ["backbone", "classifier"]}
+    facts["private"] = False
     assert json.loads((run / "init_from.json").read_text()) == facts
     with np.load(run / "partition.npz") as arrays:  # the other run has seen all labels
         np.testing.assert_array_equal(arrays["earlier_sums"], np.unique(arrays["row_sums"]))
@@ -226,6 +227,55 @@ def test_hidden_labels_are_known_under_any_name_and_in_any_order(finished_run, t
     write_dataset(other, {**read_dataset(other), "name": "mine"})
     find_warm_start(begun_with(**digits_as(tmp_path / "sub" / "mine.npz", inverted=True)))
     assert "its data of the same name have other inputs, perhaps the same in another form" in capsys.readouterr().err
+
+
+def test_inputs_that_a_data_set_has_twice_are_no_evidence(finished_run, tmp_path):
+    """Rows of a small table are often equal by chance: those that occur once in both data sets count, and no others."""
+    other = copied(finished_run[0], tmp_path / "other", **{"data/reveal_labels": False})
+    with np.load(other / "partition.npz") as arrays:
+        there = dict(arrays)
+    rows, number = there["server_index"], len(there["row_sums"])
+    x_train = load_dataset(make_tiny_config().data).x_train
+
+    def hidden(*twice):
+        """The images that the other run saw, of those that occur once, and that are hidden here; and this run."""
+        file = digits_as(tmp_path / "digits.npz", np.concatenate([np.arange(number), *twice]).astype(int))
+        experiment = begun(init_from=str(other), seed=1, **file)
+        here = {image.tobytes() for image in experiment.dataset.x_train[experiment.partition.server_index]}
+        once = np.setdiff1d(rows, np.concatenate([[], *twice]))
+        return {image.tobytes() for image in x_train[once]} - here, experiment
+
+    for twice in ((), (rows[3:],)):
+        images, experiment = hidden(*twice)
+        with pytest.raises(UserError, match=f"trained on {len(images)} labels that are hidden in this one"):
+            find_warm_start(experiment)
+    assert 0 < len(images) <= 3
+    find_warm_start(hidden(rows)[1])
+    there["row_sums"][np.setdiff1d(np.arange(number), rows)[: len(rows)]] = there["row_sums"][rows]
+    replace_arrays(other / "partition.npz", **there)
+    assert len(find_warm_start(hidden()[1]).seen) == 0
+
+
+def test_a_private_run_says_that_its_first_model_was_not_private(finished_run, tmp_path, capsys):
+    """Nor is a private run's model that began with such a one, unless it is known that this one was private."""
+    private = {"privacy/noise": 1.0, "privacy/reproducible": False}
+    own = {"privacy.noise": 1.0, "aggregation.clip_norm": 0.1, "model.statistics": "server"}
+    line = "trained without privacy, and this run's guarantee does not cover its examples"
+    experiment = begun(**own)
+
+    def says(folder):
+        config = experiment.problem.config.copy_and_resolve_references()
+        config.init_from = str(folder)
+        find_warm_start(experiment._replace(problem=experiment.problem._replace(config=config)))
+        return line in capsys.readouterr().err
+
+    assert says(finished_run[0])
+    assert not says(copied(finished_run[0], tmp_path / "private", **private))
+    second = copied(finished_run[0], tmp_path / "second", **private, init_from="elsewhere")
+    assert says(second)
+    for was_private in (False, True):
+        (second / "init_from.json").write_text(json.dumps({"private": was_private}))
+        assert says(second) != was_private
 
 
 def test_labels_that_an_earlier_run_saw_are_handed_on(finished_run, tmp_path):

@@ -114,7 +114,6 @@ def tree_from_first(find: Callable[[], Any], like: Any) -> Any:
     """Like `from_first`, for a tree of arrays on the host. They travel from device to device, bit for bit.
 
     Args:
-        find: called in the first process only.
         like: a tree of the same structure with any leaves.
     """
     if _joined is None:
@@ -185,15 +184,7 @@ def config_of_first(find: Callable[[], ConfigDict], allow_code: bool = False, is
 
 
 def check_same(what: str, find: Callable[[], str]) -> None:
-    """Checks that a value is the same in all processes.
-
-    Args:
-        what: what the value is, a plural for the message.
-        find: the value as short text.
-
-    Raises:
-        UserError: it differs.
-    """
+    """Raises a UserError if a value, a short text, differs between processes; `what` is its name, a plural."""
     if _joined is None:
         return
     values = _joined.meet(find())

@@ -69,7 +69,6 @@ class HostLink:
         """Waits until all processes have connected.
 
         Args:
-            coordinator, count, index: HOST:PORT of the first process, number of processes, number of this one.
             cluster: see `find_cluster`; JAX asks it for the arguments that are None.
 
         Raises:

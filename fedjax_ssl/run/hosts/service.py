@@ -19,7 +19,6 @@ def main(port: str, count: str) -> None:
 
     Args:
         port: to listen at, on all addresses of this host.
-        count: number of processes.
     """
     # A whole process group gets these signals, and the training processes still save their state.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -15,12 +15,7 @@ FIRST_LINE_SECONDS = 2.0  # without a terminal, a task that takes longer prints 
 
 
 class Doing:
-    """A task that takes time.
-
-    Attributes:
-        text: what the task is; may be changed.
-        since: when it began.
-    """
+    """A task that takes time. Its text may be changed."""
 
     def __init__(self, text: str):
         self.text, self.since = text, time.monotonic()

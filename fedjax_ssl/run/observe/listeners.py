@@ -14,8 +14,9 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.clients import save_client_tests, test_figures
 from fedjax_ssl.records.ending import VALIDATION_ACCURACY
+from fedjax_ssl.records.lines import METRICS, TIMINGS
 from fedjax_ssl.records.snapshots import save_snapshot
-from fedjax_ssl.records.workdir import METRICS, SNAPSHOTS, TIMINGS
+from fedjax_ssl.records.workdir import SNAPSHOTS
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.client_memory import ClientMemory
 from fedjax_ssl.run.client_tests import clients_at_once, test_set_of
@@ -99,11 +100,6 @@ class StopOnFailure(Listener):
         self._seeds = [run.experiment.problem.config.seed for run in runs]
 
     def take(self, turn: Turn) -> None:
-        """See `Listener`.
-
-        Raises:
-            TrainingError: names the seeds, the round and its losses.
-        """
         of_runs = zip(self._seeds, turn.healthy, turn.lines)
         failures = [f"seed {seed}, {what_went_wrong(lines[-1])}" for seed, healthy, lines in of_runs if not healthy]
         if failures:
@@ -117,13 +113,6 @@ class SaveSnapshots(Listener):
     """
 
     def __init__(self, group: RunsTogether, snapshots: Mapping[str, Callable[..., Any]], rounds: Sequence[int]):
-        """Computes nothing yet.
-
-        Args:
-            group: the runs whose models are saved.
-            snapshots: see `Program`.
-            rounds: a snapshot is taken after these; 0 is before the first.
-        """
         self._group, self._snapshots, self._rounds = group, snapshots, rounds
 
     def next_due(self, done: int) -> int | None:
@@ -160,14 +149,6 @@ class TestClients(Listener):
         program: Callable[..., dict[str, jax.Array]],
         memories: Sequence[ClientMemory | None],
     ):
-        """Computes nothing yet.
-
-        Args:
-            machine: the program was compiled for it.
-            group: the runs whose models are tested.
-            program: see `make_client_tests`.
-            memories: the clients' memory of each run, if it is outside of its state.
-        """
         self._machine, self._group, self._program, self._memories = machine, group, program, memories
         first = group.runs[0].experiment
         self._at_once, self._width = clients_at_once(first), first.most_test_images
@@ -237,12 +218,6 @@ class KeepBest(Listener):
     """
 
     def __init__(self, group: RunsTogether, kept: list[Checkpoints]):
-        """Reads the records of earlier rounds.
-
-        Args:
-            group: the runs.
-            kept: where each run's best model is written; [] on a host that writes nothing.
-        """
         self._group, self._kept = group, kept
         self._best = [self._of(run.folder.read(METRICS))[0] for run in group.runs if run.folder is not None]
         self._waiting: dict[int, tuple[int, Model]] = {}  # place of a run -> round and model, not written yet
@@ -280,16 +255,6 @@ class SaveCheckpoints(Listener):
         signals: Signals,
         best: KeepBest,
     ):
-        """Writes nothing yet.
-
-        Args:
-            group: the runs whose states are saved.
-            checkpoints: of each run; they contain the round that the runs start from.
-            memories: the clients' memory of each run, if it is outside of its state.
-            every: interval in rounds.
-            signals: that end training.
-            best: the best models, which are written first.
-        """
         self._group, self._checkpoints, self._every, self._signals = group, checkpoints, every, signals
         self._best = best
         self._saved, self._memories = group.runs[0].round, memories
@@ -324,11 +289,6 @@ class StopOnSignal(Listener):
         self._signals = signals
 
     def take(self, turn: Turn) -> None:
-        """See `Listener`.
-
-        Raises:
-            KeyboardInterrupt, SystemExit: after SIGINT, and after SIGTERM.
-        """
         if turn.is_last:  # a signal after `HearSignals` would have no later turn
             self._signals.agreed = hosts.any_signal(self._signals.received)
         self._signals.act()

@@ -44,7 +44,6 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
     """Runs several rounds under JAX's profiler, in a folder of their own.
 
     Args:
-        config: a configuration; if it has several seeds, the first is used.
         rounds: number of traced rounds, after one that is not traced.
         workdir: the folder for trace/, profile.json and profile.txt; by default a new one under runs/.
 
@@ -109,7 +108,6 @@ def seconds_by_stage(folder: pathlib.Path, program: str, seconds: float) -> dict
     """Splits the time of a traced program by stage.
 
     Args:
-        folder: the output of `jax.profiler.trace`.
         program: the compiled program's text, in which instructions have the names of their scopes.
         seconds: the program's duration. Instructions that ran at the same time share it in proportion to their own
             durations. Time without any instruction counts as 'other'.

@@ -28,10 +28,6 @@ class RoundProgress(Listener):
         """Shows nothing until the context is entered.
 
         Args:
-            num_rounds: of the whole run.
-            done: rounds that are already done.
-            title: names the run among several.
-            console: where to print; default: stderr.
             measured: the set that is evaluated each round, see `fedjax_ssl.records.words.measured_each_round`.
         """
         console = console or terminal()

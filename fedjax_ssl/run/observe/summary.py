@@ -12,10 +12,11 @@ from fedjax_ssl.base import devices
 from fedjax_ssl.engine.measures import OF_OUTPUTS, confusion_matrix, measure_outputs, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.records.clients import over_clients, test_figures
+from fedjax_ssl.records.lines import METRICS, METRICS_SUM, TIMINGS
 from fedjax_ssl.records.origin import packages, read_starts
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.words import labels_revealed, measured_each_round
-from fedjax_ssl.records.workdir import METRICS, METRICS_SUM, TIMINGS, Workdir
+from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run.about import measures_of
 from fedjax_ssl.run.privacy import Accountant
 from fedjax_ssl.run.wire import Traffic
@@ -47,9 +48,7 @@ def to_timing(result: RoundResult, seconds: float, seeds: int) -> dict[str, Any]
     """The line of timings.jsonl for one round. It has the lane steps, which depend on the machine as seconds do.
 
     Args:
-        result: of one seed.
         seconds: of the round of all seeds that train in one program; the line has a seed's share.
-        seeds: their number.
     """
     number, lane_steps = result.metrics["round"].item(), result.lane_steps.item()
     return {"round": number, "seconds": seconds / seeds, "seeds": seeds, "lane_steps": lane_steps}

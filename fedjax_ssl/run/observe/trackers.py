@@ -24,13 +24,7 @@ Write = Callable[[list[dict[str, Any]]], None]  # takes rounds, as lines of metr
 
 @contextlib.contextmanager
 def open_trackers(config: ConfigDict, folder: Workdir, done: int) -> Iterator[list[Write]]:
-    """Opens what a configuration asks for.
-
-    Args:
-        config: of the run, or of all its seeds.
-        folder: the run's.
-        done: rounds that are done before.
-    """
+    """Opens what a configuration asks for; `done` rounds are done before."""
     with contextlib.ExitStack() as stack:
         writers = []
         if config.log.tensorboard:

@@ -1,5 +1,6 @@
 """Runs an export once, on test inputs of the run, and compares it with the predictor before anything is written."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -57,11 +58,7 @@ def checked(
     """The bytes of an export, after running them.
 
     Args:
-        format: its name, for messages.
-        write: makes the bytes.
         run: (the bytes, the predictor) -> a function from inputs to probabilities.
-        predictor: with the model.
-        inputs: stored examples [B, ...].
         rounding: the relative difference that rounding may make.
 
     Raises:
@@ -69,20 +66,21 @@ def checked(
             first layer with a wrong output, if the format holds programs.
     """
     expected = in_batches(predictor.outputs, inputs, BATCH_SIZE)[0]
-    content, wrong = _tried(write, run, predictor, inputs, expected, rounding)
+    tried = functools.partial(_tried, write, run, rounding, inputs)
+    content, wrong = tried(predictor, expected)
     if not wrong:
         return content
-    where = "" if run is run_tensors else _first_wrong_layer(write, run, predictor, inputs, rounding)
+    where = "" if run is run_tensors else _first_wrong_layer(tried, predictor, inputs)
     raise UserError(f"{format} cannot hold this model: {wrong}{where}; nothing was written")
 
 
 def _tried(
     write: Write,
     run: Callable[..., Run],
-    predictor: Predictor,
-    inputs: np.ndarray,
-    expected: np.ndarray,
     rounding: float,
+    inputs: np.ndarray,
+    predictor: Predictor,
+    expected: np.ndarray,
 ) -> tuple[bytes, str]:
     """An export's bytes, and what is wrong with them, in words; '' if they give the expected outputs."""
     try:
@@ -112,9 +110,7 @@ class _UpTo(NamedTuple):
         return self.network.layers(model, inputs)[self.layer]
 
 
-def _first_wrong_layer(
-    write: Write, run: Callable[..., Run], predictor: Predictor, inputs: np.ndarray, rounding: float
-) -> str:
+def _first_wrong_layer(tried: Callable[..., tuple[bytes, str]], predictor: Predictor, inputs: np.ndarray) -> str:
     """Where an export begins to be wrong, in words; '' if every layer alone is right."""
     network, model = predictor.network, predictor.model
     layers: list[str] = []
@@ -123,7 +119,7 @@ def _first_wrong_layer(
     def is_wrong(layer: str) -> bool:
         part = _UpTo(network, layer)
         expected = np.asarray(jax.jit(part.probabilities)(model, inputs))
-        return bool(_tried(write, run, predictor._replace(network=cast(Any, part)), inputs, expected, rounding)[1])
+        return bool(tried(predictor._replace(network=cast(Any, part)), expected)[1])
 
     right, wrong = -1, len(layers)
     while wrong - right > 1:  # a layer after a wrong one is wrong, too

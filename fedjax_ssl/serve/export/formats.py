@@ -26,13 +26,7 @@ _NOT_OF_INPUTS = ("content", "name", "num_classes", "class_names", "flip", "num_
 
 
 class Exported(NamedTuple):
-    """A model to export.
-
-    Attributes:
-        folder: the run's.
-        predictor: its model.
-        facts: what a user of the parameters must know, JSON; see docs/how_to/export.md.
-    """
+    """A model to export; `facts`, JSON, are what a user of the parameters must know, see docs/how_to/export.md."""
 
     folder: pathlib.Path
     predictor: Predictor
@@ -76,9 +70,6 @@ def export_run(
         format: one of `FORMATS`.
         allow_code, checkpoint: see `fedjax_ssl.load`.
         license: of the model, for the card of 'hub': an identifier of the Hugging Face Hub, such as 'apache-2.0'.
-
-    Returns:
-        `out`.
 
     Raises:
         UserError: the format is unknown, its package is missing or cannot hold this model, see `check.checked`, the

@@ -38,10 +38,8 @@ def contents(folder: pathlib.Path, facts: dict[str, Any], files: dict[str, bytes
     """The files of the folder, by name.
 
     Args:
-        folder: the run's.
         facts: about the model, see `Exported`.
         files: 'safetensors' and 'stablehlo' -> content.
-        license: the model's.
 
     Raises:
         UserError: the run has not finished a round.
@@ -85,12 +83,8 @@ def header(run: RunRecords, license: str) -> str:
         "model-index": [] if tested is None else [{"name": f"{method} on {name}", "results": [result]}],
     }
     # JSON is valid YAML, whatever a name contains.
-    lines = (f"{field}: {_json(value)}" for field, value in fields.items() if value)
+    lines = (f"{field}: {printable(json.dumps(value, ensure_ascii=False))}" for field, value in fields.items() if value)
     return "\n".join(["---", *lines, "---", ""])
-
-
-def _json(value: Any) -> str:
-    return printable(json.dumps(value, ensure_ascii=False))
 
 
 def _use(facts: dict[str, Any]) -> str:

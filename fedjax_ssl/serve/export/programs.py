@@ -55,11 +55,7 @@ def onnx(predictor: Predictor, facts: Mapping[str, Any]) -> bytes:
 
 
 def import_jax2onnx() -> types.ModuleType:
-    """Imports the package that converts to ONNX.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Imports the package that converts to ONNX; raises a UserError if it is not installed."""
     try:
         import jax2onnx
         import onnxruntime  # noqa: F401 (the check of the export runs it)

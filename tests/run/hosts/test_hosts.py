@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -18,6 +19,8 @@ from jax._src import distributed
 
 import launch
 from fedjax_ssl import TrainingError, UserError, base_config
+from fedjax_ssl.records.secret import read_secret
+from fedjax_ssl.records.workdir import SECRET
 from fedjax_ssl.run import hosts, programs
 from fedjax_ssl.run.hosts import link
 from fedjax_ssl.run.loop import Turn
@@ -26,7 +29,7 @@ from fedjax_ssl.run.observe.listeners import HearSignals, StopOnSignal
 from fedjax_ssl.run.signals import Signals
 from tests.helpers.runs import ROOT
 
-# Clients with labels, to test what happens to processes; FedMatch, whose server remembers the last uploads.
+# Clients with labels, to test what happens to processes; FedMatch, whose server remembers the last uploads; noise.
 CONFIGS = {
     "tiny": """
 from tests.helpers.runs import make_tiny_config
@@ -42,6 +45,12 @@ def get_config():
     of_method = {"method": "fedmatch", "confidence.threshold": 0.15, "fedmatch.helper_interval": 2}
     less = {"model.normalisation": "running", "client.epochs": 1, "server.epochs": 0, "server.pretrain_epochs": 0}
     return make_fedanchor_config(clients_per_round=2, **SMALL, **of_method, **less, **{"log.tensorboard": False})
+""",
+    "private": """
+from tests.helpers.stub import make_stub_config
+
+def get_config():
+    return make_stub_config(num_rounds=6, **{"privacy.noise": 1.0, "aggregation.clip_norm": 0.1})
 """,
 }
 
@@ -160,6 +169,29 @@ def test_hosts_with_images_and_memory_of_clients_on_host_0(train, tmp_path):
             newest = "SELECT client, max(round), data FROM rows GROUP BY client ORDER BY client"
             rows.append(file.execute(newest).fetchall())
     assert rows[0] == rows[1] and len(rows[0]) > 5  # more clients than in a round, and the rows that all start with
+
+
+@pytest.mark.test_all
+def test_hosts_draw_the_noise_of_one_secret_that_nothing_shows(train, tmp_path):
+    """Compares two hosts, whose run is resumed, with one process that trains all rounds again with their secret."""
+    two, one = tmp_path / "two", tmp_path / "one"
+    statuses, begun = train(two, "nothing", "nothing", config="private", more=("--config.num_rounds=2",))
+    assert statuses == [0, 0], begun
+    shutil.copytree(two, one)
+    shutil.rmtree(one / "checkpoints" / "2")  # so that it goes on from the first state
+    statuses, resumed = train(two, "nothing", "nothing", config="private")
+    assert statuses == [0, 0] and "from round 2" in resumed[0], resumed
+    statuses, alone = train(one, "nothing", devices=2, config="private")
+    assert statuses == [0] and "goes on from round 0" in alone[0], alone
+    assert (two / "metrics.jsonl").read_bytes() == (one / "metrics.jsonl").read_bytes()
+    states = last_state(two), last_state(one)
+    for name, value in states[1].items():
+        np.testing.assert_array_equal(states[0][name], value)
+    secret = read_secret(two)
+    shown = (secret, secret.hex().encode(), np.frombuffer(secret, "<u4").astype("<i8").tobytes())
+    files = [path for path in two.rglob("*") if path.is_file() and path.name != SECRET]
+    texts = [*(path.read_bytes() for path in files), *(text.encode() for text in (*begun, *resumed))]
+    assert len(files) > 10 and not any(form in text for text in texts for form in shown)
 
 
 # A script instead of the command line: it ends by host 1's signal, or goes on after an error that all hosts share.

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.base.files import replace_arrays
+from fedjax_ssl.records.lines import METRICS, TIMINGS
 from fedjax_ssl.records.snapshots import save_snapshot
-from fedjax_ssl.records.workdir import CLASS_COUNTS, METRICS, SNAPSHOTS, TIMINGS, Workdir
+from fedjax_ssl.records.workdir import CLASS_COUNTS, SNAPSHOTS, Workdir
 from fedjax_ssl.run.about import about
 from fedjax_ssl.run.observe.summary import summarise, to_record
 from fedjax_ssl.run.wire import Traffic

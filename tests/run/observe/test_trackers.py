@@ -10,7 +10,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import launch
-from fedjax_ssl.records.workdir import METRICS, TIMINGS, Workdir, read_records
+from fedjax_ssl.records.lines import METRICS, TIMINGS, read_records
+from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run.observe.trackers import curves, open_trackers
 from tests.helpers.runs import make_tiny_config
 

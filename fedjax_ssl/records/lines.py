@@ -1,0 +1,108 @@
+"""The records in a run's folder, whose lines are numbers of a round, and the summary: reads and checks them."""
+
+import hashlib
+import json
+import math
+import pathlib
+from typing import Any, NamedTuple
+
+from fedjax_ssl.base.errors import first_line
+from fedjax_ssl.base.files import read_json, read_whole
+
+METRICS, TIMINGS, SUMMARY = "metrics.jsonl", "timings.jsonl", "summary.json"
+METRICS_SUM = "metrics_sha256"  # in the summary: the checksum of its records
+
+
+def checksum_of_records(folder: pathlib.Path, round_number: int) -> str:
+    """SHA-256 of the lines of METRICS up to a round."""
+    lines = read_whole(folder / METRICS).split(b"\n")[:round_number] if round_number else []
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()
+
+
+class Records(NamedTuple):
+    """The usable lines of a .jsonl file."""
+
+    lines: list[dict[str, Any]]  # a dict each, with an int for `round`
+    damage: str = ""  # what is wrong with the file, or ''. A last line that a kill cut short is not damage.
+
+
+class Summary(NamedTuple):
+    """A run's summary."""
+
+    summary: dict[str, Any] | None  # None if there is no usable one
+    damage: str = ""  # what is wrong with it, or ''
+
+
+def is_of_last_round(summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> bool:
+    """Whether a run's summary exists and belongs to the last line of its metrics."""
+    return summary is not None and bool(metrics) and summary["rounds"] == metrics[-1]["round"]
+
+
+def read_summary(folder: pathlib.Path) -> Summary:
+    """The summary in a run's folder: a dict with an int for `rounds`."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return Summary(None)
+    try:
+        summary = read_json(path)
+        if summary[METRICS_SUM] == checksum_of_records(folder, summary["rounds"]):
+            return Summary(summary)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return Summary(None, f"{path} is damaged ({type(error).__name__}: {first_line(error)})")
+    return Summary(None, f"{path} is not of the records in {folder / METRICS}")
+
+
+def read_records(path: pathlib.Path) -> Records:
+    """The lines of a .jsonl file, without those that are not records of numbers.
+
+    Raises:
+        OSError: the file exists and cannot be opened.
+    """
+    if not path.exists():
+        return Records([])
+    # A last line without \n was cut short by a kill. Only \n ends a line, whatever bytes damage has left.
+    lines = read_whole(path).split(b"\n")[:-1]
+    parsed = [_parse(line) for line in lines]
+    bad = [number for number, record in enumerate(parsed, start=1) if record is None]
+    damage = f"line {', '.join(map(str, bad[:5]))} of {path} is damaged" if bad else ""
+    return Records([record for record in parsed if record is not None], damage)
+
+
+def read_rounds(path: pathlib.Path) -> Records:
+    """The lines of metrics.jsonl from round 1 on, up to the first that is damaged or missing.
+
+    Raises:
+        OSError: the file exists and cannot be opened.
+    """
+    found = read_records(path)
+    unbroken = 0
+    while unbroken < len(found.lines) and found.lines[unbroken]["round"] == unbroken + 1:
+        unbroken += 1
+    if unbroken < len(found.lines):
+        missing = f"round {unbroken + 1} is missing in {path}"
+        return Records(found.lines[:unbroken], f"{found.damage}; {missing}" if found.damage else missing)
+    return found
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """A line's record: its round and other numbers; None for anything else."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # no JSON, or bytes that are not UTF-8
+        return None
+    if not isinstance(record, dict) or type(record.get("round")) is not int:
+        return None
+    is_number = all(value is None or isinstance(value, int | float) for value in record.values())
+    return record if is_number else None
+
+
+def to_line(record: dict[str, Any]) -> str:
+    """A record as a line of JSON."""
+    return json.dumps(finite(record)) + "\n"
+
+
+def finite(record: dict[str, Any]) -> dict[str, Any]:
+    """Replaces numbers that are not finite by None, because JSON has no NaN."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
+    }
