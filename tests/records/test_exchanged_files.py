@@ -176,7 +176,7 @@ def test_a_run_of_an_earlier_version_is_said_to_be_one(run):
     forget_manifests(run)
     assert_said(r"config\.json has other fields, such as client\.proximal")
     (run / "config.json").write_text(json.dumps({**saved, "old": 3}))
-    with pytest.raises(UserError, match=r"config\.json: this version has no field old; report still reads"):
+    with pytest.raises(UserError, match=r"config\.json: old is 3: this version has no such field; report still"):
         fedjax_ssl.load(run, allow_code=True)
     assert read_run(run).metrics
 
