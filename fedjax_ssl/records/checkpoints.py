@@ -33,11 +33,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path, run: TrainedWith | None = None):
-        """Reads and writes nothing yet.
-
-        Args:
-            run: what the run is trained with: new checkpoints record it, and other runs' checkpoints are refused.
-        """
+        """Reads and writes nothing yet. New checkpoints record `run`, and other runs' checkpoints are refused."""
         self._folder = folder.absolute()
         self._run = run
 

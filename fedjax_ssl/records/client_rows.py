@@ -112,8 +112,7 @@ class ClientRows:
     def commit(self, round_number: int, kept: list[int]) -> None:
         """Ends the transaction: the rows up to a round are on the disk, before the round's checkpoint is written.
 
-        Args:
-            kept: rounds of the checkpoints that are kept; rows that none of them sees are deleted.
+        Rows that no checkpoint of the `kept` rounds sees are deleted.
         """
         with self._one_line():
             self._file.execute("UPDATE run SET value = ? WHERE name = 'reached'", (str(round_number),))

@@ -83,7 +83,6 @@ def read_groups(
     """Reads all runs in some folders, in groups that differ only in the seed; a group has each seed once.
 
     Args:
-        folders: runs, or folders of runs: of several seeds, or of a whole sweep.
         rows_alone: leave out a sweep's runs that belong to no row, such as warm-ups and tries, unless there are no
             others.
         only: the folders of the runs that are read; (): all.

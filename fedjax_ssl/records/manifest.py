@@ -158,10 +158,7 @@ def _exchanged(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith, na
 
 
 def _other_images(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first fact in which two data sets differ, in words; '' if none. Only facts that both have are compared.
-
-    Their names may differ: a file that was renamed is known by its content.
-    """
+    """The first fact of both in which two data sets differ, in words; '' if none. Their names may differ."""
     if "vocabulary" in then and "tokenizer" in now:
         return "an earlier version made other tokens of texts"
     for name in sorted(then.keys() & now.keys() - {"name"}):

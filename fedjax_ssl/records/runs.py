@@ -215,10 +215,7 @@ class RunRecords(NamedTuple):
         return accuracy_of_clients(taken["labels"], taken["predictions"], counts["clients"])
 
     def client_tests(self) -> dict[str, np.ndarray]:
-        """Model -> accuracy on each client's own test images after the last round, float [K]; {} without such images.
-
-        NaN for a client without such images.
-        """
+        """Model -> accuracy on each client's own test images at the end, float [K], NaN without; {} if none."""
         found = _or_empty(load_client_tests, self.folder)
         if int(found.get("round", -1)) != self.metrics[-1]["round"]:
             return {}

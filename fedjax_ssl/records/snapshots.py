@@ -14,12 +14,7 @@ _ARRAYS = {
 
 
 def save_snapshot(folder: pathlib.Path, round_number: int, of: str, snapshot: dict[str, np.ndarray]) -> None:
-    """Writes a snapshot as FOLDER/round_NNNNNN.npz.
-
-    Args:
-        of: the set whose images it shows, 'test' or 'validation'; the file's entry `of`.
-        snapshot: see `fedjax_ssl.engine.evaluation.make_snapshot`.
-    """
+    """Writes what `make_snapshot` returns as FOLDER/round_NNNNNN.npz; `of` is the set, 'test' or 'validation'."""
     make_folder(folder)
     replace_arrays(folder / f"round_{round_number:06d}.npz", **snapshot, of=np.array(of))
 

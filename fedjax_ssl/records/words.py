@@ -31,11 +31,7 @@ def describe_model(config: Any) -> str:
 
 
 def who_has_labels(config: Any, labelled: int | None = None) -> str:
-    """Who holds labels, in words, as in '500 labels at the server'.
-
-    Args:
-        labelled: how many of the clients' images have labels, for the text; None: unknown.
-    """
+    """Who holds labels, in words; `labelled`: how many of the clients' images have labels, None if unknown."""
     data = config["data"]
     if data["centralised"]:
         return "the server has all images, with their labels"

@@ -192,10 +192,7 @@ def run_of(experiment: Experiment) -> Owner:
 
 
 def make_recorded(machine: Machine, experiment: Experiment) -> Callable[[State, np.ndarray], Any] | None:
-    """Makes (state, a view's clients) -> `Here.records`: these clients and those that a round recalls.
-
-    None if the method recalls no clients.
-    """
+    """Makes (state, a view's clients) -> `Here.records`: these and those that a round recalls; None if none."""
     views, recalls = experiment.views, experiment.method.recalls
     if views is None or recalls is None:
         return None
@@ -226,8 +223,7 @@ def place_memory(
 ) -> tuple[State, ClientMemory | None]:
     """Moves the clients' rows to where the run wants them: to a `ClientMemory`, which the stack closes, or the state.
 
-    Args:
-        state: the first state, or that of a checkpoint, which has all rows or leaves them in the file beside it.
+    `state` is the first one, or that of a checkpoint, which has all rows or leaves them in the file beside it.
     """
     shapes, number = experiment.state_shape.of_clients, int(state.round)
     is_inside = bool(jax.tree.leaves(state.of_clients))

@@ -94,9 +94,6 @@ def build_experiment(config: ConfigDict) -> Experiment:
 def build_whole(config: ConfigDict, reader: str) -> Experiment:
     """The parts of one run whose federation is on the device as a whole.
 
-    Args:
-        reader: who asks for it, for the error message.
-
     Raises:
         UserError: see `build_experiments`; or the federation lies elsewhere, see `config.residence`.
     """
@@ -164,11 +161,7 @@ def _shape_of_first_state(config: ConfigDict, init: Callable[..., State], data: 
 def _placed(
     problem: Problem, method: Method, init: Callable[[FederatedData], State], held: Holdings
 ) -> tuple[Residence, Views | None]:
-    """Chooses a seed's residence from sizes alone, before anything is put on the device or compiled.
-
-    Returns:
-        The residence, and what makes views of a round's clients; None if the device holds the federation as a whole.
-    """
+    """Chooses a seed's residence from sizes alone, before anything is compiled; with views if it is not whole."""
     config = problem.config
     small = small_arrays(held)
     select = select_of(problem, method)
@@ -262,8 +255,7 @@ def _check_state(name: str, shape: State, data: FederatedData) -> None:
 def _check_delivery(config: ConfigDict, method: Method, has_rows: bool) -> None:
     """Raises a UserError if attacks, compression or delays are set that the method's uploads do not allow.
 
-    Args:
-        has_rows: whether the device has the server's records of a round's clients only.
+    `has_rows`: whether the device has the server's records of a round's clients only.
     """
     late = config.availability.late if config.availability.late_weight else 0.0  # of uploads that count
     if has_rows and late:

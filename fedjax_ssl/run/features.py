@@ -34,11 +34,7 @@ _AUGMENTATION = ("flip", "padding", "border", "resized", "flavour", "num_ops", "
 
 
 def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None) -> Dataset:
-    """Reads the data set of a run, applies its encoder, and sets images of unknown classes apart.
-
-    Args:
-        tell: called with the progress of reading, see `load_dataset`.
-    """
+    """Reads a run's data set, applies its encoder, sets unknown classes apart; `tell` gets the progress of reading."""
     dataset = through_encoder(config, load_dataset(config.data, tell))
     return set_apart(dataset, config.data) if config.data.unknown_classes else dataset
 

@@ -165,10 +165,7 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
 
 
 def _shape_in(checkpoints: Checkpoints, experiment: Experiment, reached: int) -> State:
-    """The shapes in the checkpoint that is restored.
-
-    Depending on the residence that it was saved with, the clients' memory is in it or in a file beside it.
-    """
+    """The shapes in the checkpoint that is restored, with the clients' memory in it or in a file beside it."""
     shape = experiment.state_shape
     if not jax.tree.leaves(shape.of_clients):
         return shape

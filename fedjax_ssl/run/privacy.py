@@ -136,9 +136,6 @@ OF_CLIENTS = ("client_index", "client_size", "labelled_size", "given_labels")
 def check_private(problem: Problem, method: Method, state: State, data: Any) -> None:
     """Checks that nothing leaves a client without noise.
 
-    Args:
-        state: before the first round, as shapes.
-
     Raises:
         UserError: names in one line what would break the guarantee.
     """

@@ -224,8 +224,7 @@ def _widths(experiment: Experiment) -> tuple[int, ...]:
 def lower_dispatch(machine: Machine, experiments: list[Experiment], width: int | None = None) -> jax.stages.Lowered:
     """Traces the program of many rounds for one experiment, or for those of several seeds together.
 
-    Args:
-        width: of the clients' rows, if a federation has views; None: the largest.
+    `width` is that of the clients' rows, if a federation has views; None: the largest.
     """
     first, num_seeds = experiments[0], len(experiments)
     config = first.problem.config

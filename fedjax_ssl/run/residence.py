@@ -26,7 +26,6 @@ def choose(config: Any, held: Holdings, memory_bytes: int, device_bytes: int | N
     """Decides where the parts of a federation are stored, by `config.residence` and by sizes.
 
     Args:
-        memory_bytes: size of all clients' memory and records.
         device_bytes: size of a device's memory; None: unknown, and assumed to be enough.
         width: n_max, the largest number of images of a client.
 

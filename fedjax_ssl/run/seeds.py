@@ -12,11 +12,7 @@ from fedjax_ssl.run.privacy import sum_of_guarantees
 
 
 def report_seeds(folder: pathlib.Path) -> None:
-    """Writes FOLDER/table.csv, .md and .tex, table_runs.csv and report.html, unless they are newer than all summaries.
-
-    Args:
-        folder: holds seed_N, finished runs of one or several configurations.
-    """
+    """Writes FOLDER/table.csv, .md and .tex, table_runs.csv and report.html, unless newer than all summaries."""
     page = folder / REPORT
     summaries = [path.stat().st_mtime_ns for path in folder.glob(f"seed_*/{SUMMARY}")]
     if page.exists() and page.stat().st_mtime_ns >= max(summaries, default=0):

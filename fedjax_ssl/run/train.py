@@ -220,15 +220,10 @@ def group_runs(together: int, runs: list[Run]) -> list[list[Run]]:
 
 
 def train_group(machine: Machine, config: ConfigDict, runs: list[Run], program: Program) -> list[State]:
-    """Trains a group of runs from their current round to the end.
+    """Trains a group of runs from their current round to the end; returns their final states.
 
     A host that writes nothing runs the same programs in the same order, without the listeners that write.
-
-    Args:
-        config: of the whole command, with all seeds.
-
-    Raises:
-        UserError, TrainingError, KeyboardInterrupt, SystemExit: see `train`.
+    `config` is of the whole command, with all seeds. The errors are those of `train`.
     """
     first_round = runs[0].round
     written = [run for run in runs if run.folder is not None]  # all runs; none on a host that writes nothing
@@ -293,10 +288,9 @@ def checkpoint_interval(config: ConfigDict, state: State) -> int:
 def _first_state(
     machine: Machine, program: Program, run: Run, stack: contextlib.ExitStack
 ) -> tuple[State, ClientMemory | None]:
-    """The state that a run starts from. A run that begins saves it as its first checkpoint, if it has a folder.
+    """The state that a run starts from, and the clients' memory if it is outside of it; the stack closes it.
 
-    Returns:
-        The state, and the clients' memory if it is outside of the state; the stack closes it.
+    A run that begins saves the state as its first checkpoint, if it has a folder.
     """
     experiment = run.experiment
     if run.state is not None:

@@ -107,9 +107,7 @@ def share_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None
 def _find_run(text: str, seed: int, root: str | os.PathLike[str] | None) -> tuple[pathlib.Path, int | None]:
     """The folder of a run and the round of its checkpoint; None: the newest.
 
-    Args:
-        text: a run's folder; a folder of several seeds' runs, in which the run of `seed` is used; or
-            RUN/checkpoints/ROUND.
+    `text` is a run's folder; a folder of several seeds' runs, of which `seed` is used; or RUN/checkpoints/ROUND.
     """
     path = expanded(text)
     if root is not None and (pathlib.Path(root) / path).exists():

@@ -40,11 +40,7 @@ def num_in_training(inputs: Any, facts: Mapping[str, Any], of_images: bool, work
 def in_words(
     labels: np.ndarray, predictions: np.ndarray, probabilities: np.ndarray, class_names: tuple[str, ...]
 ) -> str:
-    """How good predictions are besides their accuracy.
-
-    Args:
-        labels: int [B], the true classes, -1 if unknown.
-    """
+    """How good predictions are besides their accuracy; labels int [B] are -1 if unknown, probabilities float [B, C]."""
     known, number = labels >= 0, probabilities.shape[1]
     labels, probabilities = labels[known], probabilities[known]
     ranks = np.sum(probabilities > np.take_along_axis(probabilities, labels[:, None], axis=1), axis=1)

@@ -100,22 +100,14 @@ def _whole(name: str, text: int | str | None) -> int | None:
 
 
 def from_first(find: Callable[[], Any]) -> Any:
-    """The result of a function that only the first process calls, in all processes.
-
-    Args:
-        find: called in the first process only. Its result must be JSON; tuples become lists.
-    """
+    """What a function returns that only the first process calls, in all processes. It is JSON; tuples become lists."""
     if _joined is None:
         return find()
     return json.loads(_joined.meet(json.dumps(find()) if is_first() else "")[0])
 
 
 def tree_from_first(find: Callable[[], Any], like: Any) -> Any:
-    """Like `from_first`, for a tree of arrays on the host. They travel from device to device, bit for bit.
-
-    Args:
-        like: a tree of the same structure with any leaves.
-    """
+    """Like `from_first`, for a tree of arrays on the host, of the structure of `like`. They travel bit for bit."""
     if _joined is None:
         return find()
     from jax.experimental import multihost_utils

@@ -140,8 +140,7 @@ class HostLink:
     def fail(self, error: BaseException) -> None:
         """Tells the others that this process ends because of an error of its own.
 
-        If the error is that another process does not answer, the watching thread first finds out which, and ends this
-        one.
+        If it is that another does not answer, the watching thread first finds out which, and ends this process.
         """
         told = isinstance(error, UserError | StoppedError)
         if not told and any(word in str(error) for word in _LOST_WORDS):

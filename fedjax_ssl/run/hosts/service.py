@@ -15,11 +15,7 @@ KILLED_SECONDS = 45.0  # if it was killed; longer than `link.SILENCE_SECONDS`
 
 
 def main(port: str, count: str) -> None:
-    """Serves until standard input closes. Prints READY once it listens, or the error.
-
-    Args:
-        port: to listen at, on all addresses of this host.
-    """
+    """Serves a port, on all addresses, until standard input closes. Prints READY once it listens, or the error."""
     # A whole process group gets these signals, and the training processes still save their state.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

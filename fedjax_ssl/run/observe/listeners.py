@@ -60,10 +60,7 @@ class Advise(Listener):
     """Warns if no pseudo-label qualified for several rounds, or of rounds without uploads; first says its advice."""
 
     def __init__(self, advice: str, num_runs: int, late_count: bool = True):
-        """Prints the method's advice for the configuration of the runs in training, '' for none.
-
-        `late_count`: whether late uploads count in the next round, and so are not lost.
-        """
+        """Prints the method's advice, '' for none; `late_count`: late uploads count in the next round."""
         self._without, self._empty, self._late_count = [0] * num_runs, [0] * num_runs, late_count
         self._has_warned = False
         if advice:

@@ -44,7 +44,6 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
     """Runs several rounds under JAX's profiler, in a folder of their own.
 
     Args:
-        rounds: number of traced rounds, after one that is not traced.
         workdir: the folder for trace/, profile.json and profile.txt; by default a new one under runs/.
 
     Returns:

@@ -25,11 +25,7 @@ class RoundProgress(Listener):
     def __init__(
         self, num_rounds: int, done: int, title: str = "", measured: str = "test", console: Console | None = None
     ):
-        """Shows nothing until the context is entered.
-
-        Args:
-            measured: the set that is evaluated each round, see `fedjax_ssl.records.words.measured_each_round`.
-        """
+        """Shows nothing until the context is entered. `measured` is the set that is evaluated each round."""
         console = console or terminal()
         self._num_rounds, self._title, self._measured = num_rounds, title, measured
         self._has_bar, self._last_line = console.is_interactive and shows(NORMAL), -math.inf
@@ -106,12 +102,7 @@ def describe(metrics: dict[str, Any], measured: str = "test", test: dict[str, An
 
 
 def title_of(seeds: tuple[int, ...], together: list[int]) -> str:
-    """Which of several seeds' runs is shown; '' for a single run.
-
-    Args:
-        seeds: of the whole command, in their order.
-        together: those in training now; the figures of the first one are shown.
-    """
+    """Which of the runs of `seeds` is shown, the first of those in training `together`; '' for a single run."""
     if not seeds:
         return ""
     shown, *others = together

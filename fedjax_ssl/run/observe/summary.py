@@ -45,10 +45,9 @@ def to_record(metrics: dict[str, np.ndarray], traffic: Traffic, accountant: Acco
 
 
 def to_timing(result: RoundResult, seconds: float, seeds: int) -> dict[str, Any]:
-    """The line of timings.jsonl for one round. It has the lane steps, which depend on the machine as seconds do.
+    """The line of timings.jsonl for one round, with the lane steps, which depend on the machine as seconds do.
 
-    Args:
-        seconds: of the round of all seeds that train in one program; the line has a seed's share.
+    `seconds` are of all seeds that train in one program; the line has a seed's share.
     """
     number, lane_steps = result.metrics["round"].item(), result.lane_steps.item()
     return {"round": number, "seconds": seconds / seeds, "seeds": seeds, "lane_steps": lane_steps}

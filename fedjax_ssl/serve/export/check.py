@@ -132,10 +132,7 @@ def _first_wrong_layer(tried: Callable[..., tuple[bytes, str]], predictor: Predi
 
 
 def test_inputs(predictor: Predictor, folder: Any) -> np.ndarray:
-    """At most `BATCH_SIZE` test examples of the run in a folder, as the predictor's network takes them.
-
-    If the run's data cannot be read here, warns and draws numbers of their kind.
-    """
+    """At most `BATCH_SIZE` test examples of a run; if its data cannot be read, warns and draws numbers."""
     facts = predictor.facts
     try:
         inputs = dataset_of(folder).x_test

@@ -65,7 +65,6 @@ def export_run(
     """Writes the model of a run's newest or best checkpoint.
 
     Args:
-        workdir: the folder of a run, finished or not.
         out: the file to write; for 'hub' a folder, which may exist.
         format: one of `FORMATS`.
         allow_code, checkpoint: see `fedjax_ssl.load`.
