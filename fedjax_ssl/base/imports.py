@@ -117,7 +117,7 @@ def source_of(module: types.ModuleType) -> bytes:
 
 
 def own_error(error: BaseException) -> str | None:
-    """One line about an error that a user's code raised, or called with, with the place there; None for other errors.
+    """One line about an error that went through a user's code, with the place there; None for other errors.
 
     Args:
         error: the errors that caused it are checked as well.

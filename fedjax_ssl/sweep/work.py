@@ -8,7 +8,8 @@ import pathlib
 import time
 from collections.abc import Callable, Hashable
 
-from fedjax_ssl.base.errors import BusyError, StoppedError, TrainingError
+from fedjax_ssl.base.errors import BusyError, StoppedError, TrainingError, UserError
+from fedjax_ssl.base.imports import own_error
 from fedjax_ssl.config import flatten, numbers_of
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.log import say
@@ -144,6 +145,7 @@ def _run_cell(
             if len(attempt) > 1:
                 attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]
             else:
-                failures[run_name(cell, attempt[0])] = " ".join(f"{type(error).__name__}: {error}".split())
+                told = None if isinstance(error, UserError | StoppedError) else own_error(error)
+                failures[run_name(cell, attempt[0])] = told or " ".join(f"{type(error).__name__}: {error}".split())
         give_back_memory()
     return failures

@@ -18,6 +18,7 @@ import pytest
 import launch
 from fedjax_ssl.base.errors import BusyError, TrainingError, UserError
 from fedjax_ssl.base.files import replace_file
+from fedjax_ssl.base.imports import run_file
 from fedjax_ssl.records.groups import read_groups
 from fedjax_ssl.run.under_way import under_way
 from fedjax_ssl.sweep import Sweep, load_sweep, plan, run_sweep, work
@@ -235,9 +236,16 @@ def test_two_processes_share_a_sweep_and_one_is_killed(finished_sweep, sweep_fil
 
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path, monkeypatch, capsys):
+    """An error in a user's file names its line."""
+    own = tmp_path / "own.py"
+    own.write_text("def loss():\n    return 1 / 0\n")
+    loss = run_file(own).loss
+
     def train(config, folder, on_finish, root):
         if 0 in config.seeds and folder.parent.name == "Stub":
             raise TrainingError("no luck")
+        if 1 in config.seeds and folder.parent.name == "Stub":
+            loss()
         for seed in config.seeds:
             pretended(folder, config, seed)
 
@@ -245,9 +253,9 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(sweep_file, tmp_path,
     assert launch.main(["sweep", sweep_file, f"--workdir={tmp_path}"]) == 3
     errors = capsys.readouterr().err
     assert "failed: Stub, data.server_labels 40, seed 0: TrainingError: no luck" in errors
-    assert "1 of 6 runs" in errors
+    assert f"seed 1: ZeroDivisionError in line 2 of {own}: division by zero" in errors and "2 of 6 runs" in errors
     rows = list(csv.DictReader((tmp_path / "table.csv").open()))
-    assert [(row["seeds"], row["seeds planned"]) for row in rows] == [("2", "3"), ("3", "3")]
+    assert [(row["seeds"], row["seeds planned"]) for row in rows] == [("1", "3"), ("3", "3")]
 
 
 @pytest.mark.parametrize(("number", "status"), [(28, 4), (12, 3)])
