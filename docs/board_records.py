@@ -20,8 +20,9 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import CHANGES_NO_RESULT
 from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.config import differences, for_seed
+from fedjax_ssl.records.lines import SUMMARY
 from fedjax_ssl.records.runs import RunRecords, read_run
-from fedjax_ssl.records.workdir import LOG, SUMMARY
+from fedjax_ssl.records.workdir import LOG
 from fedjax_ssl.report.table import LAST, costs
 from fedjax_ssl.sweep import TRIES, Cell, Sweep, accuracies_of, load_sweep, plan
 from fedjax_ssl.sweep.search import row_and_number, tries_of, with_best

@@ -182,7 +182,7 @@ def test_hosts_draw_the_noise_of_one_secret_that_nothing_shows(train, tmp_path):
     statuses, resumed = train(two, "nothing", "nothing", config="private")
     assert statuses == [0, 0] and "from round 2" in resumed[0], resumed
     statuses, alone = train(one, "nothing", devices=2, config="private")
-    assert statuses == [0] and "goes on from round 0" in alone[0], alone
+    assert statuses == [0] and "from round" not in alone[0], alone
     assert (two / "metrics.jsonl").read_bytes() == (one / "metrics.jsonl").read_bytes()
     states = last_state(two), last_state(one)
     for name, value in states[1].items():
