@@ -47,7 +47,8 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
     """
     path, splits = config.path, _open(config.path)
     train, test = splits["train"], splits.get("test", splits["train"])
-    image, label = _image_column(path, train), config.label_column or _label_column(train)
+    of_classes = [name for name, feature in train.features.items() if hasattr(feature, "names")]  # `ClassLabel`
+    image, label = _image_column(path, train), config.label_column or (of_classes[0] if len(of_classes) == 1 else "")
     of_clients = [("client_column", config.client_column)] if config.client_column else []
     check_columns(train.features, path, ("label_column", label), *of_clients)
     labels, names = _labels(train, label, path, getattr(train.features[label], "names", None))
@@ -193,14 +194,6 @@ def _image_column(path: str, split: Any) -> str:
         what = f"the columns of images {', '.join(found)}" if found else "no column of images"
         raise UserError(f"{path} has {what}, but needs one; its columns are {', '.join(split.features)}")
     return found[0]
-
-
-def _label_column(split: Any) -> str:
-    """Name of the only `ClassLabel` column; '' if there is none or more than one."""
-    from datasets import ClassLabel
-
-    found = [name for name, feature in split.features.items() if isinstance(feature, ClassLabel)]
-    return found[0] if len(found) == 1 else ""
 
 
 def _labels(split: Any, column: str, path: str, names: Sequence[str] | None) -> Labels:

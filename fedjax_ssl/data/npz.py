@@ -89,15 +89,8 @@ def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray])
         if owners.shape != (len(x_train),):
             raise UserError(f"{path}: {CLIENTS} has the shape {owners.shape}; it names a client for each example")
         owners = read_owners(owners, np.arange(len(x_train)), f"{path}: {CLIENTS}")
-    return {
-        "x_train": x_train,
-        "y_train": y_train,
-        "x_test": x_test,
-        "y_test": y_test,
-        "num_classes": len(names),
-        "class_names": names,
-        "owners": owners,
-    }
+    fields = dict(zip(KEYS, (x_train, y_train, x_test, y_test)))
+    return {**fields, "num_classes": len(names), "class_names": names, "owners": owners}
 
 
 def labels_in(

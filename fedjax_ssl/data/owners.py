@@ -56,11 +56,9 @@ def hold_out(client_rows: list[np.ndarray], share: float) -> tuple[list[np.ndarr
 def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> dict[str, np.ndarray]:
     """The number of examples of each of C classes at each owner, for figures and reports, from labels int [N].
 
-    Returns:
-        `train`, int [C], the whole training set; `server`, int [C], the server's part; `clients`, int [K, C];
-        `labelled`, int [K, C], the clients' examples with visible labels; `validation`, int [C]; and, if there are
-        any, two kinds of the clients' examples that no class count includes, int [K]: `unlabelled`, whose label nobody
-        knows, and `unknown`, which are of no class.
+    `train`, `server` and `validation` are int [C], the first of all training examples; `clients`, and `labelled` of the
+    clients' examples with visible labels, int [K, C]. If there are any: two kinds of the clients' examples that no
+    class count includes, int [K], `unlabelled`, whose label nobody knows, and `unknown`, which are of no class.
     """
     is_labelled = np.zeros(len(labels), bool)
     is_labelled[partition.labelled_rows] = True

@@ -23,10 +23,7 @@ PartitionFn = Callable[[np.ndarray, int, Any, np.random.Generator], Shares]
 
 
 def iid(labels: np.ndarray, num_clients: int, config: Any, rng: np.random.Generator) -> Shares:
-    """Splits at random into equal shares of floor(n / num_clients); the rest is left out.
-
-    Reads `examples_per_client`.
-    """
+    """Splits at random into shares of floor(n / num_clients), at most `examples_per_client`; the rest is left out."""
     size = _equal_size(len(labels), num_clients, config)
     return list(rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size))
 
@@ -295,17 +292,8 @@ def main_class(labels: np.ndarray, num_clients: int, config: Any, rng: np.random
     return shares
 
 
-PARTITIONS: dict[str, PartitionFn] = {
-    "iid": iid,
-    "stratified": stratified,
-    "lda": lda,
-    "dirichlet_clients": dirichlet_clients,
-    "dirichlet_pairs": dirichlet_pairs,
-    "dirichlet_classes": dirichlet_classes,
-    "shards": shards,
-    "profiles": profiles,
-    "main_class": main_class,
-}
+_SCHEMES = iid, stratified, lda, dirichlet_clients, dirichlet_pairs, dirichlet_classes, shards, profiles, main_class
+PARTITIONS: dict[str, PartitionFn] = {scheme.__name__: scheme for scheme in _SCHEMES}
 
 
 def _equal_size(num_examples: int, num_clients: int, config: Any) -> int:

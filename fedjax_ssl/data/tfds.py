@@ -21,6 +21,7 @@ import numpy as np
 from absl import logging
 
 from fedjax_ssl.base.errors import UserError, first_line
+from fedjax_ssl.data.npz import KEYS
 
 _FILE_FORMAT = "array_record"
 # EMNIST's images are stored transposed (mirrored and rotated by 90 degrees).
@@ -50,8 +51,7 @@ def load_tfds(name: str) -> dict[str, Any]:
             if not builder.data_path.exists():
                 _check_reachable(name, builder.url_infos or ())
                 _prepare(name, builder, api)
-            x_train, y_train = _read_split(builder, "train", name in _TRANSPOSED)
-            x_test, y_test = _read_split(builder, "test", name in _TRANSPOSED)
+            train, test = (_read_split(builder, split, name in _TRANSPOSED) for split in ("train", "test"))
         except UserError:
             raise
         except Exception as error:  # The errors of TFDS and of its dependencies have no common base.
@@ -60,14 +60,8 @@ def load_tfds(name: str) -> dict[str, Any]:
                 f"remove it there, set another TFDS_DATA_DIR, or {_NPZ_WAY}"
             ) from error
     classes = builder.info.features["label"]
-    return {
-        "x_train": x_train,
-        "y_train": y_train,
-        "x_test": x_test,
-        "y_test": y_test,
-        "num_classes": classes.num_classes,
-        "class_names": tuple(classes.names),
-    }
+    fields = dict(zip(KEYS, (*train, *test)))
+    return {**fields, "num_classes": classes.num_classes, "class_names": tuple(classes.names)}
 
 
 def _check_reachable(name: str, urls: Iterable[str]) -> None:
