@@ -62,7 +62,8 @@ scikit-learn's digits. **Our scale is not the papers'**: a claim that fails here
 networks, data and rounds. Then follows a main claim of some other methods.
 
 All rows of a board have the same clients, labels and numbers of steps, and as many tries of their
-settings on validation images. Five seeds; a difference is paired by seed, with its 95 % confidence
+settings on validation images. They start from fresh weights, on `semianagg_warm_digits` from the
+labelled client's model. Five seeds; a difference is paired by seed, with its 95 % confidence
 interval by Student's t. `claims.toml` in `docs/claims/` has the claims, the csv files the runs.
 
 | verdict | if the interval of the difference |
