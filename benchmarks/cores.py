@@ -20,6 +20,7 @@ Prints `cores NAME X`, the median over the turns of one core's seconds divided b
 
 import argparse
 import itertools
+import json
 import os
 import pathlib
 import statistics
@@ -32,6 +33,7 @@ from fedjax_ssl.run.cores import ONE_THREAD, PLAIN_LOOPS
 
 NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 ALL, EACH = range(NUM_CORES), [[core] for core in range(NUM_CORES)]
+ANCHORS = 40  # labelled images of the server
 KINDS = {  # name -> the cores of each of its processes, their devices, XLA's flags
     "one core": (EACH[:1], 1, ""),
     "one device": ([ALL], 1, ""),
@@ -41,59 +43,42 @@ KINDS = {  # name -> the cores of each of its processes, their devices, XLA's fl
 }
 
 
-def work(options: argparse.Namespace) -> None:
+def work(fields: dict, cores: list[int], devices: int, rounds: int) -> None:
     """Compiles in one process, reports this, and answers each line of its input with the seconds of a round."""
     if hasattr(os, "sched_setaffinity"):
         mine = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, [mine[int(core)] for core in options.cores.split(",")])
+        os.sched_setaffinity(0, [mine[core] for core in cores])
     import jax
 
-    jax.config.update("jax_num_cpu_devices", options.devices)
+    jax.config.update("jax_num_cpu_devices", devices)
     from fedjax_ssl import base_config
     from fedjax_ssl.config import apply_arguments
     from fedjax_ssl.run.experiment import build_experiment
     from fedjax_ssl.run.machine import use_machine
     from fedjax_ssl.run.programs import compile_dispatch
 
-    overrides = {
-        "num_clients": options.clients,
-        "clients_per_round": options.clients,
-        "client.epochs": 1,
-        "data.source": "npz",
-        "data.path": str(options.npz),
-        "data.flip": True,
-        "data.partition": "iid",
-        "data.server_labels": options.anchors,
-        "data.examples_per_client": options.images,
-        "server.pretrain_epochs": 0,
-        "model.name": options.model,
-        "confidence.threshold": -2.0,
-    }
     config = apply_arguments(base_config(), "strong")
-    config.update_from_flattened_dict(overrides)
+    config.update_from_flattened_dict(fields)
     with use_machine(config) as machine:
         experiment = build_experiment(config)
         state = machine.put(experiment.init(experiment.data))
-        data, hidden, count = machine.put((experiment.data, experiment.hidden_labels, jax.numpy.int32(options.rounds)))
+        data, hidden, count = machine.put((experiment.data, experiment.hidden_labels, jax.numpy.int32(rounds)))
         dispatch = compile_dispatch(machine, experiment)
         print("ready", flush=True)
         for _ in sys.stdin:
             started = time.perf_counter()
             state = jax.block_until_ready(dispatch(state, data, hidden, count)).state
-            print((time.perf_counter() - started) / options.rounds, flush=True)
+            print((time.perf_counter() - started) / rounds, flush=True)
 
 
-def start(options: argparse.Namespace, npz: pathlib.Path, kind: str) -> list[subprocess.Popen]:
+def start(kind: str, fields: dict, rounds: int) -> list[subprocess.Popen]:
     """Starts a row's processes; returns them compiled and after their first round."""
     cores_of_each, devices, flags = KINDS[kind]
-    names = ("model", "clients", "images", "anchors", "test_images", "rounds")
-    shared = [f"--{name}={getattr(options, name)}" for name in names]
-    shared += [f"--npz={npz}", f"--devices={devices}"]
     given = os.environ.get("XLA_FLAGS", "")
     environment = {**os.environ, "XLA_FLAGS": f"{PLAIN_LOOPS} {flags} {given}".strip()}  # the last flag counts
     processes = []
     for cores in cores_of_each:  # in turn, because compiling uses all cores
-        command = [sys.executable, __file__, "--work", *shared, f"--cores={','.join(map(str, cores))}"]
+        command = [sys.executable, __file__, f"--work={json.dumps([fields, list(cores), devices, rounds])}"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         if process.stdout.readline().strip() != "ready":
             raise SystemExit(f"{kind}: the process ended with status {process.wait()}")
@@ -115,26 +100,27 @@ def main() -> None:
     parser.add_argument("--model", default="cnn")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--images", type=int, default=100, help="of each client")
-    parser.add_argument("--anchors", type=int, default=40)
-    parser.add_argument("--test_images", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5, help="in one dispatch")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", default="cores.json")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--npz", type=pathlib.Path, help=argparse.SUPPRESS)
-    parser.add_argument("--cores", help=argparse.SUPPRESS)
-    parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work(options)
+        work(*options.work)
         return
 
     from harness import describe, random_npz, write
 
+    fields = {
+        "num_clients": options.clients, "clients_per_round": options.clients, "client.epochs": 1,
+        "data.source": "npz", "data.flip": True, "data.partition": "iid", "data.server_labels": ANCHORS,
+        "data.examples_per_client": options.images, "server.pretrain_epochs": 0, "model.name": options.model,
+        "confidence.threshold": -2.0,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        npz = pathlib.Path(folder) / "images.npz"
-        random_npz(npz, options.clients * options.images + options.anchors, options.test_images)
-        processes = {kind: start(options, npz, kind) for kind in KINDS}
+        size = options.clients * options.images + ANCHORS
+        fields["data.path"] = random_npz(pathlib.Path(folder) / "images.npz", size, 1000)
+        processes = {kind: start(kind, fields, options.rounds) for kind in KINDS}
         times = {kind: [] for kind in KINDS}
         for _ in range(options.repeats):
             for kind in KINDS:

@@ -1,5 +1,6 @@
 """Shared by the benchmarks: timing in turn, describing the machine, printing and writing a table."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -51,49 +52,39 @@ def describe() -> dict:
     }
 
 
-def write(path: str, machine: dict, tables: list[dict] | dict[str, list[dict]]) -> None:
-    """Prints the machine and a table, or several by name, and writes them as JSON."""
+def write(path: str, machine: dict, rows: list[dict]) -> None:
+    """Prints the machine and rows as Markdown tables, one for each set of columns, and writes them as JSON."""
     print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items()))
-    for name, rows in tables.items() if isinstance(tables, dict) else [("", tables)]:
-        print(f"\n{name}".rstrip())
-        print_table(rows)
-    key = "tables" if isinstance(tables, dict) else "rows"
-    pathlib.Path(path).write_text(json.dumps({"machine": machine, key: tables}, indent=2) + "\n")
+    for names, group in itertools.groupby(rows, key=list):
+        print("\n| " + " | ".join(names) + " |\n|" + "---|" * len(names))
+        for row in group:
+            cells = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()]
+            print("| " + " | ".join(cells) + " |")
+    pathlib.Path(path).write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
 
 
-def random_federation(
-    client_index: np.ndarray,
-    num_images: int,
-    image_shape: tuple[int, int, int],
-    num_classes: int = 10,
-    server_labels: int = 1,
-    num_test: int = 1,
-) -> FederatedData:
-    """A federation of random images for timing; the images' content changes no time.
+def federation(inputs, labels, client_index: np.ndarray, server_labels: int = 1, num_test: int = 1) -> FederatedData:
+    """A federation for timing, in which clients see their labels; the images' content changes no time.
 
     Args:
-        client_index: int [K, n], rows of each client, from 0 to num_images - 1; a row may have several owners.
-        num_images: of the clients; the server's images follow them.
-        image_shape: (height, width, channels).
-        num_classes: C. All labels are visible, for benchmarks that give clients their labels.
+        inputs: uint8 [N, height, width, channels]; the last `server_labels` are the server's, the first ones also test.
+        labels: int [N].
+        client_index: int [K, n], rows of each client; a row may have several owners.
         server_labels: labelled images at the server.
         num_test: test images.
     """
-    rng = np.random.default_rng(0)
-
-    def images(count):
-        return jnp.asarray(rng.integers(0, 256, (count, *image_shape), np.uint8))
-
+    inputs, labels = jnp.asarray(inputs), jnp.asarray(labels, jnp.int32)
+    size = jnp.full(len(client_index), client_index.shape[1], jnp.int32)
     return FederatedData(
-        inputs=images(num_images + server_labels),
-        visible_labels=jnp.asarray(np.arange(num_images + server_labels) % num_classes, jnp.int32),
+        inputs=inputs,
+        visible_labels=labels,
         client_index=jnp.asarray(client_index, jnp.int32),
-        client_size=jnp.full(len(client_index), client_index.shape[1], jnp.int32),
-        labelled_size=jnp.full(len(client_index), client_index.shape[1], jnp.int32),
-        server_index=jnp.arange(num_images, num_images + server_labels, dtype=jnp.int32),
+        client_size=size,
+        labelled_size=size,
+        server_index=jnp.arange(len(inputs) - server_labels, len(inputs), dtype=jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
-        test_inputs=images(num_test),
-        test_labels=jnp.asarray(np.arange(num_test) % num_classes, jnp.int32),
+        test_inputs=inputs[:num_test],
+        test_labels=labels[:num_test],
         seed=jnp.int32(0),
     )
 
@@ -106,15 +97,3 @@ def random_npz(path: pathlib.Path, train: int = 50_000, test: int = 10_000) -> s
         arrays = {f"x_{part}": rng.integers(0, 256, (size, 32, 32, 3), np.uint8) for part, size in sizes.items()}
         np.savez(path, **arrays, **{f"y_{part}": np.arange(size) % 10 for part, size in sizes.items()})
     return str(path)
-
-
-def print_table(rows: list[dict]) -> None:
-    """Prints rows with equal keys as a Markdown table."""
-    names = list(rows[0])
-    print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
-    for row in rows:
-        print("| " + " | ".join(_text(row[name]) for name in names) + " |")
-
-
-def _text(value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,7 @@
 """Reads a compiled program's text: its computations, how often each runs, and its cost."""
 
 import collections
-import functools
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,25 +9,16 @@ from typing import NamedTuple
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?[\]})]) ([a-z][a-z\-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
-_BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s64": 8,
-          "u64": 8, "f64": 8, "c64": 8, "c128": 16}  # fmt: skip
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
 
 class Instruction(NamedTuple):
-    """An instruction.
-
-    Attributes:
-        name: its name.
-        type: of its result, as in the text.
-        opcode: such as 'fusion'.
-        line: the whole line.
-    """
+    """An instruction."""
 
     name: str
-    type: str
-    opcode: str
-    line: str
+    type: str  # of its result, as in the text
+    opcode: str  # such as 'fusion'
+    line: str  # the whole line
 
     def attribute(self, pattern: str, otherwise: str = "") -> str:
         """The first group of a pattern in the line."""
@@ -50,11 +41,6 @@ class Instruction(NamedTuple):
         return [(dtype, tuple(map(int, filter(None, sides.split(","))))) for dtype, sides in _ARRAY.findall(self.type)]
 
     @property
-    def bytes(self) -> float:
-        """The size of the result."""
-        return sum(_BYTES.get(dtype, 4) * size(shape) for dtype, shape in self.arrays)
-
-    @property
     def convolution(self) -> str:
         """Its kind, such as 'convolution 3x3' or 'BackwardFilter 3x3 in 10 groups'; '' for other instructions."""
         cudnn = self.attribute(r'custom_call_target="__cudnn\$conv(\w+)"')
@@ -66,11 +52,6 @@ class Instruction(NamedTuple):
         groups = [self.attribute(rf"{kind}_group_count=(\d+)", "1") for kind in ("feature", "batch")]
         words = [f" in {number} {kind}groups" for number, kind in zip(groups, ("", "batch ")) if number != "1"]
         return f"{cudnn or 'convolution'} {window}{''.join(words)}"
-
-
-def size(shape: tuple[int, ...]) -> int:
-    """Elements of an array."""
-    return functools.reduce(lambda a, b: a * b, shape, 1)
 
 
 class Program:
@@ -126,23 +107,20 @@ class Program:
         inside = (part for one, _ in self.walk(computation) for part in self.parts(one))
         return dict(collections.Counter(kind for part in inside if (kind := part.convolution)).most_common())
 
-    def collectives(self) -> dict[str, dict[str, float]]:
-        """Kind -> {'number', 'megabytes' of the results}; a collective in a loop of unknown length counts once.
+    def collectives(self) -> dict[str, int]:
+        """Kind -> number; a collective in a loop of unknown length counts once.
 
         A collective that is spread over concurrent operations has an instruction in each, all with one channel.
         """
-        found: dict[str, dict[str, float]] = {}
+        found = collections.Counter()
         channels: set[str] = set()
         for one, times in self.walk():
             for part in self.parts(one):
-                kind = part.opcode.removesuffix("-start")
-                channel = part.attribute(r"channel_id=(\d+)")
+                kind, channel = part.opcode.removesuffix("-start"), part.attribute(r"channel_id=(\d+)")
                 if kind in COLLECTIVES and channel not in channels:
                     channels.update({channel} - {""})
-                    entry = found.setdefault(kind, {"number": 0, "megabytes": 0.0})
-                    entry["number"] += times
-                    entry["megabytes"] += times * part.bytes / 1e6
-        return found
+                    found[kind] += times
+        return dict(found)
 
     def copies_of(self, dtype: str, shape: tuple[int, ...]) -> list[str]:
         """Names of instructions whose results have an array's size and dtype, but are not the array."""
@@ -150,5 +128,5 @@ class Program:
         return [
             one.name
             for one, _ in self.walk()
-            if one.opcode not in same and any(d == dtype and size(s) == size(shape) for d, s in one.arrays)
+            if one.opcode not in same and any(d == dtype and math.prod(s) == math.prod(shape) for d, s in one.arrays)
         ]

@@ -31,21 +31,11 @@ from tests.helpers.runs import TINY_BACKBONE, make_fedanchor_config  # noqa: E40
 
 # Keeps a run tiny, whatever a variant sets.
 TINY = {
-    "num_rounds": 2,
-    "num_clients": 8,
-    "clients_per_round": 4,
-    "model.name": TINY_BACKBONE,
-    "model.projector_hidden": 8,
-    "model.projector_dim": 4,
-    "client.epochs": 1,
-    "server.epochs": 1,
-    "server.pretrain_epochs": 1,
-    "client.batch_size": 10,
-    "server.batch_size": 10,
-    "checkpoint_every": 10,
-    "rounds_per_dispatch": 1,
-    "augment.flavour": "none",  # RandAugment takes longer to compile than the rest; FLAVOURS have it
-}
+    "num_rounds": 2, "num_clients": 8, "clients_per_round": 4, "checkpoint_every": 10, "rounds_per_dispatch": 1,
+    "model.name": TINY_BACKBONE, "model.projector_hidden": 8, "model.projector_dim": 4,
+    "client.epochs": 1, "server.epochs": 1, "server.pretrain_epochs": 1, "client.batch_size": 10,
+    "server.batch_size": 10, "augment.flavour": "none",  # RandAugment takes longer to compile than the rest
+}  # fmt: skip
 # The method for words of a section that belongs to no method; otherwise FixMatch.
 TRIED_WITH = {
     "consistency": "fixmatch,lpl",
@@ -57,12 +47,8 @@ TRIED_WITH = {
 }
 ATTACKED = {"attack.share": 0.3, "aggregation.byzantine_share": 0.3, "attack.from_class": 1}
 POISONED = {"attack.kind": "poison", **ATTACKED, "attack.strength": 30.0}
-PRIVATE = {
-    "privacy.noise": 1.0,
-    "privacy.reproducible": True,
-    "aggregation.clip_norm": 1.0,
-    "model.normalisation": "group",
-}
+PRIVATE = {"privacy.noise": 1.0, "privacy.reproducible": True, "aggregation.clip_norm": 1.0,
+           "model.normalisation": "group"}  # fmt: skip
 OTHERS = {
     "private": ("supervised,all_labels", PRIVATE),
     "private, fixed cohorts": ("supervised,all_labels", {**PRIVATE, "privacy.cohorts": "fixed"}),

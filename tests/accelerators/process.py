@@ -5,6 +5,7 @@ python -m tests.accelerators.process TARGET CHIPS answers each line of JSON, a p
 """
 
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -32,7 +33,7 @@ class Compiler:
     def __enter__(self):
         self._folder = tempfile.TemporaryDirectory()
         self._errors = open(pathlib.Path(self._folder.name) / "errors", "w+")
-        self._environment = accelerators.environment(self._words[0], self._folder.name)
+        self._environment = {**os.environ, **accelerators.environment(self._words[0], self._folder.name)}
         self._environment.pop("XLA_FLAGS", None)  # the tests' flags are for a CPU
         return self
 
