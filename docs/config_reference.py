@@ -7,15 +7,19 @@ or, where there is none, the comment above it; a comment above an assignment tha
 A method's own fields and variants are on its page alone (`endings.py`).
 """
 
+import pathlib
 import re
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedjax_ssl.base.fields import ARGUMENT_FIELDS, Range
-from fedjax_ssl.cli.source_docs import read_fields
 from fedjax_ssl.config import ARGUMENTS, base_config, flatten, ranges
 from fedjax_ssl.methods import METHODS
+
+sys.path.append(str(pathlib.Path(__file__).parent))
+from source_docs import read_fields
 
 SECTIONS = {
     "": "The run",

@@ -14,7 +14,6 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedjax_ssl.cli.source_docs import read_fields
 from fedjax_ssl.config import ranges
 from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.methods import METHODS
@@ -22,6 +21,7 @@ from fedjax_ssl.methods.entry import Entry
 
 sys.path.append(str(pathlib.Path(__file__).parent))
 import config_reference as reference
+from source_docs import read_fields
 
 ROOT = pathlib.Path(__file__).parents[1]
 NEED_A_BACKBONE = ("fedcon", "fedema", "fedtrinet", "fedu")  # methods that have no use for model.name=linear

@@ -1,5 +1,6 @@
 """The documentation builds without a warning and names every field; its examples run."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -22,7 +23,6 @@ import fedjax_ssl
 import launch
 from fedjax_ssl import UserError, base_config, methods
 from fedjax_ssl.base import imports
-from fedjax_ssl.cli.source_docs import read_fields
 from fedjax_ssl.config import flatten, parse_config
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.engine.tracing import one_job
@@ -53,14 +53,14 @@ def script(root, name):
     return module
 
 
-def test_every_field_is_described():
-    described = {name: field.meaning for name, field in read_fields().items()}
-    assert set(described) == set(flatten(base_config().to_dict()))
-    assert [name for name, meaning in described.items() if not meaning] == []
+def test_every_field_is_described(root):
+    fields = script(root, "source_docs").read_fields()
+    assert {name: ast.literal_eval(field.default) for name, field in fields.items()} == flatten(base_config())
+    assert [name for name, field in fields.items() if not field.meaning] == []
 
 
 def test_descriptions_are_those_of_the_source(root):
-    fields = read_fields()
+    fields = script(root, "source_docs").read_fields()
     assert fields["seed"].meaning == "partition, initialisation, cohorts, everything random"  # behind the code
     assert fields["server.nesterov"].meaning == "Nesterov momentum"  # in a shared section
     assert fields["confidence.kind"].meaning.startswith("The rule: 'fixed', the method's")  # above the code

@@ -1,12 +1,10 @@
-"""What `python launch.py --help` prints, in 80 columns: commands, examples, configs, methods and fields."""
+"""What `python launch.py --help` prints, in 80 columns: commands, examples, and the words after a config's colon."""
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_ssl.base.fields import ARGUMENT_FIELDS, RECIPES, WORDS, Range, shared_fields
-from fedjax_ssl.base.files import CONFIGS
-from fedjax_ssl.cli.source_docs import docstring, read_fields, read_methods, summary
+from fedjax_ssl.base.fields import ARGUMENT_FIELDS, RECIPES, WORDS
 
 WIDTH = 80
 
@@ -18,16 +16,8 @@ EXAMPLES = """\
   python launch.py --workdir=runs/a       resumes a run that was stopped
   python launch.py --config.seeds='(0, 1, 2)' --workdir=runs/three_seeds
   python launch.py sweep configs/sweeps/mnist_methods.py --workdir=runs/methods
+  python launch.py methods                all methods with their variants
 """
-
-# The most used fields; the others are in base/fields/ and the methods' files.
-MAIN_FIELDS = (
-    "method", "num_rounds", "num_clients", "clients_per_round", "seed", "seeds", "schedule", "checkpoint_every",
-    "devices", "lanes", "data.source", "data.labels", "data.server_labels", "data.partition", "data.alpha",
-    "data.examples_per_client", "model.name", "model.normalisation", "client.epochs", "client.batch_size",
-    "client.learning_rate", "client.proximal", "server.epochs", "server.learning_rate", "server.pretrain_epochs",
-    "aggregation.optimizer", "confidence.kind", "log.tensorboard", "log.wandb_project",
-)  # fmt: skip
 
 
 class Command(NamedTuple):
@@ -43,12 +33,9 @@ class Command(NamedTuple):
 
 def overview(commands: Mapping[str, Command]) -> str:
     """The help of launch.py as a whole."""
-    fields, ranges = read_fields(), shared_fields().ranges()
-    arguments = {
-        "methods": f"{', '.join(read_methods())}, method=FILE.py:NAME; then one of the method's variants",
-        "recipes": ", ".join(RECIPES),
-        "others": ", ".join([*WORDS, "the name of a model", *(f"{name}=" for name in ARGUMENT_FIELDS)]),
-    }
+    words = ", ".join([*WORDS, "the name of a model", *(f"{name}=" for name in ARGUMENT_FIELDS)])
+    arguments = {"methods": "a name, or method=FILE.py:NAME; then one of its variants", "recipes": ", ".join(RECIPES)}
+    summaries = ((name, (command.run.__doc__ or "").partition("\n\n")[0]) for name, command in commands.items())
     return "\n".join(
         [
             "Trains a federated semi-supervised method.",
@@ -60,26 +47,15 @@ def overview(commands: Mapping[str, Command]) -> str:
             "Each command takes --quiet (only warnings and errors) and --verbose.",
             "",
             "Commands; details: python launch.py COMMAND --help",
-            _rows(((name, summary(command.run.__doc__)) for name, command in commands.items()), 12),
+            _rows(summaries, 12),
             "Examples",
             EXAMPLES,
-            "Configs: --config=FILE",
-            _rows(((f"configs/{path.name}", summary(docstring(path))) for path in sorted(CONFIGS.glob("*.py"))), 34),
             "Arguments after a config's colon, separated by commas, applied in order",
-            _rows(arguments.items(), 12),
-            "Methods and their variants; docs/methods.md",
-            _rows(
-                ((name, about + (f" Variants: {', '.join(variants)}." if variants else ""))
-                 for name, (about, variants) in read_methods().items()), 16,
-            ),
-            "The most used fields: --config.FIELD=VALUE. These are the library's defaults,",
-            "which a config file may change. All fields: docs/configs.md",
-            _rows(
-                ((f"{name} = {fields[name].default}", f"{fields[name].meaning}{_may_be(ranges[name])}")
-                 for name in MAIN_FIELDS), 34,
-            ),
+            _rows([*arguments.items(), ("others", words)], 12),
+            "Fields: python launch.py --dry_run shows all with their values. Their meaning:",
+            "python docs/config_reference.py, or the page configs.md of the site.",
         ]
-    )  # fmt: skip
+    )
 
 
 def of_command(name: str, command: Command) -> str:
@@ -101,11 +77,6 @@ def of_command(name: str, command: Command) -> str:
             _rows(flags, 22),
         ]
     )
-
-
-def _may_be(its_range: Range) -> str:
-    """A field's range in brackets, to follow its meaning; '' if the default shows it."""
-    return "" if its_range.kind in (bool, str) and not its_range.choices else f" [{its_range.words()}]"
 
 
 def _rows(rows: Iterable[tuple[str, str]], column: int) -> str:

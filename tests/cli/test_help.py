@@ -1,51 +1,20 @@
 """The help texts: they describe the program, appear at once and fit into 80 columns."""
 
-import ast
 import subprocess
 import sys
 
 import pytest
 
 import launch
-from fedjax_ssl import base_config
 from fedjax_ssl.base.fields import ARGUMENT_FIELDS, RECIPES, WORDS
-from fedjax_ssl.cli import help, source_docs
-from fedjax_ssl.config import flatten
-from fedjax_ssl.methods import METHODS
 from tests.helpers.runs import ROOT
-
-
-def test_fields_and_methods_are_those_of_the_program():
-    fields = source_docs.read_fields()
-    real = flatten(base_config())
-    assert {name: ast.literal_eval(field.default) for name, field in fields.items()} == real
-    assert all(fields[name].meaning for name in help.MAIN_FIELDS)
-    methods = source_docs.read_methods()
-    assert {name: variants for name, (_, variants) in methods.items()} == {
-        m: tuple(e.variants) for m, e in METHODS.items()
-    }
-    assert all(about for about, _ in methods.values())
 
 
 def test_overview(capsys):
     assert launch.main(["--help"]) == 0
     text = capsys.readouterr().out
-    configs = [f"configs/{path.name}" for path in launch.QUICKSTART.parent.glob("*.py")]
-    fields = [f"{name} = " for name in help.MAIN_FIELDS]
-    for word in (
-        *launch.COMMANDS,
-        *configs,
-        *fields,
-        *METHODS,
-        *RECIPES,
-        *WORDS,
-        *(f"{name}=" for name in ARGUMENT_FIELDS),
-        "num_rounds = 500",
-        "[whole, at least 1]",
-        "--workdir",
-        "Examples",
-    ):
-        assert word in text, word
+    arguments = [*RECIPES, *WORDS, *(f"{name}=" for name in ARGUMENT_FIELDS)]
+    assert [word for word in (*launch.COMMANDS, *arguments, "--workdir", "Examples") if word not in text] == []
     assert max(map(len, text.splitlines())) <= 80
 
 

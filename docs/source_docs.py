@@ -1,8 +1,4 @@
-"""Reads fields, methods and arguments from the sources without importing them.
-
-Help and documentation use it, because importing the modules (JAX, Flax, Optax, Orbax) takes too long for help. Tests
-compare the result with the modules.
-"""
+"""Reads what the comments in the sources say about fields. Tests compare the fields with the program's."""
 
 import ast
 import functools
@@ -11,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fedjax_ssl.base.files import PACKAGE
+from fedjax_ssl.methods import NAMES
 
 
 class Field(NamedTuple):
@@ -26,36 +23,11 @@ class Field(NamedTuple):
 def read_fields() -> dict[str, Field]:
     """All fields of a configuration by their dotted names, in the order of the source."""
     fields = _fields_of(PACKAGE / "base" / "fields", "shared_fields")
-    for name in read_methods():
-        own = _fields_of(_file_of(name), "defaults")
+    for name in NAMES:
+        file = PACKAGE / "methods" / f"{name}.py"
+        own = _fields_of(file if file.exists() else file.with_suffix("") / "__init__.py", "defaults")
         fields.update({f"{name}.{field}": value for field, value in own.items()})
     return fields
-
-
-@functools.cache
-def read_methods() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Name of each method -> (what it is, the names of its variants)."""
-    methods = {}
-    for name in _keys(_tree(PACKAGE / "methods" / "__init__.py"), "NAMES"):
-        path = _file_of(name)
-        methods[name] = (summary(docstring(path)), tuple(_keys(_tree(path), "VARIANTS")))
-    return methods
-
-
-def _file_of(method: str) -> pathlib.Path:
-    """A method's file, or the __init__.py of its folder."""
-    path = PACKAGE / "methods" / f"{method}.py"
-    return path if path.exists() else path.with_suffix("") / "__init__.py"
-
-
-def docstring(path: pathlib.Path) -> str:
-    """A module's docstring; '' without one."""
-    return ast.get_docstring(_tree(path)) or ""
-
-
-def summary(text: str | None) -> str:
-    """The first paragraph, on one line."""
-    return " ".join((text or "").strip().partition("\n\n")[0].split())
 
 
 def _fields_of(path: pathlib.Path, function: str, given: Mapping[str, str] = {}) -> dict[str, Field]:
@@ -100,7 +72,7 @@ def _functions(path: pathlib.Path) -> dict[str, tuple[pathlib.Path, list[ast.stm
     return {
         node.name: (file, node.body)
         for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])
-        for node in _tree(file).body
+        for node in ast.parse(file.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.returns is not None and ast.unparse(node.returns) == "Section"
     }
 
@@ -114,20 +86,3 @@ def _comments(lines: list[str], node: ast.stmt) -> tuple[str, str]:
             break
         above.insert(0, line.strip().removeprefix("# "))
     return beside, " ".join(above)
-
-
-@functools.cache
-def _tree(path: pathlib.Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-def _keys(tree: ast.Module, variable: str) -> list[str]:
-    """The literal entries of a tuple, or literal keys of a dict, that a module assigns to a variable."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Assign | ast.AnnAssign):
-            continue
-        target, value = node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value
-        if isinstance(target, ast.Name) and target.id == variable and isinstance(value, ast.Dict | ast.Tuple):
-            entries = value.keys if isinstance(value, ast.Dict) else value.elts
-            return [str(entry.value) for entry in entries if isinstance(entry, ast.Constant)]
-    return []
