@@ -100,16 +100,16 @@ def no_pictures(request):
     """Saves empty pictures, except in tests/report, and lays embeddings out without t-SNE: most of a report's time."""
     from matplotlib.figure import Figure
 
-    from fedjax_ssl.report import run_report, style
+    from fedjax_ssl.report import figures
 
     def save(figure, file, format, **_):
         file.write('<svg viewBox="0 0 1 1"><g id="1"/></svg>' if format == "svg" else b"")
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(run_report, "to_plane", lambda embeddings: embeddings[:, :2]))
+        stack.enter_context(mock.patch.object(figures, "to_plane", lambda embeddings: embeddings[:, :2]))
         if request.path.parent.name != "report":
             stack.enter_context(mock.patch.object(Figure, "savefig", save))
-            stack.enter_context(mock.patch.object(style, "_lay_out"))
+            stack.enter_context(mock.patch.object(Figure, "draw_without_rendering"))
         yield
 
 

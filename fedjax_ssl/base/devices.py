@@ -40,15 +40,11 @@ def num_devices() -> int:
 
 
 def on_each_device(function: Callable[[Any], Any], rows: Any) -> Any:
-    """Applies a function to every device's share of rows.
+    """Applies a function to every device's share of rows; returns the concatenated results, replicated.
 
     Args:
-        function: leaves [n, ...] to leaves [n, ...] or [1, ...]. It may close over arrays; every device gets all of
-            them.
+        function: leaves [n, ...] to leaves [n, ...] or [1, ...]. Every device gets all arrays that it closes over.
         rows: leaves [D n, ...] for D devices, replicated; device d takes n rows, from row d n.
-
-    Returns:
-        The concatenated results, replicated.
     """
     devices = num_devices()
     if devices == 1:
@@ -65,12 +61,8 @@ def on_each_device(function: Callable[[Any], Any], rows: Any) -> Any:
         results = jax.core.eval_jaxpr(traced.jaxpr, around, *jax.tree.leaves(share))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    split = jax.shard_map(
-        with_arguments,
-        in_specs=(PartitionSpec(), PartitionSpec()),
-        out_specs=PartitionSpec(AXIS),
-        check_vma=False,
-    )
+    whole = PartitionSpec()
+    split = jax.shard_map(with_arguments, in_specs=(whole, whole), out_specs=PartitionSpec(AXIS), check_vma=False)
     # Seeds in one program run one after the other: large batches gain nothing from running side by side.
     results = jax.custom_batching.sequential_vmap(split)(traced.consts, rows)
-    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, PartitionSpec()), results)
+    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, whole), results)

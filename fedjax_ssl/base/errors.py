@@ -28,12 +28,7 @@ class StoppedError(RuntimeError):
     """The operating system, a file or the memory ended a run: for example a full disk, or a folder that is gone.
 
     The command line prints the message and exits with status 4; the last checkpoint is kept, and the run can be
-    resumed once the cause is fixed.
-
-    Attributes:
-        reason: what ended it.
-        folder: the workdir that resumes it.
-        by_disk: whether the disk was the cause, which would end other runs as well.
+    resumed from its folder once the cause is fixed. `by_disk`: the disk was the cause, which would end other runs, too.
     """
 
     def __init__(self, reason: str, how_to_resume: str = "", folder: pathlib.Path | None = None):
@@ -43,11 +38,7 @@ class StoppedError(RuntimeError):
 
 
 class BusyError(UserError):
-    """Another process is using this workdir.
-
-    Attributes:
-        folder: the workdir.
-    """
+    """Another process is using this workdir."""
 
     def __init__(self, folder: pathlib.Path):
         super().__init__(f"another process is training in the workdir {folder}")
@@ -72,10 +63,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Escapes what cannot be shown on a page or a line, in a text from any source, such as a folder's name.
-
-    These are control characters, marks of the writing direction, and bytes that are not UTF-8.
-    """
+    """Escapes control characters, marks of the writing direction, and bytes of a file's name that are not UTF-8."""
     joiners = "\u200c\u200d"  # some scripts and emoji need them
     return "".join(
         letter if letter.isprintable() or letter in joiners else letter.encode("unicode_escape").decode()
@@ -116,11 +104,7 @@ _OF_DAMAGED_FILES = (UnicodeDecodeError, json.JSONDecodeError, zipfile.BadZipFil
 
 
 def outside_reason(error: BaseException) -> str | None:
-    """One line about an error that the operating system, a file or the memory caused; None for other errors.
-
-    Args:
-        error: the errors that caused it are checked as well.
-    """
+    """One line if the operating system, a file or the memory caused an error or those that caused it; else None."""
     for each in causes(error):
         kind, text = type(each).__name__, first_line(each)
         if isinstance(each, OSError) and each.strerror:

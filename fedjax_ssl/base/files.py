@@ -23,11 +23,7 @@ _unfinished: set[pathlib.Path] = set()  # temporary files of this process
 
 
 def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Expands ~ or ~USER at the start of a path.
-
-    Raises:
-        UserError: there is no such user.
-    """
+    """Expands ~ or ~USER at the start of a path. Raises UserError if there is no such user."""
     try:
         return pathlib.Path(path).expanduser()
     except RuntimeError as error:
@@ -68,17 +64,8 @@ def replaced(path: pathlib.Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
         _unfinished.discard(temporary)
 
 
-def make_folder(path: pathlib.Path) -> None:
-    """Makes a folder inside an existing one: if a run's folder was moved away, it is not made again."""
-    path.mkdir(exist_ok=True)
-
-
 def read_whole(path: pathlib.Path) -> bytes:
-    """A file's bytes.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file: a pipe would block.
-    """
+    """A file's bytes. Raises OSError if it cannot be read, or is not a regular file: a pipe would block."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a file", str(path))
     return path.read_bytes()
@@ -145,16 +132,10 @@ def cache_folder() -> pathlib.Path:
 
 
 def private_cache(name: str, most_bytes: int) -> pathlib.Path | None:
-    """A folder in the user's cache, made if it is missing.
+    """A folder of this name in the user's cache, made if it is missing.
 
-    Compiled programs are code, so the folder must be the user's own. The least recently used files are removed.
-
-    Args:
-        name: the folder's name.
-        most_bytes: limit on the size of all its files.
-
-    Returns:
-        The folder; None if other users can write there, it is a link, or it cannot be made.
+    Compiled programs are code, so the folder must be the user's own: None if other users can write there, it is a link,
+    or it cannot be made. The least recently used files are removed until all have at most `most_bytes`.
     """
     folder = cache_folder() / name
     try:

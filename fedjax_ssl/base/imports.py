@@ -34,15 +34,12 @@ def name_of(method: str) -> str:
 
 
 def import_own(field: str, name: str) -> tuple[Any, str | None]:
-    """Imports the object that a path names.
+    """Imports the object that a path names; also returns its file, None if the module has none.
 
     Args:
         field: the field of the configuration, for messages.
         name: MODULE:NAME or FILE.py:NAME. A module is installed or in the current folder; a file may import from
             its own folder.
-
-    Returns:
-        The object, and the file that it was imported from; None if the module has no file.
 
     Raises:
         UserError: the name leads nowhere, or the import fails.
@@ -87,14 +84,7 @@ def forget_changed() -> None:
 
 
 def run_file(file: pathlib.Path) -> types.ModuleType:
-    """Runs a Python file, and returns its module.
-
-    Args:
-        file: an absolute path that ends with .py.
-
-    Raises:
-        Exception: whatever the file raises.
-    """
+    """Runs a Python file, an absolute path, and returns its module. Raises whatever the file raises."""
     source = read_whole(file)
     _OWN.add(str(file))
     # A prefix and a digest, so that a file called random.py, or two of one name, replace no other module.
@@ -108,11 +98,7 @@ def run_file(file: pathlib.Path) -> types.ModuleType:
 
 
 def source_of(module: types.ModuleType) -> bytes:
-    """The content of a loaded module's file; what ran, if `run_file` made the module.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The content of a loaded module's file; what ran, if `run_file` made it. Raises OSError if it cannot be read."""
     return vars(module).get("__source__") or read_whole(pathlib.Path(str(module.__file__)))
 
 
@@ -133,20 +119,15 @@ def own_error(error: BaseException) -> str | None:
 def one_line(field: str, name: str, what: str, file: str | None = None) -> Iterator[None]:
     """Turns an error in a user's code into a UserError of one line, which names the place in the code.
 
-    Args:
-        field: the field of the configuration, for messages.
-        name: the import path.
-        what: what fails.
-        file: the user's file, whose line is named; by default the last file of the traceback.
+    The line names the field, its value `name`, what fails, and the line of the user's `file`; by default of the last
+    file of the traceback.
     """
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # It is the user's code: it may raise anything.
-        frames = [
-            f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__ and f.filename[0] != "<"
-        ]
-        frames = [frame for frame in frames if file in (None, frame.filename)]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == (file or f.filename)]
+        frames = [frame for frame in frames if frame.filename != __file__ and frame.filename[0] != "<"]
         where = f" in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
         raise UserError(f"{field}={name}: {what} ({type(error).__name__}{where}: {first_line(error)})") from error

@@ -43,12 +43,9 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         from fedjax_ssl.run.validation import validate
 
     def find_config() -> Any:
-        saved = saved_config(own.workdir, own.allow_code) if own.workdir and not own.config else None
-        return (
-            override(saved, overrides)
-            if saved
-            else parse_config(own.config or str(QUICKSTART), overrides, own.allow_code)
-        )
+        if own.workdir and not own.config and (saved := saved_config(own.workdir, own.allow_code)):
+            return override(saved, overrides)
+        return parse_config(own.config or str(QUICKSTART), overrides, own.allow_code)
 
     if own.dry_run:
         print(dry_run(find_config()))
@@ -113,9 +110,9 @@ def run_report(own: Any, words: list[str], overrides: list[str]) -> None:
         from fedjax_ssl.report import report
         from fedjax_ssl.report.look import Look
 
+    columns = tuple(name.strip() for name in (own.columns or "").split(",") if name.strip())
+    look = Look(columns, own.interval, own.caption or "", own.label or "")
     with doing("drawing the report"):
-        columns = tuple(name.strip() for name in (own.columns or "").split(",") if name.strip())
-        look = Look(columns, own.interval, own.caption or "", own.label or "")
         page = report(words, own.out, own.target, own.against, look, own.figures)
     print(page)
 
@@ -256,10 +253,7 @@ COMMANDS = {
     ),
     "convert-weights": Command(
         run_convert_weights,
-        {
-            "encoder": (None, "the encoder, such as efficientnet_lite0"),
-            "out": (None, "output file, NAME.safetensors"),
-        },
+        {"encoder": (None, "the encoder, such as efficientnet_lite0"), "out": (None, "output file, NAME.safetensors")},
         "FILE",
     ),
     "methods": Command(run_methods, {}),
@@ -364,11 +358,9 @@ def farewell(argv: list[str]) -> str:
 
 
 def write_log(error: BaseException, folder: pathlib.Path | None = None) -> pathlib.Path | str:
-    """Writes an error's traceback to a file; returns its path, or a text if no file could be written.
+    """Writes an error's traceback to FOLDER/error.log, or else to the folder for temporary files.
 
-    Args:
-        error: any.
-        folder: gets error.log; if it is None or cannot be written to, the folder for temporary files gets the log.
+    Returns the file's path, or a text if no file could be written.
     """
     paths = [folder.absolute() / "error.log"] if folder else []
     for path in (*paths, pathlib.Path(tempfile.gettempdir()) / f"fedjax_ssl-error-{os.getpid()}.log"):

@@ -23,11 +23,7 @@ def base_config() -> ConfigDict:
 
 
 def ranges(method: str = "") -> dict[str, Range]:
-    """The range of every field, by dotted names.
-
-    Args:
-        method: a method from a file, whose section is included.
-    """
+    """The range of every field, by dotted names; with the section of a method from a file if it is given."""
     return _all_fields(method).ranges()
 
 
@@ -48,8 +44,8 @@ _shared = functools.cache(shared_fields)
 
 
 @functools.cache
-def _section(defaults: Callable[[], Section | ConfigDict]) -> Section:
-    return Section.of(defaults())
+def _section(defaults: Callable[[], Section]) -> Section:
+    return defaults()
 
 
 def numbers_of(config: ConfigDict) -> dict[str, float]:
@@ -71,10 +67,8 @@ def replace_numbers(config: ConfigDict, numbers: Mapping[str, Any]) -> ConfigDic
 def add_section(config: ConfigDict) -> ConfigDict:
     """The configuration with the section of its own method. What it lacks of it is added, as for a method from a file.
 
-    From here on a file that was imported and has changed since is imported again.
-
-    Raises:
-        UserError: there is no such method.
+    From here on a file that was imported and has changed since is imported again. Raises UserError if there is no such
+    method.
     """
     forget_changed()
     defaults = find_method(config.method).defaults  # imports a file, so that the next lines know its section
@@ -103,13 +97,8 @@ def for_seed(config: ConfigDict, seed: int) -> ConfigDict:
 def typed(saved: dict[str, Any], where: str | pathlib.Path, seeds: tuple[int, ...] = ()) -> ConfigDict:
     """Converts a configuration that was read from JSON to the types of its fields. Imports the code that it names.
 
-    Args:
-        saved: the configuration, nested dicts.
-        where: its file, for the message.
-        seeds: the seeds of the result, if there are any.
-
-    Raises:
-        UserError: a field does not exist, or does not accept its value.
+    Raises a UserError that names the file `where` if a field does not exist or does not accept its value. If there are
+    `seeds`, they are those of the result.
     """
     config = base_config()
     config.method = saved.get("method", config.method)
@@ -154,7 +143,7 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
             config.confidence.update(_shared().confidence.config().to_dict())
             add_section(config).update_from_flattened_dict(find_method(config.method).fields)
         elif equals and name in fields:
-            kind = type(_get(config, fields[name]))
+            kind = type(flatten(config)[fields[name]])
             try:
                 config.update_from_flattened_dict({fields[name]: kind(text)})
             except ValueError:
@@ -168,10 +157,4 @@ def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
             known = [*words, "method=FILE.py:NAME", *(f"{field}=..." for field in fields)]
             hint = nearest(name, [*words, *fields])
             raise UserError(f"unknown config argument {argument!r}{hint}; known: {', '.join(known)}")
-    return config
-
-
-def _get(config: ConfigDict, dotted: str):
-    for name in dotted.split("."):
-        config = config[name]
     return config

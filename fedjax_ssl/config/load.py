@@ -3,7 +3,7 @@
 import difflib
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from absl import flags
@@ -22,14 +22,9 @@ OVERRIDE = "--config."
 
 
 def parse_config(config_file: str | os.PathLike[str], overrides: list[str], allow_code: bool = False) -> ConfigDict:
-    """The configuration of a file, with overrides.
+    """The configuration of a file, see `load_config_file`, with overrides, words like '--config.seed=1'.
 
-    Args:
-        config_file, allow_code: see `load_config_file`.
-        overrides: words like '--config.seed=1'.
-
-    Raises:
-        UserError: there is no such file or field, or a value is of the wrong type.
+    Raises UserError if there is no such file or field, or a value is of the wrong type.
     """
     return override(load_config_file(config_file, allow_code), overrides)
 
@@ -49,7 +44,7 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     try:
         left_over = parsed(["", *overrides])[1:]
     except (flags.Error, TypeError, ValueError) as error:
-        raise UserError(_type_message(config, overrides, error)) from error
+        raise UserError(" ".join(str(error).split())) from error
     if left_over:
         raise UserError(f"cannot make sense of {left_over[0]!r}")
     config, given = holder.value, overridden_fields(overrides)
@@ -60,11 +55,9 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
 
 
 def overlooked(config: ConfigDict, overrides: Iterable[str]) -> list[str]:
-    """What words like '--config.method=semifl' leave as it is, though a user may expect otherwise, a line each.
+    """What overrides such as '--config.method=semifl' leave as it is, though a user may expect otherwise, a line each.
 
-    Args:
-        config: the configuration with these words.
-        overrides: the words.
+    The configuration has these overrides already.
     """
     given, fields, lines = overridden_fields(overrides), flatten(config.to_dict()), []
     if "method" in given:
@@ -113,45 +106,28 @@ def call_in_file(file: str | os.PathLike[str], name: str) -> Any:
     """Calls a function in a Python file and returns its result.
 
     Args:
-        file: the file's path; after a colon, the function's argument.
+        file: the file's path, see `find_config_file`; after a colon, the function's argument.
         name: of the function.
 
     Raises:
         UserError: there is no such file or function, or it fails.
     """
-    file = os.fspath(file)
-    path, colon, argument = file.partition(":")
-    function = load_python_file(path, name)
-    with one_line("config", file, f"{name} fails"):
-        return function(*([argument] if colon else []))
-
-
-def load_python_file(path: str, function: str) -> Callable[..., Any]:
-    """Loads a function from a Python file.
-
-    Args:
-        path: of the file, relative to the current folder, or else to the library's: configs/NAME.py.
-        function: its name.
-
-    Raises:
-        UserError: there is no such file or function, or running the file fails.
-    """
-    path = find_config_file(path)
-    if not path.endswith(".py"):
-        raise UserError(f"{path} is not a Python file")
-    file = pathlib.Path(path).absolute()
-    with one_line("config", path, "running it fails", str(file)):
-        module = run_file(file)
-    if not hasattr(module, function):
-        raise UserError(f"{path} has no function {function}")
-    return getattr(module, function)
+    given, colon, argument = os.fspath(file).partition(":")
+    path = pathlib.Path(find_config_file(given)).absolute()
+    if path.suffix != ".py":
+        raise UserError(f"{given} is not a Python file")
+    with one_line("config", given, "running it fails", str(path)):
+        module = run_file(path)
+    if not hasattr(module, name):
+        raise UserError(f"{given} has no function {name}")
+    with one_line("config", given, f"{name} fails"):
+        return getattr(module, name)(*([argument] if colon else []))
 
 
 def find_config_file(path: str) -> str:
     """A config file's path: as it is given, or in the library's own folder, whatever the current folder.
 
-    Raises:
-        UserError: there is no such file.
+    Raises UserError if there is no such file.
     """
     places = (expanded(path), CONFIGS.parent / path, CONFIGS / path)
     found = next((place for place in places if place.is_file()), None)
@@ -172,8 +148,7 @@ def _check_field(config: ConfigDict, field: str) -> None:
     fields = flatten(config)
     if field in fields:
         return
-    sections = {name.rpartition(".")[0] for name in fields}
-    if field in sections:
+    if field in {name.rpartition(".")[0] for name in fields}:
         raise UserError(f"config.{field} is a section; name one of its fields, as in config.{field}.FIELD")
     section, _, last = field.rpartition(".")
     # An abbreviation, as in client.lr; the nearest by the whole name; else by the last part, which people remember.
@@ -184,30 +159,3 @@ def _check_field(config: ConfigDict, field: str) -> None:
         by_last = {name.rpartition(".")[2]: name for name in fields}
         nearest = [by_last[n] for n in difflib.get_close_matches(last, by_last, n=1, cutoff=0)]
     raise UserError(f"unknown field config.{field}; the nearest is config.{nearest[0]}")
-
-
-def _type_message(config: ConfigDict, overrides: list[str], error: Exception) -> str:
-    """Finds the override that does not parse, by its field's type."""
-    fields = flatten(config)
-    for position, word in enumerate(overrides):
-        if not word.startswith(OVERRIDE):
-            continue
-        field, equals, value = word.removeprefix(OVERRIDE).partition("=")
-        value = value if equals else "".join(overrides[position + 1 : position + 2])
-        kind = config_type(config, field)
-        try:
-            if kind is bool and value.lower() not in ("true", "false", "t", "f", "1", "0", "yes", "no", "y", "n"):
-                raise ValueError
-            if kind in (int, float):
-                kind(value)
-        except ValueError:
-            return f"config.{field} takes a value of type {kind.__name__} (now {fields[field]!r}), not {value!r}"
-    return " ".join(str(error).split())
-
-
-def config_type(config: ConfigDict, field: str) -> type:
-    """The type of a field, even if its value is None."""
-    section, _, name = field.rpartition(".")
-    for part in filter(None, section.split(".")):
-        config = config[part]
-    return config.get_type(name)

@@ -13,8 +13,7 @@ from fedjax_ssl.base.errors import UserError
 def flower(module: str) -> ModuleType:
     """Imports a module of Flower, such as 'flwr.app'.
 
-    Raises:
-        UserError: Flower is not installed, or is too old to have the module.
+    Raises UserError if Flower is not installed, or is too old to have the module.
     """
     try:
         return importlib.import_module(module)

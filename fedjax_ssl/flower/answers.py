@@ -47,16 +47,9 @@ class Reply(NamedTuple):
 
 
 def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) -> Hello:
-    """Reads the answer to `query.hello`.
+    """Reads the answer to `query.hello`; `num_classes` is 0 if the node was not asked for labels.
 
-    Args:
-        content: the answer's.
-        digest: of the server's configuration.
-        num_clients: K.
-        num_classes: C; 0 if the node was not asked for labels.
-
-    Raises:
-        UserError: the node has another configuration, or its answer is not possible.
+    Raises UserError if the node's configuration has another digest, or its answer is not possible.
     """
     told = content.get("node", {})
     if told.get("digest") != digest:
@@ -84,8 +77,7 @@ def read_reply(content: Any, place: int, size: int, like: Reply, turn: int, num_
     """Reads a job's part of the answer to `train`. A client without an upload took no part.
 
     Args:
-        content: the answer's.
-        place: the job's position among the node's jobs.
+        content, place: the answer's; the job's position among the node's jobs.
         size: how many images its client has, by the node's first answer.
         like: shapes.
         turn: the expected turn; answers of earlier turns are refused. This proves nothing, since a node may lie.

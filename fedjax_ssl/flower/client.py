@@ -107,8 +107,7 @@ def one_device(config: ConfigDict) -> ConfigDict:
 def open_node(context: Any) -> Node:
     """Builds a node from its context. This is repeated for each message, since Flower starts a process for each.
 
-    Raises:
-        UserError: the configuration or the node's data cannot be used, or the node was restarted since `hello`.
+    Raises UserError if the configuration or the node's data cannot be used, or the node was restarted since `hello`.
     """
     use_compilation_cache()
     config = run_config(context.run_config)
@@ -130,10 +129,8 @@ def open_node(context: Any) -> Node:
 def hello(message: Any, context: Any) -> Any:
     """Answers who the node is: its clients' ids, how many images each has, and how many of these have labels.
 
-    If the method's first state depends on it, also how many labels of each class all its clients have.
-
-    Raises:
-        UserError: the node's copy of the configured data set is not that of the server.
+    If the method's first state depends on it, also how many labels of each class all its clients have. Raises UserError
+    if the node's copy of the configured data set is not that of the server.
     """
     context.state[FACTS] = message.content[FACTS]
     node, facts = open_node(context), json.loads(message.content[FACTS]["json"])
@@ -212,53 +209,28 @@ def statistics(message: Any, context: Any) -> Any:
 
 
 def train_one(
-    problem: Problem,
-    method: Method,
-    broadcast: Any,
-    data: FederatedData,
-    memory: Mapping[str, Any],
-    client: jax.Array,
-    group: jax.Array | None,
-    personal: Any,
-    round_number: jax.Array,
-) -> CohortResult:
+    problem: Problem, method: Method, broadcast: Any, data: FederatedData, memory: Mapping[str, Any], client: jax.Array,
+    group: jax.Array | None, personal: Any, round_number: jax.Array,
+) -> CohortResult:  # fmt: skip
     """Runs one job of a round as a cohort of one client, with the same PRNG keys as in the simulation.
 
-    Args:
-        problem, method: the run's.
-        broadcast: the broadcast from the server.
-        data: of the client.
-        memory: the client's, without a leading axis.
-        client: int32 [], its id.
-        group: int32 [], or None.
-        personal: the message for this client only, without a leading axis.
-        round_number: int32 [], rounds done before this one.
-
-    Returns:
-        The result, leaves [1, ...].
+    Memory, id, group (or None) and personal message are the client's, without a leading axis; `round_number` counts the
+    rounds done before this one. The result's leaves are [1, ...].
     """
     own, personal = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (memory, personal))
     key = round_keys(data.seed, round_number).clients
     cohort = Cohort(client[None], own, key, None if group is None else group[None], personal, round_number[None])
     result = train_cohort(method.phases, broadcast, data, cohort, 1, label=method.label)
-    bound = problem.config.aggregation.clip_norm
-    if not bound:
-        return result
-    model = clipped(result.upload.model, broadcast.model, bound)
-    return result._replace(upload=result.upload._replace(model=model))
+    if bound := problem.config.aggregation.clip_norm:
+        model = clipped(result.upload.model, broadcast.model, bound)
+        result = result._replace(upload=result.upload._replace(model=model))
+    return result
 
 
 def _remembered(state: Any, client: int, counted: int, like: Any) -> dict[str, Any] | None:
-    """A client's memory, with what its last training added if the server accepted the upload of that turn.
+    """A client's memory, with what its last training added if the server counted that turn; None before its first one.
 
-    Args:
-        state: Flower's `Context.state`.
-        client: its id.
-        counted: the turn of its last accepted upload.
-        like: the memory's shapes.
-
-    Returns:
-        The memory; None before the client's first round.
+    `state` is Flower's `Context.state`, `like` has the memory's shapes.
     """
     if f"{MEMORY}-{client}" not in state:
         return None if jax.tree.leaves(like) else {}

@@ -19,16 +19,10 @@ def to_record(tree: Any) -> Any:
 
 
 def from_record(record: Mapping[str, Any], like: Any, what: str, shapes: bool = False) -> Any:
-    """Converts an ArrayRecord to a pytree.
+    """Converts an ArrayRecord, or whatever else was received, to a pytree of the structure and dtypes of `like`.
 
-    Args:
-        record: from `to_record`, or whatever else was received.
-        like: a pytree of the same structure and dtypes.
-        what: name of the content, for error messages.
-        shapes: whether shapes are also checked.
-
-    Raises:
-        UserError: the record does not fit: the other side has another version or another configuration.
+    Raises a UserError about `what` if the record does not fit: the other side has another version or another
+    configuration. With `shapes`, shapes are also checked.
     """
     paths, structure = jax.tree.flatten_with_path(like)
     leaves = {jax.tree_util.keystr(path): leaf for path, leaf in paths}

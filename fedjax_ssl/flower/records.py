@@ -6,11 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.errors import UserError, say
 from fedjax_ssl.base.files import expanded, replace_file
 from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.engine.interface import State
-from fedjax_ssl.flower.roster import say
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import ROUNDS
@@ -31,14 +30,9 @@ class Records:
     """Writes a run's records and checkpoints; a context manager, which releases the folder."""
 
     def __init__(self, path: str | os.PathLike[str] | None, experiment: Experiment):
-        """Writes nothing yet.
+        """Writes nothing yet. Without a path the workdir is a fresh folder under runs/.
 
-        Args:
-            path: the workdir; None: a fresh folder under runs/.
-            experiment: the run.
-
-        Raises:
-            UserError: the folder holds a run, or cannot be written to.
+        Raises UserError if the folder holds a run, or cannot be written to.
         """
         self._config, self._facts = experiment.problem.config, dataset_facts(experiment.dataset)
         self._folder = Workdir(None if path is None else expanded(path), self._config.to_dict(), about(self._config))
@@ -63,13 +57,9 @@ class Records:
         self._save(state)
 
     def add(self, state: State, metrics: dict[str, np.ndarray], seconds: float, healthy: bool) -> None:
-        """Adds a round, and a checkpoint if one is due.
+        """Adds a round, which took `seconds` with what nodes compiled; and a checkpoint if one is due.
 
-        Args:
-            state: after the round.
-            metrics: of the round.
-            seconds: duration of the round, with what nodes compiled.
-            healthy: whether the state is usable.
+        An unhealthy state is not usable, and not saved.
         """
         line = to_record(metrics, COUNTED)
         self._folder.append(METRICS, [line])
@@ -81,12 +71,7 @@ class Records:
             self._save(state)
 
     def conclude(self, state: State, tested: dict[str, np.ndarray]) -> None:
-        """Writes the last checkpoint and the summary.
-
-        Args:
-            state: after the last round.
-            tested: its figures on the test set; {} if each round's metrics have them.
-        """
+        """Writes the last checkpoint and the summary, with figures on the test set if no round's metrics have them."""
         self._save(state)
         note_end(self._folder.path)
         summary = summarise(self._config, self._folder, ROUNDS)

@@ -1,14 +1,13 @@
 """The nodes of a run: which client is at which node, and messages to nodes."""
 
 import math
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.base.errors import TrainingError, UserError, printable
+from fedjax_ssl.base.errors import TrainingError, UserError, say
 from fedjax_ssl.flower.answers import Hello, read_hello
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.run.observe.clock import doing
@@ -25,14 +24,7 @@ class Roster:
     """
 
     def __init__(
-        self,
-        grid: Any,
-        num_clients: int,
-        digest: str,
-        facts: str,
-        wait: float,
-        timeout: float,
-        num_classes: int = 0,
+        self, grid: Any, num_clients: int, digest: str, facts: str, wait: float, timeout: float, num_classes: int = 0
     ):
         """Sends nothing yet.
 
@@ -55,11 +47,7 @@ class Roster:
         self.sizes, self.labelled = np.zeros(num_clients, np.int32), np.zeros(num_clients, np.int32)
 
     def wait_for_all(self) -> None:
-        """Waits until every client has a node.
-
-        Raises:
-            TrainingError: some have none in time.
-        """
+        """Waits until every client has a node. Raises TrainingError if some have none in time."""
         end = time.monotonic() + self._wait
         while True:
             self.welcome()
@@ -126,12 +114,9 @@ class Roster:
         return found
 
     def send(self, contents: Mapping[int, Mapping[str, Any]], kind: str, number: int) -> dict[int, Any]:
-        """Sends each node its message and waits for answers. Prints a line for each failure and each missing answer.
+        """Sends each node its records and waits for answers. Prints a line for each failure and each missing answer.
 
-        Args:
-            contents: the records for each node.
-            kind: Flower's type of message.
-            number: of the round, from 1 on; 0 before the first.
+        `kind` is Flower's type of message, `number` that of the round, from 1 on; 0 before the first.
         """
         messages = [self._message(node, content, kind, number) for node, content in contents.items()]
         found = {}
@@ -156,8 +141,3 @@ class Roster:
 def _listed(ids: list[int]) -> str:
     """The first ten."""
     return ", ".join(map(str, ids[:10])) + ", ..." * (len(ids) > 10)
-
-
-def say(line: str) -> None:
-    """Prints a line for the user, in which texts of nodes cannot control the terminal."""
-    print(printable(line), file=sys.stderr, flush=True)

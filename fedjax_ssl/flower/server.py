@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.base.errors import TrainingError, UserError
+from fedjax_ssl.base.errors import TrainingError, UserError, say
 from fedjax_ssl.engine.cohort import CohortResult, train_cohort
 from fedjax_ssl.engine.evaluation import is_tested, measure_model
 from fedjax_ssl.engine.interface import Received, State
@@ -22,7 +22,7 @@ from fedjax_ssl.flower.client import one_device
 from fedjax_ssl.flower.messages import app as flower_app
 from fedjax_ssl.flower.messages import array_bytes, to_record
 from fedjax_ssl.flower.records import Records
-from fedjax_ssl.flower.roster import Roster, say
+from fedjax_ssl.flower.roster import Roster
 from fedjax_ssl.flower.settings import RUN, digest, run_config
 from fedjax_ssl.flower.supported import asks_for_labels, check_supported
 from fedjax_ssl.flower.views import facts_text, outline, server_view

@@ -72,10 +72,7 @@ def in_project(config_file: str) -> str:
 def digest(config: ConfigDict) -> str:
     """A hash of all fields that change a result; equal on machines whose runs do the same.
 
-    Paths do not count. A partition file counts by its bytes.
-
-    Raises:
-        UserError: the partition file cannot be read.
+    Paths do not count. A partition file counts by its bytes. Raises UserError if the partition file cannot be read.
     """
     fields = {name: value for name, value in flatten(config).items() if name not in (*CHANGES_NO_RESULT, *PLACES)}
     if file := config.data.partition_file:
@@ -87,14 +84,11 @@ def digest(config: ConfigDict) -> str:
 
 
 def node_settings(given: Mapping[str, Any], num_clients: int) -> tuple[tuple[int, ...], str]:
-    """Reads `flower-supernode --node-config`.
-
-    Args:
-        given: `partition-id`, a client's id, or `clients`, the ids of several as '0,1,2'; and `data`, a file.
-        num_clients: K.
+    """Reads `flower-supernode --node-config`: `partition-id`, a client's id, or `clients`, such as '0,1,2'; `data`.
 
     Returns:
-        The ids of the node's clients, and an npz file with its images; '': it has those of the configured partition.
+        The ids of the node's clients, below num_clients, and an npz file with its images; '': it has those of the
+        configured partition.
 
     Raises:
         UserError: no id is given, an id is not valid, or a name is unknown.

@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Literal
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.cohort import train_cohort
 from fedjax_ssl.engine.tracing import one_job
-from fedjax_ssl.flower.tables import used_whole
 from fedjax_ssl.run.dependence import Trace, reads, server_stages, some_received, trace, without_clients
 from fedjax_ssl.run.experiment import Experiment, make_method
 from fedjax_ssl.server.statistics import Sums
@@ -29,14 +29,16 @@ NOT_AT_CLIENTS = {
     f"[1].{field}": "depends on images of the server"
     for field in ("server_index", "validation_index", "test_inputs", "test_labels", "unknown_inputs")
 }
-DOCS = "see docs/reference/flower.md"
+# Tables of which a side has only its own rows, and operations that read rows of their first argument, at indices from
+# the others.
+TABLES = ("inputs", "visible_labels")
+ROWS = ("gather", "dynamic_slice")
 
 
 def check_supported(experiment: Experiment) -> None:
     """Checks that a run can be split into a server and clients that see only each other's messages.
 
-    Raises:
-        UserError: it cannot; the message says why.
+    Raises UserError if it cannot; the message says why.
     """
     problem, method, data = experiment.problem, experiment.method, experiment.data
     config, state, name = problem.config, experiment.state_shape, problem.config.method
@@ -60,7 +62,8 @@ def check_supported(experiment: Experiment) -> None:
     received = jax.eval_shape(lambda: some_received(result.upload, result.group, len(selection)))
     # With Flower, the first state uses the labels that clients tell, and statistics use the clients' sums.
     first = make_method(problem._replace(told_labels=jnp.zeros(problem.num_classes)))
-    gathered = make_method(problem, gathered=_no_sums(state)) if state.model.batch_stats else method
+    zeros = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), state.model.batch_stats)
+    gathered = make_method(problem, gathered=Sums(zeros, jnp.zeros(1))) if zeros else method
     stages = server_stages(problem, method) | {
         "init": server_stages(problem, first)["init"],
         "statistics": server_stages(problem, gathered)["statistics"],
@@ -91,12 +94,44 @@ def _check(who: str, traced: Trace, forbidden: Mapping[str, str]) -> None:
     """Raises a UserError if a stage reads what is forbidden, or a table of which each side has only rows of its own."""
     does = [what for start, what in forbidden.items() if any(path.startswith(start) for path in reads(traced))]
     does += [
-        f"reads data.{table} as a whole, of which each side has only rows of its own" for table in used_whole(traced)
+        f"reads data.{name} as a whole, of which each side has only rows of its own" for name in used_whole(traced)
     ]
     if does:
-        raise UserError(f"{who} {does[0]}; {DOCS}")
+        raise UserError(f"{who} {does[0]}; see docs/reference/flower.md")
 
 
-def _no_sums(state: Any) -> Sums:
-    zeros = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), state.model.batch_stats)
-    return Sums(zeros, jnp.zeros(1))
+def used_whole(traced: Trace) -> list[str]:
+    """The tables that a stage reads other than by row indices, such as with a mask or a mean over all rows.
+
+    The stage's second argument is the federation's data. It does not check where the indices come from.
+    """
+    jaxpr, paths = traced
+    return [name for name in TABLES if _is_used_whole(jaxpr, [path == f"[1].{name}" for path in paths])]
+
+
+def _is_used_whole(jaxpr: Any, is_table: list[bool]) -> bool:
+    tables = {var for var, is_one in zip(jaxpr.invars, is_table) if is_one}
+    read = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
+    if tables & read:
+        return True
+    for equation in reversed(jaxpr.eqns):
+        if read.isdisjoint(equation.outvars):
+            continue  # only its shape is used
+        read.update(var for var in equation.invars if not isinstance(var, Literal))
+        given = [not isinstance(var, Literal) and var in tables for var in equation.invars]
+        if not any(given) or (equation.primitive.name in ROWS and not any(given[1:])):
+            continue
+        # A loop's first arguments are constants of its condition. The body of a loop and the branches of a condition
+        # take the last arguments; other calls take all.
+        of_condition = equation.params.get("cond_nconsts", 0)
+        inner = [
+            getattr(one, "jaxpr", one)
+            for name, value in equation.params.items()
+            for one in (value if isinstance(value, tuple) else (value,))
+            if hasattr(one, "eqns") and name != "cond_jaxpr"
+        ]
+        if any(given[:of_condition]) or not inner:
+            return True
+        if any(_is_used_whole(each, given[-len(each.invars) :]) for each in inner):
+            return True
+    return False

@@ -14,14 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data import (
-    Dataset,
-    FederatedData,
-    Partition,
-    clients_may_have_labels,
-    dataset_facts,
-    make_partition,
-)
+from fedjax_ssl.data import Dataset, FederatedData, Partition, clients_may_have_labels, dataset_facts, make_partition
 from fedjax_ssl.data.federated import Here, Holdings, hold, shapes_of, small_arrays
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.data.npz import known_labels, read_arrays
@@ -36,8 +29,7 @@ from fedjax_ssl.run.observe.clock import doing
 def outline(config: Any) -> Experiment:
     """The parts of a run, with shapes in place of the federation's data: nothing is put on the device.
 
-    Raises:
-        UserError: the data are missing or do not fit the configuration, or a name is unknown.
+    Raises UserError if the data are missing or do not fit the configuration, or a name is unknown.
     """
     dataset, partition = _read(config)
     held = _hold(config, dataset, partition)
@@ -51,15 +43,10 @@ def outline(config: Any) -> Experiment:
 
 
 def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray) -> tuple[FederatedData, jax.Array]:
-    """What the server has: its labelled images, validation and test images, and the clients' numbers of images.
+    """What the server has: its labelled images, validation and test images, and the labels of all.
 
-    Args:
-        experiment: the run; its data set and partition are read.
-        sizes: int [K], each client's number of images, as the nodes told.
-        labelled: int [K], how many of these have a label.
-
-    Returns:
-        The view, in which no client is `here`, and the labels of its images.
+    No client is `here`. `sizes`, int [K], are the clients' numbers of images as the nodes told, `labelled` how many of
+    these have a label.
     """
     held = _hold(experiment.problem.config, experiment.dataset, experiment.partition)
     owned = np.concatenate([held.server_index, held.validation_index])
@@ -84,16 +71,14 @@ def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray)
 
 
 def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, Dataset, int]:
-    """What a node has of the federation that the configuration describes: its clients' images.
+    """What a node has of the configured federation: its clients' holdings, see `of_clients`.
 
-    Returns:
-        The holdings, see `of_clients`; the data set; and the size of the federation's largest client, at least 1.
+    Also returns the data set, and the size of the federation's largest client, at least 1.
     """
     dataset, partition = _read(config)
     held = _hold(config, dataset, partition)
-    rows = {client: held.rows_of(client) for client in clients}
-    images = {client: held.inputs[own] for client, own in rows.items()}
-    labels = {client: held.visible_labels[own] for client, own in rows.items()}
+    images = {client: held.inputs[held.rows_of(client)] for client in clients}
+    labels = {client: held.visible_labels[held.rows_of(client)] for client in clients}
     own = of_clients(config, images, labels, len(held.server_index), dataset.num_classes)
     return own, dataset, max(1, int(held.sizes.max()))
 
@@ -101,17 +86,10 @@ def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, Data
 def of_clients(
     config: Any, images: dict[int, np.ndarray], labels: dict[int, np.ndarray], server_labels: int, num_classes: int
 ) -> Holdings:
-    """A federation in which only some clients have images.
+    """A federation in which only some clients have images; row 0 belongs to no client.
 
-    Args:
-        config: the run's.
-        images: id of each such client -> its images [n, ...], as they are stored.
-        labels: id of each such client -> its labels, int32 [n], -1 if hidden.
-        server_labels: S, which shapes depend on; the server's images are not included.
-        num_classes: C.
-
-    Returns:
-        The holdings. Row 0 belongs to no client. True labels are the visible ones only.
+    By the ids of these clients, `images` are [n, ...] as they are stored, and `labels` int32 [n], -1 if hidden. True
+    labels are the visible ones only. Shapes depend on S, `server_labels`; the server's images are not included.
     """
     order, sizes = sorted(images), np.zeros(config.num_clients, np.int64)
     labelled = np.zeros(config.num_clients, np.int32)
@@ -167,8 +145,7 @@ def own_holdings(config: Any, client: int, file: str, facts: dict[str, Any]) -> 
 
 def facts_text(experiment: Experiment) -> str:
     """What a node must know about the server's data, as JSON."""
-    dataset, server_labels = experiment.dataset, len(experiment.data.server_index)
-    return json.dumps({**dataset_facts(dataset), "server_labels": server_labels})
+    return json.dumps({**dataset_facts(experiment.dataset), "server_labels": len(experiment.data.server_index)})
 
 
 def _read(config: Any) -> tuple[Dataset, Partition]:

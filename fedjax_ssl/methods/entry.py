@@ -23,9 +23,8 @@ class Entry:
     title: str = ""  # its name in prose
     paper: str = ""  # the paper's address; '' for none
     settings: tuple[str, ...] = ("server",)  # the values of `data.labels` that it accepts
-    # Makes the method's section of the configuration, with the ranges of its fields. Fields of a ConfigDict have no
-    # range, only the type of their default. None: no section.
-    defaults: Callable[[], Section | ConfigDict] | None = None
+    # Makes the method's section of the configuration, with the ranges of its fields. None: no section.
+    defaults: Callable[[], Section] | None = None
     # Values of shared fields that are set when the method is named in a config's arguments.
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Name -> values of fields, for variants such as the systems in its paper's tables.
@@ -62,7 +61,7 @@ class Entry:
 
     def section(self) -> Section | None:
         """The fields of the method's section, with their ranges; None without a section."""
-        return None if self.defaults is None else Section.of(self.defaults())
+        return None if self.defaults is None else self.defaults()
 
     def heads_of(self, config: ConfigDict) -> dict[str, Callable[[ConfigDict], Factory | None]]:
         """The heads that a run's model has besides the classifier."""

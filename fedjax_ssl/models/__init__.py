@@ -25,21 +25,6 @@ from fedjax_ssl.models.vectors import Mlp, NoBackbone
 from fedjax_ssl.models.vit import ViT
 from fedjax_ssl.models.wide_resnet import WideResNet
 
-__all__ = [
-    "BACKBONES",
-    "CLASSIFIER_INITS",
-    "POLICIES",
-    "Adapted",
-    "Heads",
-    "Linear",
-    "Normalisation",
-    "Outputs",
-    "Projector",
-    "build_model",
-    "check_backbone",
-    "heads_drawn",
-]
-
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "cnn": SmallCNN,
     "lenet": LeNet,  # used by RSCFed
@@ -69,19 +54,14 @@ _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def build_model(config, num_classes, heads=None, taken="images", of_inputs=None):
-    """Builds the model that a configuration names.
+    """Builds the model, a `Heads`, that a configuration names.
 
     Args:
-        config: the `model` section: `name` (a key of `BACKBONES` or an import path), `width` (0, or the backbone's),
-          `normalisation` (one of `POLICIES`), `classifier_init` (one of `CLASSIFIER_INITS`)
-          and `dtype` (of the computation, 'float32' or 'bfloat16'; parameters are float32).
+        config: the `model` section: `name`, `width`, `normalisation`, `classifier_init` and `dtype`.
         num_classes: number of classes.
         heads: name -> function from the `model` section to the head's factory, see `Heads`; None: no heads.
         taken: what the inputs are called, see `Kind.noun` of `fedjax_ssl.data.kinds`.
         of_inputs: keyword arguments for the backbone's factory that follow from the inputs; None: none.
-
-    Returns:
-        A `Heads` module.
 
     Raises:
         UserError: a name is unknown (the message lists the known names), the backbone takes another kind of inputs or

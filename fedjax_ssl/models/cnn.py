@@ -16,10 +16,8 @@ class SmallCNN(nn.Module):
     has a bias. Initial kernels are Kaiming normal over the fan-out (convolutions) and LeCun normal (linear). Without
     the last normalisation the network dies within a few steps at the papers' learning rate of 0.03 with momentum 0.9.
 
-    Images must be 4x4 or larger. The size of the linear layer depends on the size of the images.
-
-    Raises:
-        UserError: images are smaller.
+    Images must be 4x4 or larger. The size of the linear layer depends on the size of the images. Raises UserError if
+    images are smaller.
     """
 
     normalisation: str = "static"  # policy of `Normalisation`
@@ -50,10 +48,8 @@ class LeNet(nn.Module):
 
     Images must be 16x16 or larger. The size of the first linear layer depends on the size of the images.
 
-    Source: Liang et al., RSCFed, CVPR 2022, and its public code.
-
-    Raises:
-        UserError: `normalisation` is not 'none', or images are smaller.
+    Source: Liang et al., RSCFed, CVPR 2022, and its public code. Raises UserError if `normalisation` is not 'none', or
+    images are smaller.
     """
 
     normalisation: str = "none"  # 'none'

@@ -7,19 +7,15 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from fedjax_ssl.base.devices import platform
+from fedjax_ssl.models import passes
 from fedjax_ssl.models.layers import convolution_init, global_average_pool
 from fedjax_ssl.models.normalisation import Normalisation
 
 # For each stage: number of blocks, kernel size, stride of its first block, expansion, channels.
 LITE0 = (
-    (1, 3, 1, 1, 16),
-    (2, 3, 2, 6, 24),
-    (2, 5, 2, 6, 40),
-    (3, 3, 2, 6, 80),
-    (3, 5, 1, 6, 112),
-    (4, 5, 2, 6, 192),
+    (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
-)
+)  # fmt: skip
 
 
 class SameConv(nn.Module):
@@ -36,13 +32,10 @@ class SameConv(nn.Module):
         size, stride = self.size, self.stride
         shape = (size, size, x.shape[-1] // self.groups, self.features)
         kernel = self.param("kernel", convolution_init, shape, jnp.float32).astype(self.dtype)
-        if self.groups == 1 or platform() != "cpu":
-            dimensions = ("NHWC", "HWIO", "NHWC")
-            return lax.conv_general_dilated(
-                x, kernel, (stride, stride), "SAME", dimension_numbers=dimensions, feature_group_count=self.groups
-            )
-        # On CPUs XLA's depthwise convolution is many times slower than this sum of shifted images.
         pads = lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), "SAME")
+        if self.groups == 1 or platform() != "cpu":
+            return passes.forward(x, kernel, passes.Window((stride, stride), (pads[0], pads[1])))
+        # On CPUs XLA's depthwise convolution is many times slower than this sum of shifted images.
         padded = jnp.pad(x, ((0, 0), *pads, (0, 0)))
         # Rows and columns from the first to the last pixel of a strided slice.
         below, right = (stride * (-(-side // stride) - 1) + 1 for side in x.shape[1:3])

@@ -46,8 +46,6 @@ class Heads(nn.Module):
     """Backbone, linear classifier, and further heads on the features or on the outputs of another head.
 
     The top-level keys of the parameters are 'backbone', 'classifier', and the names of the heads.
-
-      classifies: whether there is a classifier; a companion (a method's second network) has none.
     """
 
     # Module from (images, train, mask, num_views) to features [B, F]. The classifier has no bias if its attribute
@@ -59,7 +57,7 @@ class Heads(nn.Module):
     # the module gets the outputs of that head instead of the features.
     heads: Mapping[str, Callable[..., nn.Module] | None]
     classifier_init: str = "lecun"  # one of `CLASSIFIER_INITS`
-    classifies: bool = True
+    classifies: bool = True  # whether there is a classifier; a companion (a method's second network) has none
 
     @nn.compact
     def __call__(self, images, train=False, mask=None, num_views=1) -> Outputs:

@@ -1,7 +1,4 @@
-"""Convolution and pooling. GPUs and TPUs use XLA's convolution, CPUs the one in `cpu/`.
-
-Pooling avoids `reduce_window`, whose gradient is also slow on CPUs.
-"""
+"""Convolution and pooling. GPUs and TPUs use XLA's convolution, CPUs the one in `cpu/`."""
 
 import functools
 import math
@@ -9,13 +6,13 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import DTypeLike
 
 from fedjax_ssl.base.devices import platform
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.models import packing, passes
 from fedjax_ssl.models.cpu import convolution as on_cpu
+from fedjax_ssl.models.cpu import pooling
 
 # Kaiming normal over the fan-out: standard deviation sqrt(2 / (kernel_h * kernel_w * out)), not truncated.
 convolution_init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -129,53 +126,16 @@ def check_sides(name, images, least):
 
 def max_pool2d(x):
     """Largest value of each 2x2 window of [N, H, W, C]; an odd last row or column is dropped."""
-    batch, height, width, channels = x.shape
-    height, width = height // 2, width // 2
-    return _largest_of_windows(x[:, : 2 * height, : 2 * width].reshape(batch, height, 2, width, 2, channels))
+    return pooling.largest(x, (1, 2, 2, 1), (1, 2, 2, 1))
 
 
 def overlapping_max_pool2d(x):
     """Largest value of each 3x3 window with stride 2, as PyTorch's MaxPool2d(3, 2, padding=1).
 
-    [N, H, W, C] becomes [N, ceil(H / 2), ceil(W / 2), C]. Compares three shifted slices along each axis, because
-    `reduce_window` has a slow gradient on CPUs. Equal maxima share the gradient; PyTorch gives it to the first. After a
-    ReLU equal maxima are zeros, which pass no gradient on.
+    [N, H, W, C] becomes [N, ceil(H / 2), ceil(W / 2), C].
     """
-    for axis in (1, 2):
-        length = x.shape[axis]
-        padding = [(1, 1) if a == axis else (0, 0) for a in range(4)]
-        padded = jnp.pad(x, padding, constant_values=-jnp.inf)
-        shifted = (lax.slice_in_dim(padded, shift, shift + length, 2, axis) for shift in range(3))
-        x = functools.reduce(jnp.maximum, shifted)
-    return x
-
-
-@jax.custom_vjp
-def _largest_of_windows(windows):
-    """The largest of the four values in each window of [N, H, 2, W, 2, C]; equal maxima share the gradient as in `max`.
-
-    The custom gradient equals the automatic one, but has no reductions over axes of length two: two to three times as
-    fast.
-    """
-    upper, lower = windows[:, :, 0], windows[:, :, 1]
-    return jnp.maximum(
-        jnp.maximum(upper[:, :, :, 0], upper[:, :, :, 1]), jnp.maximum(lower[:, :, :, 0], lower[:, :, :, 1])
-    )
-
-
-def _largest_forward(windows):
-    largest = _largest_of_windows(windows)
-    return largest, (windows, largest)
-
-
-def _largest_backward(residuals, gradient):
-    windows, largest = residuals
-    chosen = windows == largest[:, :, None, :, None]
-    number = sum(chosen[:, :, row, :, column].astype(gradient.dtype) for row in range(2) for column in range(2))
-    return (jnp.where(chosen, (gradient / number)[:, :, None, :, None], 0),)
-
-
-_largest_of_windows.defvjp(_largest_forward, _largest_backward)
+    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
+    return pooling.largest(padded, (1, 3, 3, 1), (1, 2, 2, 1))
 
 
 def global_average_pool(x):

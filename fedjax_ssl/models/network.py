@@ -104,10 +104,9 @@ class Network(NamedTuple):
         return self._apply_train(model, (inputs,), mask)[1]
 
     def input_moments(self, model: Model, inputs: jax.Array, mask: jax.Array) -> BatchStats:
-        """Moments of every layer's input in evaluation mode, averaged over the examples of a batch.
+        """Moments, see `Normalisation`, of every layer's input in evaluation mode, means over the examples of a batch.
 
-        `Normalisation` defines the moments. Arguments as in `batch_statistics`. The moments of companions are zeros, as
-        are those of a batch without valid examples.
+        The moments of companions are zeros, as are those of a batch without valid examples.
         """
         variables, taken = self._variables(model), self.inputs.to_network(inputs)
         _, found = self.module.apply(variables, taken, train=False, mutable=["moments"])
@@ -121,14 +120,9 @@ class Network(NamedTuple):
         return {**model.batch_stats, **pooled_statistics(model.batch_stats, own)}
 
     def _apply_train(self, model, views, mask):
-        outputs, updated = self.module.apply(
-            self._variables(model),
-            self.inputs.to_network(self._together(views)),
-            train=True,
-            mask=jnp.tile(mask, len(views)),
-            num_views=len(views),
-            mutable=["batch_stats"],
-        )
+        inputs = self.inputs.to_network(self._together(views))
+        of_views: dict[str, Any] = {"train": True, "mask": jnp.tile(mask, len(views)), "num_views": len(views)}
+        outputs, updated = self.module.apply(self._variables(model), inputs, **of_views, mutable=["batch_stats"])
         size = len(mask)
         per_view = [jax.tree.map(lambda x, v=v: x[v * size : (v + 1) * size], outputs) for v in range(len(views))]
         return tuple(per_view), {**model.batch_stats, **updated.get("batch_stats", {})}
@@ -182,11 +176,9 @@ def build_network(
 
     Args:
         config: the configuration.
-        facts: facts of the data set, see `fedjax_ssl.data.dataset_facts`; the number of classes and the entries for
-            its kind are read.
-        kind: the kind of the inputs, see `fedjax_ssl.data.kinds.kind_of`.
-        heads: the method's heads, see `build_model`.
-        embedding: name of the head whose outputs represent an image; '': the features.
+        facts: of the data set, see `fedjax_ssl.data.dataset_facts`: the number of classes, and what its kind needs.
+        kind: of the inputs, see `fedjax_ssl.data.kinds.kind_of`.
+        heads, embedding: the method's, see `build_model` and `Network`.
         companions: name -> function from the configuration to the heads of a companion, name -> factory, see `Heads`.
             A companion has the same backbone architecture and no classifier.
         backbone: replaces the backbone that `config.model` names; it has no batch statistics.
@@ -202,13 +194,9 @@ def build_network(
         not isinstance(module.backbone, Adapted)
         or check_backbone(section.name, module.backbone, _taken(inputs), section.normalisation)
     )
-    network = Network(
-        module=module,
-        inputs=inputs,
-        # Without statistics there is nothing to recompute, send or average.
-        normalisation=section.normalisation if keeps or section.normalisation == "none" else "group",
-        embedding=embedding,
-    )
+    # Without statistics there is nothing to recompute, send or average.
+    normalisation = section.normalisation if keeps or section.normalisation == "none" else "group"
+    network = Network(module, inputs, normalisation, embedding)
     # Flax modules hold no parameters: the networks can share the backbone's module, and each has its own parameters.
     others = {name: module.clone(classifies=False, heads=heads_of(config)) for name, heads_of in companions.items()}
     return network._replace(companions={name: network._replace(module=other) for name, other in others.items()})

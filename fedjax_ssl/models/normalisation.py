@@ -68,9 +68,6 @@ class Normalisation(nn.Module):
             train: whether batch statistics are used ('group' never uses them).
             mask: bool or float [V*B], 0 for padding rows, which statistics exclude; [V*B, g] holds one mask for each of
                 g lanes that share the channels; None: all rows are valid.
-
-        Raises:
-            UserError: the policy is unknown.
         """
         if self.policy not in POLICIES:
             raise UserError(f"unknown normalisation {self.policy!r}; known: {', '.join(POLICIES)}")
@@ -122,16 +119,9 @@ def pooled_statistics(statistics, moments):
 def batch_normalise(x, scale, bias, mask=None, num_views=1):
     """Normalises by the mean and the biased variance over the valid examples and positions of each view.
 
-    Args:
-        x: [V*B, ..., C] activations, view-major.
-        scale, bias: [C].
-        mask, num_views: bool or float [V*B] or [V*B, g], see `Normalisation`, or None; V.
-
-    Returns:
-        The normalised activations [V*B, ..., C] in the dtype of `x`, and for each view the mean [V, C], the biased
-        variance [V, C] and the number of values behind them, [V, 1] or [V, C], in float32.
-
-    Source: Ioffe and Szegedy, ICML 2015, algorithm 1.
+    Arguments are those of `Normalisation`, with scale and bias [C]. Returns the normalised activations [V*B, ..., C] in
+    the dtype of `x`, and for each view the mean [V, C], the biased variance [V, C] and the number of values behind
+    them, [V, 1] or [V, C], in float32. Source: Ioffe and Szegedy, ICML 2015, algorithm 1.
     """
     channels = x.shape[-1]
     values = x.reshape(len(x), -1, channels)

@@ -56,10 +56,7 @@ class Adapted(nn.Module):
 def _batch_normalise(policy, given, call, arguments, keywords, context):
     """Lets each `flax.linen.BatchNorm` be a `Normalisation` with the same variables: views and padding are apart.
 
-    The function is an interceptor of Flax, after the policy and the arguments of the backbone.
-
-    Raises:
-        ValueError: the layer asks for something that `Normalisation` does not do.
+    An interceptor of Flax. Raises ValueError if the layer asks for something that `Normalisation` does not do.
     """
     layer = context.module
     if type(layer) is not nn.BatchNorm or context.method_name != "__call__":
@@ -120,12 +117,9 @@ def build_backbone(name: str, factory: Any, file: str | None, normalisation: str
 
 
 def check_backbone(name: str, backbone: Adapted, taken: jax.ShapeDtypeStruct, normalisation: str) -> bool:
-    """Traces the calls that `Heads` will make of a user's backbone, without computing anything.
+    """Traces the calls that `Heads` will make of a user's backbone; returns whether it has statistics of normalisation.
 
     `taken` is the shape and dtype of the backbone's input for one example, [1, ...].
-
-    Returns:
-        Whether the backbone has statistics for normalisation.
 
     Raises:
         UserError: the backbone fails, its output is not [B, F], it calls a layer of batch normalisation wrongly, or

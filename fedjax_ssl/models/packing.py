@@ -56,13 +56,9 @@ def apply(backbone, images, train, mask, num_views):
 def in_parts(layer, x, train, mask, num_views):
     """Runs a layer of a packed backbone on as few lanes at a time as fill `CHANNELS`, so that kernels are dense.
 
-    Args:
-        layer: a bound module that takes `x` and the other arguments of `apply`; `mask` is [N, g], or None.
-        x: [N, H, W, g*C], or the result of the previous layer.
-
-    Returns:
-        [N, H, W, g*D], or, with the lanes split into P parts, [P, N, H, W, g*D / P]. The next layer accepts both forms;
-        `joined` turns the second into the first.
+    The layer is a bound module that takes `x`, [N, H, W, g*C] or the result of the previous layer, and the other
+    arguments of `apply`; `mask` is [N, g], or None. The result is [N, H, W, g*D], or, with the lanes split into P
+    parts, [P, N, H, W, g*D / P]; `joined` turns the second form into the first.
     """
     width = x.shape[-1] * (len(x) if x.ndim == 5 else 1) // lanes()
     number = lanes() // max(1, CHANNELS // width)
@@ -166,14 +162,8 @@ def _differentiable(one, g):
 def _in_lanes(function, most, takes_variables, gives_variables):
     """Makes a function of arrays [..., C] receive packed arrays [..., g*C] under `vmap` over its first argument.
 
-    g is the number of lanes if that is below `most`, otherwise `most`; the last group is then filled up with some of
-    the first lanes.
-
-    Args:
-        function: from several pytrees to a tuple of pytrees.
-        most: the largest number of lanes that are packed.
-        takes_variables: for each argument, whether it is a model's variables; these stay [g, ...], see `of_lanes`.
-        gives_variables: for each result, whether it is a model's variables.
+    g is the number of lanes, but at most `most`; the last group is then filled up with some of the first lanes. A
+    model's variables among arguments (`takes_variables`) and results (`gives_variables`) stay [g, ...], see `of_lanes`.
     """
     over_lanes = jax.custom_batching.custom_vmap(function)
 
@@ -247,11 +237,7 @@ def alone(convolve):
     Non-finite numbers become 0 before they are multiplied by the zeros of other lanes. A diverged lane still keeps its
     non-finite numbers elsewhere: in normalisation and in the heads.
     """
-
-    def call(x):
-        return _with_finite_gradient(convolve(_finite(x)))
-
-    return call
+    return lambda x: _with_finite_gradient(convolve(_finite(x)))
 
 
 @jax.custom_vjp
@@ -273,13 +259,9 @@ _with_finite_gradient.defvjp(lambda y: (y, ()), lambda _, gradient: (_finite(gra
 def block_diagonal(kernel):
     """Joins the kernels of lanes into block-diagonal kernels that fill `CHANNELS`.
 
-    Args:
-        kernel: [g, kernel_h, kernel_w, in, out].
-
-    Returns:
-        [P, kernel_h, kernel_w, b*in, b*out], with zeros between the b = g / P lanes that are joined. b is the largest
-        divisor of g for which the narrower side has at most `CHANNELS` channels. Sides then usually end at a multiple
-        of `CHANNELS`, where a TPU splits arrays for free.
+    [g, kernel_h, kernel_w, in, out] becomes [P, kernel_h, kernel_w, b*in, b*out], with zeros between the b = g / P
+    lanes that are joined. b is the largest divisor of g for which the narrower side has at most `CHANNELS` channels.
+    Sides then usually end at a multiple of `CHANNELS`, where a TPU splits arrays for free.
     """
     lanes, *window, inputs, features = kernel.shape
     most = max(1, CHANNELS // min(inputs, features))

@@ -37,18 +37,14 @@ def forward(x, kernel, window):
 
 def input_gradient(gradient, kernel, window, input_shape, **_):
     """XLA's own gradient with respect to the input."""
-    of_input = jax.linear_transpose(
-        lambda x: forward(x, kernel, window), jax.ShapeDtypeStruct(input_shape, gradient.dtype)
-    )
-    return of_input(gradient)[0]
+    like = jax.ShapeDtypeStruct(input_shape, gradient.dtype)
+    return jax.linear_transpose(lambda x: forward(x, kernel, window), like)(gradient)[0]
 
 
 def kernel_gradient(x, gradient, window, kernel_shape, **_):
     """XLA's own gradient with respect to the kernel."""
-    of_kernel = jax.linear_transpose(
-        lambda kernel: forward(x, kernel, window), jax.ShapeDtypeStruct(kernel_shape, gradient.dtype)
-    )
-    return of_kernel(gradient)[0]
+    like = jax.ShapeDtypeStruct(kernel_shape, gradient.dtype)
+    return jax.linear_transpose(lambda kernel: forward(x, kernel, window), like)(gradient)[0]
 
 
 # --- Lanes: many kernels at once. -------------------------------------------------------------------------------------

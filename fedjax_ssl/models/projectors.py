@@ -53,5 +53,4 @@ class Projection(nn.Module):
         """Maps features to outputs; arguments as for every head, see `Heads`."""
         width = features.shape[-1]
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (width, width))
-        bias = self.param("bias", nn.initializers.zeros_init(), (width,)) if self.use_bias else 0.0
-        return features @ kernel + bias
+        return features @ kernel + (self.param("bias", nn.initializers.zeros_init(), (width,)) if self.use_bias else 0)

@@ -79,18 +79,11 @@ class ResNet(nn.Module):
         x = nn.relu(Normalisation(self.normalisation, name="stem_norm")(x, train, mask, num_views))
         if self.imagenet_stem:
             x = overlapping_max_pool2d(x)
+        of_all = (self.normalisation, self.dtype, self.bottleneck)
         for stage, blocks in enumerate(self.blocks):
-            first, *others = (
-                Block(
-                    self.width * 2**stage,
-                    2 if stage > 0 and block == 0 else 1,
-                    self.normalisation,
-                    self.dtype,
-                    self.bottleneck,
-                    name=f"stage{stage}_block{block}",
-                )
-                for block in range(blocks)
-            )
+            features, names = self.width * 2**stage, [f"stage{stage}_block{block}" for block in range(blocks)]
+            first = Block(features, 2 if stage else 1, *of_all, name=names[0])
             x = packing.in_parts(first, x, train, mask, num_views)
+            others = [Block(features, 1, *of_all, name=name) for name in names[1:]]
             x = packing.in_turn(others, x, train, mask, num_views)
         return global_average_pool(packing.joined(x))

@@ -20,10 +20,7 @@ class ResNet9(nn.Module):
 
     Images must be 8x8 or larger.
 
-    Source: Jeong et al., FedMatch, ICLR 2021, and its public code.
-
-    Raises:
-        UserError: images are smaller.
+    Source: Jeong et al., FedMatch, ICLR 2021, and its public code. Raises UserError if images are smaller.
     """
 
     width: int = 64  # channels of the first convolution

@@ -58,18 +58,12 @@ class WideResNet(nn.Module):
     def __call__(self, images, train=False, mask=None, num_views=1):
         """Maps images [V*B, H, W, C] to features [V*B, 64k]; arguments as in `Heads`."""
         x = Conv(16, dtype=self.dtype, name="stem_conv")(images)
-        for stage, features in enumerate((16, 32, 64)):
-            first, *others = (
-                PreActivationBlock(
-                    features * self.width,
-                    2 if stage > 0 and block == 0 else 1,
-                    self.normalisation,
-                    self.dtype,
-                    name=f"stage{stage}_block{block}",
-                )
-                for block in range((self.depth - 4) // 6)
-            )
+        for stage in range(3):
+            features = 2**stage * self.narrow_channels
+            names = [f"stage{stage}_block{block}" for block in range((self.depth - 4) // 6)]
+            first = PreActivationBlock(features, 2 if stage else 1, self.normalisation, self.dtype, name=names[0])
             x = packing.in_parts(first, x, train, mask, num_views)
+            others = [PreActivationBlock(features, 1, self.normalisation, self.dtype, name=name) for name in names[1:]]
             x = packing.in_turn(others, x, train, mask, num_views)
         x = nn.relu(Normalisation(self.normalisation, name="final_norm")(packing.joined(x), train, mask, num_views))
         return global_average_pool(x)

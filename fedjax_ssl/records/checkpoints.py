@@ -10,7 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fedjax_ssl.base.errors import UserError, first_line
-from fedjax_ssl.base.files import free_name, make_folder
+from fedjax_ssl.base.files import free_name
 from fedjax_ssl.records.manifest import Manifest, TrainedWith, check_run, manifest_of, read_manifest, write_manifest
 
 KEPT = 2  # checkpoints of a run; an older one is deleted after a newer one is complete
@@ -54,7 +54,7 @@ class Checkpoints:
             return
         path, leaves = self._folder / str(round_number), _by_path(state)
         try:
-            make_folder(self._folder)
+            self._folder.mkdir(exist_ok=True)
             with _manager(self._folder, writes=True) as manager:
                 manager.save(round_number, args=ocp.args.PyTreeSave(leaves), force=True)
             shapes = {name: list(leaf.shape) for name, leaf in leaves.items()}

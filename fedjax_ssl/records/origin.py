@@ -18,7 +18,7 @@ import sys
 from typing import NamedTuple
 
 from fedjax_ssl.base.errors import printable
-from fedjax_ssl.base.files import PACKAGE, make_folder, replaced
+from fedjax_ssl.base.files import PACKAGE, replaced
 from fedjax_ssl.base.imports import RUN_AS, source_of
 from fedjax_ssl.records.sealed import read_sealed, write_sealed
 from fedjax_ssl.records.workdir import ORIGIN, ORIGIN_FILES
@@ -70,7 +70,7 @@ def note_start(folder: pathlib.Path) -> None:
     contents = {**_own_files(), **({_DIFF: diff} if diff else {})}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     for name, content in contents.items():
-        make_folder(folder / ORIGIN_FILES)
+        (folder / ORIGIN_FILES).mkdir(exist_ok=True)
         with replaced(folder / ORIGIN_FILES / _copy_name(digests[name], name)) as file:
             file.write(content)
     start = Start(

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.files import make_folder, replace_arrays
+from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.records.fitting import read_fitting
 
 _ARRAYS = {
@@ -15,7 +15,7 @@ _ARRAYS = {
 
 def save_snapshot(folder: pathlib.Path, round_number: int, of: str, snapshot: dict[str, np.ndarray]) -> None:
     """Writes what `make_snapshot` returns as FOLDER/round_NNNNNN.npz; `of` is the set, 'test' or 'validation'."""
-    make_folder(folder)
+    folder.mkdir(exist_ok=True)
     replace_arrays(folder / f"round_{round_number:06d}.npz", **snapshot, of=np.array(of))
 
 

@@ -10,39 +10,16 @@ from fedjax_ssl.report.comparison import write_comparison
 from fedjax_ssl.report.look import PLAIN, Look
 from fedjax_ssl.report.run_report import write_report
 
-__all__ = ["report", "write_comparison", "write_report"]
-
 
 def report(
-    folders: list[str],
-    out: str | None = None,
-    target: float = 0.9,
-    against: str | None = None,
-    look: Look = PLAIN,
-    size: str = style.SCREEN,
+    words: list[str], out: str | None, target: float, against: str | None, look: Look, size: str
 ) -> pathlib.Path:
-    """Does what `python launch.py report` does: writes the report of one run, or a comparison of several.
-
-    Args:
-        folders: runs, or folders of runs.
-        out: the comparison's page; None for the report of a single run.
-        target: rounds and bytes are counted until this accuracy, a share, on the set that is measured each round.
-        against: runs of one configuration, with which the others are compared; None: no differences.
-        look: of the comparison's tables.
-        size: of the pictures, one of `style.SIZES`.
-
-    Returns:
-        The page's path.
-
-    Raises:
-        UserError: see `write_report` and `write_comparison`.
-    """
+    """Writes the report of one run, or, with `out`, a comparison of several; see `write_report`, `write_comparison`."""
     if size not in style.SIZES:
         raise UserError(f"pictures have no size {size!r}{known_are(size, style.SIZES)}")
-    folders = [str(expanded(folder)) for folder in folders]
+    first, *others = folders = [expanded(word) for word in words]
     if out is not None:
         return write_comparison(folders, out, target, against, look=look, size=size)
-    several = len(folders) > 1 or find_runs(pathlib.Path(folders[0])) != [pathlib.Path(folders[0])]
-    if several or against is not None or look != PLAIN:
+    if others or find_runs(first) != [first] or against is not None or look != PLAIN:
         raise UserError("several runs go into one page: --out=NAME.html")
-    return write_report(folders[0], size)
+    return write_report(first, size)

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.records.groups import Group, name_data_sets, read_groups, what_differs
-from fedjax_ssl.records.runs import contents_of
+from fedjax_ssl.records.runs import RunRecords, contents_of
 from fedjax_ssl.report import figures, page, style
-from fedjax_ssl.report.differences import paired_differences
 from fedjax_ssl.report.look import PLAIN, Look, best_cells, to_latex, write_table, write_tables
-from fedjax_ssl.report.table import CONFIDENCE, Row, make_table
+from fedjax_ssl.report.table import CONFIDENCE, ERROR, LAST, OverSeeds, Row, make_table
 
 MANY = 12  # the most curves in one picture
+ERRORS = "Percent, mean ± standard error over seeds."
 _MANY_SETS = "whose accuracies cannot be compared: each has pictures of its own, and the table names it."
 
 
@@ -33,16 +33,14 @@ def write_comparison(
 ) -> pathlib.Path:
     """Writes a page NAME.html that compares runs, and its table, NAME.csv, .md and .tex; returns the page's path.
 
-    NAME.csv has means and deviations as numbers, and NAME_runs.csv a line for each run. The page's pictures are in
-    NAME_figures/, as PNG, SVG and PDF. Each data set has pictures of its own.
+    NAME_runs.csv has a line for each run, NAME_figures/ the pictures of each data set, as PNG, SVG and PDF.
 
     Args:
-        folders: runs, folders of several seeds' runs, or whole sweeps, whose rows are used. Runs that differ only in
-            the seed are one row and one curve.
+        folders: runs, folders of seeds, or sweeps. Runs that differ only in the seed are one row and one curve.
         out: the page's path, NAME.html.
         target: rounds and bytes are counted until this accuracy, a share, on the set that runs measure each round.
-        against: the runs of one configuration; a further table has the others' differences from it, paired by seed,
-            also in NAME_differences.csv, .md and .tex. None: no such table.
+        against: runs of one configuration, from which a further table has the others' differences, paired by seed,
+            also in NAME_differences.csv, .md and .tex; None: no such table.
         table_name: name of the tables' files, without a suffix; None: the page's name; '': no files.
         look: of the tables: columns, intervals, caption and label.
         size: of the pictures, one of `style.SIZES`.
@@ -66,18 +64,20 @@ def write_comparison(
     shown = look.of(table)
     found, missed = ([], []) if against is None else read_groups([pathlib.Path(against)])
     apart = _differences(groups, found, pathlib.Path(against)) if against is not None else []
+    interval = f"half of the {100 * CONFIDENCE:g} % confidence interval over seeds"
+    spread = interval if look.interval else "standard deviation over seeds (of n - 1)"
     of_sets = {data: [group for group, name in zip(groups, names) if name == data] for data in sets}
     page.write_page(
         path,
         f"{_number(len(groups), 'configuration')}, {_number(sum(len(group.runs) for group in groups), 'run')}",
         f"Data: {', '.join(sets)}. Curves are means over the seeds that have the round, bands reach from the least to "
-        f"the most. Accuracies in the table are percent, mean ± {_spread(look)}.",
+        f"the most. Accuracies in the table are percent, mean ± {spread}.",
         [
             *({"note": note} for note in notes),
             *_notes([*groups, *found], [*skipped, *missed]),
             {"note": len(sets) > 1 and f"The runs are on {len(sets)} data sets, {_MANY_SETS}"},
             page.section("Table", _as_html(shown)),
-            page.section("Differences, paired by seed", *_paired(apart)),
+            page.section("Differences, paired by seed", *([{"text": ERRORS}, _as_html(apart)] if apart else [])),
             page.section("What differs", _what_differs(groups)),
             page.section("Labels", _labels_held(groups)),
             *map(_pictures(path, of_sets, size).section, ("Accuracy", "Pseudo-labels")),
@@ -108,21 +108,12 @@ def _notes(groups: list[Group], skipped: list[str]) -> list[page.Part]:
     ]
 
 
-def _spread(look: Look) -> str:
-    interval = f"half of the {100 * CONFIDENCE:g} % confidence interval over seeds"
-    return interval if look.interval else "standard deviation over seeds (of n - 1)"
-
-
 def _number(count: int, of: str) -> str:
     return f"{count} {of}{'' if count == 1 else 's'}"
 
 
 def _as_html(table: list[dict[str, Any]]) -> page.Part:
     return {"table": page.Table(list(table[0]), [list(row.values()) for row in table])}
-
-
-def _paired(apart: list[dict[str, Any]]) -> list[page.Part]:
-    return [{"text": "Percent, mean ± standard error over seeds."}, _as_html(apart)] if apart else []
 
 
 def _differences(groups: list[Group], found: list[Group], against: pathlib.Path) -> list[dict[str, Any]]:
@@ -142,6 +133,36 @@ def _differences(groups: list[Group], found: list[Group], against: pathlib.Path)
     if not rows:
         raise UserError(f"no other run on the same data set has a seed of those in {against}")
     return rows
+
+
+def paired_differences(groups: list[Group], reference: Group) -> list[dict[str, Any]]:
+    """Means over seeds of a run's figure minus that of the reference's run with the same seed.
+
+    Runs of a seed share partition, initialisation and cohorts. Each group that shares a seed with the reference has a
+    row, column -> text, number or `OverSeeds`; accuracies are percent, '-' if no pair measured them on the same set.
+    """
+    by_seed, rows = {run.config["seed"]: run for run in reference.runs}, []
+    for group in groups:
+        pairs = [(run, by_seed[run.config["seed"]]) for run in group.runs if run.config["seed"] in by_seed]
+        if pairs:
+            row = {"method": group.name, "minus": reference.name, "seeds": len(pairs)}
+            row["test accuracy"] = OverSeeds([_of_tests(*pair) for pair in pairs], spread=ERROR)
+            last = OverSeeds([_of_rounds(*pair) for pair in pairs], spread=ERROR)
+            rows.append({**row, f"last {LAST} rounds ({reference.measured})": last})
+    return rows
+
+
+def _of_tests(run: RunRecords, other: RunRecords) -> float | None:
+    """The difference in percent between last models on the test set; None if one was not measured."""
+    values = run.tested("test_accuracy"), other.tested("test_accuracy")
+    return None if None in values else 100 * (values[0] - values[1])
+
+
+def _of_rounds(run: RunRecords, other: RunRecords) -> float | None:
+    """The difference in percent between means of the last rounds; None if they are on different images."""
+    if run.config["data"]["validation"] != other.config["data"]["validation"]:
+        return None
+    return 100 * (run.accuracy()[-LAST:].mean() - other.accuracy()[-LAST:].mean())
 
 
 def _what_differs(groups: list[Group]) -> page.Part:
@@ -173,10 +194,7 @@ def _pictures(path: pathlib.Path, of_sets: dict[str, list[Group]], size: str) ->
 def _draw(groups: list[Group], pictures: page.Pictures, data: str = "") -> None:
     """Draws the pictures of groups on one data set, each with as many groups as one picture can hold.
 
-    Args:
-        groups: to be compared.
-        pictures: get the figures.
-        data: the data set's name, if captions must contain it.
+    `data` is the data set's name, if captions must contain it.
     """
     sets = sorted({group.measured for group in groups})
     percent = functools.partial(figures.over_rounds, top=100)
@@ -192,8 +210,7 @@ def _draw(groups: list[Group], pictures: page.Pictures, data: str = "") -> None:
         add("Accuracy", f"{of}_accuracy", draw, f"{of.capitalize()} accuracy.")
     for of in sets:
         draw = functools.partial(figures.accuracy_over_bytes, measured=of)
-        caption = f"{of.capitalize()} accuracy over what has travelled."
-        add("Accuracy", f"{of}_accuracy_over_bytes", draw, caption)
+        add("Accuracy", f"{of}_accuracy_over_bytes", draw, f"{of.capitalize()} accuracy over what has travelled.")
     measures = {name: words for group in groups for name, words in group.runs[0].measures().items()}
     for name, words in ((f"{of}_{name}", f"{of} {words}") for of in sets for name, words in measures.items()):
         draw = functools.partial(percent, metric=name, label=f"{words} (%)")
@@ -210,11 +227,7 @@ def _clients(groups: list[Group]) -> Figure | None:
 
 
 def bundles(groups: list[Group]) -> dict[str, list[Group]]:
-    """Divides many curves into pictures, by the values of a sweep's grid.
-
-    Returns:
-        The values that the groups of a picture share -> these groups, named without the values.
-    """
+    """Divides many curves into pictures: the values of a sweep's grid -> its groups, named without the values."""
     if len(groups) <= MANY:
         return {"": groups}
     by_values: dict[str, list[Group]] = {}

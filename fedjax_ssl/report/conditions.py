@@ -12,12 +12,9 @@ def conditions(run: RunRecords) -> list[str]:
     attack, availability, privacy = config["attack"], config["availability"], config["privacy"]
     found = list(filter(None, [unknown_images(config)]))
     if attack["kind"] != "none":
-        number = num_byzantine(config)
-        sent = int(np.nansum(run.values("byzantine_uploads")))
-        found.append(
-            f"{number} of {config['num_clients']} clients attack (attack.kind {attack['kind']}), with "
-            f"{sent:,} of {int(run.values('uploads').sum()):,} uploads"
-        )
+        sent = f"{int(np.nansum(run.values('byzantine_uploads'))):,} of {int(run.values('uploads').sum()):,} uploads"
+        who = f"{num_byzantine(config)} of {config['num_clients']} clients"
+        found.append(f"{who} attack (attack.kind {attack['kind']}), with {sent}")
     if config["aggregation"]["mean"] != "mean":
         found.append(f"the mean of uploads is {config['aggregation']['mean']}")
     if availability["never"]:

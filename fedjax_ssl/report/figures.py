@@ -16,7 +16,7 @@ from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.report.style import CLASS_COLOURS, COLOURS, COUNTS, INK, NONE, SMALL, WIDE, curve_style, subplots
 
 MANY = 20  # with more classes, cells and bars have no numbers
-
+MOST_COLUMNS = 1_000  # a heat map shows at most so many clients one by one
 
 Curve = tuple[np.ndarray, np.ndarray] | None  # x [n] and values [seeds, n]; None: missing, but its colour is not free
 
@@ -24,14 +24,9 @@ Curve = tuple[np.ndarray, np.ndarray] | None  # x [n] and values [seeds, n]; Non
 def curves(
     drawn: Mapping[str, Curve], label: str, top: float | None = None, xlabel: str = "round", legend: bool = True
 ) -> Figure | None:
-    """Curves, each the mean over its seeds with a band of their range; None if all are missing.
+    """Curves by name, each the mean over its seeds with a band of their range; None if all are missing.
 
-    Args:
-        drawn: name -> curve.
-        label: of the axis.
-        top: the values are a share of it, such as 100 for percent, and the axis ends there; None: they are no share.
-        xlabel: of the other axis.
-        legend: whether there is one.
+    The axis ends at `top`, of which the values are a share, such as 100 for percent; None: they are no share.
     """
     if all(curve is None for curve in drawn.values()):
         return None
@@ -56,8 +51,8 @@ def over_rounds(groups: list[Group], metric: str, label: str, top: float | None 
 
 def _of_run(run: RunRecords, names: dict[str, str], label: str, top: float | None = None) -> Figure | None:
     """As `over_rounds`, the metrics of one run that are in `names`, name -> words for the legend."""
-    found = {words: (top or 1) * run.values(name)[None] for name, words in names.items() if run.has(name)}
-    return curves({words: (run.values("round"), values) for words, values in found.items()}, label, top)
+    rounds, found = run.values("round"), {words: name for name, words in names.items() if run.has(name)}
+    return curves({words: (rounds, (top or 1) * run.values(name)[None]) for words, name in found.items()}, label, top)
 
 
 def losses(run: RunRecords) -> Figure | None:
@@ -142,16 +137,10 @@ def time_spent(run: RunRecords) -> Figure:
     return figure
 
 
-MOST_COLUMNS = 1_000  # a heat map shows at most so many clients one by one
-
-
 def who_holds_what(counts: dict[str, np.ndarray], class_names: list[str], noun: str = "images") -> Figure | None:
     """Each client's images by class, those of them with labels, and how many images of each class are labelled where.
 
-    Args:
-        counts: see `fedjax_ssl.data.class_counts`; {} makes no picture.
-        class_names: of all classes.
-        noun: word for the examples.
+    `counts` are those of `fedjax_ssl.data.class_counts`; {} makes no picture.
     """
     if not counts:
         return None
@@ -208,10 +197,29 @@ def _client_heat(
     label_classes(axes.yaxis, class_names)
 
 
+def to_plane(embeddings: np.ndarray) -> np.ndarray:
+    """Positions of embeddings [n, D] in a plane: float [n, 2], by t-SNE, as in FedAnchor's Figure 5; deterministic.
+
+    Distances are Euclidean between unit vectors: their order is that of the cosines that give pseudo-labels.
+    """
+    from sklearn.manifold import TSNE  # takes a second to import
+    from threadpoolctl import threadpool_limits
+
+    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    unit = embeddings / np.where(lengths > 0, lengths, 1)
+    # Too few points for neighbourhoods, or fewer than two directions, as from a network with only dead units.
+    if len(unit) < 4 or unit.shape[1] < 2 or np.max(np.ptp(unit, axis=0)) < 1e-6:
+        return np.pad(unit[:, :2], ((0, 0), (0, max(0, 2 - unit.shape[1]))))
+    perplexity = min(30.0, (len(unit) - 1) / 3)
+    # One thread: with so few points, several threads wait for each other, up to a minute if other runs use the cores.
+    with threadpool_limits(1):
+        return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(unit)
+
+
 def latent_space(
     planes: dict[int, tuple[np.ndarray, np.ndarray]], class_names: list[str], sets: Mapping[int, str] = {}
 ) -> Figure:
-    """The latent space after each of the given rounds, with class centroids as stars (FedAnchor's Figure 5).
+    """The latent space, with class centroids as stars.
 
     Args:
         planes: round -> (positions in the plane [n, 2], labels [n]).
@@ -262,8 +270,7 @@ def confusion(labels: np.ndarray, predictions: np.ndarray, class_names: list[str
 
 def _shares(labels: np.ndarray, predictions: np.ndarray, num_classes: int) -> np.ndarray:
     """float [C, C]: percent of the class of the row that were classified as that of the column; 0 without any."""
-    matrix = np.zeros((num_classes, num_classes))
-    np.add.at(matrix, (labels, predictions), 1)
+    matrix = np.bincount(labels * num_classes + predictions, minlength=num_classes**2).reshape(num_classes, -1)
     return 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
 
 
@@ -288,10 +295,8 @@ def class_accuracy(labels: np.ndarray, predictions: np.ndarray, class_names: lis
 def client_accuracy(accuracies: Mapping[str, list[np.ndarray]], on: str = "each client's mix") -> Figure | None:
     """Accuracies of clients from the worst to the best, one curve for each model; the worst tenth is shaded.
 
-    Args:
-        accuracies: name of a model -> its accuracy on each client's mix of classes, float [K], for each seed; NaN for
-            clients without images.
-        on: the images, for the label of the axis.
+    `accuracies`: name of a model -> its accuracy on each client's images, float [K], for each seed; NaN for clients
+    without images. `on` names these images.
     """
     place, drawn = np.linspace(0, 100, 201), dict[str, Curve]()
     for name, seeds in accuracies.items():

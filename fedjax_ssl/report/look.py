@@ -24,11 +24,7 @@ class Look(NamedTuple):
     label: str = ""  # of the LaTeX table
 
     def of(self, table: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The table's chosen columns.
-
-        Raises:
-            UserError: there is no such column.
-        """
+        """The table's chosen columns. Raises UserError if there is no such column."""
         known = list(table[0])
         for name in self.columns:
             if name not in known:
@@ -87,15 +83,8 @@ def _best_of(table: list[dict[str, Any]], rows: list[int]) -> set[tuple[int, str
 def write_tables(path: pathlib.Path, rows: list[Row], target: float, look: Look = PLAIN) -> list[dict[str, Any]]:
     """Writes PATH.csv, PATH.md, PATH.tex, and PATH_runs.csv with a line for each run; returns the table of the rows.
 
-    Args:
-        path: without a suffix.
-        rows: see `make_table`.
-        target: see `make_table`.
-        look: how the Markdown and LaTeX tables look.
-
-    Raises:
-        OSError: a file cannot be written.
-        UserError: `look` names a column that the table does not have.
+    `path` has no suffix; the rest as for `make_table`. Raises OSError if a file cannot be written, and UserError if
+    `look` names a column that the table does not have.
     """
     table = make_table(rows, target)
     write_table(path, table, look)
@@ -151,12 +140,8 @@ def to_latex(
     style = style.format_index(_angles, escape="latex", axis="columns")
     for number, name in (cell for cell in bold if cell[1] in frame):
         style.set_properties(([number], [name]), textbf="--rwrap")
-    text = style.to_latex(
-        hrules=True,
-        column_format="l" + "r" * (len(frame.columns) - 1),
-        position_float="centering" if caption or label else None,
-        caption=caption or None,
-        label=label or None,
-    )
+    kind, place = "l" + "r" * (len(frame.columns) - 1), "centering" if caption or label else None
+    around = {"position_float": place, "caption": caption or None, "label": label or None}
+    text = style.to_latex(hrules=True, column_format=kind, **around)
     # After the \\ of the previous line, a star or a bracket would be read as its argument.
     return re.sub(r"^(?=[*\[])", "{}", text, flags=re.MULTILINE)

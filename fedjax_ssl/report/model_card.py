@@ -9,11 +9,9 @@ from typing import Any
 from markupsafe import Markup
 
 from fedjax_ssl.base.errors import printable
-from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.words import describe_model, is_private, who_has_labels
-from fedjax_ssl.records.workdir import MODEL_CARD
 from fedjax_ssl.report import page
 from fedjax_ssl.report.conditions import conditions
 
@@ -32,22 +30,12 @@ _FIELD_OF_SCHEME = {  # partition scheme -> the field that sets how uneven it is
 }
 
 
-def write_model_card(run: RunRecords) -> None:
-    """Writes WORKDIR/MODEL_CARD.md.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
-    replace_file(run.folder / MODEL_CARD, model_card(run))
-
-
 def model_card(run: RunRecords) -> str:
-    """The card, as Markdown."""
+    """The card, as Markdown, with the code and the command for using the model."""
     return describe_run(run, _use(run))
 
 
 def _use(run: RunRecords) -> dict[str, str]:
-    """What the code and the command for using the model need."""
     folder = printable(str(run.folder))
     height, width, channels = run.dataset().get("image_shape", ("?", "?", "?"))
     given, flag = f"images)  # uint8 [B, {height}, {width}, {channels}], 0 to 255; pixels are normalised inside", "npz"
@@ -64,7 +52,7 @@ def describe_run(run: RunRecords, use: Mapping[str, str] | None = None) -> str:
         _escaped,
         run=run,
         model=describe_model(run.config),
-        name=_name(run),
+        name=str(run.dataset().get("name", run.config["data"]["source"])),
         began=_last_part(run.config["init_from"]),
         conditions=conditions(run),
         data=_data(run),
@@ -79,10 +67,6 @@ def _escaped(text: str) -> Markup:
     return Markup(re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(text, quote=False)))
 
 
-def _name(run: RunRecords) -> str:
-    return str(run.dataset().get("name", run.config["data"]["source"]))
-
-
 def _data(run: RunRecords) -> dict[str, str]:
     """What the model was trained on. For a private run numbers of the clients' images and labels are left out."""
     config, dataset, noun = run.config, run.dataset(), run.noun
@@ -94,7 +78,7 @@ def _data(run: RunRecords) -> dict[str, str]:
         shape = " x ".join(map(str, run.input_shape)) + _PARTS.get(run.kind, "")
     held_out = f", {data['validation']:,} of them held out for validation" if run.measured == "validation" else ""
     rows = {
-        "data set": _name(run),
+        "data set": str(dataset.get("name", data["source"])),
         noun: f"{shape}, {dataset.get('num_classes', '?')} classes",
         "training set": f"{dataset.get('num_train', '?')} {noun}{held_out}",
         "labels": _labels(run),

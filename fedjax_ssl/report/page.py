@@ -38,12 +38,7 @@ class Table(NamedTuple):
 
 
 class Pictures:
-    """The pictures of a page, by section; each is saved when it is added.
-
-    Args:
-        folder: for the files.
-        pdf: also saves PDFs.
-    """
+    """The pictures of a page, by section; each is saved in a folder when it is added, with `pdf` also as PDF."""
 
     def __init__(self, folder: pathlib.Path, pdf: bool = False):
         self._folder, self._pdf = folder, pdf
@@ -77,11 +72,7 @@ def _present(parts: Iterable[Part]) -> list[Part]:
 
 
 def write_page(path: pathlib.Path, title: str, lead: str, parts: Iterable[Part]) -> None:
-    """Writes the page atomically.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes the page atomically. Raises UserError if the file cannot be written."""
     text = render("page.html.jinja", str, title=title, lead=lead, parts=_present(parts))
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,12 +80,10 @@ def write_page(path: pathlib.Path, title: str, lead: str, parts: Iterable[Part])
 
 
 def render(template: str, escape: Callable[[str], str], **values: Any) -> str:
-    """Fills in a template of this folder.
+    """Fills values into a template of this folder.
 
-    Args:
-        template: its file's name.
-        escape: is applied to each value that is filled in; the values have no letters that cannot be shown.
-        values: by name. Jinja escapes them for HTML after `escape`, unless that returns a `Markup`.
+    `escape` is applied to each value, whose letters that cannot be shown are replaced before. Jinja escapes them for
+    HTML after it, unless it returns a `Markup`.
     """
     from jinja2 import Environment, FileSystemLoader
 

@@ -7,30 +7,24 @@ import pathlib
 import numpy as np
 
 from fedjax_ssl.base.fields import flatten
-from fedjax_ssl.base.files import expanded
+from fedjax_ssl.base.files import expanded, replace_file
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.records.clients import OVER_CLIENTS, TESTED, over_clients
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.origin import read_starts
 from fedjax_ssl.records.runs import RunRecords, read_run
-from fedjax_ssl.records.workdir import FIGURES, REPORT
+from fedjax_ssl.records.workdir import FIGURES, MODEL_CARD, REPORT
 from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.conditions import conditions
-from fedjax_ssl.report.latent import to_plane
-from fedjax_ssl.report.model_card import write_model_card
-
-_PROFILE = "The stages of a round: python launch.py profile --config=..., with this run's configuration."
+from fedjax_ssl.report.model_card import model_card
 
 
 def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> pathlib.Path:
-    """Writes the report of a run: report.html, figures/*.png and *.svg, and MODEL_CARD.md.
+    """Writes the report of a run: report.html, figures/*.png and *.svg, and MODEL_CARD.md; returns the page's path.
 
     Args:
         workdir: the folder of a run; the page says if it is not finished.
         size: of the pictures, one of `style.SIZES`; the sizes for papers also give figures/*.pdf.
-
-    Returns:
-        The page's path.
 
     Raises:
         UserError: there is no run, or it has not finished a round, or the folder cannot be written to.
@@ -41,7 +35,7 @@ def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> p
     with page.writing(path), style.styled(size):
         for draw in (_draw_rounds, _draw_data, _draw_snapshots, _draw_clients, _draw_costs):
             draw(run, pictures)
-        write_model_card(run)
+        replace_file(run.folder / MODEL_CARD, model_card(run))
     page.write_page(path, title_of(run), lead_of(run), _sections(run, pictures))
     return path
 
@@ -95,7 +89,7 @@ def _draw_snapshots(run: RunRecords, pictures: page.Pictures) -> None:
         return
     end = max(snapshots)
     last = snapshots[end]
-    planes = {when: (to_plane(taken["embeddings"]), taken["embedding_labels"]) for when, taken in snapshots.items()}
+    planes = {n: (figures.to_plane(taken["embeddings"]), taken["embedding_labels"]) for n, taken in snapshots.items()}
     sets, of = {when: str(taken["of"]) for when, taken in snapshots.items()}, str(last["of"])
     sizes = {str(taken["of"]): len(taken["embeddings"]) for taken in snapshots.values()}
     pictured = " or ".join(f"{number:,} {name} {noun}" for name, number in sizes.items())
@@ -126,7 +120,8 @@ def _draw_costs(run: RunRecords, pictures: page.Pictures) -> None:
     pictures.add("Communication", "bytes", figures.bytes_over_rounds(run), travelled, wide=True)
     caption = f"{of.capitalize()} accuracy over everything that has travelled until then."
     pictures.add("Communication", "accuracy_over_bytes", figures.accuracy_over_bytes(_alone(run), of), caption)
-    pictures.add("Time", "time", figures.time_spent(run), f"Where the time went. {_PROFILE}")
+    caption = "Where the time went. `python launch.py profile` shows the stages of a round."
+    pictures.add("Time", "time", figures.time_spent(run), caption)
 
 
 def _alone(run: RunRecords) -> list[Group]:
@@ -199,7 +194,7 @@ def _configuration(run: RunRecords) -> list[page.Part]:
     flat, flat_defaults = flatten(run.config), flatten(run.about["defaults"])
     of_others = run.other_sections
     fields = [name for name in flat if name.partition(".")[0] not in of_others]
-    rows = [[name, _short(flat[name]), _short(flat_defaults.get(name, "-"))] for name in fields]
+    rows = [[name, str(flat[name]), str(flat_defaults.get(name, "-"))] for name in fields]
     changed, same = [row for row in rows if row[1] != row[2]], [row[:2] for row in rows if row[1] == row[2]]
     summary = run.summary or {}
     listed = ", ".join(f"{name} {version}" for name, version in summary.get("versions", {}).items())
@@ -208,10 +203,6 @@ def _configuration(run: RunRecords) -> list[page.Part]:
         {"folded": f"{len(same)} fields at their defaults", "table": page.Table(["field", "value"], same, long=(1,))},
         {"text": listed and f"{summary.get('device', '-')} ({summary.get('backend', '-')}); {listed}."},
     ]
-
-
-def _short(value) -> str:
-    return "none" if value is None else str(value)
 
 
 def title_of(run: RunRecords) -> str:

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedjax_ssl.base.errors import printable, say
-from fedjax_ssl.base.files import make_folder, replaced
+from fedjax_ssl.base.files import replaced
 
 # Okabe and Ito's colours, which every kind of colour vision can distinguish; without their yellow and black, which
 # vanish on white and on black. More curves than colours also differ in line style.
@@ -43,21 +43,15 @@ SIZES = (SCREEN, *PAPER)
 _SIZE = contextvars.ContextVar("size", default=SCREEN)
 
 _STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 9),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.alpha": 0.12,
     "grid.linewidth": 0.6,
-    "grid.color": INK,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    **dict.fromkeys(
+        ("grid.color", "text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+    ),
     "legend.frameon": False,
     "legend.fontsize": 8,
     "lines.linewidth": 1.6,
@@ -78,19 +72,12 @@ _PAPER_STYLE: dict[Any, Any] = {
 
 def curve_style(number: int) -> dict[str, Any]:
     """Colour and line style of curve 0, 1, 2, ... of a picture."""
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
-    }
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number // len(COLOURS) % len(LINES)]}
 
 
 @contextlib.contextmanager
 def styled(size: str = SCREEN) -> Iterator[None]:
-    """A context in which figures have the report's style.
-
-    Args:
-        size: one of `SIZES`; pictures for papers are smaller.
-    """
+    """A context in which figures have the report's style, for one of `SIZES`; pictures for papers are smaller."""
     token = _SIZE.set(size)
     try:
         with matplotlib.rc_context(_STYLE | {"font.family": _fonts()} | (_PAPER_STYLE if size in PAPER else {})):
@@ -108,10 +95,8 @@ def subplots(
 ) -> tuple[Figure, Any]:
     """A figure and its axes, made without pyplot: it opens no window and does not affect a notebook's figures.
 
-    Args:
-        rows, columns, grid: of `Figure.subplots`.
-        figsize: width and height in inches on a screen.
-        mosaic: of `Figure.subplot_mosaic`, in place of rows and columns.
+    Rows, columns and `grid` are those of `Figure.subplots`, or `mosaic` and `grid` those of `Figure.subplot_mosaic`;
+    `figsize` are inches on a screen.
     """
     width, height = figsize
     if _SIZE.get() in PAPER:
@@ -124,22 +109,18 @@ def subplots(
 
 
 def save(figure: Figure, folder: pathlib.Path, name: str, pdf: bool = False) -> str:
-    """Writes FOLDER/NAME.KIND for each of `KINDS`, on white.
+    """Writes FOLDER/NAME.KIND for each of `KINDS`, on white; with `pdf` or a size for papers also NAME.pdf.
 
-    Args:
-        figure: the figure.
-        folder: made if it is missing.
-        name: of the files.
-        pdf: also writes NAME.pdf; sizes for papers always do.
-
-    Returns:
-        An <svg> element for a page, without background, with text in the page's colour.
+    Returns an <svg> element for a page, without background, with text in the page's colour.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)  # for a page in another folder
-    make_folder(folder)
+    folder.mkdir(exist_ok=True)
     with warnings.catch_warnings(record=True) as caught:
-        _lay_out(figure)
-        svg = _drawing(figure)  # drawing is slow, so the file and the page share it
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # all files have the layout of this drawing
+        drawing = io.StringIO()  # drawing is slow, so the file and the page share it
+        figure.savefig(drawing, format="svg", dpi=DPI, transparent=True, metadata={"Date": None})
+        svg = drawing.getvalue()
         for kind in (*KINDS, "pdf") if pdf or _SIZE.get() in PAPER else KINDS:
             with replaced(folder / f"{name}.{kind}") as file:
                 if kind == "svg":
@@ -156,7 +137,7 @@ def save(figure: Figure, folder: pathlib.Path, name: str, pdf: bool = False) -> 
     return _inline(svg, name.replace("_", " ").capitalize())
 
 
-@functools.cache
+@functools.cache  # once
 def _tell_of_letters() -> None:
     say(f"pictures have boxes for letters that no font here has; install one of {', '.join(FONTS)}")
 
@@ -165,19 +146,6 @@ def _tell_of_letters() -> None:
 def _fonts() -> list[str]:
     """Matplotlib's own font, then installed ones with the letters that it lacks."""
     return ["DejaVu Sans", *sorted(set(FONTS) & set(font_manager.get_font_names()), key=FONTS.index)]
-
-
-def _lay_out(figure: Figure) -> None:
-    """Lays out a figure once, so that all its files have the same layout."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-
-
-def _drawing(figure: Figure) -> str:
-    """The text of an SVG file; deterministic."""
-    drawing = io.StringIO()
-    figure.savefig(drawing, format="svg", dpi=DPI, transparent=True, metadata={"Date": None})
-    return drawing.getvalue()
 
 
 def _inline(svg: str, name: str) -> str:

@@ -141,26 +141,15 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
 def make_runs_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
     """A line for each run of each row, column -> text or number: the long form for statistics and plots.
 
-    Args:
-        rows: see `make_table`, whose columns these are, with the same units.
-        target: accuracy on the set that is measured each round, a share.
-
-    Returns:
-        The lines; None for what was not measured or not reached.
+    Arguments, columns and units are those of `make_table`; None stands for what was not measured or not reached.
     """
-    columns = _columns([run for row in rows for run in row.runs], target)
-    return [
-        {
-            "method": _marked(row),
-            **row.values,
-            "seed": run.config["seed"],
-            "rounds": run.metrics[-1]["round"],
-            "finished": int(run.is_finished),
-            **_figures(run, columns, target),
-        }
-        for row in rows
-        for run in row.runs
-    ]
+    lines, columns = [], _columns([run for row in rows for run in row.runs], target)
+    for row in rows:
+        for run in row.runs:
+            state = {"rounds": run.metrics[-1]["round"], "finished": int(run.is_finished)}
+            begin = {"method": _marked(row), **row.values, "seed": run.config["seed"], **state}
+            lines.append(begin | _figures(run, columns, target))
+    return lines
 
 
 def _columns(runs: list[RunRecords], target: float) -> list[str]:

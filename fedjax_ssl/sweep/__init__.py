@@ -29,10 +29,6 @@ from fedjax_ssl.sweep.plan import Cell, Sweep, by_argument, load_sweep, plan, pr
 from fedjax_ssl.sweep.search import Search, changed, is_named, row_and_number, tries_of, with_best
 from fedjax_ssl.sweep.work import finish, has_diverged, run_name, train_alike, unfinished, work_on
 
-__all__ = [
-    "Cell", "Sweep", "accuracies_of", "by_argument", "load_sweep", "plan", "progress_of", "run_sweep", "warm_ups_of",
-]  # fmt: skip
-
 TRIES = "tries"  # the folder of the tries of all rows
 
 
@@ -74,10 +70,7 @@ def run_sweep(
     names = [name for name in sweep.methods if any(is_named(name, row) for row in rows.split(";"))]
     if not names:
         raise UserError(f"the sweep has no row {rows!r}; its rows: {'; '.join(sweep.methods)}")
-    failures: dict[str, str] = {}
-    undecided: set[str] = set()
-    tried: list[Cell] = []
-    asked: list[Cell] = []
+    failures, undecided, tried, asked = dict[str, str](), set[str](), list[Cell](), list[Cell]()
     if tries > 0:
         plan(sweep, root, overrides)  # an error of the rows must come before the tries
         tried = _plan_tries(sweep, root / TRIES, overrides, tries)
@@ -156,10 +149,7 @@ def write_table(workdir: pathlib.Path, sweep: Sweep, cells: list[Cell]) -> str:
 
 
 def write_tries(workdir: pathlib.Path, search: Search, cells: list[Cell], accuracies: Mapping[str, float]) -> None:
-    """Writes WORKDIR/tries.csv: each try's validation accuracy in percent and the fields of the search.
-
-    A try that is not finished or diverged has no accuracy. Fields that its row does not draw are empty.
-    """
+    """Writes WORKDIR/tries.csv: each try's validation accuracy in percent, if it has one, and the fields it draws."""
     workdir.mkdir(parents=True, exist_ok=True)
     fields = sorted({field for cell in cells for field in search.of(row_and_number(cell.name)[0])})
     lines = []
@@ -175,9 +165,8 @@ def write_tries(workdir: pathlib.Path, search: Search, cells: list[Cell], accura
 def _plan_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str], number: int) -> list[Cell]:
     """The cells of the tries. Fields of the grid have their first value, so all columns of the table share the tries.
 
-    Raises:
-        UserError: the sweep has nothing to draw, draws a field of its grid or one that all tries share, or has no
-            validation images for tries.
+    Raises UserError if the sweep has nothing to draw, draws a field of its grid or one that all tries share, or has no
+    validation images for tries.
     """
     if sweep.search is None:
         raise UserError("the sweep's file has no `search` from which --tries could draw")
@@ -203,11 +192,9 @@ def _plan_tries(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str], n
 
 
 def _finish_tries(cells: list[Cell], root: pathlib.Path, together: int) -> tuple[dict[str, str], set[str]]:
-    """Trains tries after their warm-ups.
+    """Trains tries after their warm-ups; returns the failures, and the rows whose best try is not decided.
 
-    Returns:
-        The failures, and the rows whose best try is not decided: of a try that failed, but did not diverge. It may
-        succeed later and win, and runs of its row would then have other fields.
+    Their try failed, but did not diverge: it may succeed later and win, and runs of its row would have other fields.
     """
     failures: dict[str, str] = {}
     for needed in (_needed_warm_ups(cells), cells):

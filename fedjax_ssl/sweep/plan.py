@@ -83,8 +83,7 @@ class Cell(NamedTuple):
 def load_sweep(sweep_file: str) -> Sweep:
     """The result of `get_sweep` in a Python file; the part after a colon is its argument.
 
-    Raises:
-        UserError: there is no such file or function, or an entry of the sweep is not usable.
+    Raises UserError if there is no such file or function, or an entry of the sweep is not usable.
     """
     sweep = call_in_file(sweep_file, "get_sweep")
     if not isinstance(sweep, Sweep):
@@ -127,8 +126,7 @@ def _mistakes(sweep: Sweep) -> Iterator[str]:
 def by_argument(choices: Mapping[str, Any], name: str) -> Any:
     """Looks up the argument of a sweep file, such as a data set or the name of some rows.
 
-    Raises:
-        UserError: the sweep file has no such argument.
+    Raises UserError if the sweep file has no such argument.
     """
     if name not in choices:
         raise UserError(f"the sweep has no argument {name!r}{known_are(name, choices)}")
@@ -138,9 +136,8 @@ def by_argument(choices: Mapping[str, Any], name: str) -> Any:
 def plan(sweep: Sweep, workdir: pathlib.Path, overrides: Sequence[str] = ()) -> list[Cell]:
     """The cells of the table with their configurations, all of them checked.
 
-    Raises:
-        UserError: a name, a field or a value is wrong, an override names a field in which rows differ, or two cells
-            would share a folder.
+    Raises UserError if a name, a field or a value is wrong, an override names a field in which rows differ, or two
+    cells would share a folder.
     """
     cells = []
     for name, method in sweep.methods.items():
@@ -218,12 +215,7 @@ def _warmed_up(sweep: Sweep, workdir: pathlib.Path, cell: Cell) -> Cell:
 
 
 def _check_overrides(sweep: Sweep, cells: list[Cell], overrides: Sequence[str]) -> None:
-    """Refuses overrides of fields in which rows differ: the table would have wrong names.
-
-    Raises:
-        UserError: an override names the seeds, a field of the grid, a field that a row sets, even by its arguments, or
-            `init_from` in a sweep with a warm-up.
-    """
+    """Raises UserError for fields in which rows differ, even by their arguments: the table would have wrong names."""
     own = {field for method in sweep.methods.values() for field in _own_fields(method)}
     own |= {"seed", "seeds", *sweep.fields} | ({"init_from"} if sweep.warm_up is not None else set())
     flat = [flatten(cell.config) for cell in cells] if overrides else []

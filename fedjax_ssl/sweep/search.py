@@ -73,19 +73,14 @@ def tries_of(methods: Methods, search: Search, number: int) -> Methods:
 def with_best(
     methods: Methods, search: Search, number: int, accuracies: Mapping[str, float], say: Callable[[str], object]
 ) -> Methods:
-    """The rows with the fields of their best tries; a row without a finished try keeps its own values.
+    """The rows with the fields of the best of their `number` tries, which is told in a line each.
 
-    Args:
-        methods: of the sweep.
-        search: of the sweep.
-        number: of tries.
-        accuracies: name of a finished try -> its validation accuracy, a share.
-        say: called with a line about the best try of each row.
+    A row without a finished try keeps its own values. `accuracies`: name of a finished try -> its validation accuracy,
+    a share.
     """
     chosen = dict(methods)
     for row, method in methods.items():
-        names = {_name(row, place): place for place in range(number)}
-        tried = {names[name]: accuracy for name, accuracy in accuracies.items() if name in names}
+        tried = {place: accuracies.get(_name(row, place), math.nan) for place in range(number)}
         tried = {place: accuracy for place, accuracy in tried.items() if math.isfinite(accuracy)}
         if not tried:
             continue

@@ -21,10 +21,9 @@ Say = Callable[[str], object]
 
 
 def finish(cells: list[Cell], root: pathlib.Path, on_finish: Callable[[], object], place: str) -> dict[str, str]:
-    """Trains cells that others need. Waits for runs of other processes, and takes over those that they give up.
+    """Trains cells that others need, and returns the failures.
 
-    Returns:
-        The failures.
+    Waits for runs of other processes, and takes over those that they give up.
     """
     tell = functools.cache(say)  # each line once, however often a run of another process is checked
     failures: dict[str, str] = {}
@@ -56,10 +55,8 @@ def work_on(
 def train_alike(cells: list[Cell], root: pathlib.Path, on_finish: Callable[[], object], together: int) -> None:
     """Trains up to `together` cells at a time in one program: those that differ in numbers alone and wait for nothing.
 
-    What fails, or is trained by another process, is left unfinished: `work_on` trains it and tells why.
-
-    Raises:
-        StoppedError: the disk ended the runs.
+    What fails, or is trained by another process, is left unfinished: `work_on` trains it and tells why. Raises
+    StoppedError if the disk ended the runs.
     """
     alike: dict[Hashable, list[Cell]] = {}
     for cell in cells:
@@ -112,18 +109,8 @@ def _run_cell(
 ) -> dict[str, str]:
     """Trains a cell's seeds with one compilation; if that fails, one by one, so that a failure ends no other run.
 
-    Args:
-        cell: a row of the table, or a warm-up.
-        seeds: those to train.
-        root: the sweep's folder.
-        on_finish: called when a run is over.
-        tell: called with a line about what is left to another process.
-
-    Returns:
-        The runs that failed, with the reasons. Runs that another process is working on are left to it.
-
-    Raises:
-        StoppedError: the disk ended a run, and would end the others.
+    Returns the runs that failed, with the reasons. Runs that another process is working on are left to it, with a line.
+    Raises StoppedError if the disk ended a run, and would end the others.
     """
     attempts, failures = [seeds], {}
     while attempts:
@@ -133,8 +120,7 @@ def _run_cell(
         try:
             train(config, cell.folder, on_finish, root)
         except BusyError as error:
-            # The process that trains the first of these seeds will also train the others. A process that took a later
-            # seed, while this one trained an earlier one, may train only that seed.
+            # A process that trains the first of these seeds will train the others; one that took a later seed may not.
             if error.folder in {cell.folder / f"seed_{seed}" for seed in attempt[1:]}:
                 attempts = [(seed,) for seed in attempt if not is_finished(cell, seed)]
             else:

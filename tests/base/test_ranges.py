@@ -4,8 +4,6 @@ import functools
 import math
 
 import pytest
-from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from fedjax_ssl import base_config
 from fedjax_ssl.base.errors import UserError
@@ -254,21 +252,6 @@ def test_a_section_gives_its_defaults_and_types():
         section.nothing  # noqa: B018
     with pytest.raises(UserError, match="the default of views must be at least 2, not 1"):
         section.views = whole(1, least=2)
-
-
-def test_a_plain_configuration_has_its_defaults_kinds():
-    """An own method's `defaults()` may return such a configuration."""
-    plain = ConfigDict({"level": 0.5, "views": 2, "mix": True, "name": "a", "many": (1,), "inner": {"count": 1}})
-    plain.lanes = placeholder(int)
-    section = Section.of(plain)
-    assert section.config().to_dict() == plain.to_dict() and section.config().get_type("lanes") is int
-    declared = section.ranges()
-    assert {name: its_range.kind for name, its_range in declared.items()} == {
-        "level": float, "views": int, "mix": bool, "name": str, "many": tuple, "inner.count": int, "lanes": int,
-    }  # fmt: skip
-    declared["lanes"].check("lanes", None)
-    with pytest.raises(UserError, match="level must be a finite number, not nan"):
-        declared["level"].check("level", math.nan)
 
 
 def test_ranges_in_words():

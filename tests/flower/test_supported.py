@@ -11,8 +11,7 @@ import pytest
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.flower.settings import digest, node_settings, run_config
-from fedjax_ssl.flower.supported import check_supported
-from fedjax_ssl.flower.tables import used_whole
+from fedjax_ssl.flower.supported import check_supported, used_whole
 from fedjax_ssl.flower.views import own_holdings
 from fedjax_ssl.run.dependence import trace
 from fedjax_ssl.run.experiment import build_experiment

@@ -123,8 +123,9 @@ def test_a_cpu_convolves_by_fewer_multiplications_where_that_is_faster(monkeypat
 @pytest.mark.parametrize(
     ("flags", "expected"), [("fpu avx2 avx512f avx512bw", True), ("fpu avx2 avx", False), ("", False)]
 )
-def test_wide_vectors_are_among_the_processors_flags(monkeypatch, flags, expected):
-    monkeypatch.setattr(processor, "description", lambda: f"flags : {flags}\nmodel name : a processor")
+def test_wide_vectors_are_among_the_processors_flags(monkeypatch, flags, expected, tmp_path):
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}\nmodel name : a processor\n")
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
     assert processor.has_wide_vectors.__wrapped__() == expected
 
 

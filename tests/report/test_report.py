@@ -24,8 +24,7 @@ from fedjax_ssl.records.groups import Group, read_groups, what_differs
 from fedjax_ssl.records.lines import METRICS_SUM, checksum_of_records
 from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
 from fedjax_ssl.report import run_report, style, write_comparison, write_report
-from fedjax_ssl.report.comparison import bundles
-from fedjax_ssl.report.differences import paired_differences
+from fedjax_ssl.report.comparison import bundles, paired_differences
 from fedjax_ssl.report.figures import (
     MOST_COLUMNS,
     accuracy,
@@ -33,9 +32,9 @@ from fedjax_ssl.report.figures import (
     class_accuracy,
     confusion,
     losses,
+    to_plane,
     who_holds_what,
 )
-from fedjax_ssl.report.latent import to_plane
 from fedjax_ssl.report.look import Look, best_cells, to_csv, to_latex, to_markdown
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.run_report import lead_of

@@ -10,7 +10,7 @@ from fedjax_ssl import train
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.report import figures, model_card, style
-from fedjax_ssl.report.differences import paired_differences
+from fedjax_ssl.report.comparison import paired_differences
 from fedjax_ssl.report.table import LAST, Row, make_runs_table
 from fedjax_ssl.run.machine import Machine
 from tests.helpers.stub import make_stub_config

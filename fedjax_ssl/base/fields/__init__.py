@@ -18,22 +18,3 @@ from fedjax_ssl.base.fields.section import (
     word,
 )
 from fedjax_ssl.base.fields.shared import CHANGES_NO_RESULT, shared_fields
-
-__all__ = [
-    "ARGUMENT_FIELDS",
-    "CHANGES_NO_RESULT",
-    "MOST_SEED",
-    "RECIPES",
-    "WORDS",
-    "Range",
-    "Section",
-    "differences",
-    "flatten",
-    "is_on",
-    "real",
-    "several",
-    "share",
-    "shared_fields",
-    "whole",
-    "word",
-]

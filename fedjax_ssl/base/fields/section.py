@@ -10,13 +10,13 @@ Validation, help and the configuration's page use these ranges. A field without 
 any value of its default's type. Numbers must be finite and fit into 32 bits, in which computations run.
 """
 
+import ctypes
 import dataclasses
 import math
-import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict, FieldReference, config_dict
+from ml_collections import ConfigDict, config_dict
 
 from fedjax_ssl.base.errors import UserError, known_are
 
@@ -168,13 +168,7 @@ def text(default: str = "") -> Declared:
 
 
 def several(default: tuple[Any, ...], each: Declared, *, distinct: bool = False) -> Declared:
-    """A tuple.
-
-    Args:
-        default: the tuple.
-        each: range of an entry, as in `whole(0, least=0)`; its default is ignored.
-        distinct: whether all entries must differ.
-    """
+    """A tuple of entries as `each` declares them, such as `whole(least=0)`; with `distinct`, all must differ."""
     return Declared(default, Range(tuple, each=each.range, distinct=distinct))
 
 
@@ -185,10 +179,9 @@ class Section:
         object.__setattr__(self, "_fields", {})
 
     def __setattr__(self, name: str, value: Any):
-        if isinstance(value, ConfigDict):
-            value = Section.of(value)
-        elif not isinstance(value, Section | Declared):
-            value = _of_its_kind(value)
+        if not isinstance(value, Section | Declared):  # without a range: any value of the default's type
+            kind = type(value) if type(value) in _KINDS else object
+            value = Declared(value, Range(kind, traced=kind is float))
         if isinstance(value, Declared):
             value.range.check(f"the default of {name}", value.default)
         self._fields[name] = value
@@ -208,16 +201,6 @@ class Section:
         """The same fields; others can be added without changing this section."""
         section = Section()
         section._fields.update(self._fields)
-        return section
-
-    @staticmethod
-    def of(fields: "Section | ConfigDict") -> "Section":
-        """Makes a section from a section or a ConfigDict, whose fields may have any value of their default's type."""
-        if isinstance(fields, Section):
-            return fields
-        section = Section()
-        for name in fields:
-            setattr(section, name, fields.get_ref(name) if fields[name] is None else fields[name])
         return section
 
     def config(self, given: ConfigDict | None = None) -> ConfigDict:
@@ -265,15 +248,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _of_its_kind(value: Any) -> Declared:
-    """A field without a declared range: any value of its default's type."""
-    optional = isinstance(value, FieldReference)
-    kind = value.get_type() if optional else type(value)
-    value = value.get() if optional else value
-    return Declared(value, Range(kind if kind in _KINDS else object, optional, traced=kind is float))
-
-
 def _single(value: float) -> float:
     """A number rounded to single precision."""
-    single = struct.unpack("f", struct.pack("f", value))[0]
+    single = ctypes.c_float(value).value
     return single if abs(single) >= _LEAST_NORMAL else 0.0

@@ -39,9 +39,8 @@ def _sgd_section(learning_rate: float, epochs: int, least_epochs: int, batch_siz
     section = Section()
     section.epochs = whole(epochs, least=least_epochs)  # passes over the training data in a round
     section.batch_size = whole(batch_size, least=1)  # images per step; the last batch of an epoch may be smaller
-    section.learning_rate = real(
-        learning_rate, above=0
-    )  # in the first round; see schedule, warm_up_rounds, drop_rounds
+    # In the first round; see schedule, warm_up_rounds, drop_rounds.
+    section.learning_rate = real(learning_rate, above=0)
     section.momentum = real(0.9, least=0, below=1)  # momentum of SGD, which is PyTorch's, and of 'lars'
     section.nesterov = False  # Nesterov momentum
     section.weight_decay = real(5e-4, least=0)  # added to the gradient; 'lars' decays matrices alone

@@ -86,11 +86,7 @@ def _input_gradient(gradient, kernel, window, input_shape, **_):
                 columns.append(jnp.zeros((len(gradient), *steps, kernel.shape[2]), gradient.dtype))
                 continue
             part = transposed[row_taps[0] :: -window.strides[0], column_taps[0] :: -window.strides[1]]
-            columns.append(
-                lax.conv_general_dilated(
-                    gradient, part, (1, 1), (row_padding, column_padding), dimension_numbers=passes.DIMENSIONS
-                )
-            )
+            columns.append(passes.forward(gradient, part, passes.Window((1, 1), (row_padding, column_padding))))
         rows.append(jnp.stack(columns, axis=3))  # [N, Ho, Wo, stride, in]
     if window.strides == (1, 1):
         return columns[0]
@@ -107,11 +103,8 @@ def _kernel_gradient(x, gradient, window, kernel_shape, **_):
     # A single product wastes kernel_h - 1 rows on padding and needs joined copies of the gradient, so it is faster only
     # for large images and more than a handful of input channels.
     joined = window.strides == (1, 1) and gradient.shape[1] >= 8 and x.shape[-1] >= 8
-    if joined:
-        product = _kernel_gradient_in_parts(x, gradient, window, kernel_shape[:2])
-    else:
-        product = _kernel_gradient_by_rows(x, gradient, window, kernel_shape[:2])
-    return product.astype(gradient.dtype)
+    form = _kernel_gradient_in_parts if joined else _kernel_gradient_by_rows
+    return form(x, gradient, window, kernel_shape[:2]).astype(gradient.dtype)
 
 
 def _kernel_gradient_in_parts(x, gradient, window, kernel_size):
@@ -134,10 +127,8 @@ def _kernel_gradient_joined(x, gradient, window, kernel_size):
     The horizontal shifts are joined along the channels of the input, the vertical shifts along the channels of the
     gradient: summing over i' = i + a instead of i turns tap (a, b) into x[i', j + b] gradient[i' - a, j].
     """
-    kernel_height, kernel_width = kernel_size
-    height, width, features = gradient.shape[1:]
-    channels = x.shape[-1]
-    margin = kernel_height - 1
+    (kernel_height, kernel_width), (height, width, features) = kernel_size, gradient.shape[1:]
+    channels, margin = x.shape[-1], kernel_height - 1
     outputs = jnp.pad(gradient, ((0, 0), (margin, margin), (0, 0), (0, 0)))
     outputs = jnp.concatenate([outputs[:, margin - a : 2 * margin - a + height] for a in range(kernel_height)], axis=-1)
     if channels >= TURNED_CHANNELS:
@@ -151,8 +142,7 @@ def _kernel_gradient_joined(x, gradient, window, kernel_size):
         padded = passes.padded(x, window)
         inputs = jnp.concatenate([padded[:, :, b : b + width] for b in range(kernel_width)], axis=-1)
         product = passes.contract_positions(inputs, outputs)
-    product = product.reshape(kernel_width, channels, kernel_height, features)
-    return product.transpose(2, 0, 1, 3)
+    return product.reshape(kernel_width, channels, kernel_height, features).transpose(2, 0, 1, 3)
 
 
 def _kernel_gradient_by_rows(x, gradient, window, kernel_size):

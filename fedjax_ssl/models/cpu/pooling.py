@@ -1,4 +1,4 @@
-"""Pooling on CPUs by shifted slices, because `reduce_window` has a slow gradient there."""
+"""Pooling by shifted slices, because `reduce_window` has a slow gradient on CPUs."""
 
 import functools
 import itertools

@@ -2,16 +2,8 @@
 
 import functools
 import pathlib
-import platform
 
-
-def description() -> str:
-    """The processor's name and instruction sets."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
 @functools.cache
@@ -20,4 +12,4 @@ def has_wide_vectors() -> bool:
 
     XLA's library for convolutions has kernels for them; docs/performance.md has its speed.
     """
-    return "avx512f" in description().split()
+    return CPUINFO.exists() and "avx512f" in CPUINFO.read_text().split()

@@ -17,6 +17,8 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ssl.models import passes
+
 ROWS = 4  # m
 # B^T, G and A^T, by interpolation at 0, 1, -1, 2, -2 and infinity.
 OF_INPUT = (
@@ -58,20 +60,18 @@ def kernel_gradient(x, gradient, **_):
     blocks = -(-height // ROWS)
     padded = jnp.pad(gradient, ((0, 0), (0, ROWS * blocks - height), (0, 0), (0, 0)))
     padded = padded.reshape(batch, blocks, ROWS, width, features)
-    outputs = _combine(_transposed(OF_PRODUCTS), [padded[:, :, row] for row in range(ROWS)], axis=0)
+    outputs = _combine(tuple(zip(*OF_PRODUCTS)), [padded[:, :, row] for row in range(ROWS)], axis=0)
     products = lax.dot_general(
         _side_by_side(_of_input(x)), outputs.reshape(ROWS + 2, -1, features), (((1,), (1,)), ((0,), (0,)))
     )  # [m + 2, 3 in, out]
-    return _combine(_transposed(OF_KERNEL), list(products), axis=0).reshape(3, 3, x.shape[3], features)
+    return _combine(tuple(zip(*OF_KERNEL)), list(products), axis=0).reshape(3, 3, x.shape[3], features)
 
 
 def _convolve(x, factors):
     """The convolution of x with the transformed kernel G k, `factors` [m + 2, 1, 3, in, out]."""
     batch, height, width = x.shape[:3]
-    products = [
-        lax.conv_general_dilated(rows, factor, (1, 1), ((0, 0), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        for rows, factor in zip(_of_input(x), factors, strict=True)
-    ]
+    window = passes.Window((1, 1), ((0, 0), (1, 1)))
+    products = [passes.forward(rows, factor, window) for rows, factor in zip(_of_input(x), factors, strict=True)]
     y = _combine(OF_PRODUCTS, products, axis=2)
     return y.reshape(batch, -1, width, y.shape[-1])[:, :height]
 
@@ -87,9 +87,8 @@ def _of_input(x):
 
 def _side_by_side(rows):
     """The inputs of the three taps of a row, joined along the channels: [m + 2, positions, 3 in]."""
-    width = rows.shape[3]
     padded = jnp.pad(rows, ((0, 0), (0, 0), (0, 0), (1, 1), (0, 0)))
-    shifted = [padded[:, :, :, b : b + width] for b in range(3)]
+    shifted = [padded[:, :, :, b : b + rows.shape[3]] for b in range(3)]
     return jnp.concatenate(shifted, axis=-1).reshape(len(rows), -1, 3 * rows.shape[-1])
 
 
@@ -107,7 +106,3 @@ def _combine(matrix, arrays, axis):
 
     terms = (column(number) * jnp.expand_dims(array, axis) for number, array in enumerate(arrays))
     return functools.reduce(jnp.add, terms)
-
-
-def _transposed(matrix):
-    return tuple(zip(*matrix, strict=True))

@@ -5,22 +5,7 @@ makes a weights file from PyTorch's, `load_weights` reads it, `frozen` maps imag
 backbone of which only low-rank adapters are trained.
 """
 
-from fedjax_ssl.models.encoders.adapters import Adapted, backbone_of
+from fedjax_ssl.models.encoders.adapters import ENCODED_TOGETHER, Adapted, backbone_of, frozen
 from fedjax_ssl.models.encoders.convert import convert
 from fedjax_ssl.models.encoders.encoder import ENCODERS, encode, find_encoder
-from fedjax_ssl.models.encoders.frozen import ENCODED_TOGETHER, frozen
 from fedjax_ssl.models.encoders.weights import checksum, load_weights, save_weights
-
-__all__ = [
-    "ENCODED_TOGETHER",
-    "ENCODERS",
-    "Adapted",
-    "backbone_of",
-    "checksum",
-    "convert",
-    "encode",
-    "find_encoder",
-    "frozen",
-    "load_weights",
-    "save_weights",
-]

@@ -1,8 +1,9 @@
-"""A frozen Vision Transformer as a backbone of which only low-rank adapters (LoRA) are trained.
+"""A frozen encoder in use: as a function from images to features, or with low-rank adapters (LoRA) as a backbone.
 
 The frozen weights are constants of the network and not parameters, so nothing trains, sends, averages or saves them.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -14,6 +15,25 @@ from fedjax_ssl.base.files import expanded
 from fedjax_ssl.models.encoders.encoder import Encoder, Variables, encode, find_encoder
 from fedjax_ssl.models.encoders.weights import load_weights
 from fedjax_ssl.models.vit import ViT
+
+ENCODED_TOGETHER = 64  # images in a batch, in training and prediction, so that features are equal to the bit
+
+
+def frozen(options: Any) -> Callable[[jax.Array], jax.Array]:
+    """A function that runs the encoder `config.encoder`: images, uint8 [B, H, W, C], to features, float32 [B, F].
+
+    It is compiled for each new shape of images. Raises UserError if there is no such encoder or file, or the weights do
+    not fit.
+    """
+    encoder = find_encoder(options.name)
+    side = options.side or encoder.side
+    variables = load_weights(expanded(options.weights), encoder, side)
+
+    @jax.jit
+    def features_of(variables: Any, pixels: jax.Array) -> jax.Array:
+        return encode(encoder, variables, pixels.astype(jnp.float32) / 255, side)
+
+    return lambda pixels: features_of(variables, pixels)
 
 
 class Frozen:
@@ -57,8 +77,7 @@ class Adapted(nn.Module):
 def backbone_of(config: Any) -> Adapted | None:
     """The adapted encoder that `config.encoder` defines, computing in `model.dtype`; None without adapters.
 
-    Raises:
-        UserError: the encoder is not a Vision Transformer or has too few blocks, or its weights cannot be used.
+    Raises UserError if the encoder is not a Vision Transformer or has too few blocks, or its weights cannot be used.
     """
     options = config.encoder
     rank, blocks = options.adapters.rank, options.adapters.blocks

@@ -11,16 +11,10 @@ from fedjax_ssl.models.encoders.weights import save_weights
 
 
 def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
-    """Converts PyTorch weights to a weights file.
+    """Converts PyTorch weights of the encoder `name` to a file NAME.safetensors; returns the number of arrays.
 
-    Args:
-        source: FILE.safetensors, or another file of tensors if PyTorch is installed. Names are those of timm,
-            torchvision, or the repositories of DINOv2 or CLIP.
-        name: name of the encoder.
-        out: the file to write, NAME.safetensors.
-
-    Returns:
-        The number of arrays written.
+    The source is a FILE.safetensors, or another file of tensors if PyTorch is installed. Its names are those of timm,
+    torchvision, or the repositories of DINOv2 or CLIP.
 
     Raises:
         UserError: the file cannot be read, or does not hold this encoder's weights.

@@ -54,11 +54,7 @@ ENCODERS: dict[str, Encoder] = {
 
 
 def find_encoder(name: str) -> Encoder:
-    """Looks up an encoder by its name.
-
-    Raises:
-        UserError: there is no such encoder.
-    """
+    """Looks up an encoder by its name. Raises UserError if there is no such encoder."""
     if name not in ENCODERS:
         raise UserError(f"the encoder is {name!r}{known_are(name, ENCODERS)}")
     return ENCODERS[name]

@@ -19,9 +19,8 @@ POSITIONS = "params/positions"  # of a ViT, [1 + grid * grid, width]; resampled 
 def save_weights(path: pathlib.Path, encoder: Encoder, weights: dict[str, np.ndarray]) -> None:
     """Writes float32 arrays by name, after checking that they are the encoder's.
 
-    Raises:
-        UserError: an array is missing, left over, not finite, or has another shape or type; or the file cannot be
-            written.
+    Raises UserError if an array is missing, left over, not finite, or has another shape or type; or the file cannot be
+    written.
     """
     from safetensors.numpy import save
 
@@ -55,7 +54,7 @@ def load_weights(path: pathlib.Path, encoder: Encoder, side: int) -> Variables:
     _check(path, encoder, weights)
     if POSITIONS in weights:
         weights[POSITIONS] = resampled(weights[POSITIONS], flat_shapes(encoder, side)[POSITIONS].shape[0])
-    return unflatten_dict({tuple(name.split("/")): array for name, array in weights.items()})
+    return unflatten_dict(weights, sep="/")
 
 
 def _require(path: pathlib.Path) -> None:
@@ -65,7 +64,7 @@ def _require(path: pathlib.Path) -> None:
 
 def flat_shapes(encoder: Encoder, side: int) -> dict[str, Any]:
     """Name -> shape and type of every array of an encoder for images of side x side pixels."""
-    return {"/".join(path): leaf for path, leaf in flatten_dict(encoder.shapes(side)).items()}
+    return flatten_dict(encoder.shapes(side), sep="/")
 
 
 def _check(path: pathlib.Path, encoder: Encoder, weights: dict[str, np.ndarray]) -> None:
@@ -76,12 +75,7 @@ def _check(path: pathlib.Path, encoder: Encoder, weights: dict[str, np.ndarray])
             found = "is missing" if name in wanted else "is left over"
         else:
             array, shape = weights[name], wanted[name].shape
-            if (
-                name == POSITIONS
-                and array.ndim == 2
-                and len(array) > 1
-                and math.isqrt(len(array) - 1) ** 2 == len(array) - 1
-            ):
+            if name == POSITIONS and array.ndim == 2 and math.isqrt(max(1, len(array) - 1)) ** 2 == len(array) - 1:
                 shape = len(array), shape[1]
             if array.shape != shape or array.dtype != np.float32:
                 found = f"is {array.dtype} {array.shape}, not float32 {shape}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.base.files import make_folder, replace_file
+from fedjax_ssl.base.files import replace_file
 from fedjax_ssl.records.workdir import TENSORBOARD, Workdir
 
 WANDB_ID = "wandb_id"  # a file in the workdir
@@ -52,7 +52,7 @@ def _tensorboard(folder: Workdir, done: int) -> Iterator[Write]:
     from tensorboardX.proto.summary_pb2 import Summary
 
     path = folder.path / TENSORBOARD
-    make_folder(path)
+    path.mkdir(exist_ok=True)
     with contextlib.closing(EventsWriter(str(path / "events"), f".{done}")) as file:
 
         def add(step: int, **what: Any) -> None:
