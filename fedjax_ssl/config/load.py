@@ -44,7 +44,8 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
     try:
         left_over = parsed(["", *overrides])[1:]
     except (flags.Error, TypeError, ValueError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        line = " ".join(str(error).split()).replace("invalid literal for int() with base 10:", "not a whole number:")
+        raise UserError(line) from error
     if left_over:
         raise UserError(f"cannot make sense of {left_over[0]!r}")
     config, given = holder.value, overridden_fields(overrides)

@@ -22,9 +22,7 @@ TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?"
 LIST = r"\[.*\]|\{.*\}"
 
 
-def find_categories(
-    columns: Mapping[str, Column], train: np.ndarray, tested: Any, path: str
-) -> list[list[str] | None]:
+def find_categories(columns: Mapping[str, Column], train: np.ndarray, tested: Any, path: str) -> list[list[str] | None]:
     """The categories that each column has in its training rows, in order; None if it is numeric.
 
     A declared type counts: texts of a parquet file are categories even if they look like numbers. In a csv file a

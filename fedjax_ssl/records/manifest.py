@@ -97,14 +97,15 @@ def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | No
         UserError: it was trained with something else, or a file cannot be read.
     """
     found = exchanged_files(checkpoint.parent.parent, checkpoint, then)
+    what_helps = f"; put the run's own file back: {manifest_of(checkpoint)} says what it was"
     if now is not None and not found:
         names = ("the configuration", "the data set", "the partition")
         found = _exchanged(checkpoint, then, now, names)
         file = checkpoint.parent.parent / PARTITION
         if found and file.exists() and not read_arrays(str(file), (), optional=("row_sums",)):
-            raise UserError(f"{file} has no checksums of the data: {OTHER_VERSION}")
+            found, what_helps = [f"{file} has no checksums of the data: {OTHER_VERSION}"], ""
     if found:
-        raise UserError(f"{found[0]}; put the run's own file back: {manifest_of(checkpoint)} says what it was")
+        raise UserError(f"{found[0]}{what_helps}")
 
 
 def exchanged_files(folder: pathlib.Path, checkpoint: pathlib.Path, then: TrainedWith) -> list[str]:

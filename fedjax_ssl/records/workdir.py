@@ -236,10 +236,10 @@ class Workdir:
     def _refuse_changes(self) -> None:
         saved = read_config(self.path)
         if fields := forbidden_changes(saved, self.config):
+            line = f"the workdir {self.path} holds a run of another configuration ({fields}); choose another workdir"
             here, there = flatten(self.config).keys(), flatten(saved).keys()
             if here != there and saved["method"] == self.config["method"]:
-                raise UserError(f"{self.path / CONFIG} has other fields, such as {min(here ^ there)}: {OTHER_VERSION}")
-            line = f"the workdir {self.path} holds a run of another configuration ({fields}); choose another workdir"
+                line = f"{self.path / CONFIG} has other fields, such as {min(here ^ there)}: {OTHER_VERSION}"
             raise UserError(line)
 
     def decide(self, config: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ def test_overrides():
         ("--config.learning_rate=1", r"unknown field config.learning_rate; the nearest is config\.\w+\.learning_rate"),
         ("--config.client.lr=1", "unknown field config.client.lr; the nearest is config.client.learning_rate$"),
         (f"--config.data.source={5000 * 'x'}", r"^.{,60}x{1000,1200} \[\.\.\.\] .{,300}$"),
-        ("--config.seed=one", "config.seed=one: invalid literal for int"),
+        ("--config.seed=one", "config.seed=one: not a whole number"),
         ("--config.fedanchor.contrastive=maybe", "contrastive=maybe: .*boolean"),
         ("--config=nowhere.py", "there is no config file nowhere.py"),
         ("--wrokdir=x", "wrokdir"),

@@ -315,7 +315,7 @@ def test_a_rule_for_confidence_from_a_file(own):
         ([f"--config={QUICKSTART}:fedcon", "--config.confidence.kind=my.py:rule"], "is not for the method fedcon"),
         (["--config.method=my.py:agreement", "--config.agreement.vews=3"], "nearest is config.agreement.views"),
         (["--config.method=my.py:agreement", "--config.agreement.views=1"], "agreement.views must be at least 2"),
-        (["--config.method=my.py:agreement", "--config.agreement.views=two"], "a value of type int (now 2)"),
+        (["--config.method=my.py:agreement", "--config.agreement.views=two"], "views=two: not a whole number: 'two'"),
         (["--config.method=my.py:bare", "--config.data.labels=clients"], "known to the method bare: 'server'"),
         ([f"--config={QUICKSTART}:method=my.py:agreement,four_vews"], "'four_vews'; the nearest is four_views"),
     ],
