@@ -13,6 +13,7 @@ import json
 import pathlib
 import re
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -211,3 +212,17 @@ def paired(rows: Mapping[str, Mapping[str, float]], row: str, other: str) -> dic
     """Seed -> a row minus another one, for the seeds that both have."""
     own, others = rows.get(row, {}), rows.get(other, {})
     return {seed: own[seed] - others[seed] for seed in sorted(own.keys() & others.keys())}
+
+
+def command(boards: Boards, page: Callable[[], str]) -> None:
+    """The command of a page: without arguments it prints the page, `add WORKDIR BOARD` adds a sweep's records."""
+    try:
+        match sys.argv[1:]:
+            case []:
+                print(page(), end="")
+            case ["add", workdir, board, *words]:
+                boards.add(pathlib.Path(workdir), board, words)
+            case _:
+                raise UserError("the arguments are none, or add WORKDIR BOARD and the sweep's --config words")
+    except (UserError, csv.Error, OSError) as error:
+        raise SystemExit(f"error: {error}") from error

@@ -7,20 +7,17 @@ docs/board_records.py says what a record is, and checks it. A claim may also be 
 The page has no difference and no verdict that is not computed from records.
 """
 
-import csv
 import functools
 import pathlib
 import statistics
-import sys
 import tomllib
 from collections import Counter
 from typing import Any
 
 import numpy as np
-from board_records import Boards, paired, per_seed
+from board_records import Boards, command, paired, per_seed
 from leaderboard import BOARDS as LEADERBOARD
 
-from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.report.look import to_markdown
 from fedjax_ssl.report.table import LAST, half_interval
@@ -200,13 +197,4 @@ def boards_table(minutes: dict[str, int]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    try:
-        match sys.argv[1:]:
-            case []:
-                print(page(), end="")
-            case ["add", workdir, board, *words]:
-                BOARDS.add(pathlib.Path(workdir), board, words)
-            case _:
-                raise UserError("the arguments are none, or add WORKDIR BOARD and the sweep's --config words")
-    except (UserError, csv.Error, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+    command(BOARDS, page)

@@ -6,15 +6,12 @@
 docs/board_records.py says what a record is, and checks it. The page has no figure that is not computed from records.
 """
 
-import csv
 import pathlib
 import runpy
 import statistics
-import sys
 
-from board_records import Boards, paired, per_seed
+from board_records import Boards, command, paired, per_seed
 
-from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.report.look import to_markdown
 from fedjax_ssl.report.table import NOTHING, OverSeeds, half_interval
 
@@ -115,13 +112,4 @@ def _left() -> list[str]:
 
 
 if __name__ == "__main__":
-    try:
-        match sys.argv[1:]:
-            case []:
-                print(page(), end="")
-            case ["add", workdir, board, *words]:
-                BOARDS.add(pathlib.Path(workdir), board, words)
-            case _:
-                raise UserError("the arguments are none, or add WORKDIR BOARD and the sweep's --config words")
-    except (UserError, csv.Error, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+    command(BOARDS, page)
