@@ -130,15 +130,19 @@ def compared(run: dict[str, str]) -> str:
     return f"{measure}{row} minus {than}, {boards}"
 
 
+def difference_of(values: list[float]) -> str:
+    """The mean of the seeds' differences with its interval, in points."""
+    return f"{statistics.mean(values):+.2f} ± {half_interval(values):.2f}"
+
+
 def answers(claim: dict[str, Any], minutes: dict[str, int]) -> list[dict[str, str]]:
     """The page's rows of a claim: one for each comparison that was run, or one that says what it would cost."""
     rows, left = [], []
     for run in claim.get("runs", []):
         values = list(differences(run).values())
         if len(values) > 1:
-            difference = f"{statistics.mean(values):+.2f} ± {half_interval(values):.2f}"
             found = verdict(values, claim.get("points"))
-            rows.append({"ours": compared(run), "difference": difference, "verdict": found})
+            rows.append({"ours": compared(run), "difference": difference_of(values), "verdict": found})
         else:
             needed = {run[name] for name in ("board", "than_board", "less") if name in run}
             left.append((sum(minutes.get(board, 0) for board in needed), compared(run)))
@@ -147,6 +151,12 @@ def answers(claim: dict[str, Any], minutes: dict[str, int]) -> list[dict[str, st
         rows = [{"ours": ours, "difference": f"about {time} minutes" if time else "-", "verdict": TO_DO}]
     said = {"where": claim["where"], "the paper says": claim["says"]}
     return [{**(dict.fromkeys(said, "") if place else said), **row} for place, row in enumerate(rows)]
+
+
+def changes(claim: dict[str, Any]) -> list[str]:
+    """The single changes that were tried for a claim, each with what it changed."""
+    tried = {compared(run): list(differences(run).values()) for run in claim.get("tried", [])}
+    return [f"{name}: {difference_of(values)}." for name, values in tried.items() if len(values) > 1]
 
 
 def page() -> str:
@@ -162,7 +172,7 @@ def page() -> str:
             rows[0]["where"] = f"{claim['paper']}, {claim['where']}"
         papers.setdefault(paper, []).extend(rows)
         if any(row["verdict"] == NOT for row in rows):
-            why = " ".join(claim.get("why", UNKNOWN).split())
+            why = " ".join([*claim.get("why", "").split(), *changes(claim)]) or UNKNOWN
             reasons.setdefault(paper, []).append(f"* *{claim['says']}* {why}")
     parts = [HEAD]
     counts = Counter(row["verdict"] for rows in papers.values() for row in rows)

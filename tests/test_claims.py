@@ -23,8 +23,8 @@ def test_each_claim_names_rows_and_measures_of_boards_or_its_cost(claims):
     sweeps = {}
     for claim in found["claim"]:
         assert {"paper", "where", "says"} < claim.keys() and ("runs" in claim) != ("cost" in claim), claim["says"]
-        assert claim.keys() <= {"paper", "where", "says", "points", "runs", "why", "cost"}, claim["says"]
-        for run in claim.get("runs", ()):
+        assert claim.keys() <= {"paper", "where", "says", "points", "runs", "why", "tried", "cost"}, claim["says"]
+        for run in [*claim.get("runs", ()), *claim.get("tried", ())]:
             assert run.keys() <= {"board", "row", "than", "measure", "than_measure", "than_board", "less"}
             for name in {"board", "than_board", "less"} & run.keys():
                 place, _, board = run[name].rpartition("/")
@@ -75,6 +75,7 @@ def written(claims, tmp_path, monkeypatch):
         {"board": "near", "row": "A", "than": "A", "measure": "labels right", "than_measure": "passing"},
     ]
     claim = {"paper": "FedIL", "where": "Table 9", "says": "A beats B.", "points": 3.0, "runs": runs}
+    claim["tried"] = [{"board": "far", "row": "A", "than": "B"}]
     monkeypatch.setattr(claims, "load", lambda: {"core_minutes": {"near": 7, "far": 8}, "claim": [claim]})
 
     def page(boards):
@@ -103,7 +104,11 @@ def test_a_figure_that_does_not_follow_from_the_records_is_found(claims, written
         assert f"| {values.mean():+.2f} ± {(high - low) / 2:.2f} |" in page
     assert f"| `near` | A {draws[0, 0].mean():.1f}; B {draws[0, 1].mean():.1f} | 1 | 1 | - |" in page
     swapped = [{**line, "method": "B" if line["method"] == "A" else "A"} for line in boards["near"]]
-    assert claims.UNKNOWN not in page and f"* *A beats B.* {claims.UNKNOWN}" in written({**boards, "near": swapped})
+    assert "A beats B.*" not in page
+    half = stats.ttest_1samp(far, 0).confidence_interval(0.95).high - far.mean()
+    tried = f"* *A beats B.* A minus B, `far`: {far.mean():+.2f} ± {half:.2f}."
+    assert tried in written({**boards, "near": swapped})
+    assert f"* *A beats B.* {claims.UNKNOWN}" in written({"near": swapped, "far": boards["far"][:5]})  # no B
     changed = [{**boards["near"][0], "accuracies": "60 61"}, *boards["near"][1:]]
     assert written({**boards, "near": changed}) != page
     with pytest.raises(UserError, match="runs of 1 and 2 tries"):

@@ -85,8 +85,11 @@ FEDIL = {
     "FedIL, 5 local epochs": ("fedil,plain", {"client.epochs": 5}),
     "FedIL, 10 local epochs": ("fedil,plain", {"client.epochs": 10}),
     "FedMatch": "fedmatch,at_server,plain",
+    # Single changes.
+    "FedIL, 5 server epochs": ("fedil,plain", {"server.epochs": 5}),
+    "FedIL, no threshold": ("fedil,plain", {"confidence.threshold": 0.0}),
 }
-FEDIL_SPACE = {"*": WITH_SERVER, "Fed*": THRESHOLD}
+FEDIL_SPACE = {"*": WITH_SERVER, "Fed*": THRESHOLD, "FedIL, no threshold": {"confidence.threshold": (0.0,)}}
 
 # --- Some clients have all labels: SemiAnAgg's tables and figures. ----------------------------------------------------
 
@@ -141,6 +144,12 @@ FEDLABEL = {
     "All labels": "supervised,all_labels,plain",
     "FedMatch": "fedmatch,plain",
     "FedProx": "supervised,plain,fedprox",
+    # Single changes.
+    "FedLabel, half the step": (
+        "fedlabel,plain",
+        {"aggregation.optimizer": "fedavgm", "aggregation.momentum": 0.0, "aggregation.learning_rate": 0.5},
+    ),
+    "FedLabel, no image passes": ("fedlabel,plain", {"confidence.threshold": 1.0}),
 }
 FEDLABEL_SPACE = {
     "*": {"client.learning_rate": LogUniform(0.001, 0.1)},
@@ -148,6 +157,7 @@ FEDLABEL_SPACE = {
     "UDA": THRESHOLD,
     "FedMatch": THRESHOLD,
     "FedLabel*": {"confidence.threshold": (0.1, 0.3, 0.5, 0.7, 0.9)},
+    "FedLabel, no image passes": {"confidence.threshold": (1.0,)},
 }
 EXPERTS = {  # the parts of FedLabel, and other values of its numbers
     "FedLabel": "fedlabel,plain",
@@ -160,6 +170,29 @@ EXPERTS = {  # the parts of FedLabel, and other values of its numbers
     "FedLabel, entropy": "fedlabel,plain,entropy",
 }
 EXPERTS_SPACE = {"*": FEDLABEL_SPACE["*"]}  # the threshold stays
+
+# --- Seven labels at every client, as on the leaderboard: why some methods are behind there. -------------------------
+
+SEVEN = {
+    "num_clients": 20,
+    "clients_per_round": 5,
+    "data.labels": "clients",
+    "data.labelled_share": 0.1,
+    "data.alpha": 0.5,
+}
+CHANGES = {
+    "Labels alone": "supervised,plain",
+    "FixMatch": "fixmatch,plain",
+    "FedDB": "feddb,plain",
+    "FedDB, 10 local epochs": ("feddb,plain", {"client.epochs": 10}),
+    "FedDB, no debiasing": "feddb,plain,no_debiasing",
+    "FedMatch": "fedmatch,plain",
+    "FedMatch, 5 local epochs": ("fedmatch,plain", {"client.epochs": 5}),
+    "SemiAnAgg": ("semianagg,plain", {"confidence.kind": "flexmatch"}),
+    "SemiAnAgg, fixed threshold": ("semianagg,plain", {"confidence.kind": "fixed"}),
+    "CBAFed": "cbafed,plain",
+}
+CHANGES_SPACE = {"*": RATES, "FixMatch": THRESHOLD, "FedMatch*": THRESHOLD, "SemiAnAgg*": THRESHOLD}
 
 # --- Boards. ----------------------------------------------------------------------------------------------------------
 
@@ -204,6 +237,7 @@ ROWS = {
     "fedlabel_digits": ("digits", CLIENTS, STEPWISE["digits"], FEDLABEL_SPACE),
     "fedlabel_half_digits": ("digits", {**CLIENTS, "data.labelled_share": 0.5}, STEPWISE["digits"], FEDLABEL_SPACE),
     "fedlabel_even_digits": ("digits", {**CLIENTS, "data.alpha": 1.0}, STEPWISE["digits"], FEDLABEL_SPACE),
+    "changes_digits": ("digits", SEVEN, CHANGES, CHANGES_SPACE),
     "fedlabel_numbers_digits": ("digits", CLIENTS, EXPERTS, EXPERTS_SPACE),
 }  # fmt: skip
 
