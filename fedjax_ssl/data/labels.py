@@ -132,7 +132,7 @@ def divide(labels: np.ndarray, names: Sequence[str], where: str) -> tuple[np.nda
 
 def server_has_labels(config: Mapping[str, Any]) -> bool:
     """Whether the section `data`, a dict or a ConfigDict, gives the server labelled images."""
-    return config["labels"] == "server" or (config["labels"] == "profile" and config["server_labels"] > 0)
+    return config["labels"] in ("server", "profile") and config["server_labels"] > 0
 
 
 def clients_may_have_labels(config: Mapping[str, Any]) -> bool:

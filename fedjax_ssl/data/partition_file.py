@@ -128,6 +128,8 @@ def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Ge
     """
     path, labels = config.partition_file, config.labels
     partition = _with_shares(path, load_partition(path, num_examples, num_clients), labels, rng)
+    if labels == "server" and not config.server_labels:  # nobody has labels: the file's are hidden
+        partition = partition._replace(labelled_rows=NO_ROWS)
     labelled, of_server = len(partition.labelled_rows), len(partition.server_index)
     held_out, has_tests = len(partition.validation_index), bool(partition.client_test_rows)
     largest, most = max(map(len, partition.client_rows)), config.examples_per_client

@@ -45,6 +45,7 @@ class Entry:
     # Whether `attack.kind='labels'` changes all labels that its clients train on, see
     # `fedjax_ssl.client.labels.as_told`.
     mislabels: bool = False
+    needs_labels: bool = True  # False: it also runs where nobody has labels, with `data.server_labels=0`
     unlabelled: bool = True  # whether its clients train on unlabelled images, as `attack.kind='poison'` needs
     images_alone: str = ""  # why it refuses other inputs, as in 'turns images by quarters'; '': it accepts all
     # Configuration -> a warning before the first round that names the risk of these settings and a remedy; '': no

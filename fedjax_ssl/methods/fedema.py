@@ -80,6 +80,7 @@ ENTRY = Entry(
     title="FedEMA",
     paper="https://arxiv.org/abs/2204.04385",
     settings=("server",),
+    needs_labels=False,
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,

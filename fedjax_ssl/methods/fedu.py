@@ -90,6 +90,7 @@ ENTRY = Entry(
     title="FedU",
     paper="https://arxiv.org/abs/2108.06492",
     settings=("server",),
+    needs_labels=False,
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,

@@ -41,7 +41,7 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
     if data["reveal_labels"]:
         return f"{at_server}{', and ' if at_server else ''}every client has labels for all its images"
     if data["labels"] == "server":
-        return at_server
+        return at_server or "nobody has labels"
     if data["labels"] == "profile" and not data["partition_file"]:
         profile = data["label_profile"]
         drawn = isinstance(profile[0], str)

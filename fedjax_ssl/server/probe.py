@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.data import FederatedData, server_has_labels
 from fedjax_ssl.engine.interface import Method, Metrics, Problem, State
 from fedjax_ssl.server.training import ServerPlan, supervised_loss, train_on_server_labels
 
@@ -21,9 +21,12 @@ def with_probe(problem: Problem, method: Method) -> Method:
     """Adds a classifier to a method without one, fitted to the features of the server's labelled images.
 
     It is fitted at the end of a round, after the normalisation statistics, which the features need. With `probe.epochs`
-    the tested model is then fine-tuned; the next round begins with the model before fine-tuning.
+    the tested model is then fine-tuned; the next round begins with the model before fine-tuning. Without labels at the
+    server the classifier keeps its initial weights.
     """
     config, network = problem.config, problem.network
+    if not server_has_labels(config.data):
+        return method
     epochs = config.probe.epochs
 
     def statistics(state: State, data: FederatedData, clients: jax.Array, key: jax.Array) -> State:

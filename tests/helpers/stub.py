@@ -82,7 +82,7 @@ def stub(problem):
     )
 
 
-stub = Entry(stub, title="Stub", settings=LABELS, confidence=())
+stub = Entry(stub, title="Stub", settings=LABELS, needs_labels=False, confidence=())
 
 
 def make_stub_config(**overrides):

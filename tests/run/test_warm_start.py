@@ -26,6 +26,17 @@ from tests.helpers.runs import SMALL, forget_manifests, make_fedanchor_config, m
 
 pytestmark = pytest.mark.test_all
 
+TWO_STAGES = """
+from fedjax_ssl.config import apply_arguments
+from tests.helpers.runs import make_tiny_config
+
+SIZES = {"model.projector_hidden": 8, "model.projector_dim": 4, "model.statistics": "cohort", "num_rounds": 1}
+
+def get_config(arguments):
+    config = make_tiny_config(**{"data.reveal_labels": False})
+    apply_arguments(config, arguments).update_from_flattened_dict(SIZES)
+    return config
+"""
 FRESH = {"server.pretrain_epochs": 0}  # nothing is trained before the first round
 
 
@@ -72,6 +83,38 @@ def test_a_run_begins_with_the_other_s_model_and_is_resumed_without_it(finished_
     shutil.rmtree(other)
     chex.assert_trees_all_equal(train(config, run), state)
     assert json.loads((run / "init_from.json").read_text()) == facts
+
+
+def test_a_model_that_learned_without_labels_starts_another_method_by_two_commands(tmp_path, monkeypatch, capsys):
+    """SemiAnAgg's self-supervised warm-up on the same clients. Labels that the first run used at the server are not
+    those of the second."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text(TWO_STAGES)
+    first = ["--config=tiny.py:fedu", "--config.data.labels=server", "--config.data.server_labels=0"]
+    second = ["--config=tiny.py:semianagg", "--config.init_from=warm", "--workdir=run"]
+    assert launch.main([*first, "--workdir=warm"]) == launch.main(second) == 0
+    facts = json.loads((tmp_path / "run" / "init_from.json").read_text())
+    assert (facts["method"], facts["round"], facts["parts"]) == ("fedu", 1, ["backbone", "classifier"])
+    warm, run = read_run(tmp_path / "warm"), read_run(tmp_path / "run")
+    assert warm.who_has_labels() == "nobody has labels"
+    like = jax.eval_shape(lambda: begun(**{"model.statistics": "cohort"}).init(begun().data).model)
+    both = [saved_model(of.folder, like, number).params["backbone"] for of, number in ((warm, 1), (run, 0))]
+    chex.assert_trees_all_equal(*both)
+    there, here = (dict(np.load(of.folder / "partition.npz")) for of in (warm, run))
+    np.testing.assert_array_equal(there["client_index"], here["client_index"])
+    assert not len(there["labelled_index"]) and len(here["labelled_index"]) and not len(here["earlier_sums"])
+    np.testing.assert_array_equal(*(of.last_test_outputs()["labels"] for of in (warm, run)))
+    assert warm.dataset()["content"] == run.dataset()["content"]
+
+    used = there["client_index"][:40]  # as if the server had had these
+    left = {"client_index": there["client_index"][40:], "client_size": there["client_size"] - 5}
+    replace_arrays(warm.folder / "partition.npz", **{**there, **left, "server_index": used})
+    forget_manifests(warm.folder)
+    capsys.readouterr()
+    assert launch.main([*second[:2], "--workdir=other"]) == 2
+    number = len(np.setdiff1d(used, here["labelled_index"]))
+    assert f"trained on {number} labels that are hidden in this one" in capsys.readouterr().err
+    assert 0 < number and not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("has_head", [False, True])

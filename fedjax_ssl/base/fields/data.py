@@ -58,7 +58,9 @@ def data_fields() -> Section:
     section.label_profile = ("beta(0.3,0.3)",)
     # Training images held out, equally many of each class. Rounds are then evaluated on them, not on the test set.
     section.validation = whole(0, least=0)
-    section.server_labels = whole(500, least=0)  # S, labelled images of the server; with 'server' and 'profile'
+    # S, labelled images of the server; with 'server' and 'profile'. 0 with 'server': nobody has labels, for methods that
+    # learn without any.
+    section.server_labels = whole(500, least=0)
     section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class, as equal as the data allow
     # Classes that clients hold and the model does not know, such as (7, 8, 9); see docs/how_to/unknown_classes.md.
     section.unknown_classes = several((), whole(least=0), distinct=True)

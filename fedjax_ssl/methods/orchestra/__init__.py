@@ -193,6 +193,7 @@ ENTRY = Entry(
     title="Orchestra",
     paper="https://arxiv.org/abs/2205.11506",
     settings=("server",),
+    needs_labels=False,
     defaults=defaults,
     fields=FIELDS,
     variants=VARIANTS,
