@@ -53,6 +53,21 @@ def hold_out(client_rows: list[np.ndarray], share: float) -> tuple[list[np.ndarr
     return [rows[:n] for rows, n in zip(client_rows, kept)], tuple(rows[n:] for rows, n in zip(client_rows, kept))
 
 
+def leave_out(partition: Partition, client: int | None) -> Partition:
+    """The partition without the examples of a client, which keeps its number; a UserError if there is none such."""
+    if client is None:
+        return partition
+    number = len(partition.client_rows)
+    if client >= number:
+        raise UserError(f"data.left_out={client}, but the {number} clients are 0 to {number - 1}")
+    rows, tests = list(partition.client_rows), list(partition.client_test_rows)
+    labelled = partition.labelled_rows[~np.isin(partition.labelled_rows, rows[client])]
+    rows[client] = NO_ROWS
+    if tests:
+        tests[client] = NO_ROWS
+    return partition._replace(client_rows=rows, labelled_rows=labelled, client_test_rows=tuple(tests))
+
+
 def class_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> dict[str, np.ndarray]:
     """The number of examples of each of C classes at each owner, for figures and reports, from labels int [N].
 

@@ -273,9 +273,12 @@ def _name_is_taken(name: str) -> UserError:
 
 
 def checked_metrics(metrics: Metrics, axes: int = 0) -> Metrics:
-    """A method's metrics, of jobs with one axis; a UserError if one is no scalar or has one of the names `RESERVED`."""
+    """A method's metrics, of jobs with one axis; a UserError if one is no scalar or has one of the names `RESERVED`.
+
+    The server's may also be an array with a number for each client, [K].
+    """
     for name, value in metrics.items():
-        if not jax.tree_util.all_leaves([value]) or jnp.ndim(value) != axes:
+        if not jax.tree_util.all_leaves([value]) or jnp.ndim(value) not in (axes, 1):
             raise UserError(f"the method's metric {name!r} must be a scalar")
         if name in RESERVED:
             raise _name_is_taken(name)
@@ -294,6 +297,7 @@ def joined(*parts: Metrics) -> Metrics:
 
 
 Select = Callable[[State, FederatedData, jax.Array], Selection]
+# (state, data, received, key) -> the state with the new model, and metrics: scalars, or [K], a number for each client.
 Aggregate = Callable[[State, FederatedData, Received, jax.Array], tuple[State, Metrics]]
 Statistics = Callable[[State, FederatedData, jax.Array, jax.Array], State]
 
@@ -308,7 +312,7 @@ class Method(NamedTuple):
     init: Callable[[FederatedData, jax.Array], State]  # (data, key) -> the first state, after any pre-training
     broadcast: Callable[[State, FederatedData, jax.Array], Broadcast]  # (state, data, key) -> the message to all
     phases: tuple[Phase, ...]  # local training after the broadcast; () if no client trains
-    aggregate: Aggregate  # (state, data, received, key) -> the state with the new model, and metrics
+    aggregate: Aggregate
     # (state, data, the round's clients int32 [M], key) -> the state with new global normalisation statistics.
     statistics: Statistics
     # (state, data, key) -> the jobs of a round; None: `clients_per_round` clients, uniformly, without replacement.

@@ -95,7 +95,7 @@ def init_key(seed: jax.Array) -> jax.Array:
 class RoundResult(NamedTuple):
     """What a round returns besides the state."""
 
-    metrics: Metrics  # scalars, by their names in metrics.jsonl
+    metrics: Metrics  # scalars, or [K] with a number for each client, by their names in metrics.jsonl
     lane_steps: jax.Array  # int32 [], steps of all lanes, including idle ones; depends on the machine
     healthy: jax.Array  # bool [], whether the model is finite and not every upload was dropped
     lacks: Mapping[str, jax.Array] = {}  # bool [], names of metrics that some rounds lack -> whether this one does

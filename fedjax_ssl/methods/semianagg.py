@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from fedjax_ssl.base.fields import MOST_SEED, Section, share, whole, word
 from fedjax_ssl.client import ACCEPTED, STANDARD, Examples
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine import Broadcast, Method, Phase, Problem, Received
+from fedjax_ssl.engine import Broadcast, Method, Metrics, Phase, Problem, Received, State
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import TEN_CLIENTS, trained_by_role, unlabelled_images
 from fedjax_ssl.models import Outputs
@@ -56,6 +56,7 @@ VARIANTS: Variants = {
 }
 ANCHOR = "anchor_features"  # a client's memory: the anchor's features of its images
 COSINES = "class_cosines"  # metadata of uploads
+WEIGHT = "weight_among_unlabelled"  # a metric: r_k of each client, NaN for one without images without labels
 
 
 def defaults() -> Section:
@@ -94,7 +95,16 @@ def semianagg(problem: Problem) -> Method:
         return jnp.where(jnp.sum(told) > 0, scores, 0.0)
 
     method = trained_by_role(problem, weights, options.labelled_share, tell=tell, own=own)
-    return method._replace(phases=tuple(without_memory(phase, ANCHOR) for phase in method.phases))
+
+    def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
+        state, metrics = method.aggregate(state, data, received, key)
+        number = len(data.client_size)
+        place = jnp.where(unlabelled_images(received) > 0, received.clients, number)
+        told = jnp.full(number, jnp.nan).at[place].set(weights(received), mode="drop")
+        return state, {**metrics, WEIGHT: told}
+
+    phases = tuple(without_memory(phase, ANCHOR) for phase in method.phases)
+    return method._replace(phases=phases, aggregate=aggregate)
 
 
 def class_cosines(cosines: jax.Array, labels: jax.Array, compared: jax.Array, num_classes: int) -> jax.Array:

@@ -85,14 +85,15 @@ def read_rounds(path: pathlib.Path) -> Records:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """A line's record: its round and other numbers; None for anything else."""
+    """A line's record: its round and other numbers, or lists of them; None for anything else."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):  # no JSON, or bytes that are not UTF-8
         return None
     if not isinstance(record, dict) or type(record.get("round")) is not int:
         return None
-    is_number = all(value is None or isinstance(value, int | float) for value in record.values())
+    lists = [value if isinstance(value, list) else [value] for value in record.values()]
+    is_number = all(value is None or isinstance(value, int | float) for values in lists for value in values)
     return record if is_number else None
 
 
@@ -103,6 +104,10 @@ def to_line(record: dict[str, Any]) -> str:
 
 def finite(record: dict[str, Any]) -> dict[str, Any]:
     """Replaces numbers that are not finite by None, because JSON has no NaN."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
-    }
+
+    def known(value: Any) -> Any:
+        if isinstance(value, list):
+            return [known(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {name: known(value) for name, value in record.items()}

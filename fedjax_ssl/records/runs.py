@@ -108,6 +108,14 @@ class RunRecords(NamedTuple):
         found = [line.get(name) for line in self.metrics]
         return np.array([np.nan if value is None else value for value in found], float)
 
+    def by_client(self) -> dict[str, np.ndarray]:
+        """The metrics with a number for each client, float [rounds, K]; NaN where a client has none."""
+        last = {name: value for name, value in self.metrics[-1].items() if isinstance(value, list)}
+        return {
+            name: np.array([line.get(name, [None] * len(value)) for line in self.metrics], float)
+            for name, value in last.items()
+        }
+
     def has(self, name: str) -> bool:
         """Whether the metric was measured in any round."""
         return bool(np.isfinite(self.values(name)).any())

@@ -91,6 +91,13 @@ def scores(run: RunRecords) -> Figure | None:
     return _of_run(run, names, "score", top=1)
 
 
+def by_client(rounds: np.ndarray, values: np.ndarray, label: str) -> Figure | None:
+    """A metric with a number for each client, float [rounds, K], over rounds: a curve for each client that has one."""
+    clients = np.flatnonzero(np.isfinite(values).any(axis=0))
+    drawn = {f"client {client}": (rounds, values[None, :, client]) for client in clients}
+    return curves(drawn, label, legend=len(drawn) <= MANY)
+
+
 def bytes_over_rounds(run: RunRecords) -> Figure:
     """Bytes sent, in each round and in total."""
     figure, (each, total) = subplots(1, 2, figsize=WIDE)

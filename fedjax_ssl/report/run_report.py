@@ -113,6 +113,10 @@ def _draw_clients(run: RunRecords, pictures: page.Pictures) -> None:
         caption = f"Accuracy on {on}{more}, from the lowest client to the highest; the lowest tenth is shaded; "
         caption += "; ".join(_of_clients(model, values) for model, values in of_models.items())
         pictures.add("Accuracy", name, figure, f"{caption}.")
+    for name, values in run.by_client().items():
+        words = name.replace("_", " ")
+        figure = figures.by_client(run.values("round"), values, words)
+        pictures.add("Clients", name, figure, f"The {words} of each client, in the rounds in which it has one.")
 
 
 def _draw_costs(run: RunRecords, pictures: page.Pictures) -> None:
@@ -141,6 +145,7 @@ def _sections(run: RunRecords, pictures: page.Pictures) -> list[page.Part]:
         {"tiles": _main_figures(run)},
         pictures.section("Accuracy"),
         pictures.section("Pseudo-labels"),
+        pictures.section("Clients"),
         pictures.section("Latent space"),
         pictures.section("Data"),
         pictures.section("Communication"),

@@ -48,7 +48,7 @@ def check_training(rounds: Rounds) -> None:
     for result in rounds.results:
         assert result.healthy and result.metrics["dropped_uploads"] == 0
         assert (result.metrics["uploads"] > 0) == bool(rounds.method.phases)
-        absent = {name for name, value in result.metrics.items() if not np.isfinite(value)}
+        absent = {name for name, value in result.metrics.items() if not np.isfinite(value).any()}
         nobody = result.metrics.get("qualified_per_client") == 0  # no label to score
         missing.append(absent - {"qualified_accuracy"} if nobody else absent)
     resting = [number for number, names in enumerate(missing, start=1) if names]

@@ -11,7 +11,7 @@ from fedjax_ssl.data import dataset_facts, load_dataset
 from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.engine.interface import Previous, Received, State, Upload
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.semianagg import ANCHOR, COSINES, class_cosines, diversity
+from fedjax_ssl.methods.semianagg import ANCHOR, COSINES, WEIGHT, class_cosines, diversity
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.models.untrained import kaiming_model
 from fedjax_ssl.ops.sgd import Model
@@ -150,25 +150,28 @@ def test_each_role_has_its_share(labelled, unlabelled, expected):
 
 # --- The mean. -------------------------------------------------------------------------------------------------------
 
+CLIENTS = [4, 0, 6, 2, 1]  # of seven
 SIZES, LABELS = np.array([5, 8, 6, 4, 7]), np.array([5, 0, 2, 0, 0])
 ACCEPTED = np.array([0.0, 6.0, 3.0, 1.0, 9.0])
 W = np.random.default_rng(3).uniform(0.2, 1, (5, CLASSES)).astype(np.float32)
 
 
 def aggregated(name, accepted, told, **fields):
-    """The model after five uploads, and the parameters and statistics of each, stacked."""
+    """The model after five uploads, the parameters and statistics of each, stacked, and the weights in the record."""
     problem = small_problem(name, **fields)
     model = problem.network.init(jax.random.key(1))
     rng = np.random.default_rng(4)
     stacked = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(5, *leaf.shape)), jnp.float32), model)
     received = Received(
         Upload(stacked, {"labelled": jnp.float32(LABELS), **told}),
-        jnp.asarray(accepted), jnp.arange(5), None, jnp.asarray(SIZES), jnp.asarray(SIZES),
+        jnp.asarray(accepted), jnp.array(CLIENTS), None, jnp.asarray(SIZES), jnp.asarray(SIZES),
     )  # fmt: skip
     state = State(jnp.int32(0), Model(model.params, model.batch_stats))
     method = METHODS[name].factory(problem)
-    after, _ = jax.jit(lambda *arguments: method.aggregate(*arguments, jax.random.key(0)))(state, None, received)
-    return after.model, {name: np.asarray(leaf, np.float64) for name, leaf in _flat(stacked).items()}
+    data = federation([[-1]] * 7)
+    after, metrics = jax.jit(lambda *arguments: method.aggregate(*arguments, jax.random.key(0)))(state, data, received)
+    rows = {name: np.asarray(leaf, np.float64) for name, leaf in _flat(stacked).items()}
+    return after.model, rows, metrics.get(WEIGHT)
 
 
 def _flat(stacked):
@@ -198,12 +201,12 @@ def test_fedavg_semi_s_mean(variant, scores, monkeypatch):
     told = {"accepted": jnp.float32(ACCEPTED)}
     monkeypatch.setattr("fedjax_ssl.methods.fedavg_semi.LABELLED_SHARE", 0.6)
     fields = {"fedavg_semi.unlabelled_weights": variant}
-    model, stacked = aggregated("fedavg_semi", np.ones(5, bool), told, **fields)
+    model, stacked, _ = aggregated("fedavg_semi", np.ones(5, bool), told, **fields)
     assert_mean(model, stacked, in_shares(LABELS, scores, 0.6))
 
 
 def test_one_mean_of_all_is_fedavg_s():
-    model, stacked = aggregated(
+    model, stacked, _ = aggregated(
         "fedavg_semi", np.ones(5, bool), {"accepted": jnp.float32(ACCEPTED)}, **{"fedavg_semi.apart": False}
     )
     assert_mean(model, stacked, SIZES / SIZES.sum())
@@ -213,11 +216,14 @@ def test_semianagg_s_mean_and_a_dropped_upload():
     """Statistics take the weights as well; client 2 has images of both kinds, and is in both means."""
     told = {"accepted": jnp.float32(ACCEPTED), COSINES: jnp.asarray(W)}
     for accepted in (np.ones(5, bool), np.array([1, 1, 1, 0, 1], bool)):
-        model, stacked = aggregated("semianagg", accepted, told, **{"semianagg.labelled_share": 0.6})
+        model, stacked, recorded = aggregated("semianagg", accepted, told, **{"semianagg.labelled_share": 0.6})
         chosen, scores = accepted & (OTHERS > 0), np.zeros(5)
         scores[chosen] = diversity_by_hand(W[chosen].astype(np.float64))
         assert_mean(model, stacked, in_shares(LABELS * accepted, scores, 0.6))
         assert np.ptp(scores[chosen]) > 0.01  # not the uniform mean
+        of_clients = np.full(7, np.nan)
+        of_clients[np.array(CLIENTS)[chosen]] = scores[chosen]
+        np.testing.assert_allclose(recorded, of_clients, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("without", "told"), [("uniform", 0.0), ("labelled", 0.0), ("labelled", 2.0)])
@@ -225,7 +231,7 @@ def test_a_round_in_which_nobody_has_a_pseudo_label(without, told):
     """All cosines are then 1. A dropped upload's labels do not count."""
     accepted, labels = np.array([1, 1, 1, 0, 1], bool), np.array([0.0, told, 0.0, 9.0, 0.0])
     words = {"accepted": jnp.float32(labels), COSINES: jnp.ones((5, CLASSES))}
-    model, stacked = aggregated("semianagg", accepted, words, **{"semianagg.without_labels": without})
+    model, stacked, _ = aggregated("semianagg", accepted, words, **{"semianagg.without_labels": without})
     of_labelled = LABELS * accepted / LABELS[accepted].sum()
     uniform = in_shares(LABELS * accepted, 1.0 * (accepted & (OTHERS > 0)), 0.5)
     assert_mean(model, stacked, uniform if without == "uniform" or told else of_labelled)

@@ -21,7 +21,7 @@ from fedjax_ssl.config import add_section, flatten
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.groups import Group, read_groups, what_differs
-from fedjax_ssl.records.lines import METRICS_SUM, checksum_of_records
+from fedjax_ssl.records.lines import METRICS, METRICS_SUM, checksum_of_records, read_rounds, to_line
 from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
 from fedjax_ssl.report import run_report, style, write_comparison, write_report
 from fedjax_ssl.report.comparison import bundles, paired_differences
@@ -29,6 +29,7 @@ from fedjax_ssl.report.figures import (
     MOST_COLUMNS,
     accuracy,
     accuracy_over_bytes,
+    by_client,
     class_accuracy,
     confusion,
     losses,
@@ -39,6 +40,9 @@ from fedjax_ssl.report.look import Look, best_cells, to_csv, to_latex, to_markdo
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.report.run_report import lead_of
 from fedjax_ssl.report.table import INTERVAL, NOTHING, OverSeeds, Row, make_runs_table, make_table, rounds_to
+from fedjax_ssl.run.observe.summary import to_record
+from fedjax_ssl.run.observe.trackers import curves
+from fedjax_ssl.run.wire import Traffic
 from tests.helpers.runs import ROOT
 from tests.helpers.stub import STUB, make_stub_config
 
@@ -471,6 +475,23 @@ def test_last_rounds_on_other_validation_images_are_not_subtracted(three_runs):
     assert row["last 5 rounds (validation)"].present == [] and row["test accuracy"].present == [0.0]
     (row,) = paired_differences([Group("a", [one])], Group("b", [one]))
     assert row["last 5 rounds (validation)"].present == [0.0]
+
+
+def test_a_number_of_each_client_is_in_the_records_and_a_curve_of_its_own(tmp_path):
+    """Client 1 never has one, and client 2 only after the first round."""
+    traffic, given = Traffic(1, 0, 0, 0, 0, 1, 1), [[0.75, np.nan, np.nan], [0.5, np.nan, 0.25]]
+    metrics = [{"round": 1 + number, "uploads": 1, "weight": of_round} for number, of_round in enumerate(given)]
+    lines = [to_record({name: np.array(value) for name, value in of.items()}, traffic) for of in metrics]
+    (tmp_path / METRICS).write_text("".join(map(to_line, lines)))
+    run = RunRecords(tmp_path, {}, read_rounds(tmp_path / METRICS).lines, [], None)
+    assert [line["weight"] for line in run.metrics] == [[0.75, None, None], [0.5, None, 0.25]]
+    assert curves(run.metrics[-1]).keys() == {"uploads", "bytes/down", "bytes/up"}
+    (values,) = run.by_client().values()
+    np.testing.assert_array_equal(values, given)
+    with style.styled():
+        first, third = by_client(run.values("round"), values, "weight").axes[0].lines
+    assert [line.get_label() for line in (first, third)] == ["client 0", "client 2"]
+    assert (first.get_xydata().tolist(), third.get_xydata().tolist()) == ([[1, 0.75], [2, 0.5]], [[2, 0.25]])
 
 
 def test_a_name_of_any_letters_is_in_the_legend(three_runs):

@@ -10,7 +10,7 @@ from fedjax_ssl import UserError, base_config, train
 from fedjax_ssl.config import parse_config
 from fedjax_ssl.data import Partition, load_dataset, make_partition, save_partition
 from fedjax_ssl.data.labels import _as_equal
-from fedjax_ssl.run.decided import decide, decisions
+from fedjax_ssl.run.decided import decide, decisions, find_partitions
 from fedjax_ssl.run.validation import validate
 from fedjax_ssl.sweep.plan import Cell, is_finished
 from tests.helpers.runs import make_fedanchor_config
@@ -89,6 +89,38 @@ def test_a_partition_file_has_a_number_of_clients(tmp_path):
     config = make_fedanchor_config(**{"data.partition_file": str(tmp_path / "p.npz"), "data.examples_per_client": 0})
     dataset = load_dataset(config.data)
     assert decisions(config, dataset) == {"num_clients": 3, "clients_per_round": 3}
+
+
+def divided(**fields):
+    """The partition of the digits that a run has."""
+    config = make_fedanchor_config(**{f"data.{name}": value for name, value in fields.items()})
+    return find_partitions([config], [None], load_dataset(config.data))[0]
+
+
+def test_a_client_is_left_out_after_all_draws():
+    """The others hold what they held, whether it has labels or not."""
+    fields = {"labels": "some_clients", "labelled_clients": 2, "client_test_share": 0.2}
+    whole = divided(**fields)
+    at = [np.isin(rows, whole.labelled_rows).any() for rows in whole.client_rows]
+    for client in (at.index(True), at.index(False)):
+        found = divided(**fields, left_out=client)
+        labelled = np.setdiff1d(whole.labelled_rows, whole.client_rows[client])
+        np.testing.assert_array_equal(np.sort(found.labelled_rows), labelled)
+        for of, held in ((found.client_rows, whole.client_rows), (found.client_test_rows, whole.client_test_rows)):
+            for number, (rows, before) in enumerate(zip(of, held, strict=True)):
+                np.testing.assert_array_equal(rows, [] if number == client else before)
+    assert sum(at) == 2 and not divided(left_out=0).client_test_rows
+    with pytest.raises(UserError, match=r"data.left_out=8, but the 8 clients are 0 to 7"):
+        divided(left_out=8)
+
+
+def test_a_partition_file_s_labels_at_clients_are_hidden_where_nobody_has_labels(tmp_path):
+    path = str(tmp_path / "p.npz")
+    save_partition(path, divided(labels="some_clients"))
+    found, same = divided(server_labels=0, partition_file=path), divided(server_labels=0)
+    assert len(found.labelled_rows) == len(same.labelled_rows) == len(found.server_index) == 0
+    for one, other in zip(found.client_rows, same.client_rows, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(("available", "number"), [([5, 9, 2], 10), ([4, 4, 4], 12), ([1, 0, 30], 20), ([9, 9, 9], 8)])

@@ -105,6 +105,10 @@ def test_a_model_that_learned_without_labels_starts_another_method_by_two_comman
     assert not len(there["labelled_index"]) and len(here["labelled_index"]) and not len(here["earlier_sums"])
     np.testing.assert_array_equal(*(of.last_test_outputs()["labels"] for of in (warm, run)))
     assert warm.dataset()["content"] == run.dataset()["content"]
+    ((weights,),) = run.by_client().values()  # of clients without labels in the only round's cohort
+    cohort, (labelled,) = np.isfinite(weights), np.flatnonzero(run.class_counts()["labelled"].any(axis=1))
+    assert cohort.sum() in (3, 4) and not cohort[labelled]
+    assert weights[cohort].sum() == pytest.approx(1) and weights[cohort].min() > 0 and weights[cohort].max() <= 1 / 2
 
     used = there["client_index"][:40]  # as if the server had had these
     left = {"client_index": there["client_index"][40:], "client_size": there["client_size"] - 5}
@@ -114,7 +118,7 @@ def test_a_model_that_learned_without_labels_starts_another_method_by_two_comman
     assert launch.main([*second[:2], "--workdir=other"]) == 2
     number = len(np.setdiff1d(used, here["labelled_index"]))
     assert f"trained on {number} labels that are hidden in this one" in capsys.readouterr().err
-    assert 0 < number and not (tmp_path / "other").exists()
+    assert number > 0 and not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("has_head", [False, True])

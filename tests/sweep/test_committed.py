@@ -80,6 +80,7 @@ ROUNDS = {
     "semianagg_ablation.py:cifar100_lt": (500, 1000),
     "semianagg_ablation.py:isic": (250, 500),
     "semianagg_clients.py:50": (250, 500),
+    "semianagg_leave_one_out.py": (250, 500),
     "semianagg_partial.py:svhn": (250, 500),
     "semianagg_partial.py:isic": (250, 500),
     "some_clients.py:mnist": (40, 40),

@@ -58,8 +58,8 @@ def data_fields() -> Section:
     section.label_profile = ("beta(0.3,0.3)",)
     # Training images held out, equally many of each class. Rounds are then evaluated on them, not on the test set.
     section.validation = whole(0, least=0)
-    # S, labelled images of the server; with 'server' and 'profile'. 0 with 'server': nobody has labels, for methods that
-    # learn without any.
+    # S, labelled images of the server; with 'server' and 'profile'. 0 with 'server': nobody has labels, for methods
+    # that learn without any.
     section.server_labels = whole(500, least=0)
     section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class, as equal as the data allow
     # Classes that clients hold and the model does not know, such as (7, 8, 9); see docs/how_to/unknown_classes.md.
@@ -79,6 +79,8 @@ def data_fields() -> Section:
     # docs/how_to/personal_models.md.
     section.client_test_share = real(0.0, least=0, below=1, static=True)
     section.partition_file = ""  # a saved partition to use instead
+    # A client whose images nobody has, taken away after all draws: shows what this client contributes. None: no client.
+    section.left_out = whole(None, least=0)
     section.reveal_labels = False  # shows hidden labels to the method, for an upper bound; every table marks it
     section.centralised = False  # the server holds all images and labels, for an upper bound; every table marks it
     # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed; n_max is the size of

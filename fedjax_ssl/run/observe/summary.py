@@ -27,7 +27,7 @@ SECONDS = ("seconds", "compile_seconds", "init_seconds", "checkpoint_seconds")
 
 def to_record(metrics: dict[str, np.ndarray], traffic: Traffic, accountant: Accountant | None = None) -> dict[str, Any]:
     """The line of metrics.jsonl for one round. With noise on the uploads it contains `epsilon` so far."""
-    record = {name: value.item() for name, value in metrics.items()}
+    record = {name: value.tolist() for name, value in metrics.items()}
     present = record.get("cohort_size", traffic.jobs)
     # A method with `wire_bytes` has its bytes among its metrics.
     down = round(record.pop("bytes_down", traffic.down * present))

@@ -37,9 +37,9 @@ def open_trackers(config: ConfigDict, folder: Workdir, done: int) -> Iterator[li
 def curves(row: dict[str, Any]) -> dict[str, float]:
     """A round's figures by the names of their curves: test_accuracy is test/accuracy, so that pages group them by word.
 
-    A figure that could not be measured is left out.
+    A figure that could not be measured is left out, as are those with a number for each client.
     """
-    figures = {name: value for name, value in row.items() if name != "round" and value is not None}
+    figures = {name: value for name, value in row.items() if name != "round" and isinstance(value, int | float)}
     return {name.replace("_", "/", 1): value for name, value in figures.items() if math.isfinite(value)}
 
 
