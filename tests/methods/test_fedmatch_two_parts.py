@@ -112,7 +112,7 @@ def visit(problem, method, data, client, plateau, rate=0.1):
     params = {SIGMA: random_params(problem, 4), PSI: random_params(problem, 5)}
     received = Broadcast(Model(params, problem.network.init(KEY).batch_stats), jnp.float32(rate), jnp.bool_(False))
     personal = {"entries": jnp.float32(0)}
-    return train(phases_of(method)[0], received, data, client, {PLATEAU: plateau}, personal=personal)[1], params
+    return train(phases_of(method)[0], received, data, client, {PLATEAU: plateau}, None, personal, jit=True)[1], params
 
 
 @pytest.mark.test_all

@@ -1,5 +1,6 @@
 """FedPDM: its matching, against plain scaling of a matrix, and a client's steps."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -41,12 +42,13 @@ def scaled(p, shares, sharpness, iterations=2_000):
 def test_matching_is_optimal_transport():
     p = RNG.dirichlet([4, 1, 1], 30).astype(np.float32)  # the model prefers a class that is rare
     mask = np.arange(30) < 24
-    found = np.asarray(match(p, mask, SHARES.astype(np.float32)))
+    matched, shares = jax.jit(match), SHARES.astype(np.float32)
+    found = np.asarray(matched(p, mask, shares))
     expected = scaled(np.float64(p[mask]), SHARES, 10.0)
     np.testing.assert_allclose(found[mask], expected, atol=0.03)  # it ends when columns miss by 1 %
     assert np.abs(expected - p[mask]).max() > 0.5  # which is far from what the model said
     garbage = np.where(mask[:, None], p, 7.0).astype(np.float32)
-    np.testing.assert_array_equal(np.asarray(match(garbage, mask, SHARES.astype(np.float32)))[mask], found[mask])
+    np.testing.assert_array_equal(np.asarray(matched(garbage, mask, shares))[mask], found[mask])
 
 
 def test_a_rule_for_the_labels_counts_unlabelled_images_alone():
@@ -65,8 +67,9 @@ def test_a_rule_for_the_labels_counts_unlabelled_images_alone():
     p = probabilities(in_numpy(received.model.params), pixels_of(data, rows, mirrored), statistics_of(received.model))
     false = Attackers(None, jnp.ones(len(data.inputs), bool))
     liar = data._replace(attackers=false)  # takes each image for one of the next class
+    lay_out = jax.jit(lambda data: prepare(phase._replace(prepare=second_round), received, data, 0, own))
     for shift, of_client in enumerate((data, liar)):
-        report = prepare(phase._replace(prepare=second_round), received, of_client, 0, own).work.labels.report
+        report = lay_out(of_client).work.labels.report
         matched = scaled(np.roll(p[unlabelled], shift, axis=1), SHARES, 10.0)
         largest = matched.max(axis=1)
         np.testing.assert_array_equal(report.labels[unlabelled], matched.argmax(axis=1))

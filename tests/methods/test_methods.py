@@ -3,10 +3,8 @@
 The methods, their settings and the fields for a tiny run come from the registry: a new method changes nothing here.
 """
 
-import ast
 import contextlib
 import pathlib
-import shutil
 from typing import Any, NamedTuple
 
 import chex
@@ -15,30 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import base_config, train
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client import LABELLED, Confidence
-from fedjax_ssl.config import apply_arguments, flatten
 from fedjax_ssl.engine import CLASSIFIER, Received, Upload
 from fedjax_ssl.engine.round import make_round, select_of
 from fedjax_ssl.engine.untrusted.updates import leaves_by_path, moved_by
 from fedjax_ssl.flower.supported import check_supported
-from fedjax_ssl.methods import METHODS, NAMES, frames
-from fedjax_ssl.methods.entry import check_entry
+from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.dependence import Trace, reads_each
-from fedjax_ssl.run.experiment import build_experiment
-from fedjax_ssl.run.train import checkpoint_interval
-from fedjax_ssl.run.validation import validate
 from fedjax_ssl.run.wire import bytes_per_client
 from tests.helpers.contract import Rounds, check_hidden_labels, check_labels_elsewhere, check_training
-from tests.helpers.runs import make_fedanchor_config as make_tiny_config
 from tests.helpers.small_problem import CLASSES, SmallNetwork, federation, phases_of, sent_down, small_problem
 from tests.helpers.small_problem import train as train_client
 from tests.helpers.tiny_methods import build, compiled, make_config
 
-NUM_CLIENTS = 8
 SCORED = ("[1].metrics['pseudo_label_accuracy", "[1].metrics['qualified_accuracy")
 # Traced with labels divided by their mean. The other methods that know this are trained so by hand: test_debias.py,
 # test_by_role.py, test_cbafed.py, test_twin_sight.py.
@@ -318,39 +308,6 @@ def test_flower_runs_it_or_says_why(traced):
     check_flower(traced.name, traced.experiment)
 
 
-# --- What the registry says. -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_an_entry_names_what_there_is(name):
-    entry = METHODS[name]
-    check_entry(name, entry)
-    assert entry.title and entry.settings
-    assert "profile" in entry.settings or not {"clients", "some_clients"} & set(entry.settings)  # its special cases
-    config = apply_arguments(base_config(), name)
-    assert config.method == name
-    if entry.settings[0] == config.data.labels:
-        validate(config)
-    for variant, fields in entry.variants.items():
-        varied = apply_arguments(base_config(), f"{name},{variant}")
-        assert fields.items() <= flatten(varied).items(), variant
-        validate(varied)
-
-
-def test_each_method_s_files_read_every_field_of_its_section(root):
-    """A constant in the place of a field would show in no run with the field's default."""
-    for name in (name for name in NAMES if METHODS[name].defaults):
-        place = root / "fedjax_ssl" / "methods" / name
-        files = place.glob("*.py") if place.is_dir() else [place.with_suffix(".py")]
-        nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
-        read = {
-            node.attr
-            for node in nodes
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] in ("options", name)
-        }
-        assert set(METHODS[name].section().config()) <= read, name
-
-
 @pytest.mark.parametrize(("name", "labels"), OTHER_SETTINGS)
 def test_labels_elsewhere_trace(name, labels):
     """Of the first setting see `traced`."""
@@ -359,29 +316,6 @@ def test_labels_elsewhere_trace(name, labels):
     state, _ = jax.eval_shape(round_fn, experiment.state_shape, experiment.data, experiment.hidden_labels)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, experiment.state_shape)
     check_flower(name, experiment)
-
-
-@pytest.mark.parametrize(("name", "labels"), [("semifl", "clients"), ("rscfed", "server")])
-def test_labels_where_a_method_knows_none_are_refused(name, labels):
-    config = apply_arguments(base_config(), name)
-    config.data.labels = labels
-    with pytest.raises(UserError, match=f"^data.labels is '{labels}'; known to the method {name}: ") as refused:
-        validate(config)
-    assert all(repr(known) in str(refused.value) for known in METHODS[name].settings)
-    others = str(refused.value).partition("; methods that take it: ")[2].split(", ")
-    assert set(others) == {other for other, entry in METHODS.items() if labels in entry.settings} and name not in others
-
-
-# --- Of some. --------------------------------------------------------------------------------------------------------
-
-
-def test_centralised_data_are_the_server_s():
-    experiment = build_experiment(apply_arguments(make_tiny_config(), "centralised"))
-    data = experiment.data
-    owned = np.concatenate([experiment.partition.server_index, *experiment.partition.client_rows])
-    np.testing.assert_array_equal(np.sort(data.server_index), np.sort(owned))
-    np.testing.assert_array_equal(np.asarray(data.visible_labels)[owned], np.asarray(experiment.hidden_labels)[owned])
-    assert len(owned) == 40 + NUM_CLIENTS * 33
 
 
 @pytest.mark.parametrize(
@@ -408,43 +342,3 @@ def test_a_label_of_a_quarter_s_weight_has_a_quarter_of_the_loss(name, fields):
         return float(train_client(phase, sent_down(problem), federation([[-1] * 3]), 0)[1].metrics["unlabelled_loss"])
 
     assert loss(0.25) == pytest.approx(loss(1.0) / 4, rel=1e-5) and loss(0.25) > 0.01
-
-
-def test_without_clients_normalisation_statistics_are_the_server_s(monkeypatch):
-    sources = []
-    monkeypatch.setattr(frames, "make_statistics", lambda network, section, source=None: sources.append(source))
-    for name in ("server_only", "supervised"):
-        METHODS[name].factory(small_problem(name))
-    assert sources == ["server", None]
-
-
-@pytest.mark.parametrize(
-    ("words", "every"),
-    [
-        ("fixmatch", 10),
-        ("fixmatch,strong", 50),  # an optimiser with momentum for each client
-        ("fedtrinet", 50),  # its last model
-        ("fedtrinet,one_player", 10),
-        ("fedmatch", 50),  # at the server, its last upload
-        ("fedmatch,no_helpers", 50),
-    ],
-)
-def test_states_with_a_model_for_each_client_are_checkpointed_less_often(words, every):
-    problem = small_problem(words, **{"data.labels": "clients"})
-    method = METHODS[problem.config.method].factory(problem)
-    state = jax.eval_shape(method.init, federation([[0, -1], [-1]]), jax.random.key(0))
-    assert checkpoint_interval(problem.config, state) == every
-
-
-@pytest.mark.test_all
-def test_own_optimisers_are_checkpointed_at_an_interval_of_their_own_and_resumed(tmp_path):
-    config = make_config("supervised")
-    config.update_from_flattened_dict({"checkpoint_every": 2, "num_rounds": 4})
-    state = train(config, tmp_path)
-    assert {folder.name for folder in (tmp_path / "checkpoints").glob("[0-9]*") if folder.is_dir()} == {"2", "4"}
-    assert set(state.clients) == {"opt_state"} and set(state.server) == {"aggregation", "classification"}
-    metrics = (tmp_path / "metrics.jsonl").read_text()
-    shutil.rmtree(tmp_path / "checkpoints" / "4")  # as if it had been killed in round 4
-    resumed = train(config, tmp_path)
-    chex.assert_trees_all_equal(resumed, state)
-    assert (tmp_path / "metrics.jsonl").read_text() == metrics

@@ -2,9 +2,7 @@
 
 import functools
 import itertools
-import math
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,16 +10,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data.kinds import Images
-from fedjax_ssl.models import POLICIES, Heads, Linear, build_model, heads_drawn
+from fedjax_ssl.models import POLICIES, Linear, build_model
 from fedjax_ssl.models.cnn import SmallCNN
-from fedjax_ssl.models.network import Network
-from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.models.resnet import ResNet
 from fedjax_ssl.models.resnet9 import ResNet9
-from fedjax_ssl.models.transformer import Transformer
 from fedjax_ssl.models.vectors import Mlp
-from fedjax_ssl.models.vit import ViT, heads_of
 from fedjax_ssl.models.wide_resnet import WideResNet
 
 
@@ -36,10 +29,10 @@ def model(num_classes=10, heads=None, **overrides):
 
 
 @functools.cache
-def small(normalisation="running", dtype="float32"):
-    """The small CNN for 8x8 digits, its variables and twenty images."""
-    images = jax.random.normal(jax.random.key(0), (20, 8, 8, 1))
-    built = model(heads={"projector": linear(16)}, normalisation=normalisation, dtype=dtype)
+def small(name="cnn", dtype="float32"):
+    """A small network for 8x8 digits, its variables and twenty images."""
+    images = np.random.default_rng(0).normal(size=(20, 8, 8, 1)).astype(np.float32)
+    built = model(heads={"projector": linear(16)}, name=name, normalisation="running", dtype=dtype)
     return built, jax.jit(built.init)(jax.random.key(1), images), images
 
 
@@ -165,59 +158,71 @@ def pooled(x):
     return np.max(corners, axis=0)
 
 
-def test_imagenet_stem_against_numpy():
+def imagenet_stem(layer, x):
     """A 7x7 convolution of stride 2, then the largest of 3x3 positions, two apart; a block, and one that widens."""
-
-    def forward(layer, x):
-        x = relu(layer((), "stem_conv", "stem_norm", x, 2))
-        padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
-        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
-        x = windows[:, ::2, ::2].max(axis=(-2, -1))
-        y = relu(layer(["stage0_block0"], "conv0", "norm0", x))
-        x = relu(x + layer(["stage0_block0"], "conv1", "norm1", y))
-        y = relu(layer(["stage1_block0"], "conv0", "norm0", x, 2))
-        y = layer(["stage1_block0"], "conv1", "norm1", y)
-        x = relu(y + layer(["stage1_block0"], "shortcut_conv", "shortcut_norm", x, 2))
-        return x.mean(axis=(1, 2))
-
-    module = ResNet(blocks=(1, 1), width=3, imagenet_stem=True, normalisation="running")
-    for shape in ((16, 16, 3), (15, 18, 1)):
-        actual, expected = in_numpy(forward, module, shape)
-        assert actual.shape == (3, 6)
-        np.testing.assert_allclose(actual, expected, rtol=2e-4)
+    x = relu(layer((), "stem_conv", "stem_norm", x, 2))
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    x = windows[:, ::2, ::2].max(axis=(-2, -1))
+    y = relu(layer(["stage0_block0"], "conv0", "norm0", x))
+    x = relu(x + layer(["stage0_block0"], "conv1", "norm1", y))
+    y = relu(layer(["stage1_block0"], "conv0", "norm0", x, 2))
+    y = layer(["stage1_block0"], "conv1", "norm1", y)
+    x = relu(y + layer(["stage1_block0"], "shortcut_conv", "shortcut_norm", x, 2))
+    return x.mean(axis=(1, 2))
 
 
-def test_wide_resnet_against_numpy():
+def wide_resnet(layer, x):
     """Blocks of another width have a 1x1 convolution of the activated input in the shortcut."""
-
-    def forward(layer, x):
-        x = layer((), "stem_conv", "", x)
-        for stage, block in itertools.product(range(3), range(2)):
-            scope, stride = [f"stage{stage}_block{block}"], 2 if stage and not block else 1
-            active = relu(layer(scope, "", "norm0", x))
-            y = relu(layer(scope, "", "norm1", layer(scope, "conv0", "", active, stride)))
-            widens = stage > 0 and block == 0
-            x = layer(scope, "conv1", "", y) + (layer(scope, "shortcut_conv", "", active, stride) if widens else x)
-        return relu(layer((), "", "final_norm", x)).mean(axis=(1, 2))
-
-    actual, expected = in_numpy(forward, WideResNet(depth=16, width=1, normalisation="running"), (7, 6, 1))
-    assert actual.shape == (3, 64)
-    np.testing.assert_allclose(actual, expected, rtol=2e-4)
+    x = layer((), "stem_conv", "", x)
+    for stage, block in itertools.product(range(3), range(2)):
+        scope, stride = [f"stage{stage}_block{block}"], 2 if stage and not block else 1
+        active = relu(layer(scope, "", "norm0", x))
+        y = relu(layer(scope, "", "norm1", layer(scope, "conv0", "", active, stride)))
+        widens = stage > 0 and block == 0
+        x = layer(scope, "conv1", "", y) + (layer(scope, "shortcut_conv", "", active, stride) if widens else x)
+    return relu(layer((), "", "final_norm", x)).mean(axis=(1, 2))
 
 
-def test_small_networks_against_numpy():
-    def cnn(layer, x):
-        for number in range(2):
-            x = pooled(relu(layer((), f"conv{number}", f"norm{number}", x)))
-        return relu(layer((), "hidden", "norm2", x))
+def small_cnn(layer, x):
+    for number in range(2):
+        x = pooled(relu(layer((), f"conv{number}", f"norm{number}", x)))
+    return relu(layer((), "hidden", "norm2", x))
 
-    def mlp(layer, x):
-        return relu(layer((), "hidden1", "norm1", relu(layer((), "hidden0", "norm0", x))))
 
-    for forward, module in ((cnn, SmallCNN(normalisation="running")), (mlp, Mlp(normalisation="running"))):
-        actual, expected = in_numpy(forward, module, (8, 9, 2))
-        assert actual.shape == (3, 128)
-        np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4)
+def mlp(layer, x):
+    return relu(layer((), "hidden1", "norm1", relu(layer((), "hidden0", "norm0", x))))
+
+
+def resnet9(layer, x):
+    def step(x, number):
+        return relu(layer((), f"conv{number}", f"norm{number}", x))
+
+    x = pooled(step(step(x, 0), 1))
+    x = x + step(step(x, 2), 3)
+    x = pooled(step(pooled(step(x, 4)), 5))
+    x = x + step(step(x, 6), 7)
+    return x.max(axis=(1, 2))
+
+
+RUNNING = {"normalisation": "running"}
+
+
+@pytest.mark.parametrize(
+    ("forward", "module", "shape", "features"),
+    [
+        (imagenet_stem, ResNet(blocks=(1, 1), width=3, imagenet_stem=True, **RUNNING), (16, 16, 3), 6),
+        (imagenet_stem, ResNet(blocks=(1, 1), width=3, imagenet_stem=True, **RUNNING), (15, 18, 1), 6),
+        (wide_resnet, WideResNet(depth=16, width=1, **RUNNING), (7, 6, 1), 64),
+        (small_cnn, SmallCNN(**RUNNING), (8, 9, 2), 128),
+        (mlp, Mlp(**RUNNING), (8, 9, 2), 128),
+        (resnet9, ResNet9(width=2, **RUNNING), (19, 16, 1), 16),
+    ],
+)
+def test_features_against_numpy(forward, module, shape, features):
+    actual, expected = in_numpy(forward, module, shape)
+    assert actual.shape == (3, features)
+    np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4 if forward in (small_cnn, mlp) else 0)
 
 
 def test_convolutions_begin_as_kaiming_normal():
@@ -228,80 +233,6 @@ def test_convolutions_begin_as_kaiming_normal():
     assert kernel.std() == pytest.approx(np.sqrt(2 / (9 * 32)), rel=0.05)
     assert np.abs(kernel).max() > 2.5 * kernel.std()
     assert np.std(params["hidden"]["kernel"]) == pytest.approx(128**-0.5, rel=0.05)
-
-
-def block_by_numpy(params, heads, x, seen):
-    """A pre-norm block on tokens x [B, T, D], of which `seen`, bool [B, T], are attended to."""
-
-    def linear(name, x):
-        return x @ params[name]["kernel"] + params[name]["bias"]
-
-    query, key, value = np.split(linear("qkv", layer_normalised(params["norm1"], x)), 3, axis=-1)
-    attended = np.zeros_like(x)
-    for own in np.split(np.arange(x.shape[-1]), heads):
-        scores = np.einsum("btd,bsd->bts", query[..., own], key[..., own]) / np.sqrt(len(own))
-        weights = np.exp(scores) * seen[:, None]
-        attended[..., own] = np.einsum("bts,bsd->btd", weights / weights.sum(axis=2, keepdims=True), value[..., own])
-    x = x + linear("proj", attended)
-    hidden = linear("fc1", layer_normalised(params["norm2"], x))
-    gelu = hidden * np.vectorize(lambda z: (1 + math.erf(z / math.sqrt(2))) / 2)(hidden)
-    return x + linear("fc2", gelu)
-
-
-def layer_normalised(params, x):
-    x = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-6)
-    return x * params["scale"] + params["bias"]
-
-
-def random_params(module, *inputs):
-    """Parameters of a module, none of which is a default, in float32 and in float64."""
-    shapes, rng = jax.eval_shape(module.init, jax.random.key(0), *inputs)["params"], np.random.default_rng(0)
-    params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
-    return params, jax.tree.map(np.float64, params)
-
-
-def test_transformer_against_numpy():
-    """Padding, token 0, is neither attended to nor in the mean."""
-    tokens = np.array([[3, 1, 4, 0, 0], [2, 0, 5, 1, 3]])
-    module = Transformer(num_tokens=6, depth=2, width=64)
-    given, params = random_params(module, tokens)
-    x, seen = params["embed"]["embedding"][tokens] + params["positions"], tokens != 0
-    for number in range(2):
-        x = block_by_numpy(params[f"block{number}"], 2, x, seen)
-    x = layer_normalised(params["norm"], x)
-    expected = [row[present].mean(axis=0) for row, present in zip(x, seen)]
-    np.testing.assert_allclose(jax.jit(module.apply)({"params": given}, tokens), expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("class_token", [False, True])
-def test_vit_against_numpy(class_token):
-    images = np.random.default_rng(1).normal(size=(2, 4, 6, 3)).astype(np.float32)
-    module = ViT(patch=2, depth=1, width=64, class_token=class_token)
-    given, params = random_params(module, images)
-    patches = images.reshape(2, 2, 2, 3, 2, 3).swapaxes(2, 3).reshape(2, 6, 12)  # row by row
-    x = patches @ params["patches"]["kernel"].reshape(12, 64) + params["patches"]["bias"]
-    if class_token:
-        x = np.concatenate([np.tile(params["class_token"], (2, 1, 1)), x], axis=1)
-    x = block_by_numpy(params["block0"], 2, x + params["positions"], np.ones(x.shape[:2], bool))
-    x = layer_normalised(params["norm"], x)
-    expected = x[:, 0] if class_token else x.mean(axis=1)
-    np.testing.assert_allclose(jax.jit(module.apply)({"params": given}, images), expected, rtol=1e-3, atol=1e-3)
-
-
-def test_resnet9_against_numpy():
-    def forward(layer, x):
-        def step(x, number):
-            return relu(layer((), f"conv{number}", f"norm{number}", x))
-
-        x = pooled(step(step(x, 0), 1))
-        x = x + step(step(x, 2), 3)
-        x = pooled(step(pooled(step(x, 4)), 5))
-        x = x + step(step(x, 6), 7)
-        return x.max(axis=(1, 2))
-
-    actual, expected = in_numpy(forward, ResNet9(width=2, normalisation="running"), (19, 16, 1))
-    assert actual.shape == (3, 16)
-    np.testing.assert_allclose(actual, expected, rtol=2e-4)
 
 
 def test_resnet9_starts_as_fedmatchs():
@@ -320,11 +251,6 @@ def test_a_width_is_the_backbone_s_own_or_refused():
     assert count_of(model(name="resnet8", width=64)) == 1_227_594  # SAGE's 1.23 M
     with pytest.raises(UserError, match=r"wrn28_2 has a width of its own, so leave model\.width 0"):
         model(name="wrn28_2", width=16)
-
-
-@pytest.mark.parametrize(("width", "heads"), [(96, 3), (100, 2), (112, 2), (33, 1), (16, 1), (160, 5)])
-def test_attention_has_heads_that_divide_the_width(width, heads):
-    assert heads_of(width, head_width=32) == heads
 
 
 def test_lenet_against_numpy_and_what_it_refuses():
@@ -384,48 +310,12 @@ def test_without_heads_there_is_a_classifier_alone():
     assert outputs.heads == {} and set(variables["params"]) == {"backbone", "classifier"}
 
 
-def test_heads_against_numpy():
-    """Every head is linear in the same features; what a head's factory gives need not be."""
-
-    class Cosines(nn.Module):
-        @nn.compact
-        def __call__(self, features, train, mask, num_views):
-            kernel = self.param("kernel", nn.initializers.normal(), (features.shape[1], 3))
-            return features @ kernel / jnp.linalg.norm(features, axis=1, keepdims=True)
-
-    class Flat(nn.Module):
-        @nn.compact
-        def __call__(self, images, train=False, mask=None, num_views=1):
-            return images.reshape(len(images), -1)
-
-    module = Heads(Flat(), 5, {"projector": functools.partial(Linear, 2), "cosines": Cosines})
-    network = Network(module, Images((2, 2, 1), (0.5,), (0.25,)), "group", embedding="projector")
-    trained = jax.jit(network.init)(jax.random.key(0))
-    assert set(trained.params) == {"backbone", "classifier", "projector", "cosines"}
-    assert trained.params["backbone"] == {} and trained.batch_stats == {}
-    images = np.random.default_rng(0).integers(0, 256, (6, 2, 2, 1)).astype(np.uint8)
-    outputs = jax.jit(network.predict)(trained, images)
-    x = (images.reshape(6, 4) / 255 - 0.5) / 0.25
-    params = jax.tree.map(np.asarray, trained.params)
-    np.testing.assert_allclose(outputs.features, x, atol=1e-5)
-    logits = x @ params["classifier"]["kernel"] + params["classifier"]["bias"]
-    np.testing.assert_allclose(outputs.logits, logits, atol=1e-5)
-    projected = x @ params["projector"]["kernel"] + params["projector"]["bias"]
-    np.testing.assert_allclose(outputs.heads["projector"], projected, atol=1e-5)
-    cosines = x @ params["cosines"]["kernel"] / np.linalg.norm(x, axis=1, keepdims=True)
-    np.testing.assert_allclose(outputs.heads["cosines"], cosines, atol=1e-5)
-    # What represents an image: the named head, or the features.
-    np.testing.assert_array_equal(network.embeddings(outputs), outputs.heads["projector"])
-    np.testing.assert_array_equal(network._replace(embedding="").embeddings(outputs), outputs.features)
-    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(jax.jit(network.probabilities)(trained, images), p, atol=1e-5)
-    in_parts = jax.jit(lambda *given: network.predict_rows(*given, batch_size=2))(trained, images, np.array([4, 0, 3]))
-    np.testing.assert_allclose(in_parts.logits, logits[[4, 0, 3]], atol=1e-5)
-
-
 def test_two_padded_views_equal_two_passes():
-    """Two views of the last batch of thirteen examples: of ten rows three are valid."""
-    built, variables, images = small()
+    """Two views of the last batch of thirteen examples: of ten rows three are valid.
+
+    tests/models/test_normalisation.py has the statistics of images.
+    """
+    built, variables, images = small("mlp")
     valid = np.tile(np.arange(10) < 3, 2)
     padded = np.where(valid[:, None, None, None], images, 1e3)
     gradient, outputs, state = loss_and_gradient(built, variables, padded, valid.astype(np.float32), num_views=2)
@@ -439,9 +329,10 @@ def test_two_padded_views_equal_two_passes():
 
 def test_evaluation_does_not_depend_on_the_rest_of_the_batch():
     built, variables, images = small()
-    apply = jax.jit(built.apply)
-    together = apply(variables, images)
-    assert_trees_close(jax.tree.map(lambda o: o[4:7], together), apply(variables, images[4:7]), atol=1e-6)
+    apply, others = jax.jit(built.apply), np.array(images)
+    others[:4], others[7:] = 100.0, -3.0
+    of_rows = (jax.tree.map(lambda o: o[4:7], apply(variables, each)) for each in (images, others))
+    assert_trees_close(*of_rows, atol=1e-6)
 
 
 def test_bfloat16_computes_near_float32():
@@ -458,22 +349,6 @@ def test_bfloat16_computes_near_float32():
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(UserError, match="resnet18"):
         model(name="unheard_of")
-
-
-def test_heads_begin_as_torch_draws_its_linear_layers():
-    """`torch.nn.Linear`: kernel and bias uniform within 1 / sqrt(fan-in); here fan-in is 100."""
-    heads = {"first": lambda name: Projection(True, name=name), "second": functools.partial(Linear, 400)}
-    module = Heads(lambda images, *_: images, 500, heads, "torch_linear")
-    fresh = jax.jit(module.init)(jax.random.key(0), np.zeros((1, 100)))["params"]
-    fresh = fresh | {"backbone": {"kernel": np.ones((4, 4))}}
-    params = jax.jit(heads_drawn, static_argnums=0)("torch_linear", fresh, jax.random.key(1))
-    for name, leaf in itertools.product(("classifier", "first", "second"), ("kernel", "bias")):
-        values = np.asarray(params[name][leaf])
-        assert 0.09 < np.abs(values).max() <= 0.1
-        np.testing.assert_allclose(values.var(), 0.01 / 3, rtol=3 / np.sqrt(values.size) + 0.02)
-        assert len(np.unique(values)) > 0.9 * values.size
-    np.testing.assert_array_equal(params["backbone"]["kernel"], 1)
-    assert heads_drawn("torch", fresh, jax.random.key(1)) is fresh
 
 
 @pytest.mark.parametrize(("init", "limit"), [("lecun", np.inf), ("torch", 0.1)])
