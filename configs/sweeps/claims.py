@@ -87,6 +87,7 @@ FEDIL = {
     "FedMatch": "fedmatch,at_server,plain",
     # Single changes.
     "FedIL, 5 server epochs": ("fedil,plain", {"server.epochs": 5}),
+    "FedIL, no pre-training": ("fedil,plain", {"server.pretrain_epochs": 0}),
     "FedIL, no threshold": ("fedil,plain", {"confidence.threshold": 0.0}),
 }
 FEDIL_SPACE = {"*": WITH_SERVER, "Fed*": THRESHOLD, "FedIL, no threshold": {"confidence.threshold": (0.0,)}}
@@ -104,13 +105,14 @@ SOME = {
 }
 SEMIANAGG = {
     "Labels alone": "supervised,plain",
-    "FedAvg": "fedavg_semi,together,plain",
-    "FedAvg-Semi": "fedavg_semi,plain",
-    "FedAvg-Semi, uniform": "fedavg_semi,uniform,plain",
-    "SemiAnAgg": "semianagg,plain",
-    "SemiAnAgg, another anchor": ("semianagg,plain", {"semianagg.anchor_seed": 1}),
+    "FedAvg": "fedavg_semi,together,plain,flexmatch",
+    "FedAvg-Semi": "fedavg_semi,plain,flexmatch",
+    "FedAvg-Semi, uniform": "fedavg_semi,uniform,plain,flexmatch",
+    "SemiAnAgg": "semianagg,plain,flexmatch",
+    "SemiAnAgg, another anchor": ("semianagg,plain,flexmatch", {"semianagg.anchor_seed": 1}),
     "CBAFed": "cbafed,plain",
-    "RSCFed": "rscfed,plain",
+    "RSCFed": ("rscfed,plain", {"rscfed.beta": 1e4, "rscfed.beta_labelled": 100.0}),
+    "RSCFed, smaller beta": "rscfed,plain",
     "IsoFed": "isofed,plain",
     "All labels": "supervised,all_labels,plain",
 }
@@ -188,8 +190,8 @@ CHANGES = {
     "FedDB, no debiasing": "feddb,plain,no_debiasing",
     "FedMatch": "fedmatch,plain",
     "FedMatch, 5 local epochs": ("fedmatch,plain", {"client.epochs": 5}),
-    "SemiAnAgg": ("semianagg,plain", {"confidence.kind": "flexmatch"}),
-    "SemiAnAgg, fixed threshold": ("semianagg,plain", {"confidence.kind": "fixed"}),
+    "SemiAnAgg": "semianagg,plain,flexmatch",
+    "SemiAnAgg, fixed threshold": "semianagg,plain",
     "CBAFed": "cbafed,plain",
 }
 CHANGES_SPACE = {"*": RATES, "FixMatch": THRESHOLD, "FedMatch*": THRESHOLD, "SemiAnAgg*": THRESHOLD}

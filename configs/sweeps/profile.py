@@ -30,7 +30,7 @@ def get_sweep():
             "labels alone": "supervised",
             "FixMatch": "fixmatch",
             "SAGE": "sage",
-            "SemiAnAgg": "semianagg",
+            "SemiAnAgg": "semianagg,flexmatch",
             "FedDure": "feddure",
             "FedDB": "feddb",
         },

@@ -3,7 +3,7 @@
 The baseline of SemiAnAgg (TMLR 2024, arXiv 2407.10327, eq. 2). Some clients have labels for all their images,
 the others for none. What differs from FedAvg:
   1. clients with labels minimise cross-entropy, the others train on the labels that the received model gives their
-     images, weighted by `config.confidence` (FlexMatch in the paper);
+     images, weighted by `config.confidence` (in the paper FlexMatch, behind a warm-up);
   2. the mean is l1 times that of labelled clients, weighted by images, plus l2 times that of the others, weighted by
      the pseudo-labels they trained on. Without any pseudo-label the labelled clients have all the weight.
 A client with images of both kinds trains on one after the other and counts in both means.
@@ -21,11 +21,13 @@ from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 from fedjax_ssl.server.aggregation import counts_told, most_examples
 
-FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "confidence.threshold": 0.9}
+FIELDS = {"data.labels": "some_clients", "confidence.threshold": 0.9}
 VARIANTS: Variants = {
     "uniform": {"fedavg_semi.unlabelled_weights": "uniform"},
     "together": {"fedavg_semi.apart": False},  # FedAvg in SemiAnAgg's ablation
-    "code": {"confidence.accepted": "confident"},  # as SemiAnAgg's code counts them
+    "code": {"confidence.kind": "flexmatch", "confidence.accepted": "confident"},  # as SemiAnAgg's code counts them
+    # The paper's rule. Its thresholds start at 0, so an untrained model with a few labels at each client collapses.
+    "flexmatch": {"confidence.kind": "flexmatch"},
 }
 
 LABELLED_SHARE = 0.5  # l1 of eq. 2, the weight of all labelled clients together; l2 = 1 - l1

@@ -43,6 +43,8 @@ VARIANTS: Variants = {
         "model.normalisation": "none",
         "client.unlabelled_learning_rate": 0.021,
         "client.clip_norm": 5.0,
+        "rscfed.beta": 1e4,
+        "rscfed.beta_labelled": 100.0,
     },
     "isic": {
         "model.name": "resnet18_imagenet",
@@ -55,7 +57,7 @@ VARIANTS: Variants = {
         "rscfed.beta": 0.01,
         "rscfed.beta_labelled": 0.01,
     },
-    "code": {"rscfed.loss_over": "batch_size"},
+    "code": {"rscfed.loss_over": "batch_size", "rscfed.beta": 1e4, "rscfed.beta_labelled": 100.0},
     "fedavg": {"rscfed.groups": 1, "rscfed.labelled_factor": 1.0, "rscfed.beta": 0.0, "rscfed.beta_labelled": 0.0},
 }
 
@@ -76,9 +78,10 @@ def defaults() -> Section:
     # Squared errors are divided by the images 'present' in a batch, or always by the 'batch_size' (code).
     section.loss_over = word("present", "batch_size")
     section.labelled_factor = real(6.0, above=0)  # factor of a labelled client's weight, after its distance
-    # The weight is exp(-beta d / n) for an upload at distance d with n images, in a group without labels.
-    section.beta = real(1e4, least=0)
-    section.beta_labelled = real(100.0, least=0)  # beta of a group with a labelled client
+    # The weight is exp(-beta d / n) for an upload at distance d with n images, in a group without labels. The paper's
+    # 10000 and 100 are for clients of some 7,000 images; these are for 70.
+    section.beta = real(100.0, least=0)
+    section.beta_labelled = real(1.0, least=0)  # beta of a group with a labelled client
     return section
 
 

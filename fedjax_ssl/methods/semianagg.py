@@ -12,7 +12,7 @@ differs from FedAvg-Semi:
 
 Eq. 2 to 6 are implemented as in the public code. The weights lie between 0 and 1/(K_U - 1) for K_U clients without
 labels, and hardly differ from 1/K_U: compare with `fedavg_semi,uniform`. Cosines below 0 count as 0. Pseudo-labels
-count by `config.confidence` (FlexMatch in the paper).
+count by `config.confidence` (in the paper FlexMatch, behind a warm-up).
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ from fedjax_ssl.models.untrained import kaiming_model
 from fedjax_ssl.ops.losses import unit_vectors
 from fedjax_ssl.ops.sgd import Model
 
-FIELDS = {"data.labels": "some_clients", "confidence.kind": "flexmatch", "confidence.threshold": 0.9}
+FIELDS = {"data.labels": "some_clients", "confidence.threshold": 0.9}
 VARIANTS: Variants = {
     "paper": {  # the setting of its experiments on SVHN, behind a warm-up of 250 rounds; numbers as in its code
         **TEN_CLIENTS,
@@ -44,14 +44,18 @@ VARIANTS: Variants = {
         "augment.num_ops": 3,
         "client.labelled_views": "both",
         "client.spare_classifier": True,
+        "confidence.kind": "flexmatch",
     },
     # The balanced softmax for every data set, with a share of almost 0 for absent classes.
     "code": {
+        "confidence.kind": "flexmatch",
         "client.logit_adjustment": 1.0,
         "client.share_offset": 1e-12,
         "confidence.accepted": "confident",
         "semianagg.without_labels": "labelled",
     },
+    # The paper's rule. Its thresholds start at 0, so an untrained model with a few labels at each client collapses.
+    "flexmatch": {"confidence.kind": "flexmatch"},
     "balanced": {"client.logit_adjustment": 1.0},  # the balanced softmax at labelled clients, as on CIFAR-100-LT
 }
 ANCHOR = "anchor_features"  # a client's memory: the anchor's features of its images

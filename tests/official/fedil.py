@@ -26,8 +26,9 @@ CLIENTS, ANCHORS = [[-1] * 13, [-1] * 6, [-1] * 9], [0, 1, 2, 2, 1, 0, 1]
 THRESHOLD, SUCCESSIVE, EPOCHS, ROUNDS = 0.6, 2, 2, 4
 FIELDS = {
     "model.normalisation": "static", "model.statistics": "all_mixed", "server.epochs": EPOCHS, "server.batch_size": 5,
-    "server.augmentation": "weak", "server.persistent": False, "client.persistent": False, "client.epochs": EPOCHS,
-    "fedil.successive": SUCCESSIVE, "confidence.threshold": THRESHOLD,
+    "server.augmentation": "weak", "server.pretrain_epochs": 0, "server.persistent": False,
+    "client.persistent": False, "client.epochs": EPOCHS, "fedil.successive": SUCCESSIVE,
+    "confidence.threshold": THRESHOLD,
 }  # fmt: skip
 
 
