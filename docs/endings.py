@@ -21,6 +21,7 @@ from fedjax_ssl.methods.entry import Entry
 
 sys.path.append(str(pathlib.Path(__file__).parent))
 import config_reference as reference
+import h100
 from source_docs import read_fields
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -53,12 +54,13 @@ def _methods() -> Iterator[str]:
 
 
 def _sweeps() -> Iterator[str]:
-    """The table of committed sweeps, with the first line of each file."""
+    """The table of committed sweeps, with the first line of each file and the costs of the papers' tables."""
     yield "## All sweeps\n"
-    yield "| file in `configs/sweeps/` | what it compares |\n|---|---|"
+    yield f"{h100.ABOUT}\n"
+    yield "| file in `configs/sweeps/` | what it compares | one H100 |\n|---|---|---|"
     for path in sorted((ROOT / "configs" / "sweeps").glob("*.py")):
         about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        yield f"| `{path.name}` | {reference.text(about.splitlines()[0])} |"
+        yield f"| `{path.name}` | {reference.text(about.splitlines()[0])} | {h100.cell(path)} |"
     yield ""
 
 

@@ -357,3 +357,12 @@ def test_the_search_works_from_a_file(site_folder, browser):
     assert pathlib.Path(urllib.parse.unquote(target.path)).exists()
     assert [url for url in asked if not url.startswith(("file:", "data:", "about:"))] == []
     tab.close()
+
+
+def test_the_costs_of_a_table_are_those_of_its_clients_steps(root, monkeypatch):
+    h100 = script(root, "h100")
+    monkeypatch.setattr(h100, "operations", lambda backbone: {"wrn28_2": 10.0, "resnet9": 25.0}[backbone])
+    # Seven values of k, three seeds, 2,000 rounds, five clients with 495 images in batches of 10, five epochs.
+    hours = 7 * 3 * 2000 * 5 * (5 * 50) * 0.0009 * 2.5 / 3600
+    assert h100.cell(h100.SWEEPS / "fedil_table3.py") == f"{hours:.0f} h, {3 * hours:.0f} $"
+    assert h100.cell(h100.SWEEPS / "semianagg_clients.py") == h100.cell(h100.SWEEPS / "mnist_methods.py") == ""

@@ -19,10 +19,14 @@ from fedjax_ssl.sweep import Sweep, by_argument
 
 METHODS = {
     "Supervised": "supervised,all_labels",
+    "Labels alone": "server_only",
     "FedAvg+FixMatch": "fixmatch",
     "SemiFL": "semifl",
     "FedAnchor": "fedanchor",
+    "FedAnchor (mix)": "fedanchor,mix",
 }
+FEDCON = {"FedCon": ("fedcon,plain,own_optimisers", {"fedcon.projector_hidden": 3 * 128})}
+RECIPES = {"plain": "{},plain", "strong": "strong,natural_images,{}"}
 # Numbers of anchors; target accuracy to which the table counts rounds.
 DATASETS = {
     "cifar10": ((250, 500, 5000), 0.5),
@@ -34,12 +38,11 @@ DATASETS = {
 def get_sweep(dataset="cifar10"):
     anchors, target_accuracy = by_argument(DATASETS, dataset)
     methods = {
-        f"{name} ({recipe})": f"{words},{recipe}" for name, words in METHODS.items() for recipe in ("plain", "strong")
+        f"{name} ({of})": recipe.format(words) for name, words in METHODS.items() for of, recipe in RECIPES.items()
     }
-    mixed = {f"FedAnchor (mix) ({recipe})": f"{recipe},mix" for recipe in ("plain", "strong")}
     return Sweep(
         config=f"configs/fedanchor_{dataset}.py:paper",
-        methods={**methods, **mixed, "FedCon": ("fedcon,plain,own_optimisers", {"fedcon.projector_hidden": 3 * 128})},
+        methods={**methods, **FEDCON},
         common={"model.name": "wrn28_2"},
         fields={"data.alpha": (0.1, 1000.0), "data.server_labels": anchors},
         target_accuracy=target_accuracy,
