@@ -263,13 +263,13 @@ def put_whole(held: Holdings, same_images: FederatedData | None = None) -> tuple
     shared = same_images is not None
     data = small_arrays(held)._replace(
         inputs=same_images.inputs if shared and not _crafted(held.attackers) else image_table(held.inputs),
-        visible_labels=jnp.asarray(held.visible_labels),
-        client_index=jnp.asarray(client_index),
+        visible_labels=jax.device_put(held.visible_labels),
+        client_index=jax.device_put(client_index),
         test_inputs=same_images.test_inputs if shared else image_table(held.test_inputs),
-        test_labels=same_images.test_labels if shared else jnp.asarray(held.test_labels),
+        test_labels=same_images.test_labels if shared else jax.device_put(held.test_labels),
         unknown_inputs=same_images.unknown_inputs if shared else image_table(held.unknown_inputs),
     )
-    return data, jnp.asarray(held.hidden_labels)
+    return data, jax.device_put(held.hidden_labels)
 
 
 def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedData:
@@ -285,22 +285,23 @@ def shapes_of(held: Holdings, client_index: jax.ShapeDtypeStruct) -> FederatedDa
 
 def small_arrays(held: Holdings) -> FederatedData:
     """What is always on the device: one entry for each client, and the server's rows. Tables of images are empty."""
-    none = jnp.zeros((0,), jnp.int32)
-    return FederatedData(
-        inputs=none,
-        visible_labels=none,
-        client_index=none[None],
-        client_size=jnp.asarray(held.sizes),
-        labelled_size=jnp.asarray(held.labelled_size),
-        server_index=jnp.asarray(held.server_index),
-        validation_index=jnp.asarray(held.validation_index),
-        test_inputs=none,
-        test_labels=none,
-        seed=jnp.asarray(held.seed, jnp.uint32),
-        numbers=jax.device_put(dict(held.numbers)),  # weakly typed, as Python numbers are
-        attackers=jax.tree.map(jnp.asarray, held.attackers),
-        secret=None if held.secret is None else jnp.asarray(held.secret),
-    )
+    none = np.zeros((0,), np.int32)
+    arrays: dict[str, Any] = {
+        "inputs": none,
+        "visible_labels": none,
+        "client_index": none[np.newaxis],
+        "client_size": held.sizes,
+        "labelled_size": held.labelled_size,
+        "server_index": held.server_index,
+        "validation_index": held.validation_index,
+        "test_inputs": none,
+        "test_labels": none,
+        "seed": np.uint32(held.seed),
+        "numbers": dict(held.numbers),  # weakly typed, as Python numbers are
+        "attackers": held.attackers,
+        "secret": held.secret,
+    }
+    return FederatedData(**jax.device_put(arrays))  # `jnp.asarray` would compile a program for each shape
 
 
 def num_attackers(share: float, num_clients: int) -> int:

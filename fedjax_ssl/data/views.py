@@ -66,8 +66,8 @@ class Views:
         self.on_device, self._recalled = on_device, recalled
         self._shared = small_arrays(held)._replace(
             test_inputs=image_table(held.test_inputs),
-            test_labels=jnp.asarray(held.test_labels),
-            given_labels=jnp.asarray(held.given_labels),
+            test_labels=jax.device_put(held.test_labels),
+            given_labels=jax.device_put(held.given_labels),
             unknown_inputs=image_table(held.unknown_inputs),
         )
         self._file = _stamp(held.inputs)
@@ -75,16 +75,16 @@ class Views:
         crafted = () if held.attackers is None or held.attackers.targets is None else (held.attackers.targets,)
         self._fixed = np.concatenate([held.server_index, held.validation_index, *crafted]).astype(np.int64)
         if on_device:
-            tables = {"inputs": image_table(held.inputs), "visible_labels": jnp.asarray(held.visible_labels)}
-            self._whole = self._shared._replace(**tables), jnp.asarray(held.hidden_labels)
+            tables = {"inputs": image_table(held.inputs), "visible_labels": jax.device_put(held.visible_labels)}
+            self._whole = self._shared._replace(**tables), jax.device_put(held.hidden_labels)
         else:
             ends = np.cumsum([len(held.server_index), len(held.validation_index)])
             parts = np.split(np.arange(len(self._fixed), dtype=np.int32), ends)
             self._shared = self._shared._replace(
-                server_index=jnp.asarray(parts[0]), validation_index=jnp.asarray(parts[1])
+                server_index=jax.device_put(parts[0]), validation_index=jax.device_put(parts[1])
             )
             if held.attackers is not None:
-                targets = jnp.asarray(parts[2]) if crafted else None
+                targets = jax.device_put(parts[2]) if crafted else None
                 attackers = self._shared.attackers._replace(mislabelled=None, targets=targets)
                 self._shared = self._shared._replace(attackers=attackers)
 
@@ -120,13 +120,13 @@ class Views:
         own = [held.rows_of(client) for client in clients]
         sizes = np.array([len(rows) for rows in own], np.int64)
         rows = np.concatenate([np.zeros(0, np.int32), *own])
-        here = Here(jnp.asarray(_padded(clients, self.clients, len(held.sizes))), self.recorded(clients))
+        here = Here(jax.device_put(_padded(clients, self.clients, len(held.sizes))), self.recorded(clients))
         index = np.zeros((self.clients, width), np.int32)
         present = np.arange(width) < np.pad(sizes, (0, self.clients - len(sizes)))[:, np.newaxis]
         if self._whole is not None:
             index[present] = rows
             data, hidden = self._whole
-            return data._replace(client_index=jnp.asarray(index), here=here), hidden
+            return data._replace(client_index=jax.device_put(index), here=here), hidden
         first = len(self._fixed)
         index[present] = first + np.arange(len(rows), dtype=np.int32)
         taken = np.concatenate([self._fixed, rows])
@@ -143,7 +143,7 @@ class Views:
         data = self._shared._replace(
             inputs=table(held.inputs, *share),
             visible_labels=table(held.visible_labels),
-            client_index=jnp.asarray(index),
+            client_index=jax.device_put(index),
             here=here,
             attackers=self._attackers_of(self._shared, table),
         )
@@ -153,7 +153,7 @@ class Views:
         """`Here.records` for a view with the records of these clients (ascending); None: those of its clients."""
         if not self._recalled:
             return None
-        return jnp.asarray(_padded(clients, self.clients + self._recalled, len(self.held.sizes)))
+        return jax.device_put(_padded(clients, self.clients + self._recalled, len(self.held.sizes)))
 
     def joined(self, width: int, rows: Any) -> Any:
         """The table of a view's images, from the rows of all its parts one after the other (see `share` in `of`)."""

@@ -53,21 +53,21 @@ def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray)
     rows = owned if len(owned) else np.zeros(1, np.int32)  # a table needs at least one row
     view = small_arrays(held)._replace(
         inputs=image_table(held.inputs[rows]),
-        visible_labels=jnp.asarray(held.visible_labels[rows]),
+        visible_labels=jax.device_put(held.visible_labels[rows]),
         client_index=jnp.zeros((1, 1), jnp.int32),
-        client_size=jnp.asarray(sizes, jnp.int32),
-        labelled_size=jnp.asarray(labelled, jnp.int32),
+        client_size=jax.device_put(np.asarray(sizes, np.int32)),
+        labelled_size=jax.device_put(np.asarray(labelled, np.int32)),
         server_index=jnp.arange(len(held.server_index), dtype=jnp.int32),
         validation_index=jnp.arange(len(held.server_index), len(owned), dtype=jnp.int32),
         test_inputs=image_table(held.test_inputs),
-        test_labels=jnp.asarray(held.test_labels),
+        test_labels=jax.device_put(held.test_labels),
         here=Here(
             jnp.array([len(sizes)], jnp.int32),  # the id of no client
             jnp.arange(len(sizes), dtype=jnp.int32),  # the server's records are of all clients
         ),
         unknown_inputs=image_table(held.unknown_inputs),
     )
-    return view, jnp.asarray(held.hidden_labels[rows])
+    return view, jax.device_put(held.hidden_labels[rows])
 
 
 def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, Dataset, int]:

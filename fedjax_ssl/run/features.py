@@ -98,8 +98,8 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
         for start in range(0, len(rows), size):
             short = size - len(rows[start : start + size])
             batch = np.pad(pixels[start : start + size], [(0, short), (0, 0), (0, 0), (0, 0)])
-            at = jnp.asarray(np.pad(rows[start : start + size], (0, short)))
-            found.append(np.asarray(features_of(views_of(jnp.asarray(batch), at, number)))[: size - short])
+            at = jax.device_put(np.pad(rows[start : start + size], (0, short)))
+            found.append(np.asarray(features_of(views_of(jax.device_put(batch), at, number)))[: size - short])
         return np.concatenate(found)
 
     sides = {"train": (dataset.x_train, options.weak_views, options.strong_views), "test": (dataset.x_test, 1, 0)}

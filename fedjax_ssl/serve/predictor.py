@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -203,7 +202,7 @@ def in_batches(function: Callable[[jax.Array], Any], examples: np.ndarray, size:
     for start in range(0, len(examples), size):
         chunk = examples[start : start + size]
         padded = np.pad(chunk, [(0, size - len(chunk))] + [(0, 0)] * (chunk.ndim - 1))
-        found.append(jax.device_get(function(jnp.asarray(padded))))
+        found.append(jax.device_get(function(jax.device_put(padded))))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(examples)], *found)
 
 

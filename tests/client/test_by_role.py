@@ -32,6 +32,7 @@ from tests.helpers.small_problem import (
     negative,
     phases_of,
     pixels_of,
+    predicted,
     prepare,
     probabilities,
     running_mean,
@@ -175,8 +176,7 @@ def test_labels_without_the_client_s_prior(data, labels_from):
     """FedDB's: whichever model labels, its probabilities are divided by the received one's mean."""
     result = run(data, BOTH, **{"confidence.labels_from": labels_from, "confidence.debias": "app_u"})
     rows = np.asarray(data.client_index[BOTH])[[1, 2, 4, 5]]  # without labels
-    received, at_first = in_numpy(result.received.model.params), statistics_of(result.received.model)
-    p = probabilities(received, pixels_of(data, rows, mirrored), at_first)
+    p = predicted(result.received.model, pixels_of(data, rows, mirrored))
     labels = np.asarray(result.second.work.labels.report.labels)[[1, 2, 4, 5]]
     np.testing.assert_array_equal(labels, divided(p, p.mean(axis=0)).argmax(axis=1))
     assert np.any(labels != p.argmax(axis=1))
@@ -266,9 +266,7 @@ def test_counters_last_for_a_round_or_for_the_run(data, memory):
 def test_the_report_names_confident_labels(data):
     result = run(data, BOTH)
     rows = np.asarray(data.client_index[BOTH])[:6]
-    p = probabilities(
-        in_numpy(result.received.model.params), pixels_of(data, rows, mirrored), statistics_of(result.received.model)
-    )
+    p = predicted(result.received.model, pixels_of(data, rows, mirrored))
     np.testing.assert_array_equal(result.second.work.labels.report.labels[:6], p.argmax(axis=1))
     known = np.asarray(data.visible_labels)[rows] >= 0
     np.testing.assert_array_equal(result.second.work.labels.report.qualified[:6], known | (p.max(axis=1) >= TAU))

@@ -10,14 +10,12 @@ from fedjax_ssl.methods import METHODS
 from tests.helpers.consistency_by_hand import assert_as_by_hand, hard_labels, train_by_hand
 from tests.helpers.small_problem import (
     federation,
-    in_numpy,
     phases_of,
     pixels_of,
+    predicted,
     prepare,
-    probabilities,
     sent_down,
     small_problem,
-    statistics_of,
     train,
 )
 
@@ -77,7 +75,7 @@ def test_flexmatch_s_thresholds_are_of_all_the_client_s_images(data):
     threshold = 0.59
     problem, phase = fixmatch("server", **{"confidence.kind": "flexmatch", "confidence.threshold": threshold})
     received, rows = sent_down(problem), np.asarray(data.client_index[NO_LABELS])[:7]
-    p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
+    p = predicted(received.model, pixels_of(data, rows))
     counts = np.bincount(p.argmax(axis=1)[p.max(axis=1) >= threshold], minlength=3)
     assert 7 - counts.sum() > counts.max() > 0
     beta = counts / (7 - counts.sum())
@@ -139,7 +137,7 @@ def test_the_report_scores_the_unlabelled_images_and_counts_the_labelled_as_trai
     received, size = sent_down(problem), 9
     job = prepare(phase, received, data, A_FEW)
     rows = np.asarray(data.client_index[A_FEW])[:size]
-    p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
+    p = predicted(received.model, pixels_of(data, rows))
     known = np.asarray(data.visible_labels)[rows] >= 0
     level = p.max(axis=1)[~known].mean()  # the threshold that adapts looks at unlabelled images alone
     np.testing.assert_allclose(job.work.labels.state, level, rtol=1e-5)

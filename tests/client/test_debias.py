@@ -14,15 +14,13 @@ from tests.helpers.consistency_by_hand import assert_as_by_hand, hard_labels, tr
 from tests.helpers.linear_network import divided, softmax
 from tests.helpers.small_problem import (
     federation,
-    in_numpy,
     mirrored,
     phases_of,
     pixels_of,
+    predicted,
     prepare,
-    probabilities,
     sent_down,
     small_problem,
-    statistics_of,
     train,
 )
 
@@ -61,8 +59,7 @@ def build(method="fixmatch", **fields):
 def prior_of(data, received, positions):
     """P_k: the received model's mean on the weak views of some of client 0's images."""
     rows = np.asarray(data.client_index[0])[positions]
-    params, centre = in_numpy(received.model.params), statistics_of(received.model)
-    return probabilities(params, pixels_of(data, rows, mirrored), centre).mean(axis=0)
+    return predicted(received.model, pixels_of(data, rows, mirrored)).mean(axis=0)
 
 
 def test_probabilities_are_divided_by_the_prior():
@@ -91,8 +88,7 @@ def test_a_client_labels_by_what_its_model_does_not_prefer_anyway(data, include_
     prior = prior_of(data, received, unlabelled)
     np.testing.assert_allclose(job.work.labels.prior, prior, rtol=1e-5)
     rows = np.asarray(data.client_index[0])[:SIZE]
-    params, centre = in_numpy(received.model.params), statistics_of(received.model)
-    plain = probabilities(params, pixels_of(data, rows, mirrored), centre)
+    plain = predicted(received.model, pixels_of(data, rows, mirrored))
     p = divided(plain, prior)
     np.testing.assert_array_equal(np.asarray(job.work.labels.report.labels)[:SIZE], p.argmax(axis=1))
     qualified = (p.max(axis=1) >= THRESHOLD) & np.isin(np.arange(SIZE), unlabelled) | np.isin(np.arange(SIZE), KNOWN)
@@ -127,7 +123,7 @@ def test_labels_of_a_whole_round_take_it_too(data):
     examples = Examples(data.client_index[:1], jnp.arange(10)[None] < SIZE, -jnp.ones((1, 10)), None, {})
     made = label_cohort(problem, received.model, data, examples, make_confidence(problem, THRESHOLD))
     rows = np.asarray(data.client_index[0])[:SIZE]
-    p = probabilities(in_numpy(received.model.params), pixels_of(data, rows), statistics_of(received.model))
+    p = predicted(received.model, pixels_of(data, rows))
     p = divided(p, p.mean(axis=0))
     np.testing.assert_array_equal(np.asarray(made.report.labels)[0, :SIZE], p.argmax(axis=1))
     np.testing.assert_array_equal(np.asarray(made.report.qualified)[0, :SIZE], p.max(axis=1) >= THRESHOLD)

@@ -23,8 +23,8 @@ from tests.helpers.small_problem import (
     loss_and_gradient,
     phases_of,
     pixels_of,
+    predicted,
     prepare,
-    probabilities,
     running_mean,
     sent_down,
     small_problem,
@@ -124,8 +124,7 @@ def test_semifl_trains_on_what_qualifies(data, mix_order):
     job, finished = train(phases_of(METHODS["semifl"].factory(problem))[0], received, data, 1)
     qualified = np.asarray(job.work.labels.report.qualified)
     assert 3 < qualified.sum() == job.work.decks["fix"].size < SIZE and qualified.sum() % 3
-    model, x = received.model, pixels_of(data, data.client_index[1], squared)
-    p = probabilities(in_numpy(model.params), x, statistics_of(model))  # eq. 4
+    p = predicted(received.model, pixels_of(data, data.client_index[1], squared))  # eq. 4
     np.testing.assert_array_equal(job.work.labels.report.labels, p.argmax(axis=1))
     np.testing.assert_array_equal(qualified, p.max(axis=1) >= 0.55)
     mix_weight = 1.0 if mix_order else 0

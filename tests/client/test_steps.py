@@ -179,9 +179,8 @@ def test_memory_metadata_and_a_persistent_optimiser():
         np.testing.assert_allclose(result.memory_of_steps["total"][job], total, rtol=1e-5)
         told = row(result.upload.metadata, job)
         assert told["size"] == len(CLIENTS[job]) and told["rows"] == sum(rows.sum() for rows in seen)
-    untouched = {name: own[name] for name in result.memory_of_steps}
-    for mine, old in zip(jax.tree.leaves(row(result.memory_of_steps, 1)), jax.tree.leaves(row(untouched, 1))):
-        np.testing.assert_array_equal(mine, old)  # client 1 made no step
+    untouched = {name: own[name] for name in result.memory_of_steps}  # client 1 made no step
+    jax.tree.map(np.testing.assert_array_equal, row(result.memory_of_steps, 1), row(untouched, 1))
 
 
 def test_optimisers_that_start_afresh_leave_no_memory():

@@ -73,8 +73,7 @@ def test_several_seeds_through_train(tmp_path, stub_run):
     own = tmp_path / "seeds" / "seed_0"
     assert (own / "metrics.jsonl").read_text() == (workdir / "metrics.jsonl").read_text()
     assert json.loads((own / "config.json").read_text()) == json.loads((workdir / "config.json").read_text())
-    for mine, reference in zip(jax.tree.leaves(states[1]), jax.tree.leaves(state)):
-        np.testing.assert_array_equal(mine, reference)
+    jax.tree.map(np.testing.assert_array_equal, states[1], state)
     assert json.loads((tmp_path / "seeds" / "seed_2" / "summary.json").read_text())["seed"] == 2
 
 

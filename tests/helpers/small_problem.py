@@ -13,10 +13,10 @@ import numpy as np
 
 from fedjax_ssl.client import own_optimizers, own_states
 from fedjax_ssl.config import apply_arguments, base_config
-from fedjax_ssl.data import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Previous, Problem
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.ops.sgd import Model
+from tests.helpers.federations import one_after_the_other, put_federation
 from tests.helpers.linear_network import in_numpy, softmax
 
 SIDE, PIXELS, CLASSES, HEAD_DIM = 2, 4, 3, 5
@@ -110,25 +110,10 @@ def federation(clients, at_server=(), seed=0):
     """
     clients = [*clients, *[[]] * (NUM_CLIENTS - len(clients))]
     labels = [*(at_server or [1]), *(label for client in clients for label in client)]
-    index = np.zeros((len(clients), MAX_SIZE), np.int32)
-    first = len(labels) - sum(map(len, clients))
     labels += [1] * (NUM_IMAGES - len(labels))
-    for client, of_client in enumerate(clients):
-        index[client, : len(of_client)] = first + np.arange(len(of_client))
-        first += len(of_client)
     images = np.random.default_rng(seed).integers(0, 256, (len(labels), SIDE, SIDE, 1)).astype(np.uint8)
-    return FederatedData(
-        inputs=jnp.asarray(images),
-        visible_labels=jnp.array(labels, jnp.int32),
-        client_index=jnp.asarray(index),
-        client_size=jnp.array([len(client) for client in clients], jnp.int32),
-        labelled_size=jnp.array([sum(label >= 0 for label in client) for client in clients], jnp.int32),
-        server_index=jnp.arange(len(at_server), dtype=jnp.int32),
-        validation_index=jnp.zeros((0,), jnp.int32),
-        test_inputs=jnp.asarray(images[:4]),
-        test_labels=jnp.array([0, 1, 2, 0], jnp.int32),
-        seed=jnp.int32(0),
-    )
+    rows = one_after_the_other(clients, max(len(at_server), 1))
+    return put_federation(images, labels, rows, range(len(at_server)), width=MAX_SIZE)
 
 
 def small_problem(arguments, network=None, weak=mirrored, strong=negative, **fields):
@@ -204,6 +189,11 @@ def pixels_of(data, rows, view=itself):
 
 def probabilities(model, x, centre):
     return softmax((x - centre) @ model["kernel"] + model["bias"])
+
+
+def predicted(model, x):
+    """A `Model`'s probabilities of pixels x in evaluation."""
+    return probabilities(in_numpy(model.params), x, statistics_of(model))
 
 
 def loss_and_gradient(model, x, centre, targets):

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedjax_ssl.base.devices import AXIS
 from fedjax_ssl.config import base_config
-from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.federated import Attackers
 from fedjax_ssl.engine.interface import (
     Broadcast,
@@ -30,6 +29,7 @@ from fedjax_ssl.engine.interface import (
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.ops.sgd import Model
+from tests.helpers.federations import put_federation
 
 CLIENTS = [[4, 1], [7], [0, 9, 3], [], [8, 2, 6]]  # rows of the image table
 TRUTH = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 1])
@@ -37,25 +37,11 @@ TRUTH = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 1])
 
 def federation(clients=CLIENTS, visible=None, num_images=10, seed=5):
     """One-pixel images with the value 10 times their row; labels are hidden, except those in the dict `visible`."""
-    index = np.zeros((len(clients), max(map(len, clients))), np.int32)
-    for client, rows in enumerate(clients):
-        index[client, : len(rows)] = rows
     labels = np.full(num_images, -1, np.int32)
     for row, label in (visible or {}).items():
         labels[row] = label
-    images = jnp.arange(0, 10 * num_images, 10, dtype=jnp.uint8).reshape(num_images, 1, 1, 1)
-    return FederatedData(
-        inputs=images,
-        visible_labels=jnp.array(labels),
-        client_index=jnp.array(index),
-        client_size=jnp.array([len(rows) for rows in clients], jnp.int32),
-        labelled_size=jnp.array([np.count_nonzero(labels[rows] >= 0) for rows in clients], jnp.int32),
-        server_index=jnp.zeros((0,), jnp.int32),
-        validation_index=jnp.zeros((0,), jnp.int32),
-        test_inputs=images[:4],
-        test_labels=jnp.array([0, 1, 1, 1], jnp.int32),
-        seed=jnp.int32(seed),
-    )
+    images = (10 * np.arange(num_images)).astype(np.uint8).reshape(num_images, 1, 1, 1)
+    return put_federation(images, labels, clients, test_labels=(0, 1, 1, 1), seed=seed)
 
 
 class OneNumber:

@@ -22,11 +22,10 @@ from tests.helpers.small_problem import (
     loss_and_gradient,
     phases_of,
     pixels_of,
+    predicted,
     prepare,
-    probabilities,
     sent_down,
     small_problem,
-    statistics_of,
     train,
 )
 
@@ -101,7 +100,7 @@ def test_the_views_that_were_labelled_are_trained_on():
     keys = [jax.random.fold_in(jax.random.fold_in(keys, place), 0) for place in range(7)]
     pixels = np.stack([of_row(key, row) for key, row in zip(keys, rows)])
     unknown = np.asarray(data.visible_labels)[rows] < 0
-    p = probabilities(in_numpy(received.model.params), pixels, statistics_of(received.model))
+    p = predicted(received.model, pixels)
     plain, p = p, divided(p, p[unknown].mean(axis=0))
     labels, accepted = p.argmax(axis=1), unknown & (p.max(axis=1) > 0.5)
     assert 1 < accepted.sum() < 5 and np.any(plain.argmax(axis=1) != labels)

@@ -17,7 +17,7 @@ from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.methods import METHODS, fedlabel
 from fedjax_ssl.run.validation import validate
 from tests.helpers.experts_by_hand import choose_by_hand
-from tests.helpers.linear_network import at_rest, in_numpy, sgd_step
+from tests.helpers.linear_network import at_rest, divided, in_numpy, sgd_step
 from tests.helpers.small_problem import (
     CLASSES,
     assert_model,
@@ -28,6 +28,7 @@ from tests.helpers.small_problem import (
     negative,
     phases_of,
     pixels_of,
+    predicted,
     prepare,
     probabilities,
     running_mean,
@@ -179,13 +180,9 @@ def test_images_without_a_step_are_not_looked_at(data, fields):
     positions = np.array(sorted(drawn))
     x = pixels_of(data, np.asarray(data.client_index[SOME])[positions])
     local, local_statistics, _ = supervised_by_hand(result, data)
-    experts = (
-        probabilities(in_numpy(result.received.model.params), x, statistics_of(result.received.model)),
-        probabilities(local, x, local_statistics),
-    )
+    experts = predicted(result.received.model, x), probabilities(local, x, local_statistics)
     if fields:  # each expert's, divided by its own mean over these images
-        experts = [p / p.mean(axis=0) for p in experts]
-        experts = [p / p.sum(axis=1, keepdims=True) for p in experts]
+        experts = [divided(p, p.mean(axis=0)) for p in experts]
     labels, probability, *_ = choose_by_hand(*experts, "variance", "both")
     np.testing.assert_array_equal(report.labels[positions], labels)
     for name, p in zip(("global", "local"), experts):

@@ -14,7 +14,7 @@ from fedjax_ssl.methods.fedmatch.client import agreed_labels
 from fedjax_ssl.methods.fedmatch.phases import LEAST, PLATEAU, PSI, SIGMA, Plateau, after_epoch, fresh_plateau
 from fedjax_ssl.ops.sgd import Model
 from tests.helpers.fedmatch_by_hand import KEY, build, random_params
-from tests.helpers.linear_network import in_numpy
+from tests.helpers.linear_network import divided, in_numpy
 from tests.helpers.small_problem import (
     CLASSES,
     federation,
@@ -66,14 +66,11 @@ def test_votes_may_be_of_probabilities_without_the_prior():
     prior = probabilities(theta, pixels_of(data, rows[unlabelled], mirrored), centre).mean(axis=0)
     np.testing.assert_allclose(work.labels.prior, prior, rtol=1e-5)
 
-    def divided(p):
-        return p / prior / (p / prior).sum(axis=1, keepdims=True)
-
     losses, changed = [], []
     for batch in np.split(np.asarray(deck.order)[0][:7], [4]):
         x, strong = (pixels_of(data, rows[batch], view) for view in (problem.weak, problem.strong))
         plain, by_helper = probabilities(theta, x, x.mean(axis=0)), probabilities(other, x, centre)
-        p, q = divided(plain), divided(by_helper)
+        p, q = divided(plain, prior), divided(by_helper, prior)
         votes = np.eye(CLASSES)[p.argmax(axis=1)] + np.eye(CLASSES)[q.argmax(axis=1)]
         confident, labels = p.max(axis=1) >= 0.6, votes.argmax(axis=1)
         of_strong = probabilities(theta, strong, strong.mean(axis=0))[np.arange(len(x)), labels]
@@ -121,8 +118,7 @@ def test_a_client_trains_at_its_own_rate_which_falls_after_visits_without_a_mini
     data = federation([[0, -1, -1]])
     slow, _ = visit(problem, method, data, 0, Plateau(jnp.float32(0.5), jnp.float32(0.0), jnp.int32(0)))
     plain, _ = visit(problem, method, data, 0, fresh_plateau(), rate=0.05)
-    for leaf, other in zip(jax.tree.leaves(slow.upload), jax.tree.leaves(plain.upload)):
-        np.testing.assert_array_equal(leaf, other)
+    jax.tree.map(np.testing.assert_array_equal, slow.upload, plain.upload)
     np.testing.assert_allclose(slow.own[PLATEAU], [0.5 / 3, 0.0, 0.0], rtol=1e-6)  # no loss is below 0
     assert plain.own[PLATEAU].factor == 1 and plain.own[PLATEAU].lowest == plain.metrics["labelled_loss"] > 0
 

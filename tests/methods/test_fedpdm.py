@@ -7,17 +7,15 @@ import numpy as np
 from fedjax_ssl.data.federated import Attackers
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedpdm import match
-from tests.helpers.linear_network import in_numpy
 from tests.helpers.small_problem import (
     federation,
     mirrored,
     phases_of,
     pixels_of,
+    predicted,
     prepare,
-    probabilities,
     sent_down,
     small_problem,
-    statistics_of,
 )
 
 RNG = np.random.default_rng(0)
@@ -64,7 +62,7 @@ def test_a_rule_for_the_labels_counts_unlabelled_images_alone():
 
     rows = np.asarray(data.client_index)[0, :10]
     unlabelled = np.asarray(data.visible_labels)[rows] < 0
-    p = probabilities(in_numpy(received.model.params), pixels_of(data, rows, mirrored), statistics_of(received.model))
+    p = predicted(received.model, pixels_of(data, rows, mirrored))
     false = Attackers(None, jnp.ones(len(data.inputs), bool))
     liar = data._replace(attackers=false)  # takes each image for one of the next class
     lay_out = jax.jit(lambda data: prepare(phase._replace(prepare=second_round), received, data, 0, own))

@@ -16,13 +16,14 @@ from fedjax_ssl.methods.fedtrinet.client import Accepted, freezing, head_part, s
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.ops.sgd import Model, make_optimizer
 from fedjax_ssl.run.validation import validate
-from tests.helpers.linear_network import in_numpy
+from tests.helpers.linear_network import divided, in_numpy
 from tests.helpers.small_problem import (
     MAX_SIZE,
     assert_model,
     federation,
     phases_of,
     pixels_of,
+    predicted,
     prepare,
     probabilities,
     sent_down,
@@ -89,7 +90,7 @@ def test_the_confidence_is_measured_once_when_the_rounds_on_labels_are_over(data
     rows = [row for client in range(2) for row in np.asarray(data.client_index[client, : data.client_size[client]])]
     rows = [row for row in rows if data.visible_labels[row] < 0]
     assert len(rows) == 11
-    m = np.mean(probabilities(in_numpy(model.params), pixels_of(data, rows), statistics_of(model)).max(axis=1))
+    m = np.mean(predicted(model, pixels_of(data, rows)).max(axis=1))
     for number, before, after in ((1, 0.0, 0.0), (2, 0.0, m), (3, 0.25, 0.25)):
         state = State(jnp.int32(number), model, {"confidence": jnp.float32(before)})
         state, metrics = method.server_before(state, data, None)
@@ -233,14 +234,9 @@ def test_the_vote_may_be_of_probabilities_without_the_prior(data):
     model, previous = tuned_model(problem)
     x, unlabelled = pixels_of(data, np.asarray(data.client_index[SOME])[:9]), np.array(LABELS) < 0
     votes = 0
-    for params, statistics in (
-        (in_numpy(received.model.params), statistics_of(received.model)),
-        (in_numpy(model.params), statistics_of(model)),
-        (in_numpy(own[LOCAL].params), statistics_of(own[LOCAL])),
-    ):
-        p = probabilities(params, x, statistics)
-        ratio = p / p[unlabelled].mean(axis=0)
-        votes = votes + ratio / ratio.sum(axis=1, keepdims=True)
+    for player in (received.model, model, own[LOCAL]):
+        p = predicted(player, x)
+        votes = votes + divided(p, p[unlabelled].mean(axis=0))
     job = prepare(phases_of(method)[1], received, data, SOME, own, previous)
     np.testing.assert_array_equal(job.work.labels.report.labels[:9][unlabelled], votes.argmax(axis=1)[unlabelled])
     plain = prepare(phases_of(build()[1])[1], received, data, SOME, own, previous)

@@ -36,8 +36,7 @@ def test_a_step_in_which_nothing_counts_changes_nothing(data):
     received = sent_down(problem)
     job, finished = train(phases_of(method)[0], received, data, NO_LABELS)
     assert job.num_steps == 6 and finished.metrics["confident_share"] == 0
-    for found, before in zip(jax.tree.leaves(finished.upload.model), jax.tree.leaves(received.model)):
-        np.testing.assert_array_equal(found, before)
+    jax.tree.map(np.testing.assert_array_equal, finished.upload.model, received.model)
     # Over the batch it is a step: of weight decay, and of the statistics.
     _, method = build(**{"confidence.threshold": 1.0})
     _, finished = train(phases_of(method)[0], received, data, NO_LABELS)

@@ -21,8 +21,8 @@ from tests.helpers.small_problem import (
     negative,
     phases_of,
     pixels_of,
+    predicted,
     prepare,
-    probabilities,
     running_mean,
     sent_down,
     small_problem,
@@ -91,9 +91,9 @@ def labels_by_hand(problem, data, received, client=CLIENT):
     """CAT in float64: labels, which images count, which are the surest, tau_k."""
     size, tau_f = int(data.client_size[client]), problem.config.confidence.threshold
     x = pixels_of(data, np.asarray(data.client_index[client])[:size], mirrored)
-    p = probabilities(in_numpy(received.model.params), x, statistics_of(received.model))
-    tau, predicted = p.max(axis=1).mean(), p.mean(axis=0)
-    by_class = tau * predicted / predicted.max()
+    p = predicted(received.model, x)
+    tau, mean = p.max(axis=1).mean(), p.mean(axis=0)
+    by_class = tau * mean / mean.max()
     if problem.config.confidence.kind == "fixed":
         by_class = np.full(CLASSES, tau_f)
     labels = p.argmax(axis=1)

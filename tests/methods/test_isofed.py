@@ -132,8 +132,7 @@ def test_the_adaptation_looks_at_no_label(client, data):
     np.testing.assert_allclose(finished.metrics[f"{role}_adaptation_loss"], np.mean(losses), rtol=1e-4)
     hidden = data._replace(visible_labels=jnp.full_like(data.visible_labels, -1))
     blind = through(phases, received, hidden, client)[-1][1]
-    for found, expected in zip(jax.tree.leaves(blind.upload), jax.tree.leaves(finished.upload)):
-        np.testing.assert_array_equal(found, expected)
+    jax.tree.map(np.testing.assert_array_equal, blind.upload, finished.upload)
 
 
 def through(phases, received, data, client, own=None):
@@ -180,15 +179,13 @@ def test_a_phase_that_goes_on_begins_with_a_fresh_optimiser(data):
     nothing = handed_on(*train(phases_of(method)[0], received, data, UNLABELLED, personal=turn))
     alone = train(phase, received, data, LABELLED, previous=nothing, personal=turn)[1]
     plain = train(phases_of(method)[0], received, data, LABELLED, personal=turn)[1]
-    for found, expected in zip(jax.tree.leaves(alone.upload), jax.tree.leaves(plain.upload)):
-        np.testing.assert_array_equal(found, expected)  # nobody came before
+    jax.tree.map(np.testing.assert_array_equal, alone.upload, plain.upload)  # nobody came before
     before = nothing._replace(
         took_part=jnp.array([True]), upload=nothing.upload._replace(model=jax.tree.map(lambda x: x[None], other.model))
     )
     _, after = train(phase, received, data, LABELLED, previous=before, personal=turn)
     from_other = train(phases_of(method)[0], other, data, LABELLED, personal=turn)[1]
-    for found, expected in zip(jax.tree.leaves(after.upload), jax.tree.leaves(from_other.upload)):
-        np.testing.assert_array_equal(found, expected)
+    jax.tree.map(np.testing.assert_array_equal, after.upload, from_other.upload)
 
 
 def test_clients_of_a_role_are_averaged_by_their_images(data):

@@ -18,7 +18,7 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.validation import validate
 from fedjax_ssl.server.roles import role_weights
 from fedjax_ssl.sweep import load_sweep, plan
-from tests.helpers.linear_network import in_numpy
+from tests.helpers.linear_network import divided
 from tests.helpers.small_problem import (
     CLASSES,
     SmallNetwork,
@@ -28,11 +28,10 @@ from tests.helpers.small_problem import (
     mirrored,
     phases_of,
     pixels_of,
+    predicted,
     prepare,
-    probabilities,
     sent_down,
     small_problem,
-    statistics_of,
 )
 
 LABELLED, UNLABELLED, BOTH, EMPTY = range(4)
@@ -83,10 +82,9 @@ def test_what_a_client_tells_of_its_classes(data):
         np.testing.assert_allclose(own[ANCHOR][client][:size], unit, atol=1e-5)
         told = lay_out(client, jax.tree.map(lambda leaf, c=client: leaf[c], own))
         weak = pixels_of(data, rows, mirrored)
-        p = probabilities(in_numpy(received.model.params), weak, statistics_of(received.model))
+        p = predicted(received.model, weak)
         chosen = np.asarray(data.visible_labels)[rows] < 0
-        p /= p[chosen].mean(axis=0)
-        p /= p.sum(axis=1, keepdims=True)
+        p = divided(p, p[chosen].mean(axis=0))
         chosen &= p.max(axis=1) >= TAU
         assert 0 < chosen.sum() < size
         expected = cosines_by_hand(weak + 0.1, anchors, p.argmax(axis=1), chosen)
@@ -253,8 +251,7 @@ def test_the_anchor_is_one_untrained_network_of_the_seed(data):
     height, width, _, out = widest.shape
     assert np.std(widest) == pytest.approx(np.sqrt(2 / (height * width * out)), rel=0.02)
     assert len(kernels) > 3 and abs(np.mean(widest)) < 0.01 * np.std(widest) * 5
-    for one, other in zip(jax.tree.leaves(anchor), jax.tree.leaves(again)):
-        np.testing.assert_array_equal(one, other)
+    jax.tree.map(np.testing.assert_array_equal, anchor, again)
     means, variances = jax.tree.leaves(anchor.batch_stats)[0], jax.tree.leaves(anchor.batch_stats)[1]
     assert np.all(means == 0) and np.all(variances == 1)
 

@@ -33,6 +33,7 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run import experiment
 from fedjax_ssl.run.validation import validate
 from tests.helpers.contract import Rounds, check_hidden_labels, check_labels_elsewhere, check_training
+from tests.helpers.federations import one_after_the_other, put_federation
 from tests.official import reference
 
 SIDE, CLASSES = 4, 3
@@ -95,24 +96,9 @@ def federation(clients: list[list[int]], at_server: Sequence[int] = (), seed: in
         seed: of the images.
     """
     labels = [*(at_server or [-1]), *(label for client in clients for label in client)]
-    index = np.zeros((len(clients), max(map(len, clients))), np.int32)
-    first = len(labels) - sum(map(len, clients))
-    for client, of_client in enumerate(clients):
-        index[client, : len(of_client)] = first + np.arange(len(of_client))
-        first += len(of_client)
     images = np.random.default_rng(seed).integers(0, 256, (len(labels), SIDE, SIDE, 1)).astype(np.uint8)
-    return FederatedData(
-        inputs=jnp.asarray(images),
-        visible_labels=jnp.array(labels, jnp.int32),
-        client_index=jnp.asarray(index),
-        client_size=jnp.array([len(client) for client in clients], jnp.int32),
-        labelled_size=jnp.array([sum(label >= 0 for label in client) for client in clients], jnp.int32),
-        server_index=jnp.arange(len(at_server), dtype=jnp.int32),
-        validation_index=jnp.zeros((0,), jnp.int32),
-        test_inputs=jnp.asarray(images[:4]),
-        test_labels=jnp.array([0, 1, 2, 0], jnp.int32),
-        seed=jnp.int32(seed),
-    )
+    rows = one_after_the_other(clients, max(len(at_server), 1))
+    return put_federation(images, labels, rows, range(len(at_server)), seed=seed)
 
 
 class Job(NamedTuple):

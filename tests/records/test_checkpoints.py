@@ -33,8 +33,7 @@ def shapes(state):
 
 def assert_equal(found, expected):
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for mine, reference in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
-        np.testing.assert_array_equal(mine, reference)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.fixture

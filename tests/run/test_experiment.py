@@ -27,7 +27,7 @@ from fedjax_ssl.run import machine
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.under_way import resume_command
-from tests.helpers.runs import ROOT, everything_in, forget_manifests, make_tiny_config
+from tests.helpers.runs import ROOT, TINY_BACKBONE, everything_in, forget_manifests, make_tiny_config
 from tests.helpers.stub import make_stub_config
 
 
@@ -41,10 +41,10 @@ def newest_state(workdir, config):
     return Checkpoints(workdir / "checkpoints").restore(like).state
 
 
-def test_what_a_run_leaves_behind(finished_run):
-    workdir, state = finished_run
+def test_what_a_run_leaves_behind(stub_run):
+    workdir, state = stub_run
     config = json.loads((workdir / "config.json").read_text())
-    assert config == json.loads(json.dumps(make_tiny_config().to_dict()))
+    assert config == json.loads(json.dumps(make_stub_config().to_dict()))
     lines = lines_of(workdir / "metrics.jsonl")
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
     timings = lines_of(workdir / "timings.jsonl")
@@ -57,11 +57,11 @@ def test_what_a_run_leaves_behind(finished_run):
     assert summary["seconds"] > 0 and summary["compile_seconds"] > 0
     assert summary["bytes_down"] == sum(line["bytes_down"] for line in lines) > summary["bytes_up"] > 0
     assert summary["versions"]["jax"] == jax.__version__ and summary["backend"] == jax.default_backend()
-    chex.assert_trees_all_equal(newest_state(workdir, make_tiny_config()), jax.device_get(state))
+    chex.assert_trees_all_equal(newest_state(workdir, make_stub_config()), jax.device_get(state))
 
 
-def test_train_reads_the_configuration_once_and_also_a_frozen_one(finished_run, tmp_path):
-    run, config = shutil.copytree(finished_run[0], tmp_path / "run"), make_tiny_config()
+def test_train_reads_the_configuration_once_and_also_a_frozen_one(stub_run, tmp_path):
+    run, config = shutil.copytree(stub_run[0], tmp_path / "run"), make_stub_config()
     assert train(FrozenConfigDict(config), run).round == 4
     assert train(config, run, on_finish=lambda: setattr(config, "seed", 5)).round == 4
 
@@ -88,15 +88,15 @@ def test_views_and_pixels_are_as_the_configuration_says(tmp_path):
         assert (np.asarray(view(key, images)) == 0).any()  # black, unlike any image
 
 
-def test_a_finished_run_is_left_as_it_is(finished_run, tmp_path, capsys):
-    workdir, state = tmp_path / "run", finished_run[1]
-    shutil.copytree(finished_run[0], workdir)
+def test_a_stub_run_is_left_as_it_is(stub_run, tmp_path, capsys):
+    workdir, state = tmp_path / "run", stub_run[1]
+    shutil.copytree(stub_run[0], workdir)
     before = everything_in(workdir)
-    again = train(make_tiny_config(), workdir)
+    again = train(make_stub_config(), workdir)
     chex.assert_trees_all_equal(again, state)
     (workdir / "summary.json").unlink()  # as if killed after its last checkpoint
     meanwhile = []
-    train(make_tiny_config(), workdir, lambda: meanwhile.append(resume_command()))
+    train(make_stub_config(), workdir, lambda: meanwhile.append(resume_command()))
     assert meanwhile == [f"python launch.py --workdir={workdir} --allow_code"]  # the last line after a signal
     assert everything_in(workdir) == before
     assert launch.main([f"--workdir={workdir}", "--allow_code"]) == 0
@@ -204,20 +204,20 @@ def test_more_rounds_go_on_where_the_run_ended(tmp_path):
         ({"num_rounds": 9, "schedule": "cosine"}, "num_rounds"),
     ],
 )
-def test_another_configuration_is_refused_and_nothing_changes(finished_run, overrides, words):
-    workdir, _ = finished_run
+def test_another_configuration_is_refused_and_nothing_changes(stub_run, overrides, words):
+    workdir, _ = stub_run
     before = {path: path.read_bytes() for path in workdir.glob("*") if path.is_file()}
     with pytest.raises(UserError, match="another configuration") as caught:
-        train(make_tiny_config(**overrides), workdir)
+        train(make_stub_config(**overrides), workdir)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert before == {path: path.read_bytes() for path in workdir.glob("*") if path.is_file()}
 
 
-def test_a_checkpoint_of_another_model_is_refused(finished_run, tmp_path):
-    workdir, _ = finished_run
+def test_a_checkpoint_of_another_model_is_refused(stub_run, tmp_path):
+    workdir, _ = stub_run
     copy = tmp_path / "copy"
     shutil.copytree(workdir, copy)
-    config = make_tiny_config(**{"model.name": "mlp"})
+    config = make_stub_config(**{"model.name": TINY_BACKBONE})
     (copy / "config.json").write_text(json.dumps(config.to_dict()))  # as if edited
     forget_manifests(copy)
     with pytest.raises(UserError, match=r" there, and") as caught:
@@ -267,16 +267,15 @@ def test_too_little_memory_is_met_before_anything_is_written(tmp_path, monkeypat
     assert names == ["a round", "the first state"] and list(tmp_path.iterdir()) == []
 
 
-def test_a_round_in_which_every_upload_was_dropped_stops_the_run(finished_run, tmp_path):
-    workdir, state = finished_run
-    # The labels are given; no step from infinite logits is finite.
-    too_large = jax.tree.map(lambda leaf: np.full(leaf.shape, 3e38, leaf.dtype), state.model.params["classifier"])
+def test_a_round_in_which_every_upload_was_dropped_stops_the_run(stub_run, tmp_path):
+    workdir, state = stub_run
+    too_large = jax.tree.map(lambda leaf: np.full(leaf.shape, np.inf, leaf.dtype), state.model.params["classifier"])
     copy = tmp_path / "copy"
     shutil.copytree(workdir, copy, ignore=shutil.ignore_patterns("checkpoints"))
     model = state.model._replace(params={**state.model.params, "classifier": too_large})
     Checkpoints(copy / "checkpoints").save(4, state._replace(model=model))
     with pytest.raises(TrainingError, match="round 5: none of the 4 uploads is usable"):
-        train(make_tiny_config(num_rounds=5), copy)
+        train(make_stub_config(num_rounds=5), copy)
     assert Checkpoints(copy / "checkpoints").rounds()[-1] == 4
 
 
@@ -301,16 +300,16 @@ def test_a_folder_that_another_process_filled_while_this_one_compiled_is_left_to
     assert early.read(METRICS) == [{"round": 1}]
 
 
-def test_a_report_that_was_interrupted_is_written_by_the_next_start(finished_run, tmp_path, monkeypatch):
+def test_a_report_that_was_interrupted_is_written_by_the_next_start(stub_run, tmp_path, monkeypatch):
     made, run = [], tmp_path / "run"
-    shutil.copytree(finished_run[0], run)
+    shutil.copytree(stub_run[0], run)
 
     def write_report(path):
         made.append(path)
         (path / "report.html").write_text("")
 
     monkeypatch.setattr("fedjax_ssl.report.write_report", write_report)
-    config = make_tiny_config(**{"log.report": True})
+    config = make_stub_config(**{"log.report": True})
     for reports in (1, 1):  # the first start writes it, the second finds it
         train(config, run)
         assert len(made) == reports

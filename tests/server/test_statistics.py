@@ -9,7 +9,6 @@ import pytest
 
 from fedjax_ssl import base_config
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.kinds import Images
 from fedjax_ssl.engine.interface import Problem, State
 from fedjax_ssl.methods import frames
@@ -23,6 +22,7 @@ from fedjax_ssl.server.statistics import (
     num_exchanging,
     sum_statistics,
 )
+from tests.helpers.federations import put_federation
 
 B = 4
 CLIENTS = [[31, 3, 17, 8, 22, 11, 38, 5, 27], [], [19, 2, 33, 14, 9]]
@@ -58,23 +58,7 @@ def federation():
     images = np.full((40, 2, 3, 2), 255, np.uint8)
     for rows, low in ((CLIENTS[0], 0), (CLIENTS[2], 150), (ANCHORS, 80)):
         images[rows] = rng.integers(low, low + 60, (len(rows), 2, 3, 2))
-    index = np.zeros((3, 9), np.int32)  # padded with row 0, which is nobody's
-    for client, rows in enumerate(CLIENTS):
-        index[client, : len(rows)] = rows
-    nothing = jnp.zeros(0)
-    sizes = jnp.array([9, 0, 5])
-    return FederatedData(
-        inputs=jnp.array(images),
-        visible_labels=nothing,
-        client_index=jnp.array(index),
-        client_size=sizes,
-        labelled_size=jnp.zeros_like(sizes),
-        server_index=jnp.array(ANCHORS),
-        validation_index=jnp.zeros((0,), jnp.int32),
-        test_inputs=nothing,
-        test_labels=nothing,
-        seed=nothing,
-    )
+    return put_federation(images, np.full(40, -1), CLIENTS, ANCHORS)  # padded with row 0, which is nobody's
 
 
 def moments(images, batches, weights=None):

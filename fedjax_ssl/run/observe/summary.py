@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.base import devices
-from fedjax_ssl.engine.measures import OF_OUTPUTS, confusion_matrix, measure_outputs, measure_predictions
+from fedjax_ssl.engine.measures import OF_OUTPUTS, measure_outputs, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.records.clients import over_clients, test_figures
 from fedjax_ssl.records.lines import METRICS, METRICS_SUM, TIMINGS
@@ -126,12 +126,15 @@ def _tested(config: ConfigDict, folder: Workdir) -> dict[str, float | None]:
     if not counts or not taken:  # deleted or damaged
         return {f"test_{name}": None for name in names}
     num_training = counts["server"] + counts["clients"].sum(axis=0)
-    matrix = confusion_matrix(taken["labels"], taken["predictions"], len(num_training))
+    num_classes = len(num_training)
+    shape = (num_classes, num_classes)
+    pairs = np.ravel_multi_index((taken["labels"], taken["predictions"]), shape)
+    matrix = jax.device_put(np.bincount(pairs, minlength=math.prod(shape)).reshape(shape))  # compiles no program
     figures = {"accuracy": np.mean(taken["predictions"] == taken["labels"]), "loss": taken.get("loss", np.nan)}
     figures |= measure_predictions(config.eval_measures, matrix, num_training)
     if set(config.eval_measures) & set(OF_OUTPUTS):  # scikit-learn takes a second to import
         scores = [taken.get(name) for name in ("confidences", "ranks")]
-        figures |= measure_outputs(taken["labels"], taken["predictions"], len(num_training), *scores)
+        figures |= measure_outputs(taken["labels"], taken["predictions"], num_classes, *scores)
     if "auc" in config.eval_measures:
         figures["auc"] = taken.get("auc", np.nan)
     # A snapshot has no features of labelled images, which kNN accuracy needs.
