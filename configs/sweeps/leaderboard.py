@@ -75,6 +75,7 @@ CLIENTS = {
     "FedAvg-Semi": "fedavg_semi,plain",
     "SemiAnAgg": "semianagg,plain",
     "RSCFed": "rscfed,plain",
+    "FedCD": "fedcd,plain",
     "CBAFed": "cbafed,plain",
     "Twin-sight": "twin_sight,plain",
 }

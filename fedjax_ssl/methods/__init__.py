@@ -22,6 +22,7 @@ NAMES = (
     "cbafed",
     "fedanchor",
     "fedavg_semi",
+    "fedcd",
     "fedcon",
     "feddb",
     "feddure",

@@ -15,7 +15,6 @@ set `rscfed.teacher_statistics='received'`: with 'first' the teacher would keep 
 docs/methods/rscfed.md has the differences to the public code, xmed-lab/RSCFed.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,13 +23,14 @@ import jax.numpy as jnp
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import Section, real, whole, word
 from fedjax_ssl.client import LABELLED, At, Batches, Loss, labelled_phase, unlabelled_phase
+from fedjax_ssl.client.mean_teacher import TEACHER, follow, own_teachers, sharpened, teacher_of
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Method, Phase, Problem, Received, Selection, State
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import BY_ROLE, TEN_CLIENTS, alternating
 from fedjax_ssl.ops.draws import draw_distinct
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import column, moving_average, repeated, row_norms, weighted_sum
+from fedjax_ssl.ops.trees import column, row_norms, weighted_sum
 from fedjax_ssl.server import fedavg
 from fedjax_ssl.server.aggregation import Link, client_weights, group_members, own_weights
 
@@ -60,10 +60,6 @@ VARIANTS: Variants = {
     "code": {"rscfed.loss_over": "batch_size", "rscfed.beta": 1e4, "rscfed.beta_labelled": 100.0},
     "fedavg": {"rscfed.groups": 1, "rscfed.labelled_factor": 1.0, "rscfed.beta": 0.0, "rscfed.beta_labelled": 0.0},
 }
-
-TEACHER, STEPS = "teacher", "teacher_steps"  # entries of a client's memory
-TEMPERATURE = 0.5  # T of the teacher's probabilities, p^(1/T) / sum p^(1/T)
-LARGEST_DECAY = 0.999  # of the teacher: in its step t, from 0, the decay is min(1 - 1 / (t + 1), this)
 
 
 def defaults() -> Section:
@@ -106,30 +102,18 @@ def rscfed(problem: Problem) -> Method:
 # --- A client without labels. -----------------------------------------------------------------------------------------
 
 
-def own_teachers(data: FederatedData, model: Model) -> dict[str, Any]:
-    """The entries of `State.clients`, leaves [K, ...]: each client's teacher (a whole model) and number of steps."""
-    number = len(data.ids)
-    return {TEACHER: repeated(model, number), STEPS: jnp.zeros(number, jnp.int32)}
-
-
 def with_teacher(problem: Problem) -> Phase:
     """Makes the phase of `client.epochs` passes over a client's unlabelled images, after `labelled_phase`.
 
     The loss is weight * sum_i |p(x_i'') - q(x_i')|^2 / B. p is the student's prediction for one weak view, and
-    q = p_T^(1/T) / sum_c p_T^(1/T) the teacher's for another one, in evaluation mode. After step t (from 0, over all
-    rounds) teacher = a * teacher + (1 - a) * student with a = min(1 - 1 / (t + 1), 0.999), so that the first step
-    copies the student. (Tarvainen and Valpola, "Mean teachers are better role models", NeurIPS 2017.)
+    q = p_T^(1/T) / sum_c p_T^(1/T) the teacher's for another one, in evaluation mode.
     """
     options, config, network = problem.config.rscfed, problem.config.client, problem.network
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         images, mask, (first_key, second_key) = batch.unlabelled.inputs, batch.unlabelled.mask, jax.random.split(at.key)
-        is_first = at.own[STEPS] == 0
-        teacher = jax.tree.map(lambda new, old: jnp.where(is_first, new, old), at.received.model, at.own[TEACHER])
-        if options.teacher_statistics == "received":
-            teacher = teacher._replace(batch_stats=at.received.model.batch_stats)
-        logits = network.predict(teacher, problem.weak(first_key, images)).logits
-        targets = jax.nn.softmax(jax.nn.log_softmax(logits) / TEMPERATURE)
+        teacher = teacher_of(at, options.teacher_statistics)
+        targets = sharpened(network.predict(teacher, problem.weak(first_key, images)).logits)
         views = problem.weak(second_key, images)
         size = jnp.maximum(jnp.sum(mask), 1) if options.loss_over == "present" else config.batch_size
 
@@ -138,12 +122,7 @@ def with_teacher(problem: Problem) -> Phase:
         value = options.consistency_weight * jnp.sum(jnp.where(mask, errors, 0.0)) / size
         return Loss(value, batch_stats, {"unlabelled_loss": value}, remember={TEACHER: teacher})
 
-    def after(own: Mapping[str, Any], model: Model) -> dict[str, Any]:
-        teacher, share = own[TEACHER], jnp.minimum(1 - 1 / (own[STEPS] + 1), LARGEST_DECAY)
-        params = moving_average(teacher.params, model.params, share)
-        return {TEACHER: teacher._replace(params=params), STEPS: own[STEPS] + 1}
-
-    return unlabelled_phase(problem, loss, after=after)
+    return unlabelled_phase(problem, loss, after=follow)
 
 
 # --- Groups. ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ FACTOR, BETA, BETA_LABELLED, DECAY = 6.0, 6.0, 3.0, 0.7
 
 def test_rounds_of_rscfed(monkeypatch):
     """Two groups of two clients: one client is in both, so its optimizer and teacher advance twice in a round."""
-    monkeypatch.setattr("fedjax_ssl.methods.rscfed.LARGEST_DECAY", DECAY)
+    monkeypatch.setattr("fedjax_ssl.client.mean_teacher.LARGEST_DECAY", DECAY)
     problem = make_problem("rscfed,code", **{
         "rscfed.groups": 2, "rscfed.group_size": 2, "rscfed.labelled_factor": FACTOR, "rscfed.beta": BETA,
         "rscfed.beta_labelled": BETA_LABELLED, "rscfed.consistency_weight": 0.8,
