@@ -26,7 +26,8 @@ float32 against float64, and how far the parameters moved. An empty cell is as a
 """
 TAIL = """
 IsoFed is missing, because no code of it is public. `tests/methods/test_isofed.py` compares it with
-NumPy by the paper's abstract.
+NumPy by the paper's abstract. CATCHFed and BSemiFL have no public code either; their rounds are
+compared with the equations of their pages.
 """
 
 

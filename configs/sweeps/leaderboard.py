@@ -21,8 +21,8 @@ RATES = {
 }
 THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95)
 BY_THRESHOLD = (
-    "FixMatch", "UDA", "SemiFL", "FedIL", "FedMatch", "FedRGD", "FedDB", "FedDure", "FedPDM", "(FL)^2", "FedOpenMatch",
-    "SAGE", "ProxyFL", "FedAvg-Semi", "SemiAnAgg", "IsoFed", "Twin-sight",
+    "FixMatch", "UDA", "SemiFL", "FedIL", "FedMatch", "FedRGD", "FedDB", "FedDure", "FedPDM", "(FL)^2", "CATCHFed",
+    "BSemiFL", "FedOpenMatch", "SAGE", "ProxyFL", "FedAvg-Semi", "SemiAnAgg", "IsoFed", "Twin-sight",
 )  # fmt: skip
 SPACE = {
     "*": RATES,
@@ -50,6 +50,8 @@ SERVER = {
     "FedCon": "plain,fedcon",
     "FedRGD": ("plain,fedrgd", {"model.normalisation": "group"}),
     "(FL)^2": "fl2,plain",
+    "CATCHFed": "catchfed,plain",
+    "BSemiFL": "bsemifl,plain",
     "FedU": ("fedu,plain", NARROW),
     "FedEMA": ("fedema,plain", NARROW),
     "Orchestra": "orchestra,plain",

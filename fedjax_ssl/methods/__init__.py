@@ -19,6 +19,8 @@ from fedjax_ssl.models import BACKBONES
 
 # Names of methods, and of their files or folders.
 NAMES = (
+    "bsemifl",
+    "catchfed",
     "cbafed",
     "fedanchor",
     "fedavg_semi",

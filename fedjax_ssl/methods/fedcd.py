@@ -51,10 +51,10 @@ def defaults() -> Section:
     # which for an untrained one are useless for ever; or those of the model 'received' in this round.
     section.teacher_statistics = word("received", "first")
     section.confident = share(0.4)  # a class is confident if its scaled mass reaches this, see `balance`
-    # An image is unreliable if a confident class has one of these ranks in it, counted from 0; with fewer classes than
-    # that all images count the same.
+    # An image is unreliable if a confident class has a rank from this one, counted from 0, to `last_rank` in it. With
+    # too few classes for such ranks all images count the same.
     section.first_rank = whole(5, least=0)
-    section.last_rank = whole(6, least=0)
+    section.last_rank = whole(6, least=0)  # see `first_rank`
     return section
 
 
@@ -121,10 +121,9 @@ def balance(logits: jax.Array, present: jax.Array, confident: jax.Array | float,
     """
     mass = jnp.sum(jnp.where(present[..., None], jax.nn.softmax(logits), 0.0), axis=-2, keepdims=True)
     least, most = jnp.min(mass, axis=-1, keepdims=True), jnp.max(mass, axis=-1, keepdims=True)
-    scaled = jnp.where(most > least, (mass - least) / jnp.where(most > least, most - least, 1.0), 0.0)
+    sure = (most > least) & (mass - least >= confident * (most - least))
     place = jnp.argsort(jnp.argsort(logits, axis=-1, descending=True), axis=-1)
-    low = (scaled >= confident) & (place >= ranks[0]) & (place <= ranks[1])
-    unreliable = present & jnp.any(low, axis=-1)
+    unreliable = present & jnp.any(sure & (place >= ranks[0]) & (place <= ranks[1]), axis=-1)
     of_all, of_them = (jnp.sum(which, axis=-1, keepdims=True) for which in (present, unreliable))
     return of_all / jnp.maximum(jnp.where(unreliable, of_them, of_all - of_them), 1)
 

@@ -1,4 +1,4 @@
-"""Shared by SemiFL and (FL)^2: static batch normalisation, a mean with momentum, and the server's epochs after it.
+"""Shared by methods with labels at the server: static statistics, a mean with momentum, then the server's epochs.
 
 diaoenmao/SemiFL...@4ec3663: src/data.py:238-250; seungjoo-ai/FLFL-NeurIPS24@decdf7d: src/data.py:190-213. PyTorch's
 normalisation with `momentum=None` keeps the plain mean over batches of any size, and stores nothing in training.
@@ -7,8 +7,13 @@ normalisation with `momentum=None` keeps the plain mean over batches of any size
 import autograd.numpy as np
 import jax
 
-from tests.official.reference import classify, cross_entropy, gradient, weighted_mean
+from tests.official.harness import mirrored
+from tests.official.reference import SGD, classify, cross_entropy, gradient, in_float64, weighted_mean
 
+SETTING = {
+    "model.normalisation": "static", "model.statistics": "all_mixed", "client.batch_size": 4, "server.batch_size": 5,
+    "server.epochs": 2, "server.pretrain_epochs": 0, "server.augmentation": "weak",
+}  # fmt: skip
 BATCH = 8  # images; the tests set `fedjax_ssl.server.statistics.BATCH_SIZE` to it, to get several batches
 
 
@@ -61,3 +66,23 @@ def classified(sgd, params, statistics, batches):
         loss = lambda p, x=x, y=y: (np.mean(cross_entropy(classify(p, statistics, x, True)[0], y)), None)  # noqa: E731
         params = sgd.step(params, gradient(loss, params)[0])
     return params
+
+
+def rounds_of(run, train_client):
+    """The model after all rounds of `SETTING` with the recipe `strong`.
+
+    `train_client(factor, params, statistics, job)` returns the parameters of a job's upload, None if it takes no step;
+    rates are multiplied by the schedule's factor.
+    """
+    images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), run.problem.config
+    params, anchors, rounds = in_float64(run.fresh)["params"], len(run.data.server_index), config.num_rounds
+    statistics, mean, of_server = statistics_of(params, images), Mean(0.5), SGD.of(config.server)
+    for number, of_round in enumerate(run.rounds):
+        factor = (1 + np.cos(np.pi * number / rounds)) / 2
+        uploads = [train_client(factor, params, statistics, job) for job in of_round.jobs[0]]
+        uploads = [upload for upload in uploads if upload is not None]
+        params, of_server.rate = mean.step(params, uploads, [1] * len(uploads)), config.server.learning_rate * factor
+        batches = anchor_batches(of_round.seen, anchors, 5, config.server.epochs)
+        params = classified(of_server, params, statistics, [(mirrored(images[rows]), labels[rows]) for rows in batches])
+        statistics = statistics_of(params, images)
+    return {"params": params, "batch_stats": statistics}
