@@ -51,6 +51,8 @@ class FederatedData(NamedTuple):
     test_inputs: jax.Array  # [T, ...], in the stored form
     test_labels: jax.Array  # int32 [T]
     seed: jax.Array  # uint32 [], the run's seed; data, not a constant, so that another seed needs no compilation
+    # The domains that the data name -> bool [V], or [T] without validation images: which of them are of this domain.
+    domains: Mapping[str, jax.Array] = {}
     numbers: Mapping[str, jax.Array] = {}  # of the configuration, by dotted names: data as well, for the same reason
     given_labels: jax.Array | None = None  # float32 [C], of each class at clients, if not all clients are here
     here: Here | None = None  # None: all clients' rows, memory and records are on the device
@@ -161,7 +163,8 @@ class Holdings(NamedTuple):
     attackers: Attackers | None
     given_labels: np.ndarray  # float32 [C], number of labels of each class at clients
     unknown_inputs: np.ndarray | None  # [U, ...]
-    # Two further entries, see `FederatedData`.
+    # Three further entries, see `FederatedData`.
+    domains: Mapping[str, np.ndarray] = {}
     numbers: Mapping[str, float] = {}
     secret: np.ndarray | None = None
 
@@ -223,7 +226,9 @@ def hold(
         liars = np.flatnonzero(attackers.clients)
         inputs, targets = poison(dataset, partition, liars, visible_labels >= 0, attack, seed)
         attackers = attackers._replace(targets=targets)
-    given = visible_labels[rows]
+    given, held_out = visible_labels[rows], partition.validation_index
+    of_measured = dataset.domains and (dataset.domains[0][held_out] if len(held_out) else dataset.domains[1])
+    domains = {name: np.asarray(of_measured) == name for name in dataset.tested_domains}
     return Holdings(
         inputs=inputs,
         hidden_labels=dataset.y_train.astype(np.int32),
@@ -239,6 +244,7 @@ def hold(
         attackers=attackers,
         given_labels=np.bincount(given[given >= 0], minlength=dataset.num_classes).astype(np.float32),
         unknown_inputs=dataset.unknown_test,
+        domains=domains,
     )
 
 
@@ -297,6 +303,7 @@ def small_arrays(held: Holdings) -> FederatedData:
         "test_inputs": none,
         "test_labels": none,
         "seed": np.uint32(held.seed),
+        "domains": dict(held.domains),
         "numbers": dict(held.numbers),  # weakly typed, as Python numbers are
         "attackers": held.attackers,
         "secret": held.secret,

@@ -3,7 +3,7 @@
     FOLDER/train/CLASS/IMAGE and FOLDER/test/CLASS/IMAGE; training images without a label in FOLDER/unlabelled/IMAGE
     FOLDER/CLASS/IMAGE, without a test set, see `labels.divide`
     CLIENT/CLASS/IMAGE or CLASS/CLIENT/IMAGE in place of CLASS/IMAGE, and FOLDER/unlabelled/CLIENT/IMAGE;
-        `data.client_column` says which of both levels is the clients
+        `data.client_column` says which of both levels is the clients, or `data.domain_column` which is the domains
     FOLDER/metadata.csv, or one in FOLDER/train and one in FOLDER/test, as Hugging Face's imagefolder has them: the
         columns file_name, label and client
 
@@ -23,7 +23,7 @@ from fedjax_ssl.base.errors import UserError, first_line, printable, say
 from fedjax_ssl.data.arrays import MAX_BYTES, existing_path
 from fedjax_ssl.data.decoded import check_size, decode_once, depth_of, read_image
 from fedjax_ssl.data.labels import divide, has_no_label, read_labels
-from fedjax_ssl.data.owners import read_owners
+from fedjax_ssl.data.owners import read_names, read_owners
 from fedjax_ssl.data.tables import check_columns, read_columns, values_of
 from fedjax_ssl.data.values import in_order, same
 
@@ -39,7 +39,8 @@ class Image(NamedTuple):
 
     file: pathlib.Path
     label: str  # '': it has none
-    client: str = ""  # '': none is named
+    client: str = ""  # '': none is named, as of the domain
+    domain: str = ""
 
 
 def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> dict[str, Any]:
@@ -59,12 +60,12 @@ def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> 
     root = existing_path(config.path, "data.path", "folder", "a folder of images by class, FOLDER/CLASS/IMAGE")
     if _tables(root):
         column = config.label_column or "label"
-        train, test = _listed(root, column, config.client_column)
+        train, test = _listed(root, column, config.client_column, config.domain_column)
         declared, where = None, f"{root / METADATA}: {column}"
     else:
         if config.label_column:
             raise UserError(f"data.label_column={config.label_column} is for a {METADATA}, which {root} does not have")
-        train, test = _in_folders(root, config.client_column)
+        train, test = _in_folders(root, config.client_column, config.domain_column)
         declared, where = in_order({same(image.label) for image in train if image.label}), f"the folders of {root}"
         if len(declared) < 2:
             has = f"images of one class, {declared[0]}" if declared else "no class's folder"
@@ -77,6 +78,11 @@ def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> 
     else:
         y_test = read_labels([image.label for image in test], where, names).codes
         test, y_test = [image for image, label in zip(test, y_test) if label >= 0], y_test[y_test >= 0]
+    domains = tuple(
+        read_names([image.domain for image in part], range(len(part)), f"{where}, domains", "domain")
+        for part in (train, test)
+        if config.domain_column
+    )
     files = [image.file for image in (*train, *test)]
     images, bits, row_sums = decode_once(files, known_files(files, root), root, config.image_size, config.fit, tell)
     return {
@@ -87,6 +93,7 @@ def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> 
         "num_classes": len(names),
         "class_names": names,
         "owners": read_owners(clients, rows, f"{where}, clients") if any(clients) else None,
+        "domains": domains,
         "row_sums": row_sums,
         "files": tuple(tuple(name_in(root, image.file) for image in part) for part in (train, test)),
         "details": {**({"bits": bits} if bits else {}), **({"label_column": column} if _tables(root) else {})},
@@ -165,7 +172,7 @@ def _tables(root: pathlib.Path) -> list[pathlib.Path]:
     return [folder / METADATA for folder in (root, root / "train", root / "test") if (folder / METADATA).exists()]
 
 
-def _listed(root: pathlib.Path, label: str, client: str, needs_label: bool = True) -> Split:
+def _listed(root: pathlib.Path, label: str, client: str, domain: str = "", needs_label: bool = True) -> Split:
     """The images in metadata.csv; the columns of labels and of clients are `label` and `client` or the usual ones."""
     found: list[Image] = []
     for table in _tables(root):
@@ -174,14 +181,14 @@ def _listed(root: pathlib.Path, label: str, client: str, needs_label: bool = Tru
             name or (usual if usual in columns else "") for name, usual in ((label, "label"), (client, "client"))
         )
         own_label = label if needs_label or label in columns else ""
-        named = {"path": "file_name", "label_column": own_label, "client_column": client}
+        named = {"path": "file_name", "label_column": own_label, "client_column": client, "domain_column": domain}
         check_columns(columns, path, *((field, name) for field, name in named.items() if name))
-        labels, clients = (values_of(columns[name]) if name else [""] * len(columns) for name in (own_label, client))
-        for row, (name, of_label, of_client) in enumerate(zip(columns["file_name"], labels, clients), start=1):
+        words = [values_of(columns[name]) if name else [""] * len(columns) for name in (own_label, client, domain)]
+        for row, (name, *of_image) in enumerate(zip(columns["file_name"], *words), start=1):
             file = table.parent / name
             if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
                 raise UserError(f"{table}: row {row} names {file}, which is no file in {root}; correct or remove it")
-            found.append(Image(file, of_label, of_client))
+            found.append(Image(file, *of_image))
     listed = {image.file for image in found}
     if len(listed) < len(found):
         raise UserError(f"{_tables(root)[0]} has {len(found) - len(listed)} images more than once; name each once")
@@ -202,8 +209,19 @@ def _listed(root: pathlib.Path, label: str, client: str, needs_label: bool = Tru
     return parts[0], parts[1]
 
 
-def _in_folders(root: pathlib.Path, clients: str) -> Split:
-    """The images in folders of classes, or of clients and classes, where `clients` is `FIRST` or `SECOND`."""
+def _in_folders(root: pathlib.Path, clients: str, domains: str) -> Split:
+    """The images in folders of classes, or of classes and clients or domains.
+
+    `clients` and `domains` are `FIRST`, `SECOND` or ''; if both are the same level, each client is a domain.
+    """
+    level = clients or domains
+    if domains not in ("", level):
+        raise UserError(f"data.client_column={clients} and data.domain_column={domains} leave no level for the classes")
+
+    def named(images: list[Image]) -> list[Image]:
+        return [image._replace(client=image.client * bool(clients), domain=image.client * bool(domains))
+                for image in _sorted(images)]  # fmt: skip
+
     present = [name for name in ("train", "test") if (root / name).is_dir()]
     is_divided = len(present) == 2
     if len(present) == 1:
@@ -214,22 +232,22 @@ def _in_folders(root: pathlib.Path, clients: str) -> Split:
         )
     of_classes = root / "train" if is_divided else root
     levels = _levels(of_classes, unlabelled=False)
-    _check_clients(root, levels, clients)
-    train = [_image(*level, clients) for level in levels]
+    _check_level(root, levels, level, "clients" if clients or not domains else "domains")
+    train = [_image(*names, level) for names in levels]
     inside = [entry for parent in dict.fromkeys((root, of_classes)) for entry in _entries(parent)]
     for folder in (entry for entry in inside if entry.is_dir() and has_no_label(entry.name)):
         own = [entry for entry in _entries(folder) if entry.is_dir()]
         train += [Image(file, "", printable(entry.name)) for entry in own for file in _images(entry)]
         train += [] if own else [Image(file, "") for file in _images(folder)]
     if not is_divided:
-        return _sorted(train), None
-    test = [_image(*level, clients) for level in _levels(root / "test")]
+        return named(train), None
+    test = [_image(*names, level) for names in _levels(root / "test")]
     known = {same(image.label) for image in train}
     unknown = [image for image in test if same(image.label) not in known and image.label]
     if unknown or not any(image.label for image in test):
         line = f"; {unknown[0].label!r}, as in {unknown[0].file}, is none" if unknown else ""
         raise UserError(f"{root / 'test'} must have folders of classes that {of_classes} has{line}")
-    return _sorted(train), _sorted(test)
+    return named(train), named(test)
 
 
 Level = tuple[str, str, pathlib.Path]  # the names of an image's two folders, '' and one if it has one, and its file
@@ -251,20 +269,24 @@ def _levels(folder: pathlib.Path, unlabelled: bool = True) -> list[Level]:
     return found
 
 
-def _check_clients(root: pathlib.Path, levels: list[Level], clients: str) -> None:
-    """Raises a UserError unless `clients` names one of two levels of folders, or is '' if there is one. Says both."""
+def _check_level(root: pathlib.Path, levels: list[Level], level: str, what: str) -> None:
+    """Raises a UserError unless `level` names one of two levels of folders, or is '' if there is one. Says both.
+
+    `what` that level is: 'clients' or 'domains'.
+    """
+    field = f"data.{what.removesuffix('s')}_column"
     if not levels or not levels[0][0]:
-        if clients:
+        if level:
             has = f"one level of folders, the classes, and no {METADATA}"
-            raise UserError(f"data.client_column={clients}, but {root} has {has}")
+            raise UserError(f"{field}={level}, but {root} has {has}")
         return
     outer, inner = _names(levels)
-    if clients not in (FIRST, SECOND):
+    if level not in (FIRST, SECOND):
         has = f"two levels of folders, {_few(outer)} and inside of these {_few(inner)}"
-        raise UserError(f"{root} has {has}; which are the clients? --config.data.client_column={FIRST} or {SECOND}")
-    of_client, of_class = (outer, inner) if clients == FIRST else (inner, outer)
+        raise UserError(f"{root} has {has}; which are the {what}? --config.{field}={FIRST} or {SECOND}")
+    groups, of_class = (outer, inner) if level == FIRST else (inner, outer)
     of_class = [name for name in of_class if not has_no_label(name)]
-    say(f"{root} has {len(of_client)} clients, {_few(of_client)}, and the classes {_few(of_class)}")
+    say(f"{root} has {len(groups)} {what}, {_few(groups)}, and the classes {_few(of_class)}")
 
 
 def _names(levels: list[Level]) -> list[list[str]]:

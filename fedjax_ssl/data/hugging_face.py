@@ -20,7 +20,7 @@ from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.decoded import Picture, decode_once
 from fedjax_ssl.data.folder import SUFFIXES, known_files
 from fedjax_ssl.data.labels import Labels, divide, has_no_label, read_labels
-from fedjax_ssl.data.owners import read_owners
+from fedjax_ssl.data.owners import read_names, read_owners
 from fedjax_ssl.data.tables import check_columns
 
 # Words in the names of parquet files -> the split.
@@ -49,8 +49,8 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
     train, test = splits["train"], splits.get("test", splits["train"])
     of_classes = [name for name, feature in train.features.items() if hasattr(feature, "names")]  # `ClassLabel`
     image, label = _image_column(path, train), config.label_column or (of_classes[0] if len(of_classes) == 1 else "")
-    of_clients = [("client_column", config.client_column)] if config.client_column else []
-    check_columns(train.features, path, ("label_column", label), *of_clients)
+    named = [(field, config[field]) for field in ("client_column", "domain_column") if config[field]]
+    check_columns(train.features, path, ("label_column", label), *named)
     labels, names = _labels(train, label, path, getattr(train.features[label], "names", None))
     if "test" in splits:
         test_labels = _labels(test, label, path, names).codes
@@ -65,7 +65,13 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
     apart = [picture for picture in pictures if isinstance(picture, pathlib.Path)]
     known_by = f"{image} {label} {_files(train, path)} {_files(test, path)} {known_files(apart, expanded(path))}"
     images, bits, row_sums = decode_once(pictures, known_by, path, config.image_size, config.fit, tell)
-    owners = None
+    owners, domains = None, ()
+    if name := config.domain_column:
+        check_columns(test.features, path, ("domain_column", name))
+        domains = tuple(
+            read_names(list(split[name]), of_split, f"{path} (data.domain_column={name!r})", "domain")
+            for split, of_split in ((train, rows), (test, test_rows))
+        )
     if config.client_column:
         where = f"{path} (data.client_column={config.client_column!r})"
         owners = read_owners(list(train[config.client_column]), rows, where)
@@ -77,6 +83,7 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
         "num_classes": len(names),
         "class_names": names,
         "owners": owners,
+        "domains": domains,
         "files": (train_files, test_files),
         "details": {"bits": bits} if bits else {},
         "row_sums": row_sums,

@@ -9,11 +9,12 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.arrays import existing_path
 from fedjax_ssl.data.labels import Labels, read_labels
-from fedjax_ssl.data.owners import read_owners
+from fedjax_ssl.data.owners import read_names, read_owners
 from fedjax_ssl.data.values import is_number
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = "client_train"  # optional, the client of each example of x_train
+DOMAINS = ("domain_train", "domain_test")  # optional, the domain of each example of x_train and of x_test
 MOST_TOKENS = 2**24 - 1  # largest token id: views of tokens pass through float32
 MEDMNIST_KEYS = ("train_images", "train_labels", "test_images", "test_labels")  # in the order of KEYS
 _FORMS = (
@@ -28,9 +29,10 @@ def load_npz(path: str) -> dict[str, Any]:
     Args:
         path: the file. It holds x_train and x_test, and y_train and y_test, labels [N] or [N, 1], see `read_labels`. A
             test example without a label is left out. client_train, numbers or texts [N], may name the client of each
-            training example. Images are uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3. Features are floats [N, D], or
-            [N, V, D] with V views. Texts are integer token ids [N, L] or [N, V, L]. x_test has one view. MedMNIST's
-            files also work, see `MEDMNIST_KEYS`; their val_images and val_labels are ignored.
+            training example, domain_train and domain_test the domain of each example. Images are uint8 [N, H, W] or
+            [N, H, W, C] with C = 1 or 3. Features are floats [N, D], or [N, V, D] with V views. Texts are integer token
+            ids [N, L] or [N, V, L]. x_test has one view. MedMNIST's files also work, see `MEDMNIST_KEYS`; their
+            val_images and val_labels are ignored.
 
     Returns:
         Fields of `Dataset`: images with a channel axis, features as float32, texts as int32.
@@ -42,7 +44,7 @@ def load_npz(path: str) -> dict[str, Any]:
     """
     names = names_in(path, "data.path")
     keys = max(KEYS, MEDMNIST_KEYS, key=lambda keys: len(set(keys) & set(names)))
-    return _checked(path, keys, read_arrays(path, keys, "data.path", optional=(CLIENTS,)))
+    return _checked(path, keys, read_arrays(path, keys, "data.path", optional=(CLIENTS, *DOMAINS)))
 
 
 def load_npy(path: str) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def load_npy(path: str) -> dict[str, Any]:
     """
     folder = existing_path(path, "data.path", "folder", f"a folder with {', '.join(f'{key}.npy' for key in KEYS)}")
     arrays = {}
-    for key in (*KEYS, *([CLIENTS] if (folder / f"{CLIENTS}.npy").exists() else [])):
+    for key in (*KEYS, *(key for key in (CLIENTS, *DOMAINS) if (folder / f"{key}.npy").exists())):
         file = existing_path(str(folder / f"{key}.npy"), "data.path", "file", "it as np.save writes it")
         try:
             arrays[key] = np.lib.format.open_memmap(file, mode="r")
@@ -80,17 +82,29 @@ def _checked(path: str, keys: tuple[str, ...], arrays: Mapping[str, np.ndarray])
     y_train, names = labels_in(path, train_labels, arrays[train_labels], arrays[train])
     y_test = labels_in(path, test_labels, arrays[test_labels], arrays[test], names).codes
     x_train, x_test = (_stored(path, key, arrays[key]) for key in (train, test))
-    if not (known := y_test >= 0).all():
+    rows, known = np.arange(len(x_train)), np.flatnonzero(y_test >= 0)
+    owners, domains = None, ()
+    if CLIENTS in arrays:
+        owners = read_owners(_named(path, CLIENTS, arrays, len(x_train)), rows, f"{path}: {CLIENTS}")
+    if not arrays.keys().isdisjoint(DOMAINS):
+        domains = tuple(
+            read_names(_named(path, key, arrays, number), of_key, f"{path}: {key}", "domain")
+            for key, number, of_key in zip(DOMAINS, (len(x_train), len(x_test)), (rows, known))
+        )
+    if len(known) < len(y_test):
         x_test, y_test = x_test[known], y_test[known]
     if not len(y_test):
         raise UserError(f"{path}: {test_labels} has no label")
-    owners = arrays.get(CLIENTS)
-    if owners is not None:
-        if owners.shape != (len(x_train),):
-            raise UserError(f"{path}: {CLIENTS} has the shape {owners.shape}; it names a client for each example")
-        owners = read_owners(owners, np.arange(len(x_train)), f"{path}: {CLIENTS}")
     fields = dict(zip(KEYS, (x_train, y_train, x_test, y_test)))
-    return {**fields, "num_classes": len(names), "class_names": names, "owners": owners}
+    return {**fields, "num_classes": len(names), "class_names": names, "owners": owners, "domains": domains}
+
+
+def _named(path: str, key: str, arrays: Mapping[str, np.ndarray], number: int) -> np.ndarray:
+    """An array of names, one for each example; a UserError if it is missing or has another shape."""
+    if (shape := arrays[key].shape if key in arrays else None) != (number,):
+        has = "it is missing" if shape is None else f"its shape is {shape}"
+        raise UserError(f"{path}: {key} must have a name for each of {number:,} examples, but {has}")
+    return arrays[key]
 
 
 def labels_in(

@@ -32,14 +32,19 @@ def read_owners(values: Any, train: np.ndarray, where: str) -> np.ndarray:
     Raises:
         UserError: a row, also one for testing, names no client.
     """
+    of_train = read_names(values, train, where, "client")
+    codes = {name: code for code, name in enumerate(in_order(of_train))}
+    return np.array([codes[name] for name in of_train], np.int32)
+
+
+def read_names(values: Any, rows: Any, where: str, what: str) -> np.ndarray:
+    """The names of some rows' clients or domains (`what`), str [n], by those of all rows; see `read_owners`."""
     names = [text_of(value) for value in values]
     for row, name in enumerate(names, start=1):
         if name is None or is_missing(name):
             shown = values[row - 1] if name is None else name
-            raise UserError(f"{where}: {shown!r:.60} in row {row} names no client")
-    of_train = [same(str(names[row])) for row in train]
-    codes = {name: code for code, name in enumerate(in_order(of_train))}
-    return np.array([codes[name] for name in of_train], np.int32)
+            raise UserError(f"{where}: {shown!r:.60} in row {row} names no {what}")
+    return np.array([same(str(names[row])) for row in rows])
 
 
 def hold_out(client_rows: list[np.ndarray], share: float) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:

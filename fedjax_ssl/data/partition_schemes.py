@@ -292,6 +292,20 @@ def main_class(labels: np.ndarray, num_clients: int, config: Any, rng: np.random
     return shares
 
 
+def by_domain(domains: np.ndarray, names: list[str], num_clients: int, rng: np.random.Generator) -> Shares:
+    """Client k gets a random part of domain k mod D of the D `names`; a domain's clients have equal parts, within one.
+
+    `domains`, str [n], are the names of the examples' domains. It reads no labels, and is the partition 'domains'.
+    """
+    shares: Shares = [np.zeros(0, int)] * num_clients
+    for first, name in enumerate(names):
+        clients = range(first, num_clients, len(names))
+        rows = rng.permutation(np.flatnonzero(domains == name))
+        for client, part in zip(clients, np.array_split(rows, len(clients))):
+            shares[client] = part
+    return shares
+
+
 _SCHEMES = iid, stratified, lda, dirichlet_clients, dirichlet_pairs, dirichlet_classes, shards, profiles, main_class
 PARTITIONS: dict[str, PartitionFn] = {scheme.__name__: scheme for scheme in _SCHEMES}
 

@@ -15,6 +15,7 @@ from fedjax_ssl.base.errors import UserError, known_are, printable
 from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data import folder, hugging_face, npz, packages, tables, tfds
 from fedjax_ssl.data.content import checksums, row_sums
+from fedjax_ssl.data.values import in_order
 
 
 class Dataset(NamedTuple):
@@ -34,6 +35,7 @@ class Dataset(NamedTuple):
     kind: str = "image"
     details: Mapping[str, Any] = {}  # what users of the model must know about inputs of this kind, besides mean and std
     owners: np.ndarray | None = None  # int32 [N], the client of each training row, for the partition 'natural'
+    domains: tuple[np.ndarray, ...] = ()  # the names of the training and of the test rows' domains, str; () if none
     # The names of the training rows' and of the test rows' files, or of their rows in a file; () if there are none.
     files: tuple[tuple[str, ...], ...] = ()
     unknown_test: np.ndarray | None = None  # [U, ...], test inputs of no class, see `unknown.set_apart`
@@ -44,6 +46,11 @@ class Dataset(NamedTuple):
     def lacks_labels(self) -> bool:
         """Whether some training examples have no label of a known class."""
         return bool((self.y_train < 0).any())
+
+    @property
+    def tested_domains(self) -> tuple[str, ...]:
+        """The names of the test examples' domains, in order; () if the data name none."""
+        return in_order(self.domains[1].tolist()) if self.domains else ()
 
 
 class _Facts(NamedTuple):
@@ -81,6 +88,7 @@ _READ_BY = {
     "test_path": ("csv",),
     "label_column": ("csv", "datasets", "folder"),
     "client_column": ("csv", "datasets", "folder"),
+    "domain_column": ("csv", "datasets", "folder"),
     "tokenizer": ("csv", *TEXTS),
 }
 

@@ -18,7 +18,7 @@ from fedjax_ssl.data.columns import find_categories
 from fedjax_ssl.data.kinds import table
 from fedjax_ssl.data.kinds.tokenizer import make_tokenizer, num_tokens, tokenise
 from fedjax_ssl.data.labels import divide, read_labels
-from fedjax_ssl.data.owners import read_owners
+from fedjax_ssl.data.owners import read_names, read_owners
 
 DELIMITERS = "\t;,"
 TRIED = 100  # rows that must have as many fields as the header
@@ -102,12 +102,14 @@ def load_table(config: Any) -> dict[str, Any]:
     columns = read_columns(path, "data.path")
     listed = csv.reader(io.StringIO(config.ignore_columns), skipinitialspace=True)
     ignored = [name.strip() for line in listed for name in line if name.strip()]
-    optional = {field: config[field] for field in ("client_column", "text_column") if config[field]}
+    named = [field for field in ("client_column", "domain_column", "text_column") if config[field]]
+    optional = {field: config[field] for field in named}
     check_columns(columns, path, ("label_column", label), *optional.items(), *(("ignore_columns", n) for n in ignored))
     uses = [label, *optional.values()]
     if twice := next((name for name in uses if uses.count(name) > 1), None):
-        raise UserError(f"{path}: column {twice!r} has two uses: see data.label_column, client_column and text_column")
-    inputs = columns.drop(columns=[name for name in (label, config.client_column, *ignored) if name])
+        raise UserError(f"{path}: column {twice!r} has two uses: see data.{', '.join(['label_column', *optional])}")
+    dropped = (label, config.client_column, config.domain_column, *ignored)
+    inputs = columns.drop(columns=[name for name in dropped if name])
 
     def find_owners(rows: np.ndarray) -> np.ndarray | None:
         where = f"{path} (data.client_column={config.client_column!r})"
@@ -115,7 +117,7 @@ def load_table(config: Any) -> dict[str, Any]:
 
     try:
         labels, class_names, train, tested = _divided(config, columns)
-        owners = find_owners(train)
+        owners, domains = find_owners(train), _domains(config, columns, train, tested)
     except UserError as error:  # what else is wrong is told, too
         rows, read = np.arange(len(columns)), {} if config.text_column else table.read_all(inputs)
         others = errors_of(lambda: find_owners(rows), lambda: find_categories(read, rows, (), path))
@@ -129,6 +131,7 @@ def load_table(config: Any) -> dict[str, Any]:
         "class_names": class_names,
         "details": {**made["details"], "label_column": label},
         "owners": owners,
+        "domains": domains,
     }
 
 
@@ -157,6 +160,16 @@ def _divided(config: Any, columns: Any) -> tuple[np.ndarray, tuple[str, ...], np
     if not len(test):
         raise UserError(f"{where} has no row with a label")
     return labels, names, np.arange(len(labels)), Tested(tested, where, test, test_labels[test])
+
+
+def _domains(config: Any, columns: Any, train: np.ndarray, tested: Tested) -> tuple[np.ndarray, ...]:
+    """The domains of the training rows and of the rows for testing, str [n] and [T]; () without a column of domains."""
+    if not (name := config.domain_column):
+        return ()
+    check_columns(tested.columns, tested.where, ("domain_column", name))
+    parts = ((columns, train, config.path), (tested.columns, tested.rows, tested.where))
+    which = f"(data.domain_column={name!r})"
+    return tuple(read_names(values_of(of[name]), rows, f"{where} {which}", "domain") for of, rows, where in parts)
 
 
 def values_of(column: Any) -> list[Any]:

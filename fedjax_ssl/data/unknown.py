@@ -43,6 +43,7 @@ def set_apart(dataset: Dataset, config: Any) -> Dataset:
     if not len(apart):
         raise UserError("no test image is of an unknown class, so nothing could tell how well the model knows them")
     files = dataset.files and (dataset.files[0], tuple(np.array(dataset.files[1])[y_test != UNKNOWN].tolist()))
+    domains = dataset.domains and (dataset.domains[0], dataset.domains[1][y_test != UNKNOWN])
     names = dataset.class_names or tuple(map(str, range(number)))
     return dataset._replace(
         y_train=y_train,
@@ -52,6 +53,7 @@ def set_apart(dataset: Dataset, config: Any) -> Dataset:
         class_names=tuple(names[label] for label in kept),
         unknown_test=apart,
         files=files,
+        domains=domains,
     )
 
 

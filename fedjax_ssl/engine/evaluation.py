@@ -11,7 +11,15 @@ import numpy as np
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.owners import UNKNOWN
 from fedjax_ssl.engine.interface import Metrics, Problem, Report, checked_metrics, joined
-from fedjax_ssl.engine.measures import OF_SCORES, count_training_images, knn_accuracy, macro_auc, measure, open_set
+from fedjax_ssl.engine.measures import (
+    OF_SCORES,
+    accuracy_by_domain,
+    count_training_images,
+    knn_accuracy,
+    macro_auc,
+    measure,
+    open_set,
+)
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.batches import map_batches
 from fedjax_ssl.ops.losses import cross_entropy
@@ -47,10 +55,10 @@ def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_la
     """Evaluates a model without augmentation on the validation images, or on the test set if there are none.
 
     Returns:
-        `SET_accuracy`, from 0 to 1; `SET_loss`, the mean cross-entropy in nats; with the same prefix the measures of
-        `config.eval_measures`, with unknown images those of `open_set`, and with crafted images `attacked_class`, the
-        share of `attack.from_class` that is taken for `attack.to_class`. And `attack_success`, the same share of the
-        attackers' targets.
+        `SET_accuracy`, from 0 to 1, and of each of the data's domains `SET_accuracy_DOMAIN`; `SET_loss`, the mean
+        cross-entropy in nats; with the same prefix the measures of `config.eval_measures`, with unknown images those of
+        `open_set`, and with crafted images `attacked_class`, the share of `attack.from_class` that is taken for
+        `attack.to_class`. And `attack_success`, the same share of the attackers' targets.
     """
     config, network, attack = problem.config, problem.network, problem.config.attack
     names, size, num_classes = config.eval_measures, config.eval_batch_size, problem.num_classes
@@ -68,6 +76,7 @@ def measure_model(problem: Problem, model: Model, data: FederatedData, hidden_la
     found = {
         "accuracy": jnp.mean(predicted == labels),
         "loss": cross_entropy(logits, labels, jnp.ones(len(labels), bool)),
+        **accuracy_by_domain(predicted == labels, data.domains),
         **measure(names, logits, labels, counts),
     }
     if "knn" in names:

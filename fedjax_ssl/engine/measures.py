@@ -4,7 +4,7 @@ Pure functions with the semantics of scikit-learn, which can run inside a compil
 outputs on the host. A measure that is undefined for a set is NaN.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -47,6 +47,19 @@ BINS = 15  # of the calibration error
 # Measures of runs with unknown classes, in addition to those of `eval_measures`.
 OPEN_SET = {"auroc": "AUROC of unknown images", "open_accuracy": "open-set accuracy"}
 KNN_TEMPERATURE = 0.1
+
+
+def of_domains(names: Iterable[str]) -> dict[str, str]:
+    """The accuracy on each domain of a set, as `words_of` has other measures: name -> in words."""
+    return {f"accuracy_{name}": f"accuracy on {name}" for name in names}
+
+
+def accuracy_by_domain(right: Any, domains: Mapping[str, Any]) -> dict[str, Any]:
+    """The accuracy on each domain, from whether each example is right and whether it is of the domain, bool [n].
+
+    The names are those of `of_domains`; NaN for a domain without examples.
+    """
+    return {f"accuracy_{name}": (right & of).sum() / of.sum() for name, of in domains.items()}
 
 
 def words_of(measures: Iterable[str]) -> dict[str, str]:

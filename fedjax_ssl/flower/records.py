@@ -35,11 +35,12 @@ class Records:
         Raises UserError if the folder holds a run, or cannot be written to.
         """
         self._config, self._facts = experiment.problem.config, dataset_facts(experiment.dataset)
-        self._folder = Workdir(None if path is None else expanded(path), self._config.to_dict(), about(self._config))
+        self._folder = Workdir(None if path is None else expanded(path), self._config.to_dict())
         self._run = trained_with(self._folder.config, experiment.dataset, experiment.partition)
         if self._folder.is_begun:
             self._folder.close()
             raise UserError(f"the workdir {path} holds a run, and a Flower run cannot be resumed: name another one")
+        self._folder.decide(self._folder.config, about(self._config, experiment.dataset.tested_domains))
 
     def __enter__(self) -> "Records":
         return self

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data import Dataset, FederatedData, Partition, clients_may_have_labels, dataset_facts, make_partition
+from fedjax_ssl.data import Dataset, FederatedData, Partition, clients_may_have_labels, dataset_facts, make_partition_of
 from fedjax_ssl.data.federated import Here, Holdings, hold, shapes_of, small_arrays
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.data.npz import known_labels, read_arrays
@@ -157,8 +157,7 @@ def _read(config: Any) -> tuple[Dataset, Partition]:
         raise UserError(f"every node must know what the data decide: add {fields} to overrides in --run-config")
     if config.data.partition_file:
         check_data(config.data.partition_file, dataset)
-    labels, classes = dataset.y_train, dataset.num_classes
-    return dataset, make_partition(labels, classes, config.data, config.num_clients, config.seed, dataset.owners)
+    return dataset, make_partition_of(dataset, config.data, config.num_clients, config.seed)
 
 
 def _hold(config: Any, dataset: Dataset, partition: Partition) -> Holdings:

@@ -11,10 +11,14 @@ from fedjax_ssl.records.fitting import read_fitting
 _ARRAYS = {
     "of": "U", "labels": "iu T", "predictions": "iu T", "embedding_labels": "iu N", "embeddings": "f ND",
 }  # fmt: skip
+_OPTIONAL = {"loss": "f", "auc": "f", "confidences": "f T", "ranks": "iu T", "domains": "U T"}
 
 
 def save_snapshot(folder: pathlib.Path, round_number: int, of: str, snapshot: dict[str, np.ndarray]) -> None:
-    """Writes what `make_snapshot` returns as FOLDER/round_NNNNNN.npz; `of` is the set, 'test' or 'validation'."""
+    """Writes what `make_snapshot` returns as FOLDER/round_NNNNNN.npz; `of` is the set, 'test' or 'validation'.
+
+    With the data's domains it also has `domains`, str [T], of the test set.
+    """
     folder.mkdir(exist_ok=True)
     replace_arrays(folder / f"round_{round_number:06d}.npz", **snapshot, of=np.array(of))
 
@@ -34,7 +38,7 @@ def load_snapshot(path: pathlib.Path, classes: int | None = None) -> dict[str, n
     Raises:
         UserError: it cannot be read, or its labels are not 0 to C - 1, or its embeddings not finite.
     """
-    found = read_fitting(path, _ARRAYS, {"loss": "f", "auc": "f", "confidences": "f T", "ranks": "iu T"})
+    found = read_fitting(path, _ARRAYS, _OPTIONAL)
     labels = [found[name] for name in ("labels", "predictions", "embedding_labels")]
     are_classes = all(len(each) and each.min() >= 0 and each.max() < (classes or np.inf) for each in labels)
     if not are_classes or not np.isfinite(found["embeddings"]).all():

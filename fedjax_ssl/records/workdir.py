@@ -193,14 +193,11 @@ def forbidden_changes(old: dict[str, Any], new: dict[str, Any]) -> str:
 class Workdir:
     """The folder of one run. Nothing is written before `begin`."""
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None, config: dict[str, Any], about: Mapping[str, Any] | None = None
-    ):
+    def __init__(self, path: str | os.PathLike[str] | None, config: dict[str, Any]):
         """Checks that this configuration may run in this folder, and locks the folder.
 
         Args:
             path: need not exist; None takes a fresh folder under runs/ when the run begins.
-            about: for ABOUT, see `read_about`; None: not written.
 
         Raises:
             UserError: the folder holds a run of another configuration, or something that is not a run, or another
@@ -209,7 +206,7 @@ class Workdir:
         check_folder("runs" if path is None else path)  # before anything slow
         self.path = None if path is None else pathlib.Path(path)
         self.config = json.loads(json.dumps(config))  # as it will be read: JSON turns tuples into lists
-        self._about = dict(about or {})
+        self._about: dict[str, Any] = {}
         self._decided: dict[str, Any] = {}  # see `read_about`
         self.is_changed = False  # whether METRICS has lines that were changed, so that `begin` keeps a copy
         self._files: dict[str, Any] = {}
@@ -242,13 +239,13 @@ class Workdir:
                 line = f"{self.path / CONFIG} has other fields, such as {min(here ^ there)}: {OTHER_VERSION}"
             raise UserError(line)
 
-    def decide(self, config: dict[str, Any]) -> None:
-        """Takes a configuration in which the data have decided some fields.
+    def decide(self, config: dict[str, Any], about: dict[str, Any]) -> None:
+        """Takes a configuration in which the data have decided some fields, and what `read_about` will say of it.
 
         Raises:
             UserError: the folder holds a run for which they decided otherwise.
         """
-        config = json.loads(json.dumps(config))
+        config, self._about = json.loads(json.dumps(config)), dict(about)
         self._decided = {**self._decided, **differences(self.config, config)}
         self.config = config
         if self.is_begun:

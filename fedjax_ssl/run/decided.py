@@ -8,9 +8,9 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import flatten
-from fedjax_ssl.data import Dataset, Partition, load_partition, make_partition, server_has_labels
+from fedjax_ssl.data import Dataset, Partition, load_partition, make_partition_of, server_has_labels
 from fedjax_ssl.data.npz import read_arrays
-from fedjax_ssl.data.owners import NO_ROWS, leave_out
+from fedjax_ssl.data.owners import NO_ROWS
 from fedjax_ssl.data.partition_file import check_data
 from fedjax_ssl.data.unknown import check_unknown
 from fedjax_ssl.run import hosts
@@ -85,12 +85,7 @@ def find_partitions(
         return [
             load_partition(file, len(dataset.y_train), config.num_clients)
             if file is not None and file.exists()
-            else leave_out(
-                make_partition(
-                    dataset.y_train, dataset.num_classes, config.data, config.num_clients, c.seed, dataset.owners
-                ),
-                config.data.left_out,
-            )
+            else make_partition_of(dataset, config.data, config.num_clients, c.seed)
             for c, file in zip(configs, partition_files)
         ]
 

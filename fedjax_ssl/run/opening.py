@@ -54,7 +54,7 @@ def open_runs(
             else:
                 paths += [workdir] * len(config.seeds or (config.seed,))
         folders = [
-            open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict(), about(c))))
+            open_folders.enter_context(contextlib.closing(Workdir(path, c.to_dict())))
             for path, c in zip(paths, configs)
         ]
     are_resumed = [folder and folder.is_begun and Checkpoints(folder.path / CHECKPOINTS).rounds() for folder in folders]
@@ -66,7 +66,8 @@ def open_runs(
     experiments = build_experiments(configs, partition_files, [bytes.fromhex(secret) for secret in secrets])
     for folder, experiment in zip(folders, experiments):
         if folder is not None:
-            folder.decide(experiment.problem.config.to_dict())
+            c = experiment.problem.config
+            folder.decide(c.to_dict(), about(c, experiment.dataset.tested_domains))
     # All arrays that a run trains on, wherever they are stored. The checksum may be shown, so the secret is left out.
     arrays = [
         (e.data._replace(secret=None), e.hidden_labels) if e.views is None else e.views.held._replace(secret=None)

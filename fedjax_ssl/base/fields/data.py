@@ -29,6 +29,9 @@ def data_fields() -> Section:
     # Of the same: column of each row's client; it decides partition and num_clients. A folder with two levels of
     # folders needs it: which level is the clients, 'first' or 'second'?
     section.client_column = ""
+    # Of the same: column of each row's domain, such as the hospital's scanner; or the level of folders that is the
+    # domains. An npz has the arrays domain_train and domain_test. See docs/how_to/own_data.md.
+    section.domain_column = ""
     section.ignore_columns = ""  # csv: columns to leave out, separated by commas
     section.text_column = ""  # csv: column of texts to classify; '': rows of numbers and categories
     section.text_length = whole(64, least=1)  # tokens of a text; longer texts are cut
@@ -62,13 +65,16 @@ def data_fields() -> Section:
     # that learn without any.
     section.server_labels = whole(500, least=0)
     section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class, as equal as the data allow
+    # The domain of the server's images; clients then have none of it. '': all domains are divided alike.
+    section.server_domain = ""
     # Classes that clients hold and the model does not know, such as (7, 8, 9); see docs/how_to/unknown_classes.md.
     section.unknown_classes = several((), whole(least=0), distinct=True)
     # Share of unknown images at each client, in addition to examples_per_client.
     section.unknown_share = real(0.25, least=0, below=1, static=True)
     of_dirichlet = ("dirichlet_clients", "dirichlet_pairs", "dirichlet_classes")
     # How the clients' images are partitioned; see docs/data.md.
-    section.partition = word("lda", "iid", "stratified", *of_dirichlet, "shards", "profiles", "main_class", "natural")
+    others = ("shards", "profiles", "main_class", "natural", "domains")
+    section.partition = word("lda", "iid", "stratified", *of_dirichlet, *others)
     # Of the Dirichlet partitions: lower is more heterogeneous. 'dirichlet_pairs' (SAGE) is far milder than the others.
     section.alpha = real(0.1, above=0, static=True)
     section.classes_per_client = whole(2, least=1)  # with 'shards': classes of each client

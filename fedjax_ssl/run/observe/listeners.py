@@ -121,8 +121,10 @@ class SaveSnapshots(Listener):
         name = "validation" if "validation" in self._snapshots and not turn.is_last else "test"
         for run, state in zip(self._group.runs, self._group.split(turn.state)):
             taken = self._snapshots[name](state.model, *self._images(run, name))
+            of_test = run.experiment.dataset.domains[1:] if name == "test" else ()
             if run.folder is not None:
-                save_snapshot(run.folder.path / SNAPSHOTS, turn.done, name, jax.device_get(taken))
+                more = {"domains": of_test[0]} if of_test else {}
+                save_snapshot(run.folder.path / SNAPSHOTS, turn.done, name, jax.device_get(taken) | more)
 
     def _images(self, run: Run, name: str) -> tuple[Any, ...]:
         """A set's images and labels. Each run has its own validation images; all share the test set."""

@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from fedjax_ssl.base import devices
-from fedjax_ssl.engine.measures import OF_OUTPUTS, measure_outputs, measure_predictions
+from fedjax_ssl.engine.measures import OF_OUTPUTS, accuracy_by_domain, measure_outputs, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.records.clients import over_clients, test_figures
 from fedjax_ssl.records.lines import METRICS, METRICS_SUM, TIMINGS
@@ -17,7 +17,6 @@ from fedjax_ssl.records.origin import packages, read_starts
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.words import labels_revealed, measured_each_round
 from fedjax_ssl.records.workdir import Workdir
-from fedjax_ssl.run.about import measures_of
 from fedjax_ssl.run.privacy import Accountant
 from fedjax_ssl.run.wire import Traffic
 
@@ -63,7 +62,7 @@ def what_went_wrong(line: dict[str, Any]) -> str:
 
 def summarise(config: ConfigDict, folder: Workdir, ended_by: str) -> dict[str, Any]:
     """The contents of summary.json, from the records in the folder; `ended_by`: see `fedjax_ssl.records.ending`."""
-    lines, timings = folder.read(METRICS), folder.read(TIMINGS)
+    lines, timings, measures = folder.read(METRICS), folder.read(TIMINGS), read_run(folder.path).measures()
     last = lines[-1]
     measured = measured_each_round(config)
     accuracy = f"{measured}_accuracy"
@@ -78,11 +77,7 @@ def summarise(config: ConfigDict, folder: Workdir, ended_by: str) -> dict[str, A
         "ended_by": ended_by,
         METRICS_SUM: folder.checksum(last["round"]),
         accuracy: tests[-1][accuracy],
-        **{
-            name: tests[-1][name]
-            for name in (f"{measured}_{name}" for name in measures_of(config))
-            if name in tests[-1]
-        },
+        **{name: tests[-1][name] for name in (f"{measured}_{name}" for name in measures) if name in tests[-1]},
         **{name: figure for name, figure in _tested(config, folder).items() if name not in last},
         f"best_{accuracy}": best[accuracy],
         "best_round": best["round"],
@@ -120,8 +115,8 @@ def _came_from(folder: Workdir) -> dict[str, Any]:
 
 def _tested(config: ConfigDict, folder: Workdir) -> dict[str, float | None]:
     """The last model's test figures from the last snapshot: those that a last round with a test on this set lacks."""
-    names = ["accuracy", "loss", *measures_of(config)]
     run = read_run(folder.path)
+    names = ["accuracy", "loss", *run.measures()]
     counts, taken = run.class_counts(), run.last_test_outputs()
     if not counts or not taken:  # deleted or damaged
         return {f"test_{name}": None for name in names}
@@ -130,7 +125,9 @@ def _tested(config: ConfigDict, folder: Workdir) -> dict[str, float | None]:
     shape = (num_classes, num_classes)
     pairs = np.ravel_multi_index((taken["labels"], taken["predictions"]), shape)
     matrix = jax.device_put(np.bincount(pairs, minlength=math.prod(shape)).reshape(shape))  # compiles no program
-    figures = {"accuracy": np.mean(taken["predictions"] == taken["labels"]), "loss": taken.get("loss", np.nan)}
+    right, domains = taken["predictions"] == taken["labels"], taken.get("domains", np.empty(0, str))
+    figures = {"accuracy": np.mean(right), "loss": taken.get("loss", np.nan)}
+    figures |= accuracy_by_domain(right, {str(name): domains == name for name in np.unique(domains)})
     figures |= measure_predictions(config.eval_measures, matrix, num_training)
     if set(config.eval_measures) & set(OF_OUTPUTS):  # scikit-learn takes a second to import
         scores = [taken.get(name) for name in ("confidences", "ranks")]

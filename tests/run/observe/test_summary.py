@@ -38,7 +38,8 @@ def test_a_summary_has_sums_of_all_rounds_and_figures_of_the_last_and_the_first_
     last = {"epsilon": numbers / 2, "pseudo_label_accuracy": numbers / 10, "qualified_per_client": numbers / 5}
     columns = {"test_accuracy": accuracies, **sums, **last}
     lines = [{"round": n, **{name: float(of[n - 1]) for name, of in columns.items()}} for n in (1, 2, 3, 4)]
-    with contextlib.closing(Workdir(tmp_path / "run", config.to_dict(), about(config))) as folder:
+    with contextlib.closing(Workdir(tmp_path / "run", config.to_dict())) as folder:
+        folder.decide(config.to_dict(), about(config))
         folder.begin(0)
         folder.append(METRICS, lines)
         folder.append(TIMINGS, [{"round": 0, "compile_seconds": 3.0, "init_seconds": 2.0}])
@@ -59,7 +60,8 @@ def test_test_figures_beside_validation_count_the_training_images_of_server_and_
     config = make_tiny_config(num_rounds=1, **measures)
     labels, predictions = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([0, 1, 1, 1, 2, 0, 2])
     counts = {"clients": np.array([[4, 20, 60], [4, 10, 40]]), "server": np.array([2, 20, 10])}  # 10, 50, 110
-    with contextlib.closing(Workdir(tmp_path / "run", config.to_dict(), about(config))) as folder:
+    with contextlib.closing(Workdir(tmp_path / "run", config.to_dict())) as folder:
+        folder.decide(config.to_dict(), about(config))
         folder.begin(0)
         line = {"round": 1, "validation_accuracy": 0.9, "bytes_down": 0, "bytes_up": 0, "dropped_uploads": 0}
         shots = ("many_accuracy", "medium_accuracy", "few_accuracy")
