@@ -154,7 +154,7 @@ def load_pictures(
     check_size((len(found), *image_shape), root, MAX_BYTES, "")
     bits = facts.get("bits") or depth_of([image.file for image in found])
     images = np.empty((len(found), *image_shape), np.uint8)
-    for row, (file, _, _) in enumerate(found):
+    for row, (file, *_) in enumerate(found):
         image = read_image(file, "L" if channels == 1 else "RGB", height if height == width else 0, fit, bits)
         if image.shape != image_shape:
             size = f"{image.shape[1]} x {image.shape[0]}"

@@ -34,14 +34,9 @@ def make_partition_of(dataset: Any, config: Any, num_clients: int, seed: int) ->
 
 
 def make_partition(
-    labels: np.ndarray,
-    num_classes: int,
-    config: Any,
-    num_clients: int,
-    seed: int,
-    owners: np.ndarray | None = None,
+    labels: np.ndarray, num_classes: int, config: Any, num_clients: int, seed: int, owners: np.ndarray | None = None,
     domains: Any = (),
-) -> Partition:
+) -> Partition:  # fmt: skip
     """Splits the training set over server and clients, and draws whose labels are visible.
 
     The draws have separate streams of random numbers and this order:
@@ -144,14 +139,9 @@ def _draw_held_out(
 
 
 def _divide(
-    rows: np.ndarray,
-    labels: np.ndarray,
-    config: Any,
-    num_clients: int,
-    owners: Any,
-    domains: Any,
+    rows: np.ndarray, labels: np.ndarray, config: Any, num_clients: int, owners: Any, domains: Any,
     rng: np.random.Generator,
-) -> Shares:
+) -> Shares:  # fmt: skip
     """Divides rows among the clients: K arrays int32 [n_k]. Rows without a label are a class of their own."""
     if config.partition == "natural":
         own = owners[rows]

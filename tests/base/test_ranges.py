@@ -45,7 +45,7 @@ FREE_TEXTS = named(
     ": init_from",
     "data: source path partition_file",
     "encoder: weights",
-    "data: test_path label_column client_column ignore_columns text_column tokenizer",
+    "data: test_path label_column client_column domain_column server_domain ignore_columns text_column tokenizer",
     "model: name",
 )
 NEGATIVE = named(
@@ -138,7 +138,7 @@ def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
     declared = {field: set(its_range.choices) for field, its_range in ranges().items() if its_range.choices}
     for field, known in {
         "data.labels": LABELS,
-        "data.partition": {*PARTITIONS, "natural"},
+        "data.partition": {*PARTITIONS, "natural", "domains"},
         "model.normalisation": POLICIES,
         "model.statistics": SOURCES,
         "model.statistics_weights": BATCH_WEIGHTS,

@@ -29,8 +29,7 @@ def data_fields() -> Section:
     # Of the same: column of each row's client; it decides partition and num_clients. A folder with two levels of
     # folders needs it: which level is the clients, 'first' or 'second'?
     section.client_column = ""
-    # Of the same: column of each row's domain, such as the hospital's scanner; or the level of folders that is the
-    # domains. An npz has the arrays domain_train and domain_test. See docs/how_to/own_data.md.
+    # Of the same: column of each row's domain, or the level of folders that is the domains.
     section.domain_column = ""
     section.ignore_columns = ""  # csv: columns to leave out, separated by commas
     section.text_column = ""  # csv: column of texts to classify; '': rows of numbers and categories
@@ -38,8 +37,7 @@ def data_fields() -> Section:
     section.tokenizer = ""  # texts: path of a tokenizer.json; '': byte-pair encoding, trained on the training texts
     section.vocabulary = whole(5000, least=2)  # largest number of tokens of a tokenizer that is trained
     section.weak_views = whole(1, least=1)  # number of weak views: the first ones of features or texts with V views
-    # Folder or 'datasets': resize images to N x N pixels; 0: all have the same size.
-    section.image_size = whole(0, least=0)
+    section.image_size = whole(0, least=0)  # folder or 'datasets': resize to N x N pixels; 0: all have one size
     # How an image becomes square before it is resized: 'crop' takes the centre, 'stretch' resizes the whole image.
     section.fit = word("crop", "stretch")
     section.flip = False  # npz, npy, folder or 'datasets': whether mirroring an image keeps its class
@@ -49,44 +47,36 @@ def data_fields() -> Section:
     section.labels = word("server", "clients", "some_clients", "profile")  # who has labels; see docs/data.md
     # With 'clients': the share of each client's images that are labelled.
     section.labelled_share = real(0.1, above=0, most=1, static=True)
-    # With 'clients', instead of the share: labelled images per class and client.
-    section.labels_per_class = whole(0, least=0)
+    section.labels_per_class = whole(0, least=0)  # with 'clients', instead: labelled images per class and client
     # With 'clients', instead: labelled images in total, balanced over classes. The partitions 'lda', 'iid',
     # 'main_class' and 'profiles' leave out the remainder of their division by clients.
     section.num_labelled = whole(0, least=0)
     section.labelled_clients = whole(1, least=1)  # with 'some_clients': how many clients have all their labels
     section.labelled_rule = word("random", "most_classes")  # which clients those are; see docs/data.md
-    # With 'profile': the share of labelled images of each client; or the distribution from which shares are drawn,
-    # such as 'beta(a,b)'.
+    # With 'profile': each client's share of labelled images; or the distribution of the shares, such as 'beta(a,b)'.
     section.label_profile = ("beta(0.3,0.3)",)
     # Training images held out, equally many of each class. Rounds are then evaluated on them, not on the test set.
     section.validation = whole(0, least=0)
-    # S, labelled images of the server; with 'server' and 'profile'. 0 with 'server': nobody has labels, for methods
-    # that learn without any.
+    # With 'server' and 'profile': S, labelled images of the server. 0 with 'server': nobody has labels.
     section.server_labels = whole(500, least=0)
     section.server_draw = word("balanced", "random")  # 'balanced': S / C of each class, as equal as the data allow
-    # The domain of the server's images; clients then have none of it. '': all domains are divided alike.
-    section.server_domain = ""
+    section.server_domain = ""  # the domain of the server's images, of which clients then have none; '': any
     # Classes that clients hold and the model does not know, such as (7, 8, 9); see docs/how_to/unknown_classes.md.
     section.unknown_classes = several((), whole(least=0), distinct=True)
     # Share of unknown images at each client, in addition to examples_per_client.
     section.unknown_share = real(0.25, least=0, below=1, static=True)
     of_dirichlet = ("dirichlet_clients", "dirichlet_pairs", "dirichlet_classes")
-    # How the clients' images are partitioned; see docs/data.md.
-    others = ("shards", "profiles", "main_class", "natural", "domains")
-    section.partition = word("lda", "iid", "stratified", *of_dirichlet, *others)
+    others = ("stratified", *of_dirichlet, "shards", "profiles", "main_class", "natural", "domains")
+    section.partition = word("lda", "iid", *others)  # how the clients' images are partitioned; see docs/data.md
     # Of the Dirichlet partitions: lower is more heterogeneous. 'dirichlet_pairs' (SAGE) is far milder than the others.
     section.alpha = real(0.1, above=0, static=True)
     section.classes_per_client = whole(2, least=1)  # with 'shards': classes of each client
-    # With 'main_class': the share of a client's images that are of its main class.
-    section.main_share = share(0.4, static=True)
+    section.main_share = share(0.4, static=True)  # with 'main_class': share of a client's images of its main class
     section.examples_per_client = whole(0, least=0)  # upper bound for each client; 0: none
-    # Share of each client's images that become its own test images, which nobody trains on; see
-    # docs/how_to/personal_models.md.
+    # Share of each client's images that become its own test images; see docs/how_to/personal_models.md.
     section.client_test_share = real(0.0, least=0, below=1, static=True)
     section.partition_file = ""  # a saved partition to use instead
-    # A client whose images nobody has, taken away after all draws: shows what this client contributes. None: no client.
-    section.left_out = whole(None, least=0)
+    section.left_out = whole(None, least=0)  # a client that loses its images, to see what it contributes; None: nobody
     section.reveal_labels = False  # shows hidden labels to the method, for an upper bound; every table marks it
     section.centralised = False  # the server holds all images and labels, for an upper bound; every table marks it
     # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed; n_max is the size of
