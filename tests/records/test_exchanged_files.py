@@ -144,8 +144,8 @@ def test_a_partition_that_is_gone_is_drawn_again(run, tmp_path):
 
 def test_a_partition_that_would_be_drawn_otherwise_is_noticed(run, monkeypatch):
     """Another version of the library might draw it differently."""
-    drawn = decided.make_partition
-    monkeypatch.setattr(decided, "make_partition", lambda *given: drawn(*given[:4], 7, *given[5:]))
+    drawn = decided.make_partition_of
+    monkeypatch.setattr(decided, "make_partition_of", lambda *given: drawn(*given[:3], 7))
     (run / "partition.npz").unlink()
     with pytest.raises(UserError, match=r"the partition is not what the checkpoint .*/4 was trained with"):
         train(own(num_rounds=5), run)
