@@ -59,7 +59,6 @@ SERVER = {
     "SAGE": "sage,plain",
     "ProxyFL": "proxyfl,plain",
     "FedAnchor": "fedanchor,plain",
-    "imFed-Semi": "imfed_semi,plain",
 }
 CLIENTS = {
     "All labels": "supervised,all_labels,plain",
@@ -82,13 +81,7 @@ CLIENTS = {
     "CBAFed": "cbafed,plain",
     "Twin-sight": "twin_sight,plain",
 }
-SOME_CLIENTS = {
-    **CLIENTS,
-    "IsoFed": "isofed,plain",
-    "Fed-Consist": "fed_consist,plain",
-    "FedIRM": "fedirm,plain",
-    "imFed-Semi": "imfed_semi,plain",
-}
+SOME_CLIENTS = {**CLIENTS, "IsoFed": "isofed,plain"}
 del SOME_CLIENTS["FedMatch"]
 # Rows and common fields for each place of the labels.
 LABELS = {

@@ -17,7 +17,7 @@ VISIBLE = {2: 1, 1: 0, 5: 1}
 @pytest.fixture(scope="module")
 def examples():
     cohort = Cohort(jnp.array([2, 0, 1]), {}, jax.random.key(4))
-    return Examples.of(federation(CLIENTS, VISIBLE), cohort)
+    return jax.jit(Examples.of)(federation(CLIENTS, VISIBLE), cohort)
 
 
 def test_examples(examples):
@@ -32,10 +32,16 @@ def test_examples(examples):
         np.testing.assert_array_equal(examples.unlabelled[job], ~given & (np.arange(5) < size))
 
 
+@jax.jit
+def shuffled(examples, included):
+    decks = Deck.shuffled(examples, included, examples.keys, EPOCHS)
+    return decks, decks.num_steps(B)
+
+
 def deck_of(examples, included, job):
     """The deck of one job, and its number of steps."""
-    decks = Deck.shuffled(examples, included, examples.keys, EPOCHS)
-    return jax.tree.map(lambda leaf: leaf[job], decks), int(decks.num_steps(B)[job])
+    decks, steps = jax.device_get(shuffled(examples, included))
+    return jax.device_put(jax.tree.map(lambda leaf: leaf[job], decks)), int(steps[job])
 
 
 @pytest.mark.parametrize("kind", ["present", "labelled", "unlabelled"])
@@ -85,7 +91,7 @@ def test_an_empty_deck_has_no_step_and_only_padding(examples):
 def test_an_order_is_of_the_clients_key(examples):
     """Not of its place in the cohort; with another key it is another."""
     cohort = Cohort(jnp.array([0]), {}, jax.random.key(4))
-    alone = Examples.of(federation(CLIENTS, VISIBLE), cohort)
+    alone = jax.jit(Examples.of)(federation(CLIENTS, VISIBLE), cohort)
     here, there = deck_of(examples, examples.present, 1)[0], deck_of(alone, alone.present, 0)[0]
     np.testing.assert_array_equal(here.order, there.order)
     other = alone._replace(keys=jax.vmap(lambda key: jax.random.fold_in(key, 1))(alone.keys))

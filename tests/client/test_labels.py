@@ -46,7 +46,7 @@ def cohort_of(clients, seed=5):
 
 
 def examples_of(clients, seed=5):
-    return Examples.of(DATA, cohort_of(clients, seed))
+    return jax.jit(Examples.of)(DATA, cohort_of(clients, seed))
 
 
 def by_table(images):
@@ -78,11 +78,11 @@ def test_scores_of_a_cohort():
 
 def test_scores_by_a_model_of_each_job_s_own():
     """Each job's row of the models scores each of its examples."""
-    clients, factors = [2, 0, 3, 1], jnp.array([1.0, -2.0, 3.0, 5.0])
-    found = score_by_own_models(
-        lambda model, x: model["factor"] * by_table(x), {"factor": factors}, DATA.inputs, examples_of(clients).rows,
-        problem_with().config.eval_batch_size,
-    )  # fmt: skip
+    clients, factors = [2, 0, 3, 1], np.float32([1, -2, 3, 5])
+    score = jax.jit(lambda models, rows: score_by_own_models(
+        lambda model, x: model["factor"] * by_table(x), models, DATA.inputs, rows, problem_with().config.eval_batch_size
+    ))  # fmt: skip
+    found = score({"factor": factors}, examples_of(clients).rows)
     for job, client in enumerate(clients):
         rows = CLIENTS[client]
         np.testing.assert_allclose(found[job, : len(rows)], factors[job] * TABLE[rows], rtol=1e-6)

@@ -79,7 +79,7 @@ def test_a_user_may_train_itself(data):
     problem, method = build(**{"fedrgd.users": "self_training"})
     received, config = sent_down(problem), problem.config.client
     place = Place(received.model, {"opt_state": problem.optimizer(0.0).init(received.model.params)})
-    _, finished = train(phases_of(method)[0], received, data, 1, personal=place)
+    _, finished = train(phases_of(method)[0], received, data, 1, personal=place, jit=True)
     model, rows, counted = in_numpy(received.model.params), np.asarray(data.client_index[1])[: SIZES[1]], []
     velocity, x = at_rest(model), pixels_of(data, rows, mirrored)
     for _ in range(STEPS):

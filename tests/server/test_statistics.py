@@ -61,6 +61,11 @@ def federation():
     return put_federation(images, np.full(40, -1), CLIENTS, ANCHORS)  # padded with row 0, which is nobody's
 
 
+@pytest.fixture(scope="module")
+def state():
+    return State(jnp.int32(0), jax.jit(NETWORK.init)(jax.random.key(0)))
+
+
 def moments(images, batches, weights=None):
     """Mean over the batches of their means and of their unbiased variances, by NumPy: two arrays [2]."""
     values = (np.asarray(images, np.float64) / 255 - NETWORK.inputs.mean) / NETWORK.inputs.std
@@ -81,12 +86,12 @@ def test_owners_share_no_batch(federation):
 
 
 @pytest.mark.parametrize(("weights", "of_each"), [("batches", (1, 1)), ("samples", (4, 2))])
-def test_mean_of_batches(federation, weights, of_each):
+def test_mean_of_batches(federation, state, weights, of_each):
     """A short batch counts as much as a full one, or as its images; an empty one not at all."""
-    model = NETWORK.init(jax.random.key(0))
-    batches = jnp.array([[3, 17, 8, 31], [2, 19, 0, 0], [0, 0, 0, 0]])
-    masks = jnp.arange(B) < jnp.array([4, 2, 0])[:, None]
-    found = mean_of_sums([sum_statistics(NETWORK, model, federation.inputs, batches, masks, weights)])["norm"]
+    batches = np.array([[3, 17, 8, 31], [2, 19, 0, 0], [0, 0, 0, 0]])
+    masks = np.arange(B) < np.array([4, 2, 0])[:, None]
+    mean_of = jax.jit(lambda *of: mean_of_sums([sum_statistics(NETWORK, *of, weights)]))
+    found = mean_of(state.model, federation.inputs, batches, masks)["norm"]
     mean, var = moments(federation.inputs, [[3, 17, 8, 31], [2, 19]], of_each)
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
     np.testing.assert_allclose(found["var"], var, rtol=1e-5)
@@ -96,9 +101,8 @@ def test_mean_of_batches(federation, weights, of_each):
     ("source", "weights"),
     [("server", "batches"), ("cohort", "batches"), ("cohort", "samples"), ("all", "batches"), ("all_mixed", "batches")],
 )
-def test_sources(federation, monkeypatch, source, weights):
+def test_sources(federation, state, monkeypatch, source, weights):
     monkeypatch.setattr(statistics, "BATCH_SIZE", B)
-    state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
     refresh = jax.jit(make_statistics(NETWORK, section(source, weights=weights)))
     after = refresh(state, federation, jnp.array([2, 1]), None).model
     chex.assert_trees_all_equal(after.params, state.model.params)
@@ -119,13 +123,12 @@ def test_sources(federation, monkeypatch, source, weights):
 
 
 @pytest.mark.parametrize("source", ["cohort", "all"])
-def test_clients_go_through_the_robust_mean_and_the_server_does_not(federation, monkeypatch, source):
+def test_clients_go_through_the_robust_mean_and_the_server_does_not(federation, state, monkeypatch, source):
     """The median over clients of their own means, with the weight of all their batches; a client without images is
     none of them."""
     monkeypatch.setattr(statistics, "BATCH_SIZE", B)
     config = section(source)
     config.aggregation.mean = "median"
-    state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
     after = jax.jit(make_statistics(NETWORK, config))(state, federation, jnp.array([2, 1, 0]), None)
     of_server, *of_clients = (chunks(rows) for rows in EVERYBODY if rows)
     owned = np.array([moments(federation.inputs, batches) for batches in (of_server, *of_clients)])
@@ -136,12 +139,11 @@ def test_clients_go_through_the_robust_mean_and_the_server_does_not(federation, 
     np.testing.assert_allclose(found["var"], var, rtol=1e-5)
 
 
-def test_without_images_of_the_server(federation, monkeypatch):
+def test_without_images_of_the_server(federation, state, monkeypatch):
     """Where there is no cohort either, before the first round, everybody is asked; 'server' has nobody to ask."""
     monkeypatch.setattr(statistics, "BATCH_SIZE", B)
     nobody = federation._replace(server_index=jnp.zeros((0,), jnp.int32))
-    state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
-    refresh = make_statistics(NETWORK, section("cohort"))
+    refresh = jax.jit(make_statistics(NETWORK, section("cohort")))
     for cohort, owners in (([2, 1], CLIENTS[2:]), ([], CLIENTS)):
         found = refresh(state, nobody, jnp.array(cohort, int), None).model.batch_stats["norm"]
         mean, var = moments(federation.inputs, [chunk for rows in owners for chunk in chunks(rows)])
@@ -202,9 +204,9 @@ def moments_by_hand(params, statistics, images, owners, passes):
 @pytest.fixture(scope="module")
 def deep():
     """A model of three layers whose parameters and statistics are anything."""
-    model, rng = DEEP.init(jax.random.key(1)), np.random.default_rng(1)
-    params = jax.tree.map(lambda leaf: leaf + 0.3 * jnp.array(rng.normal(size=leaf.shape), jnp.float32), model.params)
-    drawn = jax.tree.map(lambda leaf: leaf + jnp.array(rng.uniform(0, 1, leaf.shape), jnp.float32), model.batch_stats)
+    model, rng = jax.device_get(jax.jit(DEEP.init)(jax.random.key(1))), np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: np.float32(leaf + 0.3 * rng.normal(size=leaf.shape)), model.params)
+    drawn = jax.tree.map(lambda leaf: np.float32(leaf + rng.uniform(0, 1, leaf.shape)), model.batch_stats)
     return State(jnp.int32(0), model._replace(params=params, batch_stats=drawn))
 
 
@@ -218,7 +220,7 @@ def test_moments_against_the_law_of_total_variance(federation, deep, monkeypatch
     params, start = deep.model
     exact = moments_by_hand(params, start, federation.inputs, [POOL], 3)  # of all images as one owner
     for passes in (1, 2, 3, 9):
-        refresh = make_statistics(DEEP, section("moments", passes))
+        refresh = jax.jit(make_statistics(DEEP, section("moments", passes)))
         after = refresh(deep, federation, jnp.array([2]), None).model
         chex.assert_trees_all_equal(after.params, params)
         expected = moments_by_hand(params, start, federation.inputs, EVERYBODY, min(passes, 3))
@@ -227,27 +229,26 @@ def test_moments_against_the_law_of_total_variance(federation, deep, monkeypatch
         close({name: after.batch_stats[name] for name in settled}, {name: exact[name] for name in settled},
               rtol=2e-5, atol=2e-6)  # fmt: skip
     # In training mode they normalise all images as one batch.
-    rows = jnp.array(POOL)
-    in_one = sum_statistics(DEEP, deep.model, federation.inputs, rows[None], jnp.ones((1, len(POOL)), bool))
-    in_one = jax.tree.map(lambda leaf: leaf[0], in_one.total)
+    sums = jax.jit(lambda *of: sum_statistics(DEEP, *of).total)
+    in_one = sums(deep.model, federation.inputs, np.array([POOL]), np.ones((1, len(POOL)), bool))
+    in_one = jax.tree.map(lambda leaf: leaf[0], jax.device_get(in_one))
     values = {"norm0": 6 * len(POOL), "norm1": 6 * len(POOL), "norm2": len(POOL)}  # its variances are the unbiased ones
     biased = {name: {"mean": one["mean"], "var": one["var"] * (values[name] - 1) / values[name]}
               for name, one in in_one.items()}  # fmt: skip
     close(after.batch_stats, biased, rtol=2e-5, atol=2e-6)
     # Before the first round, whatever `statistics_passes` is.
-    first = make_statistics(DEEP, section("moments", 1))(deep, federation, jnp.zeros(0, int), None)
+    first = jax.jit(make_statistics(DEEP, section("moments", 1)))(deep, federation, np.zeros(0, int), None)
     chex.assert_trees_all_equal(first.model.batch_stats, after.batch_stats)
 
 
-def test_moments_of_values_far_from_zero(federation):
+def test_moments_of_values_far_from_zero(federation, state):
     """A mean that is a thousand deviations: float32 keeps no digit of the variance of E[x^2] - E[x]^2."""
     images = jnp.full_like(federation.inputs, 254).at[jnp.array(POOL[::2])].add(1)
     network, far = (
         NETWORK._replace(inputs=Images((2, 3, 2), (-2.0, -2.0), (0.001, 0.001))),
         federation._replace(inputs=images),
     )
-    state = State(jnp.int32(0), network.init(jax.random.key(0)))
-    refresh = make_statistics(network, section("moments"))
+    refresh = jax.jit(make_statistics(network, section("moments")))
     for _ in range(2):  # the second begins with the mean of the first
         state = refresh(state, far, jnp.array([1]), None)
     values = (np.asarray(images, np.float64)[POOL] / 255 + 2.0) / 0.001
@@ -257,15 +258,13 @@ def test_moments_of_values_far_from_zero(federation):
 
 
 @pytest.mark.parametrize("source", ["cohort", "moments"])
-def test_nobody_who_is_asked_answers(federation, source):
+def test_nobody_who_is_asked_answers(federation, state, source):
     silent = federation._replace(server_index=jnp.zeros((0,), jnp.int32), client_size=jnp.zeros(3, jnp.int32))
-    state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
-    after = make_statistics(NETWORK, section(source))(state, silent, jnp.array([2]), None)
+    after = jax.jit(make_statistics(NETWORK, section(source)))(state, silent, np.array([2]), None)
     chex.assert_trees_all_equal(after.model, state.model)
 
 
-def test_other_policies_need_no_pass():
-    state = State(jnp.int32(0), NETWORK.init(jax.random.key(0)))
+def test_other_policies_need_no_pass(state):
     for policy in ("running", "group"):
         assert make_statistics(NETWORK._replace(normalisation=policy), section("all"))(state, None, None, None) is state
 

@@ -38,14 +38,20 @@ def data():
 def test_each_epoch_has_an_order_and_each_step_a_key_of_its_own(data):
     problem, batches, keys = small_problem("supervised"), [], set()
 
-    def loss(model, rows, labels, mask, key):
-        batches.append(np.asarray(rows)[np.asarray(mask)].tolist())
-        keys.add(tuple(np.asarray(jax.random.key_data(key)).tolist()))
-        return jnp.sum(model.params["classifier"]["kernel"]), (model.batch_stats, {"step": jnp.float32(len(batches))})
+    def note(rows, mask, key):
+        batches.append(rows[mask].tolist())
+        keys.add(tuple(key.tolist()))
 
-    state, plan = State(jnp.int32(0), sent_down(problem).model), ServerPlan(loss, 4, batch_size=3)
-    with jax.disable_jit():  # a loop in Python, whose rows and keys are numbers
-        _, metrics = train_on_server_labels(problem, state, data, jax.random.key(0), 0.1, plan)
+    def loss(model, rows, labels, mask, key):
+        jax.debug.callback(note, rows, mask, jax.random.key_data(key))
+        step = model.batch_stats["mean"] + 1  # statistics that count the steps
+        return jnp.sum(model.params["classifier"]["kernel"]), ({"mean": step}, {"step": step[0]})
+
+    model = sent_down(problem).model._replace(batch_stats={"mean": np.zeros(4, np.float32)})
+    state, plan = State(jnp.int32(0), model), ServerPlan(loss, 4, batch_size=3)
+    run = jax.jit(lambda *given: train_on_server_labels(problem, *given, 0.1, plan))
+    _, metrics = jax.block_until_ready(run(state, data, jax.random.key(0)))
+    jax.effects_barrier()
     assert len(keys) == len(batches) == 12 and metrics["step"] == (10 + 11 + 12) / 3  # the mean of the last epoch
     orders = [tuple(np.concatenate(batches[first : first + 3]).tolist()) for first in range(0, 12, 3)]
     assert all(sorted(order) == [*range(7)] for order in orders) and len(set(orders)) == 4
