@@ -59,6 +59,7 @@ SERVER = {
     "SAGE": "sage,plain",
     "ProxyFL": "proxyfl,plain",
     "FedAnchor": "fedanchor,plain",
+    "imFed-Semi": "imfed_semi,plain",
 }
 CLIENTS = {
     "All labels": "supervised,all_labels,plain",
@@ -81,7 +82,13 @@ CLIENTS = {
     "CBAFed": "cbafed,plain",
     "Twin-sight": "twin_sight,plain",
 }
-SOME_CLIENTS = {**CLIENTS, "IsoFed": "isofed,plain"}
+SOME_CLIENTS = {
+    **CLIENTS,
+    "IsoFed": "isofed,plain",
+    "Fed-Consist": "fed_consist,plain",
+    "FedIRM": "fedirm,plain",
+    "imFed-Semi": "imfed_semi,plain",
+}
 del SOME_CLIENTS["FedMatch"]
 # Rows and common fields for each place of the labels.
 LABELS = {

@@ -34,14 +34,20 @@ def labelled_phase(
     return local_training(problem, plan or labelled_plan(problem), loss, sizes, parts)
 
 
-def unlabelled_plan(problem: Problem) -> MakePlan:
-    """The plan of `client.epochs` passes over a client's unlabelled images, the batch `unlabelled`."""
+def unlabelled_plan(problem: Problem, warm_up_rounds: int = 0) -> MakePlan:
+    """The plan of `client.epochs` passes over a client's unlabelled images, the batch `unlabelled`.
+
+    In the first `warm_up_rounds` there are no steps, so only clients with labels train.
+    """
     config = problem.config.client
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs)
-        return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size))
+        steps = deck.num_steps(config.batch_size)
+        if warm_up_rounds:
+            steps = jnp.where(cohort.round >= warm_up_rounds, steps, 0)
+        return Plan({"unlabelled": deck}, steps)
 
     return plan
 

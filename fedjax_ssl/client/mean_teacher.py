@@ -40,11 +40,12 @@ def sharpened(logits: jax.Array) -> jax.Array:
     return jax.nn.softmax(jax.nn.log_softmax(logits) / TEMPERATURE)
 
 
-def follow(own: Mapping[str, Any], model: Model) -> dict[str, Any]:
+def follow(own: Mapping[str, Any], model: Model, largest_decay: float | None = None) -> dict[str, Any]:
     """The memory after step t (from 0, over all rounds): teacher = a * teacher + (1 - a) * student.
 
-    a is min(1 - 1 / (t + 1), `LARGEST_DECAY`), so that the first step copies the student.
+    a is min(1 - 1 / (t + 1), the largest decay; None: `LARGEST_DECAY`), so that the first step copies the student.
     """
-    teacher, share = own[TEACHER], jnp.minimum(1 - 1 / (own[STEPS] + 1), LARGEST_DECAY)
+    largest_decay = LARGEST_DECAY if largest_decay is None else largest_decay
+    teacher, share = own[TEACHER], jnp.minimum(1 - 1 / (own[STEPS] + 1), largest_decay)
     params = moving_average(teacher.params, model.params, share)
     return {TEACHER: teacher._replace(params=params), STEPS: own[STEPS] + 1}

@@ -30,6 +30,12 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, weights
     return mean_present(losses, mask)
 
 
+def smoothed_cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, smoothing: float) -> jax.Array:
+    """Mean cross-entropy towards (1 - smoothing) y + smoothing / C; labels y are int32 [B]."""
+    targets = optax.smooth_labels(jax.nn.one_hot(jnp.where(mask, labels, 0), logits.shape[-1]), smoothing)
+    return mean_present(optax.softmax_cross_entropy(logits, targets), mask)
+
+
 def mixup_cross_entropy(
     logits: jax.Array,
     labels: jax.Array,
@@ -61,6 +67,11 @@ def kl_divergence(reference_logits: jax.Array, logits: jax.Array, mask: jax.Arra
     reference = jax.nn.log_softmax(jax.lax.stop_gradient(reference_logits))
     divergences = jnp.sum(jnp.exp(reference) * (reference - jax.nn.log_softmax(logits)), axis=-1)
     return mean_present(divergences, mask)
+
+
+def symmetric_divergence(p: jax.Array, q: jax.Array) -> jax.Array:
+    """(KL(p || q) + KL(q || p)) / 2 of distributions, mean over rows: float32 [n, C] without zeros to float32 []."""
+    return jnp.mean(jnp.sum((p - q) * (jnp.log(p) - jnp.log(q)), axis=-1)) / 2
 
 
 def proximal_term(params: Any, reference: Any) -> jax.Array:

@@ -10,15 +10,16 @@ def client_fields() -> Section:
     section.proximal = real(0.0, least=0)  # mu of FedProx: adds mu/2 |w - w_t|^2 to the local loss
     section.spare_classifier = False  # no weight decay or clipping of the classifier (SemiAnAgg's code)
     # For methods with a phase on labelled images only: supervised, fedlabel, fedtrinet, fedavg_semi, semianagg, rscfed,
-    # cbafed, fedcd, isofed, twin_sight. fedlabel ignores labelled_views; fedtrinet uses it in its tuning only.
+    # cbafed, fedcd, isofed, fed_consist, imfed_semi, twin_sight. fedlabel ignores labelled_views; fedtrinet uses it in
+    # its tuning only.
     section.logit_adjustment = real(0.0, least=0)  # tau: the loss adds tau log(class share) to logits
     # Added to every share, in which a class that the client lacks otherwise counts as half an image (SemiAnAgg's code:
     # 1e-12); 0: not used. Logits of such a class then grow without bound.
     section.share_offset = share(0.0)
     # The loss uses the 'weak' view, or is the mean over 'both' views, weak and strong.
     section.labelled_views = word("weak", "both")
-    # For unlabelled images in fedavg_semi, semianagg, rscfed, cbafed, fedcd, isofed and twin_sight; None: as for
-    # labelled images.
+    # For unlabelled images in fedavg_semi, semianagg, rscfed, cbafed, fedcd, isofed, fed_consist, fedirm, imfed_semi
+    # and twin_sight; None: as for labelled images.
     section.unlabelled_learning_rate = real(None, above=0)
     section.unlabelled_clip_norm = real(None, least=0)  # the same for clip_norm; 0: no clipping
     return section
