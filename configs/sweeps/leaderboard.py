@@ -21,12 +21,13 @@ RATES = {
 }
 THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95)
 BY_THRESHOLD = (
-    "FixMatch", "UDA", "SemiFL", "FedIL", "FedMatch", "FedRGD", "FedDB", "FedDure", "FedPDM", "(FL)^2", "CATCHFed",
-    "BSemiFL", "FedOpenMatch", "SAGE", "ProxyFL", "FedAvg-Semi", "SemiAnAgg", "IsoFed", "Twin-sight",
+    "FixMatch", "UDA", "SemiFL", "FedIL", "FedMatch", "FedRGD", "FedDB", "FedDure", "FedPDM", "(FL)^2", "BSemiFL",
+    "FedOpenMatch", "SAGE", "ProxyFL", "FedAvg-Semi", "SemiAnAgg", "IsoFed", "Twin-sight",
 )  # fmt: skip
 SPACE = {
     "*": RATES,
     **{title: {"confidence.threshold": THRESHOLDS} for title in BY_THRESHOLD},
+    "CATCHFed": {"confidence.threshold": THRESHOLDS, "catchfed.energy": (-2.5, -3.0, -4.0, -6.0)},
     "FedAnchor": {"confidence.threshold": (0.2, 0.4, 0.6, 0.8)},
     "FedLabel": {"confidence.threshold": (0.1, 0.3, 0.5, 0.7, 0.9)},
 }

@@ -3,7 +3,8 @@
 YunzZ-Liu/FedCD@516245c: local_unsupervised.py (the mean teacher 16-20, a round 60-146, balance 148-252, purity
 254-269), local_supervised.py. Its loop over rounds is not public; the mean is by images. The code multiplies [B, C]
 errors by [B] weights, which runs only for batches of C images; here each image's errors are first summed over the
-classes, as its division by the sum of weights over images asks.
+classes, as its division by the sum of weights over images asks. Nor does it load the received model into the student;
+here the student starts from it, as in RSCFed's code.
 """
 
 import autograd.numpy as np
