@@ -77,6 +77,16 @@ def labels_alone(config: ConfigDict, field: str) -> str:
     return f"all {config.num_rounds} rounds train on labels alone, since {field} is {config[section][name]}; lower it"
 
 
+def labelled_by_itself(config: ConfigDict) -> str:
+    """Advice if a method labels images by the model in training and some clients have no labels."""
+    if config.data.labels in ("clients", "profile"):
+        return ""
+    return (
+        f"{config.method} labels images by the model in training; at clients without labels it ended in a single class "
+        "on the digits, from an untrained model and at the default learning rate; fixmatch labels by the received model"
+    )
+
+
 def check_entry(name: str, entry: Entry, where: str = "") -> None:
     """Checks a method's entry before it is used in a configuration; `where` is a prefix of the error's message.
 

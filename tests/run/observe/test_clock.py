@@ -105,6 +105,12 @@ def test_a_run_that_ends_before_the_unlabelled_images_is_told_first(field, capfd
     assert re.match(f"warning: all 40 rounds train on labels alone, since {field} is 40; lower it", line)
 
 
+def test_a_method_that_labels_by_itself_is_told_what_it_needs(capfd):
+    for labels, number in {"server": 1, "some_clients": 1, "clients": 0}.items():
+        said = advice(capfd, **{"method": "sage", "data.labels": labels})
+        assert len(said) == number and all(line.startswith("warning: sage labels images by the model") for line in said)
+
+
 @pytest.mark.parametrize(("fields", "warns"), [
     ({}, True),  # 0.03 with a momentum of 0.9
     ({"fedlabel.as_in_code": True}, False),
