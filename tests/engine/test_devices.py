@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 
@@ -41,6 +42,28 @@ def test_a_round_on_eight_devices_equals_one_device():
     # Rows that do not divide evenly are not sent about, only what comes of them is.
     assert report["kinds"] == ["all-gather"]
     assert report["traffic"][0] == report["traffic"][1] and min(report["traffic"][0][:3]) > 0
+
+
+def test_a_method_by_role_trains_on_several_devices(tmp_path):
+    """Its second phase has a learning rate of its own, made of the run's numbers, which are traced."""
+    fields = {
+        "config.num_rounds": 1, "config.num_clients": 6, "config.clients_per_round": 4, "config.model.name": "linear",
+        "config.client.unlabelled_learning_rate": 0.01, "config.log.report": "False", "config.log.tensorboard": "False",
+    }  # fmt: skip
+    words = [f"--{name}={value}" for name, value in fields.items()]
+    command = [
+        sys.executable,
+        "launch.py",
+        "--config=configs/quickstart.py:fedavg_semi",
+        f"--workdir={tmp_path}",
+        *words,
+    ]
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2"}
+    done = subprocess.run(
+        [sys.executable, "launch.py", *words], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "summary.json").exists()
 
 
 def deal_by_hand(num_steps, devices):
