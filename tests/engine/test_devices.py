@@ -51,13 +51,7 @@ def test_a_method_by_role_trains_on_several_devices(tmp_path):
         "config.client.unlabelled_learning_rate": 0.01, "config.log.report": "False", "config.log.tensorboard": "False",
     }  # fmt: skip
     words = [f"--{name}={value}" for name, value in fields.items()]
-    command = [
-        sys.executable,
-        "launch.py",
-        "--config=configs/quickstart.py:fedavg_semi",
-        f"--workdir={tmp_path}",
-        *words,
-    ]
+    words += ["--config=configs/quickstart.py:fedavg_semi", f"--workdir={tmp_path}"]
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2"}
     done = subprocess.run(
         [sys.executable, "launch.py", *words], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
