@@ -2,6 +2,7 @@
 
     python launch.py sweep configs/sweeps/fedlabel_table3.py --workdir=runs/fedlabel_table3
     python launch.py sweep configs/sweeps/fedlabel_table3.py:cifar10_steps --workdir=runs/fedlabel_table3_steps
+    python launch.py sweep configs/sweeps/fedlabel_table3.py:cifar100_steps --workdir=runs/fedlabel_cifar100_steps
     python launch.py sweep configs/sweeps/fedlabel_table3.py:organmnist --workdir=runs/fedlabel_table3_organmnist
     python launch.py sweep configs/sweeps/fedlabel_table3.py:cifar100 --workdir=runs/fedlabel_table3_cifar100
     python launch.py sweep configs/sweeps/fedlabel_table3.py:emnist --workdir=runs/fedlabel_table3_emnist

@@ -34,6 +34,8 @@ BY_CONFIDENCE = {
     "sage",
     "proxyfl",
     "fl2",
+    "bsemifl",
+    "catchfed",
     "feddb",
     "fedopenmatch",
     "fedpdm",

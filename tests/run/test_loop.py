@@ -70,6 +70,7 @@ def counting(tmp_path):
                 config = make_tiny_config(seed=seed, **fields)
                 experiment = types.SimpleNamespace(
                     problem=types.SimpleNamespace(config=config),
+                    dataset=types.SimpleNamespace(domains=()),
                     method=types.SimpleNamespace(wire_bytes=None),
                     data=None,
                     state_shape=None,

@@ -43,7 +43,7 @@ def test_every_sweep_file_is_valid_and_says_how_to_run_it(path, argument, is_dat
             "cifar100_lt": "cifar100",
             "isic": "ham10000.npz",
             "fmnist": "fashion_mnist",
-        }.get(argument, argument)
+        }.get(argument, argument.removesuffix("_steps"))
         sources = {cell.config.data.path or cell.config.data.source for cell in cells}
         assert {source.removesuffix(".npz") for source in sources} == {of.removesuffix(".npz")}
     command, text = "python launch.py sweep configs/sweeps/{} --workdir=", path.read_text()
