@@ -93,9 +93,9 @@ def unlabelled_optimizer(problem: Problem) -> MakeOptimizer:
     """
     config = problem.config.client
     rate = config.learning_rate if config.unlabelled_learning_rate is None else config.unlabelled_learning_rate
+    factor = rate / config.learning_rate
 
     def optimizer(learning_rate: jax.Array | float) -> optax.GradientTransformation:
-        # Divided here: on several devices a traced number made outside of the step would stay in another trace.
-        return problem.optimizer(learning_rate * (rate / config.learning_rate), config.unlabelled_clip_norm)
+        return problem.optimizer(learning_rate * factor, config.unlabelled_clip_norm)
 
     return optimizer

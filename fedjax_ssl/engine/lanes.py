@@ -93,6 +93,7 @@ def run_in_lanes(phase_of: PhaseOf, source: Source, table: JobTable, lanes: int)
 
     def of_device(broadcast: Any, data: Any, table: JobTable):
         own = source._replace(broadcast=broadcast, data=data)
+        phase_of(own.of(0)[1])  # Made here, it can be used in all traces below; made in one of them, only there.
         results, lane_steps = _run_on_one_device(phase_of, own, table, lanes)
         return results, lane_steps[None, None]
 
