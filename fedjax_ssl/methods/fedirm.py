@@ -22,10 +22,9 @@ from fedjax_ssl.client.steps import LossFunction
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Method, Phase, Previous, Problem, State
 from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
-from fedjax_ssl.methods.frames import BY_ROLE, alternating
-from fedjax_ssl.ops.losses import mean_present, smoothed_cross_entropy, symmetric_divergence
+from fedjax_ssl.methods.frames import BY_ROLE, alternating, two_smoothed_views
+from fedjax_ssl.ops.losses import mean_present, symmetric_divergence
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import add_up
 from fedjax_ssl.server import fedavg
 from fedjax_ssl.server.aggregation import Flow, Given, Link
 
@@ -36,7 +35,7 @@ VARIANTS: Variants = {
 }
 RELATIONS = "relations"  # float32 [C, C]: metadata of uploads, and the server's memory, 0 before it has any
 EPOCHS = "epochs"  # sent with them: local epochs before this round
-SMOOTHING, TEMPERATURE = 0.1, 2.0  # of the given labels; of the relations
+TEMPERATURE = 2.0  # of the relations
 MOST_ENTROPY = 2.0  # of a confident prediction, in nats
 LARGEST_DECAY = 0.99  # of the teacher, see `follow`
 
@@ -81,10 +80,7 @@ def on_labels(problem: Problem) -> LossFunction:
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         images, labels, mask = batch.labelled.inputs, batch.labelled.labels, batch.labelled.mask
-        views = tuple(problem.weak(key, images) for key in jax.random.split(at.key))
-
-        (first, second), batch_stats = problem.network.train(model, views, mask)
-        value = add_up([smoothed_cross_entropy(view.logits, labels, mask, SMOOTHING) for view in (first, second)])
+        value, first, batch_stats = two_smoothed_views(problem, model, images, labels, mask, at.key)
         sums = {RELATIONS: relations_of(first.logits, labels, mask)}
         return Loss(value, batch_stats, {"labelled_loss": value}, sums=sums)
 

@@ -30,7 +30,10 @@ from fedjax_ssl.client.self_training import Tell
 from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Label, Method, Phase, Problem, Received, State
-from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.models import Outputs
+from fedjax_ssl.ops.losses import smoothed_cross_entropy
+from fedjax_ssl.ops.sgd import BatchStats, Model
+from fedjax_ssl.ops.trees import add_up
 from fedjax_ssl.server import (
     Aggregation,
     MakeServerLoss,
@@ -223,6 +226,19 @@ def with_given_heads(problem: Problem, parts: tuple[str, ...]) -> Problem:
         return problem
     params = {**dict.fromkeys(parts, given.params["classifier"]), **given.params}
     return problem._replace(network=problem.network._replace(given=given._replace(params=params)))
+
+
+def two_smoothed_views(
+    problem: Problem, model: Model, images: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array
+) -> tuple[jax.Array, Outputs, BatchStats]:
+    """The sum of cross-entropies of two weak views, labels smoothed by 0.1 (the codes of FedIRM and imFed-Semi).
+
+    Returns the loss, float32 [], the first view's outputs and the new normalisation statistics.
+    """
+    views = tuple(problem.weak(of_view, images) for of_view in jax.random.split(key))
+    (first, second), batch_stats = problem.network.train(model, views, mask)
+    loss = add_up([smoothed_cross_entropy(view.logits, labels, mask, 0.1) for view in (first, second)])
+    return loss, first, batch_stats
 
 
 def labelled_images(received: Received) -> jax.Array:

@@ -25,10 +25,10 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.labels import clients_may_have_labels
 from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Phase, Previous, Problem, Report
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.frames import BY_ROLE, alternating
+from fedjax_ssl.methods.frames import BY_ROLE, alternating, two_smoothed_views
 from fedjax_ssl.ops.losses import mean_present
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.server.training import loss_of_two_views
+from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 
 FIELDS = {
     **BY_ROLE,
@@ -57,7 +57,17 @@ def imfed_semi(problem: Problem) -> Method:
     before = (labelled_phase(problem),) if clients_may_have_labels(problem.config.data) else ()
     phases = (*before, on_sub_banks(problem, continues=bool(before)))
     own = lambda data, model: {BANK: jnp.zeros(data.client_index.shape, bool)}  # noqa: E731
-    return alternating(problem, phases, own, label=fill_banks(problem), server_loss=loss_of_two_views)
+    return alternating(problem, phases, own, label=fill_banks(problem), server_loss=on_server_labels)
+
+
+def on_server_labels(problem: Problem, data: FederatedData) -> ServerLoss:
+    """The server's loss: two weak views of its images, with smoothed labels."""
+
+    def loss(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
+        value, _, batch_stats = two_smoothed_views(problem, model, data.inputs[rows], labels, mask, key)
+        return value, (batch_stats, {"server_loss": value})
+
+    return loss
 
 
 def fill_banks(problem: Problem) -> Label:

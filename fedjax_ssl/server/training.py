@@ -12,10 +12,10 @@ from fedjax_ssl.engine.interface import CLASSIFIER, Metrics, Problem, State
 from fedjax_ssl.ops import sgd
 from fedjax_ssl.ops.augment.mixup import lambda_of, mix_inputs
 from fedjax_ssl.ops.batches import batch_positions, draw_with_replacement
-from fedjax_ssl.ops.losses import cross_entropy, mixup_cross_entropy, smoothed_cross_entropy
+from fedjax_ssl.ops.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.ops.schedule import learning_rate_at
 from fedjax_ssl.ops.sgd import BatchStats, Model, make_optimizer
-from fedjax_ssl.ops.trees import add_up, select
+from fedjax_ssl.ops.trees import select
 from fedjax_ssl.server.statistics import make_statistics
 
 CLASSIFICATION = "classification"  # the optimizer's entry in `State.server` for training with cross-entropy
@@ -153,18 +153,6 @@ def supervised_loss(problem: Problem, data: FederatedData) -> ServerLoss:
     def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
         (outputs,), batch_stats = problem.network.train(model, (augment(key, data.inputs[rows]),), mask)
         loss = cross_entropy(outputs.logits, labels, mask)
-        return loss, (batch_stats, {"server_loss": loss})
-
-    return loss_fn
-
-
-def loss_of_two_views(problem: Problem, data: FederatedData) -> ServerLoss:
-    """The sum of cross-entropies of two weak views, with labels smoothed by 0.1 (imFed-Semi's code)."""
-
-    def loss_fn(model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array) -> ServerLossResult:
-        views = tuple(problem.weak(of_view, data.inputs[rows]) for of_view in jax.random.split(key))
-        outputs, batch_stats = problem.network.train(model, views, mask)
-        loss = add_up([smoothed_cross_entropy(view.logits, labels, mask, 0.1) for view in outputs])
         return loss, (batch_stats, {"server_loss": loss})
 
     return loss_fn
