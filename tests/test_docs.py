@@ -86,6 +86,13 @@ def test_what_the_readme_names_exists(root):
     assert names and [name for name in names if not (root / name).exists()] == []
 
 
+def test_the_readme_names_every_method(root):
+    text = (root / "README.md").read_text(encoding="utf-8")
+    published = set(methods.METHODS) - {"supervised", "server_only"}
+    assert f"{len(published)} published methods" in text
+    assert [name for name in published if methods.METHODS[name].title not in text] == []
+
+
 def test_the_sources_name_pages_that_exist(root):
     files = [
         file for folder in ("fedjax_ssl", "configs", "examples", "notebooks") for file in (root / folder).rglob("*")
