@@ -60,8 +60,9 @@ networks, data and rounds. Then follows a main claim of some other methods.
 
 All rows of a board have the same clients, labels and numbers of steps, and as many tries of their
 settings on validation images. They start from fresh weights, on `semianagg_warm_digits` from the
-labelled client's model. Five seeds; a difference is paired by seed, with its 95 % confidence
-interval by Student's t. `claims.toml` in `docs/claims/` has the claims, the csv files the runs.
+labelled client's model, on `semianagg_unlabelled_digits` from FedU's, trained without labels. Five
+seeds; a difference is paired by seed, with its 95 % confidence interval by Student's t.
+`claims.toml` in `docs/claims/` has the claims, the csv files the runs.
 
 | verdict | if the interval of the difference |
 |---|---|

@@ -226,6 +226,7 @@ ROWS = {
     "semianagg_mnist": ("mnist", SOME, SEMIANAGG, SEMIANAGG_SPACE),
     "semianagg_digits": ("digits", SOME, SEMIANAGG, SEMIANAGG_SPACE),
     "semianagg_warm_digits": ("digits", SOME, SEMIANAGG_WARM, SEMIANAGG_SPACE),
+    "semianagg_unlabelled_digits": ("digits", SOME, SEMIANAGG_FEW, SEMIANAGG_SPACE),
     "semianagg_two_digits": ("digits", {**SOME, "data.labelled_clients": 2}, SEMIANAGG_FEW, SEMIANAGG_SPACE),
     "semianagg_apart_digits": ("digits", {**SOME, "data.alpha": 0.1}, SEMIANAGG_FEW, SEMIANAGG_SPACE),
     "semianagg_5_digits": (
@@ -241,6 +242,12 @@ ROWS = {
     "fedlabel_even_digits": ("digits", {**CLIENTS, "data.alpha": 1.0}, STEPWISE["digits"], FEDLABEL_SPACE),
     "changes_digits": ("digits", SEVEN, CHANGES, CHANGES_SPACE),
     "fedlabel_numbers_digits": ("digits", CLIENTS, EXPERTS, EXPERTS_SPACE),
+}  # fmt: skip
+WARM_UPS = {  # in the second, from appendix A of the paper, nobody has labels
+    "semianagg_warm_digits": ("supervised,plain", {"num_rounds": ROUNDS}),
+    "semianagg_unlabelled_digits": (
+        "fedu,plain", {"num_rounds": ROUNDS, "data.labels": "server", "data.server_labels": 0},
+    ),
 }  # fmt: skip
 
 
@@ -259,6 +266,6 @@ def get_sweep(board="fedanchor_mnist"):
         methods={name: with_threshold(name, method) for name, method in methods.items()},
         common={**COMMON, **of_data, **fields},
         seeds=(0, 1, 2, 3, 4),
-        warm_up=("supervised,plain", {"num_rounds": ROUNDS}) if "_warm_" in board else None,
+        warm_up=WARM_UPS.get(board),
         search=Search(space, {"data.validation": validation, "num_rounds": ROUNDS // 2}),
     )
