@@ -24,7 +24,7 @@ from tests.helpers.runs import ROOT
 
 SECONDS = 400  # for the whole run on a busy machine
 FOUR = {
-    "num_clients": 4, "clients_per_round": 4, "num_rounds": 3, "data.labels": "clients", "data.labelled_share": 1.0,
+    "num_clients": 4, "clients_per_round": 4, "num_rounds": 2, "data.labels": "clients", "data.labelled_share": 1.0,
     "data.server_labels": 0, "data.examples_per_client": 300, "data.partition": "iid", "client.epochs": 5,
     "model.statistics": "cohort", "server.epochs": 1, "server.pretrain_epochs": 0,
 }  # fmt: skip
