@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fedjax_ssl.base.errors import UserError, first_line
-from fedjax_ssl.records.workdir import OTHER_VERSION, forbidden_changes
+from fedjax_ssl.records.workdir import forbidden_changes
 
 # With rowids, a long row shares its last page and is not read when another row is looked up.
 _TABLES = """
@@ -180,9 +180,6 @@ def _what_is_odd(file: sqlite3.Connection, run: Owner, from_round: int) -> str:
     """Why a file is not that of a resumed run, and what to do; '' if it is. Raises SQLite's errors if it is damaged."""
     if (found := file.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
         raise sqlite3.DatabaseError(found)
-    tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if "run" in tables and "seen" not in tables:
-        return f"has no table 'seen': {OTHER_VERSION}"
     file.execute("DELETE FROM rows WHERE false")  # deletes nothing, but fails if the file is read-only
     found = dict(file.execute("SELECT name, value FROM run"))
     if found["run"] != run.name or forbidden_changes(json.loads(found["config"]), run.config):

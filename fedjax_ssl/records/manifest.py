@@ -23,7 +23,6 @@ from fedjax_ssl.records.workdir import (
     CHECKPOINTS,
     CONFIG,
     DATASET,
-    OTHER_VERSION,
     PARTITION,
     forbidden_changes,
     read_config,
@@ -81,8 +80,7 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest:
         OSError, ValueError: it cannot be read, or has changed since it was written.
     """
     found = read_sealed(manifest_of(checkpoint))
-    run = found["run"] and {name: value for name, value in found["run"].items() if name in TrainedWith._fields}
-    return Manifest(**{**found, "run": run and TrainedWith(**run)})  # earlier versions noted more
+    return Manifest(**{**found, "run": found["run"] and TrainedWith(**found["run"])})
 
 
 def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | None) -> None:
@@ -97,15 +95,10 @@ def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | No
         UserError: it was trained with something else, or a file cannot be read.
     """
     found = exchanged_files(checkpoint.parent.parent, checkpoint, then)
-    what_helps = f"; put the run's own file back: {manifest_of(checkpoint)} says what it was"
     if now is not None and not found:
-        names = ("the configuration", "the data set", "the partition")
-        found = _exchanged(checkpoint, then, now, names)
-        file = checkpoint.parent.parent / PARTITION
-        if found and file.exists() and not read_arrays(str(file), (), optional=("row_sums",)):
-            found, what_helps = [f"{file} has no checksums of the data: {OTHER_VERSION}"], ""
+        found = _exchanged(checkpoint, then, now, ("the configuration", "the data set", "the partition"))
     if found:
-        raise UserError(f"{found[0]}{what_helps}")
+        raise UserError(f"{found[0]}; put the run's own file back: {manifest_of(checkpoint)} says what it was")
 
 
 def exchanged_files(folder: pathlib.Path, checkpoint: pathlib.Path, then: TrainedWith) -> list[str]:
@@ -160,8 +153,6 @@ def _exchanged(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith, na
 
 def _other_images(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The first fact of both in which two data sets differ, in words; '' if none. Their names may differ."""
-    if "vocabulary" in then and "tokenizer" in now:
-        return "an earlier version made other tokens of texts"
     for name in sorted(then.keys() & now.keys() - {"name"}):
         old, new = then[name], now[name]
         if name == "content" and (odd := what_differs(old, new)):

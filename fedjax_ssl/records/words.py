@@ -67,7 +67,7 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
 def is_private(config: Any) -> bool:
     """Whether a run promises differential privacy: with noise that does not follow from the seed."""
     privacy = config["privacy"]
-    return bool(privacy["noise"]) and not privacy.get("reproducible", True)  # noise of older runs did
+    return bool(privacy["noise"]) and not privacy["reproducible"]
 
 
 def unknown_images(config: Any) -> str:

@@ -285,7 +285,6 @@ FEATURE_FACTS = {"shape": [2], "weak_views": 1, "mean": [0.0, 0.0], "std": [1.0,
         ("features", FEATURE_FACTS, np.array([[1e300, 0]]), "not finite in float32"),
         ("text", TEXT_FACTS, "good film", "the model takes a list of texts, or token ids"),
         ("text", TEXT_FACTS, [["good"], ["film"]], "the model takes a list of texts, or token ids"),
-        ("text", {**TEXT_FACTS, "tokenizer": None, "vocabulary": ["a"]}, ["good"], "is of an earlier version, which"),
     ],
 )
 def test_what_a_model_does_not_take_is_one_line(kind, facts, given, line):

@@ -95,8 +95,6 @@ def _given(texts: Any, facts: Facts) -> np.ndarray:
         # `texts`, not `found`, in which a NaN may be the text 'nan'.
         known = ("" if not isinstance(text, str) and is_missing(str(text)) else str(text) for text in texts)
         return tokenise(known, facts["tokenizer"], length, "predict")
-    if found.dtype.kind not in "iu" and "vocabulary" in facts:
-        raise UserError("the model is of an earlier version, which made other tokens of texts; train it anew")
     if found.dtype.kind not in "iu" or found.shape[1:] != (length,):
         wanted = "a list of texts, or token ids" if facts.get("tokenizer") else "token ids"
         raise UserError(f"texts are {found.dtype} {found.shape}; the model takes {wanted} [B, {length}]")
