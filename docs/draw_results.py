@@ -11,7 +11,7 @@ import pathlib
 import statistics
 
 DOCS = pathlib.Path(__file__).parent
-WIDTH, HEIGHT, TOP, ROW, PANEL, NAMES, BAR = 780, 470, 58, 21, 252, 116, 92  # pixels; BAR is 100 %
+WIDTH, TOP, ROW, PANEL, NAMES, BAR = 780, 58, 19, 252, 116, 92  # pixels; BAR is 100 %
 PANELS = {
     "mnist_server": "MNIST, 100 labels at the server",
     "digits_clients": "Digits, a tenth at each client",
@@ -40,13 +40,15 @@ def read_board(name: str) -> list[tuple[str, float, float]]:
 
 def draw() -> str:
     """The picture."""
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    boards = {board: read_board(board) for board in PANELS}
+    height = TOP + ROW * max(map(len, boards.values())) + 30
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">', STYLE]
-    parts.append(f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12" fill="#fbfcfe"/>')
+    parts.append(f'<rect width="{WIDTH}" height="{height}" rx="12" fill="#fbfcfe"/>')
     for panel, (board, title) in enumerate(PANELS.items()):
         left = 12 + panel * (PANEL + 2)
         parts.append(f'<text class="title" x="{left + 6}" y="32">{title}</text>')
-        for row, (name, mean, deviation) in enumerate(read_board(board)):
+        for row, (name, mean, deviation) in enumerate(boards[board]):
             y, start = TOP + row * ROW, left + NAMES
             ends = [start + min(max(value, 0), 100) / 100 * BAR for value in (mean - deviation, mean, mean + deviation)]
             parts += [
@@ -56,7 +58,7 @@ def draw() -> str:
                 f'<line x1="{ends[0]:.1f}" y1="{y}" x2="{ends[2]:.1f}" y2="{y}" stroke="#1d2430"/>',
                 f'<text x="{start + BAR + 6}" y="{y + 4}">{mean:.1f}</text>',
             ]
-    parts.append(f'<text x="18" y="{HEIGHT - 14}">{NOTE}</text>')
+    parts.append(f'<text x="18" y="{height - 14}">{NOTE}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
