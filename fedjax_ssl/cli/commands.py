@@ -176,8 +176,6 @@ def run_convert_weights(own: Any, words: list[str], overrides: list[str]) -> Non
     separate process, which only loads tensors and runs no code. Encoders:
     docs/how_to/pretrained_encoders.md.
     """
-    if not own.encoder or not own.out:
-        raise UserError("convert-weights takes --encoder=NAME and --out=FILE.safetensors")
     with doing("loading JAX"):
         from fedjax_ssl.models.encoders import convert
 
@@ -212,6 +210,7 @@ COMMANDS = {
             "together": (1, "rows or tries in one program, if they differ in numbers alone"),
         },
         "FILE[:DATASET]",
+        ("workdir",),
     ),
     "report": Command(
         run_report,
@@ -250,11 +249,13 @@ COMMANDS = {
             "allow_code": (False, "lets the run's own method or backbone FILE.py run: only if you trust it"),
         },
         "RUN",
+        ("format", "out"),
     ),
     "convert-weights": Command(
         run_convert_weights,
         {"encoder": (None, "the encoder, such as efficientnet_lite0"), "out": (None, "output file, NAME.safetensors")},
         "FILE",
+        ("encoder", "out"),
     ),
     "methods": Command(run_methods, {}),
     "profile": Command(run_profile, {**CONFIG, **WORKDIR, "rounds": (5, "number of traced rounds")}),
@@ -289,6 +290,8 @@ def run(command: str, words: list[str]) -> None:
         meant = f"; a config is given as --config={word}" if ".py" in word else nearest(word, COMMANDS)
         meant = "; a command is the first word" if word in COMMANDS else meant
         raise UserError(f"cannot make sense of {word!r}{meant}; {see}")
+    if lacking := [f"--{name} ({takes.flags[name][1]})" for name in takes.needs if own[name].value is None]:
+        raise UserError(f"{command} needs {', '.join(lacking)}")
     takes.run(own, words, overrides)
 
 

@@ -29,6 +29,7 @@ class Command(NamedTuple):
     flags: Mapping[str, tuple[Any, str]]  # name -> (default, meaning)
     # Names of the words that follow the command, as in 'FILE'; one that ends in '...' stands for one or more.
     words: str = ""
+    needs: tuple[str, ...] = ()  # flags without a default that must be given
 
 
 def overview(commands: Mapping[str, Command]) -> str:

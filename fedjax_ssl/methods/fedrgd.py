@@ -128,13 +128,11 @@ def check(problem: Problem) -> None:
     config, places = problem.config, problem.config.clients_per_round
     if config.fedrgd.groups > places:
         raise UserError(f"fedrgd.groups is {config.fedrgd.groups}, but clients_per_round = {places}")
-    if config.aggregation.optimizer != "fedavg":
-        name = config.aggregation.optimizer
+    if config.aggregation.optimizer != "fedavg" or is_on(config.aggregation.clip_norm):
         raise UserError(
-            f"aggregation.optimizer={name!r} moves one model, but fedrgd has one of each group: take 'fedavg'"
+            "aggregation.optimizer and aggregation.clip_norm are for one model, but fedrgd has one of each group; "
+            "leave them 'fedavg' and 0"
         )
-    if is_on(config.aggregation.clip_norm):
-        raise UserError("aggregation.clip_norm is not for fedrgd, whose clients start from their group's model")
     check_own_mean(problem)
 
 

@@ -34,7 +34,7 @@ TRIES = "tries"  # the folder of the tries of all rows
 
 def run_sweep(
     sweep_file: str,
-    workdir: str | os.PathLike[str] | None,
+    workdir: str | os.PathLike[str],
     overrides: Sequence[str] = (),
     dry_run: bool = False,
     rows: str = "*",
@@ -62,8 +62,6 @@ def run_sweep(
         TrainingError: one run or more failed; the others are finished and in the table.
         StoppedError: the disk is full or fails; the same command resumes the sweep.
     """
-    if workdir is None:
-        raise UserError("a sweep needs a --workdir, where it goes on when it is started again")
     root = expanded(workdir)
     refuse_others(root, ROWS)
     sweep = load_sweep(sweep_file)

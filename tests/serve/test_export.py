@@ -204,8 +204,8 @@ def test_a_hostile_name_stays_inside_its_field(finished_fedanchor_run, tmp_path)
 @pytest.mark.parametrize(
     "words, line",
     [
-        ([], "export takes --format=safetensors|stablehlo|onnx|hub and --out=PATH"),
-        (["--format=onnx"], "export takes --format"),
+        ([], "export needs --format (safetensors, stablehlo, onnx or hub), --out (output file; for hub a folder)"),
+        (["--format=onnx"], "export needs --out"),
         (["--format=pickle", "--out=OUT/new"], "--format is 'pickle'; known: safetensors, stablehlo, onnx, hub"),
         (["--format=safetensor", "--out=OUT/new"], "the nearest is safetensors"),
         (["--format=safetensors", "--out=OUT", "--allow_code"], "Is a directory"),

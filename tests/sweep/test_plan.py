@@ -25,7 +25,7 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
     for words, line in [
         (["sweep"], "which sweep?"),
         (["sweep", "nowhere.py", f"--workdir={tmp_path}"], "no config file nowhere.py"),
-        (["sweep", sweep_file], "needs a --workdir"),
+        (["sweep", sweep_file], "sweep needs --workdir"),
         (["sweep", sweep_file, f"--workdir={tmp_path}", "--config.num_round=1"], "the nearest is config.num_rounds"),
         (
             ["sweep", sweep_file, f"--workdir={tmp_path}", "--config.client.epochs=0"],

@@ -74,8 +74,6 @@ def export_run(
         UserError: the format is unknown, its package is missing or cannot hold this model, see `check.checked`, the
             run cannot be loaded, or the file cannot be written. Nothing has been written then.
     """
-    if not format or not out:
-        raise UserError(f"export takes --format={'|'.join(FORMATS)} and --out=PATH")
     if format not in FORMATS:
         raise UserError(f"--format is {format!r}{known_are(format, FORMATS)}")
     path = expanded(out)
