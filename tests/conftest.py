@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import json
+import os
 import pathlib
 import shutil
 from unittest import mock
@@ -26,6 +27,23 @@ def is_one_by_one(file: pathlib.Path) -> bool:
     return file.with_suffix("").as_posix().endswith(ONE_BY_ONE)
 
 
+def pytest_ignore_collect(collection_path, config):
+    """`make test` does not import files of which it runs nothing: PyTorch alone takes eight seconds."""
+    if config.getoption("markexpr") == "not test_all" and collection_path.suffix == ".py":
+        return "\npytestmark = pytest.mark.test_all" in collection_path.read_text() or None
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """The second worker reads files from the last on: a fresh clone's asserts, which pytest compiles, are shared."""
+    report = yield
+    if isinstance(collector, pytest.Directory) and os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+        report.result.reverse()
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Leaves out slow tests (official code, accelerators) unless their folder is named; sorts the rest.
 
@@ -35,7 +53,7 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
-    items.sort(key=lambda item: is_one_by_one(item.path))
+    items.sort(key=lambda item: (is_one_by_one(item.path), item.path))
 
 
 @pytest.hookimpl(optionalhook=True)
