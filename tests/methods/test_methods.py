@@ -24,10 +24,12 @@ from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.dependence import Trace, reads_each
 from fedjax_ssl.run.wire import bytes_per_client
-from tests.helpers.contract import Rounds, check_hidden_labels, check_labels_elsewhere, check_training
 from tests.helpers.small_problem import CLASSES, SmallNetwork, federation, phases_of, sent_down, small_problem
 from tests.helpers.small_problem import train as train_client
 from tests.helpers.tiny_methods import build, compiled, make_config
+from tests.official.harness import check_contract, make_problem
+from tests.official.harness import federation as federation_of
+from tests.official.harness import train as train_rounds
 
 SCORED = ("[1].metrics['pseudo_label_accuracy", "[1].metrics['qualified_accuracy")
 # Traced with labels divided by their mean. The other methods that know this are trained so by hand: test_debias.py,
@@ -149,23 +151,8 @@ def traced(request):
 @pytest.mark.parametrize("name", [name for name in METHODS if not (OFFICIAL / f"{name}.py").exists()])
 def test_rounds_keep_the_contract(name):
     """Methods with a comparison in tests/official keep it there, in the same rounds."""
-    config = make_config(name)
-    experiment = build(config)
-    first_fn = compiled(experiment.init, experiment.data)
-    states, results = [first_fn(experiment.data)], []
-    round_fn = compiled(
-        make_round(experiment.problem, experiment.method, lanes=1), states[0], experiment.data, experiment.hidden_labels
-    )
-    for _ in range(2):
-        state, result = round_fn(states[-1], experiment.data, experiment.hidden_labels)
-        states.append(state)
-        results.append(result)
-    rounds = Rounds(experiment.problem, experiment.method, first_fn, round_fn, experiment.data,
-                    experiment.hidden_labels, states, results, METHODS[name].rests)  # fmt: skip
-    check_training(rounds)
-    check_hidden_labels(rounds)
-    if "profile" in METHODS[name].settings:
-        check_labels_elsewhere(rounds, _of_profile(name, config).data)
+    problem = make_problem(name, **{"data.labelled_clients": 1, "client.epochs": 1, "client.persistent": True})
+    check_contract(train_rounds(problem, federation_of([[0, 1, 2, 0, 1], [-1] * 4, [-1] * 7]), rounds=2).compiled)
 
 
 def _of_profile(name, config):

@@ -245,7 +245,7 @@ def train(
     return Run(problem, data, fresh[0], states, metrics, noted[0], noted[1:], compiled)
 
 
-def _check_contract(rounds: Rounds) -> None:
+def check_contract(rounds: Rounds) -> None:
     """What every method must do; with labels at clients also if one client has labels alone, one none and one a few."""
     check_training(rounds)
     check_hidden_labels(rounds)
@@ -291,7 +291,7 @@ def agree(method: str, what: str, run: Run, expected: Any, *, code: str, found: 
         name = f"{method} {what}".replace(" ", "_").replace("/", "_")
         pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
         (pathlib.Path(folder) / f"{name}.json").write_text(json.dumps(line) + "\n")
-    _check_contract(run.compiled)
+    check_contract(run.compiled)
 
 
 def _largest(tree: Any, other: Any) -> float:
