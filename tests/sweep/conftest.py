@@ -1,4 +1,4 @@
-"""A sweep of two rows and three seeds of the stub."""
+"""A sweep of the stub: the module's `FILE`, or two rows and three seeds."""
 
 import pytest
 
@@ -24,8 +24,8 @@ def get_config(arguments=""):
 
 
 @pytest.fixture(scope="module")
-def sweep_file(tmp_path_factory):
+def sweep_file(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "tiny.py").write_text(CONFIG)
-    (folder / "sweep.py").write_text(FILE.format(config=folder / "tiny.py"))
+    (folder / "sweep.py").write_text(getattr(request.module, "FILE", FILE).format(config=folder / "tiny.py"))
     return str(folder / "sweep.py")

@@ -18,13 +18,6 @@ from fedjax_ssl.sweep import _plan_tries, load_sweep, plan, run_sweep, warm_ups_
 from fedjax_ssl.sweep.search import Search
 from tests.helpers.runs import pretended
 
-CONFIG = """
-from tests.helpers.stub import make_stub_config
-from fedjax_ssl.config import apply_arguments
-
-def get_config(arguments=""):
-    return apply_arguments(make_stub_config(num_rounds=2), arguments)
-"""
 FILE = """
 from fedjax_ssl.sweep import Sweep
 
@@ -36,14 +29,6 @@ def get_sweep():
         warm_up=("", {{"num_rounds": 1}}),
     )
 """
-
-
-@pytest.fixture(scope="module")
-def sweep_file(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sweep")
-    (folder / "tiny.py").write_text(CONFIG)
-    (folder / "sweep.py").write_text(FILE.format(config=folder / "tiny.py"))
-    return str(folder / "sweep.py")
 
 
 def model_after(folder, like, number):
