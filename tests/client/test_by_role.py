@@ -183,10 +183,9 @@ def test_labels_without_the_client_s_prior(data, labels_from):
     before = labelled_by_hand(result, data)
     before = (*before[:2], at_rest(before[0]))
     local = labels_from == "local"
-    model, *_, weights = unlabelled_by_hand(
-        result, data, FixMatch(TAU), before, local=local, prior=p.mean(axis=0)
-    )  # fmt: skip
-    assert_model(result.finished.upload.model, model)
+    by_hand = unlabelled_by_hand(result, data, FixMatch(TAU), before, local=local, prior=p.mean(axis=0))
+    model, statistics, *_, weights = by_hand
+    assert_model(result.finished.upload.model, model, statistics)
     assert_told(result, labelled=2, accepted=weights.sum())
 
 
