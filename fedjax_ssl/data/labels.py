@@ -61,7 +61,7 @@ def read_labels(values: Any, where: str, names: Sequence[str] | None = None) -> 
         if text in known or has_no_label(text):
             if text == "-1" and text not in known:
                 count = np.count_nonzero(places == number)
-                line = f"-1 in {count:,} of {len(places):,} rows marks no label; if it is a class, call it otherwise"
+                line = f"-1 in {count:,} of {len(places):,} rows marks no label; if it is a class, give it another name"
                 say(f"{where}: {line}")
         elif text.lower() in AMBIGUOUS:
             why = "may be a class or a missing label; leave the field empty if the row has no label, or give the class "

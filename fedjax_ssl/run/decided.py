@@ -31,6 +31,7 @@ def decisions(config: ConfigDict, dataset: Dataset, partition_file: str = "") ->
     * If the data name each example's client, the partition is 'natural' and these are the clients. A partition file
       has a number of clients, too.
     * A cohort has at most all clients.
+    * If the data say who has labels for all examples, these are the labelled clients of 'some_clients'.
     * If the data lack labels, the server has at most the labels that there are.
 
     Args:
@@ -46,7 +47,10 @@ def decisions(config: ConfigDict, dataset: Dataset, partition_file: str = "") ->
         found["num_clients"] = sizes["client_size"].size
     elif dataset.owners is not None:
         found |= {"data.partition": "natural", "num_clients": int(dataset.owners.max()) + 1}
-    if found:
+    if dataset.owners is not None and dataset.lacks_labels and data.labels == "some_clients":
+        without = np.unique(dataset.owners[dataset.y_train < 0])
+        found["data.labelled_clients"] = max(1, len(np.unique(dataset.owners)) - len(without))
+    if "num_clients" in found:
         found["clients_per_round"] = max(1, min(config.clients_per_round, found["num_clients"]))
     if server_has_labels(data) and dataset.lacks_labels and not data.partition_file:
         known = int(np.count_nonzero(dataset.y_train >= 0)) - data.validation

@@ -205,5 +205,5 @@ def test_rows_for_testing_are_those_of_a_loop(capsys):
 def test_rows_with_minus_one_are_counted_in_a_line(tmp_path, capsys):
     read(tmp_path, "csv", [0, 1, -1, 1, -1], [1, 0])
     where = f"{tmp_path / 'train.csv'} (data.label_column='label')"
-    line = f"{where}: -1 in 2 of 5 rows marks no label; if it is a class, call it otherwise\n"
+    line = f"{where}: -1 in 2 of 5 rows marks no label; if it is a class, give it another name\n"
     assert capsys.readouterr().err == line

@@ -83,6 +83,16 @@ def test_a_server_has_at_most_the_labels_that_there_are(tmp_path):
     assert sorted(partition.server_index) == np.flatnonzero(dataset.y_train >= 0).tolist()
 
 
+def test_clients_with_labels_are_those_that_the_data_label(tmp_path):
+    labels = [-1 if name == "north" else n // 4 % 2 for n, name in enumerate(CLIENTS)]
+    config = make_fedanchor_config(**table(tmp_path, labels), **{"data.labels": "some_clients"})
+    dataset = load_dataset(config.data)
+    (decided,) = decide([config], dataset)
+    assert config.data.labelled_clients == 1 and decided.data.labelled_clients == 3
+    partition = make_partition(dataset.y_train, 2, decided.data, 4, 0, dataset.owners)
+    assert sorted(partition.labelled_rows) == np.flatnonzero(dataset.y_train >= 0).tolist()
+
+
 def test_a_partition_file_has_a_number_of_clients(tmp_path):
     rows = np.array_split(np.arange(40, 1437, dtype=np.int32), 3)
     save_partition(tmp_path / "p.npz", Partition(np.arange(40, dtype=np.int32), rows))
