@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import shlex
 import sys
 
 if __name__ == "__main__":
@@ -14,6 +15,6 @@ if __name__ == "__main__":
         os.execv(mine, [str(mine), *sys.argv])
     from fedjax_ssl.__main__ import enter
 
-    sys.exit(enter("python launch.py"))
+    sys.exit(enter(f"python {shlex.quote(sys.argv[0])}"))
 else:
     from fedjax_ssl.cli.commands import COMMANDS, QUICKSTART, main  # noqa: F401
