@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import json
-import os
 import pathlib
 import shutil
 from unittest import mock
@@ -34,16 +33,6 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector):
-    """The second worker reads files from the last on: a fresh clone's asserts, which pytest compiles, are shared."""
-    report = yield
-    if isinstance(collector, pytest.Directory) and os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
-        report.result.reverse()
-    return report
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Leaves out slow tests (official code, accelerators) unless their folder is named; sorts the rest.
 
@@ -53,7 +42,7 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
-    items.sort(key=lambda item: (is_one_by_one(item.path), item.path))
+    items.sort(key=lambda item: is_one_by_one(item.path))
 
 
 @pytest.hookimpl(optionalhook=True)
