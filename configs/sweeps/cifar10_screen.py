@@ -5,9 +5,14 @@
 ResNet-8, 100 clients of 100 images, 10 a round, 500 labelled images (anchors) at the server, 2,000 validation images.
 The first rows ask in 12 rounds whether clients with all their labels improve the global model. FedAnchor's rows have 30
 rounds. docs/results/server_cifar10.md has the results.
+
+    python launch.py sweep configs/sweeps/cifar10_screen.py:cnn --workdir=runs/cifar10_cnn
+
+Why FedAnchor with the small CNN gains nothing from its clients: single changes of the committed configuration, each
+with its own server alone; 20 clients, two local epochs, seeds 7, 8 and 9.
 """
 
-from fedjax_ssl.sweep import Sweep
+from fedjax_ssl.sweep import Sweep, by_argument
 
 # The settings whose labels were best before any client trained.
 SERVER = {"server.pretrain_epochs": 40, "server.augmentation": "weak"}
@@ -27,7 +32,45 @@ def share(part):
     return {"confidence.kind": "share", "confidence.share": part}
 
 
-def get_sweep():
+CHANGES = {
+    "": {},
+    ", ResNet-8": {"model.name": "resnet8"},
+    ", no crop": {"augment.padding": 0},
+    ", 2,500 labels": {"data.server_labels": 2500},
+}
+CLIENTS = {  # changes that its server alone does not see
+    ", threshold 0.3": {"confidence.threshold": 0.3},
+    ", threshold 0.8": {"confidence.threshold": 0.8},
+    ", the surest 30 %": share(0.3),
+}
+
+
+def of_cnn():
+    rows = {f"FedAnchor{name}": ("strong", fields) for name, fields in {**CHANGES, **CLIENTS}.items()}
+    alone = {f"Server alone{name}": ("strong,no_clients", fields) for name, fields in CHANGES.items()}
+    return Sweep(
+        config="configs/fedanchor_cifar10.py",
+        common={
+            "model.name": "cnn",
+            "num_clients": 20,
+            "clients_per_round": 5,
+            "client.epochs": 2,
+            "data.examples_per_client": 100,
+            "data.validation": 2000,
+            "num_rounds": 20,
+            "eval_every": 2,
+            "log.report": False,
+        },
+        methods={**rows, **alone, "Labels alone": "server_only,strong"},
+        seeds=(7, 8, 9),
+    )
+
+
+def get_sweep(board="resnet8"):
+    return by_argument({"resnet8": of_resnet8, "cnn": of_cnn}, board)()
+
+
+def of_resnet8():
     revealed = {**SERVER, "num_rounds": 12}
     slow = {**revealed, "server.learning_rate": 0.003}
     return Sweep(
