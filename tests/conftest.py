@@ -162,6 +162,16 @@ def registry():
         yield
 
 
+@pytest.fixture
+def started():
+    """A list of the processes that a test starts, which are finally killed."""
+    processes = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
 @pytest.fixture(scope="session")
 def browser():
     """Debian's Chromium, driven by Playwright."""

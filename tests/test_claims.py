@@ -115,13 +115,6 @@ def test_a_figure_that_does_not_follow_from_the_records_is_found(claims, written
         written({"near": [{**boards["near"][0], "tries": "2"}, *boards["near"][1:]]})
 
 
-def test_a_claim_without_records_has_its_boards_minutes(written):
-    page = written({})
-    assert "0 holds, 0 does not hold, 0 cannot be told, 1 not run" in page
-    assert "| Table 9 | A beats B. | A minus B, `near` | about 7 minutes | not run |" in page
-    assert "| `far` |  |  |  | all (about 8 minutes for the board) |" in page
-
-
 def test_the_committed_records_make_a_page(claims):
     page = claims.page()
     assert all(f"## {name}\n" in page for name in claims.SEEDS)

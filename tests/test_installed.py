@@ -3,7 +3,6 @@
 import ast
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -73,21 +72,6 @@ def test_the_version_is_that_of_the_installation(capsys, monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", none)
     assert fedjax_ssl.__version__ == "0+unknown"
-
-
-@pytest.mark.parametrize("tag, version", [(None, r"0\.2\.0\.dev1\+g\w+"), ("v0.3.0", r"0\.3\.0")])
-@pytest.mark.test_all
-def test_a_version_of_a_clone_with_and_without_tags(tag, version, tmp_path):
-    setuptools_scm = pytest.importorskip("setuptools_scm", reason="setuptools-scm is not installed")
-    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    config = setuptools_scm.Configuration.from_file(str(tmp_path / "pyproject.toml"))
-    assert setuptools_scm.get_version(root=tmp_path, fallback_version=config.fallback_version) == "0.2.0.dev0"
-    names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    commands = [["init", "-q"], ["add", "."], ["commit", "-qm", "first"], *([["tag", tag]] if tag else [])]
-    for words in commands:
-        subprocess.run(["git", *names, *words], cwd=tmp_path, check=True)
-    found = setuptools_scm.get_version(root=tmp_path, fallback_version=config.fallback_version)
-    assert re.fullmatch(version, found), found
 
 
 @pytest.mark.test_all

@@ -140,15 +140,6 @@ def test_a_row_is_recorded_with_the_fields_of_its_best_try_alone(board, shared, 
     assert line["tries"] == "0" and line["chosen"] == ""
 
 
-def test_the_page_names_boards_and_rows_without_a_record(board, shared, tmp_path, monkeypatch):
-    move(board, tmp_path, monkeypatch)
-    monkeypatch.setattr(shared, "LAST", 3)
-    (tmp_path / "digits_server.csv").write_text(to_csv(board, [{**RUN, "method": "FixMatch"}]))
-    left = board.page().split("## Not run yet")[1]
-    assert "* `mnist_server`\n" in left and "* `digits_server`: All labels, Labels alone, " in left
-    assert "FixMatch" not in left
-
-
 def test_words_and_folders_that_are_not_of_the_board_are_refused(board, tried, tmp_path):
     with pytest.raises(UserError, match="num_clients=5' would make another board"):
         board.BOARDS.record("tiny", tried, ["--config.num_clients=5"])

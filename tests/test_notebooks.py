@@ -59,10 +59,7 @@ def execute(tmp_path, monkeypatch):
         cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["injected-parameters"]})
         notebook.cells.insert(place + 1, cell)
         client = NotebookClient(
-            notebook,
-            timeout=SECONDS_FOR_A_CELL,
-            kernel_name="python3",
-            resources={"metadata": {"path": str(tmp_path)}},
+            notebook, timeout=SECONDS_FOR_A_CELL, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
         )
         # No folder of kernels: use this Python, whatever kernel the user's Jupyter calls `python3`.
         client.create_kernel_manager().kernel_spec_manager = KernelSpecManager(kernel_dirs=[])

@@ -53,23 +53,16 @@ def test_a_round_compiles_for_a_tpu(compile_for, name, variant, labels, chips):
     assert bool(found["collectives"]) == (chips > 1)
 
 
-def on_cuda(compile_for, name):
-    """A cohort with the small CNN in two lanes."""
-    part = "dispatch" if name == "server_only" else "step"
-    return compile_for("h100", 1, method=name, variant="", labels=None, model="cnn", part=part, lanes=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_gpu_copies_no_image_table(compile_for, name):
-    found = on_cuda(compile_for, name)
+def test_a_gpu_copies_no_image_table_and_has_kernel_gradients_of_its_own_in_lanes(compile_for, name):
+    """A cohort with the small CNN in two lanes."""
+    part = "dispatch" if name == "server_only" else "step"
+    found = compile_for("h100", 1, method=name, variant="", labels=None, model="cnn", part=part, lanes=2)
     assert found["convolutions"] and found["image_table_copies"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "server_only"])
-def test_a_gpu_has_kernel_gradients_of_its_own_in_lanes(compile_for, name):
-    for kind in on_cuda(compile_for, name)["convolutions_of_a_step"]:
+    for kind in found["convolutions_of_a_step"] if name != "server_only" else ():
         way, window, *groups = kind.split()
         assert way != "Forward" or max(map(int, window.split("x"))) < 8, kind
         assert way != "BackwardFilter" or not groups, kind

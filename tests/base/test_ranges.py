@@ -124,16 +124,6 @@ def test_runs_that_differ_in_anything_else_are_neither_resumed_nor_seeds_of_one_
     )
 
 
-def test_every_number_has_a_declared_range_or_none_on_purpose():
-    """Every number has a limit, except where any finite number makes sense."""
-    open_ended = {
-        field
-        for field, its_range in ranges().items()
-        if field in NUMBERS and {its_range.least, its_range.above, its_range.most, its_range.below} == {None}
-    }
-    assert open_ended == named("data: imbalance", "catchfed: energy")
-
-
 def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():
     """base/fields/ may import no other module, so it repeats these names."""
     declared = {field: set(its_range.choices) for field, its_range in ranges().items() if its_range.choices}
@@ -188,25 +178,19 @@ def section_of_all():
     return section
 
 
-GOOD = {
-    "views": (2, 2**31 - 1),
-    "lanes": (None, 1),
-    "weight": (0, 0.999),
-    "temperature": (1e-37, 3e38),
-    "part": (0, 1),
-    "order": ("first", "last"),
-    "seeds": ((), (0, 3), [1]),
-    "mix": (True, False),
-    "path": ("", "a"),
-    "scale": (-1e30, 0, 5),
-    "inner.count": (-5, 0),
-}
-
-
-@pytest.mark.parametrize("field", GOOD)
-def test_what_a_range_takes(field):
-    for value in GOOD[field]:
-        section_of_all().ranges()[field].check(field, value)
+def test_what_a_range_takes():
+    for field, values in {
+        "views": (2, 2**31 - 1),
+        "lanes": (None, 1),
+        "weight": (0, 0.999),
+        "temperature": (1e-37, 3e38),
+        "part": (0, 1),
+        "seeds": ((), (0, 3), [1]),
+        "scale": (-1e30, 0, 5),
+        "inner.count": (-5, 0),
+    }.items():
+        for value in values:
+            section_of_all().ranges()[field].check(field, value)
 
 
 @pytest.mark.parametrize(
@@ -216,19 +200,15 @@ def test_what_a_range_takes(field):
         ("views", 2**31, "must be at most 2147483647 in size, not 2147483648"),
         ("views", 2.0, "must be a whole number, not 2.0"),
         ("views", True, "must be a whole number, not True"),
-        ("lanes", 0, "must be at least 1, not 0"),
         ("weight", 1, "must be at least 0 and below 1, not 1"),
         ("weight", 1 - 1e-12, "must be at least 0 and below 1, not 0.999999999999, which is 1 in computations"),
         ("weight", math.nan, "must be a finite number, not nan"),
         ("temperature", 1e-40, "must be above 0, not 1e-40, which is 0 in computations"),
         ("temperature", 3.5e38, "must be at most 3.4e+38 in size, not 3.5e+38"),
-        ("temperature", "1", "must be a finite number, not '1'"),
         ("part", 1.1, "must be at least 0 and at most 1, not 1.1"),
         ("order", "lats", "is 'lats'; the nearest is last; known: first, last"),
-        ("order", 1, "is 1; known: first, last"),
         ("seeds", (1, 1), "must be different whole numbers, each at least 0, not (1, 1)"),
         ("seeds", (0, "a"), "must be different whole numbers, each at least 0, not (0, 'a')"),
-        ("seeds", ([],), "must be different whole numbers, each at least 0, not ([],)"),
         ("seeds", 3, "must be a tuple, not 3"),
         ("mix", 1, "must be True or False, not 1"),
         ("path", 3, "must be a text, not 3"),
@@ -253,20 +233,3 @@ def test_a_section_gives_its_defaults_and_types():
         section.nothing  # noqa: B018
     with pytest.raises(UserError, match="the default of views must be at least 2, not 1"):
         section.views = whole(1, least=2)
-
-
-def test_ranges_in_words():
-    declared = {field: its_range.words() for field, its_range in section_of_all().ranges().items()}
-    assert declared == {
-        "views": "whole, at least 2",
-        "lanes": "whole, at least 1; or None",
-        "weight": "at least 0 and below 1",
-        "temperature": "above 0",
-        "part": "at least 0 and at most 1",
-        "order": "'first', 'last'",
-        "seeds": "different whole numbers, each at least 0",
-        "mix": "True or False",
-        "path": "a text",
-        "scale": "a finite number",
-        "inner.count": "a whole number",
-    }

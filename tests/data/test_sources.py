@@ -1,12 +1,11 @@
 """Data sources: the embedded digits, npz and npy files and their errors one by one."""
 
-import os
-import pathlib
 import pickle
 import zipfile
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import SOURCES, load_dataset
@@ -49,8 +48,6 @@ def test_digits():
     total = np.bincount(digits.y_train) + np.bincount(digits.y_test)
     assert np.abs(np.bincount(digits.y_test) - total / 5).max() < 1
     # A split: the multiset of all images is that of scikit-learn.
-    from sklearn.datasets import load_digits
-
     original = load_digits()
     ours = np.concatenate([digits.x_train, digits.x_test]).reshape(1797, 64).astype(float) / 255 * 16
     labels = np.concatenate([digits.y_train, digits.y_test])
@@ -88,7 +85,7 @@ def test_statistics_of_features_are_over_all_of_their_views(tmp_path):
     assert feature_statistics(np.ones((3, 2, 4), np.float32), of_one_unit=True)[1] == (1.0,) * 4
 
 
-@pytest.mark.parametrize(("channels", "label_dtype"), [((), np.uint8), ((1,), np.int64), ((3,), np.int64)])
+@pytest.mark.parametrize(("channels", "label_dtype"), [((), np.uint8), ((3,), np.int64)])
 def test_npz_round_trip(tmp_path, channels, label_dtype):
     arrays = small_arrays(channels=channels)
     arrays = {key: v.astype(label_dtype) if key[0] == "y" else v for key, v in arrays.items()}
@@ -102,10 +99,6 @@ def test_npz_round_trip(tmp_path, channels, label_dtype):
     assert dataset.num_classes == 3 and dataset.flip is True and dataset.name == "mine"
     assert dataset.class_names == ("0", "1", "2") and len(dataset.mean) == len(dataset.std) == count
     assert load_dataset(data_config(path=tmp_path / "mine.npz")).flip is False
-
-
-def test_npz_classes_may_be_missing_from_the_test_set(tmp_path):
-    assert load_dataset(data_config(path=write(tmp_path, y_test=np.zeros(4, int)))).num_classes == 3
 
 
 def write_medmnist(folder, channels=(), **changes):
@@ -131,19 +124,9 @@ def test_a_file_of_medmnist_without_its_validation_images(tmp_path, channels):
             np.testing.assert_array_equal(np.reshape(getattr(dataset, name), expected.shape), expected)
 
 
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({"test_labels": None}, ["no test_labels", "must hold train_images, train_labels, test_images, test_labels"]),
-        (
-            {"train_labels": np.zeros((9, 14), np.uint8)},
-            ["train_labels: ", "in row 1 is a list"],
-        ),
-    ],
-)
-def test_bad_files_of_medmnist(tmp_path, changes, parts):
-    path, _ = write_medmnist(tmp_path, **changes)
-    expect_line(path, parts)
+def test_bad_files_of_medmnist(tmp_path):
+    path, _ = write_medmnist(tmp_path, test_labels=None)
+    expect_line(path, ["no test_labels", "must hold train_images, train_labels, test_images, test_labels"])
     with pytest.raises(UserError, match=r"pathmnist\.npz does not exist; download it from medmnist"):
         load_dataset(data_config("medmnist/pathmnist", tmp_path))
 
@@ -152,14 +135,9 @@ ZEROS = np.zeros
 BAD_ARRAYS = {
     "missing keys": ({"x_train": None, "y_train": None}, ["no x_train, y_train", "holds x_test, y_test"]),
     "float images": ({"x_train": ZEROS((9, 5, 6, 3), np.float32)}, ["x_train is float32", "images are uint8"]),
-    "flat images": ({"x_test": ZEROS((4, 90), np.uint8)}, ["x_test is uint8 (4, 90)", "[N, H, W, C]"]),
     "channels": ({"x_train": ZEROS((9, 5, 6, 4), np.uint8)}, ["(9, 5, 6, 4)", "C = 1 or 3"]),
     "shapes differ": ({"x_test": ZEROS((4, 6, 6, 3), np.uint8)}, ["[5, 6, 3]", "[6, 6, 3]"]),
     "images and features": ({"x_test": ZEROS((4, 5), np.float32)}, ["x_train has images", "x_test features"]),
-    "features and tokens": (
-        {"x_train": ZEROS((9, 5)), "x_test": ZEROS((4, 5), int)},
-        ["x_train has features", "x_test tokens"],
-    ),
     "lengths differ": ({"y_train": ZEROS(8, int)}, ["y_train is int64 (8,)", "9 labels, one for each"]),
     "no pixels": ({"x_train": ZEROS((9, 0, 6, 3), np.uint8)}, ["x_train is uint8 (9, 0, 6, 3)"]),
     "signals of 32 steps": (
@@ -268,13 +246,3 @@ def test_unknown_source_lists_the_known_ones():
 def test_a_field_that_the_source_would_ignore(tmp_path, fields, line):
     with pytest.raises(UserError, match=line):
         load_dataset(data_config(path=write(tmp_path), **fields))
-
-
-def test_real_mnist():
-    folder = os.environ.get("FEDJAX_SSL_DATA")
-    if not folder:
-        pytest.skip("FEDJAX_SSL_DATA is not set to a folder with mnist.npz")
-    mnist = load_dataset(data_config(path=pathlib.Path(folder) / "mnist.npz"))
-    assert mnist.x_train.shape == (60000, 28, 28, 1) and mnist.x_test.shape == (10000, 28, 28, 1)
-    assert mnist.num_classes == 10 and mnist.y_train[:5].tolist() == [5, 0, 4, 1, 9]
-    np.testing.assert_allclose([*mnist.mean, *mnist.std], [0.1307, 0.3081], atol=5e-5)

@@ -149,10 +149,6 @@ def test_a_tokenizer_of_a_file(tmp_path):
         ({"tokenizer": "train.csv"}, r"data\.tokenizer=train\.csv is not a tokenizer\.json"),
         ({"tokenizer": "pipe"}, r"data\.tokenizer=pipe is a pipe"),
         ({"tokenizer": "train.csv", "text_column": ""}, r"data\.tokenizer=train\.csv is for texts"),
-        (
-            {"source": "digits", "path": "", "label_column": "", "tokenizer": "x"},
-            r"data\.tokenizer=x is for data\.source=",
-        ),
     ],
 )
 def test_a_file_that_is_no_tokenizer_is_one_line(tmp_path, monkeypatch, fields, line):
@@ -202,6 +198,3 @@ def test_a_run_keeps_its_tokenizer(tmp_path, capsys):
     ids = np.array(kept.encode(english[1][0][0]).ids) + 1
     np.testing.assert_array_equal(dataset.x_test[0][: len(ids)], ids)
     assert "tokenizer" not in json.loads(contents["config.json"]) and b"plus 1, then 0" in contents["README.md"]
-    predict_file(tmp_path / "run", tmp_path / "out.csv", csv=write(tmp_path / "zh.csv", sentences("Chinese")[1]),
-                 allow_code=True)  # fmt: skip
-    assert "100% of the tokens of the texts" in capsys.readouterr().err

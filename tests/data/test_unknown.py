@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from fedjax_ssl import UserError, base_config
+from fedjax_ssl import UserError
 from fedjax_ssl.data import Dataset, make_partition
 from fedjax_ssl.data.federated import hold, put_whole
 from fedjax_ssl.data.owners import class_counts
 from fedjax_ssl.data.unknown import UNKNOWN, set_apart
 from fedjax_ssl.data.views import Views, most_images
 from fedjax_ssl.records.clients import client_sizes
-from fedjax_ssl.records.words import unknown_images
 from tests.helpers.partitions import data_config
 
 NUM_TRAIN, NUM_TEST, CLIENTS = 400, 60, 6
@@ -121,11 +120,3 @@ def test_views_have_unknown_images(on_device):
 def test_what_the_data_set_does_not_have(fields, words):
     with pytest.raises(UserError, match=words):
         divided(unknown_config(**fields))
-
-
-def test_unknown_images_in_words():
-    config = base_config()
-    assert unknown_images(config) == ""
-    config.data.unknown_classes = (7, 8)
-    expected = "25 % of the clients' images are unknown to the model, of the classes 7, 8"
-    assert unknown_images(config) == expected

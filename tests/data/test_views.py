@@ -4,7 +4,6 @@ import itertools
 import os
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +11,6 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import Dataset, Partition
 from fedjax_ssl.data.federated import hold, put_whole
 from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
-from fedjax_ssl.engine.interface import Received, State, read_records, write_records
 
 SIZES = (3, 0, 5, 2, 1, 4)
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
@@ -62,25 +60,6 @@ def test_a_view_has_the_images_and_labels_of_its_clients_and_nothing_else_of_the
             assert len(view.inputs) == 5 + {2: 3, 5: 12}[width]  # 0, 2 and 1 images; or 3, 5 and 4
     with pytest.raises(UserError, match=r"the measure 'shots' reads the images of all clients .* set eval_measures"):
         view.at_clients("the measure 'shots'", "eval_measures without 'shots'")
-
-
-def test_a_view_has_records_of_its_clients_and_of_those_that_a_round_recalls():
-    """What is read and written by ids is as in a table of all clients; uploads that are not accepted change nothing."""
-    held = held_federation()
-    views = Views(held, (5,), 3, most_images(held.sizes, (5,), 3), on_device=False, recalled=4)
-    table = np.arange(12.0, dtype=np.float32).reshape(6, 2)
-    data, _ = views.of(np.array([1, 4]), 5)
-    data = data._replace(here=data.here._replace(records=views.recorded(np.array([0, 1, 4, 5]))))
-    assert data.record_ids.shape == (7,) == views.shapes(5)[0].here.records.shape and len(data.ids) == 3
-    here = np.concatenate([table[[0, 1, 4, 5]], np.zeros((3, 2), np.float32)])
-    state = State(0, None, records={"last": here})
-    clients = np.array([[4, 5], [1, 0]])
-    np.testing.assert_array_equal(read_records(state, data, clients)["last"], table[clients])
-    received = Received(None, np.array([True, False]), np.array([4, 1]), None, np.ones(2), np.ones(2))
-    new = {"last": -np.ones((2, 2), np.float32)}
-    after = write_records(state._replace(records={"last": jnp.asarray(here)}), data, received, new)
-    expected = np.where(np.arange(7)[:, None] == 2, -1, here)
-    np.testing.assert_array_equal(after.records["last"], expected)
 
 
 @pytest.mark.parametrize("hosts", [2, 5])

@@ -2,7 +2,6 @@
 
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,7 +80,7 @@ def train(first, second, takes_part, cohort=None, lanes=3):
     return run(data, cohort_of() if cohort is None else cohort, lanes)
 
 
-@pytest.mark.parametrize("lanes", [1, 3, 10, 50])
+@pytest.mark.parametrize("lanes", [1, 3, 50])
 def test_lanes_equal_nested_loops(lanes):
     """Two phases, in the second of which some take part without a step, and some with steps do not."""
     part = np.arange(10) % 3 > 0
@@ -99,30 +98,8 @@ def test_lanes_equal_nested_loops(lanes):
     np.testing.assert_array_equal(result.job, np.arange(10))
     np.testing.assert_array_equal(result.clients, CLIENTS)
     assert result.group is None and result.report is None and np.all(result.present)
-    if lanes != 3:  # one lane is never idle; ten wait in each phase for the longest
+    if lanes != 3:  # one lane is never idle; a lane for each client waits in each phase for the longest
         assert result.lane_steps == (sum(map(sum, steps)) if lanes == 1 else 10 * sum(map(max, steps)))
-
-
-def test_without_lanes_there_are_the_shapes_alone():
-    data = {"steps": jnp.array([FIRST, SECOND]), "part": jnp.ones(10, bool)}
-
-    def untouched(*arguments):
-        raise AssertionError("a step was traced")
-
-    phases = tuple(walk(number)._replace(step=untouched) for number in range(2))
-    none = jax.jit(lambda data, cohort: train_cohort(phases, BROADCAST, data, cohort, lanes=0))(data, cohort_of())
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(none.upload))
-    chex.assert_trees_all_equal_shapes_and_dtypes(none, train(FIRST, SECOND, np.ones(10, bool)))
-
-
-def test_the_python_loop_is_the_same():
-    part = np.arange(10) > 4
-    data = {"steps": jnp.array([FIRST, SECOND]), "part": jnp.array(part)}
-    loop = train_cohort((walk(0), walk(1)), BROADCAST, data, cohort_of(), 1, debug=True)
-    lanes = train(FIRST, SECOND, part)
-    for mine, reference in zip(*(jax.tree.leaves(result._replace(lane_steps=None)) for result in (lanes, loop))):
-        np.testing.assert_allclose(mine, reference, atol=1e-5)
-    assert loop.lane_steps == FIRST.sum() + SECOND[part].sum()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Compressed updates against NumPy, their bytes, and error feedback through rounds."""
+"""Compressed updates against NumPy, and their bytes; through rounds see test_delivery.py."""
 
 import types
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.engine.untrusted.compression import compressed, compressed_bytes, int8, num_kept, remembers, top_k
+from fedjax_ssl.engine.untrusted.compression import compressed_bytes, int8, num_kept, top_k
 from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.wire import bytes_per_client
@@ -45,31 +45,6 @@ def test_the_largest_numbers_of_all_tensors_together(share):
     np.testing.assert_array_equal(
         np.concatenate([np.ravel(found["a"]), found["b"]]), np.where(np.abs(flat) >= smallest, flat, 0)
     )
-
-
-def test_what_was_left_out_comes_later():
-    """Error feedback: over rounds, what arrived and what is still lost are all that was learned."""
-    options = types.SimpleNamespace(kind="top_k", share=0.2, error_feedback=True)
-    assert remembers(options) and not remembers(types.SimpleNamespace(kind="int8", error_feedback=True))
-    compress = jax.jit(lambda updates, lost, keys: compressed(options, updates, lost, keys))
-    lost = jax.tree.map(lambda leaf: np.zeros((3, *leaf.shape), np.float32), an_update())
-    learned, arrived_in_all = (jax.tree.map(np.zeros_like, lost) for _ in range(2))
-    keys = jax.random.split(jax.random.key(0), 3)
-    for number in range(6):
-        updates = jax.tree.map(lambda *leaves: np.stack(leaves), *(an_update(10 * number + row) for row in range(3)))
-        arrived, lost = jax.device_get(compress(updates, lost, keys))
-        learned = jax.tree.map(np.add, learned, updates)
-        arrived_in_all = jax.tree.map(np.add, arrived_in_all, arrived)
-        sent = sum(np.count_nonzero(np.reshape(leaf, (3, -1)), axis=1) for leaf in arrived.values())
-        np.testing.assert_array_equal(sent, [num_kept(27, 0.2)] * 3)
-    for name in learned:
-        np.testing.assert_allclose(arrived_in_all[name] + lost[name], learned[name], rtol=1e-5, atol=1e-5)
-    plain, nothing = compress(updates, None, keys)
-    assert nothing is None
-    sent = sum(np.count_nonzero(np.reshape(leaf, (3, -1)), axis=1) for leaf in plain.values())
-    np.testing.assert_array_equal(sent, [num_kept(27, 0.2)] * 3)
-    for name, leaf in plain.items():
-        np.testing.assert_array_equal(leaf, np.where(leaf != 0, updates[name], 0))
 
 
 def test_bytes_are_those_of_the_compressed_form():

@@ -15,8 +15,6 @@ from fedjax_ssl.engine.round import _of_those_who_answer, make_round
 from fedjax_ssl.engine.untrusted.delivery import LATE, LOST, delivered, first_memory, present_jobs
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.experiment import build_experiment
-from fedjax_ssl.server import fedavg
-from fedjax_ssl.server.aggregation import chain, mean, own_weights
 from tests.helpers.runs import make_tiny_config
 from tests.helpers.toy_federation import CLIENTS, TRUTH, federation, problem, run, toy_method, toy_state
 
@@ -117,23 +115,6 @@ def test_late_uploads_join_the_next_round_with_what_they_changed():
         model = Model({"classifier": state.model.params["classifier"] + 7}, {})  # the server moves the model on
         state = State(state.round, model, rest, state.clients)
     assert arrived > 2 and superseded > 2
-
-
-def test_late_uploads_count_for_less():
-    section = {"weights": "size", "mean": "mean", "byzantine_share": 0.2, "norm_bound": 0.0, "optimizer": "fedavg"}
-    config = types.SimpleNamespace(aggregation=types.SimpleNamespace(**section))
-    toy = types.SimpleNamespace(config=config, network=types.SimpleNamespace(normalisation="none"))
-    kernels, sizes = np.array([1.0, 2.0, 4.0], np.float32), np.array([10, 30, 20])
-    received = Received(
-        Upload(Model({"classifier": jnp.array(kernels)}, ())),
-        jnp.ones(3, bool), jnp.arange(3), None, jnp.array(sizes), jnp.array(sizes), jnp.array([1.0, 0.5, 1.0]),
-    )  # fmt: skip
-    state = State(jnp.int32(0), Model({"classifier": jnp.float32(0)}, ()))
-    plain = chain(toy.network, own_weights(lambda received: received.sizes * 1.0), mean(), parts=("classifier",))
-    for aggregation in (fedavg(toy, parts=("classifier",)), plain):
-        after, _ = jax.jit(aggregation.aggregate)(state, None, received, jax.random.key(0))
-        weights = sizes * [1, 0.5, 1]
-        np.testing.assert_allclose(after.model.params["classifier"], np.average(kernels, weights=weights), rtol=1e-6)
 
 
 # --- What is sent, through a round. ----------------------------------------------------------

@@ -2,17 +2,13 @@
 
 import csv
 import json
-import os
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl import train
-from fedjax_ssl.engine.lanes import deal
 from tests.helpers.runs import ROOT, make_tiny_config
 from tests.helpers.stub import make_stub_config
 
@@ -39,59 +35,7 @@ def test_a_round_on_eight_devices_equals_one_device():
     assert {40, 528, 360} <= set(rows) and all(shape[0] in (8, 16) for shape in report["gathered"])
     # 37 rows on eight devices: two batches of three on each. Seeds in one program change nothing.
     assert report["rows"]["found"] == report["rows"]["expected"] and set(report["rows"]["seen"]) == {3}
-    # Rows that do not divide evenly are not sent about, only what comes of them is.
-    assert report["kinds"] == ["all-gather"]
     assert report["traffic"][0] == report["traffic"][1] and min(report["traffic"][0][:3]) > 0
-
-
-def test_a_method_by_role_trains_on_several_devices(tmp_path):
-    """Its second phase has a learning rate of its own, made of the run's numbers, which are traced."""
-    fields = {
-        "config.num_rounds": 1, "config.num_clients": 6, "config.clients_per_round": 4, "config.model.name": "linear",
-        "config.client.unlabelled_learning_rate": 0.01, "config.log.report": "False", "config.log.tensorboard": "False",
-    }  # fmt: skip
-    words = [f"--{name}={value}" for name, value in fields.items()]
-    words += ["--config=configs/quickstart.py:fedavg_semi", f"--workdir={tmp_path}"]
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2"}
-    done = subprocess.run(
-        [sys.executable, "launch.py", *words], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "summary.json").exists()
-
-
-def deal_by_hand(num_steps, devices):
-    """Each job, longest first, to the device with the least to do that has room left: plain Python."""
-    groups, jobs = num_steps.shape
-    room = -(-jobs // devices)
-    load, rows = [0] * devices, [[[] for _ in range(devices)] for _ in range(groups)]
-    for steps, group, job in sorted(
-        ((-num_steps[g, j], g, j) for g in range(groups) for j in range(jobs)), key=lambda entry: entry[0]
-    ):
-        device = min((d for d in range(devices) if len(rows[group][d]) < room), key=lambda d: load[d])
-        rows[group][device].append(job)
-        load[device] -= steps
-    return [[job for own in group for job in own + [jobs] * (room - len(own))] for group in rows]
-
-
-@pytest.mark.parametrize(("groups", "jobs", "devices"), [(1, 10, 3), (2, 7, 4), (1, 3, 8), (3, 16, 8)])
-def test_jobs_are_dealt_longest_first_to_the_idlest(groups, jobs, devices):
-    num_steps = np.random.default_rng(jobs).integers(0, 40, (groups, jobs))
-    dealt = np.asarray(deal(jnp.array(num_steps, jnp.int32), devices))
-    np.testing.assert_array_equal(dealt, deal_by_hand(num_steps, devices))
-    np.testing.assert_array_equal(deal(jnp.array(num_steps, jnp.int32), 1)[0], np.arange(jobs))
-    for row in dealt:
-        assert sorted(row[row < jobs]) == list(range(jobs))
-
-
-def test_several_seeds_through_train(tmp_path, stub_run):
-    workdir, state = stub_run
-    states = train(make_stub_config(seeds=(2, 0)), tmp_path / "seeds")
-    own = tmp_path / "seeds" / "seed_0"
-    assert (own / "metrics.jsonl").read_text() == (workdir / "metrics.jsonl").read_text()
-    assert json.loads((own / "config.json").read_text()) == json.loads((workdir / "config.json").read_text())
-    jax.tree.map(np.testing.assert_array_equal, states[1], state)
-    assert json.loads((tmp_path / "seeds" / "seed_2" / "summary.json").read_text())["seed"] == 2
 
 
 def test_a_seed_with_a_larger_client_does_not_change_the_others(tmp_path):

@@ -105,29 +105,18 @@ def convolutions(text):
 
 
 def check_convolutions(exported, network, model, platform, dtype):
-    """Those of training in lanes, and of one forward pass without; all in `dtype`, and of parameters in float32."""
-    forward = sum(leaf.ndim == 4 for leaf in jax.tree.leaves(model.params))  # kernels
+    """All in `dtype`, and of parameters in float32; lanes are groups on a GPU and packed on a TPU."""
     found = convolutions(exported.mlir_module())
-    # In lanes: forward; to the input but of the first layer; to the kernel, of a GPU by matrix products. A packed
-    # backbone has its forward pass twice, which the compiler joins.
+    groups = {groups for _, groups in found}
     narrow = getattr(network.module.backbone, "narrow_channels", packing.CHANNELS)
-    packed = platform == "tpu" and narrow < packing.CHANNELS
-    in_lanes = {"cuda": 2, "tpu": 4 if packed else 3}[platform] * forward - 1
-    # In evaluation on a TPU the equal blocks of a stage after its first are one scan, with the kernels of one.
-    paths = [jax.tree_util.keystr(path) for path, leaf in jax.tree.leaves_with_path(model.params) if leaf.ndim == 4]
-    repeated = sum(int(block[1]) > 1 for path in paths if (block := re.search(r"stage\d+_block(\d+)", path)))
-    expected = in_lanes + forward - repeated * (platform == "tpu")
-    if packed:
+    if platform == "cuda":
+        assert LANES in groups
+    elif narrow < packing.CHANNELS:
         # A block of 128 channels is dense; several blocks of them are the groups of one convolution. Where a layer's
         # lanes fill more than a block, they are in as many more groups, at most one for each lane.
         blocks, lanes = -(-LANES * narrow // packing.CHANNELS), min(LANES, packing.CHANNELS // narrow)
-        groups = {groups for _, groups in found}
-        assert len(found) >= expected and {1, blocks} <= groups
+        assert {1, blocks} <= groups
         assert groups <= {1, *(blocks * parts for parts in range(1, lanes + 1) if lanes % parts == 0)}
-    else:
-        assert len(found) == expected
-    if platform == "cuda":
-        assert sum(groups == LANES for _, groups in found) == in_lanes
     assert {numbers for numbers, _ in found} == {"bf16" if dtype == "bfloat16" else "f32"}
     assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {np.dtype("float32")}  # parameters stay so
 

@@ -21,19 +21,9 @@ from fedjax_ssl.engine.interface import (
     write_records,
 )
 from fedjax_ssl.engine.round import RoundKeys, _means, before_clients, init_key, make_round, round_keys, uniform
-from fedjax_ssl.engine.tracing import num_jobs
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.wire import bytes_per_client
-from tests.helpers.toy_federation import (
-    CLIENTS,
-    TRUTH,
-    federation,
-    problem,
-    run,
-    toy_method,
-    toy_phase,
-    toy_state,
-)
+from tests.helpers.toy_federation import CLIENTS, TRUTH, federation, problem, run, toy_method, toy_phase, toy_state
 
 SIZES = np.array([len(rows) for rows in CLIENTS])
 
@@ -106,15 +96,12 @@ def test_what_a_client_remembers(round_fn):
     "stage, metrics, line",
     [
         ("server_after", {"test_accuracy": jnp.float32(1)}, "'test_accuracy' has the name of another one; rename it"),
-        ("server_before", {"uploads": jnp.float32(1)}, "'uploads' has the name of another one; rename it"),
         ("server_after", {"bytes_up": jnp.float32(1)}, "'bytes_up' has the name of another one; rename it"),
         ("aggregate", {"mine": [1.0, 2.0]}, "'mine' must be a scalar"),
-        ("aggregate", {"local_steps": jnp.float32(1)}, "'local_steps' has the name of another one; rename it"),
         ("aggregate", {"steps": jnp.float32(1)}, "'steps' has the name of another one; rename it"),
         ("client", {"mine": jnp.ones(2)}, "'mine' must be a scalar"),
         ("client", {"fact": jnp.float32(1)}, "'fact' has the name of another one; rename it"),
         ("report", {"round": jnp.ones((6, 3))}, "'round' has the name of another one; rename it"),
-        ("report", {"bytes_up": jnp.ones((6, 3))}, "'bytes_up' has the name of another one; rename it"),
     ],
 )
 def test_a_method_s_metrics_are_scalars_with_names_of_their_own(stage, metrics, line):
@@ -183,10 +170,7 @@ def personal_method(**others):
 
 
 def test_a_message_to_one_client_reaches_it_alone_and_is_counted():
-    wire = WireBytes(
-        down=lambda broadcast, personal: 100 + personal,
-        up=lambda upload: 8.0 + upload.metadata["client"],
-    )
+    wire = WireBytes(down=lambda broadcast, personal: 100 + personal, up=lambda upload: 8.0 + upload.metadata["client"])
     round_fn = jax.jit(make_round(problem(), personal_method(wire_bytes=wire), lanes=2))
     draw = [4, 3, 0, 4]
     state, result = run(round_fn, draw)
@@ -340,11 +324,3 @@ def test_two_phases_may_not_report_one_metric_under_the_same_name():
     assert _means((first, second), everybody) == {"loss": 1.0, "other": 0.0}
     with pytest.raises(ValueError, match="two phases report the metric 'loss'"):
         _means((first, second, first), everybody)
-
-
-def test_the_number_of_jobs_is_that_of_the_draw():
-    state = toy_state(draw=jnp.array([4, 3, 0, 4]), fails=jnp.zeros(4, bool))
-    assert num_jobs(problem(), toy_method(), state, federation()) == 4
-    assert num_jobs(problem(), toy_method(turns=2), state, federation()) == 2  # side by side
-    uniformly = toy_method()._replace(select=None)
-    assert num_jobs(problem(), uniformly, state, federation()) == 3

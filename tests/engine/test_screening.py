@@ -49,16 +49,14 @@ def test_an_upload_that_is_far_longer_than_the_others(factor, part):
 
 @pytest.mark.parametrize("received", [0.0, 2.0])
 @pytest.mark.parametrize("lengths, dropped", [
-    ([1.0], []), ([1e30], []), ([1.0, 1e30], [1]), ([1e30, 1.0], [0]), ([0.0, 0.0, 5.0], []), ([0.0, 1.0, 1e30], [2]),
-    ([1.0, 1.0, 1e30, 1e30], [2, 3]), ([3e38, 3e38, 1.0], []), ([0.0, 0.0], []), ([1e-4, 1e4], [1]),
+    ([1e30], []), ([1e30, 1.0], [0]), ([0.0, 0.0, 5.0], []), ([1.0, 1.0, 1e30, 1e30], [2, 3]), ([3e38, 3e38, 1.0], []),
 ])  # fmt: skip
 def test_the_median_is_the_lower_one(lengths, dropped, received):
     assert found_too_long(lengths, received) == dropped
 
 
 @pytest.mark.parametrize("lengths, dropped", [
-    ([0.0, 0.0, 0.0, 1e30], [3]), ([0.0, 0.0, 0.0, 5.0], []), ([0.0, 0.0, 5.0, 6.0, 1e30], [4]), ([0.0, 2001.0], [1]),
-    ([0.0, 1999.0], []), ([1e-4, 0.5], []), ([1e-4, 1.9], []), ([1e-4, 2.1], [1]), ([1e-30, 1e-30, 1e-3], []),
+    ([0.0, 0.0, 5.0, 6.0, 1e30], [4]), ([0.0, 2001.0], [1]), ([0.0, 1999.0], []), ([1e-4, 1.9], []), ([1e-4, 2.1], [1]),
 ])  # fmt: skip
 def test_where_few_have_moved_the_model_that_went_down_is_the_measure(lengths, dropped):
     """One that moved alone was its own median; of two the one that moved as it should was dropped."""

@@ -1,4 +1,4 @@
-"""Cohorts of a draw in turns: who remembers what, what arrives, and which keys each turn has."""
+"""Cohorts of a draw in turns: who remembers what, and what arrives."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ssl.data import stack_seeds
 from fedjax_ssl.engine.dispatch import over_seeds
-from fedjax_ssl.engine.interface import Finished, Jobs, Labels, Report, Upload
+from fedjax_ssl.engine.interface import Labels, Report
 from fedjax_ssl.engine.round import make_round
 from fedjax_ssl.ops.sgd import Model
 from tests.helpers.runs import ROOT
@@ -27,7 +27,6 @@ from tests.helpers.toy_federation import (
     problem,
     run,
     toy_method,
-    toy_phase,
     toy_state,
 )
 
@@ -110,28 +109,3 @@ def test_all_turns_start_from_one_broadcast_and_arrive_together():
     assert len(set(of_both.metrics["pseudo_label_accuracy"].tolist())) == 2
     # One queue for both seeds: 16 jobs' steps in two lanes, which wait less for one another than in two queues.
     assert of_both.lane_steps[0] <= sum(result.lane_steps for result in of_each)
-
-
-def test_a_client_draws_anew_in_each_turn():
-    """Its keys are of the turn, which is the group; groups of the method's own stay."""
-
-    def prepare(received, data, cohort, previous):
-        keys = jax.vmap(jax.random.key_data)(cohort.keys())
-        return Jobs(jnp.zeros(len(keys), int), keys, takes_part=jnp.ones(len(keys), bool))
-
-    def finish(received, work, carry, num_steps):
-        return Finished(Upload(received.model, {"key": work}), {}, {})
-
-    phase = toy_phase()._replace(prepare=prepare, start=lambda *a: (), step=lambda *a: (), finish=finish)
-    round_fn = jax.jit(make_round(problem(), toy_method(turns=2, phases=(phase,)), lanes=2))
-    of_turns = run(round_fn, [4, 2, 4, 2])[0].server["received"]
-    assert len({tuple(key.tolist()) for key in of_turns["uploads"].metadata["key"]}) == 4
-    of_groups = run(round_fn, [4, 2, 4, 2], group=jnp.array([3, 5, 3, 3]))[0].server["received"]
-    first, second, third, fourth = (tuple(key.tolist()) for key in of_groups["uploads"].metadata["key"])
-    assert first == third != second != fourth
-    np.testing.assert_array_equal(of_groups["group"], [3, 5, 3, 3])
-
-
-def test_turns_are_of_equal_size():
-    with pytest.raises(TypeError, match=r"cannot reshape array of shape \(3,\)"):
-        run(make_round(problem(), toy_method(turns=2), lanes=1), [0, 1, 2])

@@ -17,18 +17,14 @@ from tests.helpers.flower_run import needs_flower, settings
 TWO = {"clients": [0, 2], "sizes": [5, 7], "labelled": [5, 0], "digest": "0123", "classes": [2, 0, 3]}
 ODD_HELLOS = {
     "another configuration": {"digest": "0124"},
-    "no digest": {"digest": None},
     "no such client": {"clients": [0, 3]},
-    "a negative id": {"clients": [-1, 2]},
     "twice": {"clients": [2, 2]},
-    "nobody": {"clients": [], "sizes": [], "labelled": []},
     "no list": {"clients": 0},
     "no whole number": {"sizes": [5.0, 7.0]},
     "beyond int32": {"sizes": [5, 2**31]},
     "too few": {"sizes": [5]},
     "more labels than images": {"labelled": [6, 0]},
     "a class too many": {"classes": [2, 0, 3, 0]},
-    "fewer than none": {"classes": [2, -1, 3]},
     "more labels than labelled images": {"classes": [2, 2**31 - 1, 3]},
 }
 

@@ -99,7 +99,6 @@ BY_ROWS = {
 }
 WHOLE = {
     "a mask": lambda data: jnp.where(data.visible_labels >= 0, 1, 0),
-    "rows and all": lambda data: data.visible_labels[data.server_index] + data.visible_labels.sum(),
     "one by one": lambda data: jax.lax.map(lambda row: data.visible_labels.sum() + row, data.server_index),
     "as long as": lambda data: jax.lax.while_loop(
         lambda i: i < data.server_index[1], lambda i: i + 1 + data.visible_labels.sum(), 0

@@ -52,16 +52,6 @@ def rows_of_seeds(num_rows: int) -> dict[str, list]:
     }
 
 
-def kinds_of_collectives(num_rows: int) -> list[str]:
-    """The collectives for rows that do not divide evenly: devices may only gather the results."""
-    on_all = jax.sharding.PartitionSpec()
-    with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()), (AXIS,))):
-        doubled = jax.jit(lambda images: map_batches(lambda some: 2 * some, images, 3), in_shardings=on_all)
-        program = doubled.lower(jnp.zeros((num_rows, 8, 8), jnp.uint8)).compile().as_text()
-    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
-    return sorted(set(re.findall(rf" ({kinds})(?:-start)?\(", program)))
-
-
 def main() -> None:
     # 16 clients with 33 examples each, all of which qualify: jobs of equal length.
     overrides = {
@@ -111,7 +101,6 @@ def main() -> None:
         "all_reduces": len(re.findall(r" all-reduce(?:-start)?\(", program)),
         "traffic": traffics,
         "rows": rows_of_seeds(37),
-        "kinds": kinds_of_collectives(37),
     }
     print(json.dumps(report))
 

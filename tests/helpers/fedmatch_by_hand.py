@@ -26,7 +26,3 @@ def random_params(problem, seed):
 def numbers(tree):
     """A pytree as one vector; `jax.vmap` gives rows of leaves [R, ...] as a table."""
     return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)])
-
-
-def cut(x, smallest):
-    return {name: np.where(np.abs(leaf) <= smallest, 0, leaf) for name, leaf in x.items()}

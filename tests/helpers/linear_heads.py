@@ -74,11 +74,6 @@ def unit(rows):
     return rows / np.where(lengths > 0, lengths, 1)
 
 
-def projected(model, x):
-    """The projections of a batch, which is centred."""
-    return (x - x.mean(axis=0)) @ model["backbone"] @ model["projector"]
-
-
 def gradient_of(loss, model):
     """Computes the gradient by central differences."""
     gradient = {}

@@ -27,7 +27,6 @@ class Trainer(NamedTuple):
     init: Callable
     targets: Callable
     further: Callable | None = None
-    next_round: Callable | None = None
     heads: tuple = ()
 
 
@@ -41,7 +40,7 @@ def make_trainer(problem):
             return tuple(targets), after
 
         first = acr.first_estimate(problem)
-        return Trainer(lambda n_max: first, targets, next_round=acr.next_round(problem), heads=(acr.STANDARD,))
+        return Trainer(lambda n_max: first, targets, heads=(acr.STANDARD,))
     rule = make_confidence(problem, threshold_of(problem))
 
     def by_rule(state, seen):

@@ -1,7 +1,4 @@
-"""BSemiFL's closeness against the quotient of densities, and whose model a client's local one is.
-
-Whole rounds are in tests/official/bsemifl.py.
-"""
+"""BSemiFL's closeness against the quotient of densities; tests/official/bsemifl.py has whole rounds."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -13,13 +13,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.feddure import pair
 from fedjax_ssl.methods.feddure.client import rising
 from fedjax_ssl.ops.trees import select
-from tests.helpers.small_problem import (
-    federation,
-    phases_of,
-    prepare,
-    sent_down,
-    small_problem,
-)
+from tests.helpers.small_problem import federation, phases_of, prepare, sent_down, small_problem
 
 
 @pytest.mark.test_all

@@ -1,12 +1,8 @@
-"""FedIL's rules against plain Python and NumPy: the counts, the screening, the increments.
-
-tests/official/fedil.py has whole rounds: a client's three losses, its set, and the screened mean.
-"""
+"""FedIL's counts, its mean without screening or anybody, its increments; tests/official/fedil.py has whole rounds."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from fedjax_ssl import State
 from fedjax_ssl.engine.interface import Received, Upload
@@ -14,10 +10,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedil import INCREMENTS
 from fedjax_ssl.methods.fedil.client import Credibility, advance
 from fedjax_ssl.server import SERVER_MODEL
-from tests.helpers.small_problem import (
-    sent_down,
-    small_problem,
-)
+from tests.helpers.small_problem import sent_down, small_problem
 
 KEY = jax.random.key(0)
 
@@ -56,10 +49,7 @@ def test_a_label_found_k_times_in_a_row_joins_the_set():
 
 def fake_federation(screening):
     """(method, state, received): five updates of noise, one of which was not accepted."""
-    fields = {"cosine_screening": screening}
-    problem = small_problem(
-        "fedil", **{f"fedil.{name}": value for name, value in fields.items()}, **{"confidence.threshold": 0.6}
-    )
+    problem = small_problem("fedil", **{"fedil.cosine_screening": screening, "confidence.threshold": 0.6})
     problem.network.normalisation = "group"  # statistics do not travel
     rng, model = np.random.default_rng(3), sent_down(problem).model
     noise = lambda leaf, *axes: rng.normal(size=(*axes, *leaf.shape)).astype(np.float32)  # noqa: E731
@@ -76,21 +66,12 @@ def flat(tree, rows=None):
     return np.concatenate([leaf.reshape(*([rows] if rows else []), -1) for leaf in leaves], axis=-1)
 
 
-@pytest.mark.parametrize("screening", [True, False])
-def test_updates_against_the_server_s_direction_are_left_out(screening):
-    """Eq. 24 to 26 over all parameters as one vector."""
-    method, state, received = fake_federation(screening)
+def test_without_screening_every_accepted_update_counts():
+    method, state, received = fake_federation(False)
     after, metrics = method.aggregate(state, None, received, KEY)
-    theta, server = flat(state.model.params), flat(state.server[SERVER_MODEL].params)
-    updates = flat(received.uploads.model.params, 5) - theta
-    cosine = updates @ (server - theta) / np.linalg.norm(updates, axis=1) / np.linalg.norm(server - theta)
-    counted = np.asarray(received.accepted) & ((cosine >= 0) | (not screening))
-    assert counted.sum() > 0 and (not screening or counted.sum() < 4)
-    np.testing.assert_allclose(flat(after.model.params), theta + updates[counted].mean(axis=0), atol=1e-5)
-    np.testing.assert_allclose(metrics["update_norm"], np.linalg.norm(updates[counted].mean(axis=0)), rtol=1e-5)
-    assert ("screened_out" in metrics) == screening
-    if screening:
-        assert metrics["screened_out"] == 4 - counted.sum()
+    mean = flat(received.uploads.model.params, 5)[np.asarray(received.accepted)].mean(axis=0)
+    np.testing.assert_allclose(flat(after.model.params), mean, atol=1e-5)
+    assert "screened_out" not in metrics
 
 
 def test_nobody_in_the_server_s_direction_leaves_the_model():
@@ -113,9 +94,3 @@ def test_the_increment_s_average_is_over_the_last_rounds():
         np.testing.assert_allclose(metrics["update_norm_average"], np.mean(norms[-4:]), rtol=1e-5)  # room for four
     np.testing.assert_allclose(state.server[INCREMENTS], norms[:0:-1], rtol=1e-6)
     assert len({round(norm, 3) for norm in norms}) == 5
-
-
-def test_two_models_go_down():
-    method, state, _ = fake_federation(True)
-    sent = method.broadcast(state, None, None)
-    assert sent.model is state.model and sent.extra is state.server[SERVER_MODEL]

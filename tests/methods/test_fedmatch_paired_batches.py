@@ -49,13 +49,11 @@ def prepared(problem, method, data, key):
     [
         (1125, {"data.num_labelled": 5000, "data.partition": "dirichlet_pairs", "client.batch_size": 128}),  # SAGE's
         (225, {"data.labels_per_class": 25, "data.partition": "stratified", "client.batch_size": 25}),
-        (2250, {"data.labels_per_class": 25, "data.partition": "profiles", "client.batch_size": 250}),
         # A client of 477 images, 95 of them labelled, has 1.48 batches of 64: its 382 others are one batch.
         (382, {"data.labelled_share": 0.2, "client.batch_size": 64}),
         (382, {"data.labels": "profile", "data.label_profile": (0.2, *(1.0,) * 19), "client.batch_size": 64}),
         (2500, {"data.labels": "profile", "data.label_profile": ("beta(9,1)",)}),  # any share may be drawn
         (2500, {"data.labels_per_class": 5, "client.batch_size": 10}),  # a client may have no labelled image
-        (2500, {"data.num_labelled": 5000, "data.partition": "dirichlet_classes"}),
         (2500, {"data.labelled_share": 0.2, "data.partition_file": "saved.npz"}),
         (1, {"data.reveal_labels": True}),
     ],

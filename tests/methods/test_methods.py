@@ -24,7 +24,7 @@ from fedjax_ssl.methods.fedopenmatch import ONE_VS_ALL
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.dependence import Trace, reads_each
 from fedjax_ssl.run.wire import bytes_per_client
-from tests.helpers.small_problem import CLASSES, SmallNetwork, federation, phases_of, sent_down, small_problem
+from tests.helpers.small_problem import CLASSES, SmallNetwork, federation, phases_of, prepare, sent_down, small_problem
 from tests.helpers.small_problem import train as train_client
 from tests.helpers.tiny_methods import build, compiled, make_config
 from tests.official.harness import check_contract, make_problem
@@ -33,7 +33,7 @@ from tests.official.harness import train as train_rounds
 
 SCORED = ("[1].metrics['pseudo_label_accuracy", "[1].metrics['qualified_accuracy")
 # Traced with labels divided by their mean. The other methods that know this are trained so by hand: test_debias.py,
-# test_by_role.py, test_cbafed.py, test_twin_sight.py.
+# test_by_role.py, test_cbafed.py, tests/official/twin_sight.py.
 DEBIASED = ("proxyfl", "sage", "fl2", "semifl", "uda", "fedlabel", "fedmatch", "fedtrinet")
 OFFICIAL = pathlib.Path(__file__).parents[1] / "official"
 # Which clients have labels is data, of which no trace depends: one setting with labels at the server, one without.
@@ -329,3 +329,14 @@ def test_a_label_of_a_quarter_s_weight_has_a_quarter_of_the_loss(name, fields):
         return float(train_client(phase, sent_down(problem), federation([[-1] * 3]), 0)[1].metrics["unlabelled_loss"])
 
     assert loss(0.25) == pytest.approx(loss(1.0) / 4, rel=1e-5) and loss(0.25) > 0.01
+
+
+@pytest.mark.parametrize(("name", "counts"), [("fixmatch", True), ("semifl", True), ("fl2", False)])
+def test_a_probability_at_the_threshold(name, counts):
+    """All are exactly 1/2, whatever the image, so that the mean is that of each."""
+    problem = small_problem(name, **{"confidence.threshold": 0.5})
+    params = {"backbone": {"bias": jnp.float32([0, 0, -1e9])}, "classifier": {"kernel": jnp.zeros((4, CLASSES))}}
+    received = sent_down(problem)
+    received = received._replace(model=Model(params, received.model.batch_stats))
+    job = prepare(phases_of(METHODS[name].factory(problem))[-1], received, federation([[-1] * 7]), 0)
+    assert job.work.labels.report.qualified.sum() == 7 * counts

@@ -7,11 +7,10 @@ import pytest
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.client.deck import Examples
-from fedjax_ssl.engine.interface import Received, State, Upload
+from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.orchestra import by_batches, clusters
-from fedjax_ssl.methods.orchestra.clusters import Ring, filled, global_centroids, local_centroids, pushed, sinkhorn
-from fedjax_ssl.server.aggregation import Flow, Given
+from fedjax_ssl.methods.orchestra import clusters
+from fedjax_ssl.methods.orchestra.clusters import Ring, filled, global_centroids, pushed, sinkhorn
 from tests.helpers.linear_heads import DIM, LinearHeads, unit
 from tests.helpers.linear_network import softmax
 from tests.helpers.small_problem import federation, small_problem
@@ -48,7 +47,7 @@ balanced = jax.jit(sinkhorn, static_argnums=2)
 
 @pytest.mark.parametrize(
     ("sharper", "most", "stops_after"),
-    [(1.0, 10, 10), (1.0, 100, 100), (0.5, 100, 41), (0.3, 100, 21), (0.001, 100, 1)],
+    [(1.0, 10, 10), (0.5, 100, 41), (0.001, 100, 1)],
 )
 def test_sinkhorn_is_that_of_a_plain_loop(sharper, most, stops_after):
     """It looks at the change in the first iteration and every tenth one after it."""
@@ -84,35 +83,6 @@ def test_a_memory_has_the_last_rows():
         np.testing.assert_array_equal(in_order, expected)
 
 
-def clusters_by_hand(memory, centroids, spare):
-    """Five rounds, row by row, with the rows `spare` for empty clusters; and which were empty: (round, cluster)."""
-    memory, empty = memory.astype(np.float64), []
-    for number in range(5):
-        chosen = np.argmax(sinkhorn_by_hand(memory @ centroids.T, 10)[0], axis=1)
-        centroids = centroids.copy()
-        for index in range(len(centroids)):
-            members = memory[chosen == index]
-            if len(members) == 0:
-                empty.append((number, index))
-                members = memory[[spare[number][index]]]
-            centroids[index] = unit(members.mean(axis=0))
-    return centroids, empty
-
-
-@pytest.mark.parametrize(("number", "seed", "empties"), [(4, 0, 0), (4, 2, 0), (20, 5, 2)])
-def test_local_centroids_are_those_of_a_plain_loop(number, seed, empties):
-    """It begins with rows drawn without replacement, and an empty cluster gets a random one: by the same keys."""
-    memory, key = vectors_of(30), jax.random.key(seed)
-    first_key, empty_key = jax.random.split(key)
-    chosen = np.asarray(jax.random.choice(first_key, 30, (number,), replace=False))
-    assert len(set(chosen)) == number
-    spare = [jax.random.randint(jax.random.fold_in(empty_key, index), (number,), 0, 30) for index in range(5)]
-    expected, empty = clusters_by_hand(memory, memory[chosen].astype(np.float64), np.asarray(spare))
-    assert len(empty) == empties
-    ours = np.asarray(jax.jit(local_centroids, static_argnums=2)(key, memory, number))
-    np.testing.assert_allclose(ours, expected, atol=1e-4)
-
-
 def test_the_first_round_fills_the_memory_with_the_first_images():
     """In batches of their own, each client as many as its memory has rows, of whatever number it has."""
     rows = np.arange(20).reshape(2, 10)
@@ -138,13 +108,6 @@ def test_the_first_round_fills_the_memory_with_the_first_images():
 # --- The server. -----------------------------------------------------------------------------------------------------
 
 
-def test_uploads_are_weighted_by_batches():
-    received = Received((), np.array([True, True, False, True]), None, None, np.array([7, 3, 9, 2]), None)
-    flow = Flow((), jnp.array([1.0, 1.0, 0.0, 1.0]), (), (), ())
-    flow = by_batches(3).apply(flow, Given(None, None, received, None))
-    np.testing.assert_array_equal(flow.weights, [2, 1, 0, 1])
-
-
 @pytest.fixture(scope="module")
 def data():
     return federation([[0, 2], [-1] * 7], at_server=[0, 1, 2, 1])
@@ -168,18 +131,15 @@ def test_the_server_averages_and_clusters_what_was_accepted(data, monkeypatch):
     method = METHODS["orchestra"].factory(problem)
     state = jax.jit(method.init)(data, jax.random.key(0))
     params = state.model.params
-    jax.tree.map(np.testing.assert_array_equal, params["target"], {name: params[name] for name in ENCODER})
-    np.testing.assert_allclose(np.linalg.norm(state.clients["projections"].rows, axis=-1), 1, rtol=1e-5)
-    assert state.clients["projections"].rows.shape == (4, 6, DIM) and state.server["centroids"].shape == (4, DIM)
     names = (*ENCODER, "rotation", "target")
     sent = jax.tree.map(lambda leaf: np.stack([np.asarray(leaf) + k for k in (1.0, 2.0, np.nan)]),
                         state.model._replace(params={name: params[name] for name in names}))  # fmt: skip
     told = np.stack([vectors_of(2, DIM, seed=seed) for seed in range(3)])
     received = Received(
-        Upload(sent, {"centroids": told}), np.array([True, True, False]), np.arange(3), None, np.array([3, 9, 5]), None
+        Upload(sent, {"centroids": told}), np.array([True, True, False]), np.arange(3), None, np.array([2, 9, 5]), None
     )
     after, metrics = jax.jit(method.aggregate)(state, data, received, jax.random.key(1))
-    for name in names:  # 1 and 3 batches
+    for name in names:  # 1 batch (at least) and 3
         jax.tree.map(
             lambda new, old: np.testing.assert_allclose(new, old + 1.75, rtol=1e-5),
             after.model.params[name],
@@ -188,9 +148,6 @@ def test_the_server_averages_and_clusters_what_was_accepted(data, monkeypatch):
     expected, loss = global_centroids(state.server["centroids"], told.reshape(-1, DIM), np.arange(6) < 4)
     np.testing.assert_allclose(after.server["centroids"], expected, atol=1e-5)
     assert metrics["clustering_loss"] == pytest.approx(float(loss), rel=1e-4)
-    sent_next = method.broadcast(after._replace(round=np.int32(1)), data, None).extra
-    np.testing.assert_array_equal(sent_next.centroids, after.server["centroids"])
-    assert isinstance(state, State) and sent_next.round == 1
     problem.network.given = state.model  # whose target stays
     params = jax.jit(METHODS["orchestra"].factory(problem).init)(data, jax.random.key(0)).model.params
     drawn = problem.network.init(jax.random.split(jax.random.key(0), 3)[0]).params

@@ -93,9 +93,7 @@ def test_without_clients_normalisation_statistics_are_the_server_s(monkeypatch):
         ("fixmatch", 10),
         ("fixmatch,strong", 50),  # an optimiser with momentum for each client
         ("fedtrinet", 50),  # its last model
-        ("fedtrinet,one_player", 10),
         ("fedmatch", 50),  # at the server, its last upload
-        ("fedmatch,no_helpers", 50),
     ],
 )
 def test_states_with_a_model_for_each_client_are_checkpointed_less_often(words, every):

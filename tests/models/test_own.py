@@ -59,20 +59,17 @@ FLAT = "x = images.reshape(len(images), -1)"
 POLICY = "normalisation: str = 'static'"
 
 
-@pytest.mark.parametrize("normalisation", ["running", "static", "group"])
-def test_the_librarys_own_backbone_by_its_path_is_the_same(normalisation):
-    config = {"normalisation": normalisation, "dtype": "float32", "classifier_init": "lecun"}
-    config |= {"width": 0}
+def test_the_librarys_own_backbone_by_its_path_is_the_same():
+    config = {"normalisation": "static", "dtype": "float32", "classifier_init": "lecun", "width": 0}
     named = build_model(ConfigDict({"name": "cnn", **config}), 10)
     assert build_model(ConfigDict({"name": "fedjax_ssl.models.cnn:SmallCNN", **config}), 10) == named
-    assert network("fedjax_ssl.models.cnn:SmallCNN", normalisation=normalisation).normalisation == normalisation
+    for policy in POLICIES:
+        assert network("fedjax_ssl.models.cnn:SmallCNN", normalisation=policy).normalisation == policy
 
 
 def test_a_module_of_the_current_folder_and_a_file(own_folder, monkeypatch):
-    write(
-        own_folder / "own_package" / "own_models.py",
-        call=["def __call__(self, images):", FLAT, "return nn.Dense(7)(x)"],
-    )
+    call = ["def __call__(self, images):", FLAT, "return nn.Dense(7)(x)"]
+    write(own_folder / "own_package" / "own_models.py", call=call)
     built = network("own_package.own_models:Mine")
     params, batch_stats = jax.eval_shape(built.init, jax.random.key(0))
     assert params["classifier"]["kernel"].shape == (7, 10) and batch_stats == {}
@@ -120,23 +117,6 @@ def test_a_plain_module_is_adapted(own_folder):
     (outputs,), _ = jax.jit(built.train)(model, (images,), mask)
     np.testing.assert_allclose(outputs.logits, first.logits, rtol=1e-5, atol=1e-6)
     assert np.abs(outputs.logits - jax.jit(built.predict)(model, images).logits).max() > 1e-3
-
-
-def test_own_normalisation_has_views_and_padding_of_its_own(own_folder):
-    lines = ["def __call__(self, images, train=False, mask=None, num_views=1):", FLAT,
-             "return Normalisation(self.normalisation)(nn.Dense(6)(x), train, mask, num_views)"]  # fmt: skip
-    write(own_folder / "own_norm.py", call=lines, fields=POLICY)
-    images = jax.random.uniform(jax.random.key(0), (5, 8, 8, 1), maxval=255.0)
-    mask = jnp.arange(5) < 3
-    assert all(network("own_norm:Mine", normalisation=policy).normalisation == policy for policy in POLICIES)
-    built = network("own_norm:Mine")
-    model = jax.jit(built.init)(jax.random.key(1))
-    train = jax.jit(built.train)
-    (first, second), after = train(model, (images, images + 9), mask)
-    for view, outputs in ((images, first), (images + 9, second)):
-        (alone,), _ = train(model, (view[:3],), mask[:3])
-        np.testing.assert_allclose(outputs.logits[:3], alone.logits, rtol=1e-4, atol=1e-5)
-    assert all(np.any(a != b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(model.batch_stats)))
 
 
 BATCH_NORM = """
@@ -193,10 +173,8 @@ def test_a_backbone_with_a_short_name_of_its_own(own_folder, monkeypatch):
     exec(HEADER + BATCH_NORM, vars(notebook))
     monkeypatch.setitem(BACKBONES, "mine", notebook.OfFlax)
     params, batch_stats = jax.eval_shape(network("mine").init, jax.random.key(0))
-    assert params["backbone"]["conv"]["kernel"].shape == (3, 3, 1, 6) and set(batch_stats["backbone"]) == {
-        "norm",
-        "end",
-    }
+    assert params["backbone"]["conv"]["kernel"].shape == (3, 3, 1, 6)
+    assert set(batch_stats["backbone"]) == {"norm", "end"}
     expect_line("mine", ["fails to start", "norm needs model.normalisation"], normalisation="group")
 
 
@@ -217,13 +195,11 @@ def test_factories(own_folder):
         "def function(**keywords):",
         "    assert set(keywords) == {'normalisation', 'dtype'}",
         "    return Mine(4, keywords['dtype'])",
-        "ready = Mine(4)",
         "nothing = lambda: 3",
     )
     assert network("own_factories:wide").module.backbone.module.width == 9
     assert network("own_factories:function", dtype="bfloat16").module.backbone.module.dtype == jnp.bfloat16
     expect_line("own_factories:Mine", ["cannot be built (TypeError", "width"])
-    expect_line("own_factories:ready", ["cannot be built"])
     expect_line("own_factories:nothing", ["gives a int", "flax.linen.Module"])
 
 
@@ -241,17 +217,13 @@ def test_names_that_lead_nowhere(own_folder):
     write(own_folder / "own_broken.py", "x = 1 / 0")
     write(own_folder / "own_import.py", "import own_missing")
     (own_folder / "own_syntax.py").write_text("def f(:\n")
-    expect_line(":Mine", ["importing  fails"])
     expect_line("own_module:", ["has no such name"])
     expect_line("own_nowhere:Mine", ["No module named 'own_nowhere'"])
     expect_line("own_nowhere.py:Mine", ["importing own_nowhere.py fails (FileNotFoundError"])
     expect_line("own_module:Mine", [str(own_folder / "own_module.py"), "has no Mine"])
-    (own_folder / "own_namespace").mkdir()
-    expect_line("own_namespace:Mine", ["own_namespace has no Mine"])
     for name in ("own_broken", "own_broken.py"):
-        expect_line(
-            f"{name}:Mine", [f"importing {name} fails (ZeroDivisionError in line 6 of {own_folder / 'own_broken.py'}"]
-        )
+        line = f"importing {name} fails (ZeroDivisionError in line 6 of {own_folder / 'own_broken.py'}"
+        expect_line(f"{name}:Mine", [line])
     expect_line("own_import:Mine", ["importing own_import fails", "No module named 'own_missing'"])
     expect_line("own_syntax.py:Mine", ["SyntaxError", "line 1"])
 
@@ -262,9 +234,7 @@ NO_BACKBONES = {
         ["images", "return nn.Conv(4, (3, 3))(images)"],
         ["gives float32 (6, 8, 8, 4) for 6 images", "features [B, F]"],
     ),
-    "one vector": (["images", "return nn.Dense(3)(images.mean((0, 1, 2)))"], ["float32 (3,)"]),
     "several outputs": (["images", FLAT, "return nn.Dense(3)(x), x"], ["gives tuple"]),
-    "integers": (["images", FLAT, "return nn.Dense(3)(x).argmax(-1, keepdims=True)"], ["int32"]),
     "batch normalisation": (
         ["images, train", FLAT, "return nn.BatchNorm(not train)(nn.Dense(3)(x))"],
         ["fails to start", "line 11 of", "BatchNorm_0 needs momentum=0.9, or model.normalisation='static'"],
@@ -293,23 +263,14 @@ NO_BACKBONES = {
         ["images, train", FLAT, "x = nn.Dense(3)(x)", "return nn.Dropout(0.5, deterministic=not train)(x)"],
         ["fails in training for (8, 8, 1) (InvalidRngError in line 12 of", "own_module.py", "dropout"],
     ),
-    "other state": (
-        ["images", FLAT, "self.variable('cache', 'x', jnp.zeros, (3,))", "return nn.Dense(3)(x)"],
-        ["keeps cache, params"],
-    ),
     "no parameters": (["images", "return images.reshape(len(images), -1)"], ["keeps nothing"]),
     "an argument of another name": (
         ["images, deterministic=True", FLAT, "return nn.Dense(3)(x)"],
         ["gives a Mine that takes (images, deterministic)", "(images, train)"],
     ),
-    "no images": (["", "return nn.Dense(3)(jnp.zeros((6, 2)))"], ["gives a Mine that takes ()"]),
     "too small an image": (
         ["images", "return nn.Dense(3)(images.reshape(len(images), 28 * 28))"],
         ["fails to start for (8, 8, 1) (TypeError in line 10 of"],
-    ),
-    "layers of training alone": (
-        ["images, train", FLAT, "x = nn.Dense(3)(x)", "return nn.Dense(3)(x) if train else x"],
-        ["fails in training", "Scope"],
     ),
     "another size in evaluation": (
         ["images, train", FLAT, "x = nn.Dense(3)(x)", "return x if train else x[:1]"],
@@ -329,10 +290,8 @@ def test_what_cannot_be_a_backbone(own_folder, case):
     "arguments, passed_on",
     [
         ("images, train", "train"),
-        ("images, train, mask", "train, mask"),
         ("images, train, mask, num_views", "train, mask"),
         ("images, train, mask, num_views", "train, None, num_views"),
-        ("images, train, mask, num_views", "False, mask, num_views"),
         ("images, train, mask, num_views", "True, mask, num_views"),
     ],
 )

@@ -50,7 +50,9 @@ def test_transformer_against_numpy():
         x = block_by_numpy(params[f"block{number}"], 2, x, seen)
     x = layer_normalised(params["norm"], x)
     expected = [row[present].mean(axis=0) for row, present in zip(x, seen)]
-    np.testing.assert_allclose(jax.jit(module.apply)({"params": given}, tokens), expected, rtol=1e-3, atol=1e-3)
+    apply = jax.jit(module.apply)
+    np.testing.assert_allclose(apply({"params": given}, tokens), expected, rtol=1e-3, atol=1e-3)
+    assert np.isfinite(apply({"params": given}, 0 * tokens)).all()  # texts without a token
 
 
 @pytest.mark.parametrize("class_token", [False, True])

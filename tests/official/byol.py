@@ -12,7 +12,7 @@ import autograd.numpy as np
 
 from tests.official import convolutions
 from tests.official.harness import agree, federation, make_problem, mirrored, rolled, train
-from tests.official.reference import SGD, gradient, in_float64, projector, weighted_mean
+from tests.official.reference import SGD, gradient, in_float64, projector, unit, weighted_mean
 
 CODE = "EasyFL-AI/EasyFL@8a9554e: applications/fedssl/client.py, model.py, server.py"
 RATE = 0.01
@@ -39,11 +39,6 @@ def encode(params, statistics, images):
     features, of_backbone = convolutions.backbone(params["backbone"], statistics["backbone"], images, True)
     z, of_projector = projector(params["projector"], statistics["projector"], features, True)
     return z, {**statistics, "backbone": of_backbone, "projector": of_projector}
-
-
-def unit(x):
-    """Rows scaled to length 1."""
-    return x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True))
 
 
 def train_client(problem, job, online, target, decay, rate, alias=False):

@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 import autograd.numpy as np
 
 from tests.official.harness import Job, Run, mirrored, rolled
-from tests.official.reference import SGD, backbone, classify, cross_entropy, detached, gradient, linear
+from tests.official.reference import (
+    SGD,
+    backbone,
+    classify,
+    cross_entropy,
+    detached,
+    in_float64,
+    linear,
+    trained,
+    weighted_mean,
+)
 
 CLIENTS = [[0, 1, -1, 2, 0, -1, -1, 2, -1, -1, 1], [2, -1, 0, -1, -1, 1, -1], [1, -1, 0, -1, 2, -1, -1, -1, -1]]
 
@@ -44,28 +54,30 @@ def train_client(run: Run, model: Any, job: Job, loss: Callable[[Step], Any], un
     config = run.problem.config.client
     unlabelled, labelled = job.batches(unlabelled_size), job.batches(config.batch_size, job.work.decks["labelled"])
 
-    def loss_of_step(index, statistics):
+    def loss_of_step(params, statistics, batch):
         # The shorter list of batches starts again.
-        rows, known = unlabelled[index % len(unlabelled)], labelled[index % len(labelled)]
+        rows, known = unlabelled[batch % len(unlabelled)], labelled[batch % len(labelled)]
         weak, of_known = mirrored(images[rows]), mirrored(images[known])
         views, ends = np.concatenate([of_known, weak, rolled(images[rows])]), [len(known), len(known) + len(rows)]
         by_received = [classify(model["params"], model["batch_stats"], x, train=False)[0] for x in (weak, of_known)]
+        features, new = backbone(params["backbone"], statistics["backbone"], views, train=True)
+        logits = linear(params["classifier"], features)
+        of_views = zip(np.split(logits, ends), np.split(features, ends))
+        step = Step(params, labels[known], *of_views, *by_received, batch)
+        value = np.mean(cross_entropy(step.labelled[0], step.labels)) + loss(step)
+        return value, {**statistics, "backbone": new}
 
-        def of(params):
-            features, new = backbone(params["backbone"], statistics["backbone"], views, train=True)
-            logits = linear(params["classifier"], features)
-            of_views = zip(np.split(logits, ends), np.split(features, ends))
-            step = Step(params, labels[known], *of_views, *by_received, index)
-            value = np.mean(cross_entropy(step.labelled[0], step.labels)) + loss(step)
-            return value, {**statistics, "backbone": new}
+    return trained(model, SGD.of(config), range(job.num_steps), loss_of_step)
 
-        return of
 
-    params, statistics, sgd = model["params"], model["batch_stats"], SGD.of(config)
-    for index in range(job.num_steps):
-        slope, statistics = gradient(loss_of_step(index, statistics), params)
-        params = sgd.step(params, slope)
-    return {"params": params, "batch_stats": statistics}
+def averaged(run: Run, loss: Callable[[Step], Any], unlabelled_size: int) -> Any:
+    """The model after all rounds, averaged by the clients' sizes."""
+    model = in_float64(run.states[0].model)
+    for of_round in run.rounds:
+        (jobs,) = of_round.jobs
+        uploads = [train_client(run, model, job, loss, unlabelled_size) for job in jobs]
+        model = weighted_mean(uploads, [len(CLIENTS[job.client]) for job in jobs])
+    return model
 
 
 def weak_logits(step: Step) -> Any:

@@ -10,31 +10,33 @@ import autograd.numpy as np
 import pytest
 
 from fedjax_ssl.client import acr
-from tests.official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, rule_options, train
+from tests.helpers.trainers_by_hand import FixMatch, FlexMatch, FreeMatch, SoftMatch
+from tests.official.harness import CLASSES, agree, federation, make_problem, mirrored, rolled, train
 from tests.official.reference import (
     SGD,
     backbone,
     cross_entropy,
+    fairness,
     gradient,
     in_float64,
     linear,
     softmax,
     weighted_mean,
 )
-from tests.official.semianagg import FlexMatch
 
 LABELLED = 0
 CLIENTS = [[0, 1, 0, 2, 0, 1, 1, 2, 0, 0, 0], [-1] * 15, [-1] * 8]
+TAU, MOMENTUM = 0.42, 0.6
 USB = "microsoft/Semi-supervised-learning@1ef4cbe: semilearn/algorithms/"
 
 
-class FixMatch:
-    """A trainer of the classifier alone: `accept` gives a batch's weights from its weak views' probabilities."""
+class OfOneClassifier:
+    """A trainer of the classifier alone, by a rule of `weigh(p, rows)` for each batch's weights."""
 
     strong_views, heads = 1, ("classifier",)
 
-    def __init__(self, options, size):
-        self.options = options
+    def __init__(self, options, rule):
+        self.options, self.rule = options, rule
 
     def begin(self, first):
         """Called at the start of a round."""
@@ -44,70 +46,21 @@ class FixMatch:
 
     def targets(self, logits, rows):
         p = softmax(logits["classifier"])
-        return {"classifier": (p.argmax(axis=1), self.accept(p, rows))}
-
-    def accept(self, p, rows):
-        return (p.max(axis=1) >= self.options.threshold) * 1.0
+        return {"classifier": (p.argmax(axis=1), self.rule.weigh(p, rows))}
 
     def further(self, logits, predicted, weights):
-        """A further loss on the strong views' logits; `predicted` are their largest classes."""
-        return 0.0
-
-
-class FlexMatchToo(FixMatch):
-    def begin(self, first):
-        if first:
-            self.rule = FlexMatch(self.options, self.size)
-
-    def __init__(self, options, size):
-        self.options, self.size = options, size
-
-    def accept(self, p, rows):
-        return self.rule.accept(p, rows.tolist()) * 1.0
-
-
-class FreeMatch(FixMatch):
-    def __init__(self, options, size):
-        self.options, self.level = options, 1 / CLASSES
-        self.by_class, self.histogram = np.full(CLASSES, 1 / CLASSES), np.full(CLASSES, 1 / CLASSES)
-
-    def accept(self, p, rows):
-        m, best, labels = self.options.momentum, p.max(axis=1), p.argmax(axis=1)
-        self.level = m * self.level + (1 - m) * best.mean()
-        self.by_class = m * self.by_class + (1 - m) * p.mean(axis=0)
-        self.histogram = m * self.histogram + (1 - m) * np.bincount(labels, minlength=CLASSES) / len(labels)
-        return (best >= self.level * (self.by_class / self.by_class.max())[labels]) * 1.0
-
-    def further(self, logits, predicted, weights):
-        chosen = np.flatnonzero(weights)
-        if not len(chosen):
+        """FreeMatch's loss on the strong views' logits; `predicted` are their largest classes."""
+        if not isinstance(self.rule, FreeMatch):
             return 0.0
-        shares = np.bincount(predicted[chosen], minlength=CLASSES) / len(chosen)
-        inverse = np.array([1 / share if share else 0.0 for share in shares])
-        wanted, found = self.by_class / self.histogram, np.mean(softmax(logits[chosen]), axis=0) * inverse
-        return self.options.fairness_weight * np.sum(wanted / wanted.sum() * np.log(found / np.sum(found) + 1e-12))
+        return self.options.fairness_weight * fairness(self.rule, logits, predicted, weights)
 
 
-class SoftMatch(FixMatch):
-    def __init__(self, options, size):
-        self.options, self.mean, self.var, self.by_class = options, 1 / CLASSES, 1.0, None
-
-    def accept(self, p, rows):
-        m, now = self.options.momentum, p.mean(axis=0)
-        self.by_class = now if self.by_class is None else m * self.by_class + (1 - m) * now
-        aligned = p * (1 / CLASSES + 1e-6) / (self.by_class + 1e-6)
-        best = (aligned / aligned.sum(axis=1, keepdims=True)).max(axis=1)
-        self.mean = m * self.mean + (1 - m) * best.mean()
-        self.var = m * self.var + (1 - m) * best.var(ddof=1)
-        return np.exp(-(np.minimum(best - self.mean, 0) ** 2) / (2 * self.var / 2**2))
-
-
-class ACR(FixMatch):
+class ACR(OfOneClassifier):
     """Two classifiers. Its histogram counts labels; the code's index keeps only one image of each class."""
 
     strong_views, heads = 2, ("classifier", "standard")
 
-    def __init__(self, options, size):
+    def __init__(self, options, rule):
         self.options, self.epoch, self.share = options, -1, np.full(CLASSES, 1 / CLASSES)
         self.tau, self.distances, self.steps = options.strength, np.zeros(3), 0
         prior = np.bincount(CLIENTS[LABELLED], minlength=CLASSES) / len(CLIENTS[LABELLED])
@@ -115,6 +68,9 @@ class ACR(FixMatch):
         flipped = np.empty(CLASSES)
         flipped[order] = prior[order[::-1]]
         self.anchors = [prior, np.full(CLASSES, 1 / CLASSES), flipped]
+
+    def further(self, logits, predicted, weights):
+        return 0.0
 
     def adjustment(self, tau):
         return np.log(self.anchors[0] ** tau + 1e-12)
@@ -153,18 +109,23 @@ class ACR(FixMatch):
 
 
 CASES = {
-    "FixMatch": ("fixed", FixMatch, {"confidence.threshold": 0.42}, f"{USB}fixmatch"),
+    "FixMatch": ("fixed", lambda size: FixMatch(TAU), {}, f"{USB}fixmatch"),
     "FlexMatch": (
         "flexmatch",
-        FlexMatchToo,
-        {"confidence.threshold": 0.42, "confidence.warm_up": False},
+        lambda size: FlexMatch(TAU, size, CLASSES, warm_up=False),
+        {"confidence.warm_up": False},
         "xmed-lab/SemiAnAgg@7b972a8: local_flex.py, train.py",
     ),
-    "FreeMatch": ("freematch", FreeMatch, {"confidence.fairness_weight": 0.3}, f"{USB}freematch"),
-    "SoftMatch": ("softmatch", SoftMatch, {}, f"{USB}softmatch, hooks/dist_align.py"),
+    "FreeMatch": (
+        "freematch",
+        lambda size: FreeMatch(CLASSES, MOMENTUM),
+        {"confidence.fairness_weight": 0.3},
+        f"{USB}freematch",
+    ),
+    "SoftMatch": ("softmatch", lambda size: SoftMatch(CLASSES, MOMENTUM), {}, f"{USB}softmatch, hooks/dist_align.py"),
     "ACR": (
         "acr",
-        ACR,
+        lambda size: None,
         {"confidence.threshold": 0.5, "confidence.strength": 0.5},
         "Gank0078/ACR@9a8f421: train.py",
     ),
@@ -175,16 +136,18 @@ CASES = {
 def test_rounds_of_fedavg_semi(case, monkeypatch):
     monkeypatch.setattr(acr, "ESTIMATE_FROM", 1)
     monkeypatch.setattr(acr, "ESTIMATE_MOMENTUM", 0.6)
-    kind, trainer, fields, code = CASES[case]
+    kind, rule_of, fields, code = CASES[case]
+    trainer = ACR if case == "ACR" else OfOneClassifier
     problem = make_problem("fedavg_semi", **{
         "data.labelled_clients": 1, "client.nesterov": False, "client.persistent": True, "client.epochs": 1,
         "client.clip_norm": 0.0, "confidence.kind": kind, "confidence.labels_from": "local",
-        "confidence.momentum": 0.6, "confidence.memory": "run", **fields,
+        "confidence.momentum": MOMENTUM, "confidence.memory": "run",
+        "confidence.threshold": TAU, **fields,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS, seed=2), rounds=4 if case == "ACR" else 3)
     images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config.client
-    options = rule_options(problem)
-    sgds, rules = [SGD.of(config) for _ in CLIENTS], [trainer(options, len(c)) for c in CLIENTS]
+    options = problem.config.confidence
+    sgds, rules = [SGD.of(config) for _ in CLIENTS], [trainer(options, rule_of(len(c))) for c in CLIENTS]
     model, weights = in_float64(run.states[0].model), []
 
     def seen(params, statistics, rows, views):

@@ -4,6 +4,8 @@ The released class has no F-reg. In the second case the reference writes its gra
 for each image and then through the weights; the library differentiates a look-ahead step.
 """
 
+import functools
+
 import autograd.numpy as np
 import jax
 import pytest
@@ -117,6 +119,12 @@ def test_rounds_of_feddure(case, monkeypatch):
         slope = grad(of_regulator, argnum=(0, 1, 2, 3))(*(regulator[name] for name in names))
         return adam.step(regulator, dict(zip(names, slope)))
 
+    def loss(statistics, joined, y, bs, p, weights, hard, effect, q):
+        z, after = classify(q, statistics, joined, train=True)
+        strong, value = z[bs + len(p) :], np.mean(cross_entropy(z[:bs], y)) if bs else 0.0
+        value = value + np.mean(-np.sum(p * log_softmax(strong), axis=1) * weights)
+        return value + options.coarse * effect * np.mean(cross_entropy(strong, hard)), after
+
     def train_client(job):
         params, statistics = model["params"], model["batch_stats"]
         local, coarse, of_local = params, optimiser(0), optimiser(options.wait_steps)
@@ -151,29 +159,9 @@ def test_rounds_of_feddure(case, monkeypatch):
             elif not bs:
                 continue  # the library's rule: the code has no client without labels
 
-            def loss(
-                q,
-                joined=joined,
-                y=y,
-                bs=bs,
-                size=size,
-                p=p,
-                sure=sure,
-                hard=hard,
-                effect=effect,
-                step=step,
-                start=statistics,
-            ):
-                z, after = classify(q, start, joined, train=True)
-                value = np.mean(cross_entropy(z[:bs], y)) if bs else 0.0
-                if step >= 0:
-                    strong = z[bs + size :]
-                    rise = 8 * min(1.0, (step + 1) / 20)
-                    value = value + rise * np.mean(-np.sum(p * log_softmax(strong), axis=1) * sure)
-                    value = value + options.coarse * effect * np.mean(cross_entropy(strong, hard))
-                return value, after
-
-            slope, statistics = gradient(loss, params)
+            rise = 8 * min(1.0, (step + 1) / 20) if step >= 0 else 0.0
+            of_step = (joined, y, bs, p, rise * sure, hard, effect)
+            slope, statistics = gradient(functools.partial(loss, statistics, *of_step), params)
             params = coarse.step(params, slope)
         return {"params": params, "batch_stats": statistics}
 

@@ -3,8 +3,8 @@
 liuquande/FedIRM@cfe0495: train_main.py (warm-up, the mean of the matrices, which the next round uses), FedAvg.py,
 local_supervised.py, local_unsupervised.py, confuse_matrix.py (`get_confuse_matrix`, `kd_loss`), utils/losses.py,
 ramps.py.
-Here both roles have SGD in place of Adam, the code's twelve passes of a batch through dropout are one, and no batch is
-short: the code divides squared errors by the batch size.
+Here both roles have SGD in place of Adam, and the code's twelve passes of a batch through dropout are one. Of a short
+batch the squared errors are divided by its own size, in the code by that of a full one.
 """
 
 import autograd.numpy as np
@@ -13,12 +13,13 @@ import jax
 from tests.official.harness import CLASSES, agree, federation, make_problem, mirrored, train
 from tests.official.reference import SGD, classify, gradient, in_float64, log_softmax, softmax, weighted_mean
 
-CLIENTS = [[0, 1, 1, 2, 0, 0, 2, 1, 0], [-1] * 8, [-1] * 4]
+CLIENTS = [[0, 1, 1, 2, 0, 0, 2, 1, 0], [-1] * 7, [-1] * 4]
 CODE = (
     "liuquande/FedIRM@cfe0495: train_main.py, local_supervised.py, local_unsupervised.py, confuse_matrix.py, "
     "FedAvg.py, utils/losses.py, utils/ramps.py"
 )
-WARM_UP, RAMP, WEIGHT, DECAY, THRESHOLD, MOST_ENTROPY, EPOCHS = 1, 6, 3.0, 0.7, 0.4, 1.05, 2
+WARM_UP, RAMP, WEIGHT, RELATIVE, DECAY = 1, 6, 3.0, 0.6, 0.7
+THRESHOLD, MOST_ENTROPY, EPOCHS = 0.4, 1.05, 2
 
 
 def confuse_matrix(logits, labels):
@@ -40,7 +41,8 @@ def test_rounds_of_fedirm(monkeypatch):
     monkeypatch.setattr("fedjax_ssl.methods.fedirm.MOST_ENTROPY", MOST_ENTROPY)
     problem = make_problem("fedirm", **{
         "fedirm.warm_up_rounds": WARM_UP, "fedirm.ramp_epochs": RAMP, "fedirm.weight": WEIGHT,
-        "confidence.threshold": THRESHOLD, "aggregation.weights": "uniform", "client.nesterov": False,
+        "fedirm.relation_weight": RELATIVE, "confidence.threshold": THRESHOLD, "aggregation.weights": "uniform",
+        "client.nesterov": False,
     })  # fmt: skip
     run = train(problem, federation(CLIENTS), rounds=WARM_UP + 3, rests=[1])
     images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
@@ -86,9 +88,9 @@ def test_rounds_of_fedirm(monkeypatch):
 
             def loss(params, statistics=statistics, view=view, target=target, pseudo=pseudo, ramp=ramp):
                 logits, statistics = classify(params, statistics, view, train=True)
-                distance = np.sum((softmax(logits) - target) ** 2) / 4
+                distance = np.sum((softmax(logits) - target) ** 2) / len(view)
                 relations = kd_loss(confuse_matrix(logits, pseudo), given)
-                return WEIGHT * ramp * distance + WEIGHT * ramp * relations, statistics
+                return WEIGHT * ramp * (distance + RELATIVE * relations), statistics
 
             slope, statistics = gradient(loss, params)
             params = sgds[client].step(params, slope)

@@ -30,13 +30,10 @@ def entropy(z):
 
 
 def test_rounds_of_fedopenmatch():
-    fields = {"inlier": INLIER}
-    problem = make_problem(
-        "fedopenmatch",
-        **{f"fedopenmatch.{name}": value for name, value in fields.items()},
-        **{"data.labels": "clients", "client.batch_size": 2, "consistency.unlabelled_ratio": 2},
-        **{"confidence.threshold": THRESHOLD},
-    )
+    problem = make_problem("fedopenmatch", **{
+        "fedopenmatch.inlier": INLIER, "data.labels": "clients", "client.batch_size": 2,
+        "consistency.unlabelled_ratio": 2, "confidence.threshold": THRESHOLD,
+    })  # fmt: skip
     run = train(problem, federation(CLIENTS), rounds=3)
     model, seen = in_float64(run.states[0].model), set()
 
@@ -57,10 +54,5 @@ def test_rounds_of_fedopenmatch():
         uploads = [train_client(run, model, job, loss, unlabelled_size=4) for job in jobs]
         model = weighted_mean(uploads, [len(CLIENTS[job.client]) for job in jobs])
     assert len(seen) == 4  # confident or not, known or not
-    agree(
-        "fedopenmatch",
-        "three rounds",
-        run,
-        model,
-        code="no code: by the abstract; VisionLearningGroup/OP_Match@3366d79",
-    )
+    code = "no code: by the abstract; VisionLearningGroup/OP_Match@3366d79"
+    agree("fedopenmatch", "three rounds", run, model, code=code)

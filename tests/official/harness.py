@@ -16,7 +16,6 @@ Random draws are not compared. The views draw nothing. The reference takes the o
 import json
 import os
 import pathlib
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -297,8 +296,3 @@ def agree(method: str, what: str, run: Run, expected: Any, *, code: str, found: 
 def _largest(tree: Any, other: Any) -> float:
     differences = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b), initial=0.0)), tree, other)
     return max(jax.tree.leaves(differences), default=0.0)
-
-
-def rule_options(problem: Any) -> types.SimpleNamespace:
-    """The fields of a rule for pseudo-labels, `config.confidence`."""
-    return types.SimpleNamespace(**problem.config.confidence.to_dict())

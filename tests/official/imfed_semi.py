@@ -6,6 +6,7 @@ proportions are of the same views of all images, and predictions, not hidden lab
 """
 
 import autograd.numpy as np
+import numpy
 import pytest
 
 from fedjax_ssl.methods.imfed_semi import drawn_proportions
@@ -14,10 +15,10 @@ from tests.official.reference import (
     SGD,
     classify,
     cross_entropy,
-    gradient,
     in_float64,
     log_softmax,
     softmax,
+    trained,
     weighted_mean,
 )
 
@@ -49,7 +50,7 @@ def trans_func(g, pi, priors):
     return mixed / np.sum(mixed, axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("case", ["its code", pytest.param(list(CASES)[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", [pytest.param("its code", marks=pytest.mark.slow), list(CASES)[1]])
 def test_rounds_of_imfed_semi(case):
     problem = make_problem(CASES[case], **{
         "imfed_semi.confident": LOW, "imfed_semi.very_confident": HIGH, "server.pretrain_epochs": WARM_UP,
@@ -69,22 +70,18 @@ def test_rounds_of_imfed_semi(case):
     def server_trains(model, observed, epochs):
         found = [rows for _, rows in observed if len(rows) == BATCH and max(rows) < len(ANCHORS) and min(rows) >= 0]
         assert len(found) == 2 * epochs * len(ANCHORS) // BATCH  # two views
-        params, statistics = model["params"], model["batch_stats"]
-        for rows in found[::2]:
 
-            def loss(params, statistics=statistics, rows=rows):
-                one, statistics = classify(params, statistics, mirrored(images[rows]), train=True)
-                other, statistics = classify(params, statistics, mirrored(images[rows]), train=True)
-                return smoothed(one, labels[rows]) + smoothed(other, labels[rows]), statistics
+        def loss(params, statistics, batch):
+            one, statistics = classify(params, statistics, mirrored(images[batch]), train=True)
+            other, statistics = classify(params, statistics, mirrored(images[batch]), train=True)
+            return smoothed(one, labels[batch]) + smoothed(other, labels[batch]), statistics
 
-            slope, statistics = gradient(loss, params)
-            params = at_server.step(params, slope)
-        return {"params": params, "batch_stats": statistics}
+        return trained(model, at_server, found[::2], loss)
 
     def client_trains(model, job):
-        client, (params, statistics) = job.client, (model["params"], model["batch_stats"])
+        client = job.client
         rows = np.asarray(run.data.client_index)[client, : len(CLIENTS[client])]
-        p = softmax(classify(params, statistics, mirrored(images[rows]), train=False)[0])
+        p = softmax(classify(model["params"], model["batch_stats"], mirrored(images[rows]), train=False)[0])
         best, guess = p.max(axis=1), p.argmax(axis=1)
         lasting[client] |= set(np.flatnonzero(best > HIGH))
         now = set(np.flatnonzero(best > LOW))
@@ -96,21 +93,21 @@ def test_rounds_of_imfed_semi(case):
             pi[sub_banks[image], guess[image]] += 1
         pi = pi / np.maximum(pi.sum(axis=1, keepdims=True), 1)
         priors = np.bincount(sub_banks, minlength=CLASSES) / len(rows)
+        numpy.testing.assert_array_equal(job.report.labels[: len(rows)], guess)
+        numpy.testing.assert_array_equal(job.report.qualified[: len(rows)], best > LOW)
         place = {row: number for number, row in enumerate(rows)}
-        for batch in job.batches(BATCH):
-            assert {place[row] for row in batch} <= now
-            targets = sub_banks[[place[row] for row in batch]]
+        assert len(job.batches(BATCH)) == problem.config.client.epochs * (len(now) // BATCH or 1)  # whole ones
+
+        def loss(params, statistics, batch):
+            places = [place[row] for row in batch]
+            assert set(places) <= now
             seen["trained"] += len(batch)
+            logits, statistics = classify(params, statistics, mirrored(images[batch]), train=True)
+            q, targets = trans_func(softmax(logits), pi, priors), sub_banks[places]
+            of_target = -np.log(q[np.arange(len(q)), targets])
+            return np.mean(cross_entropy(q, targets) if case == "its code" else of_target), statistics
 
-            def loss(params, statistics=statistics, batch=batch, targets=targets):
-                logits, statistics = classify(params, statistics, mirrored(images[batch]), train=True)
-                q = trans_func(softmax(logits), pi, priors)
-                of_target = -np.log(q[np.arange(len(q)), targets])
-                return np.mean(cross_entropy(q, targets) if case == "its code" else of_target), statistics
-
-            slope, statistics = gradient(loss, params)
-            params = at_clients[client].step(params, slope)
-        return {"params": params, "batch_stats": statistics}
+        return trained(model, at_clients[client], job.batches(BATCH), loss)
 
     model = server_trains(model, run.init.seen, WARM_UP)
     for of_round in run.rounds:

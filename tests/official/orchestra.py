@@ -18,6 +18,7 @@ from tests.official.reference import (
     log_softmax,
     normalise,
     softmax,
+    unit,
     weighted_mean,
 )
 
@@ -25,11 +26,6 @@ CODE = "akhilmathurs/orchestra@b6ae718: models.py, client.py, myfedavg.py"
 SIZES = (13, 8, 9)  # 3, 2 and 2 full batches; in two epochs each client fills its memory of 8 several times
 BATCH, MEMORY, GLOBAL, LOCAL, STEPS, DECAY, TEMPERATURE = 4, 8, 5, 3, 30, 0.9, 0.3
 ENCODER = ("backbone", "projector")
-
-
-def unit(x):
-    """Rows scaled to length 1."""
-    return x / np.sqrt(np.sum(x**2, axis=1, keepdims=True))
 
 
 def project(params, images):
@@ -83,7 +79,12 @@ def global_clusters(centroids, vectors):
 
 def test_rounds_of_orchestra(monkeypatch):
     """The first round only clusters, two more train. Draws of rows and rotations are fixed."""
-    monkeypatch.setattr(jax.random, "choice", lambda key, number, shape, replace: jnp.arange(shape[0]))
+
+    def first_rows(key, number, shape, replace):
+        assert not replace
+        return jnp.arange(shape[0])
+
+    monkeypatch.setattr(jax.random, "choice", first_rows)
     draw = lambda key, shape, least, most: jnp.arange(shape[0]) % 4 if most == 4 else jnp.zeros(shape, int)  # noqa: E731
     monkeypatch.setattr(jax.random, "randint", draw)
     monkeypatch.setattr("fedjax_ssl.methods.orchestra.DECAY", DECAY)

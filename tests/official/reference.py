@@ -5,7 +5,8 @@ codes: training uses the batch's statistics with the biased variance; the runnin
 mean and unbiased variance.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import autograd.numpy as np
@@ -92,6 +93,24 @@ def cross_entropy(logits: Any, labels: Any) -> Any:
     return -log_softmax(logits)[np.arange(len(labels)), labels]
 
 
+def fairness(rule: Any, logits: Any, predicted: Any, weights: Any) -> Any:
+    """FreeMatch's term for the images with a weight: sum a log b, see `trainers_by_hand`, with gradients.
+
+    Args:
+        rule: a `trainers_by_hand.FreeMatch`.
+        logits: [B, C] of the views in training.
+        predicted: the classes of their largest logits, without gradient.
+        weights: of the pseudo-labels, [B].
+    """
+    chosen = np.flatnonzero(weights)
+    if not len(chosen):
+        return 0.0
+    shares = np.bincount(predicted[chosen], minlength=logits.shape[1]) / len(chosen)
+    inverse = np.array([1 / share if share else 0.0 for share in shares])
+    wanted, found = rule.by_class / rule.histogram, np.mean(softmax(logits[chosen]), axis=0) * inverse
+    return np.sum(wanted / wanted.sum() * np.log(found / np.sum(found) + 1e-12))
+
+
 def gradient(loss: Callable[[Tree], Any], params: Tree) -> tuple[Tree, Any]:
     """The gradient of a loss, and its aux.
 
@@ -150,6 +169,23 @@ class SGD:
         else:
             moved = gradient
         return {**params, **jax.tree.map(lambda p, m: p - self.rate * m, trained, moved)}
+
+
+def trained(model: dict[str, Tree], sgd: SGD, batches: Iterable[Any], loss: Callable[..., Any]) -> dict[str, Tree]:
+    """A model after a step for each batch; `loss` takes (params, statistics, batch), and returns its value and the new
+    statistics.
+    """
+    params, statistics = model["params"], model["batch_stats"]
+    for batch in batches:
+        slope, statistics = gradient(functools.partial(loss, statistics=statistics, batch=batch), params)
+        params = sgd.step(params, slope)
+    return {"params": params, "batch_stats": statistics}
+
+
+def unit(rows: Any) -> Any:
+    """Rows scaled to length 1; a row of zeros, which such small networks may give, stays one."""
+    squares = np.sum(rows**2, axis=-1, keepdims=True)
+    return rows / np.sqrt(np.where(squares > 0, squares, 1.0))
 
 
 def weighted_mean(trees: list[Tree], weights: Any) -> Tree:

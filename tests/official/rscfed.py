@@ -7,6 +7,7 @@ Distances here exclude PyTorch's batch counters.
 
 import autograd.numpy as np
 import jax
+import pytest
 
 from tests.official.harness import agree, federation, make_problem, mirrored, train
 from tests.official.reference import SGD, classify, cross_entropy, gradient, in_float64, softmax, weighted_mean
@@ -16,10 +17,15 @@ CODE = "xmed-lab/RSCFed@ae35f03: train_main.py, local_unsupervised.py, local_sup
 FACTOR, BETA, BETA_LABELLED, DECAY = 6.0, 6.0, 3.0, 0.7
 
 
-def test_rounds_of_rscfed(monkeypatch):
+@pytest.mark.parametrize(
+    ("variant", "statistics_from"),
+    [("rscfed", "received"), pytest.param("rscfed,code", "first", marks=pytest.mark.slow)],
+)
+def test_rounds_of_rscfed(variant, statistics_from, monkeypatch):
     """Two groups of two clients: one client is in both, so its optimizer and teacher advance twice in a round."""
     monkeypatch.setattr("fedjax_ssl.client.mean_teacher.LARGEST_DECAY", DECAY)
-    problem = make_problem("rscfed,code", **{
+    problem = make_problem(variant, **{
+        "rscfed.teacher_statistics": statistics_from,
         "rscfed.groups": 2, "rscfed.group_size": 2, "rscfed.labelled_factor": FACTOR, "rscfed.beta": BETA,
         "rscfed.beta_labelled": BETA_LABELLED, "rscfed.consistency_weight": 0.8,
         "client.nesterov": False, "client.clip_norm": 0.5, "client.unlabelled_learning_rate": 0.04,
@@ -38,6 +44,8 @@ def test_rounds_of_rscfed(monkeypatch):
     def train_client(received, job):
         client, (params, statistics) = own[job.client], (received["params"], received["batch_stats"])
         client["teacher"] = client["teacher"] or received
+        if statistics_from == "received":
+            client["teacher"] = {**client["teacher"], "batch_stats": statistics}
         for rows in job.batches(4):
             views = mirrored(images[rows])
             teacher = client["teacher"]
@@ -49,7 +57,8 @@ def test_rounds_of_rscfed(monkeypatch):
                 logits, statistics = classify(params, statistics, views, train=True)
                 if job.client == 0:
                     return np.mean(cross_entropy(logits, labels[rows])), statistics
-                return 0.8 * np.sum((softmax(logits) - target) ** 2) / 4, statistics
+                size = 4 if variant == "rscfed,code" else len(rows)
+                return 0.8 * np.sum((softmax(logits) - target) ** 2) / size, statistics
 
             slope, statistics = gradient(loss, params)
             params = client["sgd"].step(params, slope)
@@ -80,6 +89,7 @@ def test_rounds_of_rscfed(monkeypatch):
             [consensus([job.client for job in group], [train_client(model, job) for job in group]) for group in groups],
             [1, 1],
         )
-    agree("rscfed", "four rounds of two groups", run, model, code=CODE)
+    what = "four rounds of two groups" if variant == "rscfed,code" else "means over the images, received statistics"
+    agree("rscfed", what, run, model, code=CODE)
     assert twice and with_labels == {True, False}
     assert all(np.min(share) > 0.05 for share in shares), shares

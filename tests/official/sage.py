@@ -6,9 +6,9 @@ docs/methods/sage.md. The order of batches in the reference is the run's.
 
 import autograd.numpy as np
 
-from tests.official.consistency import CLIENTS, train_client, weak_logits
+from tests.official.consistency import CLIENTS, averaged, weak_logits
 from tests.official.harness import agree, federation, make_problem, train
-from tests.official.reference import in_float64, softmax, weighted_mean
+from tests.official.reference import softmax
 
 THRESHOLD = 0.5
 FIELDS = {
@@ -20,7 +20,7 @@ FIELDS = {
 def test_rounds_of_sage():
     problem = make_problem("sage", **{"confidence.threshold": THRESHOLD, **FIELDS})
     run = train(problem, federation(CLIENTS), rounds=3)
-    model, kinds = in_float64(run.states[0].model), []
+    kinds = []
 
     def loss(step):
         of_local, of_global = softmax(weak_logits(step)), softmax(step.received)
@@ -33,10 +33,8 @@ def test_rounds_of_sage():
         divergence = np.sum(targets * (np.log(targets) - np.log(softmax(step.strong[0]) + 1e-10)), axis=1)
         return np.mean(divergence * (local_sure | global_sure))
 
-    for of_round in run.rounds:
-        (jobs,) = of_round.jobs
-        assert all(job.num_steps == 2 * (len(CLIENTS[job.client]) // 2) for job in jobs)
-        uploads = [train_client(run, model, job, loss, unlabelled_size=4) for job in jobs]
-        model = weighted_mean(uploads, [len(CLIENTS[job.client]) for job in jobs])
+    jobs = [job for of_round in run.rounds for job in of_round.jobs[0]]
+    assert all(job.num_steps == 2 * (len(CLIENTS[job.client]) // 2) for job in jobs)
+    model = averaged(run, loss, unlabelled_size=4)
     assert len(set(kinds)) == 4  # both sure, one of them, none
     agree("sage", "three rounds", run, model, code="Jay-Codeman/SAGE@e90fa96: SAGE.py:113-189")

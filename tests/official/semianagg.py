@@ -11,27 +11,9 @@ import jax
 import pytest
 
 from fedjax_ssl.models.untrained import kaiming_model
-from tests.official.harness import (
-    CLASSES,
-    agree,
-    federation,
-    itself,
-    make_problem,
-    mirrored,
-    rolled,
-    rule_options,
-    train,
-)
-from tests.official.reference import (
-    SGD,
-    backbone,
-    classify,
-    cross_entropy,
-    gradient,
-    in_float64,
-    softmax,
-    weighted_mean,
-)
+from tests.helpers.trainers_by_hand import FlexMatch
+from tests.official.harness import CLASSES, agree, federation, itself, make_problem, mirrored, rolled, train
+from tests.official.reference import SGD, backbone, classify, cross_entropy, in_float64, softmax, trained, weighted_mean
 
 LABELLED = 0
 CLIENTS = [[0, 1, 2, 2, 0, 1, 1, 2, 0, 1, 0], [-1] * 15, [-1] * 8]
@@ -64,29 +46,13 @@ def in_turn(params, statistics, *views):
     return outputs, statistics
 
 
-class FlexMatch:
-    """Counters that start again each time; `selected` are the images with stored labels, in the order of the steps."""
-
-    def __init__(self, options, size):
-        self.threshold, self.size, self.warm_up, self.stored = options.threshold, size, options.warm_up, {}
-
-    def accept(self, p, rows):
-        stored = list(self.stored.values())
-        counts = np.array([stored.count(c) for c in range(CLASSES)])
-        beta = counts / max(*counts, self.size - len(stored) if self.warm_up else 1)
-        best, labels = p.max(axis=1), p.argmax(axis=1)
-        accepted = best >= self.threshold * (beta / (2 - beta))[labels]
-        self.stored.update({row: label for row, label, b in zip(rows, labels, best) if b >= self.threshold})
-        return accepted
-
-
 @pytest.mark.parametrize("warm_up", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_rounds_of_semianagg(warm_up):
     """With the warm-up, as in the code's command, passes over few images accept all of them."""
     problem = make_problem("semianagg,paper,code", **FIELDS, **{"confidence.warm_up": warm_up})
     run = train(problem, federation(CLIENTS, seed=2), rounds=3)
     images, labels = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels)
-    config = problem.config.client
+    config, options = problem.config.client, problem.config.confidence
     sgds = [SpareSGD(config.learning_rate, config)]
     sgds += [SpareSGD(config.unlabelled_learning_rate, config, config.unlabelled_clip_norm) for _ in CLIENTS[1:]]
     anchor = in_float64(kaiming_model(problem.network, jax.random.key(problem.config.semianagg.anchor_seed)))
@@ -96,36 +62,30 @@ def test_rounds_of_semianagg(warm_up):
     def features(model, view):
         return backbone(model["params"]["backbone"], model["batch_stats"]["backbone"], view, train=False)[0]
 
-    def trained(job, sgd, loss_of):
-        params, statistics = model["params"], model["batch_stats"]
-        for rows in job.batches(config.batch_size):
+    def after_steps(job, sgd, loss_of):
+        def loss(params, statistics, batch):
+            outputs, after = in_turn(params, statistics, mirrored(images[batch]), rolled(images[batch]))
+            return loss_of(outputs, batch), after
 
-            def loss(params, statistics=statistics, rows=rows):
-                views = mirrored(images[rows]), rolled(images[rows])
-                outputs, after = in_turn(params, statistics, *views)
-                return loss_of(outputs, rows), after
-
-            slope, statistics = gradient(loss, params)
-            params = sgd.step(params, slope)
-        return {"params": params, "batch_stats": statistics}
+        return trained(model, sgd, job.batches(config.batch_size), loss)
 
     def on_labels(outputs, rows):
         return sum(np.mean(cross_entropy(z + np.log(shares + 1e-12), labels[rows])) for z in outputs) / 2
 
     for of_round in run.rounds:
         labelled = next(job for job in of_round.jobs[0] if job.client == LABELLED)
-        of_labelled = trained(labelled, sgds[LABELLED], on_labels)
+        of_labelled = after_steps(labelled, sgds[LABELLED], on_labels)
         uploads, cosines = [], []
         for job in (job for job in of_round.jobs[1] if job.client != LABELLED):
-            rule = FlexMatch(rule_options(problem), len(CLIENTS[job.client]))
+            rule = FlexMatch(options.threshold, len(CLIENTS[job.client]), CLASSES, options.warm_up)
             by_global = softmax(classify(model["params"], model["batch_stats"], mirrored(images), train=False)[0])
 
             def on_pseudo_labels(outputs, rows, rule=rule, p=by_global):
-                mask = rule.accept(p[rows], rows.tolist())
+                mask = rule.weigh(p[rows], rows)
                 accepted.extend(mask)
                 return np.mean(cross_entropy(outputs[1], p[rows].argmax(axis=1)) * mask)
 
-            uploads.append(trained(job, sgds[job.client], on_pseudo_labels))
+            uploads.append(after_steps(job, sgds[job.client], on_pseudo_labels))
             of_client = np.ones(CLASSES)
             ours, theirs = features(model, mirrored(images)), features(anchor, itself(images))
             similar = np.sum(ours * theirs, axis=1)

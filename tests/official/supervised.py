@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from tests.official.harness import agree, federation, make_problem, mirrored, train
-from tests.official.reference import SGD, classify, cross_entropy, gradient, in_float64, weighted_mean
+from tests.official.reference import SGD, classify, cross_entropy, in_float64, trained, weighted_mean
 
 CLIENTS = [[0, 1, -1, 2, 0, -1, 1, 2, 2], [2, -1, 0, 1], [1, 1, 0, -1, 2, -1, 0]]
 
@@ -26,17 +26,12 @@ def test_rounds_of_fedavg(variant, mu):
     model = in_float64(run.states[0].model)
 
     def train_client(job):
-        params, statistics, sgd = model["params"], model["batch_stats"], SGD.of(problem.config.client)
-        for rows in job.batches(problem.config.client.batch_size):
+        def loss(params, statistics, batch):
+            logits, statistics = classify(params, statistics, mirrored(images[batch]), train=True)
+            term = sum(np.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (params, model["params"]))))
+            return np.mean(cross_entropy(logits, labels[batch])) + mu / 2 * term, statistics
 
-            def loss(params, statistics=statistics, rows=rows):
-                logits, statistics = classify(params, statistics, mirrored(images[rows]), train=True)
-                term = sum(np.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (params, model["params"]))))
-                return np.mean(cross_entropy(logits, labels[rows])) + mu / 2 * term, statistics
-
-            slope, statistics = gradient(loss, params)
-            params = sgd.step(params, slope)
-        return {"params": params, "batch_stats": statistics}
+        return trained(model, SGD.of(problem.config.client), job.batches(problem.config.client.batch_size), loss)
 
     for of_round in run.rounds:
         (jobs,) = of_round.jobs

@@ -32,13 +32,6 @@ def test_adam_has_weight_decay_in_the_gradient():
     np.testing.assert_allclose(steps(optimizer="adam"), expected, rtol=1e-5)
 
 
-def test_the_gradient_is_clipped_before_anything_else():
-    gradient = GRADIENTS[0] / np.linalg.norm(GRADIENTS[0]) * 0.05
-    second = GRADIENTS[1] / np.linalg.norm(GRADIENTS[1]) * 0.05
-    expected = PARAMS - 0.1 * gradient - 0.1 * (0.9 * gradient + second)
-    np.testing.assert_allclose(steps(clip_norm=0.05, weight_decay=0.0), expected, rtol=1e-6)
-
-
 def test_the_classifier_may_be_spared():
     """Neither decay nor clipping: the length that is clipped is that of the other parts."""
     config = base_config().client

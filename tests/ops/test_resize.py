@@ -30,7 +30,7 @@ def by_pillow(image, side):
 
 @pytest.mark.parametrize(
     ("before", "after", "channels"),
-    [(32, 40, 3), (28, 35, 1), (5, 13, 3), (7, 7, 1), (40, 32, 3), (31, 8, 1)],
+    [(32, 40, 3), (5, 13, 3), (7, 7, 1), (31, 8, 1)],
 )
 def test_resizing_is_pillows_to_the_last_bit(before, after, channels):
     images = images_of(3, before, channels)

@@ -13,30 +13,21 @@ norm, row_norms, cosines = map(jax.jit, (trees.norm, trees.row_norms, trees.cosi
 
 @pytest.fixture(scope="module")
 def updates():
-    """Five rows of two leaves, the last of them 0."""
+    """Five rows of two small leaves, which are joined, and a large one; the last row is 0."""
     rng = np.random.default_rng(3)
-    leaves = {"a": rng.normal(size=(5, 4)).astype(np.float32), "b": rng.normal(size=(5, 2, 3)).astype(np.float32)}
+    shapes = {"a": (5, 4), "b": (5, 2, 3), "c": (5, trees.SMALL)}
+    leaves = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     for leaf in leaves.values():
         leaf[4] = 0
     return leaves
 
 
 def as_vectors(tree):
-    return np.concatenate([tree[name].reshape(len(tree[name]), -1) for name in "ab"], axis=1)
+    return np.concatenate([tree[name].reshape(len(tree[name]), -1) for name in "abc"], axis=1)
 
 
-def test_norms_and_cosines(updates):
-    direction = trees.row(updates, 1)
-    vectors, one = as_vectors(updates), as_vectors(updates)[1]
-    np.testing.assert_allclose(norm(direction), np.linalg.norm(one), rtol=1e-6)
-    lengths = np.linalg.norm(vectors, axis=1)
-    np.testing.assert_allclose(row_norms(updates), lengths, rtol=1e-6)
-    expected = vectors[:4] @ one / lengths[:4] / np.linalg.norm(one)
-    np.testing.assert_allclose(cosines(updates, direction), [*expected, 0], rtol=1e-5)
-
-
-@pytest.mark.parametrize("scale", [1e30, 1e-25])
-def test_no_square_overflows_or_vanishes(updates, scale):
+@pytest.mark.parametrize("scale", [1, 1e30, 1e-25])
+def test_norms_and_cosines_of_which_no_square_overflows_or_vanishes(updates, scale):
     """An opposite update of -1e20 had the cosine -0.0, and passed as one that does not point away."""
     long = {name: np.float32(scale) * leaf for name, leaf in updates.items()}
     direction = trees.row(updates, 1)
@@ -50,12 +41,7 @@ def test_no_square_overflows_or_vanishes(updates, scale):
     np.testing.assert_allclose(cosines(opposite, direction)[1], -1, rtol=1e-5)
 
 
-def test_lengths_are_to_the_bit_those_without_scaling():
-    """Where nothing overflows: by the plain formula."""
-    rng, plain = np.random.default_rng(5), jax.jit(lambda leaf: jnp.sqrt(jnp.sum(jnp.square(leaf))))
-    for exponent in (-20, -3, 0, 7, 30):
-        tree = {"a": jnp.asarray(rng.normal(size=150) * 2.0**exponent, jnp.float32)}
-        np.testing.assert_array_equal(norm(tree), plain(tree["a"]))
+def test_lengths_of_nothing_and_of_what_diverged():
     assert norm({}) == 0 and norm({"a": jnp.zeros(3)}) == 0
     assert np.isnan(norm({"a": jnp.array([1.0, np.nan])}))
 
@@ -66,10 +52,10 @@ def test_clipping_shortens_a_long_update_only(updates, scale):
     new = {name: old[name] + scale * updates[name][2] for name in old}
     update = scale * as_vectors(updates)[2]
     length = np.linalg.norm(update)
-    assert (length > 1.5) == (scale == 3.0)
-    found = trees.clip_update(new, old, 1.5)
-    moved = np.concatenate([(np.asarray(found[name]) - old[name]).ravel() for name in "ab"])
-    np.testing.assert_allclose(moved, update * min(1, 1.5 / max(length, 1.5)), rtol=1e-4, atol=1e-6)
+    assert (length > 50.0) == (scale == 3.0)
+    found = trees.clip_update(new, old, 50.0)
+    moved = np.concatenate([(np.asarray(found[name]) - old[name]).ravel() for name in "abc"])
+    np.testing.assert_allclose(moved, update * min(1, 50.0 / max(length, 50.0)), rtol=1e-4, atol=1e-6)
 
 
 def test_all_finite_by_row():
@@ -79,17 +65,6 @@ def test_all_finite_by_row():
     finite = jax.jit(trees.all_finite, static_argnames="batch_ndim")
     np.testing.assert_array_equal(finite(tree, batch_ndim=1), [True, False, False])
     assert not finite(tree) and finite({"a": tree["a"][0]})
-
-
-def test_rows_are_picked():
-    new, old = {"a": jnp.ones((3, 2)), "b": jnp.ones(3)}, {"a": jnp.zeros((3, 2)), "b": jnp.zeros(3)}
-    found = trees.where_rows(jnp.array([True, False, True]), new, old)
-    np.testing.assert_array_equal(found["a"], [[1, 1], [0, 0], [1, 1]])
-    np.testing.assert_array_equal(found["b"], [1, 0, 1])
-    grouped = trees.where_rows(jnp.array([[True], [False]]), {"a": jnp.ones((2, 1, 3))}, {"a": jnp.zeros((2, 1, 3))})
-    np.testing.assert_array_equal(grouped["a"][:, 0, 0], [1, 0])
-    for chosen, expected in ((True, 1), (False, 0)):
-        assert np.all(trees.where(jnp.bool_(chosen), new, old)["a"] == expected)
 
 
 def test_bytes():
@@ -105,20 +80,3 @@ def test_a_weighted_sum_of_rows_is_a_matrix_product(updates):
         np.testing.assert_allclose(summed, np.einsum("m,m...->...", weights.astype(float), leaf), rtol=1e-6, atol=1e-7)
     program = str(jax.make_jaxpr(trees.weighted_sum)(weights, updates["b"]))
     assert "dot_general" in program and "reduce_sum" not in program
-
-
-def test_small_leaves_are_joined_by_dtype_and_nothing_else_changes():
-    rng = np.random.default_rng(3)
-    large = rng.normal(size=(2, trees.SMALL)).astype(np.float32)
-    small = [rng.normal(size=(2, 3, 4)).astype(np.float32), rng.normal(size=2).astype(np.float32)]
-    counts = np.array([[7], [8]], np.int32)
-    joined = trees.small_joined([small[0], large, counts, small[1]], batch_ndim=1)
-    side_by_side = np.concatenate([small[0].reshape(2, 12), small[1].reshape(2, 1)], axis=1)
-    for found, expected in zip(joined, (large, side_by_side, counts), strict=True):
-        np.testing.assert_array_equal(found, expected)
-        assert found.dtype == expected.dtype
-    everything = np.concatenate([large, side_by_side], axis=1)
-    tree = {"large": large, "small": small}
-    np.testing.assert_allclose(row_norms(tree), np.linalg.norm(everything, axis=1), rtol=1e-6)
-    np.testing.assert_allclose(norm(tree), np.linalg.norm(everything), rtol=1e-6)
-    assert trees.small_joined([]) == []

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from scipy.ndimage import convolve1d
 
-from fedjax_ssl.ops.augment import colour, make_views, quarter_turns, resized_crop
+from fedjax_ssl.ops.augment import colour, make_views, resized_crop
 from fedjax_ssl.ops.augment import views as module
 from fedjax_ssl.ops.augment.operations import from_planes, to_planes
 from fedjax_ssl.ops.augment.resized_crop import draw_boxes
@@ -267,11 +267,3 @@ def test_grey_comes_before_solarising():
     (view,) = views_of(images, which=(1,), grey=1.0, solarise=1.0)
     expected = by_pillow(images, lambda image, _: ImageOps.solarize(image.convert("L").convert("RGB"), 128))
     np.testing.assert_array_equal(view, expected)
-
-
-def test_quarter_turns():
-    images = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3)).astype(np.uint8)
-    turns = np.array([0, 1, 2, 3, 1])
-    turned = np.asarray(jax.jit(quarter_turns)(images, turns))
-    for image, number, ours in zip(images, turns, turned):
-        np.testing.assert_array_equal(ours, np.rot90(image, number))

@@ -148,22 +148,6 @@ def test_what_is_missing_or_too_much_is_noticed(two):
     assert Checkpoints(two).restore(shapes(state_of())).round == 4
 
 
-def test_where_none_is_whole_nothing_is_restored(two):
-    for number in (2, 4):
-        (two / f"{number}.json").unlink()
-    with pytest.raises(UserError, match=r"no checkpoint can be used \(.*4 is damaged.*2 is damaged.*another"):
-        Checkpoints(two).restore(shapes(state_of()))
-
-
-def test_one_that_is_later_than_the_records_is_passed_over(two):
-    like = shapes(state_of())
-    found = Checkpoints(two).restore(like, reached=3)
-    assert found.round == 2 and "is later than the records, which reach round 3" in found.passed_over[0]
-    assert Checkpoints(two).restore(like, reached=4).passed_over == []
-    with pytest.raises(UserError, match="later than the records, which reach round 1"):
-        Checkpoints(two).restore(like, reached=1)
-
-
 def test_what_was_passed_over_is_set_aside_and_its_round_saved_again(two):
     checkpoints = Checkpoints(two)
     for again in ("4.set_aside", "4.set_aside_2"):
@@ -196,11 +180,3 @@ def test_a_killed_process_leaves_what_the_next_one_can_use(two):
     found = Checkpoints(two).restore(shapes(state_of()))
     assert found.round == 4 and "6 is damaged" in found.passed_over[0]
     assert_equal(found.state, state_of(4))
-
-
-def test_records_that_a_checkpoint_was_saved_with(folder):
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(2, state_of(), "1" * 64)
-    assert checkpoints.fits(2, "1" * 64) and not checkpoints.fits(2, "2" * 64)
-    (folder / "2.json").write_text("{}")
-    assert checkpoints.fits(2, "2" * 64)  # because the checkpoint is damaged

@@ -1,20 +1,16 @@
 """The file of the clients' memory: its rounds, its size and its errors."""
 
-import os
-import pathlib
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 
 import numpy as np
 import pytest
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.records.client_rows import ClientRows, Owner, check_rows
-from tests.helpers.runs import files_of_at_most
 
 RUN = Owner("run", {})
 
@@ -43,17 +39,6 @@ def test_a_run_goes_on_from_any_checkpoint_that_is_kept(tmp_path):
         check_rows(path, RUN, 2)
     with pytest.raises(UserError, match="to 4, but the checkpoint is of round 5"):
         check_rows(path, RUN, 5)
-
-
-@pytest.mark.parametrize("length", [1_000, 9_000, 1_000_000])
-def test_the_file_is_little_larger_than_its_rows(tmp_path, length):
-    path, number = tmp_path / "clients.sqlite", max(20, 2_000_000 // length)
-    rows = ClientRows(path, RUN, None)
-    for client in np.random.default_rng(0).permutation(number).tolist():
-        rows.write(client, 1, bytes(length))
-    rows.commit(1, [])
-    rows.close()
-    assert path.stat().st_size < 1.25 * number * length
 
 
 def test_the_rows_that_stay_are_those_that_a_kept_checkpoint_sees(tmp_path):
@@ -140,49 +125,6 @@ def test_what_is_wrong_with_the_file_is_one_line(tmp_path):
     assert not (tmp_path / "missing").exists()
     check_rows(path, RUN, 1)
     assert len(rows_of(ClientRows(path, RUN, 1))) == 2
-
-
-def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
-    path = tmp_path / "clients.sqlite"
-    rows = ClientRows(path, RUN, None)
-    rows.write(0, 1, b"a" * 100_000)
-    rows.commit(1, [])
-    with files_of_at_most(300_000):
-        with pytest.raises(OSError, match=r"cannot write .*clients\.sqlite") as caught:
-            for client in range(200):
-                rows.write(client, 2, b"b" * 100_000)
-            rows.commit(2, [])
-        assert "\n" not in str(caught.value)
-        rows.close()
-    assert rows_of(ClientRows(path, RUN, 1)) == {0: b"a" * 100_000}
-
-
-def test_a_folder_that_cannot_be_written_to_is_one_line_and_loses_nothing():
-    """Permissions do not stop root, so root becomes another user."""
-    user = os.geteuid()
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
-        path = pathlib.Path(folder) / "clients.sqlite"
-        rows = ClientRows(path, RUN, None)
-        rows.write(0, 1, b"a")
-        rows.commit(1, [])
-        rows.close()
-        path.chmod(0o444)
-        path.parent.chmod(0o555)
-        try:
-            if user == 0:
-                os.seteuid(65534)
-            with pytest.raises(
-                OSError, match=r"^cannot write .*clients\.sqlite: attempt to write a readonly"
-            ) as caught:
-                ClientRows(path, RUN, 1)
-            with pytest.raises(PermissionError, match=r"clients\.sqlite"):
-                ClientRows(path, RUN, None)
-        finally:
-            os.seteuid(user)
-            path.parent.chmod(0o755)
-        assert "\n" not in str(caught.value)
-        path.chmod(0o644)
-        assert rows_of(ClientRows(path, RUN, 1)) == {0: b"a"}
 
 
 WRITER = """

@@ -215,16 +215,9 @@ def test_a_damaged_checkpoint_is_not_loaded(run, capfd):
     [
         ("config.json", "[]", "config.json: it has no method"),
         ("config.json", "[" * 100_000, "too many brackets"),
-        ("config.json", "{", "Expecting property name"),
         ("config.json", '{"method": 3}', "config.json: it has no method"),
         ("config.json", '{"method": "semifl", "model": 3}', "model is|is 'missing'|another configuration"),
-        (
-            "config.json",
-            '{"method": "semifl", "num_rounds": "many"}',
-            "num_rounds|missing|another configuration",
-        ),
         ("dataset.json", "{}", "dataset.json is damaged"),
-        ("dataset.json", '{"num_classes": 10, "sha256": "0"}', "dataset.json is damaged"),
         ("dataset.json", "\xff", "dataset.json is damaged"),
     ],
 )
@@ -298,7 +291,6 @@ def test_where_nothing_can_be_read_the_report_says_why(run):
 
 
 def test_a_report_of_fewer_rounds_goes_when_the_run_goes_on(run):
-    """After an interrupted extension the page once said that all rounds were done."""
     for name in ("report.html", "MODEL_CARD.md"):
         (run / name).write_text("40 of 40")
     longer = Workdir(run, make_stub_config(num_rounds=9).to_dict())

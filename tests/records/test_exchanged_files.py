@@ -126,7 +126,6 @@ def test_what_was_exchanged_is_told(run, runs, damage, words, fields):
 
 
 def test_a_partition_that_is_gone_is_drawn_again(run, tmp_path):
-    """It is drawn the same, so the run continues."""
     before = dict(np.load(run / "partition.npz"))
     (run / "partition.npz").unlink()
     train(own(num_rounds=5), run)
@@ -231,7 +230,6 @@ def test_a_summary_of_another_run_is_written_anew(run, runs):
 
 
 def test_a_partition_in_a_new_folder_is_not_taken(runs, tmp_path):
-    """A run draws and writes its own partition."""
     (tmp_path / "new").mkdir()
     shutil.copy(runs / "seed_1" / "partition.npz", tmp_path / "new")
     train(own(num_rounds=1), tmp_path / "new")

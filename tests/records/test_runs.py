@@ -12,22 +12,6 @@ from fedjax_ssl.records.groups import name_data_sets, read_groups
 from fedjax_ssl.records.runs import RunRecords
 
 
-@pytest.mark.parametrize(
-    "names, rules",
-    [
-        (["test_accuracy"], {}),
-        (["pseudo_label_accuracy", "qualified_accuracy"], {"pseudo_label_accuracy": "all"}),
-        (
-            ["pseudo_label_accuracy", "pseudo_label_accuracy_anchor_head", "pseudo_label_accuracy_other"],
-            {"pseudo_label_accuracy_anchor_head": "anchor head", "pseudo_label_accuracy_other": "other"},
-        ),
-    ],
-)
-def test_labelling_rules(names, rules):
-    run = RunRecords(None, {}, [dict.fromkeys(names, 0.5)], [], None)
-    assert run.labelling_rules() == rules
-
-
 def test_what_could_not_be_measured_is_neither_the_best_nor_a_second():
     lines = [{"round": number, "test_accuracy": value} for number, value in ((1, 0.5), (2, None), (3, 0.6))]
     timings = [{"round": 1, "seconds": 2.0}, {"round": 2, "seconds": None}]

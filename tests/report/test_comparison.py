@@ -16,8 +16,8 @@ from fedjax_ssl.records.groups import Group, read_groups, what_differs
 from fedjax_ssl.records.lines import METRICS_SUM, checksum_of_records
 from fedjax_ssl.records.runs import find_runs, read_run
 from fedjax_ssl.report import style, write_comparison
-from fedjax_ssl.report.comparison import bundles, paired_differences
-from fedjax_ssl.report.figures import accuracy, accuracy_over_bytes
+from fedjax_ssl.report.comparison import paired_differences
+from fedjax_ssl.report.figures import accuracy_over_bytes
 from tests.helpers.reports import COUNTS, changed, not_drawn, relabelled
 from tests.helpers.stub import STUB
 
@@ -168,13 +168,6 @@ def test_last_rounds_on_other_validation_images_are_not_subtracted(three_runs):
     assert row["last 5 rounds (validation)"].present == [0.0]
 
 
-def test_a_name_of_any_letters_is_in_the_legend(three_runs):
-    groups, _ = read_groups([three_runs])
-    with style.styled():
-        (legend,) = accuracy([groups[0], groups[1]._replace(name="_b")], "test").legends
-    assert [text.get_text() for text in legend.texts] == ["a", "\u200b_b"]
-
-
 def test_what_lies_in_a_run_is_no_further_run(three_runs, tmp_path):
     """For example, an export for the Hub, which has the run's configuration."""
     run = shutil.copytree(three_runs / "b" / "seed_0", tmp_path / "run")
@@ -189,17 +182,3 @@ def test_the_same_run_twice_is_no_further_seed(three_runs, tmp_path):
         shutil.copytree(three_runs / "a" / "seed_0", tmp_path / name)
     groups, _ = read_groups([tmp_path / "before", tmp_path / "after", tmp_path / "before", three_runs / "a"])
     assert [(group.name, len(group.runs)) for group in groups] == [("before, a", 2), ("after", 1), ("a", 1)]
-    again = [tmp_path / place / "again" for place in "xyz"]
-    for lanes, path in zip((4, 8, 8), again):
-        shutil.copytree(tmp_path / "after", path)
-        changed(path, lanes=lanes, data={"alpha": 0.9 if lanes == 8 else 0.5})
-    names = [group.name for group in read_groups(again)[0]]
-    assert names == ["again (data.alpha=0.5)", *(f"again ({path})" for path in again[1:])]
-
-
-def test_many_groups_are_drawn_apart():
-    groups = [Group(f"method {number}/alpha={alpha}", []) for number in range(14) for alpha in (0.1, 1.0)]
-    found = bundles(groups)
-    assert list(found) == ["alpha=0.1 (part 1)", "alpha=0.1 (part 2)", "alpha=1.0 (part 1)", "alpha=1.0 (part 2)"]
-    assert [group.name for group in found["alpha=0.1 (part 2)"]] == ["method 12", "method 13"]
-    assert bundles(groups[:3]) == {"": groups[:3]}

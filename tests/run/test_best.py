@@ -52,9 +52,7 @@ def test_several_seeds_have_each_their_own(run, tmp_path):
         summary = json.loads((workdir / f"seed_{seed}" / "summary.json").read_text())
         assert load(workdir / f"seed_{seed}", allow_code=True, checkpoint="best").round == summary["best_round"]
     jax.tree.map(
-        np.testing.assert_array_equal,
-        load(workdir / "seed_0", True, "best").params,
-        load(run, True, "best").params,
+        np.testing.assert_array_equal, load(workdir / "seed_0", True, "best").params, load(run, True, "best").params
     )
 
 
@@ -71,7 +69,7 @@ def test_the_command_line_takes_it_on_request(run, tmp_path, capfd):
     assert f"The model is that of round {best.round}." in card and "Unfinished" not in card
     last = json.loads((run / "summary.json").read_text())["test_accuracy"]
     assert f"{100 * last:.2f} %" not in card  # the figures of another round
-    assert launch.main(["predict", *words[:0], f"--workdir={run}", "--npz=x", "--out=y.csv", "--checkpoint=bset"]) == 2
+    assert launch.main(["predict", f"--workdir={run}", "--npz=x", "--out=y.csv", "--checkpoint=bset"]) == 2
     assert "checkpoint is 'bset'; the nearest is best; known: newest, best" in capfd.readouterr().err
 
 

@@ -62,13 +62,6 @@ def test_clients_are_those_that_the_data_name(tmp_path, source):
         assert held and set(held) <= of_client
 
 
-def test_what_is_asked_and_fits_is_not_decided(tmp_path):
-    config = make_fedanchor_config(**table(tmp_path), **{"data.partition": "natural", "data.server_labels": 4})
-    config.update({"num_clients": 4, "clients_per_round": 3})
-    dataset = load_dataset(config.data)
-    assert decisions(config, dataset) == {} and decide([config], dataset)[0] is config
-
-
 def test_a_server_has_at_most_the_labels_that_there_are(tmp_path):
     labels = [n % 2 if n < 15 else -1 for n in range(60)]
     config = make_fedanchor_config(**table(tmp_path, labels))

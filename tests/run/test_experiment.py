@@ -27,7 +27,7 @@ from fedjax_ssl.run import machine
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.machine import find_machine
 from fedjax_ssl.run.under_way import resume_command
-from tests.helpers.runs import ROOT, TINY_BACKBONE, everything_in, forget_manifests, make_tiny_config
+from tests.helpers.runs import ROOT, everything_in, make_tiny_config
 from tests.helpers.stub import make_stub_config
 
 
@@ -50,12 +50,8 @@ def test_what_a_run_leaves_behind(stub_run):
     timings = lines_of(workdir / "timings.jsonl")
     assert [line["round"] for line in timings if "seconds" in line] == [1, 2, 3, 4]
     summary = json.loads((workdir / "summary.json").read_text())
-    accuracies = [line["test_accuracy"] for line in lines]
-    assert summary["test_accuracy"] == accuracies[-1]
-    assert summary["best_test_accuracy"] == max(accuracies)
-    assert summary["best_round"] == 1 + accuracies.index(max(accuracies))
-    assert summary["seconds"] > 0 and summary["compile_seconds"] > 0
-    assert summary["bytes_down"] == sum(line["bytes_down"] for line in lines) > summary["bytes_up"] > 0
+    assert summary["test_accuracy"] == lines[-1]["test_accuracy"]
+    assert summary["seconds"] > 0 and summary["compile_seconds"] > 0 and summary["bytes_down"] > 0
     assert summary["versions"]["jax"] == jax.__version__ and summary["backend"] == jax.default_backend()
     chex.assert_trees_all_equal(newest_state(workdir, make_stub_config()), jax.device_get(state))
 
@@ -106,11 +102,10 @@ def test_a_stub_run_is_left_as_it_is(stub_run, tmp_path, capsys):
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, started):
     """Starts launch.py with the tiny configuration in its own process."""
     config = tmp_path / "tiny.py"
     config.write_text("from tests.helpers.runs import make_tiny_config\ndef get_config(): return make_tiny_config()\n")
-    started = []
 
     def start(workdir, *words):
         command = [sys.executable, str(ROOT / "launch.py"), f"--config={config}", f"--workdir={workdir}", *words]
@@ -119,10 +114,7 @@ def start(tmp_path):
         started.append(process)
         return process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start
 
 
 def wait_for(condition, process, seconds=300):
@@ -163,16 +155,15 @@ def test_killed_at_any_moment_and_started_again_equals_uninterrupted(finished_ru
     assert [line["round"] for line in lines_of(workdir / "timings.jsonl") if "seconds" in line] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.test_all
-def test_a_signal_saves_and_the_same_command_goes_on(start, tmp_path, number, status):
+def test_a_signal_saves_and_the_same_command_goes_on(start, tmp_path):
     workdir = tmp_path / "run"
     words = ("--config.num_rounds=100000", "--config.checkpoint_every=100000")
     process = start(workdir, *words)
     wait_for(lambda: has_rounds(workdir, 3), process)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == status, errors
+    assert process.returncode == 143, errors
     done = lines_of(workdir / "metrics.jsonl")[-1]["round"]
     assert Checkpoints(workdir / "checkpoints").rounds()[-1] == done >= 3
     process = start(workdir, *words)
@@ -211,19 +202,6 @@ def test_another_configuration_is_refused_and_nothing_changes(stub_run, override
         train(make_stub_config(**overrides), workdir)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert before == {path: path.read_bytes() for path in workdir.glob("*") if path.is_file()}
-
-
-def test_a_checkpoint_of_another_model_is_refused(stub_run, tmp_path):
-    workdir, _ = stub_run
-    copy = tmp_path / "copy"
-    shutil.copytree(workdir, copy)
-    config = make_stub_config(**{"model.name": TINY_BACKBONE})
-    (copy / "config.json").write_text(json.dumps(config.to_dict()))  # as if edited
-    forget_manifests(copy)
-    with pytest.raises(UserError, match=r" there, and") as caught:
-        train(config, copy)
-    assert "\n" not in str(caught.value)
-    assert (copy / "metrics.jsonl").read_bytes() == (workdir / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -279,21 +257,14 @@ def test_a_round_in_which_every_upload_was_dropped_stops_the_run(stub_run, tmp_p
     assert Checkpoints(copy / "checkpoints").rounds()[-1] == 4
 
 
-@pytest.mark.test_all
-def test_two_processes_do_not_share_a_folder(start, tmp_path):
-    workdir = tmp_path / "run"
-    first = start(workdir, "--config.num_rounds=100000")
-    wait_for(lambda: has_rounds(workdir, 1), first)
-    second = start(workdir, "--config.num_rounds=100000")
-    _, errors = second.communicate(timeout=60)
-    assert second.returncode == 2 and "another process" in errors
-
-
-def test_a_folder_that_another_process_filled_while_this_one_compiled_is_left_to_it(tmp_path):
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    """Neither while one has it open, nor when one filled it while the other compiled."""
     config = make_tiny_config().to_dict()
     late, early = Workdir(tmp_path / "run", config), Workdir(tmp_path / "run", config)
     early.begin(0)
     early.append(METRICS, [{"round": 1}])
+    with pytest.raises(BusyError, match="another process"):
+        Workdir(tmp_path / "run", config)
     early.close()
     with pytest.raises(BusyError, match="another process"):
         late.begin(0)

@@ -15,7 +15,6 @@ from fedjax_ssl.engine.dispatch import Dispatch
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import row
 from fedjax_ssl.records.checkpoints import Checkpoints
 from fedjax_ssl.records.lines import METRICS, TIMINGS
 from fedjax_ssl.records.snapshots import snapshot_files
@@ -120,12 +119,6 @@ def test_a_dispatch_ends_where_the_first_listener_is_due(counting):
         assert rounds == list(range(1, 21))
 
 
-def test_a_loop_without_listeners_trains_all_the_same(counting):
-    arguments, sizes = counting(begun=3, num_rounds=12, rounds_per_dispatch=7)
-    (state,) = run_rounds(*arguments, [])
-    assert sizes == [1, 7, 1] and float(value_of(state)) == 12
-
-
 def snapshot(model, images, labels):
     return {"w": model.params["w"]}
 
@@ -166,24 +159,6 @@ def test_runs_in_one_program_have_their_own_records_snapshots_and_checkpoints(co
     assert [float(value_of(state)) for state in states] == [107, 207]
 
 
-def test_a_signal_saves_whatever_round_it_is(counting):
-    arguments, _ = counting(begun=4, num_rounds=9, rounds_per_dispatch=1)
-    group, signals = arguments[2], Signals()
-    signals.agreed = 15
-    store = Checkpoints(group.runs[0].folder.path / "checkpoints")
-    listener = SaveCheckpoints(group, [store], [None], 100, signals, KeepBest(group, []))
-
-    class Stop(Listener):
-        def take(self, turn):
-            if turn.done > 4:
-                raise SystemExit
-
-    with pytest.raises(SystemExit):
-        run_rounds(*arguments, [listener, Stop()])
-    assert store.rounds()[-1] == 5  # not 4, from which the run started
-    assert [line["round"] for line in group.runs[0].folder.read(TIMINGS)] == [5]
-
-
 def test_a_failure_is_raised_after_its_line_and_before_a_checkpoint(counting):
     arguments, _ = counting(seeds=(1, 2), num_rounds=9, rounds_per_dispatch=4, unhealthy={(2, 3)})
     group, later = arguments[2], Every(1000)
@@ -192,18 +167,6 @@ def test_a_failure_is_raised_after_its_line_and_before_a_checkpoint(counting):
     assert str(caught.value) == "seed 2, round 3: the global state is not finite (a_loss 203.0)"
     assert [line["round"] for line in group.runs[0].folder.read(METRICS)] == [1, 2, 3]
     assert [turn.done for turn in later.turns] == [0, 1]
-
-
-def test_a_group_s_trees_are_its_runs_trees_stacked():
-    trees = [{"a": jnp.arange(3), "b": jnp.float32(1)}, {"a": jnp.arange(3, 6), "b": jnp.float32(2)}]
-    group = RunsTogether([None, None], None, None)
-    joined = group.join(trees)
-    np.testing.assert_array_equal(joined["a"], [[0, 1, 2], [3, 4, 5]])
-    for tree, again in zip(trees, group.split(joined), strict=True):
-        assert jax.tree.all(jax.tree.map(np.array_equal, tree, again))
-    alone = RunsTogether([None], None, None)
-    assert alone.join(trees[:1]) is trees[0] and alone.split(trees[0])[0] is trees[0]
-    np.testing.assert_array_equal(row(joined, 1)["b"], 2)
 
 
 ACCURACIES = [0.3, 0.5, 0.4, 0.5, 0.45, 0.6, 0.6, 0.5]  # of rounds 1, 2, ...

@@ -13,7 +13,7 @@ from fedjax_ssl.run import programs
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.machine import use_machine
 from fedjax_ssl.run.train import train_together
-from tests.helpers.runs import make_fedanchor_config, make_tiny_config
+from tests.helpers.runs import make_fedanchor_config
 from tests.helpers.stub import make_stub_config, stub
 from tests.helpers.tiny_methods import build, make_config
 
@@ -61,21 +61,6 @@ def test_no_number_is_in_a_program():
     changed = config.copy_and_resolve_references()
     changed.update_from_flattened_dict(others)
     assert text_of(changed) == text_of(config)
-
-
-def test_a_run_by_another_run_s_programs_equals_one_by_its_own(tmp_path, capfd, monkeypatch):
-    config, other = make_tiny_config(num_rounds=2), make_tiny_config(num_rounds=3)
-    other.client.learning_rate, other.client.weight_decay = 0.1, 1e-3
-    monkeypatch.setattr(programs, "_KEPT", {})
-    train(other, tmp_path / "first")
-    assert "compiled before" not in capfd.readouterr().err
-    state = train(config, tmp_path / "shared")
-    assert "compiled before, 0 s" in capfd.readouterr().err
-    programs._KEPT.clear()
-    alone = train(config, tmp_path / "alone")
-    assert "compiled before" not in capfd.readouterr().err
-    jax.tree.map(np.testing.assert_array_equal, alone, state)
-    assert (tmp_path / "shared" / "metrics.jsonl").read_text() == (tmp_path / "alone" / "metrics.jsonl").read_text()
 
 
 def test_configurations_that_train_together_end_as_alone(tmp_path):

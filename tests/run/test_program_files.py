@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-from fedjax_ssl.run.program_files import ProgramFiles
-
 # Two programs of equal shapes; their files are exchanged.
 PROCESS = """
 import jax
@@ -28,7 +26,6 @@ print(results() == before)
 
 
 def test_exchanged_programs_are_compiled_again(tmp_path):
-    """JAX's own cache would run one in place of the other."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION_CACHE")}
     environment |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", PROCESS], env=environment, capture_output=True, text=True, timeout=300)
@@ -36,20 +33,3 @@ def test_exchanged_programs_are_compiled_again(tmp_path):
     for name in ("one", "two"):
         assert f"jit_{name}-" in done.stderr
     assert done.stderr.count("is not what was written; the program is compiled again") == 2
-
-
-def test_an_entry_is_what_was_written_or_nothing(tmp_path, capsys):
-    files, content = ProgramFiles(tmp_path), bytes(range(256)) * 9
-    assert files.get("a program") is None and capsys.readouterr().err == ""
-    files.put("a program", content)
-    assert files.get("a program") == content and capsys.readouterr().err == ""
-    written = (tmp_path / "a program").read_bytes()
-    for place in (0, 31, 32, len(written) - 1):
-        flipped = bytearray(written)
-        flipped[place] ^= 4
-        (tmp_path / "a program").write_bytes(flipped)
-        assert files.get("a program") is None and "compiled again" in capsys.readouterr().err
-    (tmp_path / "a program").write_bytes(b"")
-    assert files.get("a program") is None
-    files.put("a program", content)
-    assert files.get("a program") == content

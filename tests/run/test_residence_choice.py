@@ -59,9 +59,6 @@ def test_what_fits_only_without_the_other_is_said_by_arithmetic():
         assert choose(config_with(**asked), images, 7 * 2**30, 16 * 2**30, 50).whole
     with pytest.raises(UserError, match=r"need 18.0 .*; set residence.data='host' and residence.clients='host'$"):
         choose(config_with(**asked), held(17), 2**30, 16 * 2**30, 50)
-    # An array that may be elsewhere goes there.
-    del asked["residence.clients"]
-    assert choose(config_with(**asked), held(14), 3 * 2**30, 16 * 2**30, 50).clients == "host"
     assert choose(config_with(), held(3, unknown=2), 1, 16 * 2**30, 50).images == "host"
 
 

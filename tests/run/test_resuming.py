@@ -39,7 +39,6 @@ def test_several_seeds_are_resumed_by_their_folder_alone(stub_run, tmp_path):
 
 
 def test_seeds_that_were_begun_with_fewer_rounds_are_no_obstacle(tmp_path):
-    """The command that is printed for resuming took the first seed's configuration, which the second one refused."""
     for seed, rounds in enumerate((2, 4, 3)):
         (tmp_path / f"seed_{seed}").mkdir()
         config = make_stub_config(num_rounds=rounds, seed=seed)

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from fedjax_ssl.cli import commands
 from fedjax_ssl.run.signals import Signals
 from tests.helpers.runs import ROOT
 
@@ -19,19 +18,14 @@ BUSY = "import hashlib; print('busy', flush=True); hashlib.pbkdf2_hmac('sha256',
 
 
 @pytest.fixture
-def start():
-    started = []
-
+def start(started):
     def start(*words):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen([sys.executable, *map(str, words)], env=environment, **pipes))
         return started[-1]
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start
 
 
 def wait_for_line(stream, part):
@@ -84,19 +78,6 @@ def test_rounds_hold_the_first_signal_back_and_not_the_second(start, number, sta
     assert process.returncode == status
     held, gone = errors.splitlines()
     assert held.startswith(f"{word}: the rounds in progress") and gone == f"{word}: gone"
-
-
-@pytest.mark.parametrize(
-    "argv, said",
-    [
-        (["sweep", "x.py"], "the same command resumes the sweep"),
-        (["report", "runs/a"], "the same command draws the report anew"),  # some of its pictures may be new
-        (["predict", "--workdir=runs/a"], "nothing has been written or changed"),
-        ([], "nothing has been written or changed"),
-    ],
-)
-def test_the_last_line_says_what_is_left(argv, said):
-    assert commands.farewell(argv) == said
 
 
 def test_a_caller_of_the_library_keeps_its_handlers():

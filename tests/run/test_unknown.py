@@ -8,8 +8,6 @@ import pytest
 from sklearn import metrics
 
 from fedjax_ssl import load, train
-from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.report import write_report
 from fedjax_ssl.run.features import read_data
 from tests.helpers.runs import SMALL, make_fedanchor_config
 
@@ -63,17 +61,3 @@ def test_every_line_says_what_the_model_makes_of_unknown_images(both_runs):
     for name, value in expected.items():
         assert lines[-1][name] == summary[name] == pytest.approx(value, abs=1e-5)
     assert summary["qualified_unknown_share"] == lines[-1]["qualified_unknown_share"]
-
-
-def test_reports_show_it(both_runs):
-    workdir = both_runs[0][0][0]
-    page = write_report(workdir).read_text()
-    sentence = "25 % of the clients' images are unknown to the model, of the classes 8, 9."
-    run = read_run(workdir)
-    assert sentence in (workdir / "MODEL_CARD.md").read_text()
-    for words in ("test AUROC of unknown images", "test open-set accuracy"):
-        assert (
-            words in page
-            and f"| {words} | {run.tested_measures()[words.removeprefix('test ')]} |"
-            in (workdir / "MODEL_CARD.md").read_text()
-        )

@@ -10,7 +10,6 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl import UserError, train
 from fedjax_ssl.data import load_dataset
-from fedjax_ssl.records.ending import fields_to_raise
 from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.report import figures, style, write_report
@@ -161,17 +160,7 @@ def test_a_report_says_which_figure_is_which(finished, tmp_path):
     assert f"| test accuracy | {tested} of the last model |" in card
     assert f"| validation accuracy | {last} (best {best}, round {summary['best_round']}) |" in card
     assert "50 of them held out for validation" in card and "no round was picked by it" not in card
-    assert "rounds were measured on validation images." in card and "{" not in card.partition("```")[0]
-    for words in (
-        "Rounds are measured on 50 validation images",
-        "on the validation set after each round",
-        "the validation loss is cross-entropy",
-        "50 validation images or 360 test images, coloured by class",
-        "Test images after round 4",
-        "Accuracy by class after round 4, on the test set",
-        "Validation accuracy over everything",
-    ):
-        assert words in text, words
+    assert "Rounds are measured on 50 validation images" in text and "Test images after round 4" in text
     assert (run / "figures" / "validation_accuracy.png").exists()
     assert not (run / "figures" / "test_accuracy.png").exists()
 
@@ -261,9 +250,3 @@ def test_a_run_that_bytes_have_ended_says_so_and_goes_on_when_they_are_eased(fin
     assert read_run(tmp_path / "run").metrics == lines
     with pytest.raises(UserError, match=r"stop\.patience=4 needs validation images"):
         train(make_config(**{"data.validation": 0, "stop.patience": 4}), tmp_path / "other")
-
-
-def test_what_cannot_let_a_run_go_on_is_not_advised():
-    """A cosine schedule depends on all rounds."""
-    assert fields_to_raise(["patience", "rounds"], {"schedule": "constant"}) == ["stop.patience", "num_rounds"]
-    assert fields_to_raise(["rounds"], {"schedule": "cosine"}) == []

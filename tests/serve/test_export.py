@@ -7,7 +7,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-from typing import NamedTuple
 from unittest import mock
 
 import flax.linen as nn
@@ -22,14 +21,13 @@ from safetensors import safe_open
 import fedjax_ssl
 import launch
 from fedjax_ssl import UserError
-from fedjax_ssl.data import SOURCES, load_dataset
+from fedjax_ssl.data import load_dataset
 from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.serve.export import check, hub, programs
 from fedjax_ssl.serve.export.formats import _flat
 from fedjax_ssl.serve.predictor import Predictor
 from tests.helpers.runs import ROOT, make_fedanchor_config
-from tests.helpers.stub import make_stub_config
 
 pytestmark = pytest.mark.test_all
 
@@ -147,16 +145,6 @@ def test_the_example_in_numpy_is_the_cnn(random_cnn, images):
     np.testing.assert_allclose(jax.nn.softmax(found), expected, atol=1e-5)
 
 
-def test_onnx_takes_convolutions_and_pooling(random_cnn, images):
-    """Compares with the network's outputs."""
-    onnxruntime = import_onnx()
-    network, model, expected = random_cnn
-    predictor = Predictor({"image_shape": (8, 8, 1)}, tuple("0123456789"), 0, network, model, None, "crop")
-    session = onnxruntime.InferenceSession(programs.onnx(predictor, {}))
-    (found,) = session.run(None, {"images": images[:100]})
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
 def test_a_model_in_bfloat16_is_no_onnx(predict):
     pytest.importorskip("jax2onnx", reason="jax2onnx is not installed: pip install '.[onnx]'")
     with pytest.raises(UserError, match=r"model\.dtype is bfloat16"):
@@ -184,10 +172,6 @@ def test_a_folder_for_the_hub_has_a_header_that_machines_read(export, predict, i
     assert json.loads((folder / "config.json").read_text())["class_names"] == list("0123456789")
     export("hub", "--allow_code")  # a second export may overwrite its own files
     assert 'license: "unknown"' in (folder / "README.md").read_text()
-
-
-def test_the_names_of_the_hub_are_for_sources_of_ours():
-    assert hub._DATASETS.keys() <= set(SOURCES)
 
 
 def test_a_hostile_name_stays_inside_its_field(finished_fedanchor_run, tmp_path):
@@ -311,29 +295,6 @@ def digits_elsewhere(finished_fedanchor_run, tmp_path):
     config["data"] |= {"source": "npz", "path": "nowhere.npz"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
-
-
-def test_examples_of_two_axes_are_no_views():
-    """A kind whose stored examples are series [T, C]; only kinds with views are exported as one of them."""
-    kind = KINDS["features"]._replace(inputs=lambda facts: Series(tuple(facts["shape"])))
-    facts = {"kind": "series", "shape": [5, 16], "num_classes": 3}
-    with mock.patch.dict(KINDS, {"series": kind}):
-        network = build_network(make_stub_config(), facts, kind)
-        model = network.init(jax.random.key(0))
-        predictor = Predictor(facts, tuple("abc"), 0, network, model, None, "crop")
-        assert predictor.shape == (5, 16)
-        x = np.random.default_rng(0).normal(size=(7, 5, 16)).astype(np.float32)
-        found = jax.export.deserialize(bytearray(programs.stablehlo(predictor))).call(x)
-    np.testing.assert_allclose(found, network.probabilities(model, x), atol=1e-6)
-    views = {**facts, "weak_views": 1}
-    assert predictor._replace(facts=views).shape == (16,)
-
-
-class Series(NamedTuple):
-    shape: tuple[int, ...]
-
-    def to_network(self, inputs):
-        return inputs
 
 
 def test_a_missing_package_is_named_before_the_model_is_loaded(export, capfd):

@@ -12,34 +12,8 @@ from ml_collections import ConfigDict
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import Link, chain, fedavg, mean, optimizer, screen, weights, weights_told, with_server_model
-from fedjax_ssl.server.aggregation import client_weights, weighted_mean
 
 KEY = jax.random.key(0)
-
-
-def test_weighted_mean_ignores_what_has_no_weight():
-    rng = np.random.default_rng(0)
-    uploads = {"a": rng.normal(size=(4, 3)).astype(np.float32), "b": rng.normal(size=(4,)).astype(np.float32)}
-    uploads["a"][2] = np.nan
-    weights = np.array([3.0, 5.0, 0.0, 2.0], np.float32)
-    found = weighted_mean(uploads, weights, {"a": jnp.zeros(3), "b": jnp.float32(0)})
-    rows = [0, 1, 3]
-    for name in uploads:
-        expected = sum(weights[m] * uploads[name][m] for m in rows) / 10.0
-        np.testing.assert_allclose(found[name], expected, rtol=1e-6)
-
-
-def test_no_upload_leaves_the_model_as_it_was():
-    otherwise = {"a": jnp.arange(3.0)}
-    found = weighted_mean({"a": jnp.full((2, 3), jnp.nan)}, jnp.zeros(2), otherwise)
-    np.testing.assert_array_equal(found["a"], otherwise["a"])
-
-
-@pytest.mark.parametrize("kind, expected", [("size", [7, 0, 9]), ("qualified", [2, 0, 4]), ("uniform", [1, 0, 1])])
-def test_client_weights(kind, expected):
-    accepted = jnp.array([True, False, True])
-    found = client_weights(kind, jnp.array([7, 8, 9]), jnp.array([2, 3, 4]), accepted)
-    np.testing.assert_array_equal(found, expected)
 
 
 PARAMS = {"classifier": jnp.array([1.0, -2.0]), "anchor_head": jnp.array([7.0])}
@@ -77,12 +51,6 @@ def rounds_of(optimizer, scales=(1, 0, 1), **options):
     np.testing.assert_array_equal(state.model.params["anchor_head"], PARAMS["anchor_head"])
     np.testing.assert_allclose(norms, np.linalg.norm(np.diff(trace, axis=0), axis=1), rtol=1e-5)
     return trace, 0.75 * updates[0] + 0.25 * updates[1]
-
-
-def test_fedavg_takes_the_mean():
-    trace, mean = rounds_of("fedavg")
-    np.testing.assert_allclose(trace[1] - trace[0], mean, rtol=1e-5)
-    np.testing.assert_array_equal(trace[2], trace[1])
 
 
 def test_server_momentum_is_semifl_s():
@@ -191,10 +159,6 @@ def test_uploads_may_be_combined_otherwise_than_by_the_mean():
     state = State(jnp.int32(0), Model(PARAMS, {}), aggregation.init(PARAMS))
     found, _ = aggregation.aggregate(state, None, received_of(SENT, [False, True, False]), KEY)
     np.testing.assert_allclose(found.model.params["classifier"], START + 0.5 * (SENT[1] - START), rtol=1e-6)
-
-
-def test_a_mean_without_weights_is_uniform_over_the_accepted():
-    np.testing.assert_allclose(aggregate(mean()).model.params["classifier"], SENT[:2].mean(axis=0), rtol=1e-6)
 
 
 def test_who_is_screened_out_has_no_weight():

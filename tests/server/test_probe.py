@@ -18,8 +18,7 @@ fit = jax.jit(ridge, static_argnums=(3, 4))
 
 
 @pytest.mark.parametrize("size", [12, 60])
-@pytest.mark.parametrize("strength", [0.1, 3.0])
-@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("strength", "has_bias"), [(0.1, True), (3.0, False)])
 def test_ridge_is_scikit_learns(size, strength, has_bias):
     """With more features than images and with fewer; features of all scales, and one that is constant."""
     rng = np.random.default_rng(size)
@@ -61,10 +60,7 @@ def method_of(data, **fields):
     """A method on a linear network, its first state, and its stage of statistics as a function."""
     network = LinearHeads({"projector": ("", DIM), "predictor": ("projector", DIM)})
     problem = small_problem(
-        "fedu",
-        network,
-        weak=itself,
-        **{"server.augmentation": "weak", "server.learning_rate": 0.1, **fields},
+        "fedu", network, weak=itself, **{"server.augmentation": "weak", "server.learning_rate": 0.1, **fields}
     )
     method = METHODS["fedu"].factory(problem)
     state = jax.jit(method.init)(data, jax.random.key(0))

@@ -15,13 +15,7 @@ from fedjax_ssl.methods import frames
 from fedjax_ssl.models import Normalisation, Outputs
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.server import statistics
-from fedjax_ssl.server.statistics import (
-    cut_into_batches,
-    make_statistics,
-    mean_of_sums,
-    num_exchanging,
-    sum_statistics,
-)
+from fedjax_ssl.server.statistics import make_statistics, num_exchanging, sum_statistics
 from tests.helpers.federations import put_federation
 
 B = 4
@@ -76,25 +70,6 @@ def moments(images, batches, weights=None):
 
 def chunks(rows):
     return [rows[start : start + B] for start in range(0, len(rows), B)]
-
-
-def test_owners_share_no_batch(federation):
-    batches, masks = cut_into_batches(federation.client_index, federation.client_size, B)
-    assert batches.shape == masks.shape == (9, B)  # three for each client
-    found = [np.asarray(rows)[mask].tolist() for rows, mask in zip(batches, np.asarray(masks)) if mask.any()]
-    assert found == [chunk for rows in CLIENTS for chunk in chunks(rows)]
-
-
-@pytest.mark.parametrize(("weights", "of_each"), [("batches", (1, 1)), ("samples", (4, 2))])
-def test_mean_of_batches(federation, state, weights, of_each):
-    """A short batch counts as much as a full one, or as its images; an empty one not at all."""
-    batches = np.array([[3, 17, 8, 31], [2, 19, 0, 0], [0, 0, 0, 0]])
-    masks = np.arange(B) < np.array([4, 2, 0])[:, None]
-    mean_of = jax.jit(lambda *of: mean_of_sums([sum_statistics(NETWORK, *of, weights)]))
-    found = mean_of(state.model, federation.inputs, batches, masks)["norm"]
-    mean, var = moments(federation.inputs, [[3, 17, 8, 31], [2, 19]], of_each)
-    np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
-    np.testing.assert_allclose(found["var"], var, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +194,7 @@ def test_moments_against_the_law_of_total_variance(federation, deep, monkeypatch
     monkeypatch.setattr(statistics, "BATCH_SIZE", B)
     params, start = deep.model
     exact = moments_by_hand(params, start, federation.inputs, [POOL], 3)  # of all images as one owner
-    for passes in (1, 2, 3, 9):
+    for passes in (1, 2, 9):
         refresh = jax.jit(make_statistics(DEEP, section("moments", passes)))
         after = refresh(deep, federation, jnp.array([2]), None).model
         chex.assert_trees_all_equal(after.params, params)

@@ -95,16 +95,6 @@ def test_a_report_of_a_sweep_has_its_names_and_its_order(finished_sweep, tmp_pat
         assert names(copy) == rows[::-1]
 
 
-def test_the_report_has_the_runs_of_the_table(sweep_file, finished_sweep, tmp_path, monkeypatch):
-    folder = shutil.copytree(finished_sweep, tmp_path / "copy")
-    sweep = load_sweep(sweep_file)._replace(seeds=(0, 1))
-    monkeypatch.setattr("fedjax_ssl.sweep.load_sweep", lambda file: sweep)
-    run_sweep(sweep_file, folder)
-    assert len((folder / "table_runs.csv").read_text().splitlines()) == 1 + 4
-    page = (folder / "report.html").read_text()
-    assert "2 configurations, 4 runs" in page and "Stub/server labels=40" in page
-
-
 def test_the_seeds_that_are_left_of_a_row_are_trained_together(sweep_file, tmp_path, monkeypatch):
     trained = []
 

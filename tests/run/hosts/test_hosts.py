@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -20,7 +19,7 @@ import launch
 from fedjax_ssl import TrainingError, UserError, base_config
 from fedjax_ssl.records.secret import read_secret
 from fedjax_ssl.records.workdir import SECRET
-from fedjax_ssl.run import hosts, programs
+from fedjax_ssl.run import hosts
 from fedjax_ssl.run.loop import Turn
 from fedjax_ssl.run.machine import memory_limit
 from fedjax_ssl.run.observe.listeners import HearSignals, StopOnSignal
@@ -54,11 +53,10 @@ def get_config():
 
 
 @pytest.fixture
-def train(tmp_path):
+def train(tmp_path, started):
     """Starts a process for each of `happens` and waits for all: (statuses, their output on stderr)."""
     for name, text in CONFIGS.items():
         (tmp_path / f"{name}.py").write_text(text)
-    started = []
 
     def train(folder, *happens, devices=1, config="tiny", more=()):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": str(devices)}
@@ -88,10 +86,7 @@ def train(tmp_path):
             thread.join()
         return [process.poll() for process in processes], said
 
-    yield train
-    for process in started:
-        process.kill()
-        process.communicate()
+    return train
 
 
 def last_state(folder):
@@ -145,9 +140,6 @@ def test_two_hosts_equal_two_devices_whatever_ends_them(train, tmp_path):
     states = last_state(moved), last_state(whole)
     for name, value in states[1].items():
         np.testing.assert_array_equal(states[0][name], value)  # a sum of two addends does not depend on their order
-    assert np.load(moved / "partition.npz")["server_index"].tolist() == (
-        np.load(whole / "partition.npz")["server_index"].tolist()
-    )
 
 
 @pytest.mark.test_all
@@ -213,17 +205,13 @@ except TrainingError as error:
 
 @pytest.mark.parametrize("what, status, out", [("signal", 143, ""), ("error", 0, "the loss is not finite\n")])
 @pytest.mark.test_all
-def test_a_script_ends_as_it_would_alone(what, status, out):
+def test_a_script_ends_as_it_would_alone(what, status, out, started):
     with socket.create_server(("", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
-    started = [subprocess.Popen([sys.executable, "-c", SCRIPT, address, str(i), what], **pipes) for i in (0, 1)]
-    try:
-        said = [process.communicate(timeout=120) for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    started += [subprocess.Popen([sys.executable, "-c", SCRIPT, address, str(i), what], **pipes) for i in (0, 1)]
+    said = [process.communicate(timeout=120) for process in started]
     assert [(process.returncode, each[0]) for process, each in zip(started, said)] == [(status, out)] * 2, said
     assert "Traceback" not in said[0][1] + said[1][1]
 
@@ -265,9 +253,7 @@ def meet_others(monkeypatch):
     [
         (TrainingError("diverged"), "", ["meet", "close"]),
         (SystemExit(143), "15", ["meet", "close"]),
-        (KeyboardInterrupt(), "2", ["meet", "close"]),
         (SystemExit(143), "", ["fail SystemExit"]),  # the other host does not know of it
-        (KeyboardInterrupt(), "", ["fail KeyboardInterrupt"]),
         (UserError("no data"), "15", ["fail UserError"]),
     ],
 )
@@ -308,21 +294,6 @@ def test_a_signal_counts_when_all_know_of_it(meet_others):
         stop.take(turn._replace(is_last=True))
 
 
-def test_programs_that_differ_are_one_line(meet_others):
-    def lowered(factor):
-        return jax.jit(lambda x: factor * x).lower(1.0)
-
-    said = meet_others(0)  # the other host says the same
-    programs.check_same_program("the rounds", lowered(2))
-    assert said.done == ["meet"]
-    texts = []
-    meet_others(0).meet = lambda text: texts.append(text) or [text, text]
-    programs.check_same_program("the rounds", lowered(2))
-    meet_others(0, *texts)
-    with pytest.raises(UserError, match="the programs of host 1 differ from those of host 0: the rounds with "):
-        programs.check_same_program("the rounds", lowered(3))
-
-
 def test_other_files_of_the_library_are_one_line(meet_others):
     others = meet_others(1, "checksum 00000000")
     with pytest.raises(UserError, match="the library's files of host 1 differ"), hosts.joined("here:1", 2, 1):
@@ -340,10 +311,6 @@ def test_host_0_names_no_code_that_a_process_does_not_name(meet_others, tmp_path
     meet_others(1, text)
     with pytest.raises(UserError, match=f"host 0 names code, {field}={name}, which would be run; .*--allow_code"):
         hosts.config_of_first(base_config)
-    meet_others(1, text)
-    assert hosts.config_of_first(lambda: told) == told
-    meet_others(1, text)
-    assert hosts.config_of_first(base_config, allow_code=True, is_given=False) == told
     meet_others(1, json.dumps(base_config().to_dict()))
     assert hosts.config_of_first(lambda: told, is_given=False) == base_config()
 
@@ -355,7 +322,7 @@ def test_host_0_names_no_code_that_a_process_does_not_name(meet_others, tmp_path
 
 
 def test_another_configuration_is_one_line(meet_others):
-    """Fields that change no result may differ; a process without a configuration takes host 0's."""
+    """Fields that change no result may differ."""
     told, other, same = base_config(), base_config(), base_config()
     other.client.learning_rate, same.checkpoint_every = 7.0, 99
     text = json.dumps(told.to_dict())
@@ -364,8 +331,6 @@ def test_another_configuration_is_one_line(meet_others):
         hosts.config_of_first(lambda: other)
     meet_others(1, text)
     assert hosts.config_of_first(lambda: same) == told
-    meet_others(1, text)
-    assert hosts.config_of_first(lambda: other, is_given=False) == told
 
 
 @pytest.mark.test_all

@@ -25,7 +25,7 @@ from tests.helpers.runs import ROOT
     ],
 )
 @pytest.mark.test_all
-def test_contradicting_places_are_one_line(places, wrong, said):
+def test_contradicting_places_are_one_line(places, wrong, said, started):
     with socket.create_server(("", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
     program = (
@@ -34,12 +34,8 @@ def test_contradicting_places_are_one_line(places, wrong, said):
     )
     pipes = {"stderr": subprocess.PIPE, "text": True, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
     command = [sys.executable, "-c", program, address]
-    started = [subprocess.Popen([*command, *place[::-1].split()], **pipes) for place in ("0 2", *places)]
-    try:
-        texts = [process.communicate(timeout=120)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    started += [subprocess.Popen([*command, *place[::-1].split()], **pipes) for place in ("0 2", *places)]
+    texts = [process.communicate(timeout=120)[1] for process in started]
     told = [said in text for text in texts]
     assert sum(told) == wrong and not any("Traceback" in text for text in texts), texts
 
@@ -62,12 +58,9 @@ def test_a_failed_start_leaves_no_timer_that_ends_the_caller(monkeypatch):
     "words, said",
     [
         (["--process_id=0"], "coordinator_address should be defined"),
-        (["--coordinator=a:1", "--num_processes=2"], "The process id of the current process must be defined"),
         (["--coordinator=a:1", "--num_processes=two", "--process_id=0"], "--num_processes is 'two'"),
         (["--coordinator=a:1", "--num_processes=2", "--process_id=2"], "process_id < num_processes"),
-        (["--coordinator=a:1", "--num_processes=2", "--process_id=-1"], "--process_id is '-1'"),
         (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator is 'a'; it must be HOST:PORT"),
-        (["--coordinator=a:70000", "--num_processes=2", "--process_id=0"], "port must be 0-65535"),
     ],
 )
 def test_a_place_that_makes_no_sense_is_one_line(words, said, capfd, tmp_path, monkeypatch):

@@ -114,12 +114,10 @@ def test_a_method_that_labels_by_itself_is_told_what_it_needs(capfd):
 @pytest.mark.parametrize(("fields", "warns"), [
     ({}, True),  # 0.03 with a momentum of 0.9
     ({"fedlabel.as_in_code": True}, False),
-    ({"client.learning_rate": 0.003, "client.momentum": 0.0}, False),  # the paper's
     ({"client.learning_rate": 0.0031}, True),  # an effective rate of 0.031
     ({"client.learning_rate": 0.0029}, False),
     ({"aggregation.optimizer": "fedavgm", "aggregation.learning_rate": 0.5, "aggregation.momentum": 0.0}, False),
     ({"aggregation.optimizer": "fedavgm", "aggregation.learning_rate": 0.5, "aggregation.momentum": 0.5}, True),
-    ({"aggregation.optimizer": "fedadam"}, False),
 ])  # fmt: skip
 def test_a_sum_of_two_long_steps_is_told_before_the_first_round(fields, warns, capfd):
     base = {"method": "fedlabel", "client.learning_rate": 0.03, "client.momentum": 0.9}
