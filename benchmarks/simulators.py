@@ -31,7 +31,7 @@ from simulator_peers import CORES, EVERY, RATE, save
 
 TORCH = "torch==2.13.0"
 PEERS = {
-    "loop": (TORCH,),
+    "loop": (TORCH, "numpy"),
     "pfl": (TORCH, "pfl[pytorch]==0.6.0"),
     "flower": (TORCH, "flwr[simulation]==1.42.0"),
     "fedjax": ("fedjax==0.0.17", "jax==0.5.3", "jaxlib==0.5.3"),

@@ -15,6 +15,7 @@ from fedjax_ssl.base.errors import UserError, known_are, printable
 from fedjax_ssl.base.files import expanded
 from fedjax_ssl.data import folder, hugging_face, npz, packages, tables, tfds
 from fedjax_ssl.data.content import checksums, row_sums
+from fedjax_ssl.data.table import aligned
 from fedjax_ssl.data.values import in_order
 
 
@@ -106,6 +107,7 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     _check_fields(config)
     dataset = _load(config, tell)
     dataset = dataset._replace(name=printable(dataset.name))  # it may have bytes that are not UTF-8
+    dataset = dataset._replace(x_train=aligned(dataset.x_train), x_test=aligned(dataset.x_test))
     if dataset.row_sums is None:
         dataset = dataset._replace(row_sums=np.concatenate([row_sums(dataset.x_train), row_sums(dataset.x_test)]))
     if config.normalisation == "none":

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.devices import platform
+
+_ALIGNED = 64  # bytes, alignment of XLA's arrays on CPUs
 
 
 @jax.tree_util.register_pytree_node_class
@@ -57,7 +58,7 @@ class FlatTable:
         return cls(leaves[0], example)
 
 
-def image_table(images: np.ndarray | None, put: Callable[[np.ndarray], jax.Array] = jnp.asarray) -> Any:
+def image_table(images: np.ndarray | None, put: Callable[[np.ndarray], jax.Array] = jax.device_put) -> Any:
     """Puts inputs on the device: on a TPU images [N, H, W, C] become a `FlatTable`, all else an array.
 
     Args:
@@ -69,6 +70,24 @@ def image_table(images: np.ndarray | None, put: Callable[[np.ndarray], jax.Array
     if platform() != "tpu" or images.ndim != 4:
         return put(images)
     return FlatTable(put(images.reshape(len(images), math.prod(images.shape[1:]))), images.shape[1:])
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """The array, read-only, in memory that `jax.device_put` does not copy on a CPU; a memory-mapped file stays one."""
+    if not isinstance(array, np.memmap) and array.ctypes.data % _ALIGNED:
+        moved = aligned_zeros(array.shape, array.dtype)
+        moved[...] = array
+        array = moved
+    array.flags.writeable = False
+    return array
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros in memory as in `aligned`."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.zeros(size + _ALIGNED, np.uint8)
+    first = -room.ctypes.data % _ALIGNED
+    return room[first : first + size].view(dtype).reshape(shape)
 
 
 def table_shape(images: np.ndarray | None, length: int | None = None) -> Any:

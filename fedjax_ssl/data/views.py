@@ -4,7 +4,6 @@ A view is a `FederatedData` in which `here` names the clients whose rows are pre
 federation, so methods and random numbers are the same with and without a view. Views know nothing of rounds or methods.
 """
 
-import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +14,11 @@ import numpy as np
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.federated import Attackers, FederatedData, Here, Holdings, small_arrays
-from fedjax_ssl.data.table import image_table, table_shape
+from fedjax_ssl.data.table import aligned_zeros, image_table, table_shape
 
 MOST_ENTRIES = 2**24  # largest table of rows (clients x largest client) that has only one width: 64 MiB
 # Shares of rounds that fit the narrower widths. Each width needs its own program.
 SERVED = (0.5, 0.95)
-_ALIGNED = 64  # bytes, alignment of XLA's arrays on CPUs
 
 
 def widths_of(sizes: np.ndarray, clients: int) -> tuple[int, ...]:
@@ -136,7 +134,7 @@ class Views:
             """The rows of this view, followed by room for those of larger cohorts."""
             size = -(-room // count)
             own = taken[index * size : (index + 1) * size]
-            chosen = _aligned_zeros((size, *values.shape[1:]), values.dtype)
+            chosen = aligned_zeros((size, *values.shape[1:]), values.dtype)
             np.take(values, own, axis=0, out=chosen[: len(own)], mode="clip")  # other modes copy once more
             return image_table(chosen, jax.device_put)
 
@@ -195,14 +193,6 @@ def _padded(clients: np.ndarray, number: int, num_clients: int) -> np.ndarray:
     ids = num_clients + np.arange(number, dtype=np.int32)
     ids[: len(clients)] = clients
     return ids
-
-
-def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros in aligned memory, which `jax.device_put` does not copy on a CPU."""
-    size = math.prod(shape) * dtype.itemsize
-    room = np.zeros(size + _ALIGNED, np.uint8)
-    first = -room.ctypes.data % _ALIGNED
-    return room[first : first + size].view(dtype).reshape(shape)
 
 
 def _stamp(images: np.ndarray) -> tuple[Any, ...]:

@@ -67,7 +67,9 @@ def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> opt
     """
     clip_norm = config.clip_norm if clip_norm is None else clip_norm
     clip = optax.clip_by_global_norm(clip_norm) if is_on(clip_norm) else optax.identity()
-    decay = optax.add_decayed_weights(config.weight_decay)
+    # A 0 leaves its part out, so that its state takes neither memory nor time.
+    decay = optax.add_decayed_weights(config.weight_decay) if is_on(config.weight_decay) else optax.identity()
+    momentum = optax.trace(config.momentum, config.nesterov) if is_on(config.momentum) else optax.identity()
     name, spares = getattr(config, "optimizer", "sgd"), getattr(config, "spare_classifier", False)
     if spares:
         clip, decay = optax.masked(clip, _but_the_classifier), optax.masked(decay, _but_the_classifier)
@@ -79,7 +81,7 @@ def make_optimizer(config, learning_rate, clip_norm: float | None = None) -> opt
         return optax.chain(clip, optax.lars(learning_rate, config.weight_decay, matrices, TRUST, **how))
     if name == "adam":
         return optax.chain(clip, decay, optax.adam(learning_rate, nesterov=config.nesterov))
-    return optax.chain(clip, decay, optax.trace(config.momentum, config.nesterov), optax.scale(-learning_rate))
+    return optax.chain(clip, decay, momentum, optax.scale(-learning_rate))
 
 
 def _but_the_classifier(params: dict[str, Any]) -> dict[str, Any]:

@@ -64,21 +64,30 @@ def norm(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in leaves)) / scale
 
 
-def row_norms(tree: Any) -> jax.Array:
-    """Euclidean length of each row of a stacked pytree, leaves [M, ...], all leaves as one vector: float32 [M]."""
-    leaves, scale = _scaled(small_joined(jax.tree.leaves(tree), 1), 1)
+def row_norms(tree: Any, near: jax.Array | None = None) -> jax.Array:
+    """Euclidean length of each row of a stacked pytree, leaves [M, ...], all leaves as one vector: float32 [M].
+
+    `near`, float32 [M], has about each row's largest number; None: it is found. XLA then stores the leaves, if they are
+    themselves computed. Numbers below 1e-19 `near` count as 0.
+    """
+    leaves, scale = _scaled(small_joined(jax.tree.leaves(tree), 1), 1, near)
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))) for leaf in leaves)) / scale
 
 
-def _scaled(tree: Any, batch_ndim: int) -> tuple[Any, jax.Array]:
+def largest(tree: Any, batch_ndim: int) -> jax.Array:
+    """The largest magnitude in a pytree with leaves, float32 [], or in each of its rows, [M], if batch_ndim is 1."""
+    found = [jnp.max(jnp.abs(leaf), axis=tuple(range(batch_ndim, leaf.ndim))) for leaf in jax.tree.leaves(tree)]
+    return jnp.max(jnp.stack(found), axis=0).astype(jnp.float32)
+
+
+def _scaled(tree: Any, batch_ndim: int, near: jax.Array | None = None) -> tuple[Any, jax.Array]:
     """A pytree times a power of two that brings its largest number near 1, and this power; by row if batch_ndim is 1.
 
     Powers of two are exact, so that lengths are bit-identical to those without scaling unless these overflow.
     """
     if not jax.tree.leaves(tree):
         return tree, jnp.float32(1)
-    largest = [jnp.max(jnp.abs(leaf), axis=tuple(range(batch_ndim, leaf.ndim))) for leaf in jax.tree.leaves(tree)]
-    exponent = jnp.frexp(jnp.max(jnp.stack(largest), axis=0).astype(jnp.float32))[1]
+    exponent = jnp.frexp(largest(tree, batch_ndim) if near is None else near)[1]
     scale = jnp.ldexp(jnp.float32(1), -jnp.clip(exponent, -100, 126))  # a normal number
     return jax.tree.map(lambda leaf: leaf * (column(scale, leaf) if batch_ndim else scale), tree), scale
 

@@ -47,7 +47,7 @@ def describe(experiment: Experiment) -> list[str]:
     ]
     if not experiment.method.phases:
         return [*lines, "a round: the server alone trains"]
-    with doing("tracing a client's step, to count its operations"), use_machine(config, data):
+    with doing("tracing a client's step, to count its operations"), use_machine(config):
         traffic = bytes_per_client(problem, experiment.method, state, data)
         flops = step_flops(experiment, state, data)
     sizes = [len(rows) for rows in experiment.partition.client_rows]

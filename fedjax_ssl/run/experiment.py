@@ -154,7 +154,7 @@ def build_experiments(
 
 
 def _shape_of_first_state(config: ConfigDict, init: Callable[..., State], data: FederatedData) -> State:
-    with use(find_machine(config, data)):  # where it will be made: JAX takes the same trace for its program
+    with use(find_machine(config)):  # where it will be made: JAX takes the same trace for its program
         return jax.eval_shape(init, data, None)
 
 

@@ -133,4 +133,4 @@ def make_feed(
         return contextlib.nullcontext(WholeFeed(machine.put, programs[data.width], data, hidden_labels))
     cohort = cohort_of(experiment.problem, experiment.method, experiment.data)
     last = experiment.problem.config.num_rounds
-    return contextlib.closing(CohortFeed(machine.put, programs, experiment.views, cohort, memory, last))
+    return contextlib.closing(CohortFeed(machine.share, programs, experiment.views, cohort, memory, last))

@@ -70,7 +70,7 @@ def make_group(machine: Machine, runs: list[Run]) -> RunsTogether:
     """Groups runs; their data are on all devices, stacked if there are several seeds."""
     first = runs[0].experiment
     data = first.data if len(runs) == 1 else stack_seeds([run.experiment.data for run in runs])
-    return RunsTogether(runs, *machine.put((data, first.hidden_labels)))
+    return RunsTogether(runs, *machine.share((data, first.hidden_labels)))
 
 
 class Turn(NamedTuple):

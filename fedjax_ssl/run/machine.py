@@ -16,10 +16,8 @@ from ml_collections import ConfigDict
 from fedjax_ssl.base.devices import AXIS, platform, use_platform
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import cache_folder, private_cache
-from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.models import build_model
 from fedjax_ssl.models.packing import CHANNELS
-from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.cores import control_groups
 from fedjax_ssl.run.observe.log import warn
@@ -72,6 +70,15 @@ class Machine(NamedTuple):
             return host_local_array_to_global_array(tree, self.mesh, PartitionSpec())
         return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
 
+    def share(self, tree: Any) -> Any:
+        """As `put`, for what no program overwrites: the devices of a CPU read the same memory, and nothing is copied.
+
+        They do so for NumPy's views; a number that JAX types weakly has none.
+        """
+        if self.platform == "cpu" and self.mesh is not None and hosts.count() == 1:
+            tree = jax.tree.map(lambda leaf: leaf if jax.typeof(leaf).weak_type else np.asarray(leaf), tree)
+        return self.put(tree)
+
     def jit(self, function: Any, **options: Any) -> Any:
         """`jax.jit` of a function whose arguments and results are replicated on all devices."""
         if self.mesh is not None:
@@ -101,10 +108,10 @@ class Machine(NamedTuple):
 
 
 @contextlib.contextmanager
-def use_machine(config: ConfigDict, data: FederatedData | None = None) -> Iterator[Machine]:
+def use_machine(config: ConfigDict) -> Iterator[Machine]:
     """The machine of a run, see `find_machine`. Programs that are traced and run inside spread their lanes over it."""
     use_compilation_cache()
-    with use(find_machine(config, data)) as machine:
+    with use(find_machine(config)) as machine:
         yield machine
 
 
@@ -116,14 +123,12 @@ def use(machine: Machine) -> Iterator[Machine]:
         yield machine
 
 
-def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machine:
+def find_machine(config: ConfigDict) -> Machine:
     """The machine that a configuration asks for, by its fields `devices` and `lanes`.
 
     Args:
-        config: the run's. Without `devices` it gets all devices; on a CPU, at most one core for each client of a round,
-            and only as many cores as copies of the data fit into a quarter of the memory. Without `lanes` it gets
-            `most_lanes`.
-        data: the federation, of which each device holds a copy.
+        config: the run's. Without `devices` it gets all devices; on a CPU, at most one core for each client of a round.
+            Without `lanes` it gets `most_lanes`.
 
     Raises:
         UserError: the machine has too few devices, or the hosts cannot have equally many.
@@ -135,7 +140,7 @@ def find_machine(config: ConfigDict, data: FederatedData | None = None) -> Machi
         raise UserError(f"devices is {config.devices}, but of {num_hosts} hosts each must have equally many of them")
     most = config.devices or len(devices)
     if config.devices is None and platform() == "cpu":
-        most = max(min(most, most_devices(config, data)) // num_hosts, 1) * num_hosts
+        most = max(min(most, config.clients_per_round) // num_hosts, 1) * num_hosts
     chosen = _devices_of_each_host(most // num_hosts)
     mesh = Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,)) if len(chosen) > 1 else None
     return Machine(platform(), mesh, config.lanes or most_lanes(config), memory_limit())
@@ -166,14 +171,6 @@ def _devices_of_each_host(number: int) -> list[jax.Device]:
         if taken[device.process_index] <= number:
             chosen.append(device)
     return chosen
-
-
-def most_devices(config: ConfigDict, data: FederatedData | None) -> int:
-    """How many CPU cores a run can use: one for each client, as far as the memory has room for copies of the data."""
-    memory, each = memory_limit(), 0 if data is None else tree_bytes(data)
-    if memory is None or not each:
-        return config.clients_per_round
-    return max(1, min(config.clients_per_round, memory // 4 // each))
 
 
 def check_jax_settings() -> None:

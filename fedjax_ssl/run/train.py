@@ -134,7 +134,7 @@ def train_together(
         of_run = flatten(runs[0].experiment.problem.config)
         config.update_from_flattened_dict({field: of_run[field] for field in FIELDS})
         _warn_of_other_code(runs)
-        machine = open_folders.enter_context(use_machine(config, runs[0].experiment.largest))
+        machine = open_folders.enter_context(use_machine(config))
         together = len(runs) if len(configs) > 1 else machine.seeds_together(len(runs))
         groups = group_runs(together, [run for run in runs if not run.ended])
         if groups:
@@ -297,7 +297,7 @@ def _first_state(
         return place_memory(machine, experiment, run.folder, run.state, stack, begins=False)
     before = time.monotonic()
     given = run.warm_start and run.warm_start.model
-    state = jax.block_until_ready(program.init(*machine.put((experiment.data, given))))
+    state = jax.block_until_ready(program.init(*machine.share((experiment.data, given))))
     if run.folder is not None:
         run.folder.append(TIMINGS, [{"round": 0, "init_seconds": time.monotonic() - before}])
         run.folder.sync()

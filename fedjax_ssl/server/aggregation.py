@@ -1,5 +1,6 @@
 """Turns uploads into one model by a chain of links: weights, screening, mean, the server's model, server optimizer."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from fedjax_ssl.engine.interface import (
 )
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.sgd import BatchStats, Model
-from fedjax_ssl.ops.trees import column, norm, select, weighted_sum, where
+from fedjax_ssl.ops.trees import all_finite, column, norm, select, weighted_sum, where
 from fedjax_ssl.server import robust
 
 WEIGHTS = ("size", "qualified", "uniform")
@@ -300,11 +301,16 @@ def weighted_mean(uploads: Any, weights: jax.Array, otherwise: Any) -> Any:
     Uploads have leaves [R, ...], weights are float32 [R], not negative; a row of weight 0 is ignored, even if it is not
     finite.
     """
+    if not jax.tree.leaves(uploads):
+        return otherwise
     total = jnp.sum(weights)
     shares = weights / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
 
-    def mean(stacked, fallback):
-        counted = jnp.where(column(weights > 0, stacked), stacked, 0)
-        return jnp.where(total > 0, weighted_sum(shares, counted), fallback)
+    def of_counted() -> Any:
+        counted = jax.tree.map(lambda stacked: jnp.where(column(weights > 0, stacked), stacked, 0), uploads)
+        return jax.tree.map(functools.partial(weighted_sum, shares), counted)
 
-    return jax.tree.map(mean, uploads, otherwise)
+    # 0 times a finite number is 0, so that only other numbers need a copy of the uploads in which they are 0.
+    plain = jax.tree.map(functools.partial(weighted_sum, shares), uploads)
+    found = jax.lax.cond(all_finite(plain), lambda: plain, of_counted)
+    return jax.tree.map(lambda mean, fallback: jnp.where(total > 0, mean, fallback), found, otherwise)

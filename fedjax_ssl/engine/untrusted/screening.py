@@ -11,7 +11,7 @@ from fedjax_ssl.engine.cohort import CohortResult
 from fedjax_ssl.engine.interface import Broadcast
 from fedjax_ssl.engine.untrusted.updates import changed_by, received_by_path
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import WITHOUT_PARAMETERS, all_finite, norm, row_norms
+from fedjax_ssl.ops.trees import WITHOUT_PARAMETERS, all_finite, largest, norm, row_norms
 
 LONGEST = 1000.0  # the largest accepted length of an update, in lower medians of the cohort's
 
@@ -45,12 +45,13 @@ def too_long(sent: Model, broadcast: Broadcast, counted: jax.Array, times: float
     """
     found = jnp.zeros(counted.shape, bool)
     for part in Model._fields:
-        changes = changed_by(getattr(sent, part), broadcast, part)
+        received, changes = received_by_path(broadcast, part), changed_by(getattr(sent, part), broadcast, part)
         if changes:
-            lengths = row_norms(changes)
+            # A change is no longer than both numbers that it lies between.
+            most = largest(getattr(sent, part), 1)
+            lengths = row_norms(changes, jnp.maximum(most, largest(received, 0)) if received else most)
             ranked = jnp.sort(jnp.where(counted, lengths, jnp.inf))
             median = ranked[jnp.maximum(jnp.sum(counted) - 1, 0) // 2]
-            received = received_by_path(broadcast, part)
             length = norm(received) if received else 0.0
             usual = jnp.where(median > 0, median, length)
             found |= (lengths > jnp.maximum(times * usual, length)) & (usual > 0)

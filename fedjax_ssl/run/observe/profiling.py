@@ -63,8 +63,8 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
     config.rounds_per_dispatch = rounds  # they are one dispatch
     with doing("reading and dividing the data"):
         experiment = build_whole(config, "profile")
-    with use_machine(config, experiment.data) as machine:
-        data, hidden_labels = machine.put((experiment.data, experiment.hidden_labels))
+    with use_machine(config) as machine:
+        data, hidden_labels = machine.share((experiment.data, experiment.hidden_labels))
         dispatch = compile_dispatch(machine, experiment)
         with doing("the first state, with pre-training"):
             state = jax.block_until_ready(machine.jit(experiment.init)(data))
