@@ -12,9 +12,11 @@ test: .venv/installed
 	wait $$types && exit $$tests
 
 # What `make test` leaves out: processes, hosts, Flower's federations, notebooks, the site, pages in a browser, programs
-# for accelerators, PyTorch's encoders, examples of the pages, and whole runs that are compared with each other.
+# for accelerators, PyTorch's encoders, examples of the pages, and whole runs that are compared with each other; and
+# further variants of the methods against official code.
 test-rest: .venv/installed
 	.venv/bin/python -m pytest -m test_all
+	.venv/bin/python -m pytest tests/official -m slow
 
 test-all: test test-rest
 
