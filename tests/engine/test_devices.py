@@ -29,7 +29,8 @@ def test_a_round_on_eight_devices_equals_one_device():
     assert max(report["metrics_apart"].values()) < 1e-4
     # The uploads stay where they were made, and their mean is reduced.
     assert not [shape for shape in report["gathered"] if shape[-2:] in report["weights"]]
-    assert 1 <= report["all_reduces"] <= 4
+    # One of them is in the branch of the mean that runs for uploads with numbers that are not finite.
+    assert 1 <= report["all_reduces"] <= 5
     # Each device describes its share of 40 anchors, labels its share of 528 images and tests its share of 360.
     rows = [shape[0] * shape[1] for shape in report["gathered"] if len(shape) == 3]
     assert {40, 528, 360} <= set(rows) and all(shape[0] in (8, 16) for shape in report["gathered"])
