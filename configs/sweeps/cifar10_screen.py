@@ -8,8 +8,8 @@ rounds. docs/results/server_cifar10.md has the results.
 
     python launch.py sweep configs/sweeps/cifar10_screen.py:cnn --workdir=runs/cifar10_cnn
 
-Why FedAnchor with the small CNN gains nothing from its clients: single changes of the committed configuration, each
-with its own server alone; 20 clients, two local epochs, seeds 7, 8 and 9.
+What decides how much FedAnchor with the small CNN gains from its clients? Single changes of the committed
+configuration, and the server alone for those that it sees; 20 clients, two local epochs, seeds 7, 8 and 9.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument

@@ -106,8 +106,8 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     """
     _check_fields(config)
     dataset = _load(config, tell)
-    dataset = dataset._replace(name=printable(dataset.name))  # it may have bytes that are not UTF-8
-    dataset = dataset._replace(x_train=aligned(dataset.x_train), x_test=aligned(dataset.x_test))
+    name = printable(dataset.name)  # it may have bytes that are not UTF-8
+    dataset = dataset._replace(name=name, x_train=aligned(dataset.x_train), x_test=aligned(dataset.x_test))
     if dataset.row_sums is None:
         dataset = dataset._replace(row_sums=np.concatenate([row_sums(dataset.x_train), row_sums(dataset.x_test)]))
     if config.normalisation == "none":

@@ -1,10 +1,10 @@
 """The table of all images, stored so that a device can gather rows without copying the table."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.devices import platform
@@ -58,15 +58,14 @@ class FlatTable:
         return cls(leaves[0], example)
 
 
-def image_table(images: np.ndarray | None, put: Callable[[np.ndarray], jax.Array] = jax.device_put) -> Any:
-    """Puts inputs on the device: on a TPU images [N, H, W, C] become a `FlatTable`, all else an array.
+def image_table(images: np.ndarray | None) -> Any:
+    """Puts inputs on the device: on a TPU images [N, H, W, C] become a `FlatTable`, all else an array. None stays None.
 
-    Args:
-        images: the inputs; None: there are none, and no table.
-        put: function that puts an array on the device.
+    A CPU reads NumPy's `aligned` arrays where they are. A memory-mapped file is copied, as somebody may write into it.
     """
     if images is None:
         return None
+    put = jnp.array if isinstance(images, np.memmap) else jax.device_put
     if platform() != "tpu" or images.ndim != 4:
         return put(images)
     return FlatTable(put(images.reshape(len(images), math.prod(images.shape[1:]))), images.shape[1:])

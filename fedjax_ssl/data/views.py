@@ -136,7 +136,7 @@ class Views:
             own = taken[index * size : (index + 1) * size]
             chosen = aligned_zeros((size, *values.shape[1:]), values.dtype)
             np.take(values, own, axis=0, out=chosen[: len(own)], mode="clip")  # other modes copy once more
-            return image_table(chosen, jax.device_put)
+            return image_table(chosen)
 
         data = self._shared._replace(
             inputs=table(held.inputs, *share),

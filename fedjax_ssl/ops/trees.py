@@ -67,8 +67,8 @@ def norm(tree: Any) -> jax.Array:
 def row_norms(tree: Any, near: jax.Array | None = None) -> jax.Array:
     """Euclidean length of each row of a stacked pytree, leaves [M, ...], all leaves as one vector: float32 [M].
 
-    `near`, float32 [M], has about each row's largest number; None: it is found. XLA then stores the leaves, if they are
-    themselves computed. Numbers below 1e-19 `near` count as 0.
+    Each row is scaled by its largest magnitude, or by `near`, float32 [M], if that is given. It must be about as large:
+    numbers below 1e-19 of it count as 0.
     """
     leaves, scale = _scaled(small_joined(jax.tree.leaves(tree), 1), 1, near)
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim))) for leaf in leaves)) / scale

@@ -73,7 +73,7 @@ class Machine(NamedTuple):
     def share(self, tree: Any) -> Any:
         """As `put`, for what no program overwrites: the devices of a CPU read the same memory, and nothing is copied.
 
-        They do so for NumPy's views; a number that JAX types weakly has none.
+        For that JAX takes views of NumPy. These have no weak types, so that numbers with such a type are put as before.
         """
         if self.platform == "cpu" and self.mesh is not None and hosts.count() == 1:
             tree = jax.tree.map(lambda leaf: leaf if jax.typeof(leaf).weak_type else np.asarray(leaf), tree)

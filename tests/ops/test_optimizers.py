@@ -1,5 +1,6 @@
 """Optimisers by name: against NumPy from their papers' equations (LARS: test_fedcon.py)."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,7 +39,9 @@ def test_the_classifier_may_be_spared():
     config.update({"clip_norm": 0.05, "momentum": 0.0, "weight_decay": 0.5, "spare_classifier": True})
     optimizer, params = make_optimizer(config, 0.1), {name: jnp.asarray(PARAMS) for name in ("backbone", "classifier")}
     gradients = {"backbone": jnp.asarray(GRADIENTS[0]), "classifier": jnp.asarray(GRADIENTS[1])}
-    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    state = optimizer.init(params)
+    assert not jax.tree.leaves(state)  # without momentum there is nothing to keep
+    updates, _ = optimizer.update(gradients, state, params)
     clipped = 0.05 * GRADIENTS[0] / np.linalg.norm(GRADIENTS[0])
     np.testing.assert_allclose(updates["backbone"], -0.1 * (clipped + 0.5 * PARAMS), rtol=1e-6)
     np.testing.assert_allclose(updates["classifier"], -0.1 * GRADIENTS[1], rtol=1e-6)

@@ -47,7 +47,8 @@ def too_long(sent: Model, broadcast: Broadcast, counted: jax.Array, times: float
     for part in Model._fields:
         received, changes = received_by_path(broadcast, part), changed_by(getattr(sent, part), broadcast, part)
         if changes:
-            # A change is no longer than both numbers that it lies between.
+            # A change is at most twice the larger of the two numbers. To look for the largest change itself would make
+            # XLA store all changes, as much memory as all uploads.
             most = largest(getattr(sent, part), 1)
             lengths = row_norms(changes, jnp.maximum(most, largest(received, 0)) if received else most)
             ranked = jnp.sort(jnp.where(counted, lengths, jnp.inf))
