@@ -246,7 +246,14 @@ ROWS = {
 WARM_UPS = {  # in the second, from appendix A of the paper, nobody has labels
     "semianagg_warm_digits": ("supervised,plain", {"num_rounds": ROUNDS}),
     "semianagg_unlabelled_digits": (
-        "fedu,plain", {"num_rounds": ROUNDS, "data.labels": "server", "data.server_labels": 0},
+        "fedu,plain",  # with a head for features of 128 numbers; its own has 4,096 in the hidden layer
+        {
+            "num_rounds": ROUNDS,
+            "data.labels": "server",
+            "data.server_labels": 0,
+            "model.projector_hidden": 256,
+            "model.projector_dim": 128,
+        },
     ),
 }  # fmt: skip
 
