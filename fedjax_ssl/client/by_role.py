@@ -31,7 +31,7 @@ def labelled_phase(
     `client.labelled_views`; `parts` are trained; `plan` is by default `labelled_plan`.
     """
     loss, sizes = loss or loss_on_labels(problem, "labelled_loss"), {"labelled": problem.config.client.batch_size}
-    return local_training(problem, plan or labelled_plan(problem), loss, sizes, parts)
+    return local_training(problem, plan or labelled_plan(problem), loss, sizes, parts=parts)
 
 
 def unlabelled_plan(problem: Problem, warm_up_rounds: int = 0) -> MakePlan:
@@ -79,7 +79,7 @@ def unlabelled_phase(
         with_number,
         loss,
         {"unlabelled": problem.config.client.batch_size},
-        parts,
+        parts=parts,
         after=after,
         optimizer=optimizer or unlabelled_optimizer(problem),
         continues=True,

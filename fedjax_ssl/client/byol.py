@@ -88,7 +88,7 @@ def byol_phase(
         return where(rule.is_new(received, own), received.model, rule.begin(received, own))
 
     sizes = {"unlabelled": config.batch_size}
-    phase = local_training(problem, plan, loss, sizes, ONLINE, begin=begin, after=after)
+    phase = local_training(problem, plan, loss, sizes, parts=ONLINE, begin=begin, after=after)
 
     def start(received: Broadcast, data: FederatedData, work, own):
         target = select(received.model.params, ENCODER)

@@ -90,4 +90,4 @@ def fix_mix_phase(
         return Loss(value, batch_stats, {"client_loss": value, "fix_loss": fix_loss, "mix_loss": mix_loss})
 
     sizes = dict.fromkeys(("fix", "mix") if with_mixup else ("fix",), config.batch_size)
-    return local_training(problem, plan, loss, sizes, parts)
+    return local_training(problem, plan, loss, sizes, parts=parts)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_ssl.base.errors import UserError, say
 from fedjax_ssl.data.kinds.table import Column, as_texts, no_number, read_column
-from fedjax_ssl.data.values import in_order, same
+from fedjax_ssl.data.values import DATE, LIST, in_order, same
 
 MOST_CATEGORIES = 100  # of a column; names and identifiers are not categories
 FEW_CATEGORIES = 10  # of which each may have few rows; more must have over two rows each on average
@@ -16,10 +16,8 @@ MOSTLY = 0.9  # share of a column's values that says what the column is; other v
 LEAST_ROWS = 50  # a whole number that differs in each of so many rows may be an identifier
 DECIMAL_COMMA = r"[-+]?[\d.]*,\d+"
 WITH_UNIT = r"[$€£]\s*[-+\d.]+|[-+\d.]+\s*[%$€£]"
-BOUND = r"[<>≤≥]=?\s*[-+]?[\d.]+"
-DATE = r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:[ T].*)?|\d{1,2}[-/]\d{1,2}[-/]\d{2,4}(?: .*)?|\d{1,2}\.\d{1,2}\.\d{4}(?: .*)?"
+MONTH = r"(?i:(?:\d{1,2}\W+)?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\W+(?:\d{1,2}\W+)?\d{2,4})"
 TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?"
-LIST = r"\[.*\]|\{.*\}"
 
 
 def find_categories(columns: Mapping[str, Column], train: np.ndarray, tested: Any, path: str) -> list[list[str] | None]:
@@ -78,10 +76,10 @@ def _categories(column: Column) -> tuple[list[str] | None, str]:
     others = present[~is_number]
     if not is_declared and not len(others):
         return None, ""
-    for form, is_date in ((f"{DATE}|{TIME}", True), (LIST, False)):
+    for form, is_date in ((f"{DATE}|{MONTH}|{TIME}", True), (LIST, False)):
         if present.str.fullmatch(form).mean() > MOSTLY:
             return None, _no_scalar(present.iloc[0], is_date)
-    if not is_declared and (why := _mixed(others, is_number)):
+    if not is_declared and (why := _mixed(others, column.numbers[~column.is_missing])):
         return None, why
     names = in_order(map(same, present))
     if len(names) > MOST_CATEGORIES or (len(names) > FEW_CATEGORIES and 2 * len(names) >= len(present)):
@@ -100,14 +98,14 @@ def _no_scalar(value: Any, is_date: bool) -> str:
     return f"has {what}, such as {str(value)!r:.40}; {instead}"
 
 
-def _mixed(others: Any, is_number: np.ndarray) -> str:
-    """Why a column of numbers and other texts is of no use; '' if it has categories."""
-    row = f"has {others.iloc[0]!r:.40} in row {others.index[0] + 1}"
-    if is_number.any() and others.str.fullmatch(BOUND).all():
-        return f"is of numbers, but {row} and bounds in {len(others)} rows; write numbers, such as half the bound"
-    if is_number.mean() > MOSTLY:
-        code = "; or write a letter before each, if they are codes" if others.str.startswith("0").all() else ""
-        return f"is of numbers, but {row}; correct it, or leave it empty{code}"
+def _mixed(others: Any, numbers: np.ndarray) -> str:
+    """Why a column of numbers, NaN for the `others`, which are texts, is of no use; '' if it has categories."""
+    values = numbers[~np.isnan(numbers)]
+    is_code = len(np.unique(values)) <= FEW_CATEGORIES and not others.str.startswith(("<", ">")).all()
+    if len(values) > (MOSTLY if is_code else 1 / 2) * len(numbers):
+        row = f"{others.iloc[0]!r:.40} in row {others.index[0] + 1}, and texts in {len(others)} rows"
+        code = "; or write a letter before each, if they are codes"
+        return f"is of numbers, but has {row}; write numbers, or leave them empty{code}"
     if others.str.fullmatch(DECIMAL_COMMA).mean() > MOSTLY:
         return f"has numbers with a comma, such as {others.iloc[0]!r:.40}; write 1234.5"
     if others.str.fullmatch(WITH_UNIT).mean() > MOSTLY:

@@ -12,6 +12,8 @@ WORDS = {
     "train_labels": "other training labels, or in another order",
     "test_inputs": "other test inputs, or in another order",
     "test_labels": "other test labels, or in another order",
+    "owners": "other clients of the training rows",
+    "domains": "other domains of the rows",
 }
 
 
@@ -30,12 +32,14 @@ def checksum(array: np.ndarray) -> str:
 
 def checksums(dataset: Any) -> dict[str, str]:
     """The checksums of a `Dataset`, by the names in `WORDS`; of the inputs as they were read, before an encoder."""
-    number = len(dataset.y_train)
+    number, domains = len(dataset.y_train), dataset.domains
     return {
         "train_inputs": checksum(dataset.row_sums[:number]),
         "train_labels": checksum(dataset.y_train),
         "test_inputs": checksum(dataset.row_sums[number:]),
         "test_labels": checksum(dataset.y_test),
+        **({} if dataset.owners is None else {"owners": checksum(dataset.owners)}),
+        **({"domains": checksum(np.unique(np.concatenate(domains), return_inverse=True)[1])} if domains else {}),
     }
 
 

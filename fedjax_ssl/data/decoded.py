@@ -159,19 +159,22 @@ def depth_of(pictures: Sequence[Picture]) -> int:
     A microscope's 12 bits, for example, are stored in 16. The number is that of all images together, from 8 to 16, and
     each pixel keeps the higher 8 of these bits. Images with 8 bits per channel stay as they are.
 
-    Prints the number, and a warning if a tenth of these images are so dark that 16 grey levels of 256 are left. Raises
-    a UserError if one in colour needs fewer than 16 bits, of which Pillow reads the higher 8 alone.
+    Prints the number, and a warning if a tenth of these images are so dark that 16 grey levels of 256 are left, but for
+    a hundredth of their pixels, which may be broken. Raises a UserError if one in colour needs fewer than 16 bits, of
+    which Pillow reads the higher 8 alone.
     """
-    needed, coloured = [], None
+    needed, mostly, coloured = [], [], None
     deep = [picture for picture in pictures if _header(picture)[1]]
     for picture in deep:
         with _open(picture) as image:
             pixels = np.asarray(image)
             if image.mode.startswith("I"):
                 needed.append(max(8, int(pixels.max()).bit_length()))
+                mostly.append(max(8, int(np.percentile(pixels, 99)).bit_length()))
             else:  # the higher byte of each channel; the last one may be transparency
                 pixels = pixels[..., :-1] if image.mode.endswith("A") else pixels
                 needed.append(8 + int(pixels.max()).bit_length())
+                mostly.append(needed[-1])
                 coloured = picture
     if not needed:
         return 0
@@ -179,7 +182,7 @@ def depth_of(pictures: Sequence[Picture]) -> int:
     if coloured is not None and bits < 16:
         why = f"the images need {bits} of them, and the higher 8 of a colour's 16 are read"
         raise UserError(f"{coloured} has 16 bits per channel, but {why}; save the images with 8 bits per channel")
-    dark = [picture for picture, own in zip(deep, needed) if own <= bits - 4]
+    dark = [picture for picture, own in zip(deep, mostly) if own <= bits - 4]
     line = f"{len(deep):,} images of 16 bits per channel have values of {bits} bits; the higher 8 of these are kept"
     if len(dark) >= len(deep) / 10:
         line = f"warning: {line}, so that 16 grey levels are left of {len(dark):,} dark ones, such as {dark[0]}"

@@ -21,7 +21,7 @@ from fedjax_ssl.data.decoded import Picture, decode_once
 from fedjax_ssl.data.folder import SUFFIXES, known_files
 from fedjax_ssl.data.labels import Labels, divide, has_no_label, read_labels
 from fedjax_ssl.data.owners import read_names, read_owners
-from fedjax_ssl.data.tables import check_columns
+from fedjax_ssl.data.tables import PARQUET, check_columns
 
 # Words in the names of parquet files -> the split.
 _SPLITS = {
@@ -38,8 +38,8 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
 
     Returns:
         The fields of `Dataset` except the name, `mean`, `std` and `flip`. Without a split 'test' see `labels.divide`.
-        Splits with other names are ignored. A test row without a label is left out. Classes are in the order of the
-        label's `ClassLabel`, otherwise sorted.
+        Splits with other names are left out, with a line, and so is a test row without a label. Classes are in the
+        order of the label's `ClassLabel`, otherwise sorted.
 
     Raises:
         UserError: `datasets` is not installed, the path holds no such data set, a column is invalid, or a test row has
@@ -154,9 +154,12 @@ def _open(path: str) -> dict[str, Any]:
             loaded = datasets.load_dataset("parquet", data_files=_parquet_files(found), **mapped)
     except Exception as error:  # The errors of datasets and pyarrow have no common base.
         raise UserError(f"data.path={path} cannot be read as {wanted} ({first_line(error)})") from error
-    splits = loaded if isinstance(loaded, dict) else {"train": loaded}
+    named = loaded if isinstance(loaded, dict) else {"train": loaded}
+    splits = {str(name).lower(): split for name, split in named.items()}
     if "train" not in splits:
-        raise UserError(f"{path} has no split 'train', but {', '.join(map(str, splits))}")
+        raise UserError(f"{path} has no split 'train', but {', '.join(splits)}")
+    if others := splits.keys() - {"train", "test"}:
+        say(f"{path}: {', '.join(sorted(others))} is neither for training nor for testing, and is left out")
     return {name: splits[name].with_format(None) for name in ("train", "test") if name in splits}
 
 
@@ -169,7 +172,7 @@ def _parquet_files(path: pathlib.Path) -> dict[str, list[str]]:
     if path.is_file():
         return {"train": [str(path)]}
     splits: dict[str, list[str]] = {}
-    for file in sorted(path.rglob("*.parquet")):
+    for file in sorted(file for file in path.rglob("*") if file.suffix.lower() == PARQUET):
         words = re.split(r"[^a-z]+", file.relative_to(path).as_posix().lower())
         found = {_SPLITS[word] for word in words if word in _SPLITS} or {""}
         if len(found) > 1:

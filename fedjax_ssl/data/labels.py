@@ -11,7 +11,7 @@ from numpy.random import Generator
 
 from fedjax_ssl.base.errors import UserError, known_are, say
 from fedjax_ssl.data.long_tail import draw_of_each_class
-from fedjax_ssl.data.values import in_order, is_missing, is_number, same, text_of
+from fedjax_ssl.data.values import DATE, LIST, in_order, is_missing, is_number, same, text_of
 
 LABELS = ("server", "clients", "some_clients", "profile")  # who holds labels
 NO_LABEL = ("-1", "unlabelled", "unlabeled")  # besides missing values
@@ -55,7 +55,7 @@ def read_labels(values: Any, where: str, names: Sequence[str] | None = None) -> 
         UserError: a value is a list, a date or no class, or there are fewer than two classes.
     """
     texts, places = _distinct(values, where)
-    known = {same(name.strip()): name for name in names or ()}
+    known = {same(text): text for name in names or () if (text := text_of(name))}
     why = ""
     for number, text in enumerate(texts):
         if text in known or has_no_label(text):
@@ -68,6 +68,8 @@ def read_labels(values: Any, where: str, names: Sequence[str] | None = None) -> 
             why += "another name"
         elif known:
             why = f"is no class of the training data{known_are(text, known.values())}"
+        elif re.fullmatch(f"{DATE}|{LIST}", text):
+            why = "is a date or a list; a label is one number, text or boolean, and an example has one label"
         elif is_number(text) and text.startswith("-"):
             why = "is negative, and so is -1, which marks no label; give the classes other numbers"
         if why:

@@ -128,11 +128,13 @@ def source_of(path: str) -> str:
     """The format of a user's own data, by the name of a file or the content of a folder: one of `FORMATS`."""
     place = expanded(path)
     if not place.is_dir():
-        return "npz" if place.suffix == ".npz" else "csv"
+        return "npz" if place.suffix.lower() == ".npz" else "csv"
     if (place / "x_train.npy").exists():
         return "npy"
     is_saved = any((place / name).exists() for name in ("dataset_dict.json", "state.json"))
-    return "datasets" if is_saved or any(place.rglob("*.parquet")) else "folder"
+    return (
+        "datasets" if is_saved or any(file.suffix.lower() == tables.PARQUET for file in place.rglob("*")) else "folder"
+    )
 
 
 def _check_fields(config: Any) -> None:

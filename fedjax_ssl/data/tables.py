@@ -21,6 +21,7 @@ from fedjax_ssl.data.labels import divide, read_labels
 from fedjax_ssl.data.owners import read_names, read_owners
 
 DELIMITERS = "\t;,"
+PARQUET = ".parquet"
 TRIED = 100  # rows that must have as many fields as the header
 
 
@@ -37,7 +38,7 @@ def read_columns(path: str, field: str) -> Any:
     import pandas  # takes half a second; only tables and texts need it
 
     file = existing_path(path, field, "file", "a csv or parquet file")
-    is_parquet = file.suffix == ".parquet"
+    is_parquet = file.suffix.lower() == PARQUET
     try:
         if is_parquet:
             frame = pandas.read_parquet(file, dtype_backend="numpy_nullable").rename(columns=str)
@@ -46,6 +47,8 @@ def read_columns(path: str, field: str) -> Any:
             frame = pandas.DataFrame(rows, columns=header, dtype=object).drop(columns="", errors="ignore")
         if not len(frame):
             raise ValueError("it has no rows")
+    except ImportError:
+        raise UserError(f"{path}: a parquet file needs pyarrow: pip install 'fedjax_ssl[tables]'") from None
     except Exception as error:  # The errors of pyarrow and pandas have no common base.
         form = "parquet" if is_parquet else "csv in UTF-8"
         raise UserError(f"{path} cannot be read as {form} ({first_line(error)})") from error

@@ -4,12 +4,15 @@ import decimal
 import functools
 import numbers
 import re
+import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 MISSING = ("", "<na>", "na", "n/a", "nan", "nat", "null", "none", "?")  # missing values, in lower case
+DATE = r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}(?:[ T].*)?|\d{1,2}[-/]\d{1,2}[-/]\d{2,4}(?: .*)?|\d{1,2}\.\d{1,2}\.\d{4}(?: .*)?"
+LIST = r"\[.*\]|\{.*\}"
 # Neither 007, which may be a code, nor 10_19, which Python reads as 1019.
 NUMBER = re.compile(r"(?!0[0-9]+\Z)[-+]?(?:[0-9]{1,300}\.?[0-9]{0,300}|\.[0-9]{1,300})(?:[eE][-+]?[0-9]{1,2})?")
 
@@ -27,12 +30,12 @@ def is_number(text: str) -> bool:
 def text_of(value: Any) -> str | None:
     """A value as a text: 'a' for ' a ', '3' for 3 and 3.0, 'True' for True, '' for None and NaN; None: it is no scalar.
 
-    Lists, dates and times are no scalars.
+    Lists, dates and times are no scalars. An accented letter may be one code point or two; both are one text.
     """
-    if isinstance(value, str):
-        return value.strip()
     if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace").strip()
+        value = value.decode(errors="backslashreplace")
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value).strip()
     if value is None:
         return ""
     if isinstance(value, bool | np.bool_):

@@ -222,7 +222,7 @@ def between_views(problem: Problem) -> Phase:
         plan,
         loss,
         {"unlabelled": config.batch_size},
-        TRAINED,
+        parts=TRAINED,
         sent=SENT,
         begin=lambda received, own: received.model.with_parts(**{PROJECTOR: own[PROJECTOR]}),
         after=after,

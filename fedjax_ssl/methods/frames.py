@@ -136,7 +136,7 @@ def on_both_kinds(
     """
     plan, sizes = both_kinds(problem)
     label = label or labels_of_received(problem, rule, problem.config.consistency.include_labelled)
-    phases = (local_training(problem, plan, loss, sizes, parts),)
+    phases = (local_training(problem, plan, loss, sizes, parts=parts),)
     return alternating(problem, phases, label=label, rule=rule, parts=parts, **others)
 
 

@@ -91,7 +91,7 @@ def adaptation(problem: Problem, of_labelled: bool) -> Phase:
         plan,
         loss,
         {"unlabelled": config.batch_size},
-        parts,
+        parts=parts,
         optimizer=lambda rate: without_parts(of_role(rate), resting),
         memory=None,
         continues=not of_labelled,

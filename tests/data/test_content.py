@@ -18,7 +18,12 @@ ARRAYS = {
     "y_train": np.arange(40) % 2,
     "x_test": RANDOM.integers(0, 256, (6, 4, 4), np.uint8),
     "y_test": np.arange(6) % 2,
+    "client_train": np.arange(40) % 2,
+    "domain_train": np.arange(40) % 2,
+    "domain_test": np.arange(6) % 2,
 }
+KEYS = {"train_inputs": "x_train", "train_labels": "y_train", "test_inputs": "x_test", "test_labels": "y_test",
+        "owners": "client_train", "domains": "domain_test"}  # fmt: skip
 
 
 def loaded(path, **arrays):
@@ -36,8 +41,8 @@ def test_each_example_has_its_checksum_under_any_file_name(tmp_path):
 
 @pytest.mark.parametrize("name", WORDS)
 def test_what_two_data_sets_differ_in(tmp_path, name):
-    """Two examples of one class are exchanged, or two labels."""
-    key = {"train_inputs": "x_train", "train_labels": "y_train", "test_inputs": "x_test", "test_labels": "y_test"}[name]
+    """Two examples of one class are exchanged, or two labels, clients or domains."""
+    key = KEYS[name]
     order = np.arange(len(ARRAYS[key]))
     order[[0, 2 if "inputs" in name else 1]] = order[[2 if "inputs" in name else 1, 0]]
     then, now = loaded(tmp_path / "a.npz"), loaded(tmp_path / "a.npz", **{key: ARRAYS[key][order]})

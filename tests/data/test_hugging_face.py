@@ -126,8 +126,13 @@ def test_files_of_a_validation_set_are_neither_for_training_nor_for_testing(tmp_
     (tmp_path / "test" / "0.parquet").unlink()
     split_of(0, [0, 1] * 5, ["a", "b"] * 5).to_parquet(tmp_path / "train" / "0.parquet")
     np.testing.assert_array_equal(load(tmp_path).x_test, [pixels(0), pixels(1)])  # every fifth of each class
-    split_of(0, [0, 1], ["a", "b"]).to_parquet(tmp_path / "train-test.parquet")
-    with pytest.raises(UserError, match=r"train-test\.parquet has the words of test and train"):
+    named = {"Train": split_of(0, [0, 1], ["a", "b"]), "Test": split_of(40, [0, 1], ["a", "b"])}
+    datasets.DatasetDict({**named, "eval": split_of(20, [0, 1], ["a", "b"])}).save_to_disk(tmp_path / "saved")
+    capsys.readouterr()
+    np.testing.assert_array_equal(load(tmp_path / "saved").x_test, [pixels(40), pixels(41)])
+    assert "saved: eval is neither for training nor for testing, and is left out" in capsys.readouterr().err
+    split_of(0, [0, 1], ["a", "b"]).to_parquet(tmp_path / "train-test.PARQUET")
+    with pytest.raises(UserError, match=r"train-test\.PARQUET has the words of test and train"):
         load(tmp_path)
 
 

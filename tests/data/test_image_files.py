@@ -152,7 +152,7 @@ def test_metadata_with_a_test_set(tmp_path):
     whole = read(tmp_path)
     assert levels(whole.x_train) == [1, 0] and levels(whole.x_test) == [2] and whole.y_test.tolist() == [1]
     (tmp_path / "metadata.csv").unlink()
-    (tmp_path / "train" / "metadata.csv").write_text("file_name,label\nb.png,y\na.png,x\n")
+    (tmp_path / "train" / "metadata.csv").write_text("file_name,label,client\nb.png,y,1\na.png,x,2\n")
     (tmp_path / "test" / "metadata.csv").write_text("file_name,label\na.png,y\n")
     for name in ("x_train", "y_train", "x_test", "y_test"):
         np.testing.assert_array_equal(getattr(read(tmp_path), name), getattr(whole, name))
@@ -214,13 +214,15 @@ def test_the_higher_8_of_the_bits_that_are_used(tmp_path, bits, capsys):
     assert isinstance(again.x_train, np.memmap)
 
 
-def test_dark_images_among_bright_ones_are_told(tmp_path, capsys):
-    """One image of 16 bits among those of 12: 15 grey levels are left of these."""
-    arrays = [np.full((4, 4), 2**12 - 1, np.uint16) for _ in range(6)]
-    arrays[2] = np.full((4, 4), 2**16 - 1, np.uint16)
+@pytest.mark.parametrize("saturated", [False, True])
+def test_dark_images_among_bright_ones_are_told(tmp_path, saturated, capsys):
+    """One image of 16 bits among those of 12, or one such pixel in each: 15 grey levels are left of the others."""
+    arrays = [np.full((16, 16), 2**12 - 1, np.uint16) for _ in range(6)]
+    for values in arrays if saturated else arrays[2:3]:
+        values[(0, 0) if saturated else ...] = 2**16 - 1
     read(deep_folder(tmp_path, arrays))
     line = capsys.readouterr().err
-    assert "warning: 6 images" in line and "16 grey levels are left of 5 dark ones, such as " in line
+    assert "warning: 6 images" in line and f"16 grey levels are left of {5 + saturated} dark ones, such as " in line
 
 
 def test_colours_of_16_bits_use_all_of_them_or_are_refused(tmp_path):

@@ -83,6 +83,7 @@ GOOD = {
     "booleans": ([True, False, True, True], [False], ALL, ("False", "True"), [1, 0, 1, 1], [0]),
     "booleans of a csv": (["true", "FALSE"], ["True"], ALL, ("False", "True"), [1, 0], [1]),
     "codes": (["01", "1", "1.0", "01"], ["01"], ALL, ("01", "1"), [0, 1, 1, 0], [0]),
+    "one accent in two spellings": (["café", "cafe\u0301", "x"], ["cafe\u0301"], ALL, ("café", "x"), [0, 0, 1], [0]),
     "underscores": (["10_19", "1019"], ["1019"], ALL, ("1019", "10_19"), [1, 0], [0]),
     "fractions": ([0.5, 1.5, 0.5, -1.0], [1.5], (*ARRAYS, *FRAMES), ("0.5", "1.5"), [0, 1, 0, -1], [1]),
 }  # fmt: skip
@@ -104,6 +105,8 @@ def test_the_same_labels_are_the_same_classes_in_every_source(tmp_path, case, so
 BAD = {
     "a list": ([[0, 1], [1, 0]], (*ARRAYS, "parquet", "datasets"), "in row 1 is a list; a label is one number"),
     "a date": ([datetime.date(2020, 1, 1)] * 2, ("parquet", "datasets"), "in row 1 is a date; a label is one number"),
+    "a list as text": (["[0, 1]", "[1, 0]"], (*ARRAYS, *FRAMES), r"'\[0, 1\]' in row 1 is a date or a list"),
+    "a date as text": (["2020-01-01", "x"], (*ARRAYS, *FRAMES), "'2020-01-01' in row 1 is a date or a list"),
     "a duration": (np.array([1, 2], "m8[s]"), ARRAYS, "in row 1 is a timedelta64; a label is one number"),
     "a negative number": ([0, 1, -2], (*ARRAYS, *FRAMES), "'-2' in row 3 is negative, and so is -1"),
     "one class": ([1, -1, -1], (*ARRAYS, *FRAMES), "the only class is '1', where -1 marks no label"),

@@ -89,9 +89,9 @@ def disjoint_phase(
             return of_visit["client_loss"]
         return jnp.where(labelled.size > 0, of_visit["labelled_loss"], of_visit["client_loss"])
 
-    phases = [local_training(problem, plan, unlabelled_step, {}, (PSI,))]
+    phases = [local_training(problem, plan, unlabelled_step, {}, parts=(PSI,))]
     if with_labels:
-        phases = [local_training(problem, plan, labelled_step, {}, (SIGMA,), memory=SIGMA_OPTIMIZER), *phases]
+        phases = [local_training(problem, plan, labelled_step, {}, parts=(SIGMA,), memory=SIGMA_OPTIMIZER), *phases]
     phase = in_turn(*phases)
     return with_plateau(phase, watched, options.patience) if options.patience else phase
 

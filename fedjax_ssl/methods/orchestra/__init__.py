@@ -181,7 +181,7 @@ def training(problem: Problem, optimizer: MakeOptimizer) -> Phase:
         remember = {PROJECTIONS: clusters.pushed(at.own[PROJECTIONS], of_target, mask)}
         return Loss(cluster_loss + rotation_loss, batch_stats, metrics, remember=remember)
 
-    return local_training(problem, plan, loss, {"unlabelled": config.batch_size}, PARTS, optimizer=optimizer)
+    return local_training(problem, plan, loss, {"unlabelled": config.batch_size}, parts=PARTS, optimizer=optimizer)
 
 
 def _projector(model: ConfigDict) -> functools.partial[Projector]:
