@@ -235,7 +235,12 @@ ROWS = {
     "semianagg_25_digits": (
         "digits", {**SOME, "num_clients": 25, "clients_per_round": 25}, SEMIANAGG_FEW, SEMIANAGG_SPACE,
     ),
-    "semianagg_partial_digits": ("digits", {**SOME, **TENTH}, SEMIANAGG_FEW, SEMIANAGG_SPACE),
+    "semianagg_partial_digits": (
+        "digits",
+        {**SOME, **TENTH},
+        {**SEMIANAGG_FEW, "SemiAnAgg, fixed threshold": "semianagg,plain"},
+        SEMIANAGG_SPACE,
+    ),
     "fedlabel_mnist": ("mnist", CLIENTS, STEPWISE["mnist"], FEDLABEL_SPACE),
     "fedlabel_digits": ("digits", CLIENTS, STEPWISE["digits"], FEDLABEL_SPACE),
     "fedlabel_half_digits": ("digits", {**CLIENTS, "data.labelled_share": 0.5}, STEPWISE["digits"], FEDLABEL_SPACE),
