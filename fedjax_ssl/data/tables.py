@@ -47,11 +47,10 @@ def read_columns(path: str, field: str) -> Any:
             frame = pandas.DataFrame(rows, columns=header, dtype=object).drop(columns="", errors="ignore")
         if not len(frame):
             raise ValueError("it has no rows")
-    except ImportError:
-        raise UserError(f"{path}: a parquet file needs pyarrow: pip install 'fedjax_ssl[tables]'") from None
     except Exception as error:  # The errors of pyarrow and pandas have no common base.
         form = "parquet" if is_parquet else "csv in UTF-8"
-        raise UserError(f"{path} cannot be read as {form} ({first_line(error)})") from error
+        why = "pip install 'fedjax_ssl[tables]'" if isinstance(error, ImportError) else first_line(error)
+        raise UserError(f"{path} cannot be read as {form} ({why})") from error
     return frame
 
 
