@@ -255,7 +255,7 @@ def test_the_teacher_of_the_example_is_the_average_of_a_client_s_models(adding_a
 
 
 def test_a_memory_that_nobody_made_is_named(adding_a_method):
-    """`own` is left out of the example; and a part of the model has another name."""
+    """`own` is left out of the example; a part of the model has another name; an argument has none."""
     text = pathlib.Path("examples/mean_teacher.py").read_text()
     for old, new, line in (
         (
@@ -263,7 +263,12 @@ def test_a_memory_that_nobody_made_is_named(adding_a_method):
             "(phase,))",
             "the method reads 'teacher' of a client's memory, which is empty; make the entry",
         ),
-        ("sizes, after=after", "sizes, ('clasifier',)", "the model has no part 'clasifier'; the nearest is classifier"),
+        (
+            "sizes, after=after",
+            "sizes, parts=('clasifier',)",
+            "the model has no part 'clasifier'; the nearest is classifier",
+        ),
+        ("sizes, after=after", "sizes, after", "local_training.. takes 4 positional arguments but 5 were given"),
     ):
         assert old in text
         name = f"mistake_{len(new)}"

@@ -30,7 +30,7 @@ def is_number(text: str) -> bool:
 def text_of(value: Any) -> str | None:
     """A value as a text: 'a' for ' a ', '3' for 3 and 3.0, 'True' for True, '' for None and NaN; None: it is no scalar.
 
-    Lists, dates and times are no scalars. An accented letter may be one code point or two; both are one text.
+    Lists, dates and times are no scalars. An accent that is a code point of its own joins its letter.
     """
     if isinstance(value, bytes):
         value = value.decode(errors="backslashreplace")
@@ -49,11 +49,11 @@ def text_of(value: Any) -> str | None:
 
 @functools.lru_cache(maxsize=2**16)
 def same(text: str) -> str:
-    """One spelling of equal numbers, '1' for '1.0', '+1' and '1e0'; 'True' for 'true'; any other text itself."""
+    """One spelling of equal numbers, '1' for '1.0', '+1' and '1e0'; of 'true'; and of letters with an accent."""
     if is_number(text):
         exact = decimal.Decimal(text)
         return str(int(exact)) if exact == exact.to_integral_value() else f"{exact.normalize():f}"
-    return text.capitalize() if text.lower() in ("true", "false") else text
+    return text.capitalize() if text.lower() in ("true", "false") else unicodedata.normalize("NFC", text)
 
 
 def in_order(texts: Iterable[str]) -> tuple[str, ...]:
