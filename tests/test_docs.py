@@ -268,6 +268,7 @@ def test_a_memory_that_nobody_made_is_named(adding_a_method):
             "sizes, parts=('clasifier',)",
             "the model has no part 'clasifier'; the nearest is classifier",
         ),
+        ("after(own, model)", "after(own)", "line 37 of .*: too many positional arguments"),
         ("sizes, after=after", "sizes, after", "local_training.. takes 4 positional arguments but 5 were given"),
     ):
         assert old in text

@@ -5,6 +5,7 @@ step. Then every client takes its steps in a lane.
 """
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -159,6 +160,9 @@ def local_training(
         optimizer, memory: None: the problem's. A persistent optimizer's entry; None: each job has a new optimizer.
         continues: whether jobs go on from the previous phase, see `going_on`.
     """
+    for function, given in ((plan, 4), (loss, 3), (begin, 2), (after, 2)):
+        if function:  # otherwise an error of arguments would name no line of the caller's
+            inspect.signature(function).bind(*range(given))
     optimizer, sent = optimizer or problem.optimizer, sent or parts
     persistent = problem.config.client.persistent and memory is not None
 
