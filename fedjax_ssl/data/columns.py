@@ -101,8 +101,8 @@ def _no_scalar(value: Any, is_date: bool) -> str:
 def _mixed(others: Any, numbers: np.ndarray) -> str:
     """Why a column of numbers, NaN for the `others`, which are texts, is of no use; '' if it has categories."""
     values = numbers[~np.isnan(numbers)]
-    is_code = len(np.unique(values)) <= FEW_CATEGORIES and not others.str.startswith(("<", ">")).all()
-    if len(values) > (MOSTLY if is_code else 1 / 2) * len(numbers):
+    enough = 0 if others.str.match("[<>≤≥]").all() else MOSTLY if len(np.unique(values)) <= FEW_CATEGORIES else 0.5
+    if len(values) > enough * len(numbers):
         row = f"{others.iloc[0]!r:.40} in row {others.index[0] + 1}, and texts in {len(others)} rows"
         code = "; or write a letter before each, if they are codes"
         return f"is of numbers, but has {row}; write numbers, or leave them empty{code}"
