@@ -206,7 +206,7 @@ USELESS = {
     "names of pairs": ("csv", [f"n{n // 2}" for n in range(80)], "has 32 different texts in 64 rows"),
     "numbers as texts": ("parquet", [str(n) for n in range(80)], "has 64 .*save it as numbers, since the"),
     "bounds": ("csv", ["<5" if n % 6 == 2 else n for n in range(80)], "is of num.* '<5' in row 3, and texts in 11"),
-    "mostly bounds": ("csv", [f"<{n % 9}" if n % 6 else n % 7 for n in range(80)], "is of num.* '<1' in row 2, and"),
+    "mostly bounds": ("csv", [f"<{n % 9}" if n % 6 else n % 7 for n in range(80)], "is of num.* '<2' in row 3, and"),
     "texts among many": ("csv", ["ND" if n % 6 == 2 else n % 37 for n in range(80)], "is of num.* 'ND' in row 3, and"),
     "infinity in a csv": ("csv", ["inf" if n % 6 == 2 else n / 7 for n in range(80)], "is of num.* 'inf' in row 3"),
     "dates in words": ("csv", [f"{n % 28 + 1} March 2020" for n in range(80)], "has dates or times"),
