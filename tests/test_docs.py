@@ -255,7 +255,7 @@ def test_the_teacher_of_the_example_is_the_average_of_a_client_s_models(adding_a
 
 
 def test_a_memory_that_nobody_made_is_named(adding_a_method):
-    """`own` is left out of the example; a part of the model has another name; an argument has none."""
+    """`own` is left out of the example; a part of the model has another name; arguments lack, or lack names."""
     text = pathlib.Path("examples/mean_teacher.py").read_text()
     for old, new, line in (
         (

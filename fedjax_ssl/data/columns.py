@@ -72,14 +72,14 @@ def _categories(column: Column) -> tuple[list[str] | None, str]:
         return None, _no_scalar(value, isinstance(value, datetime.date | datetime.time | datetime.timedelta))
     is_declared = not api.is_object_dtype(values.dtype)
     present = texts[~column.is_missing]
-    is_number = ~np.isnan(column.numbers[~column.is_missing])
-    others = present[~is_number]
+    numbers = column.numbers[~column.is_missing]
+    others = present[np.isnan(numbers)]
     if not is_declared and not len(others):
         return None, ""
     for form, is_date in ((f"{DATE}|{MONTH}|{TIME}", True), (LIST, False)):
         if present.str.fullmatch(form).mean() > MOSTLY:
             return None, _no_scalar(present.iloc[0], is_date)
-    if not is_declared and (why := _mixed(others, column.numbers[~column.is_missing])):
+    if not is_declared and (why := _mixed(others, numbers)):
         return None, why
     names = in_order(map(same, present))
     if len(names) > MOST_CATEGORIES or (len(names) > FEW_CATEGORIES and 2 * len(names) >= len(present)):

@@ -55,7 +55,7 @@ def read_labels(values: Any, where: str, names: Sequence[str] | None = None) -> 
         UserError: a value is a list, a date or no class, or there are fewer than two classes.
     """
     texts, places = _distinct(values, where)
-    known = {same(text): text for name in names or () if (text := text_of(name))}
+    known = {same(name.strip()): name for name in names or ()}
     why = ""
     for number, text in enumerate(texts):
         if text in known or has_no_label(text):

@@ -131,10 +131,9 @@ def source_of(path: str) -> str:
         return "npz" if place.suffix.lower() == ".npz" else "csv"
     if (place / "x_train.npy").exists():
         return "npy"
-    is_saved = any((place / name).exists() for name in ("dataset_dict.json", "state.json"))
-    return (
-        "datasets" if is_saved or any(file.suffix.lower() == tables.PARQUET for file in place.rglob("*")) else "folder"
-    )
+    if any((place / name).exists() for name in ("dataset_dict.json", "state.json")):
+        return "datasets"
+    return "datasets" if any(file.suffix.lower() == tables.PARQUET for file in place.rglob("*")) else "folder"
 
 
 def _check_fields(config: Any) -> None:

@@ -30,12 +30,12 @@ def is_number(text: str) -> bool:
 def text_of(value: Any) -> str | None:
     """A value as a text: 'a' for ' a ', '3' for 3 and 3.0, 'True' for True, '' for None and NaN; None: it is no scalar.
 
-    Lists, dates and times are no scalars. An accent that is a code point of its own joins its letter.
+    Lists, dates and times are no scalars.
     """
-    if isinstance(value, bytes):
-        value = value.decode(errors="backslashreplace")
     if isinstance(value, str):
-        return unicodedata.normalize("NFC", value).strip()
+        return value.strip()
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace").strip()
     if value is None:
         return ""
     if isinstance(value, bool | np.bool_):
@@ -49,7 +49,7 @@ def text_of(value: Any) -> str | None:
 
 @functools.lru_cache(maxsize=2**16)
 def same(text: str) -> str:
-    """One spelling of equal numbers, '1' for '1.0', '+1' and '1e0'; of 'true'; and of letters with an accent."""
+    """One spelling of equal numbers, '1' for '1.0', '+1' and '1e0'; 'True' for 'true'; of accents, that of NFC."""
     if is_number(text):
         exact = decimal.Decimal(text)
         return str(int(exact)) if exact == exact.to_integral_value() else f"{exact.normalize():f}"
