@@ -189,8 +189,9 @@ def main():
     parser.add_argument("--folder", type=pathlib.Path)
     options = parser.parse_args()
     if options.side:
-        work = dict(np.load(options.folder / "work.npz"))
-        work["npz"] = options.folder / "images.npz"
+        arrays = np.load(options.folder / "work.npz")  # our side reads its images from the other file, as a user's run
+        names = ("rows", "cohort", "batch") if options.side == "ours" else arrays.files
+        work = {**{name: arrays[name] for name in names}, "npz": options.folder / "images.npz"}
         side = ours if options.side == "ours" else getattr(simulator_peers, options.side)
         weights, ends = side(work, options.rounds, options.folder)
         if weights is not None:

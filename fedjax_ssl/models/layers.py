@@ -51,8 +51,7 @@ def conv2d(x, kernel, stride=1, implementation=None, window=None):
           [g, kernel_h, kernel_w, in / g, out / g]; these are always convolved with 'lax'.
         stride: for both sides.
         implementation: 'lax' (XLA's convolution and its gradients), or, for CPUs, 'custom_backward' or 'winograd' (see
-          `cpu/`; 'winograd' is for 3x3 with stride 1). None: the fastest on a CPU, 'lax' on other devices. Without
-          differentiation every implementation runs XLA's convolution.
+          `cpu/`; 'winograd' is for 3x3 with stride 1). None: the fastest on a CPU, 'lax' on other devices.
         window: a `passes.Window` in place of `stride` and symmetric padding; sizes may then be even.
 
     Returns:
@@ -78,13 +77,11 @@ def conv2d(x, kernel, stride=1, implementation=None, window=None):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _conv2d(x, kernel, window, implementation, lane_form):
-    """Without differentiation, every implementation runs the plain form, which compiles faster."""
-    return passes.in_lanes(passes.forward, lane_form, window)(x, kernel)
+    return passes.in_lanes(_PASSES[implementation][0], lane_form, window)(x, kernel)
 
 
 def _conv2d_forward(x, kernel, window, implementation, lane_form):
-    forward = _PASSES[implementation][0]
-    return passes.in_lanes(forward, lane_form, window)(x, kernel), (x, kernel)
+    return _conv2d(x, kernel, window, implementation, lane_form), (x, kernel)
 
 
 def _conv2d_backward(window, implementation, lane_form, residuals, gradient):

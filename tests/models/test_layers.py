@@ -8,7 +8,7 @@ import pytest
 from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.models.cpu import convolution, processor
 from fedjax_ssl.models.layers import conv2d, overlapping_max_pool2d
-from fedjax_ssl.models.passes import use_lane_form
+from fedjax_ssl.models.passes import Window, use_lane_form
 
 
 def arrays(shape, kernel_shape, stride, dtype=jnp.float32):
@@ -19,12 +19,12 @@ def arrays(shape, kernel_shape, stride, dtype=jnp.float32):
     return tuple(jnp.asarray(draws.standard_normal(shape).astype(dtype)) for shape in shapes)
 
 
-def pass_both_ways(x, kernel, gradient, stride, implementation):
-    y, vjp = jax.vjp(lambda x, kernel: conv2d(x, kernel, stride, implementation), x, kernel)
+def pass_both_ways(x, kernel, gradient, stride, implementation, window=None):
+    y, vjp = jax.vjp(lambda x, kernel: conv2d(x, kernel, stride, implementation, window), x, kernel)
     return (y, *vjp(gradient))
 
 
-compiled_both_ways = jax.jit(pass_both_ways, static_argnums=(3, 4))
+compiled_both_ways = jax.jit(pass_both_ways, static_argnums=(3, 4, 5))
 
 
 def assert_close(actual, expected, relative=1e-5):
@@ -48,6 +48,16 @@ def assert_close(actual, expected, relative=1e-5):
 def test_both_passes_equal_plain_convolution(implementation, size, window, channels, stride):
     inputs = arrays((2, *size, channels), (window, window, channels, 4), stride)
     actual, expected = (compiled_both_ways(*inputs, stride, which) for which in (implementation, "lax"))
+    assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((2, 0), (0, 1))])
+def test_fewer_multiplications_have_any_padding(padding):
+    x, kernel, gradient = arrays((2, 9, 12, 8), (3, 3, 8, 4), 1)
+    (above, below), (left, right) = padding
+    gradient = gradient[:, : 7 + above + below, : 10 + left + right]
+    window = Window((1, 1), padding)
+    actual, expected = (compiled_both_ways(x, kernel, gradient, 1, which, window) for which in ("winograd", "lax"))
     assert_close(actual, expected)
 
 
@@ -99,7 +109,7 @@ def test_a_cpu_convolves_by_fewer_multiplications_where_that_is_faster(monkeypat
             return str(jax.make_jaxpr(forward)(x, kernel)).count("conv_general") == 6
 
     assert is_split(x, kernel)
-    assert str(jax.make_jaxpr(conv2d)(x, kernel)).count("conv_general") == 1  # of evaluation, which compiles faster
+    assert str(jax.make_jaxpr(conv2d)(x, kernel)).count("conv_general") == 6  # also of evaluation
     assert not is_split(x, kernel, stride=2)
     assert not is_split(x[:1, :5, :6], kernel)  # fewer positions than channels: transforming the kernel takes longer
     assert not is_split(x[..., :16], kernel[:, :, :16])

@@ -17,10 +17,11 @@ CACHED_NUMBERS = 200_000  # numbers that a kernel's gradient copies at a time, s
 
 def fastest(x, kernel, window):
     """Name of the fastest implementation in `PASSES`."""
-    fits = kernel.shape[:2] == (3, 3) and window == passes.centred((3, 3), 1) and x.dtype == jnp.float32
+    fits = kernel.shape[:2] == (3, 3) and window.strides == (1, 1) and np.max(window.padding) <= 2
+    fits = fits and x.dtype == jnp.float32 and not processor.has_wide_vectors()
     # With few positions, transforming the kernel would cost more than it saves.
     many = min(kernel.shape[2:]) >= MANY_CHANNELS and math.prod(x.shape[:3]) >= max(kernel.shape[2:])
-    return "winograd" if fits and many and not processor.has_wide_vectors() else "custom_backward"
+    return "winograd" if fits and many else "custom_backward"
 
 
 def as_product(x, kernel, window):
