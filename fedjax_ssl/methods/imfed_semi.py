@@ -10,7 +10,8 @@ Jiang et al., "Dynamic Bank Learning for Semi-supervised Federated Image Diagnos
 
 This follows the public code, med-air/imFedSemi, as only the abstract was available. **That code divides the images by
 their hidden labels**; here the received model's predictions divide them, in each round. Clients with labels, if any,
-minimise cross-entropy. docs/methods/imfed_semi.md has more.
+minimise cross-entropy. docs/methods/imfed_semi.md has more. The file is longer than most, as the division of the images
+and the estimate of the proportions are written out.
 """
 
 import jax
