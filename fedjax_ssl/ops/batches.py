@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from fedjax_ssl.base.devices import num_devices, on_each_device, platform
 
 # On a CPU the intermediate values of a few rows stay in the caches. More rows are slower: what a convolution allocates
-# above 32 MB is new memory at each call.
-# A TPU's compiler takes half as long for 250 rows as for 500.
+# above 32 MB is new memory at each call. A TPU's compiler takes half as long for 250 rows as for 500.
 ROWS_AT_ONCE = {"cpu": 32, "tpu": 250}
 MOST_ROWS = 500  # on other platforms
 Count = TypeVar("Count", int, jax.Array)

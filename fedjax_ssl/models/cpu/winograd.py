@@ -79,10 +79,9 @@ def _convolve(x, factors, padding):
 
 def _of_input(x, padding):
     """B^T x for all blocks of rows, [m + 2, N, blocks, W, in]; blocks overlap by two rows."""
-    above, below = padding[0]
-    height = x.shape[1] + above + below - 2  # of the output
+    height = x.shape[1] + sum(padding[0]) - 2  # of the output
     blocks = -(-height // ROWS)
-    padded = jnp.pad(x, ((0, 0), (above, below + ROWS * blocks - height), (0, 0), (0, 0)))
+    padded = jnp.pad(x, ((0, 0), (padding[0][0], padding[0][1] + ROWS * blocks - height), (0, 0), (0, 0)))
     last = ROWS * (blocks - 1) + 1
     return _combine(OF_INPUT, [padded[:, row : row + last : ROWS] for row in range(ROWS + 2)], axis=0)
 
