@@ -11,9 +11,9 @@ from fedjax_ssl.ops.batches import map_batches
 @pytest.mark.parametrize(
     ("platform", "batch_size", "count", "chunk"),
     [
-        ("cpu", None, 200, 50),  # four even chunks of at most 64
-        ("cpu", None, 64, 64),
-        ("cpu", None, 65, 33),
+        ("cpu", None, 100, 25),  # four even chunks of at most 32
+        ("cpu", None, 32, 32),
+        ("cpu", None, 33, 17),
         ("gpu", None, 200, 200),
         ("gpu", None, 1001, 334),  # at most 500
         ("tpu", None, 200, 200),
