@@ -51,7 +51,8 @@ def conv2d(x, kernel, stride=1, implementation=None, window=None):
           [g, kernel_h, kernel_w, in / g, out / g]; these are always convolved with 'lax'.
         stride: for both sides.
         implementation: 'lax' (XLA's convolution and its gradients), or, for CPUs, 'custom_backward' or 'winograd' (see
-          `cpu/`; 'winograd' is for 3x3 with stride 1). None: the fastest on a CPU, 'lax' on other devices.
+          `cpu/`; 'winograd' is for 3x3, stride 1 and at most two zeros on a side). None: the fastest on a CPU, 'lax' on
+          other devices.
         window: a `passes.Window` in place of `stride` and symmetric padding; sizes may then be even.
 
     Returns:

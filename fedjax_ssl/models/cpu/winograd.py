@@ -71,8 +71,7 @@ def kernel_gradient(x, gradient, window, **_):
 def _convolve(x, factors, padding):
     """The convolution of x with the transformed kernel G k, `factors` [m + 2, 1, 3, in, out]."""
     window = passes.Window((1, 1), ((0, 0), padding[1]))
-    pairs = zip(_of_input(x, padding), factors, strict=True)
-    products = [passes.forward(rows, factor, window) for rows, factor in pairs]
+    products = [passes.forward(*pair, window) for pair in zip(_of_input(x, padding), factors, strict=True)]
     y = _combine(OF_PRODUCTS, products, axis=2)
     return y.reshape(len(x), -1, *y.shape[-2:])[:, : x.shape[1] + sum(padding[0]) - 2]
 
