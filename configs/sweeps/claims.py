@@ -89,6 +89,7 @@ FEDIL = {
     "FedIL, 5 server epochs": ("fedil,plain", {"server.epochs": 5}),
     "FedIL, no pre-training": ("fedil,plain", {"server.pretrain_epochs": 0}),
     "FedIL, no threshold": ("fedil,plain", {"confidence.threshold": 0.0}),
+    "FedIL, 20 clients a round, k = 2": ("fedil,plain", {"clients_per_round": 20, "fedil.successive": 2}),
 }
 FEDIL_SPACE = {"*": WITH_SERVER, "Fed*": THRESHOLD, "FedIL, no threshold": {"confidence.threshold": (0.0,)}}
 
@@ -171,6 +172,11 @@ EXPERTS = {  # the parts of FedLabel, and other values of its numbers
     "FedLabel, beta = 0.5": ("fedlabel,plain", {"confidence.threshold": 0.5}),
     "FedLabel, beta = 0.9": ("fedlabel,plain", {"confidence.threshold": 0.9}),
     "FedLabel, entropy": "fedlabel,plain,entropy",
+    # Single changes.
+    "FedLabel, 60 labelled steps": ("fedlabel,plain", {"fedlabel.labelled_steps": 60}),
+    "FedLabel, entropy, beta = 0.1": ("fedlabel,plain,entropy", {"confidence.threshold": 0.1}),
+    "FedLabel, entropy, beta = 0.5": ("fedlabel,plain,entropy", {"confidence.threshold": 0.5}),
+    "FedProx, mu = 0.001": ("supervised,plain,fedprox", {"client.epochs": 40, "client.proximal": 0.001}),
 }
 EXPERTS_SPACE = {"*": FEDLABEL_SPACE["*"]}  # the threshold stays
 
@@ -196,6 +202,17 @@ CHANGES = {
     "CBAFed": "cbafed,plain",
 }
 CHANGES_SPACE = {"*": RATES, "FixMatch": THRESHOLD, "FedMatch*": THRESHOLD, "SemiAnAgg*": THRESHOLD}
+
+# --- Labels at the server, clients as on the leaderboard: FedU and FedEMA. --------------------------------------------
+
+NARROW = {"model.projector_hidden": 128, "model.projector_dim": 64}  # as on the leaderboard
+FEDEMA = {
+    "FedU": ("fedu,plain", NARROW),
+    "FedEMA": ("fedema,plain", NARROW),
+    # Single changes.
+    "FedEMA, lambda = 1": ("fedema,plain,constant", NARROW),
+    "FedEMA, selective": ("fedema,plain", {**NARROW, "fedema.selective": True}),
+}
 
 # --- Boards. ----------------------------------------------------------------------------------------------------------
 
@@ -242,6 +259,7 @@ ROWS = {
     "fedlabel_half_digits": ("digits", {**CLIENTS, "data.labelled_share": 0.5}, STEPWISE["digits"], FEDLABEL_SPACE),
     "fedlabel_even_digits": ("digits", {**CLIENTS, "data.alpha": 1.0}, STEPWISE["digits"], FEDLABEL_SPACE),
     "changes_digits": ("digits", SEVEN, CHANGES, CHANGES_SPACE),
+    "fedema_digits": ("digits", {**SERVER, "data.alpha": 0.5}, FEDEMA, {"*": WITH_SERVER}),
     "fedlabel_numbers_digits": ("digits", CLIENTS, EXPERTS, EXPERTS_SPACE),
 }  # fmt: skip
 WARM_UPS = {  # in the second, from appendix A of the paper, nobody has labels
