@@ -172,13 +172,15 @@ def local_training(
         jobs = Jobs(planned.num_steps, work, planned.own, planned.takes_part)
         return going_on(jobs, received, previous) if continues else jobs
 
-    def remembered(result: Loss, own: Mapping[str, Any], model: Model) -> dict[str, Any]:
-        return {**result.remember, **(after(Memory(own, **result.remember), model) if after else {})}
-
-    @jax.jit  # so that it is traced once for equal shapes
-    def first_step(model: Model, received: Broadcast, data: FederatedData, work: Plan, own: Mapping[str, Any]):
-        result = loss(model, *read(sizes, received, data, work, own, jnp.int32(0), jax.random.key(0)))
-        return dict(result.metrics), dict(result.sums), remembered(result, own, model)
+    @jax.jit  # traced once: for the shapes that `start` needs, and for the loop
+    def advance(learner: sgd.Learner, received: Broadcast, data: FederatedData, work: Plan, own, index, key):
+        """A step: the learner after it, what the client remembers, the step's metrics and sums."""
+        seen = read(sizes, received, data, work, own, index, key)
+        minimised = functools.partial(with_proximal_term, problem, loss, sent, *seen)
+        after_step, result = sgd.step(minimised, optimizer(received.learning_rate), learner, parts)
+        learner = after_step if result.counts is None else where(result.counts, after_step, learner)
+        changes = {**result.remember, **(after(Memory(own, **result.remember), learner.model) if after else {})}
+        return learner, changes, dict(result.metrics), dict(result.sums)
 
     def start(received: Broadcast, data: FederatedData, work: Plan, own) -> Training:
         model = begin(received, own) if begin else work.start or received.model
@@ -186,18 +188,16 @@ def local_training(
         if persistent:
             learner = learner._replace(opt_state=own[memory])
         others = {name: value for name, value in own.items() if name != memory}
-        *sums, changes = jax.eval_shape(first_step, model, received, data, work, others)
+        arguments = learner, received, data, work, others, jnp.int32(0), jax.random.key(0)
+        _, changes, *sums = jax.eval_shape(advance, *arguments)
         learned = {name: others.pop(name) for name in changes}
         return Training(learner, others, learned, *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sums))
 
     def step(received: Broadcast, data: FederatedData, work: Plan, carry: Training, index, key) -> Training:
-        seen = read(sizes, received, data, work, carry.memory, index, key)
-        minimised = functools.partial(with_proximal_term, problem, loss, sent, *seen)
-        learner, result = sgd.step(minimised, optimizer(received.learning_rate), carry.learner, parts)
-        learner = learner if result.counts is None else where(result.counts, learner, carry.learner)
-        learned = {**carry.learned, **remembered(result, carry.memory, learner.model)}
-        totals, sums = jax.tree.map(jnp.add, (carry.totals, carry.sums), (dict(result.metrics), dict(result.sums)))
-        return Training(learner, carry.own, learned, totals, sums)
+        arguments = carry.learner, received, data, work, carry.memory, index, key
+        learner, changes, *more = advance(*arguments)
+        totals, sums = jax.tree.map(jnp.add, [carry.totals, carry.sums], more)
+        return Training(learner, carry.own, {**carry.learned, **changes}, totals, sums)
 
     def finish(received: Broadcast, work: Plan, carry: Training, num_steps) -> Finished:
         told = {**(work.labels.tells if work.labels else {}), **work.tells, **carry.sums}

@@ -1,6 +1,6 @@
 """One federated round as a pure function that calls the stages in order."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -111,10 +111,18 @@ class RoundFunction(Protocol):
     def __call__(self, state: State, data: FederatedData, hidden_labels: jax.Array, /) -> tuple[State, RoundResult]: ...
 
 
-def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False) -> RoundFunction:
+def make_round(
+    problem: Problem,
+    method: Method,
+    lanes: int,
+    debug: bool = False,
+    tell: Callable[[Sent, Any], object] = lambda sent, uploads: None,
+) -> RoundFunction:
     """Makes the function that runs a round of a method, with so many clients side by side.
 
-    With `debug` clients train in a plain Python loop; the round must then be called without jit.
+    Args:
+        debug: clients train in a plain Python loop; the round must then be called without jit.
+        tell: gets a round's messages while it is traced; the uploads have a row for each job.
     """
     config = problem.config
 
@@ -130,6 +138,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         if method.phases:
             state, result, accepted = train_clients(config, method, state, data, sent, keys.clients, lanes, debug)
             lane_steps = result.lane_steps
+            tell(sent, result.upload)
             received = received_rows(config, data, result, accepted)
             state, from_clients, usable = aggregate_uploads(problem, method, state, data, sent, result, received, keys)
 

@@ -9,6 +9,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.cohort import cohort_of, train_cohort
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Method, Problem, Selection, State
 from fedjax_ssl.engine.round import select_of
+from fedjax_ssl.engine.turns import Sent
 
 
 def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData) -> int:
@@ -28,7 +29,7 @@ class Exchange(NamedTuple):
 
     selection: Selection  # the jobs of the round
     broadcast: Broadcast  # the message to all clients
-    personal: Any  # the message to the client, leaves [1, ...]
+    personal: Any  # the message to the client, leaves [...]
     upload: Any  # what the client sends, leaves [...]
 
 
@@ -42,10 +43,19 @@ def trace_exchange(problem: Problem, method: Method, state: State, data: Federat
         turns.append(selection.turns)
         upload = train_cohort(method.phases, broadcast, data, cohort, lanes=0, label=method.label).upload
         # With several devices the results have a row for each device.
-        return selection, broadcast, cohort.personal, jax.tree.map(lambda leaf: leaf[0], upload)
+        return selection, broadcast, *jax.tree.map(lambda leaf: leaf[0], (cohort.personal, upload))
 
     selection, *messages = jax.eval_shape(exchange, state, data)
     return Exchange(selection._replace(turns=turns[0]), *messages)
+
+
+def exchange_of(sent: Sent, uploads: Any) -> Exchange:
+    """The messages of one client in a round that is being traced, see `make_round`."""
+    shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
+    of_one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)  # noqa: E731
+    selection = Selection(shape(sent.selection.clients), turns=sent.selection.turns)
+    personal, upload = jax.tree.map(of_one, (sent.personal, uploads))
+    return Exchange(selection, jax.tree.map(shape, sent.broadcast), personal, upload)
 
 
 def one_job(problem: Problem, method: Method, state: State, data: FederatedData) -> tuple[Selection, Any, Cohort]:

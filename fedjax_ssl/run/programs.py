@@ -6,7 +6,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.engine.dispatch import make_dispatch, over_seeds
 from fedjax_ssl.engine.evaluation import make_snapshot
 from fedjax_ssl.engine.round import make_round
-from fedjax_ssl.engine.tracing import num_jobs
+from fedjax_ssl.engine.tracing import Exchange, exchange_of, num_jobs
 from fedjax_ssl.methods import METHODS, NAMES
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.ending import VALIDATION_ACCURACY
@@ -30,9 +30,8 @@ from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.memory import give_back_memory
 from fedjax_ssl.run.observe.clock import doing
 from fedjax_ssl.run.observe.log import VERBOSE, say
-from fedjax_ssl.run.wire import Traffic, bytes_per_client
+from fedjax_ssl.run.wire import Traffic, traffic_of
 
-T = TypeVar("T")
 CLIENTS_TESTS = "the tests of clients"
 DISPATCH_CAPACITY = 50  # the most rounds in one dispatch
 MOST_KEPT = 4  # programs that a process keeps for later runs
@@ -114,12 +113,12 @@ def _compile_all(machine: Machine, experiments: list[Experiment], with_init: boo
         lower[CLIENTS_TESTS] = lambda: _lower_client_tests(machine, first)
     rounds = dict.fromkeys(_widths(first)[-1:], "the rounds")
     rounds |= {width: f"the rounds of clients with at most {width} images" for width in _widths(first)[:-1]}
-    lower |= {title: functools.partial(lower_dispatch, machine, experiments, width) for width, title in rounds.items()}
-
+    told: list[Exchange] = []  # a round's messages, by its trace
+    tell = lambda *messages: told.append(exchange_of(*messages))  # noqa: E731
+    lower |= {t: functools.partial(lower_dispatch, machine, experiments, w, tell) for w, t in rounds.items()}
     started = time.monotonic()
     say("compiling (a later start takes it from the cache)")
-    parts = first.problem, first.method, first.state_shape, first.data
-    programs, traffic = _compile(lower, meanwhile=lambda: bytes_per_client(*parts))
+    programs = _compile(lower)
     machine.check_memory(programs["the rounds"])
     if with_init:
         machine.check_memory(programs["the first state"], "the first state")
@@ -127,18 +126,14 @@ def _compile_all(machine: Machine, experiments: list[Experiment], with_init: boo
         programs.get("the first state"),
         {width: programs[title] for width, title in rounds.items()},
         {name: programs[title] for name, title in snapshots.items()},
-        traffic,
+        traffic_of(first.problem, first.state_shape, told[0] if told else None),
         time.monotonic() - started,
         programs.get(CLIENTS_TESTS),
     )
 
 
-def _compile(
-    lower: dict[str, Callable[[], jax.stages.Lowered]], meanwhile: Callable[[], T] = lambda: None
-) -> tuple[dict[str, jax.stages.Compiled], T]:
+def _compile(lower: dict[str, Callable[[], jax.stages.Lowered]]) -> dict[str, jax.stages.Compiled]:
     """Traces programs one after the other and compiles each while the next is traced; the last one is the largest.
-
-    While that one is compiled, `meanwhile` is called; its result is returned, too.
 
     One thread compiles the rounds, another one the small programs: XLA's compiler releases Python's lock. The main
     thread only waits, so that Python still handles signals. After an exception it does not wait for the threads.
@@ -159,7 +154,7 @@ def _compile(
                 lowered = function()
                 check_same_program(name, lowered)
                 begun[name] = (large if name.startswith("the rounds") else aside).submit(compiled, name, lowered)
-            result, programs = meanwhile(), {}
+            programs = {}
             for name, program in begun.items():
                 task.text = f"compiling {name}"
                 programs[name] = program.result()
@@ -167,7 +162,7 @@ def _compile(
         for pool in (large, aside):
             pool.shutdown(wait=False, cancel_futures=True)
     give_back_memory()
-    return programs, result
+    return programs
 
 
 def check_same_program(name: str, lowered: jax.stages.Lowered) -> None:
@@ -210,8 +205,7 @@ def _lower_client_tests(machine: Machine, experiment: Experiment) -> jax.stages.
 
 def compile_dispatch(machine: Machine, experiment: Experiment) -> jax.stages.Compiled:
     """Compiles only the program of many rounds."""
-    programs, _ = _compile({"the rounds": lambda: lower_dispatch(machine, [experiment])})
-    program = programs["the rounds"]
+    program = _compile({"the rounds": lambda: lower_dispatch(machine, [experiment])})["the rounds"]
     machine.check_memory(program)
     return program
 
@@ -221,15 +215,20 @@ def _widths(experiment: Experiment) -> tuple[int, ...]:
     return (experiment.data.width,) if experiment.views is None else experiment.views.widths
 
 
-def lower_dispatch(machine: Machine, experiments: list[Experiment], width: int | None = None) -> jax.stages.Lowered:
+def lower_dispatch(
+    machine: Machine,
+    experiments: list[Experiment],
+    width: int | None = None,
+    tell: Callable[..., object] = lambda *messages: None,
+) -> jax.stages.Lowered:
     """Traces the program of many rounds for one experiment, or for those of several seeds together.
 
-    `width` is that of the clients' rows, if a federation has views; None: the largest.
+    `width` is that of the clients' rows, if a federation has views; None: the largest. For `tell` see `make_round`.
     """
     first, num_seeds = experiments[0], len(experiments)
     config = first.problem.config
-    jobs = num_jobs(first.problem, first.method, first.state_shape, first.data)
-    round_fn = with_numbers(first.problem, functools.partial(make_round, lanes=machine.lanes(num_seeds * jobs)))
+    lanes = machine.lanes(num_seeds * num_jobs(first.problem, first.method, first.state_shape, first.data))
+    round_fn = with_numbers(first.problem, functools.partial(make_round, lanes=lanes, tell=tell))
     state, data, hidden_labels = first.state_shape, first.data, first.hidden_labels
     if first.views is not None:
         data, hidden_labels = first.views.shapes(width or data.width)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.client.personal import OWN_PARTS
 from fedjax_ssl.engine.interface import Method, Problem, State
-from fedjax_ssl.engine.tracing import trace_exchange
+from fedjax_ssl.engine.tracing import Exchange, trace_exchange
 from fedjax_ssl.engine.untrusted.compression import compressed_bytes
 from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.server.statistics import num_exchanging, num_passes
@@ -30,12 +30,15 @@ class Traffic(NamedTuple):
 
 
 def bytes_per_client(problem: Problem, method: Method, state: State, data: Any) -> Traffic:
-    """Bytes that one client receives and sends in a round."""
-    config, network = problem.config, problem.network
-    if not method.phases:
-        return Traffic(0, 0, 0, 0, 0)
+    """Bytes that one client receives and sends in a round; traces its messages."""
+    return traffic_of(problem, state, trace_exchange(problem, method, state, data) if method.phases else None)
 
-    exchange = trace_exchange(problem, method, state, data)
+
+def traffic_of(problem: Problem, state: State, exchange: Exchange | None) -> Traffic:
+    """Bytes that one client receives and sends in a round; `exchange` are its messages, None: no client trains."""
+    if exchange is None:
+        return Traffic(0, 0, 0, 0, 0)
+    config, network = problem.config, problem.network
     jobs, up = len(exchange.selection.clients), tree_bytes(exchange.upload)
     if config.compression.kind != "none":
         params = exchange.upload.model.params

@@ -105,8 +105,8 @@ def test_labels_at_the_server_leave_no_labelled_part(data):
         job = jax.eval_shape(lambda phase=phase, received=received: prepare(phase, received, data, NO_LABELS))
         carry = jax.eval_shape(phase.start, received, data, job.work, {})
         jax.eval_shape(phase.step, received, data, job.work, carry, jnp.int32(0), jax.random.key(0))
-        # The weak and the strong view alone; or with labelled images. `start` asks for the shapes of the metrics.
-        assert problem.network.passes == [views, views]
+        # The weak and the strong view alone; or with labelled images. `start` and `step` share a trace.
+        assert problem.network.passes == [views]
         assert ("labelled" not in job.work.decks) == (labels == "server")
         assert ("labelled_loss" in carry.totals) == (labels == "clients")
 
