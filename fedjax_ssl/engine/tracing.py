@@ -53,7 +53,7 @@ def exchange_of(sent: Sent, uploads: Any) -> Exchange:
     """The messages of one client in a round that is being traced, see `make_round`."""
     shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
     of_one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)  # noqa: E731
-    selection = Selection(shape(sent.selection.clients), turns=sent.selection.turns)
+    selection = Selection(jax.tree.map(shape, sent.selection.clients), turns=sent.selection.turns)
     personal, upload = jax.tree.map(of_one, (sent.personal, uploads))
     return Exchange(selection, jax.tree.map(shape, sent.broadcast), personal, upload)
 
