@@ -172,7 +172,8 @@ def local_training(
         jobs = Jobs(planned.num_steps, work, planned.own, planned.takes_part)
         return going_on(jobs, received, previous) if continues else jobs
 
-    @jax.jit  # traced once: for the shapes that `start` needs, and for the loop
+    # Traced once, for the shapes that `start` needs and for the loop; inlined, so that a loop has only what it reads.
+    @functools.partial(jax.jit, inline=True)
     def advance(learner: sgd.Learner, received: Broadcast, data: FederatedData, work: Plan, own, index, key):
         """A step: the learner after it, what the client remembers, the step's metrics and sums."""
         seen = read(sizes, received, data, work, own, index, key)
@@ -194,8 +195,7 @@ def local_training(
         return Training(learner, others, learned, *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sums))
 
     def step(received: Broadcast, data: FederatedData, work: Plan, carry: Training, index, key) -> Training:
-        arguments = carry.learner, received, data, work, carry.memory, index, key
-        learner, changes, *more = advance(*arguments)
+        learner, changes, *more = advance(carry.learner, received, data, work, carry.memory, index, key)
         totals, sums = jax.tree.map(jnp.add, [carry.totals, carry.sums], more)
         return Training(learner, carry.own, {**carry.learned, **changes}, totals, sums)
 

@@ -1,6 +1,6 @@
 """One federated round as a pure function that calls the stages in order."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -111,18 +111,11 @@ class RoundFunction(Protocol):
     def __call__(self, state: State, data: FederatedData, hidden_labels: jax.Array, /) -> tuple[State, RoundResult]: ...
 
 
-def make_round(
-    problem: Problem,
-    method: Method,
-    lanes: int,
-    debug: bool = False,
-    tell: Callable[[Sent, Any], object] = lambda sent, uploads: None,
-) -> RoundFunction:
+def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False, tell: Any = None) -> RoundFunction:
     """Makes the function that runs a round of a method, with so many clients side by side.
 
-    Args:
-        debug: clients train in a plain Python loop; the round must then be called without jit.
-        tell: gets a round's messages while it is traced; the uploads have a row for each job.
+    With `debug` clients train in a plain Python loop; the round must then be called without jit. While a round is
+    traced, `tell` gets what the server sends, a `Sent`, and the uploads, with a row for each job.
     """
     config = problem.config
 
@@ -138,7 +131,8 @@ def make_round(
         if method.phases:
             state, result, accepted = train_clients(config, method, state, data, sent, keys.clients, lanes, debug)
             lane_steps = result.lane_steps
-            tell(sent, result.upload)
+            if tell is not None:
+                tell(sent, result.upload)
             received = received_rows(config, data, result, accepted)
             state, from_clients, usable = aggregate_uploads(problem, method, state, data, sent, result, received, keys)
 

@@ -216,10 +216,7 @@ def _widths(experiment: Experiment) -> tuple[int, ...]:
 
 
 def lower_dispatch(
-    machine: Machine,
-    experiments: list[Experiment],
-    width: int | None = None,
-    tell: Callable[..., object] = lambda *messages: None,
+    machine: Machine, experiments: list[Experiment], width: int | None = None, tell: Any = None
 ) -> jax.stages.Lowered:
     """Traces the program of many rounds for one experiment, or for those of several seeds together.
 
