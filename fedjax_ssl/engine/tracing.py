@@ -14,14 +14,10 @@ from fedjax_ssl.engine.turns import Sent
 
 def num_jobs(problem: Problem, method: Method, state: State, data: FederatedData) -> int:
     """The number of jobs that can train side by side: the rows of one turn of a `Selection`. Only traces shapes."""
-    turns = []
-
-    def draw_clients(state: State, data: FederatedData):
-        selection = select_of(problem, method)(state, data, jax.random.key(0))
-        turns.append(selection.turns)
-        return selection.clients
-
-    return len(jax.eval_shape(draw_clients, state, data)) // turns[0]
+    drawn: list[Selection] = []
+    select = select_of(problem, method)
+    jax.eval_shape(lambda state, data: drawn.append(select(state, data, jax.random.key(0))), state, data)
+    return len(drawn[0].clients) // drawn[0].turns
 
 
 class Exchange(NamedTuple):
@@ -35,27 +31,25 @@ class Exchange(NamedTuple):
 
 def trace_exchange(problem: Problem, method: Method, state: State, data: FederatedData) -> Exchange:
     """Traces the messages of a round as shapes; computes nothing."""
-
-    turns = []
+    told: list[Exchange] = []
 
     def exchange(state: State, data: FederatedData):
         selection, broadcast, cohort = one_job(problem, method, state, data)
-        turns.append(selection.turns)
-        upload = train_cohort(method.phases, broadcast, data, cohort, lanes=0, label=method.label).upload
-        # With several devices the results have a row for each device.
-        return selection, broadcast, *jax.tree.map(lambda leaf: leaf[0], (cohort.personal, upload))
+        uploads = train_cohort(method.phases, broadcast, data, cohort, lanes=0, label=method.label).upload
+        told.append(exchange_of(Sent(selection, broadcast, cohort.personal), uploads))
 
-    selection, *messages = jax.eval_shape(exchange, state, data)
-    return Exchange(selection._replace(turns=turns[0]), *messages)
+    jax.eval_shape(exchange, state, data)
+    return told[0]
 
 
 def exchange_of(sent: Sent, uploads: Any) -> Exchange:
     """The messages of one client in a round that is being traced, see `make_round`."""
     shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
+    jobs = sent.selection
+    clients, group, broadcast = jax.tree.map(shape, (jobs.clients, jobs.group, sent.broadcast))
     of_one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)  # noqa: E731
-    selection = Selection(jax.tree.map(shape, sent.selection.clients), turns=sent.selection.turns)
     personal, upload = jax.tree.map(of_one, (sent.personal, uploads))
-    return Exchange(selection, jax.tree.map(shape, sent.broadcast), personal, upload)
+    return Exchange(Selection(clients, group, jobs.turns), broadcast, personal, upload)
 
 
 def one_job(problem: Problem, method: Method, state: State, data: FederatedData) -> tuple[Selection, Any, Cohort]:

@@ -14,11 +14,9 @@ class Traffic(NamedTuple):
     """Bytes of a round."""
 
     jobs: int  # messages down; each client that takes part sends one up
-    # down and up: bytes of one client's messages.
-    down: int
+    down: int  # bytes of one client's message, as are those up
     up: int
-    # statistics_down and statistics_up: bytes of all clients in the exchange of normalisation statistics.
-    statistics_down: int
+    statistics_down: int  # bytes of all clients in the exchange of normalisation statistics, as are those up
     statistics_up: int
     asked: int = 1  # clients in that exchange if every job is run
     turns: int = 1  # with several, a client may have several jobs
