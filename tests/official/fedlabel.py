@@ -26,7 +26,7 @@ FIELDS = {
 CLEARED, CODE, PAPER = "its code, gradients cleared", "its code", "its paper"
 
 
-@pytest.mark.parametrize("case", [CLEARED, pytest.param(CODE, marks=pytest.mark.slow), PAPER])
+@pytest.mark.parametrize("case", [*(pytest.param(case, marks=pytest.mark.slow) for case in (CLEARED, CODE)), PAPER])
 def test_rounds_of_fedlabel(case):
     as_in_code, cleared = case != PAPER, case != CODE
     clients = CLIENTS if as_in_code else [CLIENTS[0], [-1] * 7, CLIENTS[2]]

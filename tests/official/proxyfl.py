@@ -19,7 +19,7 @@ from tests.official.sage import FIELDS
 THRESHOLD, EPOCHS, POINTS, RATE = 0.5, 3, 4, 0.02
 
 
-@pytest.mark.parametrize("variant", ["proxyfl", "proxyfl,code"])
+@pytest.mark.parametrize("variant", ["proxyfl", pytest.param("proxyfl,code", marks=pytest.mark.slow)])
 def test_rounds_of_proxyfl(variant, monkeypatch):
     fields = {"confidence.threshold": THRESHOLD, "proxyfl.tuning_epochs": EPOCHS,
               "model.classifier_init": "torch_linear"}  # fmt: skip
