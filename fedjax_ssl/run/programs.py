@@ -115,7 +115,8 @@ def _compile_all(machine: Machine, experiments: list[Experiment], with_init: boo
     rounds |= {width: f"the rounds of clients with at most {width} images" for width in _widths(first)[:-1]}
     told: list[Exchange] = []  # a round's messages, by its trace
     tell = lambda *messages: told.append(exchange_of(*messages))  # noqa: E731
-    lower |= {t: functools.partial(lower_dispatch, machine, experiments, w, tell) for w, t in rounds.items()}
+    for width, title in rounds.items():
+        lower[title] = functools.partial(lower_dispatch, machine, experiments, width, tell)
     started = time.monotonic()
     say("compiling (a later start takes it from the cache)")
     programs = _compile(lower)

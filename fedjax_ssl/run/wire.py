@@ -14,10 +14,10 @@ class Traffic(NamedTuple):
     """Bytes of a round."""
 
     jobs: int  # messages down; each client that takes part sends one up
-    down: int  # bytes of one client's message, as are those up
-    up: int
-    statistics_down: int  # bytes of all clients in the exchange of normalisation statistics, as are those up
-    statistics_up: int
+    down: int  # bytes that one client receives
+    up: int  # bytes that one client sends
+    statistics_down: int  # bytes that all clients receive in the exchange of normalisation statistics
+    statistics_up: int  # bytes that all clients send in it
     asked: int = 1  # clients in that exchange if every job is run
     turns: int = 1  # with several, a client may have several jobs
 
