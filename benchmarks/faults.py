@@ -354,14 +354,14 @@ def main() -> None:
                 reasons[name, kind, outcome] = " ".join(why.replace(folder, ".").split())[:200]
                 if OUTCOMES.index(outcome) > 1:
                     print(f"{kind}: {outcome} {why}", flush=True)
-    rows = [
-        {"part": part, "fault": kind, "tries": counts.total(), **{name: counts[name] for name in OUTCOMES}}
-        for (part, kind), counts in found.items()
-    ]
+        rows = [
+            {"part": part, "fault": kind, "tries": counts.total(), **{name: counts[name] for name in OUTCOMES}}
+            for (part, kind), counts in found.items()
+        ]
+        write(options.out, describe(), rows)  # after each part: a stopped run keeps what it has
     for (_, kind, outcome), why in reasons.items():
         if why:
             print(f"{kind}, {outcome}: {why}")
-    write(options.out, describe(), rows)
     bad = sum(row[name] for row in rows for name in OUTCOMES[2:])
     print(f"\n{sum(row['tries'] for row in rows)} tries, {bad} that must not be")
     sys.exit(bad > 0)
