@@ -116,6 +116,11 @@ SEMIANAGG = {
     "RSCFed, smaller beta": "rscfed,plain",
     "IsoFed": "isofed,plain",
     "All labels": "supervised,all_labels,plain",
+    # With other local training.
+    "FedAvg-Semi, SoftMatch": ("fedavg_semi,plain", {"confidence.kind": "softmatch"}),
+    "SemiAnAgg, SoftMatch": ("semianagg,plain", {"confidence.kind": "softmatch"}),
+    "FedAvg-Semi, ACR": ("fedavg_semi,plain", {"confidence.kind": "acr"}),
+    "SemiAnAgg, ACR": ("semianagg,plain", {"confidence.kind": "acr"}),
 }
 SEMIANAGG_SPACE = {"*": RATES, "FedAvg*": THRESHOLD, "SemiAnAgg*": THRESHOLD, "IsoFed": THRESHOLD}
 # The paper's methods start from the labelled client's model. CBAFed has a warm-up of its own.
