@@ -58,7 +58,18 @@ def _in_blocks(x, down, across):
 
 @jax.custom_vjp
 def _largest_of_blocks(blocks):
-    return functools.reduce(jnp.maximum, _numbers(blocks))
+    largest = functools.reduce(jnp.maximum, _numbers(blocks))
+    return _apart(largest, largest)
+
+
+def _apart(x, numbers):
+    """x, computed by a loop of its own, which XLA cannot merge with what follows; `numbers` are any floats.
+
+    Networks flatten what they have pooled. Merged with that, the loop runs over flat positions, is not vectorised, and
+    takes six times as long. Both branches return x, but XLA does not know that: a true number is 1.
+    """
+    has_nan = jnp.isnan(numbers[(0,) * numbers.ndim])
+    return lax.cond(has_nan, lambda x: x * has_nan.astype(x.dtype), lambda x: x, x)
 
 
 def _numbers(blocks):
@@ -77,6 +88,7 @@ def _largest_backward(residuals, gradient):
     first = jnp.zeros(result.shape, jnp.int8)
     for place, number in reversed(list(enumerate(_numbers(blocks)))):
         first = jnp.where(number == result, jnp.int8(place), first)
+    first = _apart(first, result)
     places = jnp.arange(blocks.shape[2] * blocks.shape[4], dtype=jnp.int8)
     of_places = places.reshape(blocks.shape[2], 1, blocks.shape[4], 1)
     return (jnp.where(first[:, :, None, :, None] == of_places, gradient[:, :, None, :, None], 0),)
