@@ -58,18 +58,17 @@ def _in_blocks(x, down, across):
 
 @jax.custom_vjp
 def _largest_of_blocks(blocks):
-    largest = functools.reduce(jnp.maximum, _numbers(blocks))
-    return _apart(largest, largest)
+    return _apart(functools.reduce(jnp.maximum, _numbers(blocks)))
 
 
-def _apart(x, numbers):
-    """x, computed by a loop of its own, which XLA cannot merge with what follows; `numbers` are any floats.
+def _apart(x):
+    """x, computed by a loop of its own, which XLA cannot merge with what follows.
 
     Networks flatten what they have pooled. Merged with that, the loop runs over flat positions, is not vectorised, and
     takes six times as long. Both branches return x, but XLA does not know that: a true number is 1.
     """
-    has_nan = jnp.isnan(numbers[(0,) * numbers.ndim])
-    return lax.cond(has_nan, lambda x: x * has_nan.astype(x.dtype), lambda x: x, x)
+    positive = x[(0,) * x.ndim] > 0
+    return lax.cond(positive, lambda x: x * positive.astype(x.dtype), lambda x: x, x)
 
 
 def _numbers(blocks):
@@ -88,10 +87,9 @@ def _largest_backward(residuals, gradient):
     first = jnp.zeros(result.shape, jnp.int8)
     for place, number in reversed(list(enumerate(_numbers(blocks)))):
         first = jnp.where(number == result, jnp.int8(place), first)
-    first = _apart(first, result)
     places = jnp.arange(blocks.shape[2] * blocks.shape[4], dtype=jnp.int8)
     of_places = places.reshape(blocks.shape[2], 1, blocks.shape[4], 1)
-    return (jnp.where(first[:, :, None, :, None] == of_places, gradient[:, :, None, :, None], 0),)
+    return (jnp.where(_apart(first)[:, :, None, :, None] == of_places, gradient[:, :, None, :, None], 0),)
 
 
 _largest_of_blocks.defvjp(_largest_forward, _largest_backward)
