@@ -78,15 +78,16 @@ def _numbers(blocks):
 
 
 def _largest_forward(blocks):
-    result = _largest_of_blocks(blocks)
-    return result, (blocks, result)
+    return _largest_of_blocks(blocks), blocks
 
 
-def _largest_backward(residuals, gradient):
-    blocks, result = residuals
-    first = jnp.zeros(result.shape, jnp.int8)
-    for place, number in reversed(list(enumerate(_numbers(blocks)))):
-        first = jnp.where(number == result, jnp.int8(place), first)
+def _largest_backward(blocks, gradient):
+    largest, *others = _numbers(blocks)
+    first = jnp.zeros(largest.shape, jnp.int8)
+    for place, number in enumerate(others, start=1):
+        # Not whether it equals the result: XLA may compute a number twice, and round it differently.
+        first = jnp.where(number > largest, jnp.int8(place), first)
+        largest = jnp.maximum(largest, number)
     places = jnp.arange(blocks.shape[2] * blocks.shape[4], dtype=jnp.int8)
     of_places = places.reshape(blocks.shape[2], 1, blocks.shape[4], 1)
     return (jnp.where(_apart(first)[:, :, None, :, None] == of_places, gradient[:, :, None, :, None], 0),)
