@@ -13,7 +13,7 @@ from fedjax_ssl.client.steps import At, Batches, Loss, Plan, local_training
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Phase, Previous, Problem, job_keys
 from fedjax_ssl.ops.augment.mixup import lambda_of, mix_inputs
-from fedjax_ssl.ops.batches import draw_with_replacement, num_batches
+from fedjax_ssl.ops.batches import draw_with_replacement, in_epochs, num_batches
 from fedjax_ssl.ops.losses import cross_entropy, mixup_cross_entropy
 from fedjax_ssl.ops.sgd import Model
 
@@ -64,7 +64,8 @@ def fix_mix_phase(
         fix = Deck.shuffled(examples, cohort.labels.report.qualified, shuffle_keys, config.epochs)
         draws = config.epochs if partners == "epoch" else 1
         mix = jax.vmap(draw_with_replacement, in_axes=(0, 0, None))(mix_keys, sizes, draws * n_max)  # eq. 6
-        decks = {"fix": fix, "mix": fix._replace(order=mix.reshape(-1, draws, n_max))}
+        partner_places = jax.vmap(lambda drawn: in_epochs(drawn, draws, examples.largest))(mix)
+        decks = {"fix": fix, "mix": fix._replace(order=partner_places)}
         mixing = None
         if with_mixup and platform() != "cpu" and cohort.step_key is not None:
             mixing = mixings(cohort, config.epochs * num_batches(n_max, config.batch_size), mixup_alpha)

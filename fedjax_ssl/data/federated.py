@@ -46,6 +46,7 @@ class FederatedData(NamedTuple):
     client_index: jax.Array  # int32 [K', n_max], rows of the clients `ids`, padded with 0; methods use `rows_of`
     client_size: jax.Array  # int32 [K], number of examples of each client, possibly 0
     labelled_size: jax.Array  # int32 [K], number of examples with a visible label
+    largest: jax.Array  # int32 [], number of examples of the largest client; n_max may be more, see `table_width`
     server_index: jax.Array  # int32 [S], rows of `inputs` that the server holds; S may be 0
     validation_index: jax.Array  # int32 [V], rows that nobody trains on, to evaluate each round; V may be 0
     test_inputs: jax.Array  # [T, ...], in the stored form
@@ -68,7 +69,7 @@ class FederatedData(NamedTuple):
 
     @property
     def width(self) -> int:
-        """n_max: the largest number of examples of a client."""
+        """n_max: the length of a client's rows with padding."""
         return self.client_index.shape[-1]
 
     @property
@@ -155,6 +156,8 @@ class Holdings(NamedTuple):
     rows: np.ndarray  # int32 [n], rows of all clients' examples, client by client
     offsets: np.ndarray  # int64 [K + 1], where each client's rows begin in `rows`
     labelled_size: np.ndarray  # int32 [K]
+    largest: int  # number of examples of the federation's largest client
+    width: int  # n_max, see `table_width`
     server_index: np.ndarray  # int32 [S]
     validation_index: np.ndarray  # int32 [V]
     test_inputs: np.ndarray  # [T, ...]
@@ -236,6 +239,8 @@ def hold(
         rows=rows,
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
         labelled_size=np.bincount(owners[visible_labels[rows] >= 0], minlength=len(sizes)).astype(np.int32),
+        largest=int(sizes.max()),
+        width=table_width(sizes),
         server_index=at_server.astype(np.int32),
         validation_index=partition.validation_index.astype(np.int32),
         test_inputs=dataset.x_test,
@@ -246,6 +251,17 @@ def hold(
         unknown_inputs=dataset.unknown_test,
         domains=domains,
     )
+
+
+def table_width(sizes: np.ndarray) -> int:
+    """n_max of the table with all clients' rows: the largest of their `sizes`, int [K], at least 1, or more.
+
+    If sizes differ, the largest one differs from seed to seed, and each width needs its own program. So it is rounded
+    up, to one of four numbers between 2^i and 2^(i + 1). No result depends on it, except by rounding.
+    """
+    largest = max(1, int(sizes.max()))
+    step = 1 << max(largest.bit_length() - 3, 0)
+    return largest if largest - sizes.min() <= 1 else -(-largest // step) * step
 
 
 def federate(dataset: Dataset, partition: Partition, seed: int, **options: Any) -> tuple[FederatedData, jax.Array]:
@@ -263,9 +279,8 @@ def put_whole(held: Holdings, same_images: FederatedData | None = None) -> tuple
     attackers have crafted some of them.
     """
     sizes = held.sizes
-    width = max(1, int(sizes.max()))
-    client_index = np.zeros((len(sizes), width), np.int32)
-    client_index[np.arange(width) < sizes[:, np.newaxis]] = held.rows
+    client_index = np.zeros((len(sizes), held.width), np.int32)
+    client_index[np.arange(held.width) < sizes[:, np.newaxis]] = held.rows
     shared = same_images is not None
     data = small_arrays(held)._replace(
         inputs=same_images.inputs if shared and not _crafted(held.attackers) else image_table(held.inputs),
@@ -298,6 +313,7 @@ def small_arrays(held: Holdings) -> FederatedData:
         "client_index": none[np.newaxis],
         "client_size": held.sizes,
         "labelled_size": held.labelled_size,
+        "largest": np.int32(held.largest),
         "server_index": held.server_index,
         "validation_index": held.validation_index,
         "test_inputs": none,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data.federated import Attackers, FederatedData, Here, Holdings, small_arrays
+from fedjax_ssl.data.federated import Attackers, FederatedData, Here, Holdings, small_arrays, table_width
 from fedjax_ssl.data.table import aligned_zeros, image_table, table_shape
 
 MOST_ENTRIES = 2**24  # largest table of rows (clients x largest client) that has only one width: 64 MiB
@@ -28,7 +28,7 @@ def widths_of(sizes: np.ndarray, clients: int) -> tuple[int, ...]:
     much larger than most. The result depends on the number of `clients` in a round, but not on residence (where data
     are kept), so a round always has the same width and equal results.
     """
-    widths = [max(1, int(sizes.max()))]
+    widths = [table_width(sizes)]
     if len(sizes) * widths[0] > MOST_ENTRIES:
         for served in sorted(SERVED, reverse=True):
             width = int(np.quantile(sizes, served ** (1 / clients), method="higher"))

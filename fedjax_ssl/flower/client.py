@@ -54,13 +54,12 @@ class Node:
     problem: Problem  # the run's
     method: Method  # the run's
     held: Holdings  # its clients' images
-    width: int  # n_max, the length to which its clients' rows are padded
     content: Mapping[str, str] | None  # the configured data set's `checksums`; None: it has images of its own
 
     @functools.cached_property
     def views(self) -> Views:
         """Views of one of its clients at a time."""
-        return Views(self.held, (self.width,), 1, (0,), on_device=True)
+        return Views(self.held, (self.held.width,), 1, (0,), on_device=True)
 
     @functools.cached_property
     def shapes(self) -> tuple[Any, Any, Any, Model]:
@@ -91,9 +90,10 @@ class Node:
         return first_memory, jit(functools.partial(train_one, self.problem, self.method)), jit(sums)
 
     def batches(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """A client's rows in batches, int32 [n, B], and a mask of real rows, bool [n, B]; n is that of `width`."""
-        size, rows = min(BATCH_SIZE, self.width), self.held.rows_of(client)
-        padded = np.pad(rows, (0, self.width - len(rows) + -self.width % size), constant_values=-1).reshape(-1, size)
+        """A client's rows in batches, int32 [n, B], and a mask of real rows, bool [n, B]; n is that of all clients."""
+        width, rows = self.held.width, self.held.rows_of(client)
+        size = min(BATCH_SIZE, width)
+        padded = np.pad(rows, (0, width - len(rows) + -width % size), constant_values=-1).reshape(-1, size)
         return np.maximum(padded, 0), padded >= 0
 
 
@@ -117,12 +117,12 @@ def open_node(context: Any) -> Node:
             raise UserError("it was restarted, and does not know the server's images; the server tells it again")
         facts = json.loads(context.state[FACTS]["json"])
         held = own_holdings(config, clients[0], file, facts)
-        width, lacks_labels, sums = int(held.sizes.max()), True, None
+        lacks_labels, sums = True, None
     else:
-        held, dataset, width = node_holdings(config, clients)
+        held, dataset = node_holdings(config, clients)
         facts, lacks_labels, sums = dataset_facts(dataset), dataset.lacks_labels, checksums(dataset)
     problem = make_problem(config, facts, lacks_labels)
-    return Node(config, clients, problem, make_method(problem), held, width, sums)
+    return Node(config, clients, problem, make_method(problem), held, sums)
 
 
 @app.query("hello")
@@ -164,7 +164,7 @@ def train(message: Any, context: Any) -> Any:
     first_memory, train_client, _ = node.programs
     reply = {}
     for job, client in enumerate(jobs["clients"]):
-        data, _ = node.views.of(np.array([client]), node.width)
+        data, _ = node.views.of(np.array([client]), node.held.width)
         memory = _remembered(context.state, client, jobs["counted"][job], memory_like)
         if memory is None:
             memory = jax.device_get(first_memory(data))

@@ -36,7 +36,7 @@ def outline(config: Any) -> Experiment:
     problem = make_problem(config, dataset_facts(dataset), dataset.lacks_labels)
     method = make_method(problem)
     init = initialiser(problem)
-    rows = jax.ShapeDtypeStruct((config.num_clients, max(1, int(held.sizes.max()))), jnp.int32)
+    rows = jax.ShapeDtypeStruct((config.num_clients, held.width), jnp.int32)
     data = shapes_of(held, rows)
     truth: Any = held.hidden_labels
     return Experiment(problem, method, data, truth, partition, dataset, init, jax.eval_shape(init, data, None))
@@ -70,17 +70,14 @@ def server_view(experiment: Experiment, sizes: np.ndarray, labelled: np.ndarray)
     return view, jax.device_put(held.hidden_labels[rows])
 
 
-def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, Dataset, int]:
-    """What a node has of the configured federation: its clients' holdings, see `of_clients`.
-
-    Also returns the data set, and the size of the federation's largest client, at least 1.
-    """
+def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, Dataset]:
+    """What a node has of the configured federation: its clients' holdings, see `of_clients`; and the data set."""
     dataset, partition = _read(config)
     held = _hold(config, dataset, partition)
     images = {client: held.inputs[held.rows_of(client)] for client in clients}
     labels = {client: held.visible_labels[held.rows_of(client)] for client in clients}
     own = of_clients(config, images, labels, len(held.server_index), dataset.num_classes)
-    return own, dataset, max(1, int(held.sizes.max()))
+    return own._replace(largest=held.largest, width=held.width), dataset
 
 
 def of_clients(
@@ -105,6 +102,8 @@ def of_clients(
         rows=np.arange(1, len(visible), dtype=np.int32),
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
         labelled_size=labelled,
+        largest=int(sizes.max()),
+        width=int(sizes.max()),
         server_index=np.zeros(server_labels, np.int32),
         validation_index=np.zeros(0, np.int32),
         test_inputs=some[:0],

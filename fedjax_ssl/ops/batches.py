@@ -36,10 +36,20 @@ def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int | Non
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], results)
 
 
-def epoch_orders(key: jax.Array, included: jax.Array, epochs: int) -> jax.Array:
-    """A random order of the included positions, bool [n], for each epoch; the other positions follow: int32 [E, n]."""
-    draws = jax.random.uniform(key, (epochs, len(included)))
+def epoch_orders(key: jax.Array, included: jax.Array, epochs: int, largest: jax.Array | None = None) -> jax.Array:
+    """A random order of the included positions, bool [n], for each epoch; the other positions follow: int32 [E, n].
+
+    Included positions are below `largest`; see `in_epochs`.
+    """
+    draws = in_epochs(jax.random.uniform(key, (epochs * len(included),)), epochs, largest)
     return jnp.argsort(jnp.where(included, draws, jnp.inf), axis=1)
+
+
+def in_epochs(draws: jax.Array, epochs: int, largest: jax.Array | None = None) -> jax.Array:
+    """Draws [E * n] as [E, n]: epoch e begins at draw e * `largest`, by default n, so more padding changes no epoch."""
+    n = len(draws) // epochs
+    begins = (n if largest is None else largest) * jnp.arange(epochs)
+    return draws[begins[:, None] + jnp.arange(n)]
 
 
 def draw_with_replacement(key: jax.Array, size: jax.Array | int, count: int) -> jax.Array:

@@ -16,7 +16,7 @@ from fedjax_ssl.client.confidence import import_rule
 from fedjax_ssl.client.personal import with_own_parts
 from fedjax_ssl.config import numbers_of, replace_numbers
 from fedjax_ssl.data import Dataset, FederatedData, Partition, dataset_facts
-from fedjax_ssl.data.federated import Holdings, hold, put_whole, shapes_of, small_arrays
+from fedjax_ssl.data.federated import Holdings, hold, put_whole, shapes_of, small_arrays, table_width
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
 from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
 from fedjax_ssl.engine.interface import Method, Problem, State
@@ -74,16 +74,17 @@ class Experiment(NamedTuple):
         return f"{at_clients}; {len(owned.server_index):,} labelled at the server, {tests}"
 
     @property
-    def most_test_images(self) -> int:
-        """The number of test images of the client that has the most; 0: no client has any."""
-        return max(map(len, self.partition.client_test_rows), default=0)
+    def test_width(self) -> int:
+        """The length of a client's test images with padding, see `table_width`; 0: no client has any."""
+        sizes = np.array([len(rows) for rows in self.partition.client_test_rows])
+        return table_width(sizes) if sizes.any() else 0
 
     @property
     def shapes(self) -> Hashable:
         """All shapes that differ between seeds. Seeds of equal shapes share their programs."""
         rounds = self.data if self.views is None else [self.views.shapes(width) for width in self.views.widths]
         leaves, structure = jax.tree.flatten(rounds)
-        return self.most_test_images, structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+        return self.test_width, structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def build_experiment(config: ConfigDict) -> Experiment:
@@ -111,7 +112,7 @@ def build_experiments(
 ) -> list[Experiment]:
     """The parts of runs whose configurations differ in the seed and in numbers alone.
 
-    A seed has the shapes that it would have alone: random numbers of several epochs depend on the shape of their array.
+    A seed has the shapes that it would have alone, and so equal results to the bit.
 
     Args:
         partition_files: the partitions of runs that are resumed; None for a run that begins.

@@ -109,7 +109,7 @@ def _compile_all(machine: Machine, experiments: list[Experiment], with_init: boo
         lower["the first state"] = lambda: machine.jit(first.init).lower(first.data, given)
     snapshots = {name: f"the outputs on {name} images" for name in _snapshot_sets(first)}
     lower |= {title: functools.partial(_lower_snapshot, machine, first, name) for name, title in snapshots.items()}
-    if first.most_test_images:
+    if first.test_width:
         lower[CLIENTS_TESTS] = lambda: _lower_client_tests(machine, first)
     rounds = dict.fromkeys(_widths(first)[-1:], "the rounds")
     rounds |= {width: f"the rounds of clients with at most {width} images" for width in _widths(first)[:-1]}
@@ -189,7 +189,7 @@ def _lower_snapshot(machine: Machine, experiment: Experiment, name: str) -> jax.
 
 
 def _lower_client_tests(machine: Machine, experiment: Experiment) -> jax.stages.Lowered:
-    number, inputs, width = clients_at_once(experiment), experiment.dataset.x_train, experiment.most_test_images
+    number, inputs, width = clients_at_once(experiment), experiment.dataset.x_train, experiment.test_width
     images = jax.ShapeDtypeStruct((number, width, *inputs.shape[1:]), inputs.dtype)
     clients, labels = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((number,), (number, width)))
     make = functools.partial(make_client_tests, lanes=machine.lanes(number))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.data.federated import table_width
 from fedjax_ssl.flower.settings import run_config
 from fedjax_ssl.flower.views import node_holdings, outline, server_view
 from tests.helpers.flower_run import needs_flower, settings
@@ -51,8 +52,8 @@ def test_each_side_holds_its_own_rows_alone(run):
     np.testing.assert_array_equal(view.client_size, told)
     assert view.client_index.size == 1 and len(view.test_inputs) == 50 and CLIENTS not in view.client_index.shape
 
-    held, _, width = node_holdings(config, (19_000, 7, 3))
-    assert width == LARGEST
+    held, _ = node_holdings(config, (19_000, 7, 3))
+    assert held.largest == LARGEST and held.width == table_width(told)
     assert len(held.inputs) == 1 + 2 + LARGEST  # row 0 is unused
     assert held.sizes.sum() == held.sizes[[3, 7, 19_000]].sum() == 2 + LARGEST
     for client in (3, 7, 19_000):

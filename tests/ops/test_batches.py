@@ -1,11 +1,12 @@
 """Rows in chunks: `ops/batches.py`."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl.base.devices import use_platform
-from fedjax_ssl.ops.batches import map_batches
+from fedjax_ssl.ops.batches import epoch_orders, map_batches
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,12 @@ def test_rows_come_in_chunks_of_what_is_fast_on_the_platform(platform, batch_siz
 def test_chunks_change_no_row():
     rows = np.arange(21).reshape(7, 3)  # the last chunk is a row short
     np.testing.assert_array_equal(jax.jit(lambda rows: map_batches(lambda part: 2 * part, rows, 4))(rows), 2 * rows)
+
+
+def test_more_padding_changes_no_order():
+    key, included = jax.random.key(0), np.array([True, False, True, True, False, True, True])
+    orders = epoch_orders(key, included, 3)
+    draws = np.where(included, jax.random.uniform(key, (3, 7)), np.inf)
+    np.testing.assert_array_equal(orders, np.argsort(draws, axis=1, kind="stable"))
+    padded = epoch_orders(key, np.pad(included, (0, 4)), 3, jnp.int32(7))
+    np.testing.assert_array_equal(padded[:, :7], orders)

@@ -267,9 +267,9 @@ def test_clients_of_several_widths(tmp_path, monkeypatch):
     np.savez(tmp_path / "mine.npz", server_index=rows[:40], client_size=sizes, client_index=rows[40:])
     fields = {"data.partition_file": str(tmp_path / "mine.npz"), "data.examples_per_client": 0, "clients_per_round": 2}
     built = build_experiment(config_of(**fields))
-    assert built.views.widths == (12, 150) and not built.residence.whole
+    assert built.views.widths == (12, 160) and not built.residence.whole
     cohort = cohort_of(built.problem, built.method, built.data)
-    assert {built.views.width_for(cohort(number)) for number in range(4)} == {12, 150}
+    assert {built.views.width_for(cohort(number)) for number in range(4)} == {12, 160}
     records, states = [], []
     for images, parts in (("device", (4,)), ("host", (3, 4))):
         folder = tmp_path / images

@@ -150,7 +150,7 @@ class TestClients(Listener):
     ):
         self._machine, self._group, self._program, self._memories = machine, group, program, memories
         first = group.runs[0].experiment
-        self._at_once, self._width = clients_at_once(first), first.most_test_images
+        self._at_once, self._width = clients_at_once(first), first.test_width
         self._every = first.problem.config.eval_clients_every
 
     def next_due(self, done: int) -> int | None:
