@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ssl.base.devices import num_devices, on_each_device, platform
 
@@ -48,8 +49,8 @@ def epoch_orders(key: jax.Array, included: jax.Array, epochs: int, largest: jax.
 def in_epochs(draws: jax.Array, epochs: int, largest: jax.Array | None = None) -> jax.Array:
     """Draws [E * n] as [E, n]: epoch e begins at draw e * `largest`, by default n, so more padding changes no epoch."""
     n = len(draws) // epochs
-    begins = (n if largest is None else largest) * jnp.arange(epochs)
-    return draws[begins[:, None] + jnp.arange(n)]
+    begins = (n if largest is None else largest) * np.arange(epochs)[:, None]
+    return draws[begins + np.arange(n)]
 
 
 def draw_with_replacement(key: jax.Array, size: jax.Array | int, count: int) -> jax.Array:
