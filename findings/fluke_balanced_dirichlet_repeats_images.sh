@@ -7,7 +7,7 @@
 # clients are treated alike. Besides, `min_ex_class=2`, the default, gives every client images of every class, so that
 # also with beta 0.1 no client lacks a class, as it does in the paper that the function cites (arXiv 2102.02079).
 #
-# Seen with fluke-fl 0.8.1 with torch 2.9.1 (CPU), numpy 2.4.6. Output (5,000 images, 20 clients, beta 0.5):
+# Seen with fluke-fl 0.8.1 with torch 2.13.0, numpy 2.4.6. Output (5,000 images, 20 clients, beta 0.5):
 #
 #     fluke-fl 0.8.1
 #     default: 5000 given, 5000 different, 0 twice at one client, classes of a client: at least 10
@@ -17,7 +17,7 @@ set -euo pipefail
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/env"
-"$folder/env/bin/pip" install --quiet fluke-fl==0.8.1 numpy==2.4.6
+"$folder/env/bin/pip" install --quiet fluke-fl==0.8.1 torch==2.13.0 numpy==2.4.6
 cd "$folder"
 env/bin/python - <<'PYTHON'
 from importlib.metadata import version
