@@ -12,7 +12,7 @@
 #     fluke-fl 0.8.1
 #     default: 5000 given, 5000 different, 0 twice at one client, classes of a client: at least 10
 #     min_ex_class=0: 5000 given, 5000 different, 0 twice at one client, classes of a client: at least 6
-#     min_ex_class=0, balanced=True: 5000 given, 4541 different, 53 twice at one client, classes of a client: at least 8
+#     min_ex_class=0, balanced=True: 5000 given, 4482 different, 45 twice at one client, classes of a client: at least 8
 set -euo pipefail
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
