@@ -70,8 +70,7 @@ def federation(inputs, labels, client_index: np.ndarray, server_labels: int = 1,
         inputs: uint8 [N, height, width, channels]; the last `server_labels` are the server's, the first ones also test.
         labels: int [N].
         client_index: int [K, n], rows of each client; a row may have several owners.
-        server_labels: labelled images at the server.
-        num_test: test images.
+        server_labels, num_test: the numbers of the server's labelled images and of test images.
     """
     inputs, labels = jnp.asarray(inputs), jnp.asarray(labels, jnp.int32)
     size = jnp.full(len(client_index), client_index.shape[1], jnp.int32)
@@ -81,6 +80,7 @@ def federation(inputs, labels, client_index: np.ndarray, server_labels: int = 1,
         client_index=jnp.asarray(client_index, jnp.int32),
         client_size=size,
         labelled_size=size,
+        largest=size[0],
         server_index=jnp.arange(len(inputs) - server_labels, len(inputs), dtype=jnp.int32),
         validation_index=jnp.zeros((0,), jnp.int32),
         test_inputs=inputs[:num_test],
