@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Flax: `flax.serialization` drops the byte order of NumPy arrays, and other numbers come back.
 #
-# Files in the IDX format (MNIST) hold big-endian numbers, and so do FITS and netCDF-3 files and many of MATLAB;
+# Files in the IDX format (MNIST) hold big-endian numbers, and so do FITS and netCDF-3 files;
 # NumPy keeps that order in the dtype (">i4"). `to_bytes` and `msgpack_serialize` store the dtype's name, "int32",
 # which has no order, beside the bytes as they are. Reading takes them for the machine's own order: 1 is 16,777,216,
 # and 1.0 is 4.6e-41. Nothing is raised. On the same arrays `jax.numpy.asarray` raises a TypeError, and NumPy's `save`,

@@ -3,8 +3,8 @@
 #
 # In a semi-supervised federation only clients with labels have a supervised loss. If they report it beside the metrics
 # of all, `FedAvg.aggregate_train` raises InconsistentMessageReplies. It says that it skips the aggregation, but
-# nothing catches the error: `Strategy.start` ends, and the models of the round are lost. FedMedian and the other
-# strategies do the same. Clients without the metric must report a number for it, and it is averaged with the others.
+# `Strategy.start` does not catch the error: the run ends, and the round's models are lost. FedMedian does the same.
+# Clients without the metric must report a number for it, and it is averaged with the others.
 #
 # Seen with flwr 1.42.0. Output:
 #

@@ -4,8 +4,8 @@
 # `DataSplitter.label_dirichlet_skew` draws shares by Dir(beta), then brings all clients to one size. A client with too
 # many images loses some at random. A client with too few gets images that no earlier client has, but later ones and
 # the client itself may have them. The number of images given out is right, so that nothing shows. The test images of
-# clients are treated alike. Besides, `min_ex_class=2`, the default, gives every client images of every class, so that
-# also with beta 0.1 no client lacks a class, as it does in the paper that the function cites (arXiv 2102.02079).
+# clients are treated alike. Besides, `min_ex_class=2`, the default, gives every client images of every class. In the
+# paper that the function cites (arXiv 2102.02079) clients may lack classes.
 #
 # Seen with fluke-fl 0.8.1 with torch 2.13.0, numpy 2.4.6. Output (5,000 images, 20 clients, beta 0.5):
 #

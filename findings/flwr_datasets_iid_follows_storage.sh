@@ -11,7 +11,7 @@
 #     flwr-datasets 0.6.1
 #     IidPartitioner: [500, 0, 0, 0] [0, 500, 0, 0] [0, 0, 500, 0] [0, 0, 0, 500]
 #     DirichletPartitioner, alpha 1e6: [494, 0, 0, 0] [6, 498, 0, 0] [0, 2, 493, 0] [0, 0, 7, 500]
-#     the same, shuffled before: 113 to 145
+#     the same, shuffled before: 100 to 145
 set -euo pipefail
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT

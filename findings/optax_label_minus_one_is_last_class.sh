@@ -32,7 +32,8 @@ logits = jnp.array([2.0, 0.0, -1.0])
 losses = {label: optax.softmax_cross_entropy_with_integer_labels(logits, label) for label in (2, -1, 3)}
 slopes = {label: jax.grad(optax.softmax_cross_entropy_with_integer_labels)(logits, label) for label in (2, -1)}
 for label, slope in slopes.items():
-    print(f"label {label:2}: loss {losses[label]:.4f}, gradient {', '.join(f'{number:.3f}' for number in slope.tolist())}")
+    gradient = ", ".join(f"{number:.3f}" for number in slope.tolist())
+    print(f"label {label:2}: loss {losses[label]:.4f}, gradient {gradient}")
 print(f"label  3: loss {losses[3]:.4f}")
 of_zeros = optax.softmax_cross_entropy(logits, jax.nn.one_hot(-1, 3))
 print(f"one_hot(-1): loss {abs(of_zeros):.4f}")

@@ -19,7 +19,7 @@ class Examples(NamedTuple):
     keys: jax.Array  # [M], a PRNG key for each job; it does not depend on the rest of the cohort
     own: dict[str, Any]  # the clients' memory, leaves [M, ...]
     round: jax.Array | None = None  # int32 [M], rounds done before this one
-    largest: jax.Array | None = None  # int32 [], see `epoch_orders`; None: n_max
+    largest_size: jax.Array | None = None  # int32 [], see `epoch_orders`; None: n_max
 
     @classmethod
     def of(cls, data: FederatedData, cohort: Cohort, keys: jax.Array | None = None) -> "Examples":
@@ -27,7 +27,7 @@ class Examples(NamedTuple):
         rows, sizes = data.rows_of(cohort.clients), data.client_size[cohort.clients]
         present = jnp.arange(rows.shape[1]) < sizes[:, None]
         labels = jnp.where(present, data.visible_labels[rows], -1)
-        keys, largest = cohort.keys() if keys is None else keys, jnp.minimum(data.largest, data.width)
+        keys, largest = cohort.keys() if keys is None else keys, jnp.minimum(data.largest_size, data.width)
         return cls(rows, present, labels, keys, cohort.own, cohort.round, largest)
 
     @property
@@ -71,7 +71,7 @@ class Deck(NamedTuple):
     @classmethod
     def shuffled(cls, examples: Examples, included: jax.Array, keys: jax.Array, epochs: int) -> "Deck":
         """The decks of a cohort, with the examples that are `included`, bool [M, n_max]."""
-        order = jax.vmap(lambda key, chosen: epoch_orders(key, chosen, epochs, examples.largest))(keys, included)
+        order = jax.vmap(lambda key, chosen: epoch_orders(key, chosen, epochs, examples.largest_size))(keys, included)
         return cls(examples.rows, order, jnp.sum(included, axis=1))
 
     def of_whole_batches(self, batch_size: int) -> "Deck":

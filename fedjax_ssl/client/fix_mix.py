@@ -64,7 +64,7 @@ def fix_mix_phase(
         fix = Deck.shuffled(examples, cohort.labels.report.qualified, shuffle_keys, config.epochs)
         draws = config.epochs if partners == "epoch" else 1
         mix = jax.vmap(draw_with_replacement, in_axes=(0, 0, None))(mix_keys, sizes, draws * n_max)  # eq. 6
-        partner_places = jax.vmap(lambda drawn: in_epochs(drawn, draws, examples.largest))(mix)
+        partner_places = jax.vmap(lambda drawn: in_epochs(drawn, draws, examples.largest_size))(mix)
         decks = {"fix": fix, "mix": fix._replace(order=partner_places)}
         mixing = None
         if with_mixup and platform() != "cpu" and cohort.step_key is not None:

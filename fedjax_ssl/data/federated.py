@@ -46,7 +46,7 @@ class FederatedData(NamedTuple):
     client_index: jax.Array  # int32 [K', n_max], rows of the clients `ids`, padded with 0; methods use `rows_of`
     client_size: jax.Array  # int32 [K], number of examples of each client, possibly 0
     labelled_size: jax.Array  # int32 [K], number of examples with a visible label
-    largest: jax.Array  # int32 [], number of examples of the largest client; n_max may be more, see `table_width`
+    largest_size: jax.Array  # int32 [], that of the largest client; n_max may be more, see `table_width`
     server_index: jax.Array  # int32 [S], rows of `inputs` that the server holds; S may be 0
     validation_index: jax.Array  # int32 [V], rows that nobody trains on, to evaluate each round; V may be 0
     test_inputs: jax.Array  # [T, ...], in the stored form
@@ -156,7 +156,7 @@ class Holdings(NamedTuple):
     rows: np.ndarray  # int32 [n], rows of all clients' examples, client by client
     offsets: np.ndarray  # int64 [K + 1], where each client's rows begin in `rows`
     labelled_size: np.ndarray  # int32 [K]
-    largest: int  # number of examples of the federation's largest client
+    largest_size: int  # number of examples of the federation's largest client
     width: int  # n_max, see `table_width`
     server_index: np.ndarray  # int32 [S]
     validation_index: np.ndarray  # int32 [V]
@@ -239,7 +239,7 @@ def hold(
         rows=rows,
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
         labelled_size=np.bincount(owners[visible_labels[rows] >= 0], minlength=len(sizes)).astype(np.int32),
-        largest=int(sizes.max()),
+        largest_size=int(sizes.max()),
         width=table_width(sizes),
         server_index=at_server.astype(np.int32),
         validation_index=partition.validation_index.astype(np.int32),
@@ -313,7 +313,7 @@ def small_arrays(held: Holdings) -> FederatedData:
         "client_index": none[np.newaxis],
         "client_size": held.sizes,
         "labelled_size": held.labelled_size,
-        "largest": np.int32(held.largest),
+        "largest_size": np.int32(held.largest_size),
         "server_index": held.server_index,
         "validation_index": held.validation_index,
         "test_inputs": none,

@@ -6,8 +6,8 @@ arguments and results of these functions.
 Two rules hold for every method. `State.model` is the model that is tested, saved and loaded. An example is labelled if
 and only if `data.visible_labels >= 0`, so whether a client has labels is data, not code.
 
-Axes in shapes: K, all clients; M, the jobs of a round; R, rows of stacked results; C, classes; B, a batch; n_max, the
-examples of the largest client. A job is one client's local training in a round.
+Axes in shapes: K, all clients; M, the jobs of a round; R, rows of stacked results; C, classes; B, a batch; n_max, a
+client's examples with padding. A job is one client's local training in a round.
 """
 
 import itertools

@@ -77,7 +77,7 @@ def node_holdings(config: Any, clients: tuple[int, ...]) -> tuple[Holdings, Data
     images = {client: held.inputs[held.rows_of(client)] for client in clients}
     labels = {client: held.visible_labels[held.rows_of(client)] for client in clients}
     own = of_clients(config, images, labels, len(held.server_index), dataset.num_classes)
-    return own._replace(largest=held.largest, width=held.width), dataset
+    return own._replace(largest_size=held.largest_size, width=held.width), dataset
 
 
 def of_clients(
@@ -102,7 +102,7 @@ def of_clients(
         rows=np.arange(1, len(visible), dtype=np.int32),
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
         labelled_size=labelled,
-        largest=int(sizes.max()),
+        largest_size=int(sizes.max()),
         width=int(sizes.max()),
         server_index=np.zeros(server_labels, np.int32),
         validation_index=np.zeros(0, np.int32),

@@ -37,19 +37,19 @@ def map_batches(function: Callable[[Any], Any], rows: Any, batch_size: int | Non
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], results)
 
 
-def epoch_orders(key: jax.Array, included: jax.Array, epochs: int, largest: jax.Array | None = None) -> jax.Array:
+def epoch_orders(key: jax.Array, included: jax.Array, epochs: int, largest_size: jax.Array | None = None) -> jax.Array:
     """A random order of the included positions, bool [n], for each epoch; the other positions follow: int32 [E, n].
 
-    Included positions are below `largest`; see `in_epochs`.
+    Included positions are below `largest_size`; see `in_epochs`.
     """
-    draws = in_epochs(jax.random.uniform(key, (epochs * len(included),)), epochs, largest)
+    draws = in_epochs(jax.random.uniform(key, (epochs * len(included),)), epochs, largest_size)
     return jnp.argsort(jnp.where(included, draws, jnp.inf), axis=1)
 
 
-def in_epochs(draws: jax.Array, epochs: int, largest: jax.Array | None = None) -> jax.Array:
-    """Draws [E * n] as [E, n]: epoch e begins at draw e * `largest`, by default n, so more padding changes no epoch."""
+def in_epochs(draws: jax.Array, epochs: int, largest_size: jax.Array | None = None) -> jax.Array:
+    """Draws [E * n] as [E, n]: epoch e begins at draw e * `largest_size`, else e * n. So padding changes no epoch."""
     n = len(draws) // epochs
-    begins = (n if largest is None else largest) * np.arange(epochs)[:, None]
+    begins = (n if largest_size is None else largest_size) * np.arange(epochs)[:, None]
     return draws[begins + np.arange(n)]
 
 

@@ -53,7 +53,7 @@ def test_each_side_holds_its_own_rows_alone(run):
     assert view.client_index.size == 1 and len(view.test_inputs) == 50 and CLIENTS not in view.client_index.shape
 
     held, _ = node_holdings(config, (19_000, 7, 3))
-    assert held.largest == LARGEST and held.width == table_width(told)
+    assert held.largest_size == LARGEST and held.width == table_width(told)
     assert len(held.inputs) == 1 + 2 + LARGEST  # row 0 is unused
     assert held.sizes.sum() == held.sizes[[3, 7, 19_000]].sum() == 2 + LARGEST
     for client in (3, 7, 19_000):
