@@ -41,7 +41,10 @@ def read_columns(path: str, field: str) -> Any:
     is_parquet = file.suffix.lower() == PARQUET
     try:
         if is_parquet:
-            frame = pandas.read_parquet(file, dtype_backend="numpy_nullable").rename(columns=str)
+            frame = pandas.read_parquet(file, dtype_backend="numpy_nullable")
+            # pandas 3.1 does not read a stored index as a column. Without a name it only numbers the rows.
+            named = [name for name in frame.index.names if name is not None]
+            frame = frame.reset_index(named).reset_index(drop=True).rename(columns=str)
         else:
             header, rows = _read_csv(file)
             frame = pandas.DataFrame(rows, columns=header, dtype=object).drop(columns="", errors="ignore")

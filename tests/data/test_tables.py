@@ -132,6 +132,20 @@ def test_a_blank_line_is_a_value_where_there_is_one_column(tmp_path):
     assert read_columns(str(tmp_path / "two.csv"), "csv").to_dict("list") == {"note": ["a"], "n": ["1"]}
 
 
+def test_a_named_index_of_a_parquet_file_is_a_column(tmp_path):
+    """pandas stores a frame's index, and does not read it as a column; selected rows keep their numbers."""
+    frame = pandas.DataFrame({"client": ["a", "b"] * 4, "age": [*range(7), np.inf], "label": [0, 1] * 4})
+    for name, indexed in {"one": frame.set_index("client"), "two": frame.set_index(["client", "age"])}.items():
+        indexed.to_parquet(tmp_path / f"{name}.parquet")
+        found = read_columns(str(tmp_path / f"{name}.parquet"), "data.path").astype(object)
+        pandas.testing.assert_frame_equal(found[list(frame)], frame.astype(object))
+    frame[4:].to_parquet(tmp_path / "t.parquet")
+    config = base_config().data
+    config.update({"source": "csv", "path": str(tmp_path / "t.parquet"), "label_column": "label"})
+    with pytest.raises(UserError, match="column 'age' has inf in row 4"):
+        load_dataset(config)
+
+
 def columns_of(tmp_path, end="csv", **columns):
     """The categories of columns beside a label, in a file of either format."""
     number = len(next(iter(columns.values())))
