@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, Callable[[Any], optax.GradientTransformation | None]] = {
     "fedavgm": lambda options: optax.sgd(options.learning_rate, options.momentum),  # SemiFL's server momentum
     "fedadagrad": lambda options: optax.adagrad(options.learning_rate, eps=ADAPTIVITY),
     "fedadam": lambda options: optax.adam(options.learning_rate, options.momentum, 0.99, ADAPTIVITY),
-    "fedyogi": lambda options: optax.yogi(options.learning_rate, options.momentum, 0.99, ADAPTIVITY),
+    "fedyogi": lambda options: from_rest(optax.yogi(options.learning_rate, options.momentum, 0.99, ADAPTIVITY)),
 }
 # (a pytree of uploads, weights, what to return if no upload counts, the share of clients that may lie) -> one of them.
 MEANS: dict[str, Callable[[Any, jax.Array, Any, float], Any]] = {
@@ -277,6 +277,18 @@ def optimizer(rule: optax.GradientTransformation) -> Link:
         return flow._replace(model=flow.model._replace(params=params), memory={**flow.memory, OPT_STATE: opt_state})
 
     return Link(apply, lambda params: {OPT_STATE: rule.init(params)})
+
+
+def from_rest(rule: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Lets the first moment begin with 0 (Reddi et al., 2021).
+
+    optax 0.2.8 begins both moments of Yogi with 1e-6 (`scale_by_yogi`), so that weights move that no client moves.
+    """
+
+    def init(params: Any) -> Any:
+        return optax.tree_utils.tree_set(rule.init(params), mu=jax.tree.map(jnp.zeros_like, params))
+
+    return optax.GradientTransformation(init, rule.update)
 
 
 def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accepted: jax.Array) -> jax.Array:

@@ -37,10 +37,13 @@ def received_of(classifiers, accepted, batch_stats=(), metadata=None):
 
 
 def rounds_of(optimizer, scales=(1, 0, 1), **options):
-    """Rounds of aggregation of two clients' updates, a multiple of fixed ones; where it is 0, nobody's is accepted."""
+    """Rounds of aggregation of two clients' updates, a multiple of fixed ones; where it is 0, nobody's is accepted.
+
+    The mean of the first weight's updates is 0.
+    """
     aggregation = fedavg(problem_with(optimizer=optimizer, **options), parts=PARTS)
     state = State(jnp.int32(0), Model(PARAMS, {}), aggregation.init(PARAMS))
-    updates = np.array([[0.2, 0.4], [-0.2, 0.8]], np.float32)
+    updates = np.array([[0.25, 0.4], [-0.75, 0.8]], np.float32)
     trace, norms = [np.asarray(PARAMS["classifier"])], []
     aggregate = jax.jit(lambda state, received: aggregation.aggregate(state, None, received, KEY))
     for scale in scales:
@@ -89,9 +92,9 @@ def test_fedadagrad():
 
 
 def test_fedyogi():
-    """Reddi et al., 2021, Algorithm 2 with Adam's bias correction, and first accumulators of 1e-6 (optax's)."""
+    """Reddi et al., 2021, Algorithm 2 with Adam's bias correction, and a first v of 1e-6 (optax's, tau^2)."""
     trace, mean = rounds_of("fedyogi", SCALES, learning_rate=0.1)
-    m, v, count, signs = np.full(2, -1e-6), np.full(2, 1e-6), 0, set()
+    m, v, count, signs = np.zeros(2), np.full(2, 1e-6), 0, set()
     expected = trace[0].astype(np.float64)
     for scale, found in zip(SCALES, trace[1:]):
         if scale:
