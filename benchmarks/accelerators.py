@@ -124,19 +124,21 @@ def lower(part: str, target: str, chips: int, lanes: int, experiment):
 
 
 def lower_step(machine, shapes, experiment, lanes: int, chips: int):
-    """Lowers the first phase for `lanes` clients on each chip, without the computation in `prepare`."""
+    """Lowers the first phase for `lanes` clients on each chip, without labelling and the computation in `prepare`."""
     import jax
     import jax.numpy as jnp
 
     from fedjax_ssl.engine.lanes import JobTable, Source, run_in_lanes
     from fedjax_ssl.engine.tracing import one_job
 
-    phase, number = experiment.method.phases[0], lanes * chips
+    (phase, *later), number = experiment.method.phases, lanes * chips
+    label = None if later else experiment.method.label  # labels are made before the last phase
 
     def prepared(state, data):
         _, broadcast, cohort = one_job(experiment.problem, experiment.method, state, data)
-        jobs = phase.prepare(broadcast, data, cohort, None)
-        own = {**cohort.own, **jobs.own}
+        labels = label and label(broadcast, data, cohort, None)
+        jobs = phase.prepare(broadcast, data, cohort._replace(labels=labels), None)
+        own = {**cohort.own, **(labels.own if labels else {}), **jobs.own}
         keys, takes_part = jax.random.split(cohort.key, 1), jnp.ones(1, bool)
         return broadcast, JobTable(keys, jobs.num_steps, takes_part, jobs.work, own)
 
@@ -158,14 +160,7 @@ STEPS = re.compile(r"train/(?:shard_map/)?while/body/while$")  # the loop of `en
 
 
 def describe(compiled, target: str, lanes: int, table) -> dict:
-    """Returns what the compiler says about a program.
-
-    Args:
-        compiled: the compiled program.
-        target: key of `TARGETS`.
-        lanes: number of lanes on each chip.
-        table: the training inputs, [N, ...].
-    """
+    """What the compiler says about a program for a key of `TARGETS`; `table` has the training inputs, [N, ...]."""
     from fedjax_ssl.run.observe.profiling import STAGES
 
     program, memory = hlo.Program(compiled.as_text()), compiled.memory_analysis()
