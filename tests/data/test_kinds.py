@@ -187,13 +187,13 @@ def test_views_of_features_are_drawn_from_the_weak_and_the_strong_ones(files):
         drawn = np.asarray(view(jax.random.key(0), x))
         numbers = [next(v for v in range(4) if np.array_equal(x[row, v], drawn[row])) for row in range(len(x))]
         assert set(numbers) == set(allowed)
-    standard = (x[:, 0] - inputs.mean) / inputs.std
     for taken in (inputs.to_network(x), inputs.to_network(x[:, 0])):
-        np.testing.assert_allclose(taken, standard, atol=1e-5)
+        np.testing.assert_allclose(taken, (x[:, 0] - inputs.mean) / inputs.std, atol=1e-5)
     # With a single view the weak one is noisy, and the strong one has some features at their mean, too.
-    weak = features.weak_view(jax.random.key(0), x[:, :1], 1, inputs.std)
+    facts = {"shape": [FEATURES], "weak_views": 1, "mean": inputs.mean, "std": inputs.std}
+    views = features.KIND.views(None, facts)
+    weak, strong = (np.asarray(view(jax.random.key(0), x[:, 0])) for view in (views.weak, views.strong))
     np.testing.assert_allclose(np.std((weak - x[:, 0]) / inputs.std, axis=0), 0.1, rtol=0.4)
-    strong = np.asarray(features.strong_view(jax.random.key(0), x[:, 0], 1, inputs.mean, inputs.std))
     assert 0.1 < np.mean(strong == inputs.mean) < 0.3
 
 
@@ -228,8 +228,6 @@ def test_views_of_texts_delete_and_mask(files):
     mask = inputs.num_tokens
     assert np.all((strong == x) | (strong == 0) | (strong == mask)) and np.all(strong[x == 0] == 0)
     assert 0.08 < np.mean(strong == mask) < 0.3
-
-
 
 
 @pytest.mark.parametrize("order", MIX_ORDERS)
@@ -276,8 +274,6 @@ def test_what_a_model_does_not_take_is_one_line(kind, facts, given, line):
     with pytest.raises(UserError, match=line) as caught:
         KINDS[kind].given(given, facts)
     assert "\n" not in str(caught.value)
-
-
 
 
 def test_a_missing_text_is_empty():

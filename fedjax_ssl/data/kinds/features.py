@@ -6,7 +6,7 @@ views by setting a share of the features to their mean.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from fedjax_ssl.ops.augment import Views
 
 NOISE = 0.1  # of features and tables, both views: Gaussian, in standard deviations
 MASKED = 0.2  # strong views: the share of features set to their mean, of a table's values set missing, of tokens masked
+View = Callable[[jax.Array, jax.Array], jax.Array]  # (key, inputs) -> one view of each
 
 
 class Features(NamedTuple):
@@ -50,20 +51,23 @@ def drawn(key: jax.Array, inputs: jax.Array, start: int, end: int) -> jax.Array:
     return jnp.take_along_axis(inputs, numbers[:, None, None], axis=1)[:, 0]
 
 
-def weak_view(key: jax.Array, inputs: jax.Array, num_weak: int, std: np.ndarray) -> jax.Array:
-    """Draws a weak view if there are several; otherwise adds noise to the first view."""
-    if num_weak > 1:
-        return drawn(key, inputs, 0, num_weak)
-    return noisy(key, first(inputs), std)
+def views_of(num_weak: int, weakened: View, masked: View) -> Views:
+    """The views of examples of which the first `num_weak` versions are weak and the others strong.
 
+    If there are several weak versions, a weak view is one of them, otherwise `weakened` of a key and the first version.
+    A strong view is a strong version; if there is none, `masked` of a key and a weak view.
+    """
 
-def strong_view(key: jax.Array, inputs: jax.Array, num_weak: int, mean: np.ndarray, std: np.ndarray) -> jax.Array:
-    """Draws a strong view if there are any; otherwise sets a share of a weak view's features to their mean."""
-    if inputs.ndim == 3 and inputs.shape[1] > num_weak:
-        return drawn(key, inputs, num_weak, inputs.shape[1])
-    weak_key, mask_key = jax.random.split(key)
-    seen = weak_view(weak_key, inputs, num_weak, std)
-    return jnp.where(jax.random.bernoulli(mask_key, MASKED, seen.shape), mean, seen)
+    def weak(key: jax.Array, inputs: jax.Array) -> jax.Array:
+        return drawn(key, inputs, 0, num_weak) if num_weak > 1 else weakened(key, first(inputs))
+
+    def strong(key: jax.Array, inputs: jax.Array) -> jax.Array:
+        if inputs.ndim == 3 and inputs.shape[1] > num_weak:
+            return drawn(key, inputs, num_weak, inputs.shape[1])
+        weak_key, mask_key = jax.random.split(key)
+        return masked(mask_key, weak(weak_key, inputs))
+
+    return Views(weak, strong, (strong, strong))
 
 
 def noisy(key: jax.Array, inputs: jax.Array, std: np.ndarray) -> jax.Array:
@@ -73,9 +77,11 @@ def noisy(key: jax.Array, inputs: jax.Array, std: np.ndarray) -> jax.Array:
 
 def _views(config: Any, facts: Facts) -> Views:
     inputs = _inputs(facts)
-    given = {"num_weak": facts["weak_views"], "std": inputs.std}
-    strong = functools.partial(strong_view, mean=inputs.mean, **given)
-    return Views(functools.partial(weak_view, **given), strong, (strong, strong))
+
+    def masked(key: jax.Array, seen: jax.Array) -> jax.Array:
+        return jnp.where(jax.random.bernoulli(key, MASKED, seen.shape), inputs.mean, seen)
+
+    return views_of(facts["weak_views"], functools.partial(noisy, std=inputs.std), masked)
 
 
 def _given(features: Any, facts: Facts) -> np.ndarray:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data.kinds.features import MASKED, drawn, first
+from fedjax_ssl.data.kinds.features import MASKED, first, views_of
 from fedjax_ssl.data.kinds.kind import Facts, Kind
 from fedjax_ssl.data.kinds.tokenizer import PADDING, tokenise
 from fedjax_ssl.data.values import is_missing
@@ -58,32 +58,17 @@ class Text(NamedTuple):
         return jnp.concatenate([v if v.shape[1] == longest else self.mix(v, v, jnp.float32(1.0)) for v in views])
 
 
-def weak_view(key: jax.Array, tokens: jax.Array, num_weak: int) -> jax.Array:
-    """Draws a weak version if there are several; otherwise deletes a few tokens of the first version."""
-    if num_weak > 1:
-        return drawn(key, tokens, 0, num_weak)
-    return deleted(key, first(tokens), DELETED)
-
-
-def strong_view(key: jax.Array, tokens: jax.Array, num_weak: int, mask: int) -> jax.Array:
-    """Draws a strong version if there are any; otherwise masks tokens of a weak view."""
-    if tokens.ndim == 3 and tokens.shape[1] > num_weak:
-        return drawn(key, tokens, num_weak, tokens.shape[1])
-    weak_key, mask_key = jax.random.split(key)
-    tokens = weak_view(weak_key, tokens, num_weak)
-    masked = jax.random.bernoulli(mask_key, MASKED, tokens.shape) & (tokens != PADDING)
-    return jnp.where(masked, jnp.asarray(mask, tokens.dtype), tokens)
-
-
 def deleted(key: jax.Array, tokens: jax.Array, share: float) -> jax.Array:
     """Replaces a share of the tokens by padding, which attention ignores; other tokens keep their positions."""
     return jnp.where(jax.random.bernoulli(key, share, tokens.shape), jnp.zeros((), tokens.dtype), tokens)
 
 
 def _views(config: Any, facts: Facts) -> Views:
-    num_weak = facts["weak_views"]
-    strong = functools.partial(strong_view, mask=facts["num_tokens"], num_weak=num_weak)
-    return Views(functools.partial(weak_view, num_weak=num_weak), strong, (strong, strong))
+    def masked(key: jax.Array, tokens: jax.Array) -> jax.Array:
+        hidden = jax.random.bernoulli(key, MASKED, tokens.shape) & (tokens != PADDING)
+        return jnp.where(hidden, jnp.asarray(facts["num_tokens"], tokens.dtype), tokens)
+
+    return views_of(facts["weak_views"], functools.partial(deleted, share=DELETED), masked)
 
 
 def _given(texts: Any, facts: Facts) -> np.ndarray:
