@@ -53,8 +53,6 @@ def test_a_round_compiles_for_a_tpu(compile_for, name, variant, labels, chips):
     assert bool(found["collectives"]) == (chips > 1)
 
 
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_copies_no_image_table_and_has_kernel_gradients_of_its_own_in_lanes(compile_for, name):

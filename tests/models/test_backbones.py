@@ -235,6 +235,7 @@ def test_lenet_against_numpy_and_what_it_refuses():
     rng = np.random.default_rng(0)
     images = rng.normal(size=(2, 16, 18, 3)).astype(np.float32)
     built = model(name="lenet", normalisation="none")
+
     def drawn(leaf):
         return rng.normal(0, np.prod(leaf.shape[:-1]) ** -0.5, leaf.shape).astype(np.float32)
 
