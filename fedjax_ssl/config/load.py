@@ -14,7 +14,7 @@ from fedjax_ssl.base.fields import flatten
 from fedjax_ssl.base.files import CONFIGS, expanded
 from fedjax_ssl.base.imports import one_line, run_file
 from fedjax_ssl.config.base import add_section, apply_arguments, typed
-from fedjax_ssl.data.sources import reads_path, source_of
+from fedjax_ssl.data.sources import READ_BY, source_of
 from fedjax_ssl.methods import METHODS, find_method, section_of
 from fedjax_ssl.records.workdir import read_config, refuse_code
 
@@ -50,7 +50,7 @@ def override(config: ConfigDict, overrides: list[str]) -> ConfigDict:
         raise UserError(f"cannot make sense of {left_over[0]!r}")
     config, given = holder.value, overridden_fields(overrides)
     path_alone = config.data.path and "data.path" in given and "data.source" not in given
-    if path_alone and not reads_path(config.data.source):
+    if path_alone and config.data.source not in READ_BY["path"]:
         config.data.source = source_of(config.data.path)
     return config
 

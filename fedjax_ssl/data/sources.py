@@ -54,28 +54,21 @@ class Dataset(NamedTuple):
         return in_order(self.domains[1].tolist()) if self.domains else ()
 
 
-class _Facts(NamedTuple):
-    """The facts about a published data set."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    flip: bool
-    class_names: tuple[str, ...] = ()  # for data sets that have only numbers in TensorFlow Datasets
-
-
 # The constants of CIFAR and SVHN are from SemiFL (Diao et al., NeurIPS 2022). Its std of CIFAR-10 is, as in most code,
 # the mean of the deviations of single images, not the deviation over all pixels. The constants of MNIST, Fashion-MNIST
 # and EMNIST are the usual ones over all pixels of the training images.
-_PUBLISHED = {
-    "cifar10": _Facts((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), flip=True),
-    "cifar100": _Facts((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), flip=True),
-    "svhn_cropped": _Facts((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), flip=False),
-    "mnist": _Facts((0.1307,), (0.3081,), flip=False),
-    "fashion_mnist": _Facts((0.2860,), (0.3530,), flip=True),
-    "emnist/byclass": _Facts(
-        (0.1736,), (0.3317,), flip=False, class_names=(*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
-    ),
-}
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010), "flip": True},
+    "cifar100": {"mean": (0.5071, 0.4865, 0.4409), "std": (0.2673, 0.2564, 0.2762), "flip": True},
+    "svhn_cropped": {"mean": (0.4377, 0.4438, 0.4728), "std": (0.1980, 0.2010, 0.1970), "flip": False},
+    "mnist": {"mean": (0.1307,), "std": (0.3081,), "flip": False},
+    "fashion_mnist": {"mean": (0.2860,), "std": (0.3530,), "flip": True},
+    "emnist/byclass": {
+        "mean": (0.1736,), "std": (0.3317,), "flip": False,
+        # TensorFlow Datasets has only numbers.
+        "class_names": (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase),
+    },
+}  # fmt: skip
 
 TEXTS = (packages.SCIPY_DOCS, *packages.CORPORA)
 FORMATS = ("npz", "npy", "folder", "datasets", "csv")  # of a user's own data
@@ -83,7 +76,7 @@ MEDMNIST = tuple(f"medmnist/{name}" for name in packages.MEDMNIST)
 SOURCES = ("digits", *FORMATS, *_PUBLISHED, *packages.TABLES, *TEXTS, *MEDMNIST)
 
 # Fields that other sources would ignore -> the sources that read them.
-_READ_BY = {
+READ_BY = {
     "path": (*FORMATS, *MEDMNIST),
     "image_size": ("folder", "datasets"),
     "test_path": ("csv",),
@@ -116,12 +109,7 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
         return dataset
     if dataset.kind != "image" or dataset.x_train.shape[-1] != 3:
         raise UserError(f"data.normalisation='cifar10' is for images of 3 channels; {config.source} has others")
-    return dataset._replace(mean=_PUBLISHED["cifar10"].mean, std=_PUBLISHED["cifar10"].std)
-
-
-def reads_path(source: str) -> bool:
-    """Whether a source reads `data.path`."""
-    return source in _READ_BY["path"]
+    return dataset._replace(mean=_PUBLISHED["cifar10"]["mean"], std=_PUBLISHED["cifar10"]["std"])
 
 
 def source_of(path: str) -> str:
@@ -140,7 +128,7 @@ def _check_fields(config: Any) -> None:
     """Raises a UserError for an unknown source, or for a field that the source would ignore."""
     if config.source not in SOURCES:
         raise UserError(f"data.source is {config.source!r}{known_are(config.source, SOURCES)}")
-    for field, sources in _READ_BY.items():
+    for field, sources in READ_BY.items():
         if config[field] and config.source not in sources:
             line = f"is for data.source={' or '.join(sources[:5])}; {config.source} does not read it"
             raise UserError(f"data.{field}={config[field]} {line}")
@@ -170,9 +158,7 @@ def _load(config: Any, tell: Callable[[str], Any]) -> Dataset:
     if source == "csv":
         return Dataset(expanded(path).stem, **tables.load_table(config), flip=False)
     if source in _PUBLISHED:
-        facts, published = _PUBLISHED[source]._asdict(), tfds.load_tfds(source)
-        facts["class_names"] = facts["class_names"] or published["class_names"]
-        return Dataset(source, **(published | facts))
+        return Dataset(source, **(tfds.load_tfds(source) | _PUBLISHED[source]))
     if source in packages.TABLES:
         return Dataset(source, **packages.load_sklearn(source), flip=False)
     if source in TEXTS:
