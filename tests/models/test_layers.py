@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.base.devices import use_platform
-from fedjax_ssl.models.cpu import convolution, processor
+from fedjax_ssl.models.cpu import convolution
 from fedjax_ssl.models.layers import conv2d, overlapping_max_pool2d
 from fedjax_ssl.models.passes import Window, use_lane_form
 
@@ -99,7 +99,7 @@ def test_error_of_fewer_multiplications_is_that_of_rounding():
 
 
 def test_a_cpu_convolves_by_fewer_multiplications_where_that_is_faster(monkeypatch):
-    monkeypatch.setattr(processor, "has_wide_vectors", lambda: False)
+    monkeypatch.setattr(convolution, "has_wide_vectors", lambda: False)
     x, kernel, _ = arrays((2, 8, 8, 32), (3, 3, 32, 32), 1)
 
     def is_split(x, kernel, stride=1, platform="cpu"):
@@ -116,7 +116,7 @@ def test_a_cpu_convolves_by_fewer_multiplications_where_that_is_faster(monkeypat
     assert not is_split(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16))
     assert not is_split(x, jnp.ones((5, 5, 32, 32)))
     with monkeypatch.context() as patch:
-        patch.setattr(processor, "has_wide_vectors", lambda: True)
+        patch.setattr(convolution, "has_wide_vectors", lambda: True)
         assert not is_split(x, kernel)
     assert not is_split(x, kernel, platform="gpu")
 
@@ -126,8 +126,8 @@ def test_a_cpu_convolves_by_fewer_multiplications_where_that_is_faster(monkeypat
 )
 def test_wide_vectors_are_among_the_processors_flags(monkeypatch, flags, expected, tmp_path):
     (tmp_path / "cpuinfo").write_text(f"flags : {flags}\nmodel name : a processor\n")
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
-    assert processor.has_wide_vectors.__wrapped__() == expected
+    monkeypatch.setattr(convolution, "CPUINFO", tmp_path / "cpuinfo")
+    assert convolution.has_wide_vectors.__wrapped__() == expected
 
 
 @pytest.mark.parametrize(

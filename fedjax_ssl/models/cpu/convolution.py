@@ -1,27 +1,39 @@
 """The passes of a convolution on CPUs, built of forward convolutions and matrix products only."""
 
+import functools
 import math
+import pathlib
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from fedjax_ssl.models import passes
-from fedjax_ssl.models.cpu import processor, winograd
+from fedjax_ssl.models.cpu import winograd
 
 FEW_CHANNELS = 8  # input channels below which the convolution is one matrix product
 MANY_CHANNELS = 32  # channels of input and output from which on Winograd's fewer multiplications pay
 TURNED_CHANNELS = 32  # input channels from which on a kernel's gradient is faster with positions last
 CACHED_NUMBERS = 200_000  # numbers that a kernel's gradient copies at a time, so that they stay in the caches
+CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
 def fastest(x, kernel, window):
     """Name of the fastest implementation in `PASSES`."""
     fits = kernel.shape[:2] == (3, 3) and window.strides == (1, 1) and np.max(window.padding) <= 2
-    fits = fits and x.dtype == jnp.float32 and not processor.has_wide_vectors()
+    fits = fits and x.dtype == jnp.float32 and not has_wide_vectors()
     # With few positions, transforming the kernel would cost more than it saves.
     many = min(kernel.shape[2:]) >= MANY_CHANNELS and math.prod(x.shape[:3]) >= max(kernel.shape[2:])
     return "winograd" if fits and many else "custom_backward"
+
+
+@functools.cache
+def has_wide_vectors() -> bool:
+    """Whether the processor has vectors of 512 bits (AVX-512), according to Linux; False on other systems.
+
+    XLA's library for convolutions has kernels for them; docs/performance.md has its speed.
+    """
+    return CPUINFO.exists() and "avx512f" in CPUINFO.read_text().split()
 
 
 def as_product(x, kernel, window):
