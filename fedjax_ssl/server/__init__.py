@@ -5,6 +5,7 @@ from fedjax_ssl.server.aggregation import (
     Flow,
     Given,
     Link,
+    by_role,
     chain,
     fedavg,
     group_members,
@@ -19,7 +20,6 @@ from fedjax_ssl.server.aggregation import (
 )
 from fedjax_ssl.server.eligible import labelled_clients, only_eligible
 from fedjax_ssl.server.probe import with_probe
-from fedjax_ssl.server.roles import by_role
 from fedjax_ssl.server.statistics import make_statistics
 from fedjax_ssl.server.training import (
     CLASSIFICATION,

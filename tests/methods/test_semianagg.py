@@ -15,7 +15,7 @@ from fedjax_ssl.models.network import build_network
 from fedjax_ssl.models.untrained import kaiming_model
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.validation import validate
-from fedjax_ssl.server.roles import role_weights
+from fedjax_ssl.server.aggregation import role_weights
 from fedjax_ssl.sweep import load_sweep, plan
 from tests.helpers.linear_network import divided
 from tests.helpers.small_problem import (
