@@ -60,7 +60,8 @@ def multi_krum(uploads: Any, weights: jax.Array, otherwise: Any, share: float) -
     """
     scores, nearest = krum_scores(uploads, weights, otherwise, share)
     rank = jnp.argsort(jnp.argsort(scores, stable=True), stable=True)
-    return _plain_mean(uploads, (rank < nearest) & (weights > 0), otherwise)
+    chosen = (rank < nearest) & (weights > 0)
+    return where(jnp.any(chosen), jax.tree.map(lambda leaf: _plain_mean(leaf, chosen), uploads), otherwise)
 
 
 def krum_scores(uploads: Any, weights: jax.Array, otherwise: Any, share: float) -> tuple[jax.Array, jax.Array]:
@@ -140,14 +141,9 @@ def _counted_only(leaf: jax.Array, counted: jax.Array) -> jax.Array:
     return jnp.where(column(counted, leaf), leaf, 0)
 
 
-def _plain_mean(uploads: Any, chosen: jax.Array, otherwise: Any) -> Any:
-    mean = jax.tree.map(
-        lambda leaf: (
-            weighted_sum(chosen, _counted_only(leaf, chosen)) / jnp.maximum(jnp.sum(chosen), 1).astype(leaf.dtype)
-        ),
-        uploads,
-    )
-    return where(jnp.any(chosen), mean, otherwise)
+def _plain_mean(leaf: jax.Array, chosen: jax.Array) -> jax.Array:
+    """The mean over the chosen rows, bool [R], of a leaf [R, ...]; 0 if none is chosen."""
+    return weighted_sum(chosen, _counted_only(leaf, chosen)) / jnp.maximum(jnp.sum(chosen), 1).astype(leaf.dtype)
 
 
 def _floor(share: float, count: jax.Array) -> jax.Array:
@@ -161,8 +157,7 @@ def _between(uploads: Any, weights: jax.Array, otherwise: Any, first: jax.Array,
     inside = (places >= first) & (places <= last)
 
     def of(leaf):
-        ranked = jnp.sort(jnp.where(column(weights > 0, leaf), leaf, jnp.inf), axis=0)
-        return weighted_sum(inside, _counted_only(ranked, inside)) / jnp.maximum(jnp.sum(inside), 1).astype(leaf.dtype)
+        return _plain_mean(jnp.sort(jnp.where(column(weights > 0, leaf), leaf, jnp.inf), axis=0), inside)
 
     return where(jnp.any(weights > 0), jax.tree.map(of, uploads), otherwise)
 
