@@ -15,28 +15,15 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time __getattr__ impo
     __version__: str
 
 __all__ = [
-    "Prediction",
-    "Predictor",
-    "State",
-    "StoppedError",
-    "TrainingError",
-    "UserError",
-    "__version__",
-    "base_config",
-    "load",
-    "load_config_file",
-    "train",
-    "use_every_core",
-]
+    "Prediction", "Predictor", "State", "StoppedError", "TrainingError", "UserError", "__version__", "base_config",
+    "load", "load_config_file", "train", "use_every_core",
+]  # fmt: skip
 
 # Name -> module, imported at first use: importing JAX takes seconds, and --help or a mistyped command does not need it.
 _HOMES = {
-    "Prediction": "serve.predictor",
-    "Predictor": "serve.predictor",
+    **dict.fromkeys(("Prediction", "Predictor", "load"), "serve.predictor"),
+    **dict.fromkeys(("base_config", "load_config_file"), "config"),
     "State": "engine.interface",
-    "base_config": "config",
-    "load": "serve.predictor",
-    "load_config_file": "config",
     "train": "run.train",
     "use_every_core": "run.cores",
 }
@@ -44,7 +31,12 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        from importlib import metadata
+
+        try:
+            return metadata.version(__name__)
+        except metadata.PackageNotFoundError:
+            return "0+unknown"  # the library is in the path but not installed
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -55,13 +47,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _version() -> str:
-    """The installed version; '0+unknown' if the library is in the path but not installed."""
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(__name__)
-    except importlib.metadata.PackageNotFoundError:
-        return "0+unknown"
