@@ -1,6 +1,5 @@
 """Runs an export once, on test inputs of the run, and compares it with the predictor before anything is written."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -65,35 +64,26 @@ def checked(
         UserError: the export cannot be made or run, or its outputs differ from the predictor's. The line names the
             first layer with a wrong output, if the format holds programs.
     """
-    expected = in_batches(predictor.outputs, inputs, BATCH_SIZE)[0]
-    tried = functools.partial(_tried, write, run, rounding, inputs)
-    content, wrong = tried(predictor, expected)
+
+    def tried(predictor: Predictor, expected: np.ndarray) -> tuple[bytes, str]:
+        """An export's bytes, and what is wrong with them, in words; '' if they give the expected outputs."""
+        try:
+            content = write(predictor)
+            found = run(content, predictor)(inputs)
+        except UserError as error:
+            return b"", str(error)
+        except Exception as error:  # the converters and runtimes have errors of many types
+            return b"", f"{type(error).__name__}: {first_line(error)[:300]}"
+        most = np.max(np.abs(expected), where=np.isfinite(expected), initial=0)
+        if np.allclose(found, expected, rtol=rounding, atol=rounding / 10 * most, equal_nan=True):
+            return content, ""
+        return b"", f"its outputs differ from the predictor's by up to {np.nanmax(np.abs(found - expected)):.2g}"
+
+    content, wrong = tried(predictor, in_batches(predictor.outputs, inputs, BATCH_SIZE)[0])
     if not wrong:
         return content
     where = "" if run is run_tensors else _first_wrong_layer(tried, predictor, inputs)
     raise UserError(f"{format} cannot hold this model: {wrong}{where}; nothing was written")
-
-
-def _tried(
-    write: Write,
-    run: Callable[..., Run],
-    rounding: float,
-    inputs: np.ndarray,
-    predictor: Predictor,
-    expected: np.ndarray,
-) -> tuple[bytes, str]:
-    """An export's bytes, and what is wrong with them, in words; '' if they give the expected outputs."""
-    try:
-        content = write(predictor)
-        found = run(content, predictor)(inputs)
-    except UserError as error:
-        return b"", str(error)
-    except Exception as error:  # the converters and runtimes have errors of many types
-        return b"", f"{type(error).__name__}: {first_line(error)[:300]}"
-    most = np.max(np.abs(expected), where=np.isfinite(expected), initial=0)
-    if np.allclose(found, expected, rtol=rounding, atol=rounding / 10 * most, equal_nan=True):
-        return content, ""
-    return b"", f"its outputs differ from the predictor's by up to {np.nanmax(np.abs(found - expected)):.2g}"
 
 
 class _UpTo(NamedTuple):

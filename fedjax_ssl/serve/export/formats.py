@@ -4,8 +4,8 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -23,14 +23,6 @@ from fedjax_ssl.serve.predictor import NEWEST, Predictor, load
 # Facts of the data set that are not about the model's inputs, or are elsewhere in the exported facts. Its checksums are
 # not for others: with them anyone can confirm a guess of the data.
 _NOT_OF_INPUTS = ("content", "name", "num_classes", "class_names", "flip", "num_train", "num_test", "files")
-
-
-class Exported(NamedTuple):
-    """A model to export; `facts`, JSON, are what a user of the parameters must know, see docs/how_to/export.md."""
-
-    folder: pathlib.Path
-    predictor: Predictor
-    facts: dict[str, Any]
 
 
 def safetensors(predictor: Predictor, facts: Mapping[str, Any]) -> bytes:
@@ -81,12 +73,16 @@ def export_run(
         hub.check_folder(path)
     if format == "onnx":
         programs.import_jax2onnx()  # before anything slow
-    model = _exported(expanded(workdir), allow_code, checkpoint)
-    files = _checked(("safetensors", "stablehlo") if format == "hub" else (format,), model)
-    if format == "hub":
-        contents = hub.contents(model.folder, model.facts, files, license)
-    else:
-        contents = {path.name: files[format]}
+    run = expanded(workdir)
+    predictor = load(run, allow_code, checkpoint)
+    inputs, facts = check.test_inputs(predictor, run), _facts(run, predictor)
+    # GPUs multiply in TF32, and bfloat16 has 8 bits.
+    rounding = 0.01 if platform() == "cpu" and facts["dtype"] == "float32" else 0.1
+    files = {}
+    for each in ("safetensors", "stablehlo") if format == "hub" else (format,):
+        write, runs = FILES[each]
+        files[each] = check.checked(each, functools.partial(write, facts=facts), runs, predictor, inputs, rounding)
+    contents = hub.contents(run, facts, files, license) if format == "hub" else {path.name: files[format]}
     folder = path if format == "hub" else path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,10 +94,10 @@ def export_run(
     return path
 
 
-def _exported(folder: pathlib.Path, allow_code: bool, checkpoint: str) -> Exported:
-    predictor = load(folder, allow_code, checkpoint)
+def _facts(folder: pathlib.Path, predictor: Predictor) -> dict[str, Any]:
+    """What a user of the parameters must know, for JSON, see docs/how_to/export.md."""
     config, dataset = read_config(folder), read_dataset(folder)
-    facts = {
+    return {
         "library": "fedjax_ssl",
         "method": name_of(config["method"]),
         "backbone": describe_model(config),
@@ -112,21 +108,6 @@ def _exported(folder: pathlib.Path, allow_code: bool, checkpoint: str) -> Export
         "class_names": list(predictor.class_names),
         "round": predictor.round,
     }
-    return Exported(folder, predictor, facts)
-
-
-def _checked(formats: Iterable[str], model: Exported) -> dict[str, bytes]:
-    """Format -> the file's bytes, once they have given the predictor's outputs."""
-    inputs = check.test_inputs(model.predictor, model.folder)
-    # GPUs multiply in TF32, and bfloat16 has 8 bits.
-    rounding = 0.01 if platform() == "cpu" and model.facts["dtype"] == "float32" else 0.1
-    found = {}
-    for format in formats:
-        write, run = FILES[format]
-        found[format] = check.checked(
-            format, functools.partial(write, facts=model.facts), run, model.predictor, inputs, rounding
-        )
-    return found
 
 
 def _flat(tree: Any) -> dict[str, np.ndarray]:

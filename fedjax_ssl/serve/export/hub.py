@@ -38,7 +38,7 @@ def contents(folder: pathlib.Path, facts: dict[str, Any], files: dict[str, bytes
     """The files of the folder, by name.
 
     Args:
-        facts: about the model, see `Exported`.
+        facts: about the model, see docs/how_to/export.md.
         files: 'safetensors' and 'stablehlo' -> content.
 
     Raises:
