@@ -335,19 +335,14 @@ _LABELS_OF = {"images": "labels", "x": "y", **dict(zip(KEYS[::2], KEYS[1::2])),
 
 def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None, np.ndarray | None]:
     """An npz file's images, and their labels if it has any."""
-    key = key or _image_key(path)
+    names = [key] if key else names_in(path, "npz")
+    usual = [name for name in ("images", "x", "x_test", "test_images") if name in names]
+    if not usual and len(names) != 1:
+        raise UserError(f"{path} holds {', '.join(names)}; say which are the images: --key=NAME")
+    key = (usual or names)[0]
     of_labels = _LABELS_OF.get(key, "labels")
     arrays = read_arrays(path, (key,), "npz", optional=(of_labels,))
     labels = arrays.get(of_labels) if of_labels != key else None
     if labels is None:
         return arrays[key], None, None
     return arrays[key], None, known_labels(path, of_labels, labels, arrays[key], predictor.class_names)
-
-
-def _image_key(path: str) -> str:
-    """The name of the images' array in an npz file."""
-    names = names_in(path, "npz")
-    usual = [name for name in ("images", "x", "x_test", "test_images") if name in names]
-    if not usual and len(names) != 1:
-        raise UserError(f"{path} holds {', '.join(names)}; say which are the images: --key=NAME")
-    return (usual or names)[0]
