@@ -11,11 +11,11 @@ from fedjax_ssl.base.files import expanded, replace_file
 from fedjax_ssl.data import dataset_facts
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.records.checkpoints import Checkpoints
-from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import ROUNDS
 from fedjax_ssl.records.lines import METRICS, TIMINGS
 from fedjax_ssl.records.manifest import trained_with
 from fedjax_ssl.records.origin import note_end, note_start
+from fedjax_ssl.records.sealed import write_dataset
 from fedjax_ssl.records.words import measured_each_round
 from fedjax_ssl.records.workdir import CHECKPOINTS, FLOWER, Workdir
 from fedjax_ssl.run.about import about

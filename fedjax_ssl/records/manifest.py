@@ -16,9 +16,8 @@ from fedjax_ssl.data import Dataset, Partition, dataset_facts
 from fedjax_ssl.data.content import arrays_of_data, what_differs
 from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.data.partition_file import arrays_of
-from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.lines import METRICS, checksum_of_records
-from fedjax_ssl.records.sealed import read_sealed, write_sealed
+from fedjax_ssl.records.sealed import read_dataset, read_sealed, write_sealed
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, DATASET, PARTITION, forbidden_changes, read_config
 
 _TOLERANCE = 1e-5  # relative, of the images' mean and deviation, which another machine may round differently

@@ -14,11 +14,11 @@ from fedjax_ssl.base.fields import flatten
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.data.kinds import kind_name, kind_of
 from fedjax_ssl.records.clients import FIGURES, TESTED, accuracy_of_clients, client_sizes, load_client_tests
-from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.ending import in_words
 from fedjax_ssl.records.fitting import read_fitting
 from fedjax_ssl.records.lines import METRICS, TIMINGS, is_of_last_round, read_records, read_rounds, read_summary
 from fedjax_ssl.records.manifest import what_is_exchanged
+from fedjax_ssl.records.sealed import read_dataset
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
 from fedjax_ssl.records.words import labels_revealed, measured_each_round, who_has_labels
 from fedjax_ssl.records.workdir import CLASS_COUNTS, CONFIG, SNAPSHOTS, read_about, read_config

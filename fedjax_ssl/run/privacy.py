@@ -19,7 +19,7 @@ from fedjax_ssl.engine.tracing import trace_exchange
 from fedjax_ssl.engine.untrusted.compression import remembers
 from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.records.runs import RunRecords, contents_of
-from fedjax_ssl.records.secret import NUM_BYTES, read_secret
+from fedjax_ssl.records.sealed import NUM_BYTES, read_secret
 from fedjax_ssl.records.words import is_private
 from fedjax_ssl.run.dependence import reads, server_stages, some_received, trace
 from fedjax_ssl.server.statistics import num_exchanging

@@ -22,11 +22,10 @@ from fedjax_ssl.engine.interface import State
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.records.checkpoints import Checkpoints
-from fedjax_ssl.records.dataset import write_dataset
 from fedjax_ssl.records.ending import SECONDS, fields_to_raise, in_words
 from fedjax_ssl.records.lines import METRICS, SUMMARY, TIMINGS, is_of_last_round, read_summary
 from fedjax_ssl.records.origin import note_end, note_start, what_differs
-from fedjax_ssl.records.secret import write_secret
+from fedjax_ssl.records.sealed import write_dataset, write_secret
 from fedjax_ssl.records.words import measured_each_round
 from fedjax_ssl.records.workdir import (
     BEST,

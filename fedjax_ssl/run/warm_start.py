@@ -16,7 +16,7 @@ from fedjax_ssl.data.npz import read_arrays
 from fedjax_ssl.engine.interface import CLASSIFIER, State
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
-from fedjax_ssl.records.dataset import read_dataset
+from fedjax_ssl.records.sealed import read_dataset
 from fedjax_ssl.records.words import is_private, labels_revealed
 from fedjax_ssl.records.workdir import CHECKPOINTS, CONFIG, INIT_FROM, PARTITION, read_config
 from fedjax_ssl.run import hosts

@@ -26,8 +26,8 @@ from fedjax_ssl.models.encoders import ENCODED_TOGETHER, backbone_of, checksum, 
 from fedjax_ssl.models.network import Network, build_network
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.records.checkpoints import Checkpoints
-from fedjax_ssl.records.dataset import read_dataset
 from fedjax_ssl.records.origin import changed_files
+from fedjax_ssl.records.sealed import read_dataset
 from fedjax_ssl.records.workdir import BEST, CHECKPOINTS, CONFIG, read_config, refuse_code
 from fedjax_ssl.serve.judging import num_in_training
 

@@ -17,9 +17,9 @@ import launch
 from fedjax_ssl import UserError, train
 from fedjax_ssl.base.errors import printable
 from fedjax_ssl.records.checkpoints import Checkpoints
-from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.lines import METRICS, TIMINGS, read_records, read_rounds
 from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.sealed import read_dataset, write_dataset
 from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.report import write_comparison, write_report
 from fedjax_ssl.report.model_card import model_card

@@ -12,8 +12,8 @@ from fedjax_ssl import UserError, train
 from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data import load_dataset, sources
 from fedjax_ssl.data.partition_file import load_partition
-from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.sealed import read_dataset, write_dataset
 from fedjax_ssl.run import decided
 from tests.helpers.runs import everything_in, forget_manifests
 from tests.helpers.stub import make_stub_config

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from fedjax_ssl import base_config
-from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.groups import name_data_sets, read_groups
 from fedjax_ssl.records.runs import RunRecords
+from fedjax_ssl.records.sealed import read_dataset, write_dataset
 
 
 def test_what_could_not_be_measured_is_neither_the_best_nor_a_second():

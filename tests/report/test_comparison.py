@@ -11,10 +11,10 @@ import pytest
 
 import launch
 from fedjax_ssl import UserError
-from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.groups import Group, read_groups, what_differs
 from fedjax_ssl.records.lines import METRICS_SUM, checksum_of_records
 from fedjax_ssl.records.runs import find_runs, read_run
+from fedjax_ssl.records.sealed import read_dataset, write_dataset
 from fedjax_ssl.report import style, write_comparison
 from fedjax_ssl.report.comparison import paired_differences
 from fedjax_ssl.report.figures import accuracy_over_bytes

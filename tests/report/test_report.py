@@ -13,8 +13,8 @@ from PIL import Image
 import launch
 from fedjax_ssl import UserError, base_config
 from fedjax_ssl.config import add_section, flatten
-from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.sealed import read_dataset, write_dataset
 from fedjax_ssl.report import run_report, style, write_comparison, write_report
 from fedjax_ssl.report.figures import losses
 from fedjax_ssl.report.model_card import model_card
@@ -165,7 +165,7 @@ def test_the_card_of_a_method_from_a_file_says_how_to_train_it_again(three_runs,
 
 
 def test_a_run_of_a_kind_that_the_library_lacks_is_one_line(stub_run, tmp_path, capfd):
-    from fedjax_ssl.records.dataset import read_dataset, write_dataset
+    from fedjax_ssl.records.sealed import read_dataset, write_dataset
 
     shutil.copytree(stub_run[0], tmp_path / "run")
     write_dataset(tmp_path / "run", {**read_dataset(tmp_path / "run"), "kind": "sound"})

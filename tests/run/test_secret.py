@@ -12,7 +12,7 @@ import pytest
 from fedjax_ssl import train
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.records.secret import read_secret
+from fedjax_ssl.records.sealed import read_secret
 from fedjax_ssl.records.workdir import SECRET
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.run.privacy import Accountant, sum_of_guarantees

@@ -17,8 +17,8 @@ from fedjax_ssl.client import STANDARD
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.engine.interface import CLASSIFIER, State
 from fedjax_ssl.records.checkpoints import Checkpoints
-from fedjax_ssl.records.dataset import read_dataset, write_dataset
 from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.sealed import read_dataset, write_dataset
 from fedjax_ssl.report.model_card import model_card
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.warm_start import find_warm_start

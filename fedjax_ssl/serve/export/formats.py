@@ -14,7 +14,7 @@ from fedjax_ssl.base.devices import platform
 from fedjax_ssl.base.errors import UserError, known_are
 from fedjax_ssl.base.files import expanded, replaced
 from fedjax_ssl.base.imports import name_of
-from fedjax_ssl.records.dataset import read_dataset
+from fedjax_ssl.records.sealed import read_dataset
 from fedjax_ssl.records.words import describe_model
 from fedjax_ssl.records.workdir import read_config
 from fedjax_ssl.serve.export import check, hub, programs

@@ -17,7 +17,7 @@ import pytest
 
 import launch
 from fedjax_ssl import TrainingError, UserError, base_config
-from fedjax_ssl.records.secret import read_secret
+from fedjax_ssl.records.sealed import read_secret
 from fedjax_ssl.records.workdir import SECRET
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.loop import Turn
