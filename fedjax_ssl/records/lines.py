@@ -26,30 +26,23 @@ class Records(NamedTuple):
     damage: str = ""  # what is wrong with the file, or ''. A last line that a kill cut short is not damage.
 
 
-class Summary(NamedTuple):
-    """A run's summary."""
-
-    summary: dict[str, Any] | None  # None if there is no usable one
-    damage: str = ""  # what is wrong with it, or ''
-
-
 def is_of_last_round(summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> bool:
     """Whether a run's summary exists and belongs to the last line of its metrics."""
     return summary is not None and bool(metrics) and summary["rounds"] == metrics[-1]["round"]
 
 
-def read_summary(folder: pathlib.Path) -> Summary:
-    """The summary in a run's folder: a dict with an int for `rounds`."""
+def read_summary(folder: pathlib.Path) -> tuple[dict[str, Any] | None, str]:
+    """The summary in a run's folder, a dict with an int for `rounds`; None: it is not usable. And its damage, or ''."""
     path = folder / SUMMARY
     if not path.exists():
-        return Summary(None)
+        return None, ""
     try:
         summary = read_json(path)
         if summary[METRICS_SUM] == checksum_of_records(folder, summary["rounds"]):
-            return Summary(summary)
+            return summary, ""
     except (OSError, ValueError, TypeError, KeyError) as error:
-        return Summary(None, f"{path} is damaged ({type(error).__name__}: {first_line(error)})")
-    return Summary(None, f"{path} is not of the records in {folder / METRICS}")
+        return None, f"{path} is damaged ({type(error).__name__}: {first_line(error)})"
+    return None, f"{path} is not of the records in {folder / METRICS}"
 
 
 def read_records(path: pathlib.Path) -> Records:

@@ -338,7 +338,7 @@ def _write_end(run: Run, folder: Workdir, ended_by: str) -> None:
         if why := in_words(ended_by, config.stop):
             say(f"{folder.path} ended in round {len(folder.read(METRICS))}: {why}", QUIET)
         report, summary = folder.path / REPORT, folder.path / SUMMARY
-        if not is_of_last_round(read_summary(folder.path).summary, folder.read(METRICS)):
+        if not is_of_last_round(read_summary(folder.path)[0], folder.read(METRICS)):
             folder.write_summary(summarise(config, folder, ended_by))
         if config.log.report and not (report.exists() and report.stat().st_mtime_ns >= summary.stat().st_mtime_ns):
             draw(functools.partial(_write_report, folder.path), "the report")
