@@ -162,11 +162,6 @@ def word(default: str, *others: str, code: bool = False) -> Declared:
     return Declared(default, Range(str, choices=tuple(dict.fromkeys((default, *others))), code=code))
 
 
-def text(default: str = "") -> Declared:
-    """Any text."""
-    return Declared(default, Range(str))
-
-
 def several(default: tuple[Any, ...], each: Declared, *, distinct: bool = False) -> Declared:
     """A tuple of entries as `each` declares them, such as `whole(least=0)`; with `distinct`, all must differ."""
     return Declared(default, Range(tuple, each=each.range, distinct=distinct))

@@ -4,7 +4,7 @@ from fedjax_ssl.base.fields.data import data_fields, residence_fields
 from fedjax_ssl.base.fields.encoder import encoder_fields
 from fedjax_ssl.base.fields.labels import confidence_fields, consistency_fields
 from fedjax_ssl.base.fields.model import model_fields, probe_fields
-from fedjax_ssl.base.fields.section import MOST_SEED, Section, real, several, share, text, whole, word
+from fedjax_ssl.base.fields.section import MOST_SEED, Declared, Range, Section, real, several, share, whole, word
 from fedjax_ssl.base.fields.training import client_fields, server_fields
 from fedjax_ssl.base.fields.uploads import (
     aggregation_fields,
@@ -65,7 +65,7 @@ def shared_fields() -> Section:
     config.eval_clients_every = whole(0, least=0)
     # Parts of the model that each client keeps and never sends, such as ('classifier',). See
     # docs/how_to/personal_models.md.
-    config.personal_parts = several((), text(), distinct=True)
+    config.personal_parts = several((), Declared("", Range(str)), distinct=True)
     # Share of a client's local steps that train only these parts; they come first, and the other steps train only the
     # rest (FedRep). 0: every step trains all parts (FedPer).
     config.personal_first = share(0.0)
