@@ -220,8 +220,9 @@ def _in_folders(root: pathlib.Path, clients: str, domains: str) -> Split:
         raise UserError(f"data.client_column={clients} and data.domain_column={domains} leave no level for the classes")
 
     def named(images: list[Image]) -> list[Image]:
+        images = sorted(images, key=lambda image: (not image.label, image.label, image.client, image.file.name))
         return [image._replace(client=image.client * bool(clients), domain=image.client * bool(domains))
-                for image in _sorted(images)]  # fmt: skip
+                for image in images]  # fmt: skip
 
     present = [name for name in ("train", "test") if (root / name).is_dir()]
     is_divided = len(present) == 2
@@ -302,10 +303,6 @@ def _few(names: Sequence[str]) -> str:
 def _image(outer: str, inner: str, file: pathlib.Path, clients: str) -> Image:
     label, client = (outer, inner) if clients == SECOND and outer else (inner, outer)
     return Image(file, "" if has_no_label(label) else printable(label), printable(client))
-
-
-def _sorted(images: list[Image]) -> list[Image]:
-    return sorted(images, key=lambda image: (not image.label, image.label, image.client, image.file.name))
 
 
 def _folders(folder: pathlib.Path) -> list[pathlib.Path]:

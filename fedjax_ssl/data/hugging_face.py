@@ -6,7 +6,6 @@ A column of images has their bytes, or paths of their files. Rows stay in their 
 and images are decoded only once, see `decode_once`. Nothing is downloaded.
 """
 
-import os
 import pathlib
 import re
 from collections.abc import Callable, Sequence
@@ -220,9 +219,8 @@ def _labels(split: Any, column: str, path: str, names: Sequence[str] | None) -> 
     return read_labels(values, where, names and [name for name in names if not has_no_label(name)])
 
 
-def _files(split: Any, path: str) -> list[tuple[str, int, int, int]]:
-    """The files of a split with their sizes and times; raises a UserError if there are none."""
+def _files(split: Any, path: str) -> str:
+    """What identifies the files of a split, see `known_files`; raises a UserError if there are none."""
     if not split.cache_files:
         raise UserError(f"{path}: datasets has it in memory and names no file that could tell whether it changed")
-    found = [(file, os.stat(file)) for file in (pathlib.Path(entry["filename"]) for entry in split.cache_files)]
-    return [(str(file.resolve()), state.st_size, state.st_mtime_ns, state.st_ctime_ns) for file, state in found]
+    return known_files([pathlib.Path(entry["filename"]) for entry in split.cache_files], expanded(path))
