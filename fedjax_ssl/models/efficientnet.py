@@ -55,9 +55,6 @@ class EfficientNet(nn.Module):
     Source: Tan and Le, "EfficientNet", ICML 2019; Lite0 by R. Liu, TensorFlow's blog, March 2020.
     """
 
-    stages: tuple[tuple[int, int, int, int, int], ...] = LITE0
-    stem: int = 32  # channels
-    head: int = 1280  # channels of the last convolution, and number of features
     normalisation: str = "running"  # policy of `Normalisation`
     dtype: DTypeLike = jnp.float32
 
@@ -70,9 +67,9 @@ class EfficientNet(nn.Module):
             x = Normalisation(self.normalisation, name=f"{name}_norm")(x, train, mask, num_views)
             return jax.nn.relu6(x) if active else x
 
-        x = layer(images.astype(self.dtype), "stem", self.stem, 3, 2)
+        x = layer(images.astype(self.dtype), "stem", 32, 3, 2)
         number = 0
-        for blocks, size, stride, expansion, channels in self.stages:
+        for blocks, size, stride, expansion, channels in LITE0:
             for block in range(blocks):
                 name, before = f"block{number}", x
                 hidden = expansion * x.shape[-1]
@@ -81,4 +78,4 @@ class EfficientNet(nn.Module):
                 x = layer(x, f"{name}_project", channels, active=False)
                 x = before + x if x.shape == before.shape else x
                 number += 1
-        return global_average_pool(layer(x, "head", self.head))
+        return global_average_pool(layer(x, "head", 1280))
