@@ -38,19 +38,24 @@ def with_forms(function):
 
     def call(*arguments):
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        results = _evaluate(traced.jaxpr, traced.consts, *jax.tree.leaves(arguments))
+        results = evaluate(traced.jaxpr, traced.consts, *jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return call
 
 
-def _evaluate(jaxpr: Jaxpr, constants, *arguments) -> list[Any]:
-    """The results of a jaxpr, as `jax.core.eval_jaxpr`, with the library's forms."""
+def evaluate(jaxpr: Jaxpr, constants, *arguments, forms=None) -> list[Any]:
+    """The results of a jaxpr, as `jax.core.eval_jaxpr`, with a form in place of each operation that has one.
+
+    `forms` has them by the names of the operations; None: the library's. A form takes the operation's arrays and
+    parameters, and gives its results, or None if it does not have these.
+    """
+    forms = _FORMS if forms is None else forms
     values = dict(zip(itertools.chain(jaxpr.constvars, jaxpr.invars), itertools.chain(constants, arguments)))
     read = lambda atom: atom.val if isinstance(atom, Literal) else values[atom]  # noqa: E731
     for equation in jaxpr.eqns:
         inputs = [read(atom) for atom in equation.invars]
-        form = _FORMS.get(equation.primitive)
+        form = forms.get(equation.primitive.name)
         results = form(*inputs, **equation.params) if form else None
         if results is None:  # unchanged
             names = [atom for atom in equation.invars if not isinstance(atom, Literal)]
@@ -58,9 +63,6 @@ def _evaluate(jaxpr: Jaxpr, constants, *arguments) -> list[Any]:
             results = jax.core.eval_jaxpr(alone, (), *map(read, names))
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
-
-
-# Each form takes the operation's arrays and parameters, and gives its results, or None if it does not have these.
 
 
 def _convolution(x, kernel, *, window_strides, padding, rhs_dilation, dimension_numbers, **others):
@@ -130,13 +132,13 @@ def _pooling(pool, outside):
 
 
 def _inlined(*inputs, jaxpr: ClosedJaxpr, **_):
-    return _evaluate(jaxpr.jaxpr, jaxpr.consts, *inputs) if _has_forms(jaxpr.jaxpr) else None
+    return evaluate(jaxpr.jaxpr, jaxpr.consts, *inputs) if _has_forms(jaxpr.jaxpr) else None
 
 
 def _rematerialised(*inputs, jaxpr: Jaxpr, prevent_cse, policy, **_):
     if not _has_forms(jaxpr):
         return None
-    function = functools.partial(_evaluate, jaxpr, ())
+    function = functools.partial(evaluate, jaxpr, ())
     return jax.checkpoint(function, prevent_cse=prevent_cse, policy=policy)(*inputs)
 
 
@@ -145,7 +147,7 @@ def _scanned(*inputs, jaxpr: ClosedJaxpr, num_consts, num_carry, reverse, length
         return None
 
     def body(carry, of_step):
-        results = _evaluate(jaxpr.jaxpr, jaxpr.consts, *inputs[:num_consts], *carry, *of_step)
+        results = evaluate(jaxpr.jaxpr, jaxpr.consts, *inputs[:num_consts], *carry, *of_step)
         return results[:num_carry], results[num_carry:]
 
     start, steps = list(inputs[num_consts : num_consts + num_carry]), list(inputs[num_consts + num_carry :])
@@ -156,7 +158,7 @@ def _scanned(*inputs, jaxpr: ClosedJaxpr, num_consts, num_carry, reverse, length
 def _has_forms(jaxpr: Jaxpr) -> bool:
     """Whether an operation in a jaxpr, or in those inside of it, has a form."""
     return any(
-        equation.primitive in _FORMS if (inner := _inner(equation)) is None else _has_forms(inner)
+        equation.primitive.name in _FORMS if (inner := _inner(equation)) is None else _has_forms(inner)
         for equation in jaxpr.eqns
     )
 
@@ -168,10 +170,10 @@ def _inner(equation) -> Jaxpr | None:
 
 
 _FORMS = {
-    primitives.conv_general_dilated_p: _convolution,
-    primitives.reduce_window_max_p: _pooling(pooling.largest, -jnp.inf),
-    primitives.reduce_window_sum_p: _pooling(pooling.sums, 0),
-    primitives.jit_p: _inlined,
-    primitives.remat_p: _rematerialised,
-    primitives.scan_p: _scanned,
+    primitives.conv_general_dilated_p.name: _convolution,
+    primitives.reduce_window_max_p.name: _pooling(pooling.largest, -jnp.inf),
+    primitives.reduce_window_sum_p.name: _pooling(pooling.sums, 0),
+    primitives.jit_p.name: _inlined,
+    primitives.remat_p.name: _rematerialised,
+    primitives.scan_p.name: _scanned,
 }

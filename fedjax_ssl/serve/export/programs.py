@@ -7,17 +7,17 @@ import functools
 import itertools
 import json
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
-from jax.extend.core import Literal
 
 from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.base.errors import UserError, first_line
 from fedjax_ssl.data.kinds import IMAGE, kind_name
+from fedjax_ssl.models.substitution import evaluate
 from fedjax_ssl.serve.predictor import Predictor
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -44,8 +44,9 @@ def onnx(predictor: Predictor, facts: Mapping[str, Any]) -> bytes:
     images = _any_number(predictor)
     try:
         with use_platform(_PLAIN):
-            inlined = _inlined(_fresh(predictor), images)
+            traced = jax.make_jaxpr(_fresh(predictor))(images)  # here, because jax2onnx replaces layers of Flax
         name = "images" if kind_name(predictor.facts) == IMAGE else "inputs"
+        inlined = lambda images: evaluate(traced.jaxpr, traced.consts, images, forms=_FORMS)[0]  # noqa: E731
         model = jax2onnx.to_onnx(inlined, [images], input_names=[name], output_names=["probabilities"])
     except Exception as error:  # of any type: jax2onnx raises misleading errors for what it does not support
         raise UserError(f"jax2onnx cannot convert this model ({type(error).__name__}: {first_line(error)})") from error
@@ -84,53 +85,36 @@ def _fresh(predictor: Predictor) -> Callable[[jax.Array], jax.Array]:
     return probabilities
 
 
-# Calls that only add rules for derivatives or vmap to a function; ONNX has none -> the parameter with the function.
-_CALLS = {"jit": "jaxpr", "custom_vmap_call": "call", "custom_vjp_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
+# What ONNX does not have, or jax2onnx makes badly; see `substitution.evaluate`.
 
 
-# jax2onnx's form of these pools channels as well, which ONNX Runtime refuses -> how values are joined; the padding.
-_POOLING: dict[str, tuple[Any, float]] = {
-    "reduce_window_max": (jnp.maximum, -jnp.inf),
-    "reduce_window_sum": (jnp.add, 0.0),
+def _inlined(*given: Any, jaxpr: Any = None, call: Any = None, call_jaxpr: Any = None, **_: Any) -> list[Any]:
+    """The result of a call that only adds rules for derivatives or vmap to a function."""
+    inner = jaxpr or call or call_jaxpr
+    return evaluate(inner.jaxpr, inner.consts, *given, forms=_FORMS)
+
+
+def _pooling(join: Any, outside: float) -> Callable[..., list[Any] | None]:
+    """Pooling as slices, one for each place of the window, joined; jax2onnx pools channels, which ONNX Runtime refuses.
+
+    `outside` is the number of the padding.
+    """
+
+    def form(x: Any, *, window_dimensions: Any, window_strides: Any, padding: Any, base_dilation: Any, **others: Any):
+        if max(base_dilation + others["window_dilation"]) > 1:
+            return None
+        x = jnp.pad(x, padding, constant_values=outside) if max(map(max, padding)) else x
+        reach = [(size - window) // stride * stride + 1
+                 for size, window, stride in zip(x.shape[1:], window_dimensions[1:], window_strides[1:])]  # fmt: skip
+        places = itertools.product(*map(range, window_dimensions[1:]))
+        cuts = [[slice(p, p + r, s) for p, r, s in zip(place, reach, window_strides[1:])] for place in places]
+        return [functools.reduce(join, (x[:, *cut] for cut in cuts))]
+
+    return form
+
+
+_FORMS = {
+    **dict.fromkeys(("jit", "custom_vmap_call", "custom_vjp_call", "custom_jvp_call"), _inlined),
+    "reduce_window_max": _pooling(jnp.maximum, -jnp.inf),
+    "reduce_window_sum": _pooling(jnp.add, 0.0),
 }
-
-
-def _pooled(x: Any, join: Any, outside: float, *, window_dimensions: Any, window_strides: Any, padding: Any, **_: Any):
-    """Pooling as slices of x, one for each place of the window."""
-    x = jnp.pad(x, padding, constant_values=outside) if max(map(max, padding)) else x
-    reach = [(size - window) // stride * stride + 1
-             for size, window, stride in zip(x.shape[1:], window_dimensions[1:], window_strides[1:])]  # fmt: skip
-    places = itertools.product(*map(range, window_dimensions[1:]))
-    cuts = [[slice(p, p + r, s) for p, r, s in zip(place, reach, window_strides[1:])] for place in places]
-    return functools.reduce(join, (x[:, *cut] for cut in cuts))
-
-
-def _inlined(
-    function: Callable[[jax.Array], jax.Array], images: jax.ShapeDtypeStruct
-) -> Callable[[jax.Array], jax.Array]:
-    """The function for such images, without inner calls; traced here, because jax2onnx replaces layers of Flax."""
-    traced = jax.make_jaxpr(function)(images)
-    return lambda images: _evaluate(traced.jaxpr, traced.consts, [images])[0]
-
-
-def _evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments]))
-
-    def read(variable: Any) -> Any:
-        return variable.val if isinstance(variable, Literal) else values[variable]
-
-    for equation in jaxpr.eqns:
-        given, primitive = list(map(read, equation.invars)), equation.primitive
-        inner = equation.params.get(_CALLS.get(primitive.name, ""))
-        if inner is not None:
-            results = _evaluate(inner.jaxpr, inner.consts, given)
-        elif (
-            primitive.name in _POOLING
-            and max(equation.params["base_dilation"] + equation.params["window_dilation"]) == 1
-        ):
-            results = [_pooled(given[0], *_POOLING[primitive.name], **equation.params)]
-        else:
-            found = primitive.bind(*given, **primitive.get_bind_params(equation.params))
-            results = found if primitive.multiple_results else [found]
-        values.update(zip(equation.outvars, results))
-    return list(map(read, jaxpr.outvars))
