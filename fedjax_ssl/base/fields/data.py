@@ -1,4 +1,4 @@
-"""Fields of the data: sources, who has labels, the partition."""
+"""Fields of the data: sources, who has labels, the partition, views of images."""
 
 from fedjax_ssl.base.fields.section import Section, real, several, share, whole, word
 
@@ -82,4 +82,22 @@ def data_fields() -> Section:
     # A long tail: class c keeps floor(n_max IF^(-c / (C - 1))) training images, drawn by the seed; n_max is the size of
     # the source's smallest class. IF, largest class / smallest class; negative: reversed order; 1: no long tail.
     section.imbalance = real(1.0, static=True)
+    return section
+
+
+def augment_fields() -> Section:
+    """Weak and strong views."""
+    section = Section()
+    # Random horizontal flips: as the 'dataset' allows, 'always' (SAGE on SVHN), or 'never'.
+    section.flip = word("dataset", "always", "never")
+    section.padding = whole(4, least=0)  # pixels around the image before the random crop; 0: no crop
+    section.border = word("reflect", "zeros")  # content of that border; 'zeros': black (FedLabel)
+    # Instead of padding, which must be 0: resize images to this side in pixels before the crop, as from 32 to 40 or
+    # from 224 to 250 (RSCFed, SemiAnAgg). If RandAugment comes first, it gets the resized images.
+    section.resized = whole(0, least=0)
+    # Version of RandAugment, see fedjax_ssl/ops/augment/flavours.py; 'none': strong views equal weak ones.
+    section.flavour = word("usb", "fl2", "semifl", "fixmatch", "fedlabel", "fedmatch", "none")
+    section.num_ops = whole(2, least=0)  # n of RandAugment: operations per image
+    # m of RandAugment, 0 to 10 ('fedlabel': up to 30); 'usb', 'fl2' and 'fedmatch' draw it at random.
+    section.magnitude = whole(10, least=0, most=30)
     return section

@@ -1,9 +1,8 @@
 """The fields that all methods share; each file of this folder has some of their sections."""
 
-from fedjax_ssl.base.fields.data import data_fields, residence_fields
-from fedjax_ssl.base.fields.encoder import encoder_fields
+from fedjax_ssl.base.fields.data import augment_fields, data_fields, residence_fields
 from fedjax_ssl.base.fields.labels import confidence_fields, consistency_fields
-from fedjax_ssl.base.fields.model import model_fields, probe_fields
+from fedjax_ssl.base.fields.model import encoder_fields, model_fields, probe_fields
 from fedjax_ssl.base.fields.section import MOST_SEED, Declared, Range, Section, real, several, share, whole, word
 from fedjax_ssl.base.fields.training import client_fields, server_fields
 from fedjax_ssl.base.fields.uploads import (
@@ -13,7 +12,6 @@ from fedjax_ssl.base.fields.uploads import (
     compression_fields,
     privacy_fields,
 )
-from fedjax_ssl.base.fields.views import augment_fields
 
 # Fields that change results by rounding only: they may differ when a run is resumed.
 CHANGES_NO_RESULT = (
