@@ -72,12 +72,7 @@ def read_whole(path: pathlib.Path) -> bytes:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """The value in a JSON file.
-
-    Raises:
-        OSError: see `read_whole`.
-        ValueError: it is not JSON.
-    """
+    """The value in a JSON file. Raises OSError as `read_whole`, ValueError if it is not JSON."""
     try:
         return json.loads(read_whole(path))
     except RecursionError:

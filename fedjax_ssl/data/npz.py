@@ -50,10 +50,8 @@ def load_npz(path: str) -> dict[str, Any]:
 def load_npy(path: str) -> dict[str, Any]:
     """Loads a data set from FOLDER/x_train.npy, y_train.npy, x_test.npy, y_test.npy, as `np.save` writes them.
 
-    The arrays are as in `load_npz`. Images are memory-mapped, so they take no memory and are not copied.
-
-    Raises:
-        UserError: the folder or a file is missing or damaged, or an array is invalid.
+    The arrays are as in `load_npz`. Images are memory-mapped, so they take no memory and are not copied. Raises a
+    UserError if the folder or a file is missing or damaged, or an array is invalid.
     """
     folder = existing_path(path, "data.path", "folder", f"a folder with {', '.join(f'{key}.npy' for key in KEYS)}")
     arrays = {}

@@ -27,10 +27,8 @@ def read_owners(values: Any, train: np.ndarray, where: str) -> np.ndarray:
     """The client of each training row, int32 [n], by the names of all rows' clients, [N].
 
     Equal numbers are one client. Only names with a row in `train`, int [n], are clients; they are numbered in the order
-    of `in_order`. `where` is the file and the column, for messages.
-
-    Raises:
-        UserError: a row, also one for testing, names no client.
+    of `in_order`. `where` is the file and the column, for messages. Raises a UserError if a row, also one for testing,
+    names no client.
     """
     of_train = read_names(values, train, where, "client")
     codes = {name: code for code, name in enumerate(in_order(of_train))}

@@ -111,8 +111,7 @@ def _read_corpus(name: str) -> tuple[list[str], list[str]]:
 def load_medmnist(name: str, path: str) -> dict[str, Any]:
     """Loads one of `MEDMNIST` from PATH/NAME.npz, or from ~/.medmnist, where the package medmnist puts the file.
 
-    Raises:
-        UserError: the file does not exist or is malformed.
+    Raises a UserError if the file does not exist or is malformed.
     """
     file = expanded(path or "~/.medmnist") / f"{name}.npz"
     if not file.exists():

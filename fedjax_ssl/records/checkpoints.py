@@ -118,11 +118,7 @@ class Checkpoints:
         return Restored(jax.tree.unflatten(jax.tree.structure(like), leaves), manifest.round, passed_over)
 
     def shapes(self, round_number: int | None = None, reached: int | None = None) -> dict[str, tuple[int, ...]]:
-        """The shapes of a checkpoint's leaves, by their paths in the state.
-
-        Raises:
-            UserError: there is no such checkpoint, or it cannot be used.
-        """
+        """The shapes of a checkpoint's leaves, by their paths in the state. Raises a UserError if it cannot be used."""
         manifest, _ = self._first_whole(reached, round_number)
         return {name: tuple(shape) for name, shape in manifest.leaves.items()}
 

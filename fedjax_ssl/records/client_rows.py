@@ -85,11 +85,7 @@ class ClientRows:
         self._committed = -1 if from_round is None else from_round  # the last round that a checkpoint may see
 
     def read(self, client: int) -> bytes | None:
-        """The newest row of a client; None if it has none.
-
-        Raises:
-            UserError: the row is damaged.
-        """
+        """The newest row of a client; None if it has none. Raises a UserError if it is damaged."""
         with self._one_line():
             found = self._file.execute(_NEWEST, (client,)).fetchone()
             if found is None:

@@ -45,11 +45,7 @@ def save_client_tests(
 
 
 def load_client_tests(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads RUN/client_tests.npz; {} without the file.
-
-    Raises:
-        UserError: it cannot be read, or has other arrays.
-    """
+    """Reads RUN/client_tests.npz; {} without it. Raises a UserError if it cannot be read, or has other arrays."""
     path = folder / CLIENT_TESTS
     if not path.exists():
         return {}

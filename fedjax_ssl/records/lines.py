@@ -46,11 +46,7 @@ def read_summary(folder: pathlib.Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def read_records(path: pathlib.Path) -> Records:
-    """The lines of a .jsonl file, without those that are not records of numbers.
-
-    Raises:
-        OSError: the file exists and cannot be opened.
-    """
+    """The lines of a .jsonl file that are records of numbers. Raises OSError if it exists and cannot be opened."""
     if not path.exists():
         return Records([])
     # A last line without \n was cut short by a kill. Only \n ends a line, whatever bytes damage has left.
@@ -62,11 +58,7 @@ def read_records(path: pathlib.Path) -> Records:
 
 
 def read_rounds(path: pathlib.Path) -> Records:
-    """The lines of metrics.jsonl from round 1 on, up to the first that is damaged or missing.
-
-    Raises:
-        OSError: the file exists and cannot be opened.
-    """
+    """The lines of metrics.jsonl up to the first damaged or missing round; errors as in `read_records`."""
     found = read_records(path)
     unbroken = 0
     while unbroken < len(found.lines) and found.lines[unbroken]["round"] == unbroken + 1:

@@ -66,11 +66,7 @@ def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
 
 
 def read_manifest(checkpoint: pathlib.Path) -> Manifest:
-    """The manifest of a checkpoint.
-
-    Raises:
-        OSError, ValueError: it cannot be read, or has changed since it was written.
-    """
+    """A checkpoint's manifest. Raises OSError if it cannot be read, ValueError if it is not what was written."""
     found = read_sealed(manifest_of(checkpoint))
     return Manifest(**{**found, "run": found["run"] and TrainedWith(**found["run"])})
 
@@ -96,8 +92,7 @@ def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | No
 def exchanged_files(folder: pathlib.Path, checkpoint: pathlib.Path, then: TrainedWith) -> list[str]:
     """A line for each file of a run's folder that a checkpoint was not trained with.
 
-    Raises:
-        UserError: a file cannot be read.
+    Raises a UserError if a file cannot be read.
     """
     try:
         facts = read_dataset(folder)

@@ -308,10 +308,7 @@ def _check_fields(config: dict[str, Any], defaults: dict[str, Any], where: str) 
 def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
     """The folders of runs in a folder, which may itself be one, in order of their names.
 
-    What lies inside a run's folder, such as an export, is no further run.
-
-    Raises:
-        UserError: there is none.
+    What lies inside a run's folder, such as an export, is no further run. Raises a UserError if there is none.
     """
     found = {folder} if (folder / CONFIG).exists() else {path.parent for path in folder.rglob(CONFIG)}
     if not found:

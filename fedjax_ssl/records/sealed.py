@@ -26,9 +26,7 @@ def write_sealed(path: pathlib.Path, entries: dict[str, Any], mode: int = 0o666)
 def read_sealed(path: pathlib.Path) -> dict[str, Any]:
     """The dict in a file of `write_sealed`.
 
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or another file.
+    Raises OSError if it cannot be read, ValueError if it is damaged, or another file.
     """
     entries = read_json(path)
     if not isinstance(entries, dict) or entries.pop(_SUM, None) != _sum(entries):
@@ -46,11 +44,7 @@ def write_dataset(folder: pathlib.Path, facts: dict[str, Any]) -> None:
 
 
 def read_dataset(folder: pathlib.Path) -> dict[str, Any]:
-    """The facts in a run's folder, as they were written.
-
-    Raises:
-        UserError: the file is missing, or has changed since it was written.
-    """
+    """The facts in a run's folder. Raises a UserError if the file is missing, or has changed since it was written."""
     try:
         return read_sealed(folder / DATASET)
     except (OSError, ValueError) as error:
@@ -66,10 +60,9 @@ def write_secret(folder: pathlib.Path, secret: bytes) -> None:
 
 
 def read_secret(folder: pathlib.Path) -> bytes:
-    """A run's secret.
+    """A run's secret. Raises a UserError if it is missing or damaged.
 
-    Raises:
-        UserError: it is missing or damaged. With another one the run would publish its rounds with other noise.
+    With another one the run would publish its rounds with other noise.
     """
     try:
         return bytes.fromhex(read_sealed(folder / SECRET)["secret"])

@@ -63,11 +63,7 @@ def fresh_workdir(parent: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
-    """Checks that files can be written into a folder, which need not exist; leaves nothing behind.
-
-    Raises:
-        UserError: it is not a folder, or this user may not write there.
-    """
+    """Raises a UserError unless files can be written into a folder, which need not exist; leaves nothing behind."""
     folder, made = pathlib.Path(path), []
     try:
         if not os.fspath(path) or (folder.exists() and not folder.is_dir()):
@@ -113,11 +109,7 @@ def read_seeds(folder: pathlib.Path) -> tuple[int, ...]:
 
 
 def read_config(folder: pathlib.Path, name: str = CONFIG) -> dict[str, Any]:
-    """A run's configuration as it was saved; `name` is that of its file.
-
-    Raises:
-        UserError: it cannot be read or is not a configuration.
-    """
+    """A run's configuration as it was saved in the file `name`. Raises a UserError if it cannot be read or is none."""
     return _read_dict(folder / name, "method")
 
 
@@ -242,8 +234,7 @@ class Workdir:
     def decide(self, config: dict[str, Any], about: dict[str, Any]) -> None:
         """Takes a configuration in which the data have decided some fields, and what `read_about` will say of it.
 
-        Raises:
-            UserError: the folder holds a run for which they decided otherwise.
+        Raises a UserError if the folder holds a run for which they decided otherwise.
         """
         config, self._about = json.loads(json.dumps(config)), dict(about)
         self._decided = {**self._decided, **differences(self.config, config)}
@@ -254,8 +245,7 @@ class Workdir:
     def begin(self, round_number: int) -> None:
         """Writes the configuration, and cuts the records back to `round_number`, where the run resumes.
 
-        Raises:
-            UserError: the folder cannot be written to, or (BusyError) another process was faster.
+        Raises a UserError if the folder cannot be written to, or (BusyError) another process was faster.
         """
         if self.path is None:
             self.path = fresh_workdir(pathlib.Path("runs"), name_of(self.config["method"]))

@@ -43,10 +43,8 @@ def make_statistics(network: Network, config: Section, source: str | None = None
 
     With a robust `aggregation.mean` what clients report goes through it as well, each client with its own mean; the
     server, which does not lie, has its weight in the mean of both. With `network.gathered`, the `Sums` that clients
-    sent, the stage reads only the server's images and makes one pass.
-
-    Raises:
-        UserError: when the stage is traced: the server has no images, and the source is 'server'.
+    sent, the stage reads only the server's images and makes one pass. When it is traced it raises a UserError if the
+    server has no images, and the source is 'server'.
     """
     if network.normalisation != "static":
         return lambda state, data, clients, key: state

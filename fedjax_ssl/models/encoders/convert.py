@@ -14,10 +14,8 @@ def convert(source: pathlib.Path, name: str, out: pathlib.Path) -> int:
     """Converts PyTorch weights of the encoder `name` to a file NAME.safetensors; returns the number of arrays.
 
     The source is a FILE.safetensors, or another file of tensors if PyTorch is installed. Its names are those of timm,
-    torchvision, or the repositories of DINOv2 or CLIP.
-
-    Raises:
-        UserError: the file cannot be read, or does not hold this encoder's weights.
+    torchvision, or the repositories of DINOv2 or CLIP. Raises a UserError if the file cannot be read, or does not hold
+    this encoder's weights.
     """
     encoder = find_encoder(name)
     if out.suffix != ".safetensors" or out.resolve() == source.resolve():

@@ -35,11 +35,7 @@ def save_weights(path: pathlib.Path, encoder: Encoder, weights: dict[str, np.nda
 
 
 def load_weights(path: pathlib.Path, encoder: Encoder, side: int) -> Variables:
-    """Reads an encoder's variables for images of side x side pixels.
-
-    Raises:
-        UserError: the file cannot be read; or an array is missing, left over, not finite, or has another shape or type.
-    """
+    """Reads an encoder's variables for images of side x side pixels; raises a UserError as `save_weights`."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

@@ -35,8 +35,7 @@ def stablehlo(predictor: Predictor) -> bytes:
 def onnx(predictor: Predictor, facts: Mapping[str, Any]) -> bytes:
     """An ONNX model with the input `images`, or `inputs`, and the output `probabilities`; facts as its metadata.
 
-    Raises:
-        UserError: jax2onnx is not installed, or cannot convert the model.
+    Raises a UserError if jax2onnx is not installed, or cannot convert the model.
     """
     jax2onnx = import_jax2onnx()
     if facts.get("dtype", "float32") != "float32":
