@@ -36,13 +36,9 @@ def name_of(method: str) -> str:
 def import_own(field: str, name: str) -> tuple[Any, str | None]:
     """Imports the object that a path names; also returns its file, None if the module has none.
 
-    Args:
-        field: the field of the configuration, for messages.
-        name: MODULE:NAME or FILE.py:NAME. A module is installed or in the current folder; a file may import from
-            its own folder.
-
-    Raises:
-        UserError: the name leads nowhere, or the import fails.
+    The path `name` is MODULE:NAME or FILE.py:NAME. A module is installed or in the current folder; a file may import
+    from its own folder. Raises a UserError, which names the configuration's `field`, if the name leads nowhere, or the
+    import fails.
     """
     place, _, attribute = name.rpartition(":")
     path = expanded(place).resolve() if place.endswith(".py") else None
@@ -103,10 +99,9 @@ def source_of(module: types.ModuleType) -> bytes:
 
 
 def own_error(error: BaseException) -> str | None:
-    """One line about an error that went through a user's code, with the place there; None for other errors.
+    """One line about an error, or one of those that caused it, that went through a user's code, with the place there.
 
-    Args:
-        error: the errors that caused it are checked as well.
+    None for other errors.
     """
     for each in causes(error):
         frames = [frame for frame in traceback.extract_tb(each.__traceback__) if frame.filename in _OWN]

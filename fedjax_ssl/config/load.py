@@ -104,14 +104,10 @@ def load_config_file(config_file: str | os.PathLike[str], allow_code: bool = Fal
 
 
 def call_in_file(file: str | os.PathLike[str], name: str) -> Any:
-    """Calls a function in a Python file and returns its result.
+    """Calls a function in a Python file, see `find_config_file`, and returns its result.
 
-    Args:
-        file: the file's path, see `find_config_file`; after a colon, the function's argument.
-        name: of the function.
-
-    Raises:
-        UserError: there is no such file or function, or it fails.
+    A text after the file's colon is the function's argument. Raises a UserError if there is no such file or function,
+    or it fails.
     """
     given, colon, argument = os.fspath(file).partition(":")
     path = pathlib.Path(find_config_file(given)).absolute()

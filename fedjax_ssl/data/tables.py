@@ -94,14 +94,10 @@ def _delimiter(lines: str) -> str:
 
 
 def load_table(config: Any) -> dict[str, Any]:
-    """Loads the data set in a csv or parquet file, by the fields of the `data` section.
+    """Loads the data set in a csv or parquet file: the fields of `Dataset` except the name, by the section `data`.
 
-    Returns:
-        The fields of `Dataset` except the name. A test row without a label is left out. Without a test file see
-        `labels.divide`.
-
-    Raises:
-        UserError: a file or columns are invalid; one line has all that is wrong.
+    A test row without a label is left out. Without a test file see `labels.divide`. Raises a UserError if a file or
+    columns are invalid; one line has all that is wrong.
     """
     path, label = config.path, config.label_column
     columns = read_columns(path, "data.path")

@@ -24,12 +24,9 @@ def check_unknown(config: Any) -> None:
 def set_apart(dataset: Dataset, config: Any) -> Dataset:
     """Labels unknown training images with `UNKNOWN` and separates unknown test images.
 
-    Returns:
-        The data set with the classes that are not `unknown_classes`, renumbered in their order. Test images are those
-        of known classes, and `unknown_test` holds the others.
-
-    Raises:
-        UserError: there is no such class, or fewer than two classes or no unknown test images remain.
+    The result has the classes that are not `unknown_classes`, renumbered in their order. Its test images are those of
+    known classes, and `unknown_test` holds the others. Raises a UserError if there is no such class, or fewer than two
+    classes or no unknown test images remain.
     """
     number, unknown = dataset.num_classes, np.array(sorted(config.unknown_classes), int)
     kept = np.setdiff1d(np.arange(number), unknown)

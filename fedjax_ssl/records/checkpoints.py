@@ -42,13 +42,9 @@ class Checkpoints:
         return sorted(int(path.name) for path in self._folder.glob("[0-9]*") if path.name.isdecimal())
 
     def save(self, round_number: int, state: Any, records: str = "") -> None:
-        """Writes a checkpoint.
+        """Writes a checkpoint; `records` is the checksum of the run's records up to this round, for `fits`; '': none.
 
-        Args:
-            records: the checksum of the run's records up to this round, for `fits`; '': none.
-
-        Raises:
-            OSError: it cannot be written; earlier checkpoints are unharmed.
+        Raises OSError if it cannot be written; earlier checkpoints are unharmed.
         """
         if round_number in self.rounds():
             return

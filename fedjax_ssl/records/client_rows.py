@@ -57,12 +57,8 @@ class ClientRows:
     def __init__(self, path: pathlib.Path, run: Owner, from_round: int | None):
         """Opens the file, which `check_rows` has checked, or makes it.
 
-        Args:
-            from_round: the round to resume from; later rows are deleted. None: a new run; all rows are deleted.
-
-        Raises:
-            UserError: it is damaged, as far as SQLite notices here.
-            OSError: it cannot be written.
+        `from_round` is the round to resume from; later rows are deleted. None: a new run; all rows are deleted. Raises
+        a UserError if the file is damaged, as far as SQLite notices here, and OSError if it cannot be written.
         """
         self._path = path
         if from_round is None:
@@ -151,13 +147,9 @@ def _seen(file: sqlite3.Connection, round_number: int) -> int:
 def check_rows(path: pathlib.Path, run: Owner, from_round: int) -> None:
     """Checks every page of a resumed run's file, and that it has all rows.
 
-    It writes nothing, except what SQLite undoes after a kill.
-
-    Args:
-        path, run, from_round: see `ClientRows`; the run may differ in fields that change no result.
-
-    Raises:
-        UserError: the file is missing, damaged, read-only or another run's, lacks a row, or does not reach the round.
+    It writes nothing, except what SQLite undoes after a kill. Arguments are those of `ClientRows`; the run may differ
+    in fields that change no result. Raises a UserError if the file is missing, damaged, read-only or another run's,
+    lacks a row, or does not reach the round.
     """
     try:
         odd = "is missing, which has the clients' memory; put it back, or train in another workdir"

@@ -73,11 +73,10 @@ def accuracy_of_clients(labels: np.ndarray, predictions: np.ndarray, held: np.nd
 
 
 def over_clients(accuracies: np.ndarray) -> dict[str, float | None]:
-    """The figures of `OVER_CLIENTS` over the clients that have images.
+    """The figures of `OVER_CLIENTS` over the clients that have images; None if none has.
 
-    Returns:
-        `mean`, in which each client counts the same; `worst_tenth`, the mean over the worst tenth of the clients,
-        rounded up; and `spread`, the standard deviation over all clients (divided by K). None if no client has images.
+    They are `mean`, in which each client counts the same; `worst_tenth`, the mean over the worst tenth of the clients,
+    rounded up; and `spread`, the standard deviation over all clients (divided by K).
     """
     present = np.sort(accuracies[np.isfinite(accuracies)])
     if not len(present):

@@ -61,11 +61,10 @@ def name_data_sets(groups: list[Group]) -> list[str]:
 
 
 def what_differs(groups: list[Group]) -> dict[str, list[str]]:
-    """The fields in which the groups' configurations differ.
+    """The fields in which the groups' configurations differ: field -> its value in each group.
 
-    Returns:
-        Field -> its value in each group, '-' if the field belongs to another method; only groups that have the field
-        are compared. Seeds and fields that change no result are left out.
+    The value is '-' if the field belongs to another method; only groups that have the field are compared. Seeds and
+    fields that change no result are left out.
     """
     flat = []
     for group in groups:

@@ -30,13 +30,9 @@ def snapshot_files(folder: pathlib.Path) -> dict[int, pathlib.Path]:
 
 
 def load_snapshot(path: pathlib.Path, classes: int | None = None) -> dict[str, np.ndarray]:
-    """Reads a snapshot.
+    """Reads a snapshot of a data set with this number of classes, C; None: unknown.
 
-    Args:
-        classes: C of the data set; None: unknown.
-
-    Raises:
-        UserError: it cannot be read, or its labels are not 0 to C - 1, or its embeddings not finite.
+    Raises a UserError if it cannot be read, or its labels are not 0 to C - 1, or its embeddings not finite.
     """
     found = read_fitting(path, _ARRAYS, _OPTIONAL)
     labels = [found[name] for name in ("labels", "predictions", "embedding_labels")]

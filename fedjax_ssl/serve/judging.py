@@ -25,8 +25,7 @@ def dataset_of(workdir: str | os.PathLike[str]) -> Dataset:
 def num_in_training(inputs: Any, facts: Mapping[str, Any], of_images: bool, workdir: str | os.PathLike[str]) -> int:
     """How many inputs equal a training example of the run in a folder, by their checksums; 0 if it has none.
 
-    Args:
-        of_images: whether the inputs are images, for the model or for its encoder.
+    `of_images`: whether the inputs are images, for the model or for its encoder.
     """
     file, kind = expanded(workdir) / PARTITION, kind_of(facts)
     known = read_arrays(str(file), (), optional=("row_sums",)) if file.exists() else {}

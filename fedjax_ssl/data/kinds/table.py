@@ -122,15 +122,10 @@ def no_number(column: Column) -> np.ndarray:
 
 
 def encode(columns: Any, facts: Facts, where: str = "the table") -> np.ndarray:
-    """Encodes columns of values as stored rows, see `encode_columns`.
+    """Encodes columns of values, name -> values [N], a dict or a DataFrame, as stored rows; see `encode_columns`.
 
-    Args:
-        columns: name -> values [N], a dict or a DataFrame.
-        facts, where: of the data set, and the file, for messages.
-
-    Raises:
-        UserError: a column is missing, columns differ in length, or a column of numbers has a text or a number that
-            float32 cannot hold.
+    `facts` are of the data set; `where` is the file, for messages. Raises a UserError if a column is missing, columns
+    differ in length, or a column of numbers has a text or a number that float32 cannot hold.
     """
     import pandas
 

@@ -35,14 +35,9 @@ def check_folder(path: pathlib.Path) -> None:
 
 
 def contents(folder: pathlib.Path, facts: dict[str, Any], files: dict[str, bytes], license: str) -> dict[str, bytes]:
-    """The files of the folder, by name.
+    """The files of the folder, by name. Raises a UserError if the run has not finished a round.
 
-    Args:
-        facts: about the model, see docs/how_to/export.md.
-        files: 'safetensors' and 'stablehlo' -> content.
-
-    Raises:
-        UserError: the run has not finished a round.
+    `facts` are about the model, see docs/how_to/export.md; `files` are 'safetensors' and 'stablehlo' -> content.
     """
     run, tokenizer = read_run(folder), facts.get("tokenizer")
     config = {name: value for name, value in facts.items() if name != "tokenizer"}
