@@ -120,18 +120,12 @@ def typed(saved: dict[str, Any], where: str | pathlib.Path, seeds: tuple[int, ..
 def apply_arguments(config: ConfigDict, arguments: str) -> ConfigDict:
     """Applies the part of `--config=FILE:ARGUMENTS` after the colon: 'semifl,strong,wrn28_2,server_labels=500'.
 
-    Args:
-        config: is changed in place.
-        arguments: separated by commas and applied in order: name=value pairs of `ARGUMENT_FIELDS`; the name of a
-            method, which replaces the file's, or method=FILE.py:NAME (both reset `confidence`); a variant of the
-            method; a recipe; a backbone or its import path; 'iid'; 'two_classes', for each client; 'centralised', the
-            fully supervised upper bound without a federation.
+    Arguments are separated by commas and applied in order, to the configuration itself, which is returned. They are:
+    name=value pairs of `ARGUMENT_FIELDS`; the name of a method, which replaces the file's, or method=FILE.py:NAME (both
+    reset `confidence`); a variant of the method; a recipe; a backbone or its import path; 'iid'; 'two_classes', for
+    each client; 'centralised', the fully supervised upper bound without a federation.
 
-    Returns:
-        The configuration.
-
-    Raises:
-        UserError: for an unknown name, or a value that is not of the field's type.
+    Raises a UserError for an unknown name, or a value that is not of the field's type.
     """
     fields = ARGUMENT_FIELDS
     for argument in filter(None, arguments.split(",")):

@@ -25,16 +25,11 @@ def find_categories(columns: Mapping[str, Column], train: np.ndarray, tested: An
 
     A declared type counts: texts of a parquet file are categories even if they look like numbers. In a csv file a
     column is numeric if all its values are numbers; 007 is none. Prints a warning if a column may be an identifier, or
-    has numbers that float32 cannot tell apart.
+    has numbers that float32 cannot tell apart. Raises a UserError if columns are of no use, each with the reason, in
+    one line.
 
-    Args:
-        columns: the columns of inputs by name.
-        train: the training rows, int [n].
-        tested: the test rows, a DataFrame that may lack columns.
-        path: the file, for messages.
-
-    Raises:
-        UserError: columns are of no use, each with the reason, in one line.
+    `columns` are those of inputs by name, `train` the training rows, int [n], and `tested` the test rows, a DataFrame
+    that may lack columns. Messages begin with `path`.
     """
     found, wrong = [], {}
     for name, column in columns.items():

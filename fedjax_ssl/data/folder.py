@@ -48,14 +48,11 @@ def load_folder(config: Any, tell: Callable[[str], Any] = lambda text: None) -> 
 
     Images become RGB, or grey if all of them are grey, with 8 bits per channel, see `depth_of`, and without
     transparency. They are rotated according to their EXIF orientation. Of animations the first picture is used.
-    `tell` is called with a line about the progress of decoding.
+    `tell` is called with a line about the progress of decoding. The result has the fields of `Dataset` except the name,
+    `mean`, `std` and `flip`; -1 means no label.
 
-    Returns:
-        The fields of `Dataset` except the name, `mean`, `std` and `flip`. -1 means no label.
-
-    Raises:
-        UserError: the folder is missing, has another layout, or is larger than the cache; a file is not an image; or
-            sizes differ and `image_size` is 0.
+    Raises a UserError if the folder is missing, has another layout, or is larger than the cache; a file is not an
+    image; or sizes differ and `image_size` is 0.
     """
     root = existing_path(config.path, "data.path", "folder", "a folder of images by class, FOLDER/CLASS/IMAGE")
     if _tables(root):

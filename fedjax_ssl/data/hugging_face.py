@@ -31,18 +31,13 @@ _SPLITS = {
 
 
 def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
-    """Loads the data set in `config.path`, by the fields of the `data` section.
+    """Loads the data set in `config.path`, by the fields of the `data` section: as `load_folder`.
 
-    `tell` is called with a line about the progress of decoding.
+    Without a split 'test' see `labels.divide`. Splits with other names are left out, with a line, and so is a test row
+    without a label. Classes are in the order of the label's `ClassLabel`, otherwise sorted.
 
-    Returns:
-        The fields of `Dataset` except the name, `mean`, `std` and `flip`. Without a split 'test' see `labels.divide`.
-        Splits with other names are left out, with a line, and so is a test row without a label. Classes are in the
-        order of the label's `ClassLabel`, otherwise sorted.
-
-    Raises:
-        UserError: `datasets` is not installed, the path holds no such data set, a column is invalid, or a test row has
-            a label that training lacks.
+    Raises a UserError if `datasets` is not installed, the path holds no such data set, a column is invalid, or a test
+    row has a label that training lacks.
     """
     path, splits = config.path, _open(config.path)
     train, test = splits["train"], splits.get("test", splits["train"])

@@ -35,13 +35,8 @@ def load_tfds(name: str) -> dict[str, Any]:
 
     It lies in the folder that the environment variable TFDS_DATA_DIR names, otherwise in ~/tensorflow_datasets.
     The first time, SVHN also downloads its "extra" split (1.3 GB), which is not used. Examples are in their official
-    order if TFDS knows it (CIFAR, SVHN), otherwise in TFDS's order, which is also fixed.
-
-    Returns:
-        Fields of `Dataset`.
-
-    Raises:
-        UserError: the data cannot be downloaded or read.
+    order if TFDS knows it (CIFAR, SVHN), otherwise in TFDS's order, which is also fixed. The result has fields of
+    `Dataset`. Raises a UserError if the data cannot be downloaded or read.
     """
     folder = os.environ.get("TFDS_DATA_DIR")  # read here, as TFDS reads it only when it is imported
     with _quiet():

@@ -58,16 +58,11 @@ def deal_unknown(labels: np.ndarray, partition: Partition, config: Any, seed: in
     """Deals unknown images to the clients of a partition, in addition to the images that they have.
 
     A client with n images gets n s / (1 - s) unknown images, rounded with halves up, where s is `unknown_share`: a
-    share s of each client's images is then unknown. They are drawn regardless of their classes. With `labels`
-    'some_clients' the labelled clients get none.
+    share s of each client's images is then unknown. They are drawn regardless of their classes, by the seed, but
+    independently of the partition. With `labels` 'some_clients' the labelled clients get none. Raises a UserError if
+    there are too few unknown images.
 
-    Args:
-        labels: int [N], labels of the training set, `UNKNOWN` for unknown images.
-        partition: the partition of all other images.
-        config, seed: the `data` section, and the seed of the draw, which is independent of the partition's.
-
-    Raises:
-        UserError: there are too few unknown images.
+    The labels of the training set are int [N], `UNKNOWN` for unknown images; `config` is the section `data`.
     """
     rng, share = np.random.default_rng([seed, DEAL]), config.unknown_share
     sizes = np.array([len(rows) for rows in partition.client_rows])

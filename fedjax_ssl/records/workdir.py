@@ -114,7 +114,7 @@ def read_config(folder: pathlib.Path, name: str = CONFIG) -> dict[str, Any]:
 
 
 def read_about(folder: pathlib.Path) -> dict[str, Any]:
-    """What a run's folder says of its method.
+    """What a run's folder says of its method. Raises a UserError if it cannot be read.
 
     Returns:
         title: of the method.
@@ -123,9 +123,6 @@ def read_about(folder: pathlib.Path) -> dict[str, Any]:
         defaults: the fields' defaults, nested as in the configuration.
         measures: what is measured besides accuracy and loss: names of metrics, without that of the set, -> words.
         decided: fields that the data decided -> what was asked for, and what the run has; optional.
-
-    Raises:
-        UserError: it cannot be read.
     """
     return _read_dict(folder / ABOUT, "title")
 
