@@ -23,6 +23,7 @@ QUICKSTART = str(launch.QUICKSTART)
         ("--config.learning_rate=1", r"unknown field config.learning_rate; the nearest is config\.\w+\.learning_rate"),
         ("--config.client.lr=1", "unknown field config.client.lr; the nearest is config.client.learning_rate$"),
         (f"--config.data.source={5000 * 'x'}", r"^.{,60}x{1000,1200} \[\.\.\.\] .{,300}$"),
+        ("--config.model=1", "config.model is a section; name one of its fields, as in config.model.FIELD$"),
         ("--config.seed=one", "config.seed=one: not a whole number"),
         ("--config.fedanchor.contrastive=maybe", "contrastive=maybe: .*boolean"),
         ("--config=nowhere.py", "there is no config file nowhere.py"),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedjax_ssl import UserError, base_config
-from fedjax_ssl.config import add_section, flatten, override, typed
+from fedjax_ssl.config import add_section, flatten, typed
 from fedjax_ssl.methods import METHODS
 
 
@@ -32,15 +32,3 @@ def test_a_saved_configuration_is_the_one_that_was_saved():
 def test_a_field_that_does_not_fit_is_named(changes, words):
     with pytest.raises(UserError, match=rf"^config\.json: {words}"):
         typed({**saved(base_config()), **changes}, "config.json")
-
-
-@pytest.mark.parametrize(
-    "word, message",
-    [
-        ("--config.client.tempo=1", "unknown field config.client.tempo; the nearest is"),
-        ("--config.model=1", "a section"),
-    ],
-)
-def test_an_override_of_no_field_is_told_the_nearest(word, message):
-    with pytest.raises(UserError, match=message):
-        override(base_config(), [word])

@@ -55,14 +55,9 @@ def test_impossible_fields(fields, num_clients, words, monkeypatch):
 
 # Fields that are checked before data are read, with 8 clients.
 UNREAD = [
-    ({"labels": "clouds"}, "data.labels is 'clouds'; known: server, clients, some_clients"),
-    ({"labels": "clients", "labelled_share": 0.0}, "data.labelled_share must be above 0 and at most 1, not 0.0"),
     ({"server_labels": 0}, "server_labels must be at least 1, not 0"),
-    ({"classes_per_client": 0}, "data.classes_per_client must be at least 1"),
-    ({"unknown_share": 1.0}, "data.unknown_share must be at least 0 and below 1"),
     ({"unknown_classes": (1,), "partition": "natural"}, "partition='natural' says who holds what"),
     ({"unknown_classes": (1,), "partition_file": "a.npz"}, "partition_file says who holds what"),
-    ({"unknown_classes": (-1,)}, "data.unknown_classes must be different whole numbers"),
     *(({"labels": "profile", "label_profile": profile}, words) for profile, words in (
         (("gamma(1,2)",), "or a word such as beta"),
         (("beta(0,1)",), r"two numbers from 0.001 to 1000; it has 'beta\(0,1\)'"),
