@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.config import base_config
 from fedjax_ssl.data import decoded, load_dataset
+from tests.helpers.partitions import data_config
 
 pytestmark = pytest.mark.usefixtures("caches")
 
@@ -37,9 +37,7 @@ def split_of(first, labels, writers):
 
 
 def load(path, **fields):
-    config = base_config().data
-    config.update({"source": "datasets", "path": str(path), **fields})
-    return load_dataset(config)
+    return load_dataset(data_config(source="datasets", path=str(path), **fields))
 
 
 def both():

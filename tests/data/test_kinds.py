@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from fedjax_ssl import UserError, base_config, train
+from fedjax_ssl.config import parse_config
 from fedjax_ssl.data import federate, load_dataset, make_partition
 from fedjax_ssl.data.kinds import KINDS, features, kind_of, table, text
 from fedjax_ssl.data.sources import dataset_facts
@@ -138,6 +139,15 @@ def test_a_method_takes_every_kind_or_says_why_not(files, cells, method):
     one = [taken[sorted(METHODS).index(method) % len(taken)]] if taken else []
     for config in taken if method in ("fixmatch", "fedanchor", "semifl") else one:
         assert "test_accuracy" in shapes_of_a_round(config)
+
+
+@pytest.mark.test_all
+@pytest.mark.parametrize("kind", ["table", "text"])
+def test_a_quickstart_has_a_round(root, kind):
+    words = [f"--config.{field}=4" for field in ("num_clients", "clients_per_round")]
+    words += ["--config.data.examples_per_client=12", "--config.data.server_labels=40", "--config.model.width=32"]
+    config = parse_config(str(root / "configs" / f"quickstart_{kind}.py"), words)
+    assert "test_accuracy" in shapes_of_a_round(config)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("table", "transformer"), ("text", "mlp"), ("features", "resnet8")])

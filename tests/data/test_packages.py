@@ -7,14 +7,13 @@ import pytest
 import scipy.fft
 from tokenizers import Tokenizer
 
-from fedjax_ssl import UserError, base_config
+from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset, packages
+from tests.helpers.partitions import data_config
 
 
 def load(**fields):
-    config = base_config()
-    config.data.update(fields)
-    return load_dataset(config.data)
+    return load_dataset(data_config(**fields))
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import numpy as np
 import pandas
 import pytest
 
-from fedjax_ssl import UserError, base_config
+from fedjax_ssl import UserError
 from fedjax_ssl.data import load_dataset, make_partition
 from fedjax_ssl.data.kinds import table
 from fedjax_ssl.data.sources import dataset_facts
 from fedjax_ssl.data.tables import read_columns
+from tests.helpers.partitions import data_config
 
 GOOD = "age,colour,who,label\n" + "".join(f"{20 + n},{'rgb'[n % 3]},c{n % 2},{n % 2}\n" for n in range(20))
 
@@ -18,9 +19,9 @@ GOOD = "age,colour,who,label\n" + "".join(f"{20 + n},{'rgb'[n % 3]},c{n % 2},{n 
 def load(tmp_path, text, **fields):
     path = tmp_path / "t.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    config = base_config()
-    config.data.update({"source": "csv", "path": str(path), "label_column": "label", "ignore_columns": "who", **fields})
-    return load_dataset(config.data), config
+    usual = {"label_column": "label", "ignore_columns": "who"}
+    config = data_config(**{"source": "csv", "path": str(path), **usual, **fields})
+    return load_dataset(config), config
 
 
 def test_numbers_categories_and_what_is_missing(tmp_path):
@@ -98,15 +99,15 @@ def test_a_file_that_is_no_parquet(tmp_path):
 def partition_of(tmp_path, text, num_clients=100):
     fields = {"client_column": "who", "ignore_columns": "", "partition": "natural", "labels": "clients"}
     dataset, config = load(tmp_path, text, **fields)
-    return dataset, make_partition(dataset.y_train, 2, config.data, num_clients, 0, dataset.owners)
+    return dataset, make_partition(dataset.y_train, 2, config, num_clients, 0, dataset.owners)
 
 
 def test_a_natural_partition_needs_clients(tmp_path):
     dataset, config = load(tmp_path, GOOD)
-    config.data.partition = "natural"
+    config.partition = "natural"
     for owners in (None, np.arange(16) % 3):
         with pytest.raises(UserError, match=r"data\.partition='natural' needs data that name each example's client"):
-            make_partition(dataset.y_train, 2, config.data, 2, 0, owners)
+            make_partition(dataset.y_train, 2, config, 2, 0, owners)
 
 
 def test_a_client_has_a_name_without_spaces_and_a_training_row(tmp_path):
@@ -151,9 +152,7 @@ def columns_of(tmp_path, end="csv", **columns):
     number = len(next(iter(columns.values())))
     frame = pandas.DataFrame({**columns, "label": np.arange(number) % 2})
     (frame.to_csv if end == "csv" else frame.to_parquet)(tmp_path / f"t.{end}", index=False)
-    config = base_config().data
-    config.update({"source": "csv", "path": str(tmp_path / f"t.{end}"), "label_column": "label"})
-    dataset = load_dataset(config)
+    dataset = load_dataset(data_config(source="csv", path=str(tmp_path / f"t.{end}"), label_column="label"))
     return dict(zip(dataset.details["columns"], dataset.details["categories"])), dataset
 
 
@@ -284,23 +283,22 @@ def test_labels_stay_where_they_are(tmp_path):
     labels = dataset.y_train
     assert (labels < 0).sum() == 5
     for where, expected in (("clients", (labels >= 0).sum()), ("server", 0)):
-        config.data.update({"labels": where, "server_labels": 4, "partition": "lda", "alpha": 100.0})
-        partition = make_partition(labels, 2, config.data, 2, 0)
+        config.update({"labels": where, "server_labels": 4, "partition": "lda", "alpha": 100.0})
+        partition = make_partition(labels, 2, config, 2, 0)
         rows = np.concatenate(partition.client_rows)
         assert len(partition.labelled_rows) == np.count_nonzero(labels[rows] >= 0) * (where == "clients")
         assert (labels[partition.server_index] >= 0).all() and len(partition.server_index) == 4 * (where == "server")
         assert expected == 0 or len(partition.labelled_rows) > 0
-    config.data.update({"labels": "some_clients"})
+    config.update({"labels": "some_clients"})
     with pytest.raises(UserError, match="client 0 has some labels"):
-        make_partition(labels, 2, config.data, 2, 0)
+        make_partition(labels, 2, config, 2, 0)
     whole = np.array([0, 1, 0, 1, -1, -1])  # of three clients the first two
-    config.data.update({"partition": "natural", "labelled_clients": 1})
+    config.update({"partition": "natural", "labelled_clients": 1})
     with pytest.raises(UserError, match=r"2 clients have labels, but data\.labelled_clients=1"):
-        make_partition(whole, 2, config.data, 3, 0, np.arange(6) // 2)
-    config.data.update({"partition": "lda", "labelled_clients": 1})
-    config.data.update({"labels": "clients", "num_labelled": 4})
+        make_partition(whole, 2, config, 3, 0, np.arange(6) // 2)
+    config.update({"partition": "lda", "labels": "clients", "num_labelled": 4})
     with pytest.raises(UserError, match=r"data\.num_labelled=4 is not for data with empty labels"):
-        make_partition(labels, 2, config.data, 2, 0)
+        make_partition(labels, 2, config, 2, 0)
 
 
 @pytest.mark.parametrize("second", ["1", "none"])

@@ -15,11 +15,12 @@ from safetensors import safe_open
 from sklearn.linear_model import LogisticRegression
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from fedjax_ssl import UserError, base_config, load, train
+from fedjax_ssl import UserError, load, train
 from fedjax_ssl.data import load_dataset
 from fedjax_ssl.data.kinds.tokenizer import make_tokenizer, num_tokens, tokenise
 from fedjax_ssl.serve.export import export_run, hub
 from fedjax_ssl.serve.predictor import predict_file
+from tests.helpers.partitions import data_config
 from tests.helpers.stub import make_stub_config
 
 # Language -> words of the weather, words of the kitchen, sentences about two of them.
@@ -74,9 +75,7 @@ def fields_of(tmp_path, train_rows, test_rows=()):
 
 
 def read(fields):
-    config = base_config()
-    config.data.update(fields)
-    return load_dataset(config.data)
+    return load_dataset(data_config(**fields))
 
 
 def accuracy(dataset, rows):
