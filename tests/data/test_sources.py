@@ -8,7 +8,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.data import SOURCES, load_dataset
+from fedjax_ssl.data import load_dataset
 from fedjax_ssl.data.sources import channel_statistics, feature_statistics
 from tests.helpers import partitions
 
@@ -226,14 +226,6 @@ def test_a_home_folder_that_nobody_has(tmp_path, monkeypatch):
     expect_line("~nosuchuser/x.npz", ["'~nosuchuser/x.npz' begins with a home folder that is not known"])
     monkeypatch.setenv("HOME", str(write(tmp_path).parent))
     assert len(load_dataset(data_config(path="~/data.npz")).x_train)
-
-
-def test_unknown_source_lists_the_known_ones():
-    with pytest.raises(UserError) as error:
-        load_dataset(data_config("cifar"))
-    assert "'cifar'" in str(error.value) and "\n" not in str(error.value)
-    for source in SOURCES:
-        assert source in str(error.value)
 
 
 @pytest.mark.parametrize(
