@@ -21,11 +21,8 @@ pytestmark = pytest.mark.usefixtures("caches")
 
 NAN = float("nan")
 IMAGES = np.random.default_rng(0).integers(0, 256, (8, 4, 4), np.uint8)
-ARRAYS, FRAMES, ALL = (
-    ("npz", "npy"),
-    ("csv", "parquet", "datasets"),
-    ("npz", "npy", "csv", "parquet", "datasets", "folder"),
-)
+ARRAYS, FRAMES = ("npz", "npy"), ("csv", "parquet", "datasets")
+ALL = (*ARRAYS, *FRAMES, "folder")
 
 
 def write_images(folder, labels):

@@ -219,10 +219,8 @@ def test_moments_against_the_law_of_total_variance(federation, deep, monkeypatch
 def test_moments_of_values_far_from_zero(federation, state):
     """A mean that is a thousand deviations: float32 keeps no digit of the variance of E[x^2] - E[x]^2."""
     images = jnp.full_like(federation.inputs, 254).at[jnp.array(POOL[::2])].add(1)
-    network, far = (
-        NETWORK._replace(inputs=Images((2, 3, 2), (-2.0, -2.0), (0.001, 0.001))),
-        federation._replace(inputs=images),
-    )
+    network = NETWORK._replace(inputs=Images((2, 3, 2), (-2.0, -2.0), (0.001, 0.001)))
+    far = federation._replace(inputs=images)
     refresh = jax.jit(make_statistics(network, section("moments")))
     for _ in range(2):  # the second begins with the mean of the first
         state = refresh(state, far, jnp.array([1]), None)
