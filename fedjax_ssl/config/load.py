@@ -129,16 +129,11 @@ def find_config_file(path: str) -> str:
     places = (expanded(path), CONFIGS.parent / path, CONFIGS / path)
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise UserError(f"there is no config file {path}{_nearest_file(pathlib.Path(path))}")
+        folders, name = (CONFIGS, pathlib.Path("configs"), pathlib.Path(path).parent), pathlib.Path(path).name
+        files = {file.name: file for folder in folders for file in folder.glob("*.py")}
+        match = difflib.get_close_matches(name, files, n=1)
+        raise UserError(f"there is no config file {path}{f'; the nearest is {files[match[0]]}' if match else ''}")
     return str(found)
-
-
-def _nearest_file(path: pathlib.Path) -> str:
-    """A hint for a path that does not exist: a file of nearly this name, in its folder or in configs/."""
-    folders = (CONFIGS, pathlib.Path("configs"), path.parent)
-    files = {file.name: file for folder in folders for file in folder.glob("*.py")}
-    match = difflib.get_close_matches(path.name, files, n=1)
-    return f"; the nearest is {files[match[0]]}" if match else ""
 
 
 def _check_field(config: ConfigDict, field: str) -> None:

@@ -37,12 +37,6 @@ def widths_of(sizes: np.ndarray, clients: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def narrowest(widths: tuple[int, ...], sizes: np.ndarray) -> int:
-    """The smallest of the ascending `widths` that fits clients of these sizes, int [M]."""
-    largest = int(sizes.max(initial=0))
-    return next(width for width in widths if width >= largest)
-
-
 class Views:
     """The views of a federation, for a fixed number of clients at a time."""
 
@@ -88,7 +82,8 @@ class Views:
 
     def width_for(self, clients: np.ndarray) -> int:
         """The smallest width that fits these clients."""
-        return narrowest(self.widths, self.held.sizes[clients])
+        largest = self.held.sizes[clients].max(initial=0)
+        return next(width for width in self.widths if width >= largest)
 
     def first(self) -> tuple[FederatedData, jax.Array]:
         """The view with which a run begins, and the true labels of its rows.

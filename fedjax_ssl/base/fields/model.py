@@ -49,13 +49,7 @@ def encoder_fields() -> Section:
     section.side = whole(0, least=0)  # side in pixels to which images are resized; 0: the encoder's own, 224
     section.weak_views = whole(4, least=1)  # views of each image by config.augment, the first of them the image itself
     section.strong_views = whole(4, least=0)  # views of each image; 0: noise and masked features make the strong view
-    section.adapters = adapter_fields()
-    return section
-
-
-def adapter_fields() -> Section:
-    """Low-rank adapters of a Vision Transformer, trained instead of a model on fixed features."""
-    section = Section()
-    section.rank = whole(0, least=0)  # rank r of the adapters; 0: no adapters
-    section.blocks = whole(4, least=1)  # how many of the last blocks have adapters
+    section.adapters = Section()  # low-rank ones of a Vision Transformer, trained instead of a model on fixed features
+    section.adapters.rank = whole(0, least=0)  # rank r of the adapters; 0: no adapters
+    section.adapters.blocks = whole(4, least=1)  # how many of the last blocks have adapters
     return section
