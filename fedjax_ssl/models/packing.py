@@ -29,12 +29,6 @@ def lanes():
     return _lanes.get()
 
 
-def lanes_together(backbone):
-    """How many lanes of a backbone are packed: as many as fill `CHANNELS` with its `narrow_channels`; 1: none."""
-    narrow = getattr(backbone, "narrow_channels", CHANNELS) if passes.lane_form() == "packed" else CHANNELS
-    return max(1, CHANNELS // narrow)
-
-
 def apply(backbone, images, train, mask, num_views):
     """Computes a backbone's features, arguments as in `Heads`; packs lanes if the backbone is narrow enough.
 
@@ -42,7 +36,8 @@ def apply(backbone, images, train, mask, num_views):
     is the channels of a residual network's first stage, or of SmallCNN's second convolution. Its layers must then be
     those of `layers` and `normalisation`.
     """
-    g = lanes_together(backbone)
+    narrow = getattr(backbone, "narrow_channels", CHANNELS) if passes.lane_form() == "packed" else CHANNELS
+    g = max(1, CHANNELS // narrow)
     if g == 1 or is_plain(backbone):
         return backbone(images, train, mask, num_views)
     one, variables, write = as_function(backbone, train, num_views)
