@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from flax.traverse_util import flatten_dict
 from safetensors import safe_open
 
 import fedjax_ssl
@@ -25,7 +26,6 @@ from fedjax_ssl.data import load_dataset
 from fedjax_ssl.data.kinds import IMAGE, KINDS
 from fedjax_ssl.models.network import build_network
 from fedjax_ssl.serve.export import check, hub, programs
-from fedjax_ssl.serve.export.formats import _flat
 from fedjax_ssl.serve.predictor import Predictor
 from tests.helpers.runs import ROOT, make_fedanchor_config
 
@@ -140,7 +140,7 @@ def random_cnn(images):
 def test_the_example_in_numpy_is_the_cnn(random_cnn, images):
     _, model, expected = random_cnn
     scores = runpy.run_path(str(ROOT / "examples" / "exported_cnn.py"))["scores"]
-    tensors = _flat({"params": model.params, "batch_stats": model.batch_stats})
+    tensors = flatten_dict({"params": model.params, "batch_stats": model.batch_stats}, sep=".")
     found = scores(tensors, [0.3], [0.4], images[:100])
     np.testing.assert_allclose(jax.nn.softmax(found), expected, atol=1e-5)
 

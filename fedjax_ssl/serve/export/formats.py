@@ -34,7 +34,7 @@ def safetensors(predictor: Predictor, facts: Mapping[str, Any]) -> bytes:
 
     trees = {"params": predictor.params, "batch_stats": predictor.batch_stats}
     metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
-    return save(_flat(trees), metadata)
+    return save({name: np.array(leaf, order="C") for name, leaf in flatten_dict(trees, sep=".").items()}, metadata)
 
 
 # Format -> (predictor, facts) -> the file's bytes; and what runs them, see `check.checked`. 'hub' is a folder.
@@ -108,8 +108,3 @@ def _facts(folder: pathlib.Path, predictor: Predictor) -> dict[str, Any]:
         "class_names": list(predictor.class_names),
         "round": predictor.round,
     }
-
-
-def _flat(tree: Any) -> dict[str, np.ndarray]:
-    """The arrays of nested dicts by dotted names."""
-    return {name: np.array(leaf, order="C") for name, leaf in flatten_dict(tree, sep=".").items()}
