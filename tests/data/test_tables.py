@@ -141,10 +141,8 @@ def test_a_named_index_of_a_parquet_file_is_a_column(tmp_path):
         found = read_columns(str(tmp_path / f"{name}.parquet"), "data.path").astype(object)
         pandas.testing.assert_frame_equal(found[list(frame)], frame.astype(object))
     frame[4:].to_parquet(tmp_path / "t.parquet")
-    config = base_config().data
-    config.update({"source": "csv", "path": str(tmp_path / "t.parquet"), "label_column": "label"})
     with pytest.raises(UserError, match="column 'age' has inf in row 4"):
-        load_dataset(config)
+        load_dataset(data_config(source="csv", path=str(tmp_path / "t.parquet"), label_column="label"))
 
 
 def columns_of(tmp_path, end="csv", **columns):
