@@ -140,6 +140,33 @@ def test_a_name_that_the_source_declares_is_a_class(tmp_path):
         load_dataset(data_config(source="datasets", path=str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("names", "labels", "codes"),
+    [
+        (("0", "1"), [1, -1, 0], [1, -1, 0]),
+        (("0", "1"), ["1.0", "-1", "0"], [1, -1, 0]),
+        (("2", "10"), [10, 2, -1], [1, 0, -1]),
+        (("cat", "dog"), ["dog", "unlabeled", "cat"], [1, -1, 0]),
+    ],
+)
+def test_predict_reads_labels_by_the_same_rule(tmp_path, names, labels, codes):
+    model = SimpleNamespace(
+        class_names=names, image_shape=(4, 4, 1), fit="crop",
+        facts={"kind": "table", "columns": ["x"], "categories": [None], "label_column": "label"},
+    )  # fmt: skip
+    np.savez(tmp_path / "d.npz", x=IMAGES[:3], y=np.array(labels))
+    assert predictor._of_npz(model, str(tmp_path / "d.npz"), "")[2].tolist() == codes
+    frame = pandas.DataFrame({"x": [1, 2, 3], "label": labels})
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    frame.to_parquet(tmp_path / "d.parquet")
+    for end in ("csv", "parquet"):
+        assert predictor._of_csv(model, str(tmp_path / f"d.{end}"))[2].tolist() == codes
+    write_images(tmp_path / "pictures", labels)
+    _, files, found = predictor._of_folder(model, str(tmp_path / "pictures"))
+    by_file = {f"{label}/{row}.png": code for row, (label, code) in enumerate(zip(labels, codes))}
+    assert found.tolist() == [by_file[file] for file in files]
+
+
 def test_numbers_in_an_npz_are_positions_if_no_class_is_a_number(tmp_path):
     model = SimpleNamespace(class_names=("cat", "dog"))
     np.savez(tmp_path / "d.npz", x=IMAGES[:3], y=np.array([1, 0, -1]))

@@ -10,7 +10,7 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl import UserError, train
 from fedjax_ssl.base.files import replace_arrays
-from fedjax_ssl.data import load_dataset
+from fedjax_ssl.data import load_dataset, sources
 from fedjax_ssl.data.partition_file import load_partition
 from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.sealed import read_dataset, write_dataset
@@ -167,6 +167,26 @@ def test_what_may_change_may_change(run):
     assert not read_run(run).damages
     train(own(**fields), run)
     assert fedjax_ssl.load(run, allow_code=True).round == 5 and not read_run(run).damages
+
+
+@pytest.mark.parametrize("which", ["x_train", "y_train", "x_test", "y_test"])
+def test_what_was_exchanged_in_the_data(run, which, monkeypatch):
+    """Two images of a class, or two labels: counts, means and the partition file stay the same."""
+    read = sources._load_digits
+
+    def read_digits():
+        dataset = read()
+        labels = dataset.y_train if which.endswith("train") else dataset.y_test
+        second = int(np.argmax(labels != labels[0])) if which.startswith("y") else 1
+        values = getattr(dataset, which)
+        values[[0, second]] = values[[second, 0]]
+        return dataset
+
+    before = everything_in(run)
+    monkeypatch.setattr(sources, "_load_digits", read_digits)
+    with pytest.raises(UserError, match=r"^the data set is not what the checkpoint .*/4 was trained with") as caught:
+        train(own(num_rounds=5), run)
+    assert "\n" not in str(caught.value) and everything_in(run) == before
 
 
 def test_data_that_have_moved_are_known_by_their_content(tmp_path):
