@@ -49,8 +49,6 @@ def load_datasets(config: Any, tell: Callable[[str], Any]) -> dict[str, Any]:
     if "test" in splits:
         test_labels = _labels(test, label, path, names).codes
         rows, test_rows = np.arange(len(labels)), np.flatnonzero(test_labels >= 0)
-        if not (len(rows) and len(test_rows)):
-            raise UserError(f"{path} has no row {'with a label to test' if len(rows) else 'to train on'}")
     else:
         test_labels, (rows, test_rows) = labels, divide(labels, names, path)
     train_pictures, train_files = _pictures(train, image, rows, "train", path)

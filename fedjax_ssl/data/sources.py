@@ -99,6 +99,9 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     """
     _check_fields(config)
     dataset = _load(config, tell)
+    if not (len(dataset.y_train) and len(dataset.y_test)):
+        rows = "with a label to test" if len(dataset.y_train) else "to train on"
+        raise UserError(f"{config.test_path or config.path} has no row {rows}")
     name = printable(dataset.name)  # it may have bytes that are not UTF-8
     dataset = dataset._replace(name=name, x_train=aligned(dataset.x_train), x_test=aligned(dataset.x_test))
     if dataset.row_sums is None:

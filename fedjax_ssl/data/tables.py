@@ -158,8 +158,6 @@ def _divided(config: Any, columns: Any) -> tuple[np.ndarray, tuple[str, ...], np
     check_columns(tested, where, ("label_column", label))
     test_labels = read_labels(values_of(tested[label]), f"{where} {of_labels}", names).codes
     test = np.flatnonzero(test_labels >= 0)
-    if not len(test):
-        raise UserError(f"{where} has no row with a label")
     return labels, names, np.arange(len(labels)), Tested(tested, where, test, test_labels[test])
 
 

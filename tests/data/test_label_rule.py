@@ -121,6 +121,18 @@ def test_what_no_label_is_has_one_line_in_every_source(tmp_path, case, source):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("source", [*ARRAYS, *FRAMES, "metadata.csv"])
+def test_a_test_set_without_labels_is_refused_in_every_source(tmp_path, source):
+    train, test = ["a", "b"], ["unlabelled"]
+    fields = write(tmp_path, "folder" if source == "metadata.csv" else source, train, test)
+    if source == "metadata.csv":
+        rows = [f"{part}/{label}/{row}.png,{label}\n" for part, labels in (("train", train), ("test", test))
+                for row, label in enumerate(labels)]  # fmt: skip
+        (tmp_path / source).write_text("".join(["file_name,label\n", *rows]))
+    with pytest.raises(UserError, match="has no row with a label to test$"):
+        load_dataset(data_config(**fields))
+
+
 def test_a_name_that_the_source_declares_is_a_class(tmp_path):
     """A folder, and a name of a ClassLabel; not the name of no label."""
     assert read(tmp_path / "f", "folder", ["none", "paper", "unlabelled"], ["none"]).class_names == ("none", "paper")
