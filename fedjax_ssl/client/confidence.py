@@ -331,8 +331,7 @@ KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {
 def import_rule(options: Any, num_classes: int) -> Callable[..., Confidence] | None:
     """The user's function that `confidence.kind` of the section `options` names by its import path; None: no such path.
 
-    Raises:
-        UserError: the function cannot be imported; or it, or a function of its rule, fails or returns something else.
+    A UserError if the function cannot be imported; or it, or a function of its rule, fails or returns something else.
     """
     kind = options.kind
     if not is_own(kind):

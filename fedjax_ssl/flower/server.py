@@ -123,11 +123,7 @@ class Server:
         return self._statistics(state, self._data, jnp.asarray(nobody), init_key(self._data.seed), gathered)
 
     def round(self, state: State) -> tuple[State, dict[str, np.ndarray], bool]:
-        """Runs one round.
-
-        Returns:
-            The state, the metrics by their names in metrics.jsonl, and whether the round left a usable state.
-        """
+        """A round: the state, the metrics by their names in metrics.jsonl, and whether it left a usable state."""
         self._down = self._up = 0  # as in the simulation, bytes before the first round belong to no round
         self._roster.welcome()
         told = {"client_size": self._roster.sizes, "labelled_size": self._roster.labelled}  # of new nodes, too
@@ -287,9 +283,8 @@ class Server:
     def _told(self, state: State, asked: np.ndarray, most: int, number: int, first: bool) -> tuple[Sums, np.ndarray]:
         """One pass of `_gather`: sends the parameters if it is the first, and statistics with 'moments'; gets sums.
 
-        Returns:
-            The sums of each client that was asked, [most, ...] with further rows of 0; and the clients that gave usable
-            ones.
+        Returns the sums of each client that was asked, [most, ...] with further rows of 0; and the clients that gave
+        usable ones.
         """
         section = self._problem.config.model
         down = {"params": to_record(state.model.params)} if first else {}

@@ -90,9 +90,8 @@ def labelled_by_itself(config: ConfigDict) -> str:
 def check_entry(name: str, entry: Entry, where: str = "") -> None:
     """Checks a method's entry before it is used in a configuration; `where` is a prefix of the error's message.
 
-    Raises:
-        UserError: the entry names an unknown field, head or place of labels, or sets a field to a value of another type
-            or out of its range.
+    Raises a UserError if the entry names an unknown field, head or place of labels, or sets a field to a value of
+    another type or out of its range.
     """
     fields = shared_fields()
     if entry.defaults is not None:

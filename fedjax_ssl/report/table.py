@@ -118,10 +118,7 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
     own columns. Rounds and bytes to the target are means over the seeds that reached it, with the number of these seeds
     if not all did. The same holds for the test accuracy of runs with validation images, which have none before their
     end. Bytes are of one run, both ways for all clients; seconds are those of its rounds, without compiling.
-
-    Args:
-        rows: of the table.
-        target: accuracy on the set that is measured each round, a share.
+    `target` is an accuracy on the set that is measured each round, a share.
     """
     columns = _columns([run for row in rows for run in row.runs], target)
     table = []

@@ -36,10 +36,7 @@ def make_client_tests(problem: Problem, method: Method, lanes: int) -> ClientTes
     Fine-tuning is one more round of the method's own local training from the global model, at a constant
     `client.learning_rate`. The fine-tuned model is the one that the client would upload. A client that takes no part
     keeps the received model. Under the policy 'static' a fine-tuned model has the statistics of the client's own
-    training images.
-
-    Raises:
-        UserError: when the function is traced, if clients upload no parts of the tested model.
+    training images. Raises a UserError when the function is traced, if clients upload no parts of the tested model.
     """
     network, config, parts = problem.network, problem.config, tuple(problem.config.personal_parts)
 

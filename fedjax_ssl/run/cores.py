@@ -78,8 +78,7 @@ def control_groups(root: pathlib.Path = CONTROL_GROUPS, own: pathlib.Path = OWN_
 def usable_cores(groups: Sequence[pathlib.Path] | None = None) -> int:
     """The number of cores that this process may use, by its CPU affinity and its control groups' limits.
 
-    Args:
-        groups: their folders; a file `cpu.max` has "QUOTA PERIOD" in microseconds or "max PERIOD".
+    `groups` are their folders; a file `cpu.max` has "QUOTA PERIOD" in microseconds or "max PERIOD".
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for group in control_groups() if groups is None else groups:

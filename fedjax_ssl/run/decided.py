@@ -62,8 +62,7 @@ def decisions(config: ConfigDict, dataset: Dataset, partition_file: str = "") ->
 def decide(configs: list[ConfigDict], dataset: Dataset, partition_file: str = "") -> list[ConfigDict]:
     """Configurations of runs together, with the `decisions`, which are said in a line.
 
-    Raises:
-        UserError: see `decisions`; or unknown images exclude a natural partition.
+    Raises a UserError as `decisions` does, or if unknown images exclude a natural partition.
     """
     found = hosts.from_first(lambda: decisions(configs[0], dataset, partition_file))
     if not found:

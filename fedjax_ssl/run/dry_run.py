@@ -22,8 +22,7 @@ from fedjax_ssl.run.wire import bytes_per_client
 def dry_run(config: ConfigDict) -> str:
     """Describes the run of a configuration, of its first seed: a line for each field, then the size of a round.
 
-    Raises:
-        UserError: the configuration or the data cannot be used.
+    Raises a UserError if the configuration or the data cannot be used.
     """
     validate(config)
     config = for_seed(config, (config.seeds or (config.seed,))[0])

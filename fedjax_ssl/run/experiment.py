@@ -95,8 +95,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
 def build_whole(config: ConfigDict, reader: str) -> Experiment:
     """The parts of one run whose federation is on the device as a whole.
 
-    Raises:
-        UserError: see `build_experiments`; or the federation lies elsewhere, see `config.residence`.
+    Raises a UserError as `build_experiments` does, or if the federation lies elsewhere, see `config.residence`.
     """
     experiment = build_experiment(config)
     if experiment.views is not None:
@@ -227,9 +226,8 @@ def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: boo
 def make_method(problem: Problem, **of_network: Any) -> Method:
     """The run's method, with `personal_parts` if the configuration names any.
 
-    Args:
-        of_network: fields to replace in the network. With `given`, the method makes copies and other models from this
-            model instead of a fresh one.
+    `of_network` are fields to replace in the network. With `given`, the method makes copies and other models from this
+    model instead of a fresh one.
     """
     problem = problem._replace(network=problem.network._replace(**of_network))
     method = find_method(problem.config.method).factory(problem)

@@ -42,8 +42,7 @@ def read_data(config: ConfigDict, tell: Callable[[str], Any] = lambda text: None
 def through_encoder(config: ConfigDict, dataset: Dataset) -> Dataset:
     """The data set after `config.encoder`: features; with adapters, pixels from 0 to 1; without an encoder, unchanged.
 
-    Raises:
-        UserError: the encoder has no weights, the data or their standardisation do not fit; and see `as_features`.
+    Raises a UserError if the encoder has no weights, or they, the data or their standardisation do not fit.
     """
     if config.encoder.name == "none":
         return dataset
@@ -85,9 +84,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
 
     View 0 is the image itself. The first `encoder.weak_views` views, view 0 included, are weak; the others are strong.
     Views are drawn by `config.augment`, and depend on the image's row only, not on the run's seed.
-
-    Raises:
-        UserError: the weights do not fit the encoder.
+    A UserError if the weights do not fit the encoder.
     """
     options, features_of, facts = config.encoder, frozen(config.encoder), _encoder_facts(config.encoder)
     views_of = _views_of(config, dataset)

@@ -88,8 +88,7 @@ class Machine(NamedTuple):
     def check_memory(self, program: Any, name: str = "a round") -> None:
         """Checks that a compiled program fits into a device's memory.
 
-        Raises:
-            UserError: it does not fit; the message has both sizes and the fields that reduce the memory.
+        Else raises a UserError, whose message has both sizes and the fields that reduce the memory.
         """
         analysis = program.memory_analysis()
         if analysis is None or self.memory is None:

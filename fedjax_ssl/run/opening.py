@@ -126,9 +126,7 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
     """The state of a run's newest checkpoint that is undamaged and has records of all its rounds; None: it has none.
 
     Nothing is changed on disk. What is damaged, and the round from which the run therefore continues, is printed.
-
-    Raises:
-        UserError: there are records but no usable checkpoint, or a file belongs to another run.
+    Raises a UserError if there are records but no usable checkpoint, or a file belongs to another run.
     """
     if not folder.is_begun:
         return None

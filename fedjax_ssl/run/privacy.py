@@ -134,11 +134,7 @@ OF_CLIENTS = ("client_index", "client_size", "labelled_size", "given_labels")
 
 
 def check_private(problem: Problem, method: Method, state: State, data: Any) -> None:
-    """Checks that nothing leaves a client without noise.
-
-    Raises:
-        UserError: names in one line what would break the guarantee.
-    """
+    """Raises a UserError, one line that says why, if anything leaves a client without noise."""
     if problem.config.privacy.noise:
         _packages()
         if found := next(_breaks(problem, method, state, data), None):

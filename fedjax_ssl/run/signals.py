@@ -62,9 +62,7 @@ def watch_signals(farewell: Callable[[], str]) -> None:
     """Ends this process soon after a signal, whatever it is doing, unless a `Signals` delays it.
 
     The exit status is 128 plus the signal's number. Call it in the main thread of a process of its own.
-
-    Args:
-        farewell: gives the end of the last line: what is left and how to resume.
+    `farewell` gives the end of the last line: what is left and how to resume.
     """
     global _watched
     _watched = True

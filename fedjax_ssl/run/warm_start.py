@@ -141,9 +141,7 @@ def _labels_seen(
 
     Examples are known by their inputs, whatever the files are called and in whichever order they stand. Inputs that a
     data set has more than once say nothing: rows of a small table are often equal by chance.
-
-    Raises:
-        UserError: labels among them are hidden in this run, as those of test images are.
+    Raises a UserError if labels among them are hidden in this run, as those of test images are.
     """
     config, dataset, file = experiment.problem.config, experiment.dataset, folder / PARTITION
     not_known = f"{where}whether that run saw labels that are hidden in this run is not known"
@@ -185,9 +183,8 @@ def _order_of_classes(
 ) -> tuple[list[int] | None, tuple[str, ...]]:
     """How the other run's classifier fits this run's classes, which are known by their names.
 
-    Returns:
-        The place that each class of this run has there, None if it is the same; and the parts that fit. If the classes
-        stand in another order these are the backbone and the classifier, if they are others the backbone alone.
+    Returns the place that each class of this run has there, None if it is the same; and the parts that fit. If the
+    classes stand in another order these are the backbone and the classifier, if they are others the backbone alone.
     """
     there, here = facts.get("class_names") or [], list(dataset.class_names)
     if there == here or (not (there and here) and facts.get("num_classes") == dataset.num_classes):

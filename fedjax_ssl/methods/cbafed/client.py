@@ -18,9 +18,8 @@ class Acceptance(NamedTuple):
 def acceptance(counts: jax.Array, cap: float) -> Acceptance:
     """T_c = min(P_c + 0.84 - std(P), cap), P_c = n_c / sum n * C / 10: frequent classes have higher thresholds.
 
-    Args:
-        counts: float32 [C], n_c, the number of labels of each class, both given labels and pseudo-labels.
-        cap: as in the formula; std is the unbiased standard deviation over classes.
+    The counts n_c, float32 [C], are the labels of each class, both given ones and pseudo-labels; std is the unbiased
+    standard deviation over classes.
     """
     shares = counts / jnp.maximum(jnp.sum(counts), 1) * len(counts) / 10
     return Acceptance(jnp.minimum(shares + BASE - jnp.std(shares, ddof=1), cap), shares < RARE)

@@ -51,8 +51,7 @@ def class_mean_scores(embeddings: jax.Array, anchors: ClassAnchors) -> jax.Array
 def leave_one_out_scores(anchors: AnchorEmbeddings, num_classes: int, centred: bool = False) -> jax.Array:
     """Each anchor's mean cosine similarity to the other anchors of its class, as eq. 3 would score a client's image.
 
-    Returns:
-        float32 [S]; NaN for the only anchor of a class.
+    The result is float32 [S]; NaN for the only anchor of a class.
     """
     classes = class_anchors(anchors, num_classes, centred)
     directions = _directions(anchors.embeddings, classes.centre)

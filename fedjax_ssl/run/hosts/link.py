@@ -112,8 +112,7 @@ class HostLink:
     def _come(self) -> None:
         """Meets the others for the first time.
 
-        Raises:
-            RuntimeError: two processes have the same number, or another number of processes.
+        Raises a RuntimeError if two processes have the same number, or another number of processes.
         """
         try:
             self._client.key_value_set(f"fedjax_ssl/here/{self.index}", str(self.count))

@@ -87,8 +87,7 @@ def begin() -> None:
 def logged(paths: Iterable[pathlib.Path]) -> Iterator[None]:
     """A context in which messages are appended to these files, beginning with those since `begin`.
 
-    Raises:
-        OSError: a file cannot be opened. If writing fails later, the run continues.
+    Raises an OSError if a file cannot be opened. If writing fails later, the run continues.
     """
     _logger.removeHandler(_early)
     with contextlib.ExitStack() as stack:
