@@ -44,12 +44,13 @@ class Flavour(NamedTuple):
 
     pool: tuple[PoolEntry, ...]  # empty: images stay as they are, whatever the number of operations and magnitude
     # Fraction: m / max, {1, ..., m} / max, U(0, 1), {0, ..., ceiling - 1} / (max - 1).
-    magnitude: Literal["fixed", "up_to", "uniform", "below_ceiling"]
-    max_magnitude: int
-    probability: float  # probability that a drawn operation is applied
-    cutout: tuple[float, float] | None  # smallest and largest final cutout, as a share of the side; None: no cutout
-    fill: tuple[int, int, int]  # red, green and blue level of a cutout
-    geometry_first: bool  # whether the weak flip and crop come before the operations
+    magnitude: Literal["fixed", "up_to", "uniform", "below_ceiling"] = "fixed"
+    max_magnitude: int = 10
+    probability: float = 1.0  # probability that a drawn operation is applied
+    # Smallest and largest final cutout, as a share of the side; None: no cutout.
+    cutout: tuple[float, float] | None = None
+    fill: tuple[int, int, int] = (127, 127, 127)  # red, green and blue level of a cutout
+    geometry_first: bool = True  # whether the weak flip and crop come before the operations
     ceilings: tuple[int, int] = (1, 1)  # smallest and largest ceiling of an image, for 'below_ceiling'
 
 
@@ -73,12 +74,7 @@ _SEMIFL = Flavour(
         PoolEntry(Operation.TRANSLATE_X, 0, 100, signed=True),
         PoolEntry(Operation.TRANSLATE_Y, 0, 100, signed=True),
     ),
-    magnitude="fixed",
-    max_magnitude=10,
     probability=0.5,
-    cutout=None,
-    fill=(127, 127, 127),
-    geometry_first=True,
 )
 
 # FixMatch (Sohn et al., 2020) as in its public PyTorch version, which FedRGD copied. That version never draws m itself
@@ -101,11 +97,8 @@ _FIXMATCH = Flavour(
         PoolEntry(Operation.TRANSLATE_Y, 0, 0.3, signed=True, of_side=True, whole=True),
     ),
     magnitude="up_to",
-    max_magnitude=10,
     probability=0.5,
     cutout=(0.5, 0.5),
-    fill=(127, 127, 127),
-    geometry_first=True,
 )
 
 # USB (Wang et al., 2022), as in the code of SemiAnAgg (2024) and Twin-sight. The magnitude m has no effect.
@@ -127,8 +120,6 @@ _USB = Flavour(
         PoolEntry(Operation.TRANSLATE_Y, -0.3, 0.3, of_side=True),
     ),
     magnitude="uniform",
-    max_magnitude=10,
-    probability=1.0,
     cutout=(0.0, 0.5),
     fill=(125, 123, 114),
     geometry_first=False,
@@ -155,10 +146,7 @@ _FEDLABEL = Flavour(
         PoolEntry(Operation.TRANSLATE_X, 0, 100, signed=True),
         PoolEntry(Operation.TRANSLATE_Y, 0, 100, signed=True),
     ),
-    magnitude="fixed",
     max_magnitude=30,
-    probability=1.0,
-    cutout=None,
     fill=(125, 123, 114),
     geometry_first=False,
 )
@@ -181,17 +169,8 @@ _FEDMATCH = Flavour(
         PoolEntry(Operation.TRANSLATE_Y, 0, 0.2, signed=True, of_side=True),
     ),
     magnitude="below_ceiling",
-    max_magnitude=10,
-    probability=1.0,
-    cutout=None,
     fill=(0, 0, 0),
-    geometry_first=True,
     ceilings=(2, 5),
-)
-
-# No RandAugment: strong augmentation is a second draw of the weak one.
-_NONE = Flavour(
-    pool=(), magnitude="fixed", max_magnitude=0, probability=0.0, cutout=None, fill=(0, 0, 0), geometry_first=True
 )
 
 FLAVOURS = {
@@ -201,5 +180,5 @@ FLAVOURS = {
     "fixmatch": _FIXMATCH,
     "fedlabel": _FEDLABEL,
     "fedmatch": _FEDMATCH,
-    "none": _NONE,
+    "none": Flavour(pool=()),  # no RandAugment: strong augmentation is a second draw of the weak one
 }
