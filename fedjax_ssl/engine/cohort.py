@@ -83,7 +83,8 @@ def train_cohort(
 
     Under `jax.set_mesh` with several devices each device has its own lanes and its share of the jobs. Under `jax.vmap`
     over seeds, the jobs of all seeds share the lanes in one longer queue. (A `vmap` of the loop itself would select
-    over its whole carry in every step.)
+    over its whole carry in every step.) Raises a UserError if `phases` is not a tuple, or a phase changes the shape or
+    type of a client's memory.
 
     Args:
         phases, broadcast, data, cohort: local training, in order; what the server sent; the federation; the clients.
@@ -95,9 +96,6 @@ def train_cohort(
         label: the method's; None: no pseudo-labels are made.
         of_data: see `Method.of_data`; what it returns then stands for `phases` and `label`, so that runs with other
             numbers may share the lanes.
-
-    Raises:
-        UserError: `phases` is not a tuple, or a phase changes the shape or type of a client's memory.
     """
     if isinstance(phases, Phase):
         raise UserError("a method's phases must be a tuple, also of a single phase: (phase,)")

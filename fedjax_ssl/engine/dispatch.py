@@ -10,6 +10,7 @@ from fedjax_ssl.data.federated import FederatedData, seed_axes
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.engine.round import RoundFunction, RoundResult
 from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import where_rows
 
 
 def over_seeds(round_fn: RoundFunction) -> RoundFunction:
@@ -41,12 +42,7 @@ class Best(NamedTuple):
     def after(self, name: str, model: Model, result: RoundResult) -> "Best":
         """The better one of this and the model after a round, by the metric `name` of its result."""
         figure = jnp.where(result.lacks.get(name, False), -1.0, result.metrics[name])
-        better = figure > self.figure
-
-        def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(better.reshape(better.shape + (1,) * (new.ndim - better.ndim)), new, old)
-
-        return Best(chosen(figure, self.figure), jax.tree.map(chosen, model, self.model))
+        return where_rows(figure > self.figure, Best(figure, model), self)
 
 
 class Dispatch(NamedTuple):

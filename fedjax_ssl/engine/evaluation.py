@@ -24,6 +24,7 @@ from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.batches import map_batches
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import zeros_unless
 
 RULE = "pseudo_label_accuracy_"  # prefix of the name of a labelling rule
 
@@ -45,9 +46,8 @@ def measure_if_due(
     measure = functools.partial(measure_model, problem, model, data, hidden_labels)
     if problem.config.eval_every == 1:
         return measure(), {}
-    shapes, is_due = jax.eval_shape(measure), is_tested(problem.config, number)
-    nothing = lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)  # noqa: E731
-    measured = jax.lax.cond(is_due, measure, nothing)
+    is_due = is_tested(problem.config, number)
+    measured = zeros_unless(is_due, measure)
     return measured, dict.fromkeys(measured, ~is_due)
 
 

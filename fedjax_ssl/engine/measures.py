@@ -34,14 +34,7 @@ MEASURES = {
     "calibration": {"calibration_error": "calibration error"},
     "top5": {"top5_accuracy": "top-5 accuracy"},
 }
-OF_OUTPUTS = (
-    "f1",
-    "sensitivity",
-    "specificity",
-    "kappa",
-    "calibration",
-    "top5",
-)  # of the last model alone, on the host
+OF_OUTPUTS = ("f1", "sensitivity", "specificity", "kappa", "calibration", "top5")  # of the last model, on the host
 OF_SCORES = ("calibration", "top5")  # of these, those that predictions do not suffice for
 BINS = 15  # of the calibration error
 # Measures of runs with unknown classes, in addition to those of `eval_measures`.
@@ -125,9 +118,8 @@ def measure_outputs(
         }
     if confidences is not None:
         bins = np.minimum(np.ceil(confidences * BINS).astype(int) - 1, BINS - 1)
-        found["calibration_error"] = np.abs(
-            np.bincount(bins, (labels == predictions) - confidences.astype(float))
-        ).sum() / len(labels)
+        apart = np.bincount(bins, (labels == predictions) - confidences.astype(float))
+        found["calibration_error"] = np.abs(apart).sum() / len(labels)
     if ranks is not None:
         found["top5_accuracy"] = np.mean(ranks < 5)
     return {name: float(value) for name, value in found.items()}

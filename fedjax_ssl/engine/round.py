@@ -177,7 +177,7 @@ def before_clients(
 
 def received_rows(config: Any, data: FederatedData, result: CohortResult, accepted: jax.Array) -> Received:
     """A cohort's uploads, also those not `accepted`, with ids and example counts; attackers may lie about counts."""
-    sizes = _sizes(data, result)
+    sizes = jnp.where(result.present, data.client_size[result.clients], 0)  # 0 for padding
     num_qualified = sizes if result.report is None else jnp.sum(result.report.qualified, axis=1)
     if data.attackers is not None:
         lies = data.attackers.clients[result.clients]
@@ -236,11 +236,6 @@ def _counts(config: Any, data: FederatedData, sent: Sent, result: CohortResult, 
     if not len(data.server_index):  # all labels are at clients
         counts["clients_without_labels"] = jnp.sum((data.labelled_size[result.clients] == 0) & result.present)
     return counts
-
-
-def _sizes(data: FederatedData, result: CohortResult) -> jax.Array:
-    """The number of examples of each row's client, 0 for padding."""
-    return jnp.where(result.present, data.client_size[result.clients], 0)
 
 
 def _of_those_who_answer(config: Any, data: FederatedData, selection: Selection, result: CohortResult) -> FederatedData:

@@ -141,7 +141,7 @@ def tree_bytes(tree: Any) -> int:
 
 
 def where_rows(chosen: jax.Array, new: Any, old: Any) -> Any:
-    """For each row of each leaf, `new` if the row is chosen, bool [M] or [G, M], else `old`."""
+    """For each row of each leaf, `new` if the row is chosen, bool [], [M] or [G, M], else `old`."""
     at = lambda leaf: chosen.reshape(chosen.shape + (1,) * (leaf.ndim - chosen.ndim))  # noqa: E731
     return jax.tree.map(lambda one, other: jnp.where(at(one), one, other), new, old)
 
