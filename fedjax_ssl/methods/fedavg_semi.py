@@ -30,8 +30,6 @@ VARIANTS: Variants = {
     "flexmatch": {"confidence.kind": "flexmatch"},
 }
 
-LABELLED_SHARE = 0.5  # l1 of eq. 2, the weight of all labelled clients together; l2 = 1 - l1
-
 
 def defaults() -> Section:
     """The section `config.fedavg_semi`."""
@@ -48,7 +46,8 @@ def fedavg_semi(problem: Problem) -> Method:
     options = problem.config.fedavg_semi
     accepted = functools.partial(accepted_labels, problem)
     weights = accepted if options.unlabelled_weights == "accepted" else any_images
-    return trained_by_role(problem, weights if options.apart else None, LABELLED_SHARE)
+    # l1 of eq. 2, the weight of all labelled clients together, is a half.
+    return trained_by_role(problem, weights if options.apart else None, 0.5)
 
 
 def accepted_labels(problem: Problem, received: Received) -> jax.Array:

@@ -55,18 +55,13 @@ from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 HEAD = "anchor_head"
 MIXUP_ALPHA, MIX_WEIGHT = 0.75, 1.0  # a of eq. 8 and b of eq. 10 (appendix B)
 THRESHOLD = 0.6  # t of eq. 5 (appendix C)
-
-
-HEADS = {HEAD: lambda model: functools.partial(Linear, 128)}  # of width 128
 CONTRASTIVE = {"anchor_head": ("anchor_head",), "model": ("backbone", "anchor_head")}
-
-# Found by screening on held-out images of CIFAR-10, under the recipe `strong`. It includes
-# shared fields: for correct labels, the anchors must be learned before the first round.
-NATURAL_IMAGES = {"server.augmentation": "weak", "server.pretrain_epochs": 40}
 
 # The systems of the paper's tables that differ from FedAnchor in one or two fields: name -> fields.
 VARIANTS: Variants = {
-    "natural_images": NATURAL_IMAGES,
+    # Found by screening on held-out images of CIFAR-10, under the recipe `strong`: for correct labels, the anchors must
+    # be learned before the first round.
+    "natural_images": {"server.augmentation": "weak", "server.pretrain_epochs": 40},
     # The paper's values, for config files with other defaults.
     "paper": {**RECIPES["plain"], "server.augmentation": "strong", "server.pretrain_epochs": 5},
     # Fewer but more accurate labels than with 0.6: the 30 % of each client's images with the largest centred scores.
@@ -261,7 +256,7 @@ ENTRY = Entry(
     paper="https://arxiv.org/abs/2402.10191",
     defaults=defaults,
     variants=VARIANTS,
-    heads=HEADS,
+    heads={HEAD: lambda model: functools.partial(Linear, 128)},  # of width 128
     embedding=HEAD,
     confidence=("kind", "threshold"),
     mislabels=True,

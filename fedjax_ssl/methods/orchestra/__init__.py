@@ -36,7 +36,7 @@ from fedjax_ssl.ops.augment import quarter_turns
 from fedjax_ssl.ops.losses import assignment_loss, cross_entropy, unit_vectors
 from fedjax_ssl.ops.sgd import Model, followed_by
 from fedjax_ssl.ops.trees import moving_average, select
-from fedjax_ssl.server import Link, fedavg, own_weights
+from fedjax_ssl.server import fedavg, own_weights
 
 PROJECTOR, ROTATION, TARGET = "projector", "rotation", "target"
 ENCODER = ("backbone", PROJECTOR)
@@ -86,7 +86,8 @@ def orchestra(problem: Problem) -> Method:
             f"orchestra.local_clusters={options.local_clusters} is more than orchestra.memory={options.memory}"
         )
     dim, num_clients = problem.config.model.projector_dim, problem.config.num_clients
-    mean = fedavg(problem, weighted_by=by_batches(problem.config.client.batch_size), parts=PARTS)
+    by_batches = own_weights(lambda received: jnp.maximum(received.sizes // problem.config.client.batch_size, 1))
+    mean = fedavg(problem, weighted_by=by_batches, parts=PARTS)
     # In the client's steps the target follows the online encoder.
     optimizer = lambda rate: followed_by(problem.optimizer(rate), TARGET, ENCODER, DECAY)  # noqa: E731
     phases = training(problem, optimizer), clusters.centroids_phase(options.local_clusters)
@@ -122,11 +123,6 @@ def orchestra(problem: Problem) -> Method:
 def random_directions(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Random unit vectors along the last axis, uniform over directions."""
     return unit_vectors(jax.random.normal(key, shape))
-
-
-def by_batches(batch_size: int) -> Link:
-    """Uploads weighted by the client's number of whole batches, at least 1."""
-    return own_weights(lambda received: jnp.maximum(received.sizes // batch_size, 1))
 
 
 def target_projections(problem: Problem, model: Model, target: Any, images: Images, mask: jax.Array):

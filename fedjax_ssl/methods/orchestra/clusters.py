@@ -1,5 +1,6 @@
 """The clusters of Orchestra, all of about equal size: a client's, of its memory of projections, and the server's."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,7 +11,6 @@ from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Images, Jobs, Phase, Previous, Upload
 from fedjax_ssl.ops.losses import unit_vectors
-from fedjax_ssl.ops.sgd import Model
 
 PROJECTIONS = "projections"  # the entry of the clients' memory, a `Ring`
 CENTROIDS = "centroids"  # metadata of an upload, float32 [L, D]; the server's entry has the same name
@@ -129,34 +129,20 @@ def filled(
     return jax.lax.map(of_client, (examples.rows, examples.present, examples.keys, rings))
 
 
-class Clustered(NamedTuple):
-    """What one client uploads."""
-
-    model: Model
-    centroids: jax.Array
-
-
 def centroids_phase(number: int) -> Phase:
-    """A phase without steps, after one that trains: each client clusters its memory and sends the centroids.
-
-    Args:
-        number: number of centroids.
-    """
+    """A phase without steps, after one that trains: each client clusters its memory and sends so many centroids."""
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
-        centroids = jax.vmap(lambda key, memory: local_centroids(key, memory, number))(
-            cohort.keys(), cohort.own[PROJECTIONS].rows
-        )
-        work = Clustered(previous.upload.model, centroids)
-        return Jobs(jnp.zeros_like(cohort.clients), work, takes_part=previous.took_part)
+        cluster = jax.vmap(functools.partial(local_centroids, number=number))
+        centroids = cluster(cohort.keys(), cohort.own[PROJECTIONS].rows)
+        upload = Upload(previous.upload.model, {CENTROIDS: centroids})
+        return Jobs(jnp.zeros_like(cohort.clients), upload, takes_part=previous.took_part)
 
     return Phase(
         prepare,
         start=lambda received, data, work, own: (),
         step=lambda received, data, work, carry, index, key: carry,
-        finish=lambda received, work, carry, num_steps: Finished(
-            Upload(work.model, {CENTROIDS: work.centroids}), {}, {}
-        ),
+        finish=lambda received, work, carry, num_steps: Finished(work, {}, {}),
     )
 
 
