@@ -9,7 +9,6 @@ from fedjax_ssl.client.labels import (
     label_cohort,
     labels_for_report,
     labels_of_received,
-    score_by_own_models,
     score_cohort,
     weak_views,
 )

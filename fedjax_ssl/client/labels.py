@@ -56,37 +56,24 @@ def weak_views(
     return jax.vmap(augment)(keys, positions, images)
 
 
-def score_by_own_models(
-    scores: Callable[[Model, jax.Array], Any], models: Model, images: jax.Array, rows: jax.Array, batch_size: int | None
-) -> Any:
-    """Scores every example of a cohort by its job's own model, one job after the other: leaves [M, n_max, ...].
-
-    With several devices all models, leaves [M, ...], are sent to each device, which scores its share of a job's images.
-    `scores` is a function (model, inputs [B, ...]) -> a pytree with leaves [B, ...], each example independent of the
-    others; `rows` of the image table are int32 [M, n_max]; for the batch size see `map_batches`.
-    """
-
-    def score_job(job):
-        model, of_job = job
-        return map_batches(lambda batch: scores(model, images[batch]), of_job, batch_size)
-
-    return jax.lax.map(score_job, (models, rows))
-
-
 def logits_of_each(
     problem: Problem, received: Model, own: Sequence[Model], images: jax.Array, examples: Examples
 ) -> list[jax.Array]:
     """Logits of every example of a cohort by the received model, then by each client's own model, leaves [M, ...].
 
-    The result is float32 [M, n_max, C] for each model, in evaluation mode on raw images.
+    The result is float32 [M, n_max, C] for each model, in evaluation mode on raw images. Own models score one job after
+    the other. With several devices all of them are sent to each device, which scores its share of a job's images.
     """
 
     def logits(model: Model, batch: jax.Array) -> jax.Array:
         return problem.network.predict(model, batch).logits
 
+    def of_job(job: tuple[Model, jax.Array]) -> jax.Array:
+        model, rows = job
+        return map_batches(lambda batch: logits(model, images[batch]), rows, problem.config.eval_batch_size)
+
     of_received = score_cohort(problem, functools.partial(logits, received), images, examples)
-    size = problem.config.eval_batch_size
-    return [of_received, *(score_by_own_models(logits, models, images, examples.rows, size) for models in own)]
+    return [of_received, *(jax.lax.map(of_job, (models, examples.rows)) for models in own)]
 
 
 # --- Debiasing by a client's prior (FedDB, Zhu et al., IJCAI 2024, arXiv 2405.19789). ---------------------------------
@@ -131,9 +118,7 @@ def label_cohort(
     problem: Problem, model: Model, data: FederatedData, examples: Examples, confidence: Confidence, num_views: int = 0
 ) -> Labels:
     """Labels every example of a cohort by one model in evaluation mode, see `label_by_scores` and `score_cohort`."""
-    scores = functools.partial(problem.network.probabilities, model)
-    scored = score_cohort(problem, scores, data.inputs, examples, num_views)
-    return label_by_scores(problem, as_told(data, examples.rows, scored), examples, confidence)
+    return label_by_scores(problem, told_scores(problem, model, data, examples, num_views), examples, confidence)
 
 
 def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, confidence: Confidence) -> Labels:
@@ -151,6 +136,14 @@ def label_by_scores(problem: Problem, scores: jax.Array, examples: Examples, con
     best, second = jnp.moveaxis(jax.lax.top_k(scores, 2)[0], -1, 0)
     report, size = Report(labels, weights > 0, {}, {"score_gap": best - second}), jnp.sum(examples.present, axis=1)
     return Labels(report, own, {}, weights, states, size, prior, best)
+
+
+def told_scores(
+    problem: Problem, model: Model, data: FederatedData, examples: Examples, num_views: int = 0
+) -> jax.Array:
+    """A model's probabilities of every example of a cohort, float32 [M, n_max, C], as clients label by them."""
+    scores = functools.partial(problem.network.probabilities, model)
+    return as_told(data, examples.rows, score_cohort(problem, scores, data.inputs, examples, num_views))
 
 
 def as_told(data: FederatedData, rows: jax.Array, scores: jax.Array) -> jax.Array:

@@ -28,11 +28,10 @@ from fedjax_ssl.client import (
     Plan,
     local_training,
     make_confidence,
-    score_cohort,
     threshold_of,
     train_views,
 )
-from fedjax_ssl.client.labels import as_told, label_by_scores, mean_prediction
+from fedjax_ssl.client.labels import label_by_scores, mean_prediction, told_scores
 from fedjax_ssl.client.steps import MakePlan
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Previous, Problem, Received
@@ -95,9 +94,7 @@ def labels_once(problem: Problem, rule: Confidence) -> Label:
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         examples = Examples.of(data, cohort)
-        probabilities = functools.partial(problem.network.probabilities, received.model)
-        scores = score_cohort(problem, probabilities, data.inputs, examples, num_views=1)
-        scores = as_told(data, examples.rows, scores)
+        scores = told_scores(problem, received.model, data, examples, num_views=1)
         made = label_by_scores(problem, scores, examples, rule)
         report = made.report._replace(qualified=made.report.qualified | examples.labelled)
         return made._replace(report=report, more=mean_prediction(scores, examples.present))

@@ -29,11 +29,10 @@ from fedjax_ssl.client import (
     class_counts,
     local_training,
     make_confidence,
-    score_cohort,
     threshold_of,
     train_views,
 )
-from fedjax_ssl.client.labels import as_told, label_by_scores
+from fedjax_ssl.client.labels import label_by_scores, told_scores
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Finished, Label, Labels, Method, Phase, Previous, Problem
 from fedjax_ssl.methods.entry import Entry, Variants
@@ -88,13 +87,10 @@ def fedpdm(problem: Problem) -> Method:
 
 def matched_labels(problem: Problem, rule: Confidence) -> Label:
     """Labels of unlabelled images by matched probabilities. `Labels.own` has the class shares for the next round."""
-    network = problem.network
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         examples = Examples.of(data, cohort)
-        probabilities = lambda images: network.probabilities(received.model, images)  # noqa: E731
-        found = score_cohort(problem, probabilities, data.inputs, examples, num_views=1)
-        found, unlabelled = as_told(data, examples.rows, found), examples.unlabelled
+        found, unlabelled = told_scores(problem, received.model, data, examples, num_views=1), examples.unlabelled
         r, number = examples.own[SHARES], jnp.sum(unlabelled, axis=1, keepdims=True)
         predicted = class_counts(jnp.where(unlabelled, jnp.argmax(found, axis=-1), -1), problem.num_classes)
         r_next = SHARES_DECAY * r + (1 - SHARES_DECAY) * predicted / jnp.maximum(number, 1)

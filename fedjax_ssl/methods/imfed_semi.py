@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.fields import Section, share, word
-from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, labelled_phase, local_training, score_cohort
+from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, labelled_phase, local_training
 from fedjax_ssl.client.by_role import unlabelled_optimizer
 from fedjax_ssl.client.deck import split_keys
-from fedjax_ssl.client.labels import as_told
+from fedjax_ssl.client.labels import told_scores
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.labels import clients_may_have_labels
 from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Phase, Previous, Problem, Report
@@ -81,8 +81,7 @@ def fill_banks(problem: Problem) -> Label:
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         examples = Examples.of(data, cohort, split_keys(cohort)[0])
-        scores = lambda images: problem.network.probabilities(received.model, images)  # noqa: E731
-        p = as_told(data, examples.rows, score_cohort(problem, scores, data.inputs, examples, num_views=1))
+        p = told_scores(problem, received.model, data, examples, num_views=1)
         best, labels = jnp.max(p, axis=-1), jnp.argmax(p, axis=-1).astype(jnp.int32)
         confident = examples.unlabelled & (best > options.confident)
         lasting = cohort.own[BANK] | (examples.unlabelled & (best > options.very_confident))

@@ -7,14 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import base_config
-from fedjax_ssl.client import (
-    Examples,
-    label_cohort,
-    labels_for_report,
-    make_confidence,
-    score_by_own_models,
-    score_cohort,
-)
+from fedjax_ssl.client import Examples, label_cohort, labels_for_report, make_confidence, score_cohort
 from fedjax_ssl.engine.interface import Cohort, Problem
 from tests.helpers.toy_federation import federation
 
@@ -54,18 +47,6 @@ def labelled(cohort, threshold, strictly):
         label_cohort(problem, None, DATA, Examples.of(DATA, cohort), rule),
         labels_for_report(problem, threshold)(received, DATA, cohort, None).report,
     ))(cohort)  # fmt: skip
-
-
-def test_scores_by_a_model_of_each_job_s_own():
-    """Each job's row of the models scores each of its examples."""
-    clients, factors = [2, 0, 3, 1], np.float32([1, -2, 3, 5])
-    score = jax.jit(lambda models, rows: score_by_own_models(
-        lambda model, x: model["factor"] * by_table(x), models, DATA.inputs, rows, problem_with().config.eval_batch_size
-    ))  # fmt: skip
-    found = score({"factor": factors}, examples_of(clients).rows)
-    for job, client in enumerate(clients):
-        rows = CLIENTS[client]
-        np.testing.assert_allclose(found[job, : len(rows)], factors[job] * TABLE[rows], rtol=1e-6)
 
 
 def test_labels_of_a_cohort():
