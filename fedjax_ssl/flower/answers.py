@@ -76,15 +76,14 @@ def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) ->
 def read_reply(content: Any, place: int, size: int, like: Reply, turn: int, num_jobs: int) -> Reply:
     """Reads a job's part of the answer to `train`. A client without an upload took no part.
 
+    Raises a UserError if the upload or the figures do not fit the configuration, or are of another turn.
+
     Args:
         content, place: the answer's; the job's position among the node's jobs.
         size: how many images its client has, by the node's first answer.
         like: shapes.
         turn: the expected turn; answers of earlier turns are refused. This proves nothing, since a node may lie.
         num_jobs: of a round, whose steps are added as int32.
-
-    Raises:
-        UserError: the upload or the figures do not fit the configuration, or are of another turn.
     """
     figures = from_record(content.get(f"figures-{place}", {}), like.figures, "the answer", shapes=True)
     if figures.turn != turn:
@@ -102,14 +101,13 @@ def read_reply(content: Any, place: int, size: int, like: Reply, turn: int, num_
 def read_statistics(content: Any, place: int, like: BatchStats, count: int) -> Sums:
     """Reads a client's part of the answer to `query.statistics`.
 
+    Raises a UserError if they cannot be sums of the statistics of this client's images.
+
     Args:
         content: the answer's.
         place: the client's position among those that the node was asked for.
         like: shapes of a client's sums.
         count: the weight that the client must have: its number of images, or of their batches.
-
-    Raises:
-        UserError: they cannot be sums of the statistics of this client's images.
     """
     number: Any = jax.ShapeDtypeStruct((), np.float32)
     told = from_record(content.get(f"sums-{place}", {}), Sums(like, number), "the answer", shapes=True)

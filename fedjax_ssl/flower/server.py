@@ -63,12 +63,7 @@ class Server:
     """The server's side of a run: the compiled stages, and the messages between them."""
 
     def __init__(self, experiment: Experiment, roster: Roster):
-        """Compiles nothing yet.
-
-        Args:
-            experiment: the run; its data may be shapes. The server keeps its own part of the data.
-            roster: the nodes, which are all known.
-        """
+        """Compiles nothing yet. The run's data may be shapes; the server keeps its own part. All nodes are known."""
         self._roster = roster
         self._problem = problem = experiment.problem._replace(told_labels=roster.labels())
         made = make_method(problem)

@@ -33,19 +33,17 @@ ONLY = {
     "seeds": (),
     "init_from": "",
 }
-PLACES = ("data.path",)
 NODE = ("partition-id", "num-partitions", "clients", "data")
 
 
 def run_config(given: Mapping[str, Any]) -> ConfigDict:
     """The configuration that a run's config names: a config file with its arguments, and overrides.
 
+    Raises a UserError if there is no such file or field, a value is wrong, or a field is not for Flower runs.
+
     Args:
         given: `config`, as for --config, or a file in the project's folder; `overrides`, words as on the command line,
             --config.FIELD=VALUE, separated by spaces.
-
-    Raises:
-        UserError: there is no such file or field, a value is wrong, or a field is not for Flower runs.
     """
     file, words = str(given.get("config", RUN["config"])), shlex.split(str(given.get("overrides", "")))
     for word in words:
@@ -74,7 +72,7 @@ def digest(config: ConfigDict) -> str:
 
     Paths do not count. A partition file counts by its bytes. Raises UserError if the partition file cannot be read.
     """
-    fields = {name: value for name, value in flatten(config).items() if name not in (*CHANGES_NO_RESULT, *PLACES)}
+    fields = {name: value for name, value in flatten(config).items() if name not in (*CHANGES_NO_RESULT, "data.path")}
     if file := config.data.partition_file:
         try:
             fields["data.partition_file"] = hashlib.sha256(expanded(file).read_bytes()).hexdigest()

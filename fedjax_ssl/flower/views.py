@@ -118,14 +118,13 @@ def of_clients(
 def own_holdings(config: Any, client: int, file: str, facts: dict[str, Any]) -> Holdings:
     """The holdings of a node with images of its own.
 
+    Raises a UserError if there is no such file, or its arrays are not as above.
+
     Args:
         config: the run's; if it gives clients no labels, the file's labels are ignored.
         client: the node's client.
         file: an npz with `images`, uint8 [n, H, W] or [n, H, W, C], and optionally `labels` [n], see `read_labels`.
         facts: of the server's data set, with `server_labels`, the number of its labelled images.
-
-    Raises:
-        UserError: there is no such file, or its arrays are not as above.
     """
     if kind_name(facts) != IMAGE:
         raise UserError(f"--node-config data is for images; the server's data are {kind_of(facts).noun}")

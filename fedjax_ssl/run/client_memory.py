@@ -80,9 +80,7 @@ class ClientMemory:
     def join(self, state: State, clients: np.ndarray, data: FederatedData) -> tuple[State, FederatedData]:
         """Adds the rows of a view's clients, and of those that it recalls, to a state; returns both.
 
-        Args:
-            state: without rows of clients.
-            clients: ids of the view's clients, increasing.
+        The state is without rows of clients; `clients` are the ids of the view's clients, increasing.
         """
         if self._recorded is not None:
             data = data._replace(here=data.here._replace(records=self._put(self._recorded(state, clients))))
@@ -115,9 +113,8 @@ class ClientMemory:
     def keep(self, clients: np.ndarray, record_ids: Any, of_clients: Any, round_number: int) -> None:
         """Keeps the rows of some clients after a round.
 
-        Args:
-            clients: ids of the clients whose memory the state has, increasing.
-            record_ids: ids of the clients whose records it has, increasing: `clients`, and others with old records.
+        `clients` are the ids of those whose memory the state has, increasing; `record_ids` of those whose records it
+        has, increasing: `clients`, and others with old records.
         """
         if self._rows is None:
             return

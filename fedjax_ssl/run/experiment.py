@@ -111,14 +111,12 @@ def build_experiments(
 ) -> list[Experiment]:
     """The parts of runs whose configurations differ in the seed and in numbers alone.
 
-    A seed has the shapes that it would have alone, and so equal results to the bit.
+    A seed has the shapes that it would have alone, and so equal results to the bit. Raises a UserError if the data are
+    missing or do not fit the configuration, or a name is unknown.
 
     Args:
         partition_files: the partitions of runs that are resumed; None for a run that begins.
         secrets: see `secret_of`; None: new ones.
-
-    Raises:
-        UserError: the data are missing or do not fit the configuration, or a name is unknown.
     """
     with doing("reading the data") as task:
         dataset = read_data(configs[0], functools.partial(setattr, task, "text"))
@@ -197,12 +195,11 @@ def _placed(
 def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: bool) -> Problem:
     """Builds the fixed part of a run.
 
+    Raises a UserError if a name is unknown, or a field or the method does not fit the inputs.
+
     Args:
         facts: of the inputs, see `dataset_facts`.
         lacks_labels: see `Problem`.
-
-    Raises:
-        UserError: a name is unknown, or a field or the method does not fit the inputs.
     """
     entry, kind = find_method(config.method), kind_of(facts)
     if entry.images_alone and kind_name(facts) != IMAGE:

@@ -103,9 +103,7 @@ def run_rounds(
 ) -> list[State]:
     """Trains a group of runs to the end; returns their last states.
 
-    Args:
-        states: the runs' states at the start; their buffers are donated.
-        listeners: in the order of their turns.
+    The buffers of the states at the start are donated. The listeners are in the order of their turns.
     """
     experiment, num_runs = group.runs[0].experiment, len(group.runs)
     config, done = experiment.problem.config, group.runs[0].round

@@ -125,12 +125,11 @@ def use(machine: Machine) -> Iterator[Machine]:
 def find_machine(config: ConfigDict) -> Machine:
     """The machine that a configuration asks for, by its fields `devices` and `lanes`.
 
+    Raises a UserError if the machine has too few devices, or the hosts cannot have equally many.
+
     Args:
         config: the run's. Without `devices` it gets all devices; on a CPU, at most one core for each client of a round.
             Without `lanes` it gets `most_lanes`.
-
-    Raises:
-        UserError: the machine has too few devices, or the hosts cannot have equally many.
     """
     devices, num_hosts = jax.devices(), hosts.count()
     if config.devices is not None and config.devices > len(devices):

@@ -95,16 +95,12 @@ def run_sweep(
     print(update(), end="")
     all_rows = planned()
     _write_report(root, sweep.target_accuracy, all_rows, [*warm_ups_of(tried), *tried, *warm_ups_of(all_rows)])
-    _tell(failures, [*warm_ups_of(asked), *asked, *warm_ups, *cells])
-    return cells
-
-
-def _tell(failures: Mapping[str, str], cells: list[Cell]) -> None:
-    """Prints the failures, and raises a TrainingError if there are any."""
     for name, why in failures.items():
         say(f"failed: {name}: {why}", QUIET)
     if failures:
-        raise TrainingError(f"{len(failures)} of {sum(len(cell.seeds) for cell in cells)} runs of the sweep")
+        number = sum(len(cell.seeds) for cell in (*warm_ups_of(asked), *asked, *warm_ups, *cells))
+        raise TrainingError(f"{len(failures)} of {number} runs of the sweep")
+    return cells
 
 
 def _write_report(root: pathlib.Path, target: float, cells: list[Cell], before: list[Cell]) -> None:
