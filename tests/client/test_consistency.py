@@ -40,15 +40,12 @@ RECEIVED = {"confidence.labels_from": "received"}
 MORE = {"consistency.unlabelled_ratio": 2}
 
 
-@pytest.mark.parametrize(
-    "labels, client, fields, together",
-    [
-        ("server", NO_LABELS, EVAL, False),
-        ("server", NO_LABELS, {**RECEIVED, **MORE, **CONFIDENT}, False),
-        ("clients", A_FEW, {**CONFIDENT, "confidence.threshold": 0.7}, False),
-        ("some_clients", ONLY_LABELS, {}, True),
-    ],
-)
+@pytest.mark.parametrize("labels, client, fields, together", [
+    ("server", NO_LABELS, EVAL, False),
+    ("server", NO_LABELS, {**RECEIVED, **MORE, **CONFIDENT}, False),
+    ("clients", A_FEW, {**CONFIDENT, "confidence.threshold": 0.7}, False),
+    ("some_clients", ONLY_LABELS, {}, True),
+])  # fmt: skip
 def test_local_training_is_that_of_the_equations(data, labels, client, fields, together):
     """L = H(y, f(a(x))) + lambda_u L_u for a client with a few labels, with none, with labels only.
 

@@ -113,13 +113,10 @@ def test_labels_of_a_whole_round_take_it_too(data):
     np.testing.assert_array_equal(np.asarray(made.report.qualified)[0, :SIZE], p.max(axis=1) >= THRESHOLD)
 
 
-@pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        *((name, "debias", "app_u") for name in METHODS if name not in BY_SOFTMAX),
-        *((name, "kind", "sat") for name in METHODS if name not in BY_CONFIDENCE),
-    ],
-)
+@pytest.mark.parametrize(("name", "field", "value"), [
+    *((name, "debias", "app_u") for name in METHODS if name not in BY_SOFTMAX),
+    *((name, "kind", "sat") for name in METHODS if name not in BY_CONFIDENCE),
+])  # fmt: skip
 def test_a_method_that_does_not_read_a_field_refuses_it(name, field, value):
     config = apply_arguments(base_config(), name)
     config.data.labels = METHODS[name].settings[0]

@@ -92,18 +92,15 @@ def test_what_a_client_remembers(round_fn):
     np.testing.assert_array_equal(state.clients["trained"], [0 + 2 * 14, 100 + 15, 200, 300, 400 + 3 * 13])
 
 
-@pytest.mark.parametrize(
-    "stage, metrics, line",
-    [
-        ("server_after", {"test_accuracy": jnp.float32(1)}, "'test_accuracy' has the name of another one; rename it"),
-        ("server_after", {"bytes_up": jnp.float32(1)}, "'bytes_up' has the name of another one; rename it"),
-        ("aggregate", {"mine": [1.0, 2.0]}, "'mine' must be a scalar"),
-        ("aggregate", {"steps": jnp.float32(1)}, "'steps' has the name of another one; rename it"),
-        ("client", {"mine": jnp.ones(2)}, "'mine' must be a scalar"),
-        ("client", {"fact": jnp.float32(1)}, "'fact' has the name of another one; rename it"),
-        ("report", {"round": jnp.ones((6, 3))}, "'round' has the name of another one; rename it"),
-    ],
-)
+@pytest.mark.parametrize("stage, metrics, line", [
+    ("server_after", {"test_accuracy": jnp.float32(1)}, "'test_accuracy' has the name of another one; rename it"),
+    ("server_after", {"bytes_up": jnp.float32(1)}, "'bytes_up' has the name of another one; rename it"),
+    ("aggregate", {"mine": [1.0, 2.0]}, "'mine' must be a scalar"),
+    ("aggregate", {"steps": jnp.float32(1)}, "'steps' has the name of another one; rename it"),
+    ("client", {"mine": jnp.ones(2)}, "'mine' must be a scalar"),
+    ("client", {"fact": jnp.float32(1)}, "'fact' has the name of another one; rename it"),
+    ("report", {"round": jnp.ones((6, 3))}, "'round' has the name of another one; rename it"),
+])  # fmt: skip
 def test_a_method_s_metrics_are_scalars_with_names_of_their_own(stage, metrics, line):
     phase, facts = toy_phase(), metrics if stage == "report" else {"fact": jnp.ones((6, 3))}
 
@@ -120,17 +117,14 @@ def test_a_method_s_metrics_are_scalars_with_names_of_their_own(stage, metrics, 
         run(jax.jit(make_round(problem(), method, lanes=2)), [3, 0, 2, 4, 0, 1], [False] * 6, group=jnp.zeros(6, int))
 
 
-@pytest.mark.parametrize(
-    "stage, entries, line",
-    [
-        ("labelling", {"zz": jnp.ones(3)}, "writes a client's memory 'zz', which its first state does not have"),
-        ("labelling", {"labelled": jnp.ones(3)}, r"'labelled' is int32\[\] in .*, but it writes float32\[\]"),
-        ("labelling", {"trained": jnp.ones((3, 2))}, r"is float32\[\] in .*, but it writes float32\[2\]"),
-        ("steps", {"trained": {"a": jnp.ones(())}}, r"is float32\[\] in .*, but it writes \['a'\] float32\[\]"),
-        ("steps", {"trained": ()}, r"is float32\[\] in the method's first state, but it writes nothing"),
-        ("server", {"last": jnp.ones((3, 2))}, r"the server's record 'last' is float32\[\] in .*writes float32\[2\]"),
-    ],
-)
+@pytest.mark.parametrize("stage, entries, line", [
+    ("labelling", {"zz": jnp.ones(3)}, "writes a client's memory 'zz', which its first state does not have"),
+    ("labelling", {"labelled": jnp.ones(3)}, r"'labelled' is int32\[\] in .*, but it writes float32\[\]"),
+    ("labelling", {"trained": jnp.ones((3, 2))}, r"is float32\[\] in .*, but it writes float32\[2\]"),
+    ("steps", {"trained": {"a": jnp.ones(())}}, r"is float32\[\] in .*, but it writes \['a'\] float32\[\]"),
+    ("steps", {"trained": ()}, r"is float32\[\] in the method's first state, but it writes nothing"),
+    ("server", {"last": jnp.ones((3, 2))}, r"the server's record 'last' is float32\[\] in .*writes float32\[2\]"),
+])  # fmt: skip
 def test_clients_entries_stay_like_those_of_the_first_state(stage, entries, line):
     phase, state = toy_phase(), toy_state(draw=jnp.arange(3), fails=jnp.zeros(3, bool))
 
@@ -151,13 +145,10 @@ def test_clients_entries_stay_like_those_of_the_first_state(stage, entries, line
         jax.eval_shape(make_round(problem(), method, lanes=2), state, federation(), TRUTH)
 
 
-@pytest.mark.parametrize(
-    "stage, line",
-    [
-        ({"phases": toy_phase()}, r"phases must be a tuple, also of a single phase: \(phase,\)"),
-        ({"select": lambda state, data, key: jnp.arange(3)}, "select must return a Selection"),
-    ],
-)
+@pytest.mark.parametrize("stage, line", [
+    ({"phases": toy_phase()}, r"phases must be a tuple, also of a single phase: \(phase,\)"),
+    ({"select": lambda state, data, key: jnp.arange(3)}, "select must return a Selection"),
+])  # fmt: skip
 def test_a_stage_of_another_type_is_refused(stage, line):
     state = toy_state(draw=jnp.arange(3), fails=jnp.zeros(3, bool))
     with pytest.raises(UserError, match=line):

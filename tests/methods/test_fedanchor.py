@@ -272,14 +272,11 @@ def test_the_server_s_lambdas_are_drawn_before_its_steps_but_on_a_cpu(data, monk
 # --- Variants and choices. -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "variant, at_clients, at_server",
-    [
-        ("mix", {"fix_loss", "mix_loss"}, {"server_loss", "server_mix_loss", "contrastive_loss"}),
-        ("no_mixup", {"fix_loss"}, {"server_loss", "contrastive_loss"}),
-        ("no_contrastive", {"fix_loss", "mix_loss"}, {"server_loss"}),
-    ],
-)
+@pytest.mark.parametrize("variant, at_clients, at_server", [
+    ("mix", {"fix_loss", "mix_loss"}, {"server_loss", "server_mix_loss", "contrastive_loss"}),
+    ("no_mixup", {"fix_loss"}, {"server_loss", "contrastive_loss"}),
+    ("no_contrastive", {"fix_loss", "mix_loss"}, {"server_loss"}),
+])  # fmt: skip
 def test_variants_of_the_losses(data, variant, at_clients, at_server):
     _, method, state = build(f"fedanchor,{variant}")
     assert jax.eval_shape(method.server_after, state, data, jax.random.key(0))[1].keys() == at_server

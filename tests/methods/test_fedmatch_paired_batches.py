@@ -15,17 +15,14 @@ from tests.helpers.fedmatch_by_hand import KEY, build, random_params
 from tests.helpers.small_problem import federation, phases_of, small_problem
 
 
-@pytest.mark.parametrize(
-    ("bound", "labelled", "unlabelled", "steps", "size"),
-    [
-        (0, 3, 7, 2, 4),  # 1.5 labelled batches of 2 are two; so are the unlabelled images
-        (0, 5, 5, 2, 3),  # 2.5 are two as well
-        (4, 1, 9, 3, 3),  # one, but of unlabelled images at most 4 are in a batch
-        (4, 0, 10, 3, 4),
-        (0, 4, 0, 2, 0),
-        (0, 0, 0, 0, 0),  # takes no part
-    ],
-)
+@pytest.mark.parametrize(("bound", "labelled", "unlabelled", "steps", "size"), [
+    (0, 3, 7, 2, 4),  # 1.5 labelled batches of 2 are two; so are the unlabelled images
+    (0, 5, 5, 2, 3),  # 2.5 are two as well
+    (4, 1, 9, 3, 3),  # one, but of unlabelled images at most 4 are in a batch
+    (4, 0, 10, 3, 4),
+    (0, 4, 0, 2, 0),
+    (0, 0, 0, 0, 0),  # takes no part
+])  # fmt: skip
 def test_an_epoch_has_as_many_batches_of_both_kinds(bound, labelled, unlabelled, steps, size):
     problem, method = build("clients", unlabelled_batch=bound)
     problem.config.data.partition_file = "saved.npz"  # who has how many labels is not said
@@ -44,20 +41,17 @@ def prepared(problem, method, data, key):
     return jax.tree.map(lambda leaf: leaf[0], phases_of(method)[0].prepare(received, data, cohort, None))
 
 
-@pytest.mark.parametrize(
-    ("expected", "fields"),
-    [
-        (1125, {"data.num_labelled": 5000, "data.partition": "dirichlet_pairs", "client.batch_size": 128}),  # SAGE's
-        (225, {"data.labels_per_class": 25, "data.partition": "stratified", "client.batch_size": 25}),
-        # A client of 477 images, 95 of them labelled, has 1.48 batches of 64: its 382 others are one batch.
-        (382, {"data.labelled_share": 0.2, "client.batch_size": 64}),
-        (382, {"data.labels": "profile", "data.label_profile": (0.2, *(1.0,) * 19), "client.batch_size": 64}),
-        (2500, {"data.labels": "profile", "data.label_profile": ("beta(9,1)",)}),  # any share may be drawn
-        (2500, {"data.labels_per_class": 5, "client.batch_size": 10}),  # a client may have no labelled image
-        (2500, {"data.labelled_share": 0.2, "data.partition_file": "saved.npz"}),
-        (1, {"data.reveal_labels": True}),
-    ],
-)
+@pytest.mark.parametrize(("expected", "fields"), [
+    (1125, {"data.num_labelled": 5000, "data.partition": "dirichlet_pairs", "client.batch_size": 128}),  # SAGE's
+    (225, {"data.labels_per_class": 25, "data.partition": "stratified", "client.batch_size": 25}),
+    # A client of 477 images, 95 of them labelled, has 1.48 batches of 64: its 382 others are one batch.
+    (382, {"data.labelled_share": 0.2, "client.batch_size": 64}),
+    (382, {"data.labels": "profile", "data.label_profile": (0.2, *(1.0,) * 19), "client.batch_size": 64}),
+    (2500, {"data.labels": "profile", "data.label_profile": ("beta(9,1)",)}),  # any share may be drawn
+    (2500, {"data.labels_per_class": 5, "client.batch_size": 10}),  # a client may have no labelled image
+    (2500, {"data.labelled_share": 0.2, "data.partition_file": "saved.npz"}),
+    (1, {"data.reveal_labels": True}),
+])  # fmt: skip
 def test_the_largest_batch_is_that_of_the_client_with_the_fewest_labels_beside_it(expected, fields):
     problem = small_problem("fedmatch", **{"data.labels": "clients", "num_clients": 20, **fields})
     problem = problem._replace(num_classes=10)
@@ -73,14 +67,11 @@ def test_the_order_of_batches_may_be_the_same_in_every_round():
         np.testing.assert_array_equal(*of_round)
 
 
-@pytest.mark.parametrize(
-    ("batches", "size", "room", "lengths"),
-    [
-        (2, 3, 4, [3, 2]),  # batches smaller than their room
-        (2, 2, 2, [2, 2]),  # one example has no step
-        (4, 2, 3, [2, 2, 1, 0]),  # more batches than examples
-    ],
-)
+@pytest.mark.parametrize(("batches", "size", "room", "lengths"), [
+    (2, 3, 4, [3, 2]),  # batches smaller than their room
+    (2, 2, 2, [2, 2]),  # one example has no step
+    (4, 2, 3, [2, 2, 1, 0]),  # more batches than examples
+])  # fmt: skip
 def test_a_deck_may_be_cut_otherwise(batches, size, room, lengths):
     client = np.array([8, 2, 6, 9, 1])
     examples = Examples.of(toy_federation.federation([client]), Cohort(jnp.array([0]), {}, jax.random.key(4)))

@@ -148,13 +148,10 @@ def test_the_paper_s_rates_are_those_of_its_launcher(data):
     assert float(shared.broadcast(State(jnp.int32(4), model), data, None).learning_rate) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"fedrgd.groups": 4, "clients_per_round": 3}, r"fedrgd\.groups is 4, but clients_per_round = 3"),
-        ({"aggregation.optimizer": "fedavgm"}, r"aggregation\.optimizer and .* are for one model"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "line"), [
+    ({"fedrgd.groups": 4, "clients_per_round": 3}, r"fedrgd\.groups is 4, but clients_per_round = 3"),
+    ({"aggregation.optimizer": "fedavgm"}, r"aggregation\.optimizer and .* are for one model"),
+])  # fmt: skip
 def test_what_groups_cannot_have_is_refused(fields, line):
     with pytest.raises(UserError, match=line):
         build(**fields)

@@ -95,14 +95,11 @@ def test_the_confidence_is_measured_once_when_the_rounds_on_labels_are_over(data
 # --- The spliced network. --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name, blocks, expected",
-    [
-        ("cnn", 1, ("conv0", "norm0")),
-        ("resnet8", 1, ("stem_conv", "stem_norm")),
-        ("wrn16_1", 2, ("stem_conv", "stage0_block0")),
-    ],
-)
+@pytest.mark.parametrize("name, blocks, expected", [
+    ("cnn", 1, ("conv0", "norm0")),
+    ("resnet8", 1, ("stem_conv", "stem_norm")),
+    ("wrn16_1", 2, ("stem_conv", "stage0_block0")),
+])  # fmt: skip
 def test_the_head_part_is_the_first_block(name, blocks, expected):
     """In the order of the layers, which is not that of their names."""
     config = base_config()

@@ -62,13 +62,10 @@ def test_a_server_in_parallel_has_half_the_weight_before_the_server_optimiser(da
         np.testing.assert_allclose(metrics["update_norm"], np.linalg.norm(w - before), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"data.labels": "clients"}, r"trains a server with labels, which has none here"),
-        ({"personal_parts": ("classifier",)}, r"is not for fixmatch.server='parallel', whose server has its own model"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "line"), [
+    ({"data.labels": "clients"}, r"trains a server with labels, which has none here"),
+    ({"personal_parts": ("classifier",)}, r"is not for fixmatch.server='parallel', whose server has its own model"),
+])  # fmt: skip
 def test_what_a_server_in_parallel_cannot_have_is_refused(fields, line):
     with pytest.raises(UserError, match=line):
         build(**{"fixmatch.server": "parallel", **fields})

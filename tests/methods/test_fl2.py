@@ -51,13 +51,10 @@ def test_if_nobody_is_sure_it_trains_as_without_sacr(data):
 # --- Aggregation. ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("status", "expected", "by_status"),
-    [
-        ([1.0, 1.0, 1.0, 0.2], np.array([1, 1, 1, 0]) / 3, True),  # the last one's upload was dropped
-        ([0.5, 0.9, 0.8, 0.2], np.array([2, 10, 4, 0]) / 16, False),
-    ],
-)
+@pytest.mark.parametrize(("status", "expected", "by_status"), [
+    ([1.0, 1.0, 1.0, 0.2], np.array([1, 1, 1, 0]) / 3, True),  # the last one's upload was dropped
+    ([0.5, 0.9, 0.8, 0.2], np.array([2, 10, 4, 0]) / 16, False),
+])  # fmt: skip
 def test_certain_clients_weigh_the_same(data, status, expected, by_status):
     """Without LSAA by size."""
     problem, method = build(**{"aggregation.weights": "size", "fl2.status_weights": by_status})

@@ -308,16 +308,13 @@ def test_labels_elsewhere_trace(name, labels):
     check_flower(name, experiment)
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("fixmatch", {}),
-        ("uda", {}),
-        ("sage", {}),
-        ("fedopenmatch", {"fedopenmatch.inlier": 0.0}),
-        ("proxyfl", {"proxyfl.contrastive_weight": 0.0}),
-    ],
-)
+@pytest.mark.parametrize(("name", "fields"), [
+    ("fixmatch", {}),
+    ("uda", {}),
+    ("sage", {}),
+    ("fedopenmatch", {"fedopenmatch.inlier": 0.0}),
+    ("proxyfl", {"proxyfl.contrastive_weight": 0.0}),
+])  # fmt: skip
 def test_a_label_of_a_quarter_s_weight_has_a_quarter_of_the_loss(name, fields):
     """With a rule that gives every label the same weight; in a single step."""
 

@@ -276,35 +276,29 @@ def test_a_rule_for_confidence_from_a_file(own):
         refuse_code(own, problem.config.to_dict(), "ask")
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--config.method=nowhere.py:agreement"], "importing nowhere.py fails (FileNotFoundError"),
-        (["--config.method=my.py:"], "my.py has no such name"),
-        (["--config.method=my.py:agreemnt"], "my.py has no agreemnt; the nearest is agreement"),
-        (["--config.method=my.py:semifl"], "semifl is a method already"),
-        (["--config.method=raises.py:x"], "importing raises.py fails (RuntimeError in line 1 of "),
-        (["--config.method=my.py:number"], "method=my.py:number: cannot be built (TypeError"),
-        (["--config.method=my.py:no_method"], "method=my.py:no_method returns a int, not a "),
-        (["--config.method=my.py:fails"], "method=my.py:fails: cannot be built (AttributeError in line "),
-        (["--config.method=my.py:mistaken"], "mistaken sets supervised.cohrt to 'labelled': no such field"),
-        ([SEMIFL, "--config.confidence.kind=my.py:rul"], "my.py has no rul"),
-        (
-            [SEMIFL, "--config.confidence.kind=my.py:no_rule"],
-            "confidence.kind=my.py:no_rule returns a int; it must return a Conf",
-        ),
-        ([SEMIFL, "--config.confidence.kind=my.py:raises"], "cannot be built (ZeroDivisionError in line "),
-        (["--config.confidence.kind=my.py:soft"], "kind='my.py:soft' gives weights, but fedanchor has none"),
-        ([SEMIFL, "--config.confidence.kind=my.py:few"], "confidence.kind=my.py:few: fails (TypeError"),
-        (
-            [SEMIFL, "--config.confidence.kind=my.py:flat"],
-            "weigh returns float32 [256, 10]; it must return float32 [256]",
-        ),
-        ([SEMIFL, "--config.confidence.kind=my.py:other"], "its update returns float32 [256, 10]; it must return ()"),
-        (["--config.method=my.py:agreement", "--config.agreement.vews=3"], "nearest is config.agreement.views"),
-        (["--config.method=my.py:agreement", "--config.agreement.views=1"], "agreement.views must be at least 2"),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), [
+    (["--config.method=nowhere.py:agreement"], "importing nowhere.py fails (FileNotFoundError"),
+    (["--config.method=my.py:"], "my.py has no such name"),
+    (["--config.method=my.py:agreemnt"], "my.py has no agreemnt; the nearest is agreement"),
+    (["--config.method=my.py:semifl"], "semifl is a method already"),
+    (["--config.method=raises.py:x"], "importing raises.py fails (RuntimeError in line 1 of "),
+    (["--config.method=my.py:number"], "method=my.py:number: cannot be built (TypeError"),
+    (["--config.method=my.py:no_method"], "method=my.py:no_method returns a int, not a "),
+    (["--config.method=my.py:fails"], "method=my.py:fails: cannot be built (AttributeError in line "),
+    (["--config.method=my.py:mistaken"], "mistaken sets supervised.cohrt to 'labelled': no such field"),
+    ([SEMIFL, "--config.confidence.kind=my.py:rul"], "my.py has no rul"),
+    (
+        [SEMIFL, "--config.confidence.kind=my.py:no_rule"],
+        "confidence.kind=my.py:no_rule returns a int; it must return a Conf",
+    ),
+    ([SEMIFL, "--config.confidence.kind=my.py:raises"], "cannot be built (ZeroDivisionError in line "),
+    (["--config.confidence.kind=my.py:soft"], "kind='my.py:soft' gives weights, but fedanchor has none"),
+    ([SEMIFL, "--config.confidence.kind=my.py:few"], "confidence.kind=my.py:few: fails (TypeError"),
+    ([SEMIFL, "--config.confidence.kind=my.py:flat"], "weigh returns float32 [256, 10]; it must return float32 [256]"),
+    ([SEMIFL, "--config.confidence.kind=my.py:other"], "its update returns float32 [256, 10]; it must return ()"),
+    (["--config.method=my.py:agreement", "--config.agreement.vews=3"], "nearest is config.agreement.views"),
+    (["--config.method=my.py:agreement", "--config.agreement.views=1"], "agreement.views must be at least 2"),
+])  # fmt: skip
 def test_mistakes_are_one_line_and_write_nothing(words, line, own, capfd):
     (own / "raises.py").write_text('raise RuntimeError("first\\nsecond")')
     before = {path for path in own.rglob("*") if "__pycache__" not in path.parts}

@@ -57,18 +57,11 @@ def test_it_is_built_like_the_library_s_own():
     assert experiment.problem.network.embeddings(outputs).shape == (3, 128)
 
 
-@pytest.mark.parametrize(
-    ("part", "entry", "line"),
-    [
-        ("server", jax.random.key(0), "server['x'] is a PRNG key, which no checkpoint can hold: fold keys from"),
-        ("clients", jnp.zeros((8, 0)), "clients['x'] has the shape (8, 0): no checkpoint can hold an array without"),
-        (
-            "clients",
-            jnp.zeros(3),
-            "clients['x'] has the shape (3,); it needs a row for each client, as many as data.ids",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("part", "entry", "line"), [
+    ("server", jax.random.key(0), "server['x'] is a PRNG key, which no checkpoint can hold: fold keys from"),
+    ("clients", jnp.zeros((8, 0)), "clients['x'] has the shape (8, 0): no checkpoint can hold an array without"),
+    ("clients", jnp.zeros(3), "clients['x'] has the shape (3,); it needs a row for each client, as many as data.ids"),
+])  # fmt: skip
 def test_a_first_state_that_no_run_can_keep_is_refused(part, entry, line):
     def build(problem):
         method = methods.METHODS["server_only"].factory(problem)
@@ -92,35 +85,29 @@ def test_registering_again_replaces_and_a_configuration_gets_the_new_fields():
     assert "mine" not in base_config() and methods.METHODS["mine"] is entry
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"settings": ("server", "moon")}, "settings of mine names 'moon'; known: server, clients, some_clients"),
-        ({"embedding": "projector"}, "embedding of mine names 'projector'; known: none"),
-        ({"fields": {"server.epoch": 2}}, "fields of mine sets server.epoch to 2: no such field"),
-        (
-            {"variants": {"high": {"mine.level": "h"}}},
-            "high of mine sets mine.level to 'h': no such field, or one of another type",
-        ),
-        ({"variants": {"high": {"mine.level": 2.0}}}, "high of mine: mine.level must be at least 0 and at most 1"),
-        ({"tiny": {"client.epochs": 0}}, "tiny of mine: client.epochs must be at least 1, not 0"),
-    ],
-)
+@pytest.mark.parametrize(("options", "line"), [
+    ({"settings": ("server", "moon")}, "settings of mine names 'moon'; known: server, clients, some_clients"),
+    ({"embedding": "projector"}, "embedding of mine names 'projector'; known: none"),
+    ({"fields": {"server.epoch": 2}}, "fields of mine sets server.epoch to 2: no such field"),
+    (
+        {"variants": {"high": {"mine.level": "h"}}},
+        "high of mine sets mine.level to 'h': no such field, or one of another type",
+    ),
+    ({"variants": {"high": {"mine.level": 2.0}}}, "high of mine: mine.level must be at least 0 and at most 1"),
+    ({"tiny": {"client.epochs": 0}}, "tiny of mine: client.epochs must be at least 1, not 0"),
+])  # fmt: skip
 def test_an_entry_that_names_what_there_is_not_is_refused(options, line):
     with pytest.raises(UserError, match=re.escape(line)):
         register(**options)
     assert "mine" not in methods.METHODS
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("semifl", "a method already"),
-        ("client", "a field of the configuration"),
-        ("strong", "an argument of configs"),
-        ("my method", "must be a Python name"),
-    ],
-)
+@pytest.mark.parametrize(("name", "why"), [
+    ("semifl", "a method already"),
+    ("client", "a field of the configuration"),
+    ("strong", "an argument of configs"),
+    ("my method", "must be a Python name"),
+])  # fmt: skip
 def test_names_that_mean_something_are_refused(name, why):
     before = dict(methods.METHODS)
     with pytest.raises(UserError, match=why):

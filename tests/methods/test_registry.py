@@ -87,15 +87,12 @@ def test_without_clients_normalisation_statistics_are_the_server_s(monkeypatch):
     assert sources == ["server", None]
 
 
-@pytest.mark.parametrize(
-    ("words", "every"),
-    [
-        ("fixmatch", 10),
-        ("fixmatch,strong", 50),  # an optimiser with momentum for each client
-        ("fedtrinet", 50),  # its last model
-        ("fedmatch", 50),  # at the server, its last upload
-    ],
-)
+@pytest.mark.parametrize(("words", "every"), [
+    ("fixmatch", 10),
+    ("fixmatch,strong", 50),  # an optimiser with momentum for each client
+    ("fedtrinet", 50),  # its last model
+    ("fedmatch", 50),  # at the server, its last upload
+])  # fmt: skip
 def test_states_with_a_model_for_each_client_are_checkpointed_less_often(words, every):
     problem = small_problem(words, **{"data.labels": "clients"})
     method = METHODS[problem.config.method].factory(problem)

@@ -106,28 +106,22 @@ def diversity_by_hand(w):
     return r / r.sum()
 
 
-@pytest.mark.parametrize(
-    ("w", "unlabelled", "expected"),
-    [
-        ([[0.3, 0.9]], [True], [1.0]),  # one unlabelled client: eq. 5 is 0 / 0
-        ([[0.3, 0.9], [0.5, 0.2]], [False, True], [0.0, 1.0]),
-        ([[0.0, 0.4], [0.0, 0.4]], [True, True], [0.5, 0.5]),
-        ([[0.3, 0.9], [0.5, 0.2]], [False, False], [0.0, 0.0]),
-    ],
-)
+@pytest.mark.parametrize(("w", "unlabelled", "expected"), [
+    ([[0.3, 0.9]], [True], [1.0]),  # one unlabelled client: eq. 5 is 0 / 0
+    ([[0.3, 0.9], [0.5, 0.2]], [False, True], [0.0, 1.0]),
+    ([[0.0, 0.4], [0.0, 0.4]], [True, True], [0.5, 0.5]),
+    ([[0.3, 0.9], [0.5, 0.2]], [False, False], [0.0, 0.0]),
+])  # fmt: skip
 def test_guards(w, unlabelled, expected):
     np.testing.assert_allclose(jax.jit(diversity)(np.float32(w), np.array(unlabelled)), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("labelled", "unlabelled", "expected"),
-    [
-        ([3, 1, 0, 0], [0, 0, 0, 0], [0.75, 0.25, 0, 0]),  # no accepted label: theta_U := theta_L
-        ([0, 0, 0, 0], [0, 0, 1, 4], [0, 0, 0.2, 0.8]),  # no labelled client in the cohort
-        ([0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]),
-        ([2, 2, 0, 0], [1, 0, 3, 0], [0.4, 0.3, 0.3, 0]),  # the first has images of both kinds
-    ],
-)
+@pytest.mark.parametrize(("labelled", "unlabelled", "expected"), [
+    ([3, 1, 0, 0], [0, 0, 0, 0], [0.75, 0.25, 0, 0]),  # no accepted label: theta_U := theta_L
+    ([0, 0, 0, 0], [0, 0, 1, 4], [0, 0, 0.2, 0.8]),  # no labelled client in the cohort
+    ([0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]),
+    ([2, 2, 0, 0], [1, 0, 3, 0], [0.4, 0.3, 0.3, 0]),  # the first has images of both kinds
+])  # fmt: skip
 def test_each_role_has_its_share(labelled, unlabelled, expected):
     found = jax.jit(role_weights)(np.float32(labelled), np.float32(unlabelled), 0.6)
     np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -181,13 +175,10 @@ def in_shares(labels, scores, share):
 OTHERS = (SIZES - LABELS).astype(float)
 
 
-@pytest.mark.parametrize(
-    ("fields", "weights"),
-    [
-        ({"fedavg_semi.unlabelled_weights": "uniform"}, in_shares(LABELS, (OTHERS > 0) * 1.0, 0.5)),
-        ({"fedavg_semi.apart": False}, SIZES / SIZES.sum()),  # one mean of all is FedAvg's
-    ],
-)
+@pytest.mark.parametrize(("fields", "weights"), [
+    ({"fedavg_semi.unlabelled_weights": "uniform"}, in_shares(LABELS, (OTHERS > 0) * 1.0, 0.5)),
+    ({"fedavg_semi.apart": False}, SIZES / SIZES.sum()),  # one mean of all is FedAvg's
+])  # fmt: skip
 def test_other_means_of_fedavg_semi(fields, weights):
     told = {"accepted": jnp.float32(ACCEPTED)}
     model, stacked, _ = aggregated("fedavg_semi", np.ones(5, bool), told, **fields)

@@ -9,20 +9,17 @@ from fedjax_ssl.base.devices import use_platform
 from fedjax_ssl.ops.batches import epoch_orders, map_batches
 
 
-@pytest.mark.parametrize(
-    ("platform", "batch_size", "count", "chunk"),
-    [
-        ("cpu", None, 100, 25),  # four even chunks of at most 32
-        ("cpu", None, 32, 32),
-        ("cpu", None, 33, 17),
-        ("gpu", None, 200, 200),
-        ("gpu", None, 1001, 334),  # at most 500
-        ("tpu", None, 200, 200),
-        ("tpu", None, 1001, 250),  # all chunks of all passes of one size
-        ("cpu", 100, 200, 100),  # what is asked for
-        ("cpu", 500, 7, 7),
-    ],
-)
+@pytest.mark.parametrize(("platform", "batch_size", "count", "chunk"), [
+    ("cpu", None, 100, 25),  # four even chunks of at most 32
+    ("cpu", None, 32, 32),
+    ("cpu", None, 33, 17),
+    ("gpu", None, 200, 200),
+    ("gpu", None, 1001, 334),  # at most 500
+    ("tpu", None, 200, 200),
+    ("tpu", None, 1001, 250),  # all chunks of all passes of one size
+    ("cpu", 100, 200, 100),  # what is asked for
+    ("cpu", 500, 7, 7),
+])  # fmt: skip
 def test_rows_come_in_chunks_of_what_is_fast_on_the_platform(platform, batch_size, count, chunk):
     seen = []
 

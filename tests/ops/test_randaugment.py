@@ -108,17 +108,14 @@ def test_usb_draws_uniform_magnitudes_and_cutouts():
     assert set(strengths_of("usb", 5, Operation.POSTERIZE)) == {4.0, 5.0, 6.0, 7.0}
 
 
-@pytest.mark.parametrize(
-    ("flavour", "magnitude", "operation", "expected"),
-    [
-        ("semifl", 5, Operation.ROTATE, [-15, 15]),
-        ("semifl", 10, Operation.TRANSLATE_X, [-100, 100]),
-        ("fedlabel", 10, Operation.COLOR, [0.7]),
-        ("fedlabel", 10, Operation.SHEAR_X, [-0.1, 0.1]),
-        ("fedlabel", 10, Operation.SOLARIZE, [256 / 3]),
-        ("fedlabel", 10, Operation.POSTERIZE, [1]),
-    ],
-)
+@pytest.mark.parametrize(("flavour", "magnitude", "operation", "expected"), [
+    ("semifl", 5, Operation.ROTATE, [-15, 15]),
+    ("semifl", 10, Operation.TRANSLATE_X, [-100, 100]),
+    ("fedlabel", 10, Operation.COLOR, [0.7]),
+    ("fedlabel", 10, Operation.SHEAR_X, [-0.1, 0.1]),
+    ("fedlabel", 10, Operation.SOLARIZE, [256 / 3]),
+    ("fedlabel", 10, Operation.POSTERIZE, [1]),
+])  # fmt: skip
 def test_semifl_and_fedlabel_take_a_share_of_the_maximum(flavour, magnitude, operation, expected):
     np.testing.assert_allclose(np.unique(strengths_of(flavour, magnitude, operation)), expected, rtol=1e-6)
     assert (draw(flavour, magnitude).cutout_size < 0).all()

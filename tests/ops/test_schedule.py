@@ -27,17 +27,14 @@ def by_hand(schedule="constant", warm_up_rounds=0, drop_rounds=()):
     return rates
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"schedule": "cosine"},
-        {"warm_up_rounds": 4},
-        {"schedule": "cosine", "warm_up_rounds": 3},
-        {"drop_rounds": (2, 7)},
-        {"warm_up_rounds": 2, "drop_rounds": (6,)},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {},
+    {"schedule": "cosine"},
+    {"warm_up_rounds": 4},
+    {"schedule": "cosine", "warm_up_rounds": 3},
+    {"drop_rounds": (2, 7)},
+    {"warm_up_rounds": 2, "drop_rounds": (6,)},
+])  # fmt: skip
 def test_the_rates_of_all_rounds(fields):
     """The number of rounds and the rate are arguments of the program, as in a run."""
     given = {"schedule": "constant", "warm_up_rounds": 0, "drop_rounds": (), **fields}

@@ -26,14 +26,11 @@ def reference(images, flipped, offsets, padding, border="reflect"):
     return np.stack(results)
 
 
-@pytest.mark.parametrize(
-    ("shape", "padding", "dtype", "border"),
-    [
-        ((2, 5, 7, 3), 4, np.uint8, "reflect"),
-        ((2, 5, 7, 3), 6, np.uint8, "zeros"),  # more than the image's side
-        ((2, 9, 8, 1), 2, np.float32, "zeros"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "padding", "dtype", "border"), [
+    ((2, 5, 7, 3), 4, np.uint8, "reflect"),
+    ((2, 5, 7, 3), 6, np.uint8, "zeros"),  # more than the image's side
+    ((2, 9, 8, 1), 2, np.float32, "zeros"),
+])  # fmt: skip
 def test_flip_and_crop_equals_numpy(shape, padding, dtype, border):
     """Every offset, with and without a flip; of grey levels by a TPU's products, too."""
     draws = [

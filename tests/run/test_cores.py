@@ -71,16 +71,13 @@ def test_a_container_may_have_less_time_than_cores(tmp_path, monkeypatch, limit,
     assert usable_cores([tmp_path]) == cores
 
 
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [
-        ({"memory.max": "4096000"}, 4096000),
-        ({"memory.limit_in_bytes": "4096000"}, 4096000),
-        ({"memory.limit_in_bytes": "9223372036854771712"}, None),  # cgroup v1's value for no limit
-        ({"memory.max": "?"}, None),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("limits", "expected"), [
+    ({"memory.max": "4096000"}, 4096000),
+    ({"memory.limit_in_bytes": "4096000"}, 4096000),
+    ({"memory.limit_in_bytes": "9223372036854771712"}, None),  # cgroup v1's value for no limit
+    ({"memory.max": "?"}, None),
+    ({}, None),
+])  # fmt: skip
 def test_a_container_may_have_less_memory_than_the_machine(tmp_path, limits, expected):
     for name, limit in limits.items():
         (tmp_path / name).write_text(limit + "\n")
@@ -88,15 +85,12 @@ def test_a_container_may_have_less_memory_than_the_machine(tmp_path, limits, exp
     assert memory_limit([tmp_path]) == (physical if expected is None else expected)
 
 
-@pytest.mark.parametrize(
-    ("own", "groups"),
-    [
-        ("0::/\n", [""]),  # a container
-        ("0::/system.slice/job_7\n", ["system.slice/job_7", "system.slice", ""]),  # a batch system
-        ("9:memory:/docker/c\n0::/\n", ["memory/docker/c", "memory/docker", "memory", ""]),  # cgroup v1
-        (None, [""]),
-    ],
-)
+@pytest.mark.parametrize(("own", "groups"), [
+    ("0::/\n", [""]),  # a container
+    ("0::/system.slice/job_7\n", ["system.slice/job_7", "system.slice", ""]),  # a batch system
+    ("9:memory:/docker/c\n0::/\n", ["memory/docker/c", "memory/docker", "memory", ""]),  # cgroup v1
+    (None, [""]),
+])  # fmt: skip
 def test_limits_of_all_groups_around_a_process_hold(tmp_path, own, groups):
     root = tmp_path / "cgroup"
     if own is not None:
@@ -117,15 +111,12 @@ def test_the_smallest_limit_of_the_groups_counts(tmp_path):
         assert memory_limit([inner, tmp_path]) == 4096000
 
 
-@pytest.mark.parametrize(
-    ("clients", "devices", "environment", "expected"),
-    [
-        (2, None, {}, [4, False]),  # two clients: an operation may use the other cores
-        (10, 1, {}, [1, False]),
-        (10, None, {"JAX_NUM_CPU_DEVICES": "3"}, [3, False]),
-        (10, None, {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, [2, False]),
-    ],
-)
+@pytest.mark.parametrize(("clients", "devices", "environment", "expected"), [
+    (2, None, {}, [4, False]),  # two clients: an operation may use the other cores
+    (10, 1, {}, [1, False]),
+    (10, None, {"JAX_NUM_CPU_DEVICES": "3"}, [3, False]),
+    (10, None, {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, [2, False]),
+])  # fmt: skip
 @pytest.mark.test_all
 def test_every_core_is_a_device_unless_somebody_has_decided(clients, devices, environment, expected):
     script = START.replace("CLIENTS", str(clients)).replace("DEVICES", str(devices))
@@ -139,15 +130,12 @@ def test_a_run_takes_no_more_devices_than_it_has_clients_and_they_share_its_data
     assert json.loads(taken) == [4, 3, 1, 2, 2, 1]  # two devices read one copy of the data
 
 
-@pytest.mark.parametrize(
-    ("given", "set_to"),
-    [
-        ("--xla_dump_to=x", f"--xla_dump_to=x {PLAIN_LOOPS} --xla_cpu_multi_thread_eigen=false"),
-        # Options of this kind and decisions about devices that the user has made are kept.
-        ("--xla_backend_extra_options=", "--xla_backend_extra_options= --xla_cpu_multi_thread_eigen=false"),
-        ("--xla_cpu_multi_thread_eigen=true", f"--xla_cpu_multi_thread_eigen=true {PLAIN_LOOPS}"),
-    ],
-)
+@pytest.mark.parametrize(("given", "set_to"), [
+    ("--xla_dump_to=x", f"--xla_dump_to=x {PLAIN_LOOPS} --xla_cpu_multi_thread_eigen=false"),
+    # Options of this kind and decisions about devices that the user has made are kept.
+    ("--xla_backend_extra_options=", "--xla_backend_extra_options= --xla_cpu_multi_thread_eigen=false"),
+    ("--xla_cpu_multi_thread_eigen=true", f"--xla_cpu_multi_thread_eigen=true {PLAIN_LOOPS}"),
+])  # fmt: skip
 @pytest.mark.test_all
 def test_options_of_xla_are_added_to_those_of_the_user(given, set_to):
     script = f"""{FOUR_CORES}

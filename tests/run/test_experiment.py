@@ -187,14 +187,11 @@ def test_more_rounds_go_on_where_the_run_ended(tmp_path):
     np.testing.assert_allclose(accuracies, [line["test_accuracy"] for line in lines_of(short / "metrics.jsonl")])
 
 
-@pytest.mark.parametrize(
-    "overrides, words",
-    [
-        ({"client.learning_rate": 0.5}, "client.learning_rate: 0.03 there, 0.5 here"),
-        ({"num_rounds": 3}, "num_rounds: 4 there, 3 here"),
-        ({"num_rounds": 9, "schedule": "cosine"}, "num_rounds"),
-    ],
-)
+@pytest.mark.parametrize("overrides, words", [
+    ({"client.learning_rate": 0.5}, "client.learning_rate: 0.03 there, 0.5 here"),
+    ({"num_rounds": 3}, "num_rounds: 4 there, 3 here"),
+    ({"num_rounds": 9, "schedule": "cosine"}, "num_rounds"),
+])  # fmt: skip
 def test_another_configuration_is_refused_and_nothing_changes(stub_run, overrides, words):
     workdir, _ = stub_run
     before = {path: path.read_bytes() for path in workdir.glob("*") if path.is_file()}
@@ -204,18 +201,15 @@ def test_another_configuration_is_refused_and_nothing_changes(stub_run, override
     assert before == {path: path.read_bytes() for path in workdir.glob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("jax_debug_nans", True),
-        ("jax_disable_jit", True),
-        ("jax_enable_x64", True),
-        ("jax_numpy_dtype_promotion", "strict"),
-        ("jax_numpy_rank_promotion", "raise"),
-        ("jax_default_prng_impl", "rbg"),
-        ("jax_threefry_partitionable", False),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("jax_debug_nans", True),
+    ("jax_disable_jit", True),
+    ("jax_enable_x64", True),
+    ("jax_numpy_dtype_promotion", "strict"),
+    ("jax_numpy_rank_promotion", "raise"),
+    ("jax_default_prng_impl", "rbg"),
+    ("jax_threefry_partitionable", False),
+])  # fmt: skip
 def test_settings_of_jax_in_which_no_run_trains_are_refused_before_anything_is_written(name, value, tmp_path):
     before = jax.config.values[name]
     jax.config.update(name, value)

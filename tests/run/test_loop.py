@@ -197,21 +197,18 @@ def measured(arguments):
     return machine, Measured(None, None, None, None), group, states, traffic
 
 
-@pytest.mark.parametrize(
-    "stop, ends",
-    [
-        ({"stop.patience": 3}, 5),  # 0.5 of round 2 is not reached again before
-        ({"stop.patience": 4, "stop.bytes": 1e6}, 8),  # 0.6 of round 6 is never exceeded, but then all rounds are done
-        ({"stop.patience": 1, "eval_every": 2}, 4),  # not in round 3, which has no test
-        ({"stop.patience": 2, "eval_every": 2, "stop.bytes": 16 + 19 + 22}, 3),  # bytes do not wait for a test
-        ({"stop.patience": 3, "eval_every": 2}, 8),  # in round 4 it is two rounds since 0.5, and round 6 has 0.6
-        # Bytes per round: 13 for the message to four clients and the statistics, 3 for each upload.
-        ({"stop.bytes": 16 + 19 + 22 + 22}, 4),  # a fourth round could use 22 bytes, like the third
-        ({"stop.bytes": 16 + 19 + 22 + 22 - 1}, 3),
-        ({"stop.bytes": 16 + 19 + 22 + 25 + 25 + 16 + 25 - 1}, 6),  # and a seventh 25, like the fourth
-        ({"stop.bytes": 1}, 1),
-    ],
-)
+@pytest.mark.parametrize("stop, ends", [
+    ({"stop.patience": 3}, 5),  # 0.5 of round 2 is not reached again before
+    ({"stop.patience": 4, "stop.bytes": 1e6}, 8),  # 0.6 of round 6 is never exceeded, but then all rounds are done
+    ({"stop.patience": 1, "eval_every": 2}, 4),  # not in round 3, which has no test
+    ({"stop.patience": 2, "eval_every": 2, "stop.bytes": 16 + 19 + 22}, 3),  # bytes do not wait for a test
+    ({"stop.patience": 3, "eval_every": 2}, 8),  # in round 4 it is two rounds since 0.5, and round 6 has 0.6
+    # Bytes per round: 13 for the message to four clients and the statistics, 3 for each upload.
+    ({"stop.bytes": 16 + 19 + 22 + 22}, 4),  # a fourth round could use 22 bytes, like the third
+    ({"stop.bytes": 16 + 19 + 22 + 22 - 1}, 3),
+    ({"stop.bytes": 16 + 19 + 22 + 25 + 25 + 16 + 25 - 1}, 6),  # and a seventh 25, like the fourth
+    ({"stop.bytes": 1}, 1),
+])  # fmt: skip
 def test_patience_and_bytes_end_a_run_in_the_same_round_however_it_is_cut(counting, stop, ends):
     """Compares dispatches of several rounds, and a run resumed after its second round."""
     for begun in (0, 2):

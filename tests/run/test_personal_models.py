@@ -282,24 +282,21 @@ def test_a_fine_tuned_model_trains_at_a_constant_rate_and_has_its_client_s_stati
             assert found[name][client] == np.sum(predictions == labels[client]), (name, client)
 
 
-@pytest.mark.parametrize(
-    "fields, words",
-    [
-        ({"personal_parts": ("head",)}, "personal_parts has 'head'"),
-        ({"method": "server_only", "data.labels": "server"}, "is not for server_only, which has no clients"),
-        ({"personal_parts": ("backbone", "classifier")}, "leaves nothing to aggregate"),
-        ({"model.normalisation": "running", "personal_parts": ("backbone",)}, "statistics are the server's"),
-        ({"data.client_test_share": 0.0}, "eval_clients_every=1 needs test images of clients"),
-        ({"data.client_test_share": 0.001}, "client_test_share=0.001 gives no client a test image"),
-        ({"personal_first": 0.5, "personal_parts": ()}, "personal_first=0.5 needs personal_parts"),
-        ({"stop.patience": 3, "data.validation": 20}, "looks at the global model, whose classifier nobody trains"),
-        ({"method": "fedrgd", "data.labels": "server"}, "is not for fedrgd: its message to each client has a"),
-        (
-            {"method": "orchestra", "data.labels": "server", "personal_parts": ("projector",)},
-            "is not for orchestra: its broadcast has a projector as well",
-        ),
-    ],
-)
+@pytest.mark.parametrize("fields, words", [
+    ({"personal_parts": ("head",)}, "personal_parts has 'head'"),
+    ({"method": "server_only", "data.labels": "server"}, "is not for server_only, which has no clients"),
+    ({"personal_parts": ("backbone", "classifier")}, "leaves nothing to aggregate"),
+    ({"model.normalisation": "running", "personal_parts": ("backbone",)}, "statistics are the server's"),
+    ({"data.client_test_share": 0.0}, "eval_clients_every=1 needs test images of clients"),
+    ({"data.client_test_share": 0.001}, "client_test_share=0.001 gives no client a test image"),
+    ({"personal_first": 0.5, "personal_parts": ()}, "personal_first=0.5 needs personal_parts"),
+    ({"stop.patience": 3, "data.validation": 20}, "looks at the global model, whose classifier nobody trains"),
+    ({"method": "fedrgd", "data.labels": "server"}, "is not for fedrgd: its message to each client has a"),
+    (
+        {"method": "orchestra", "data.labels": "server", "personal_parts": ("projector",)},
+        "is not for orchestra: its broadcast has a projector as well",
+    ),
+])  # fmt: skip
 def test_what_cannot_work_is_refused_in_a_line(fields, words, tmp_path):
     config = make_config(**fields)
     with pytest.raises(UserError, match=words) as caught:

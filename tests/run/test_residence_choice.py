@@ -22,28 +22,22 @@ def config_with(**fields):
     return config
 
 
-@pytest.mark.parametrize(
-    "gigabytes, memory, width, expected",
-    [
-        (1, 1, 50, ("device", "device", True)),
-        (8, 1, 50, ("host", "host", False)),  # the images take more than a quarter of the device's memory
-        (1, 8, 50, ("device", "host", False)),  # the clients' memory does
-        (1, 100, 50, ("device", "disk", False)),  # so does that of the hundred clients in ten rounds
-        (1, 1, 10**6, ("device", "host", False)),  # a table of all clients does not fit
-    ],
-)
+@pytest.mark.parametrize("gigabytes, memory, width, expected", [
+    (1, 1, 50, ("device", "device", True)),
+    (8, 1, 50, ("host", "host", False)),  # the images take more than a quarter of the device's memory
+    (1, 8, 50, ("device", "host", False)),  # the clients' memory does
+    (1, 100, 50, ("device", "disk", False)),  # so does that of the hundred clients in ten rounds
+    (1, 1, 10**6, ("device", "host", False)),  # a table of all clients does not fit
+])  # fmt: skip
 def test_what_auto_chooses(gigabytes, memory, width, expected):
     chosen = choose(config_with(), held(gigabytes), memory * 2**30, 16 * 2**30, width)
     assert tuple(chosen) == expected
 
 
-@pytest.mark.parametrize(
-    "fields, words",
-    [
-        ({"residence.data": "device"}, "residence.data='device' needs 20.0 GiB, but the device has 16.0"),
-        ({"residence.clients": "device"}, "residence.clients='device' needs 30.0 GiB"),
-    ],
-)
+@pytest.mark.parametrize("fields, words", [
+    ({"residence.data": "device"}, "residence.data='device' needs 20.0 GiB, but the device has 16.0"),
+    ({"residence.clients": "device"}, "residence.clients='device' needs 30.0 GiB"),
+])  # fmt: skip
 def test_what_does_not_fit_is_said_by_arithmetic(fields, words):
     with pytest.raises(UserError, match=words.replace("'", ".")) as caught:
         choose(config_with(**fields), held(20), 30 * 2**30, 16 * 2**30, 50)

@@ -52,23 +52,20 @@ def test_bad_sweeps_say_so(sweep_file, tmp_path, capfd):
         plan(sweep._replace(methods={"A b": "", "A_b": ""}), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("entry", "value", "message"),
-    [
-        ("target_accuracy", 90, "a share above 0 and at most 1, not 90"),
-        ("seeds", (), "the values of seeds must be a tuple"),
-        ("seeds", (0, 0), "seeds must be different whole numbers"),
-        ("seeds", (-1, "a"), "seeds must be different whole numbers"),
-        ("methods", ["semifl"], "object is not a mapping"),
-        ("methods", {"A": ("semifl",)}, "the row 'A' must be a config's arguments or"),
-        ("methods", {"A": ("", {"seed": 1})}, "seeds are no field of a sweep"),
-        ("fields", {"seed": (5, 6)}, "seeds are no field of a sweep"),
-        ("fields", {"data.source": "mnist"}, "the values of data.source must be a tuple"),
-        ("search", Search({"*": {"data.alpha": 0.3}}, {}), "the values of data.alpha must be a tuple"),
-        ("search", Search({"*": {"data.alpha": LogUniform(0, 1)}}, {}), "0 < low <= high"),
-        ("search", Search({}, {}, 0), "that no row has as a seed, not 0"),
-    ],
-)
+@pytest.mark.parametrize(("entry", "value", "message"), [
+    ("target_accuracy", 90, "a share above 0 and at most 1, not 90"),
+    ("seeds", (), "the values of seeds must be a tuple"),
+    ("seeds", (0, 0), "seeds must be different whole numbers"),
+    ("seeds", (-1, "a"), "seeds must be different whole numbers"),
+    ("methods", ["semifl"], "object is not a mapping"),
+    ("methods", {"A": ("semifl",)}, "the row 'A' must be a config's arguments or"),
+    ("methods", {"A": ("", {"seed": 1})}, "seeds are no field of a sweep"),
+    ("fields", {"seed": (5, 6)}, "seeds are no field of a sweep"),
+    ("fields", {"data.source": "mnist"}, "the values of data.source must be a tuple"),
+    ("search", Search({"*": {"data.alpha": 0.3}}, {}), "the values of data.alpha must be a tuple"),
+    ("search", Search({"*": {"data.alpha": LogUniform(0, 1)}}, {}), "0 < low <= high"),
+    ("search", Search({}, {}, 0), "that no row has as a seed, not 0"),
+])  # fmt: skip
 def test_entries_of_the_wrong_kind_are_refused(entry, value, message, monkeypatch):
     sweep = Sweep("configs/quickstart.py", {"A": ""})._replace(**{entry: value})
     monkeypatch.setitem(load_sweep.__globals__, "call_in_file", lambda *_: sweep)
@@ -84,15 +81,12 @@ def test_a_config_may_take_no_arguments(tmp_path):
     assert [cell.folder.name for cell in cells] == list(methods)
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        "data.server_labels",  # in the grid, although with a single value
-        "server.epochs",  # a method's own field
-        "data.centralised",  # set by a method's arguments
-        "seeds",
-    ],
-)
+@pytest.mark.parametrize("field", [
+    "data.server_labels",  # in the grid, although with a single value
+    "server.epochs",  # a method's own field
+    "data.centralised",  # set by a method's arguments
+    "seeds",
+])  # fmt: skip
 def test_an_override_of_what_tells_rows_apart_is_refused(field, sweep_file, tmp_path, capfd, monkeypatch):
     methods = {"Stub": "", "Centralised": ("centralised", {"server.epochs": 1})}
     sweep = load_sweep(sweep_file)._replace(methods=methods)

@@ -149,22 +149,19 @@ def test_the_table_has_the_rows_of_processes_that_tune_other_rows(file, tmp_path
     ]
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (('validation": 10', 'validation": 0'), "need validation images"),
-        (('validation": 10', 'validation": 10, "client.learning_rate": 0.1'), "is a column of its table or set for"),
-        (
-            ('validation": 10', 'validation": 10, "data.labels": "clients", "personal_parts": ("classifier",)'),
-            "whose classifier nobody trains",
-        ),
-        (
-            ("seeds=", "fields={'client.learning_rate': (0.1,)}, seeds="),
-            r"draws client\.learning_rate, which is a column of its table or set for",
-        ),
-        (("search=Search", "search=None and Search"), "no `search`"),
-    ],
-)
+@pytest.mark.parametrize("change, message", [
+    (('validation": 10', 'validation": 0'), "need validation images"),
+    (('validation": 10', 'validation": 10, "client.learning_rate": 0.1'), "is a column of its table or set for"),
+    (
+        ('validation": 10', 'validation": 10, "data.labels": "clients", "personal_parts": ("classifier",)'),
+        "whose classifier nobody trains",
+    ),
+    (
+        ("seeds=", "fields={'client.learning_rate': (0.1,)}, seeds="),
+        r"draws client\.learning_rate, which is a column of its table or set for",
+    ),
+    (("search=Search", "search=None and Search"), "no `search`"),
+])  # fmt: skip
 def test_tries_that_cannot_be_are_refused_before_anything_is_written(file, tmp_path, change, message):
     text = (tmp_path / "sweep.py").read_text()
     assert change[0] in text

@@ -248,15 +248,12 @@ def meet_others(monkeypatch):
     return meet_others
 
 
-@pytest.mark.parametrize(
-    "error, agreed, done",
-    [
-        (TrainingError("diverged"), "", ["meet", "close"]),
-        (SystemExit(143), "15", ["meet", "close"]),
-        (SystemExit(143), "", ["fail SystemExit"]),  # the other host does not know of it
-        (UserError("no data"), "15", ["fail UserError"]),
-    ],
-)
+@pytest.mark.parametrize("error, agreed, done", [
+    (TrainingError("diverged"), "", ["meet", "close"]),
+    (SystemExit(143), "15", ["meet", "close"]),
+    (SystemExit(143), "", ["fail SystemExit"]),  # the other host does not know of it
+    (UserError("no data"), "15", ["fail UserError"]),
+])  # fmt: skip
 def test_what_all_have_come_to_is_no_error_of_one(meet_others, error, agreed, done):
     others = meet_others(0, f"checksum {hosts.checksum_of_library()[:8]}", agreed)
     with pytest.raises(type(error)), hosts.joined("here:1", 2, 0):

@@ -17,13 +17,10 @@ from fedjax_ssl.run.hosts import link
 from tests.helpers.runs import ROOT
 
 
-@pytest.mark.parametrize(
-    "places, wrong, said",
-    [
-        (["1 2", "1 2"], 1, "two processes have --process_id=1"),  # the other one goes on
-        (["1 3"], 2, "the processes were started with --num_processes=2 and 3"),
-    ],
-)
+@pytest.mark.parametrize("places, wrong, said", [
+    (["1 2", "1 2"], 1, "two processes have --process_id=1"),  # the other one goes on
+    (["1 3"], 2, "the processes were started with --num_processes=2 and 3"),
+])  # fmt: skip
 @pytest.mark.test_all
 def test_contradicting_places_are_one_line(places, wrong, said, started):
     with socket.create_server(("", 0)) as server:
@@ -54,15 +51,12 @@ def test_a_failed_start_leaves_no_timer_that_ends_the_caller(monkeypatch):
             assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        (["--process_id=0"], "coordinator_address should be defined"),
-        (["--coordinator=a:1", "--num_processes=two", "--process_id=0"], "--num_processes is 'two'"),
-        (["--coordinator=a:1", "--num_processes=2", "--process_id=2"], "process_id < num_processes"),
-        (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator is 'a'; it must be HOST:PORT"),
-    ],
-)
+@pytest.mark.parametrize("words, said", [
+    (["--process_id=0"], "coordinator_address should be defined"),
+    (["--coordinator=a:1", "--num_processes=two", "--process_id=0"], "--num_processes is 'two'"),
+    (["--coordinator=a:1", "--num_processes=2", "--process_id=2"], "process_id < num_processes"),
+    (["--coordinator=a", "--num_processes=2", "--process_id=0"], "--coordinator is 'a'; it must be HOST:PORT"),
+])  # fmt: skip
 def test_a_place_that_makes_no_sense_is_one_line(words, said, capfd, tmp_path, monkeypatch):
     """Before JAX computes, so in a process that has computed this check of JAX is left out."""
     monkeypatch.chdir(tmp_path)
@@ -98,15 +92,12 @@ def in_slurm(monkeypatch, **more):
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize(
-    "more, gpus",
-    [
-        ({}, None),
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, [2, 3]),  # one host's devices, for its two tasks
-        ({"CUDA_VISIBLE_DEVICES": "1"}, [0]),  # SLURM has divided them itself
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2", "SLURM_NTASKS": "3", "SLURM_LOCALID": "0"}, [0, 1, 2]),  # a host's only task
-    ],
-)
+@pytest.mark.parametrize("more, gpus", [
+    ({}, None),
+    ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, [2, 3]),  # one host's devices, for its two tasks
+    ({"CUDA_VISIBLE_DEVICES": "1"}, [0]),  # SLURM has divided them itself
+    ({"CUDA_VISIBLE_DEVICES": "0,1,2", "SLURM_NTASKS": "3", "SLURM_LOCALID": "0"}, [0, 1, 2]),  # a host's only task
+])  # fmt: skip
 def test_slurm_gives_a_process_its_place(monkeypatch, more, gpus):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert link.find_cluster() is None and link.gpus_of_task() is None

@@ -20,14 +20,11 @@ def clean():
     log.begin()
 
 
-@pytest.mark.parametrize(
-    "level, shown",
-    [
-        (log.QUIET, ["warning: hot"]),
-        (log.NORMAL, ["usual", "warning: hot"]),
-        (log.VERBOSE, ["usual", "detail", "warning: hot"]),
-    ],
-)
+@pytest.mark.parametrize("level, shown", [
+    (log.QUIET, ["warning: hot"]),
+    (log.NORMAL, ["usual", "warning: hot"]),
+    (log.VERBOSE, ["usual", "detail", "warning: hot"]),
+])  # fmt: skip
 def test_levels_choose_what_is_shown_and_the_file_has_all(level, shown, tmp_path, capfd):
     log.set_level(level)
     log.say("usual")
