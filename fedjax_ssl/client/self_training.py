@@ -15,14 +15,14 @@ from fedjax_ssl.client import acr
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
 from fedjax_ssl.client.confidence import MEMORY, Confidence, make_confidence, states_at_start, threshold_of
 from fedjax_ssl.client.deck import Examples
-from fedjax_ssl.client.labels import as_told, debiased, labelling_logits, prior_of, score_cohort
+from fedjax_ssl.client.labels import as_told, debiased, prior_of, score_cohort
 from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Label, Labels, Phase, Previous, Problem, Report
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import BatchStats, Model
-from fedjax_ssl.ops.trees import repeated
+from fedjax_ssl.ops.trees import repeated, row
 
 ACCEPTED = "accepted"  # metadata of every upload: the number of pseudo-labels behind it, see `confidence.accepted`
 
@@ -144,7 +144,7 @@ class Seen(NamedTuple):
 
 def pass_views(problem: Problem, model: Model, batch: Batches, at: At, strong_views: int = 1) -> Seen:
     """Passes a weak view, where it is needed, and strong views of the batch `unlabelled` through the network."""
-    images, mask, rows = batch.unlabelled.inputs, batch.unlabelled.mask, batch.unlabelled.rows
+    images, mask = batch.unlabelled.inputs, batch.unlabelled.mask
     weak_key, *strong_keys = jax.random.split(at.key, 1 + strong_views)
     by_received = problem.config.confidence.labels_from != "local"
     with_weak = not by_received or problem.network.normalisation == "running"
@@ -152,13 +152,11 @@ def pass_views(problem: Problem, model: Model, batch: Batches, at: At, strong_vi
     views += [problem.strong(strong_key, images) for strong_key in strong_keys]
     outputs, batch_stats = problem.network.train(model, tuple(views), mask)
     if by_received:
-        labelling = jax.tree.map(lambda leaf: leaf[batch.unlabelled.positions], at.labels.more)
-        labelling = labelling._replace(logits=debiased(labelling.logits, at.labels.prior))
+        labelling = row(at.labels.more, batch.unlabelled.positions)
     else:
         heads = trained_parts_of(problem)[len(CLASSIFIER) :]
-        false = {name: as_told(at.data, rows, outputs[0].heads[name]) for name in heads}
-        labelling = jax.lax.stop_gradient(outputs[0]._replace(heads={**outputs[0].heads, **false}))
-        labelling = labelling._replace(logits=labelling_logits(at, labelling.logits, rows))
+        labelling = told_outputs(at.data, batch.unlabelled.rows, jax.lax.stop_gradient(outputs[0]), heads)
+    labelling = labelling._replace(logits=debiased(labelling.logits, at.labels.prior))
     return Seen(labelling, list(outputs[-strong_views:]), batch_stats)
 
 

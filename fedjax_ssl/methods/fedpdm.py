@@ -12,8 +12,6 @@ The paper's text was not available: this follows its abstract and its public cod
 docs/methods/fedpdm.md has the differences.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -39,7 +37,7 @@ from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import moving_average, where
+from fedjax_ssl.ops.trees import moving_average, repeated, where
 from fedjax_ssl.server import fedavg
 from fedjax_ssl.server.aggregation import most_examples, weights_told
 
@@ -67,16 +65,12 @@ def fedpdm(problem: Problem) -> Method:
     """FedPDM as a Method."""
     options = problem.config.fedpdm
     rule = make_confidence(problem, threshold_of(problem))
-
-    def own(data: FederatedData, model: Model) -> dict[str, Any]:
-        uniform = jnp.full((len(data.ids), problem.num_classes), 1 / problem.num_classes)
-        return {SHARES: uniform}
-
+    uniform = jnp.full(problem.num_classes, 1 / problem.num_classes)
     phase = on_both_batches(problem)
     return alternating(
         problem,
         (averaged(phase, options.ema_decay) if is_on(options.ema_decay) else phase,),
-        own,
+        own=lambda data, model: {SHARES: repeated(uniform, len(data.ids))},
         label=matched_labels(problem, rule),
         rule=rule,
         aggregation=fedavg(

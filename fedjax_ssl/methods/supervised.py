@@ -10,7 +10,7 @@ labelled clients train, which is the lower bound if some clients have labels and
 """
 
 from fedjax_ssl.base.fields import Section, word
-from fedjax_ssl.client import labelled_plan, local_training, loss_on_labels
+from fedjax_ssl.client import labelled_phase, loss_on_labels
 from fedjax_ssl.engine import Method, Problem
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
 from fedjax_ssl.methods.frames import alternating
@@ -35,9 +35,7 @@ def defaults() -> Section:
 
 def supervised(problem: Problem) -> Method:
     """FedAvg (or FedProx) on the visible labels, as a Method."""
-    sizes = {"labelled": problem.config.client.batch_size}
-    phase = local_training(problem, labelled_plan(problem), loss_on_labels(problem), sizes)
-    method = alternating(problem, (phase,))
+    method = alternating(problem, (labelled_phase(problem, loss_on_labels(problem)),))
     if problem.config.supervised.cohort == "all":
         return method
     return only_eligible(problem, method, lambda state, data: labelled_clients(data))

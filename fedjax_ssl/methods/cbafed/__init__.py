@@ -185,9 +185,8 @@ def on_accepted_labels(problem: Problem) -> Phase:
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         accepted, (_, order_keys) = cohort.labels.report.qualified, split_keys(cohort)
         deck = Deck.shuffled(Examples.of(data, cohort), accepted, order_keys, config.epochs)
-        deck = deck._replace(
-            size=deck.size - (deck.size % config.batch_size == 1)
-        )  # skips a last batch of one image, as in the code
+        # Skips a last batch of one image, as in the code.
+        deck = deck._replace(size=deck.size - (deck.size % config.batch_size == 1))
         num_steps = deck.num_steps(config.batch_size)
         return Plan({"unlabelled": deck}, num_steps, takes_part=jnp.any(accepted, axis=1))
 

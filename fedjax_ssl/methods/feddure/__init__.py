@@ -14,16 +14,14 @@ The paper's text was not available: this follows its abstract and its public cod
 docs/methods/feddure.md has the differences, and their lines.
 """
 
-from typing import Any
+import functools
 
 from fedjax_ssl.base.fields import Section, whole
 from fedjax_ssl.client import labels_for_report, own_optimizers, threshold_of
-from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.feddure.client import TAU, local_training, rising
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.ops.sgd import Model
 
 FIELDS = {"data.labels": "clients"}
 VARIANTS: Variants = {
@@ -65,10 +63,7 @@ def defaults() -> Section:
 
 def feddure(problem: Problem) -> Method:
     """FedDure as a Method."""
-
-    def own(data: FederatedData, model: Model) -> dict[str, Any]:
-        return own_optimizers(problem, data, model, CLASSIFIER, optimizer=rising(problem))
-
+    own = functools.partial(own_optimizers, problem, parts=CLASSIFIER, optimizer=rising(problem))
     label = labels_for_report(problem, threshold_of(problem, TAU))
     return alternating(problem, (local_training(problem),), own, label=label)
 
