@@ -7,7 +7,6 @@ views. An encoding that was stopped therefore continues, and all runs with the s
 import functools
 import hashlib
 import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.base.errors import UserError, first_line
-from fedjax_ssl.base.files import expanded, private_cache, replaced
+from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import expanded, private_cache
 from fedjax_ssl.data import Dataset, feature_statistics, load_dataset
 from fedjax_ssl.data.content import row_sums
 from fedjax_ssl.data.kinds import IMAGE
 from fedjax_ssl.data.unknown import set_apart
 from fedjax_ssl.models.encoders import ENCODED_TOGETHER, checksum, find_encoder, frozen
 from fedjax_ssl.ops.augment import image_views
+from fedjax_ssl.run.kept_files import KeptFiles
 from fedjax_ssl.run.observe.clock import doing
-from fedjax_ssl.run.observe.log import say, warn
+from fedjax_ssl.run.observe.log import say
 
 MOST_CACHE_BYTES = 20_000_000_000  # of all features; the least recently used are removed
 BLOCK = 256  # images in a file; an interruption loses at most one file
@@ -70,7 +70,7 @@ def _encoder_facts(options: ConfigDict) -> dict[str, Any]:
 def _settings(config: ConfigDict, facts: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
     """What all features of a data set depend on but the images."""
     return {
-        "version": 2,
+        "version": 3,
         "encoder": facts["encoder"],
         "weights": facts["weights"],
         "side": facts["encoder_side"],
@@ -103,6 +103,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
     total = sum(len(images) * (weak + strong) for images, weak, strong in sides.values())
     width = jax.eval_shape(features_of, jax.ShapeDtypeStruct((1, *dataset.x_train.shape[1:]), np.uint8)).shape[-1]
     folder = private_cache("features", MOST_CACHE_BYTES)
+    files = None if folder is None else KeptFiles(folder, "its images are encoded again")
     kept = f"kept in {folder}" if folder else "not kept: the user's cache is not writable, or others can write into it"
     say(f"{options.name}: {total:,} views, {total * width * 4 / 1e6:,.0f} MB of features in memory, {kept}")
     settings = _settings(config, facts, dataset)
@@ -117,12 +118,14 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
                 rows = np.arange(start, min(start + BLOCK, len(images)))
                 block = arrays[part][rows[0] : rows[-1] + 1]  # a view, so that the array is filled in place
                 known_by = f"{name} {start} {images.shape[1:]} ".encode() + sums[rows].tobytes()
-                file = folder and folder / f"{hashlib.sha256(known_by).hexdigest()}.safetensors"
-                is_kept = file is not None and _read(file, block)
-                for view in () if is_kept else range(weak + strong):
-                    block[:, view] = of_view(images[rows], rows, view)
-                if file is not None and not is_kept:
-                    _write(file, block)
+                key = hashlib.sha256(known_by).hexdigest()
+                if files is not None and (found := files.get(key)) is not None:
+                    block[:] = np.frombuffer(found, np.float32).reshape(block.shape)
+                else:
+                    for view in range(weak + strong):
+                        block[:, view] = of_view(images[rows], rows, view)
+                    if files is not None:
+                        files.put(key, block.tobytes())
                 done += len(rows) * (weak + strong)
                 task.text = f"encoding: {done:,} of {total:,} views"
     mean, std = feature_statistics(arrays["train"], of_one_unit=True)
@@ -133,14 +136,8 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
         **facts,
         "encoded_images": list(dataset.x_train.shape[1:]),
     }
-    found: dict[str, Any] = {
-        "x_train": arrays["train"],
-        "x_test": arrays["test"],
-        "mean": mean,
-        "std": std,
-        "details": details,
-    }
-    return dataset._replace(**found, flip=False, kind="features")
+    told: dict[str, Any] = {"mean": mean, "std": std, "details": details, "flip": False, "kind": "features"}
+    return dataset._replace(x_train=arrays["train"], x_test=arrays["test"], **told)
 
 
 def _views_of(config: ConfigDict, dataset: Dataset) -> Callable[..., jax.Array]:
@@ -159,40 +156,3 @@ def _views_of(config: ConfigDict, dataset: Dataset) -> Callable[..., jax.Array]:
         return jax.lax.switch(kind, [lambda: pixels, lambda: each(views.weak), lambda: each(views.strong)])
 
     return views_of
-
-
-def _write(file: pathlib.Path, block: np.ndarray) -> None:
-    from safetensors.numpy import save
-
-    try:
-        with replaced(file) as out:
-            out.write(save({"features": block}, {"sha256": _sum(file, block)}))
-    except OSError as error:
-        warn(f"features are not kept: {first_line(error)}")
-
-
-def _sum(file: pathlib.Path, block: np.ndarray) -> str:
-    """The checksum of a block and of its file's name, so that exchanged files are noticed."""
-    return hashlib.sha256(file.name.encode() + block.tobytes()).hexdigest()
-
-
-def _read(file: pathlib.Path, block: np.ndarray) -> bool:
-    """Fills a block from a file; False: there is no such file, or it is damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    if not file.exists():
-        return False
-    try:
-        if not file.is_file() or file.stat().st_size > block.nbytes + 4096:
-            raise ValueError("it is no file, or too long")
-        with safe_open(file, "numpy") as opened:
-            digest = (opened.metadata() or {}).get("sha256")
-            found = opened.get_tensor("features")
-        if found.shape != block.shape or found.dtype != block.dtype or _sum(file, found) != digest:
-            raise ValueError("it is not what was written")
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        warn(f"{file}: {first_line(error)}; its images are encoded again")
-        return False
-    block[:] = found
-    file.touch()
-    return True

@@ -20,8 +20,8 @@ from fedjax_ssl.models import build_model
 from fedjax_ssl.models.packing import CHANNELS
 from fedjax_ssl.run import hosts
 from fedjax_ssl.run.cores import control_groups
+from fedjax_ssl.run.kept_files import keep_programs
 from fedjax_ssl.run.observe.log import warn
-from fedjax_ssl.run.program_files import keep_programs
 
 MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")  # files of the two versions of Linux's control groups
 MOST_CACHE_BYTES = 2_000_000_000  # of XLA's cache; the least recently used programs are removed

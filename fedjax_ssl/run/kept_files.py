@@ -1,4 +1,4 @@
-"""The files of compiled programs. Each has a checksum: a program that is not what was written is compiled again."""
+"""The files of the user's cache. Each has a checksum: a program that is not what was written is compiled again."""
 
 import contextlib
 import hashlib
@@ -15,11 +15,12 @@ from fedjax_ssl.run.observe.log import warn
 _SUM_BYTES = 32
 
 
-class ProgramFiles(CacheInterface):
-    """JAX's cache in a folder. An entry begins with the SHA-256 of its key and its content."""
+class KeptFiles(CacheInterface):
+    """A cache in a folder, also for JAX. An entry begins with the SHA-256 of its key and its content."""
 
-    def __init__(self, folder: pathlib.Path):
-        self._path = folder
+    def __init__(self, folder: pathlib.Path, remedy: str = "the program is compiled again"):
+        """Reads nothing yet; `remedy` says what happens if an entry is damaged."""
+        self._path, self._remedy = folder, remedy
 
     def get(self, key: str) -> bytes | None:
         """The content of an entry; None if there is none, or it is damaged or another's."""
@@ -29,11 +30,13 @@ class ProgramFiles(CacheInterface):
         try:
             found = read_whole(file)
             if found[:_SUM_BYTES] == _sum(key, found[_SUM_BYTES:]):
+                with contextlib.suppress(OSError):
+                    file.touch()  # the least recently used are removed
                 return found[_SUM_BYTES:]
             why = "it is not what was written"
         except OSError as error:
             why = first_line(error)
-        warn(f"{file}: {why}; the program is compiled again")
+        warn(f"{file}: {why}; {self._remedy}")
         return None
 
     def put(self, key: str, value: bytes) -> None:
@@ -50,6 +53,4 @@ def keep_programs(folder: pathlib.Path) -> None:
     """Lets JAX keep compiled programs in a folder, and take them from there."""
     jax.config.update("jax_compilation_cache_dir", str(folder))
     others = compilation_cache.get_file_cache
-    compilation_cache.get_file_cache = lambda path: (
-        (ProgramFiles(folder), path) if path == str(folder) else others(path)
-    )
+    compilation_cache.get_file_cache = lambda path: (KeptFiles(folder), path) if path == str(folder) else others(path)
