@@ -256,11 +256,8 @@ def _means(phases: tuple[tuple[Metrics, jax.Array], ...], accepted: jax.Array) -
     for metrics, had_a_step in phases:
         counted = accepted & had_a_step
         count = jnp.sum(counted)
-        twice = sorted(means.keys() & metrics.keys())
-        if twice:
-            raise ValueError(f"two phases report the metric {twice[0]!r}; give each a name of its own")
         of_jobs = checked_metrics(metrics, axes=1).items()
-        means |= {name: jnp.sum(jnp.where(counted, values, 0.0)) / count for name, values in of_jobs}
+        means = joined(means, {name: jnp.sum(jnp.where(counted, values, 0.0)) / count for name, values in of_jobs})
     return means
 
 

@@ -102,10 +102,9 @@ def test_lanes_equal_nested_loops(lanes):
         assert result.lane_steps == (sum(map(sum, steps)) if lanes == 1 else 10 * sum(map(max, steps)))
 
 
-@pytest.mark.parametrize(
-    ("first", "part"),
-    [(FIRST, np.ones(10, bool)), (FIRST, np.arange(10) % 3 > 0), (FIRST, np.zeros(10, bool)), (NONE, NONE > 0)],
-)
+@pytest.mark.parametrize(("first", "part"), [
+    (FIRST, np.ones(10, bool)), (FIRST, np.arange(10) % 3 > 0), (FIRST, np.zeros(10, bool)), (NONE, NONE > 0),
+])  # fmt: skip
 def test_a_phase_without_any_step_makes_the_upload(first, part):
     """Who takes part is finished as it started; who does not sends zeros, and keeps its memory of the first phase."""
     result = train(first, NONE, part)

@@ -313,5 +313,5 @@ def test_two_phases_may_not_report_one_metric_under_the_same_name():
     everybody = jnp.ones(2, bool)
     first, second = ({"loss": jnp.ones(2)}, everybody), ({"other": jnp.zeros(2)}, everybody)
     assert _means((first, second), everybody) == {"loss": 1.0, "other": 0.0}
-    with pytest.raises(ValueError, match="two phases report the metric 'loss'"):
+    with pytest.raises(UserError, match="the method's metric 'loss' has the name of another one"):
         _means((first, second, first), everybody)

@@ -13,8 +13,6 @@ from fedjax_ssl.server import SERVER_MODEL
 from fedjax_ssl.server.aggregation import OPT_STATE
 from tests.helpers.small_problem import federation, sent_down, small_problem
 
-NO_LABELS = 0
-
 
 @pytest.fixture(scope="module")
 def data():

@@ -45,10 +45,9 @@ def vectors_of(number, dim=3, seed=0):
 balanced = jax.jit(sinkhorn, static_argnums=2)
 
 
-@pytest.mark.parametrize(
-    ("sharper", "most", "stops_after"),
-    [(1.0, 10, 10), (0.5, 100, 41), (0.001, 100, 1)],
-)
+@pytest.mark.parametrize(("sharper", "most", "stops_after"), [
+    (1.0, 10, 10), (0.5, 100, 41), (0.001, 100, 1),
+])  # fmt: skip
 def test_sinkhorn_is_that_of_a_plain_loop(sharper, most, stops_after):
     """It looks at the change in the first iteration and every tenth one after it."""
     scores = sharper * vectors_of(12) @ vectors_of(4, seed=1).T

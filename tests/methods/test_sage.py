@@ -52,10 +52,9 @@ def confident(probability, label):
     return np.log(p, dtype=np.float32)[None]
 
 
-@pytest.mark.parametrize(
-    "local, received, share",
-    [(0.99, 0.94, 0.5), (0.95, 1 - 1e-6, 0.5), (0.97, 0.97, 1), (0.96, 0.46, 2.0**-10), (0.94, 0.94, 0)],
-)
+@pytest.mark.parametrize("local, received, share", [
+    (0.99, 0.94, 0.5), (0.95, 1 - 1e-6, 0.5), (0.97, 0.97, 1), (0.96, 0.46, 2.0**-10), (0.94, 0.94, 0),
+])  # fmt: skip
 def test_the_local_label_has_half_the_weight_at_the_half_gap_and_all_of_it_without_a_gap(local, received, share):
     targets, counted = mixed(confident(local, 0), confident(received, 1), 0.9499, 0.05)  # 0.95 after rounding
     np.testing.assert_allclose(targets[0], [share, 1 - share, 0], atol=1e-3)

@@ -232,10 +232,9 @@ def test_the_anchor_is_one_untrained_network_of_the_seed(data):
 # --- Its tables. -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("setting", "clients", "labelled", "alphas"),
-    [("5", 5, {1}, {0.8}), ("50", 50, {1}, {0.8}), ("labelled", 10, {1, 2}, {0.8}), ("alpha", 10, {1}, {0.1, 0.8})],
-)
+@pytest.mark.parametrize(("setting", "clients", "labelled", "alphas"), [
+    ("5", 5, {1}, {0.8}), ("50", 50, {1}, {0.8}), ("labelled", 10, {1, 2}, {0.8}), ("alpha", 10, {1}, {0.1, 0.8}),
+])  # fmt: skip
 def test_every_row_begins_with_the_warm_up_of_its_own_federation(root, tmp_path, setting, clients, labelled, alphas):
     cells = plan(load_sweep(f"{root}/configs/sweeps/semianagg_clients.py:{setting}"), tmp_path)
     for cell in cells:

@@ -17,10 +17,9 @@ CODE = "xmed-lab/RSCFed@ae35f03: train_main.py, local_unsupervised.py, local_sup
 FACTOR, BETA, BETA_LABELLED, DECAY = 6.0, 6.0, 3.0, 0.7
 
 
-@pytest.mark.parametrize(
-    ("variant", "statistics_from"),
-    [("rscfed", "received"), pytest.param("rscfed,code", "first", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("variant", "statistics_from"), [
+    ("rscfed", "received"), pytest.param("rscfed,code", "first", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_rounds_of_rscfed(variant, statistics_from, monkeypatch):
     """Two groups of two clients: one client is in both, so its optimizer and teacher advance twice in a round."""
     monkeypatch.setattr("fedjax_ssl.client.mean_teacher.LARGEST_DECAY", DECAY)

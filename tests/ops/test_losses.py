@@ -10,7 +10,6 @@ from fedjax_ssl.ops.losses import (
     info_nce,
     information_loss,
     label_contrastive_loss,
-    unit_vectors,
 )
 
 CLASSES = 4
@@ -83,11 +82,6 @@ def test_label_contrastive_gradient_is_finite_where_the_loss_has_nothing_to_say(
     cold = jax.jit(jax.grad(lambda z, labels: label_contrastive_loss(z, labels, np.ones(3, bool), CLASSES, 0.005)))
     opposite = cold(np.float32([[1, 0.1], [1, 0.2], [-1, 0]]), np.array([1, 1, 2]))  # exp(-1 / 0.005) is 0 in float32
     assert np.all(np.isfinite(opposite)) and np.any(opposite != 0)
-
-
-def test_unit_vectors():
-    rows = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32)
-    np.testing.assert_allclose(unit_vectors(rows), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
 
 
 def test_kl_divergence():

@@ -28,10 +28,9 @@ def by_pillow(image, side):
     return np.asarray(pillow.resize((side, side), Image.Resampling.BILINEAR)).reshape(side, side, -1)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "channels"),
-    [(32, 40, 3), (5, 13, 3), (7, 7, 1), (31, 8, 1)],
-)
+@pytest.mark.parametrize(("before", "after", "channels"), [
+    (32, 40, 3), (5, 13, 3), (7, 7, 1), (31, 8, 1),
+])  # fmt: skip
 def test_resizing_is_pillows_to_the_last_bit(before, after, channels):
     images = images_of(3, before, channels)
     ours = np.asarray(resize(jnp.asarray(images), after))

@@ -93,10 +93,9 @@ def test_without_padding_and_flip_images_stay_and_nothing_is_gathered(shape):
     assert which.any(axis=0).all() and which[1].any() and not which[1].all()
 
 
-@pytest.mark.parametrize(
-    ("flip", "mirrored", "expected"),
-    [("dataset", True, True), ("dataset", False, False), ("always", False, True), ("never", True, False)],
-)
+@pytest.mark.parametrize(("flip", "mirrored", "expected"), [
+    ("dataset", True, True), ("dataset", False, False), ("always", False, True), ("never", True, False),
+])  # fmt: skip
 def test_views_of_images_are_made_as_configured(flip, mirrored, expected):
     config, fields = base_config(), {"padding": 2, "border": "zeros", "resized": 0}
     colours = {"flavour": "usb", "num_ops": 3, "magnitude": 7}

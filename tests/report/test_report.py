@@ -165,8 +165,6 @@ def test_the_card_of_a_method_from_a_file_says_how_to_train_it_again(three_runs,
 
 
 def test_a_run_of_a_kind_that_the_library_lacks_is_one_line(stub_run, tmp_path, capfd):
-    from fedjax_ssl.records.sealed import read_dataset, write_dataset
-
     shutil.copytree(stub_run[0], tmp_path / "run")
     write_dataset(tmp_path / "run", {**read_dataset(tmp_path / "run"), "kind": "sound"})
     for words in (

@@ -60,10 +60,9 @@ def run_alone(script: str, **environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("limit", "cores"),
-    [("max 100000", 4), ("250000 100000", 3), ("50000 100000", 1), ("900000 100000", 4), ("?", 4), (None, 4)],
-)
+@pytest.mark.parametrize(("limit", "cores"), [
+    ("max 100000", 4), ("250000 100000", 3), ("50000 100000", 1), ("900000 100000", 4), ("?", 4), (None, 4),
+])  # fmt: skip
 def test_a_container_may_have_less_time_than_cores(tmp_path, monkeypatch, limit, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
     if limit is not None:

@@ -310,10 +310,9 @@ def test_nothing_compiles_after_the_first_round(stub_run, tmp_path):
     assert lines[:4] == (stub_run[0] / "metrics.jsonl").read_bytes().splitlines()
 
 
-@pytest.mark.parametrize(
-    ("platform", "name", "lanes"),
-    [("cpu", "cnn", 1), ("gpu", "cnn", 10), ("tpu", "wrn28_2", 4), ("tpu", "wrn28_8", 1), ("tpu", "lenet", 10)],
-)
+@pytest.mark.parametrize(("platform", "name", "lanes"), [
+    ("cpu", "cnn", 1), ("gpu", "cnn", 10), ("tpu", "wrn28_2", 4), ("tpu", "wrn28_8", 1), ("tpu", "lenet", 10),
+])  # fmt: skip
 def test_lanes_by_default_are_those_that_fill_the_platform(platform, name, lanes):
     config = make_tiny_config(**{"model.name": name, "model.normalisation": "none" if name == "lenet" else "static"})
     with use_platform(platform):

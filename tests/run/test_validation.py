@@ -20,8 +20,6 @@ from tests.helpers.runs import make_tiny_config
 from tests.helpers.stub import make_stub_config
 
 VALIDATION = 50
-
-
 FIELDS = {"data.validation": VALIDATION, "snapshot_rounds": (0, 2)}
 
 
