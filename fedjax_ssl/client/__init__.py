@@ -5,13 +5,7 @@ from fedjax_ssl.client.by_role import LABELLED, labelled_phase, unlabelled_phase
 from fedjax_ssl.client.confidence import Confidence, make_confidence, own_confidence, qualify, threshold_of
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.client.fix_mix import fix_mix_phase
-from fedjax_ssl.client.labels import (
-    label_cohort,
-    labels_for_report,
-    labels_of_received,
-    score_cohort,
-    weak_views,
-)
+from fedjax_ssl.client.labels import label_cohort, labels_for_report, labels_of_received, score_cohort, weak_views
 from fedjax_ssl.client.on_labels import (
     adjusted_cross_entropy,
     class_counts,

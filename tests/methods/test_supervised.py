@@ -5,13 +5,7 @@ import pytest
 
 from fedjax_ssl.data import Dataset, Partition, federate
 from fedjax_ssl.methods import METHODS
-from tests.helpers.small_problem import (
-    federation,
-    phases_of,
-    prepare,
-    sent_down,
-    small_problem,
-)
+from tests.helpers.small_problem import federation, phases_of, prepare, sent_down, small_problem
 
 A_FEW, NO_LABELS, ALL = range(3)
 

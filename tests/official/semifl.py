@@ -24,8 +24,12 @@ CODE = (
 
 @pytest.mark.parametrize("partners", ["epoch", pytest.param("round", marks=pytest.mark.slow)])
 def test_rounds_of_semifl(partners, monkeypatch):
+    def of_the_paper(key, alpha):
+        assert alpha == 0.75
+        return jnp.float32(LAMBDA)
+
     monkeypatch.setattr("fedjax_ssl.server.statistics.BATCH_SIZE", BATCH)
-    monkeypatch.setattr("fedjax_ssl.ops.augment.mixup.sample_lambda", lambda key, alpha: jnp.float32(LAMBDA))
+    monkeypatch.setattr("fedjax_ssl.ops.augment.mixup.sample_lambda", of_the_paper)
     problem = make_problem("semifl,strong,paper" + (",code" if partners == "epoch" else ""), weak=dimmed, **{
         "num_rounds": ROUNDS, "model.normalisation": "static", "client.batch_size": 4, "server.batch_size": 5,
         "server.epochs": EPOCHS, "confidence.threshold": THRESHOLD,

@@ -5,12 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.ops import losses
-from fedjax_ssl.ops.losses import (
-    common_direction_penalty,
-    info_nce,
-    information_loss,
-    label_contrastive_loss,
-)
+from fedjax_ssl.ops.losses import common_direction_penalty, info_nce, information_loss, label_contrastive_loss
 
 CLASSES = 4
 # Jitted: each operation of its own would be a program of its own.
