@@ -349,13 +349,10 @@ def import_rule(options: Any, num_classes: int) -> Callable[..., Confidence] | N
         begun = first if rule.begin is None else rule.begin(first, jnp.int32(0))
         state = rule.update(begun, scores, positions >= 0, positions)
         weights = rule.weigh(state, scores, jnp.int32(len(scores)))
+    form = lambda leaf: f"{jnp.result_type(leaf)} {list(jnp.shape(leaf))}"  # noqa: E731
     for name, found, wanted in (("begin", begun, first), ("update", state, first), ("weigh", weights, scores[:, 0])):
-        forms = [jax.tree.map(_form, each) for each in (found, wanted)]
+        forms = [jax.tree.map(form, each) for each in (found, wanted)]
         if forms[0] != forms[1]:
             raise UserError(f"{FIELD}={kind}: its {name} returns {forms[0]}; it must return {forms[1]}")
     is_soft = rule.soft or bool(jnp.any((weights > 0) & (weights < 1)))
     return lambda *arguments: make(*arguments)._replace(soft=is_soft)
-
-
-def _form(leaf: Any) -> str:
-    return f"{jnp.result_type(leaf)} {list(jnp.shape(leaf))}"

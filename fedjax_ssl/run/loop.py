@@ -18,7 +18,7 @@ from fedjax_ssl.run.experiment import Experiment
 from fedjax_ssl.run.feed import Feed
 from fedjax_ssl.run.machine import Machine
 from fedjax_ssl.run.observe.summary import to_record, to_timing
-from fedjax_ssl.run.privacy import make_accountant
+from fedjax_ssl.run.privacy import Accountant
 from fedjax_ssl.run.programs import DISPATCH_CAPACITY
 from fedjax_ssl.run.stopping import Stop
 from fedjax_ssl.run.warm_start import WarmStart
@@ -107,7 +107,8 @@ def run_rounds(
     """
     experiment, num_runs = group.runs[0].experiment, len(group.runs)
     config, done = experiment.problem.config, group.runs[0].round
-    accountants = [make_accountant(run.experiment.problem.config) for run in group.runs]
+    configs = [run.experiment.problem.config for run in group.runs]
+    accountants = [Accountant(config) if config.privacy.noise else None for config in configs]
     stop = Stop(config, group.runs[0].folder, None if experiment.method.wire_bytes else traffic.most)
     state, rounds = machine.put(group.join(states)), 1  # the first dispatch measures how long a round takes
     none: list[list[Any]] = [[]] * num_runs

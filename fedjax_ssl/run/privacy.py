@@ -122,11 +122,6 @@ def secret_of(config: Any, folder: pathlib.Path | None = None) -> bytes:
     return secrets.token_bytes(NUM_BYTES) if folder is None else read_secret(folder)
 
 
-def make_accountant(config: Any) -> Accountant | None:
-    """The accountant of a run; None without noise."""
-    return Accountant(config) if config.privacy.noise else None
-
-
 # The fields of the federation's data that describe clients.
 OF_CLIENTS = ("client_index", "client_size", "labelled_size", "given_labels")
 

@@ -12,7 +12,7 @@ from fedjax_ssl.records.snapshots import save_snapshot
 from fedjax_ssl.records.workdir import CLASS_COUNTS, SNAPSHOTS, Workdir
 from fedjax_ssl.run.about import about
 from fedjax_ssl.run.observe.summary import summarise, to_record
-from fedjax_ssl.run.privacy import make_accountant
+from fedjax_ssl.run.privacy import Accountant
 from fedjax_ssl.run.wire import Traffic
 from tests.helpers.runs import make_tiny_config
 
@@ -28,7 +28,7 @@ def test_who_is_not_asked_or_does_not_answer_sends_no_statistics(turns, counts, 
     """Four jobs of 100 bytes down and 10 up; five clients exchange statistics, each of 7 bytes down and 3 up."""
     traffic = Traffic(jobs=4, down=100, up=10, statistics_down=35, statistics_up=15, asked=5, turns=turns)
     metrics = {name: np.array(value) for name, value in {"round": 1, "uploads": 2, **counts}.items()}
-    accountant = make_accountant(make_tiny_config(**{"privacy.noise": 4.0, "aggregation.clip_norm": 0.5}))
+    accountant = Accountant(make_tiny_config(**{"privacy.noise": 4.0, "aggregation.clip_norm": 0.5}))
     line = to_record(metrics | {"round": np.array(2)}, traffic, accountant)
     assert (line["bytes_down"], line["bytes_up"]) == (down, up)
     assert line["epsilon"] == accountant.epsilon(2) > accountant.epsilon(1)
