@@ -21,6 +21,7 @@ from tests.helpers.stub import make_stub_config
 
 VALIDATION = 50
 FIELDS = {"data.validation": VALIDATION, "snapshot_rounds": (0, 2)}
+SNAPSHOTS = [(0, "validation"), (2, "validation"), (4, "test")]
 
 
 def make_config(**overrides):
@@ -104,9 +105,7 @@ def test_seeds_in_one_program_have_their_own_validation_images(finished, digits,
     for folder in folders:
         assert_measured(folder, digits)
         taken = read_run(folder).snapshots()
-        assert {number: str(each["of"]) for number, each in taken.items()} == {
-            0: "validation", 2: "validation", 4: "test"
-        }  # fmt: skip
+        assert [(number, str(each["of"])) for number, each in taken.items()] == SNAPSHOTS
         np.testing.assert_array_equal(taken[2]["labels"], digits.y_train[rows_of(folder)])
         np.testing.assert_array_equal(taken[4]["labels"], digits.y_test)
         accuracy = np.mean(taken[2]["predictions"] == taken[2]["labels"])
@@ -121,9 +120,7 @@ def test_a_run_that_goes_on_opens_the_test_set_again_at_its_new_end(finished, di
     assert str(read_run(tmp_path).snapshots()[2]["of"]) == "test"
     chex.assert_trees_all_equal(train(make_config(), tmp_path), state)
     assert (tmp_path / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
-    assert {number: str(each["of"]) for number, each in read_run(tmp_path).snapshots().items()} == {
-        0: "validation", 2: "validation", 4: "test"
-    }  # fmt: skip
+    assert [(number, str(each["of"])) for number, each in read_run(tmp_path).snapshots().items()] == SNAPSHOTS
     figures = ("test_accuracy", "test_loss", "validation_accuracy", "best_validation_accuracy", "best_round")
     expected = {name: summary_of(whole)[name] for name in figures}
     assert {name: summary_of(tmp_path)[name] for name in figures} == expected
