@@ -1,4 +1,4 @@
-"""The files of the user's cache. Each has a checksum: a program that is not what was written is compiled again."""
+"""Files of the user's cache, each with a checksum. What is damaged is made again."""
 
 import contextlib
 import hashlib

@@ -129,7 +129,7 @@ def test_a_test_set_without_labels_is_refused_in_every_source(tmp_path, source):
         rows = [f"{part}/{label}/{row}.png,{label}\n" for part, labels in (("train", train), ("test", test))
                 for row, label in enumerate(labels)]  # fmt: skip
         (tmp_path / source).write_text("".join(["file_name,label\n", *rows]))
-    with pytest.raises(UserError, match="has no row with a label to test$"):
+    with pytest.raises(UserError, match=r"has no row with a label to test$"):
         load_dataset(data_config(**fields))
 
 
