@@ -1,4 +1,4 @@
-"""The files of compiled programs: one that is damaged or another's is not run, and made again with a line."""
+"""The files of the cache: one that is damaged or another's is not used, and made again with a line."""
 
 import os
 import subprocess
