@@ -25,7 +25,7 @@ from fedjax_ssl.sweep import load_sweep
 
 DOCS = pathlib.Path(__file__).parent
 SEEDS, OTHERS = ("FedAnchor", "SemiAnAgg", "FedIL", "FedLabel"), "Other methods"
-ACCURACY = "accuracies"
+ACCURACY, DISTANCES = "accuracies", "distances"
 HOLDS, NOT, OPEN, TO_DO = "holds", "does not hold", "cannot be told", "not run"
 UNKNOWN = "No reason was found; no single change has been tried."
 MARGIN = 1.0  # points: less than this is no difference
@@ -61,7 +61,8 @@ networks, data and rounds. Then follows a main claim of some other methods.
 All rows of a board have the same clients, labels and numbers of steps, and as many tries of their
 settings on validation images. They start from fresh weights, on `semianagg_warm_digits` from the
 labelled client's model, on `semianagg_unlabelled_digits` from FedU's, trained without labels. Five
-seeds; a difference is paired by seed, with its 95 % confidence interval by Student's t.
+seeds, thirty on `spread_digits`, where the distances of a row's accuracies from their median say how
+much seeds differ. A difference is paired by seed, with its 95 % confidence interval by Student's t.
 `claims.toml` in `docs/claims/` has the claims, the csv files the runs.
 
 | verdict | if the interval of the difference |
@@ -93,6 +94,15 @@ def read(board: str) -> list[dict[str, str]]:
     return (LEADERBOARD if place else BOARDS).agreed(name)
 
 
+def measured(board: str, row: str, measure: str) -> dict[str, float]:
+    """Seed -> a measure of a row; 'distances' are those of its accuracies from their median."""
+    values = per_seed(read(board), ACCURACY if measure == DISTANCES else measure).get(row, {})
+    if measure != DISTANCES or not values:
+        return values
+    middle = statistics.median(values.values())
+    return {seed: abs(value - middle) for seed, value in values.items()}
+
+
 def differences(run: dict[str, str]) -> dict[str, float]:
     """A comparison of claims.toml: seed -> a row minus another, for the seeds that both have."""
     if "less" in run:
@@ -100,8 +110,8 @@ def differences(run: dict[str, str]) -> dict[str, float]:
         parts = [differences({name: each[name] for name in each if name != "less"}) for each in (run, other)]
         return paired({"own": parts[0], "less": parts[1]}, "own", "less")
     measure, board = run.get("measure", ACCURACY), run["board"]
-    own = per_seed(read(board), measure).get(run["row"], {})
-    than = per_seed(read(run.get("than_board", board)), run.get("than_measure", measure)).get(run["than"], {})
+    own = measured(board, run["row"], measure)
+    than = measured(run.get("than_board", board), run["than"], run.get("than_measure", measure))
     return paired({"own": own, "than": than}, "own", "than")
 
 

@@ -34,7 +34,7 @@ def test_each_claim_names_rows_and_measures_of_boards_or_its_cost(claims):
             assert run["row"] in sweeps[run["board"]].methods, run
             assert run["than"] in sweeps[run.get("than_board", run["board"])].methods, run
             for name in {"measure", "than_measure"} & run.keys():
-                assert run[name] in (*claims.MEASURES, "MB", "seconds")
+                assert run[name] in (*claims.MEASURES, "MB", "seconds", claims.DISTANCES)
     assert {claim["paper"] for claim in found["claim"]} > set(claims.SEEDS)
 
 
@@ -73,6 +73,7 @@ def written(claims, tmp_path, monkeypatch):
         {"board": "near", "row": "A", "than": "B", "less": "far"},
         {"board": "near", "row": "A", "than": "A", "than_board": "far"},
         {"board": "near", "row": "A", "than": "A", "measure": "labels right", "than_measure": "passing"},
+        {"board": "near", "row": "A", "than": "B", "measure": "distances"},
     ]
     claim = {"paper": "FedIL", "where": "Table 9", "says": "A beats B.", "points": 3.0, "runs": runs}
     claim["tried"] = [{"board": "far", "row": "A", "than": "B"}]
@@ -99,7 +100,8 @@ def test_a_figure_that_does_not_follow_from_the_records_is_found(claims, written
     }
     page = written(boards)
     near, far, labels = draws[0, 0] - draws[0, 1], draws[1, 0] - draws[1, 1], draws[2, 0] - 1.0
-    for values in (near, near - far, draws[0, 0] - draws[1, 0], labels):
+    distances = np.abs(draws[0] - np.median(draws[0], axis=1, keepdims=True))
+    for values in (near, near - far, draws[0, 0] - draws[1, 0], labels, distances[0] - distances[1]):
         low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
         assert f"| {values.mean():+.2f} ± {(high - low) / 2:.2f} |" in page
     assert f"| `near` | A {draws[0, 0].mean():.1f}; B {draws[0, 1].mean():.1f} | 1 | 1 | - |" in page

@@ -240,6 +240,10 @@ TENTH = {"data.labels": "clients", "data.labelled_share": 0.1}
 ROWS = {
     "fedanchor_mnist": ("mnist", {**SERVER, "data.alpha": 0.1}, FEDANCHOR, FEDANCHOR_SPACE),
     "fedanchor_digits": ("digits", {**SERVER, "data.alpha": 0.1}, FEDANCHOR, FEDANCHOR_SPACE),
+    "spread_digits": (
+        "digits", {**SERVER, "data.alpha": 0.1}, {row: FEDANCHOR[row] for row in ("FedAnchor", "SemiFL")},
+        FEDANCHOR_SPACE,
+    ),
     "fedanchor_iid_mnist": ("mnist", {**SERVER, **IID}, FEDANCHOR, FEDANCHOR_SPACE),
     "fedanchor_iid_digits": ("digits", {**SERVER, **IID}, FEDANCHOR, FEDANCHOR_SPACE),
     "fedanchor_anchors_digits": ("digits", {**SERVER, "data.alpha": 0.1}, ANCHORS, FEDANCHOR_SPACE),
@@ -296,7 +300,7 @@ def get_sweep(board="fedanchor_mnist"):
         config=config,
         methods={name: with_threshold(name, method) for name, method in methods.items()},
         common={**COMMON, **of_data, **fields},
-        seeds=(0, 1, 2, 3, 4),
+        seeds=tuple(range(30)) if board.startswith("spread") else (0, 1, 2, 3, 4),
         warm_up=WARM_UPS.get(board),
         search=Search(space, {"data.validation": validation, "num_rounds": ROUNDS // 2}),
     )
