@@ -183,7 +183,7 @@ def fedrgd(problem: Problem) -> Method:
             renewed = where_rows(jnp.any(back, axis=1), opt_states, state.server[PLACES])
             state = state._replace(server={**state.server, PLACES: renewed})
         received = received._replace(group=group_of(received.group))
-        weights = client_weights(config.aggregation.weights, received.sizes, received.num_qualified, received.accepted)
+        weights = client_weights(config.aggregation.weights, received)
         groups = replica_means(received.uploads.model, weights, group_members(received, num_groups), replicas)
         mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), groups)
         change = jax.tree.map(jnp.subtract, mean.params, trained_parts(network, state.model, CLASSIFIER).params)

@@ -137,7 +137,7 @@ def distance_reweighted(problem: Problem) -> Link:
     options, kind = problem.config.rscfed, problem.config.aggregation.weights
 
     def rule(received: Received) -> jax.Array:
-        sizes = client_weights(kind, received.sizes, received.num_qualified, received.accepted)
+        sizes = client_weights(kind, received)
         in_group = group_members(received, options.groups)
         labelled = received.uploads.metadata[LABELLED] > 0
         factors = jnp.where(labelled, options.labelled_factor, 1.0)

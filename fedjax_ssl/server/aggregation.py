@@ -158,7 +158,7 @@ def fedavg(
 
 def weights(kind: str) -> Link:
     """Sets the weights of uploads, see `client_weights`."""
-    return own_weights(lambda got: client_weights(kind, got.sizes, got.num_qualified, got.accepted))
+    return own_weights(functools.partial(client_weights, kind))
 
 
 def own_weights(rule: Callable[[Received], jax.Array]) -> Link:
@@ -317,14 +317,14 @@ def from_rest(rule: optax.GradientTransformation) -> optax.GradientTransformatio
     return optax.GradientTransformation(init, rule.update)
 
 
-def client_weights(kind: str, sizes: jax.Array, num_qualified: jax.Array, accepted: jax.Array) -> jax.Array:
-    """The unnormalised weight of each upload, float32 [R], 0 for one that was not accepted; the other arrays are [R].
+def client_weights(kind: str, received: Received) -> jax.Array:
+    """The unnormalised weight of each upload, float32 [R], 0 for one that was not accepted.
 
     `kind` is 'size', the number n_m of the client's examples (FedAvg; FedAnchor's n_m / sum n_m); 'qualified', the
     number of examples that it trained on, from its report; or 'uniform', 1 (SemiFL, FedIL).
     """
-    by_kind = {"size": sizes, "qualified": num_qualified, "uniform": jnp.ones_like(sizes)}
-    return jnp.where(accepted, by_kind[kind].astype(jnp.float32), 0.0)
+    by_kind = {"size": received.sizes, "qualified": received.num_qualified, "uniform": jnp.ones_like(received.sizes)}
+    return jnp.where(received.accepted, by_kind[kind].astype(jnp.float32), 0.0)
 
 
 def group_members(received: Received, num_groups: int) -> jax.Array:
