@@ -65,7 +65,7 @@ def decode_once(
         for row, image in enumerate(decoded):
             images[row] = image
         return images, bits, row_sums(images)
-    known_by = f"with checksums, {PIL.__version__} {image_size} {fit} {known_by}"
+    known_by = f"with checksums, TIFF by libtiff, {PIL.__version__} {image_size} {fit} {known_by}"
     key = hashlib.sha256(known_by.encode(errors="surrogateescape")).hexdigest()
     file = folder / f"{key}.npy"
     if (found := _kept(file, key, name)) is not None:
@@ -209,11 +209,16 @@ def read_image(picture: Picture, mode: str, image_size: int, fit: str, bits: int
             image.verify()  # checks the pixels' checksums, which `load` does not; afterwards the file must be reopened
     with _open(picture) as image:
         image.load()
+        tags = getattr(image, "tag_v2", {})  # of a TIFF
+        if image.mode == "L" and 2 in tags.get(339, ()):
+            raise ValueError("pixels from -128 to 127; save them as 0 to 255")
         image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I"):  # Pillow's own conversion would clip values above 255.
             values = np.asarray(image)
             if values.min() < 0 or values.max() >= 2 ** min(bits, 16):
                 raise ValueError(f"pixels from {values.min()} to {values.max()}; {min(bits, 16)} bits are read")
+            if tags.get(262) == 0:  # 0 is white; Pillow 13 inverts 8 bits alone
+                values = 2**bits - 1 - values
             image = Image.fromarray((values >> (bits - 8)).astype(np.uint8))
         if image.mode == "F":
             raise ValueError("pixels that are not whole numbers")
@@ -232,8 +237,10 @@ def read_image(picture: Picture, mode: str, image_size: int, fit: str, bits: int
 @contextlib.contextmanager
 def _open(picture: Picture) -> Iterator[Any]:
     """Opens an image; an error inside becomes a UserError that names the picture."""
-    from PIL import Image  # Only this source needs it.
+    from PIL import Image, TiffImagePlugin  # Only this source needs it.
 
+    # Pillow 13.0's own reader mixes up the pixels of TIFFs that are turned, or have planes of 16 bits.
+    TiffImagePlugin.READ_LIBTIFF = True
     opened = picture if isinstance(picture, pathlib.Path) else io.BytesIO(picture.read())
     try:
         with warnings.catch_warnings():

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import struct
 import zlib
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from fedjax_ssl import UserError, load, train
 from fedjax_ssl.data import load_dataset
+from fedjax_ssl.data.decoded import read_image
 from fedjax_ssl.data.folder import load_pictures
 from fedjax_ssl.data.unknown import set_apart
 from fedjax_ssl.serve.export import export_run
@@ -309,3 +311,22 @@ def test_predict_takes_a_table_without_labels_and_two_levels_that_tell(tmp_path)
     save(tmp_path / "same" / "x" / "y" / "1.png", 1)
     with pytest.raises(UserError, match="both levels of folders have names of classes"):
         load_pictures(str(tmp_path / "same"), {}, shape, "crop", ("x", "y"))
+
+
+def test_tiffs_that_are_turned_and_whose_white_is_0(tmp_path):
+    """Pillow mixes up the rows of the first, and does not invert 16 bits, as it does 8."""
+    grey, path = np.random.default_rng(0).integers(0, 2**16, (12, 6), np.uint16), tmp_path / "1.tif"
+    for tags, expected in (({274: 6}, np.rot90(grey, -1)), ({262: 0}, 2**16 - 1 - grey)):
+        Image.fromarray(grey).save(path, tiffinfo=tags)
+        np.testing.assert_array_equal(read_image(path, "L", 0, "crop", 16)[..., 0], expected >> 8)
+
+
+def test_a_tiff_of_planes_of_16_bits(tmp_path):
+    planes, path = np.random.default_rng(0).integers(0, 2**16, (3, 4, 6), np.uint16), tmp_path / "1.tif"
+    Image.fromarray(planes.reshape(12, 6)).save(path, tiffinfo={277: 1, 278: 4})  # three strips, for three colours
+    content = path.read_bytes()
+    for tag, old, new in ((257, 12, 4), (262, 1, 2), (277, 1, 3), (284, 1, 2)):
+        start = re.escape(struct.pack("<H", tag)) + b"..\1\0\0\0"
+        content = re.sub(b"(?<=%s)%c" % (start, old), b"%c" % new, content, count=1, flags=re.DOTALL)
+    path.write_bytes(content)
+    np.testing.assert_array_equal(read_image(path, "RGB", 0, "crop", 16), np.moveaxis(planes, 0, -1) >> 8)
