@@ -154,6 +154,21 @@ def columns_of(tmp_path, end="csv", **columns):
     return dict(zip(dataset.details["columns"], dataset.details["categories"])), dataset
 
 
+def test_series_of_a_dict_are_by_place():
+    """pandas would put rows of the same label together."""
+    given = {"age": pandas.Series([30, 40], [7, 3]), "bmi": pandas.Series([1, 2], [3, 0])}
+    facts = {"columns": ["age", "bmi"], "categories": [None, None]}
+    assert table.encode(given, facts).tolist() == [[30, 1], [40, 2]]
+
+
+def test_categories_that_are_numbers_stay_categories(tmp_path):
+    """pandas reads them as numbers from a parquet file, in which it has noted what they are."""
+    codes = pandas.Categorical([10, 2, 7, None] * 8, [10, 7, 2])
+    categories, dataset = columns_of(tmp_path, "parquet", scanner=codes, age=np.arange(32) % 5)
+    assert categories == {"scanner": ["2", "7", "10"], "age": None}
+    assert np.isnan(dataset.x_train[:, 0]).any() and np.nanmax(dataset.x_train[:, 0]) == 2
+
+
 @pytest.mark.parametrize("end", ["csv", "parquet"])
 def test_what_is_a_number(tmp_path, end):
     """A declared type counts; in a csv file, digits that begin with 0 are no number."""

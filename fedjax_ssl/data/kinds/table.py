@@ -129,6 +129,8 @@ def encode(columns: Any, facts: Facts, where: str = "the table") -> np.ndarray:
     """
     import pandas
 
+    if isinstance(columns, Mapping):  # pandas would match the rows of several Series by their labels
+        columns = {name: getattr(values, "array", values) for name, values in columns.items()}
     try:
         frame = pandas.DataFrame(columns).rename(columns=str)
     except ValueError as error:
