@@ -109,7 +109,7 @@ def byol_phase(
 def divergence(one: Params, other: Params) -> jax.Array:
     """Distance of two backbones: the mean of |W - W'| over convolution kernels, except those of shortcuts: float32 [].
 
-    Without convolutions it is the mean over all leaves. A UserError if the backbone has no parameters.
+    Without convolutions it is the mean over all leaves. Raises a UserError if the backbone has no parameters.
     """
     leaves, _ = jax.tree.flatten_with_path(jax.tree.map(jnp.subtract, one, other))
     if not leaves:

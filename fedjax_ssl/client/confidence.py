@@ -64,7 +64,7 @@ def make_confidence(
     """The rule that `confidence.kind` names, except 'acr', which `acr.py` has.
 
     The threshold tau is in the unit of the scores; with `strictly` a score must exceed it (FedAnchor, eq. 5), else it
-    may equal it (SemiFL, FixMatch). A UserError if the method needs weights of 0 or 1 (`hard`) or lacks a classifier.
+    may equal it (SemiFL, FixMatch). `hard` takes weights of 0 or 1 alone. Raises a UserError if the rule has others.
     """
     options, name = problem.config.confidence, problem.config.method
     make = problem.own_rule or KINDS.get(options.kind)
@@ -331,7 +331,7 @@ KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {
 def import_rule(options: Any, num_classes: int) -> Callable[..., Confidence] | None:
     """The user's function that `confidence.kind` of the section `options` names by its import path; None: no such path.
 
-    A UserError if the function cannot be imported; or it, or a function of its rule, fails or returns something else.
+    Raises a UserError if it cannot be imported, or if it or a function of its rule fails or returns something else.
     """
     kind = options.kind
     if not is_own(kind):

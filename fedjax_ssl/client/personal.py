@@ -44,7 +44,7 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
     the others. Parts that are not trained keep their optimizer state and statistics. What a step changes in the
     client's memory, such as a mean teacher, it computes from the model before these parts are put back.
 
-    A UserError if the method has no clients; or when traced, if there is no such part, or messages need it.
+    Raises a UserError if the method has no clients; or when traced, if there is no such part, or messages need it.
     """
     parts, name = tuple(problem.config.personal_parts), problem.config.method
     if not method.phases:

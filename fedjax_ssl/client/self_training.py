@@ -78,8 +78,8 @@ def self_training(problem: Problem, tell: Tell | None = None) -> SelfTraining:
 
     By default the received model, in evaluation mode, labels one weak view of each image before the first step. With
     `confidence.labels_from='local'` the model in training labels a weak view in each step. Training is on strong views;
-    a weak view joins the forward pass if it is needed. `tell` computes metadata besides `ACCEPTED`. A UserError if a
-    field is set that ACR ignores.
+    a weak view joins the forward pass if it is needed. `tell` computes metadata besides `ACCEPTED`. Raises a
+    UserError if a field is set that ACR ignores.
     """
     config, parts = problem.config.client, trained_parts_of(problem)
     if not is_acr(problem):

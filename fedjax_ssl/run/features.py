@@ -84,7 +84,7 @@ def as_features(config: ConfigDict, dataset: Dataset) -> Dataset:
 
     View 0 is the image itself. The first `encoder.weak_views` views, view 0 included, are weak; the others are strong.
     Views are drawn by `config.augment`, and depend on the image's row only, not on the run's seed.
-    A UserError if the weights do not fit the encoder.
+    Raises a UserError if the weights do not fit the encoder.
     """
     options, features_of, facts = config.encoder, frozen(config.encoder), _encoder_facts(config.encoder)
     views_of = _views_of(config, dataset)

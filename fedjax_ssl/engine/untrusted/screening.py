@@ -24,8 +24,8 @@ def longest_update(config: Any) -> float:
 def accepted_rows(result: CohortResult, broadcast: Broadcast, longest: float) -> jax.Array:
     """Whether each row has an upload that is finite and not far longer than the others: bool [R].
 
-    `longest` is the largest accepted length, in medians, see `too_long`; 0: any length. A UserError if a method uploads
-    nothing.
+    `longest` is the largest accepted length, in medians, see `too_long`; 0: any length. Raises a UserError if a
+    method uploads nothing.
     """
     if not jax.tree.leaves(result.upload.model):
         raise UserError(WITHOUT_PARAMETERS)

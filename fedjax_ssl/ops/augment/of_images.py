@@ -25,7 +25,7 @@ class Views(NamedTuple):
 def image_views(config: Any, image_shape: tuple[int, int, int], mirrored: bool) -> Views:
     """Makes the views that `config.augment` and `config.views` define for images (height, width, channels).
 
-    `mirrored` says whether a flip keeps the class of the data set's images. A UserError if a field does not fit them.
+    `mirrored`: a flip keeps the class of the data set's images. Raises a UserError if a field does not fit them.
     """
     options = config.augment
     flip = mirrored if options.flip == "dataset" else options.flip == "always"
