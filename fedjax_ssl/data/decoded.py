@@ -209,7 +209,7 @@ def read_image(picture: Picture, mode: str, image_size: int, fit: str, bits: int
             image.verify()  # checks the pixels' checksums, which `load` does not; afterwards the file must be reopened
     with _open(picture) as image:
         image.load()
-        tags = getattr(image, "tag_v2", {})  # of a TIFF
+        tags = getattr(image, "tag_v2", {})  # of a TIFF: 262 says which number is white, 339 whether it has a sign
         if image.mode == "L" and 2 in tags.get(339, ()):
             raise ValueError("pixels from -128 to 127; save them as 0 to 255")
         image = ImageOps.exif_transpose(image)
@@ -217,8 +217,7 @@ def read_image(picture: Picture, mode: str, image_size: int, fit: str, bits: int
             values = np.asarray(image)
             if values.min() < 0 or values.max() >= 2 ** min(bits, 16):
                 raise ValueError(f"pixels from {values.min()} to {values.max()}; {min(bits, 16)} bits are read")
-            if tags.get(262) == 0:  # 0 is white; Pillow 13 inverts 8 bits alone
-                values = 2**bits - 1 - values
+            values = 2**bits - 1 - values if tags.get(262) == 0 else values  # Pillow 13 inverts 8 bits alone
             image = Image.fromarray((values >> (bits - 8)).astype(np.uint8))
         if image.mode == "F":
             raise ValueError("pixels that are not whole numbers")

@@ -46,7 +46,8 @@ def read_columns(path: str, field: str) -> Any:
             frame = pandas.read_parquet(file, dtype_backend="numpy_nullable")
             # pandas 3.1 does not read a stored index as a column. Without a name it only numbers the rows.
             named = [name for name in frame.index.names if name is not None]
-            frame = frame.reset_index(named).reset_index(drop=True).rename(columns=str)
+            frame = frame.reset_index(named).reset_index(drop=True)
+            frame.columns = frame.columns.map(str)  # also names of several levels
             # Parquet has no categories of numbers. pandas 3.1 notes them in the file, and reads numbers all the same.
             noted = (parquet.read_schema(file).pandas_metadata or {}).get("columns", [])
             coded = [column["field_name"] for column in noted if column["pandas_type"] == "categorical"]

@@ -249,8 +249,8 @@ def write_records(state: State, data: FederatedData, received: Received, new: Ma
 def checked_entries(new: Mapping[str, Any], old: Mapping[str, Any], noun: str, axes: int = 1) -> Mapping[str, Any]:
     """New rows of clients' entries, which must be like those of the first state: JAX would convert or broadcast them.
 
-    `noun` says what an entry is; the number of leading `axes` may differ in length. Raises a
-    UserError if an entry is unknown, or differs in its leaves, their shapes or types.
+    `noun` says what an entry is; the number of leading `axes` may differ in length. Raises a UserError if an
+    entry is unknown, or differs in its leaves, their shapes or types.
     """
 
     def told(entry: Any) -> list[str]:

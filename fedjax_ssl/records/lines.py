@@ -32,7 +32,7 @@ def is_of_last_round(summary: dict[str, Any] | None, metrics: list[dict[str, Any
 
 
 def read_summary(folder: pathlib.Path) -> tuple[dict[str, Any] | None, str]:
-    """The summary in a run's folder, a dict with an int for `rounds`; None: it is not usable. And its damage, or ''."""
+    """A run's summary, a dict with an int for `rounds`, None if it is not usable; and what is wrong with it, or ''."""
     path = folder / SUMMARY
     if not path.exists():
         return None, ""

@@ -140,6 +140,8 @@ def test_a_named_index_of_a_parquet_file_is_a_column(tmp_path):
         indexed.to_parquet(tmp_path / f"{name}.parquet")
         found = read_columns(str(tmp_path / f"{name}.parquet"), "data.path").astype(object)
         pandas.testing.assert_frame_equal(found[list(frame)], frame.astype(object))
+    pandas.concat({"a": frame}, axis=1).to_parquet(tmp_path / "levels.parquet")
+    assert "('a', 'age')" in read_columns(str(tmp_path / "levels.parquet"), "data.path")
     frame[4:].to_parquet(tmp_path / "t.parquet")
     with pytest.raises(UserError, match="column 'age' has inf in row 4"):
         load_dataset(data_config(source="csv", path=str(tmp_path / "t.parquet"), label_column="label"))

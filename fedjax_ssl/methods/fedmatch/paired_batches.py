@@ -64,8 +64,8 @@ def whole_batches(count: jax.Array, size: int) -> jax.Array:
 def largest_batch(problem: Problem, n_max: int) -> int:
     """The most unlabelled images in a batch of any client with labels, if the configuration determines it.
 
-    The result is n_max if the data lack labels, or the configuration does not say how
-    many labels a client with n images has at least.
+    The result is n_max if the data lack labels, or the configuration does not say how many labels a client with n
+    images has at least.
     """
     config, size = problem.config, problem.config.client.batch_size
     data, num_classes, images = config.data, problem.num_classes, np.arange(1, n_max + 1)

@@ -35,7 +35,7 @@ def save_weights(path: pathlib.Path, encoder: Encoder, weights: dict[str, np.nda
 
 
 def load_weights(path: pathlib.Path, encoder: Encoder, side: int) -> Variables:
-    """Reads an encoder's variables for images of side x side pixels; raises a UserError as `save_weights`."""
+    """Reads an encoder's variables for images of side x side pixels. Raises a UserError if the file has others."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
