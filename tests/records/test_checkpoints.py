@@ -1,5 +1,7 @@
 """Checkpoints: saved states are restored, damage is noticed, misfits are reported."""
 
+import hashlib
+import json
 import os
 import shutil
 from unittest import mock
@@ -101,6 +103,15 @@ def assert_passed_over(folder, words):
         assert restored.round == 2 and len(restored.passed_over) == 1
         assert f"{folder / '4'} is damaged: " in restored.passed_over[0] and words in restored.passed_over[0]
     assert everything_in(folder) == before
+
+
+def test_the_checksums_are_those_of_the_files(two):
+    """Compares them with hashlib's; no file may be left out."""
+    listed = json.loads((two / "4.json").read_text())["files"]
+    files = {path.relative_to(two / "4").as_posix(): path for path in files_of(two / "4")}
+    assert listed.keys() == files.keys() and len(listed) >= 8
+    for name, digest in listed.items():
+        assert hashlib.sha256(files[name].read_bytes()).hexdigest() == digest
 
 
 def test_a_single_bit_in_any_file_is_noticed(two):
