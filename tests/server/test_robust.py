@@ -137,6 +137,19 @@ def test_ten_steps_to_the_geometric_median_are_enough_whatever_is_sent(large):
         np.testing.assert_allclose(found, by_hand("geometric_median", rows, counted_weights, 0.0), rtol=1e-3, atol=1e-4)
 
 
+def test_the_geometric_median_has_the_least_sum_of_distances():
+    uploads, weights, before, rows, _ = drawn(4)
+    rows = rows[:, :NUMBERS]
+
+    def cost(point):
+        return np.sum(np.linalg.norm(rows - point, axis=1))
+
+    found = flat(COMPILED["geometric_median"](uploads, weights > 0, before, 0.0))[:NUMBERS]
+    rivals = [np.average(rows, axis=0), np.median(rows, axis=0), *rows]
+    rivals += [found + 0.05 * direction for direction in np.random.default_rng(0).normal(size=(50, len(found)))]
+    assert all(cost(found) < cost(rival) for rival in rivals)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_without_an_upload_the_model_stays_and_of_one_it_is_taken(rule):
     uploads, weights, before, *_ = drawn(0)
