@@ -28,7 +28,7 @@ from fedjax_ssl.report.table import LAST, costs
 from fedjax_ssl.sweep import TRIES, Cell, Sweep, accuracies_of, load_sweep, plan
 from fedjax_ssl.sweep.search import row_and_number, tries_of, with_best
 
-WITHOUT_FILES = {"digits", "table"}  # parts of the names of boards whose data are no files
+WITHOUT_FILES = {"digits", "table", "digits-defaults"}  # parts of the names of boards whose data are no files
 OF_DATA = ("data.source", "data.path", "data.flip", "encoder.weights")  # of the other boards
 NUMBER, ACCURACY, PAIR = r"\d+(\.\d+)?(e[+-]\d\d)?", r"(100(\.0+)?|\d\d?(\.\d+)?)", r"[\w.]+=[\w.+-]+"
 COLUMNS = {  # of a record -> what may be in it, since records come from anybody

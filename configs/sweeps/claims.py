@@ -9,7 +9,8 @@ have the recipe `plain`, the small CNN, the same clients, labels and steps. Each
 and of its threshold if it has one, on validation images of another seed and in half of the rounds. Rows that differ
 from another in one choice draw theirs as well. The test set is measured in every third round: the last five
 measurements are a run's accuracy. docs/claims/claims.toml has the claims and names the two rows that each compares.
-MNIST is `mnist`, or a file: --config.data.source=npz --config.data.path=FILE. Digits are scikit-learn's.
+MNIST is `mnist`, or a file: --config.data.source=npz --config.data.path=FILE, and likewise CIFAR-10, with
+--config.data.flip=True. Digits are scikit-learn's.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -37,6 +38,9 @@ OWN = {
     "UDA": 0.8,
     "FedIL*": 0.95,
     "FedMatch": 0.85,
+    "SAGE": 0.95,
+    "ProxyFL*": 0.95,
+    "Twin-sight*": 0.95,
     "FedLabel*": 0.3,
     "IsoFed": 0.95,
 }
@@ -66,6 +70,7 @@ FEDANCHOR_SPACE = {
     "FedAnchor*": {"confidence.threshold": (0.2, 0.4, 0.6, 0.8)},
     "FedAnchor, its server alone": {"confidence.threshold": (2.0,)},
 }
+NATURAL = ("Labels alone", "FedAnchor", "FedAnchor, no contrastive loss", "SemiFL", "FixMatch", "All labels")
 # A fifth and four times as many labels.
 ANCHORS = {
     "FedAnchor, 20 labels": ("fedanchor,plain", {"data.server_labels": 20}),
@@ -128,6 +133,12 @@ SEMIANAGG_WARM = {name: row for name, row in SEMIANAGG.items() if name not in ("
 FEW = ("Labels alone", "FedAvg-Semi", "FedAvg-Semi, uniform", "SemiAnAgg", "CBAFed")
 SEMIANAGG_FEW = {name: SEMIANAGG[name] for name in FEW}
 SEMIANAGG_FIXED = {**SEMIANAGG_FEW, "SemiAnAgg, fixed threshold": "semianagg,plain"}
+# Client 0 has all labels, and one of the others is left out.
+LEFT_OUT = {
+    "SemiAnAgg": SEMIANAGG["SemiAnAgg"],
+    **{f"SemiAnAgg, without client {k}": (SEMIANAGG["SemiAnAgg"], {"data.left_out": k}) for k in range(1, 10)},
+}
+FIRST_LABELLED = {"data.labels": "profile", "data.label_profile": (1, *(0 for _ in range(9))), "data.server_labels": 0}
 
 # --- Labels at every client: FedLabel's tables and figures. All rows take 40 steps of 20 images in a round, as FedLabel
 # does on labelled and unlabelled images together, without momentum, at rates around its paper's 0.003. ---------------
@@ -168,6 +179,7 @@ FEDLABEL_SPACE = {
     "FedLabel*": {"confidence.threshold": (0.1, 0.3, 0.5, 0.7, 0.9)},
     "FedLabel, no image passes": {"confidence.threshold": (1.0,)},
 }
+SLOW = {"client.learning_rate": 0.003}
 EXPERTS = {  # the parts of FedLabel, and other values of its numbers
     "FedLabel": "fedlabel,plain",
     "FedLabel, lambda_0 = 0.5": ("fedlabel,plain", {"fedlabel.consistency_weight": 0.5}),
@@ -182,10 +194,20 @@ EXPERTS = {  # the parts of FedLabel, and other values of its numbers
     "FedLabel, entropy, beta = 0.1": ("fedlabel,plain,entropy", {"confidence.threshold": 0.1}),
     "FedLabel, entropy, beta = 0.5": ("fedlabel,plain,entropy", {"confidence.threshold": 0.5}),
     "FedProx, mu = 0.001": ("supervised,plain,fedprox", {"client.epochs": 40, "client.proximal": 0.001}),
+    # The paper's rate, and 40 steps for all.
+    "FedLabel, rate 0.003": ("fedlabel,plain", SLOW),
+    "Labels alone, rate 0.003": ("supervised,plain", {**SLOW, "client.epochs": 40}),
+    "FixMatch, rate 0.003": ("fixmatch,plain", {**SLOW, "client.epochs": 13}),
+    "UDA, rate 0.003": ("uda,plain", {**SLOW, "client.epochs": 13}),
 }
-EXPERTS_SPACE = {"*": FEDLABEL_SPACE["*"]}  # the threshold stays
+EXPERTS_SPACE = {  # FedLabel's threshold stays
+    "*": FEDLABEL_SPACE["*"],
+    "FixMatch*": THRESHOLD,
+    "UDA*": THRESHOLD,
+    "*, rate 0.003": {"client.learning_rate": (0.003,)},
+}
 
-# --- Seven labels at every client, as on the leaderboard: why some methods are behind there. -------------------------
+# --- Why some methods are behind on the leaderboard: seven labels at every client, or all labels at three of 20. ------
 
 SEVEN = {
     "num_clients": 20,
@@ -205,8 +227,37 @@ CHANGES = {
     "SemiAnAgg": "semianagg,plain,flexmatch",
     "SemiAnAgg, fixed threshold": "semianagg,plain",
     "CBAFed": "cbafed,plain",
+    "SAGE": "sage,plain",
+    "ProxyFL": "proxyfl,plain",
+    "ProxyFL, mean over the batch": ("proxyfl,plain", {"proxyfl.loss_over": "batch"}),
+    "ProxyFL, no contrastive loss": "proxyfl,plain,no_contrastive",
 }
-CHANGES_SPACE = {"*": RATES, "FixMatch": THRESHOLD, "FedMatch*": THRESHOLD, "SemiAnAgg*": THRESHOLD}
+THREE = {
+    "num_clients": 20,
+    "clients_per_round": 5,
+    "data.labels": "some_clients",
+    "data.labelled_clients": 3,
+    "data.alpha": 0.5,
+}
+CHANGES_SOME = {
+    "Labels alone": "supervised,plain",
+    "SemiAnAgg": "semianagg,plain",
+    "SemiAnAgg, FlexMatch": "semianagg,plain,flexmatch",
+    "SemiAnAgg, 20 clients a round": ("semianagg,plain", {"clients_per_round": 20}),
+    "CBAFed": "cbafed,plain",
+    "CBAFed, no second labels": ("cbafed,plain", {"cbafed.second_labels": False}),
+    "CBAFed, 20 clients a round": ("cbafed,plain", {"clients_per_round": 20}),
+    "IsoFed": "isofed,plain",
+    "IsoFed, no adaptation": "isofed,plain,no_adaptation",
+    "RSCFed": "rscfed,plain",
+    "Twin-sight": "twin_sight,plain",
+    "Twin-sight, no contrastive loss": ("twin_sight,plain", {"twin_sight.contrastive_weight": 0.0}),
+    "Twin-sight, no neighbourhood loss": "twin_sight,plain,no_neighbourhood",
+}
+CHANGES_SPACE = {
+    "*": RATES,
+    **dict.fromkeys(("FixMatch", "FedMatch*", "SemiAnAgg*", "SAGE", "ProxyFL*", "IsoFed*", "Twin-sight*"), THRESHOLD),
+}
 
 # --- Labels at the server, clients as on the leaderboard: FedU and FedEMA. --------------------------------------------
 
@@ -224,8 +275,12 @@ FEDEMA = {
 # Config file, validation images of the tries, fields of the data.
 DATA = {
     "mnist": ("configs/fedanchor_mnist.py", 500, {"data.examples_per_client": 100}),
+    "cifar10": (
+        "configs/fedanchor_cifar10.py", 500,
+        {"data.examples_per_client": 100, "data.server_labels": 500, "model.name": "cnn"},
+    ),
     "digits": ("configs/quickstart.py", 100, {}),
-}
+}  # fmt: skip
 # Epochs that make 40 steps: a client has 100 images of MNIST or 69 digits, 20 or 14 of them with labels.
 EPOCHS = {
     "mnist": {"Labels alone": 40, "FedProx": 40, "FixMatch": 10, "UDA": 10, "All labels": 8, "FedMatch": 20},
@@ -246,6 +301,9 @@ ROWS = {
     ),
     "fedanchor_iid_mnist": ("mnist", {**SERVER, **IID}, FEDANCHOR, FEDANCHOR_SPACE),
     "fedanchor_iid_digits": ("digits", {**SERVER, **IID}, FEDANCHOR, FEDANCHOR_SPACE),
+    "fedanchor_cifar10": (
+        "cifar10", {**SERVER, "data.alpha": 0.1}, {row: FEDANCHOR[row] for row in NATURAL}, FEDANCHOR_SPACE,
+    ),
     "fedanchor_anchors_digits": ("digits", {**SERVER, "data.alpha": 0.1}, ANCHORS, FEDANCHOR_SPACE),
     "fedanchor_anchors_iid_digits": ("digits", {**SERVER, **IID}, ANCHORS, FEDANCHOR_SPACE),
     "fedil_mnist": ("mnist", {**SERVER, **IID}, FEDIL, FEDIL_SPACE),
@@ -262,12 +320,17 @@ ROWS = {
     "semianagg_25_digits": (
         "digits", {**SOME, "num_clients": 25, "clients_per_round": 25}, SEMIANAGG_FEW, SEMIANAGG_SPACE,
     ),
+    "semianagg_50_mnist": (
+        "mnist", {**SOME, "num_clients": 50, "clients_per_round": 50}, SEMIANAGG_FEW, SEMIANAGG_SPACE,
+    ),
+    "semianagg_left_out_digits": ("digits", {**SOME, **FIRST_LABELLED}, LEFT_OUT, SEMIANAGG_SPACE),
     "semianagg_partial_digits": ("digits", {**SOME, **TENTH}, SEMIANAGG_FIXED, SEMIANAGG_SPACE),
     "fedlabel_mnist": ("mnist", CLIENTS, STEPWISE["mnist"], FEDLABEL_SPACE),
     "fedlabel_digits": ("digits", CLIENTS, STEPWISE["digits"], FEDLABEL_SPACE),
     "fedlabel_half_digits": ("digits", {**CLIENTS, "data.labelled_share": 0.5}, STEPWISE["digits"], FEDLABEL_SPACE),
     "fedlabel_even_digits": ("digits", {**CLIENTS, "data.alpha": 1.0}, STEPWISE["digits"], FEDLABEL_SPACE),
     "changes_digits": ("digits", SEVEN, CHANGES, CHANGES_SPACE),
+    "changes_some_digits": ("digits", THREE, CHANGES_SOME, CHANGES_SPACE),
     "fedema_digits": ("digits", {**SERVER, "data.alpha": 0.5}, FEDEMA, {"*": WITH_SERVER}),
     "fedlabel_numbers_digits": ("digits", CLIENTS, EXPERTS, EXPERTS_SPACE),
 }  # fmt: skip

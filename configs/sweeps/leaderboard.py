@@ -4,12 +4,15 @@
     python docs/leaderboard.py add runs/BOARD BOARD
     python docs/leaderboard.py    # prints the table
 
-A board is named DATA_LABELS. DATA is `digits`, `mnist`, `cifar10`, `table` or `features`; LABELS is `server`, `clients`
-or `some_clients`. Digits, MNIST and CIFAR-10 have the small CNN. `table` has the digits as rows of 64 features and an
-MLP, without the methods that need images. `features` has a linear head on the features of EfficientNet-Lite0, without
-the methods that need a backbone with parameters; docs/results/frozen_encoders.md says how to name its data and weights.
+A board is named DATA_LABELS. DATA is `digits`, `mnist`, `cifar10`, `table`, `features`, `digits-defaults` or
+`mnist-defaults`; LABELS is `server`, `clients` or `some_clients`. Digits, MNIST and CIFAR-10 have the small CNN.
+`table` has the digits as rows of 64 features and an MLP, without the methods that need images. `features` has a linear
+head on the features of EfficientNet-Lite0, without the methods that need a backbone with parameters;
+docs/results/frozen_encoders.md says how to name its data and weights.
 All rows have the recipe `plain`, one local epoch, LDA 0.5 and seeds 0 to 4. Tries draw the learning rates of clients
 and server, and the threshold of methods that have one. They use validation images and a separate seed.
+Boards of `*-defaults` are run without --tries and ask whether defaults learn: a row is CONFIG:METHOD and nothing else,
+with LDA 0.5 as well, 20 clients and seeds 0 to 2.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -113,6 +116,8 @@ DATA = {
     "mnist": ("configs/fedanchor_mnist.py", LARGER, 2, 500),
     "cifar10": ("configs/fedanchor_cifar10.py", {**LARGER, "model.name": "cnn", "data.server_labels": 500}, 2, 500),
     "table": ("configs/quickstart_table.py", {}, 3, 100),
+    "digits-defaults": ("configs/quickstart.py", {}, 3, 100),
+    "mnist-defaults": ("configs/fedanchor_mnist.py", {"data.examples_per_client": 100}, 2, 500),
     "features": ("configs/cifar10_frozen.py", {**LARGER, "data.server_labels": 250}, 2, 500),
 }
 NEED_IMAGES = ("FedMatch", "Orchestra")
@@ -122,14 +127,24 @@ LEFT_OUT = {"table": NEED_IMAGES, "features": (*NEED_IMAGES, "FedCon", "FedU", "
 ROWS = {f"{data}_{labels}": (*DATA[data], *LABELS[labels]) for data in DATA for labels in LABELS}
 
 
+def without_recipe(method):
+    """A row's words without `plain` and its fields."""
+    words = method if isinstance(method, str) else method[0]
+    return ",".join(word for word in words.split(",") if word != "plain")
+
+
 def get_sweep(board="digits_server"):
     config, fields, labelled_clients, validation, methods, of_labels = by_argument(ROWS, board)
     left_out = LEFT_OUT.get(board.partition("_")[0], ())
     methods = {name: method for name, method in methods.items() if name not in left_out}
+    common, defaults = COMMON, board.split("_")[0].endswith("-defaults")
+    if defaults:
+        methods = {name: without_recipe(method) for name, method in methods.items()}
+        common = {name: value for name, value in COMMON.items() if "epochs" not in name}
     return Sweep(
         config=config,
         methods=methods,
-        common={**COMMON, **fields, **of_labels, "data.labelled_clients": labelled_clients},
-        seeds=(0, 1, 2, 3, 4),
+        common={**common, **fields, **of_labels, "data.labelled_clients": labelled_clients},
+        seeds=(0, 1, 2) if defaults else (0, 1, 2, 3, 4),
         search=Search(SPACE, {"data.validation": validation}),
     )

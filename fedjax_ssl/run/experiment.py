@@ -66,12 +66,13 @@ class Experiment(NamedTuple):
 
     @property
     def examples(self) -> str:
-        """How many clients and examples there are, and how many have visible labels, in a line."""
+        """How many classes, clients and examples there are, and how many have visible labels, in a line."""
         owned, number = self.partition, sum(map(len, self.partition.client_rows))
         labelled = number if labels_revealed(self.problem.config) else len(owned.labelled_rows)
-        at_clients = f"{len(owned.client_rows):,} clients with {number:,} training examples, {labelled:,} labelled"
+        classes, clients, at_server = self.dataset.num_classes, len(owned.client_rows), len(owned.server_index)
+        at_clients = f"{clients:,} clients with {number:,} training examples, {labelled:,} labelled"
         tests = f"{len(owned.validation_index):,} for validation, {len(self.dataset.y_test):,} for testing"
-        return f"{at_clients}; {len(owned.server_index):,} labelled at the server, {tests}"
+        return f"{classes} classes; {at_clients}; {at_server:,} labelled at the server, {tests}"
 
     @property
     def test_width(self) -> int:

@@ -170,8 +170,8 @@ def test_a_dry_run_shows_the_configuration_and_the_size_of_a_round(tmp_path, mon
     lines = dict(line.split(" = ") for line in said.splitlines() if " = " in line)
     assert lines["method"] == "'supervised'" and lines["client.epochs"] == "2" and "fedanchor.mix" not in said
     assert {name for name in lines if name.startswith("fedanchor.")} == set()
-    line = "20 clients with 1,380 training examples, 1,380 labelled; 50 labelled at the server, 0 for validation"
-    assert f"{line}, 360 for testing" in said
+    line = "10 classes; 20 clients with 1,380 training examples, 1,380 labelled; 50 labelled at the server"
+    assert f"{line}, 0 for validation, 360 for testing" in said
     assert "model: 650 parameters, 0.00 MB" in said
     assert re.search(r"a round: 5 clients, 0.01 MB to them and 0.01 MB from them", said)
     # The product [10, 64] x [64, 10] and its gradient are 2 x 2 x 6,400 FLOP; a client has 69 images.
