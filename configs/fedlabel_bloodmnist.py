@@ -13,7 +13,7 @@ images; the file's validation images are not used. The paper's test accuracy:
     FedAvg + UDA        53.18      FedLabel            71.46
     FedAvg + FixMatch   47.92
 It has not been run on this data set. On the digits, with equal steps for all methods, FedLabel ended below the labels
-alone (docs/claims.py).
+alone (docs/claims.md).
 Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel/, other methods.
 """
 

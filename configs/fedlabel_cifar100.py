@@ -16,7 +16,7 @@ paper tests on 15 % of the pooled images, this config on the test set. The paper
     FedAvg + UDA        10.80      FedLabel            18.42
     FedAvg + FixMatch   10.16
 It has not been run on this data set. On the digits, with equal steps for all methods, FedLabel ended below the labels
-alone (docs/claims.py).
+alone (docs/claims.md).
 Arguments: alpha=, a backbone, the variants of fedjax_ssl/methods/fedlabel/, other methods.
 """
 

@@ -5,7 +5,7 @@
 
 The setting of configs/semianagg_svhn.py, with 500 rounds of the labelled client alone and then 1,000 of all. Do not
 divide CIFAR-100 with RSCFed's published routine, which knows only ten classes; its published files are correct.
-It has not been run on this data set. On the digits SemiAnAgg ended level with the labels alone (docs/claims.py).
+It has not been run on this data set. On the digits SemiAnAgg ended level with the labels alone (docs/claims.md).
 Published test accuracy (the paper does not say of which round):
     FedAvg, all labels     64.75
     the labelled client    29.51

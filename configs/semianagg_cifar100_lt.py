@@ -6,7 +6,7 @@
 The setting of configs/semianagg_cifar100.py with 10,847 training images, floor(500 100^(-c / 99)) of class c, and the
 balanced test set. The labelled client uses the balanced softmax with every method. `eval_measures` adds the accuracy of
 classes with many, some and few images.
-It has not been run on this data set. On the digits SemiAnAgg ended level with the labels alone (docs/claims.py).
+It has not been run on this data set. On the digits SemiAnAgg ended level with the labels alone (docs/claims.md).
 Published test accuracy (the paper does not say of which round):
     FedAvg, all labels     38.40
     the labelled client    14.38

@@ -6,7 +6,7 @@
 Seven classes, 224 pixels, 8,012 images of HAM10000 for training and 2,003 for testing; examples/ham10000.py makes
 ham10000.npz of them. The setting of configs/semianagg_svhn.py with the ImageNet stem; the labelled client uses the
 balanced softmax with every method. The test set is imbalanced.
-It has not been run on this data set. On the digits SemiAnAgg ended level with the labels alone (docs/claims.py).
+It has not been run on this data set. On the digits SemiAnAgg ended level with the labels alone (docs/claims.md).
 Published accuracy (the paper does not say of which round):
     FedAvg, all labels     80.78
     the labelled client    66.25

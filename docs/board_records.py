@@ -215,11 +215,11 @@ def paired(rows: Mapping[str, Mapping[str, float]], row: str, other: str) -> dic
 
 
 def command(boards: Boards, page: Callable[[], str]) -> None:
-    """The command of a page: without arguments it prints the page, `add WORKDIR BOARD` adds a sweep's records."""
+    """The command of a page: without arguments it writes the page, `add WORKDIR BOARD` adds a sweep's records."""
     try:
         match sys.argv[1:]:
             case []:
-                print(page(), end="")
+                replace_file(boards.folder.with_suffix(".md"), page())
             case ["add", workdir, board, *words]:
                 boards.add(pathlib.Path(workdir), board, words)
             case _:

@@ -1,7 +1,7 @@
 """The page about the papers' claims, from docs/claims/claims.toml and the runs' records in docs/claims/BOARD.csv.
 
     python docs/claims.py add WORKDIR BOARD    # the finished runs of a sweep of configs/sweeps/claims.py
-    python docs/claims.py    # prints the page; the site has it as claims.md
+    python docs/claims.py    # writes docs/claims.md
 
 docs/board_records.py says what a record is, and checks it. A claim may also be answered by the leaderboard's records.
 The page has no difference and no verdict that is not computed from records.
@@ -9,6 +9,7 @@ The page has no difference and no verdict that is not computed from records.
 
 import functools
 import pathlib
+import re
 import statistics
 import tomllib
 from collections import Counter
@@ -18,6 +19,7 @@ import numpy as np
 from board_records import Boards, command, paired, per_seed
 from leaderboard import BOARDS as LEADERBOARD
 
+from fedjax_ssl.records.clients import client_sizes
 from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.report.look import to_markdown
 from fedjax_ssl.report.table import LAST, half_interval
@@ -27,7 +29,7 @@ DOCS = pathlib.Path(__file__).parent
 SEEDS, OTHERS = ("FedAnchor", "SemiAnAgg", "FedIL", "FedLabel"), "Other methods"
 ACCURACY, DISTANCES = "accuracies", "distances"
 HOLDS, NOT, OPEN, TO_DO = "holds", "does not hold", "cannot be told", "not run"
-UNKNOWN = "No reason was found; no single change has been tried."
+UNKNOWN = "No reason was found."
 MARGIN = 1.0  # points: less than this is no difference
 
 
@@ -41,38 +43,82 @@ def mean_of(name: str, rounds: slice = slice(None), percent: float = 100.0) -> A
     return measure
 
 
+def weights(run: RunRecords, rounds: slice) -> np.ndarray | None:
+    """SemiAnAgg's mean r^k of each client over some rounds, float [K], NaN for labelled ones; None without any."""
+    found = run.by_client().get("weight_among_unlabelled")
+    return None if found is None else found[rounds].mean(axis=0)
+
+
+def weight_range(rounds: slice) -> Any:
+    """The difference of the largest and the smallest weight, in percent."""
+
+    def measure(run: RunRecords) -> float | None:
+        found = weights(run, rounds)
+        return None if found is None else 100 * float(np.nanmax(found) - np.nanmin(found))
+
+    return measure
+
+
+def client_by(pick: Any, figure: Any) -> Any:
+    """The number of the client without labels that has the largest or smallest figure."""
+    return lambda run: None if (found := weights(run, FIRST)) is None else float(pick(figure(run, found)))
+
+
+def sizes(run: RunRecords, weight: np.ndarray) -> np.ndarray:
+    """The clients' numbers of images, NaN where a client has no weight."""
+    return np.where(np.isnan(weight), np.nan, client_sizes(run.class_counts()))
+
+
+FIRST, FINAL = slice(LAST), slice(-LAST, None)  # rounds
 # Columns of these boards' records beyond the leaderboard's: means over all rounds of a run, in percent.
 MEASURES = {
     "curve": lambda run: 100 * float(run.accuracy().mean()),  # of all tests: higher if accuracy rises earlier
     "labels right": mean_of("pseudo_label_accuracy"),
     "classifier right": mean_of("pseudo_label_accuracy_classification_head"),
     "passing": mean_of("qualified_share"),
-    "first changes": mean_of("update_norm", slice(LAST), 1.0),  # the norm of the global model's change in a round
-    "last changes": mean_of("update_norm", slice(-LAST, None), 1.0),
+    "first changes": mean_of("update_norm", FIRST, 1.0),  # the norm of the global model's change in a round
+    "last changes": mean_of("update_norm", FINAL, 1.0),
+    "first weights": weight_range(FIRST),
+    "last weights": weight_range(FINAL),
+    "heaviest": client_by(np.nanargmax, lambda run, weight: weight),
+    "lightest": client_by(np.nanargmin, lambda run, weight: weight),
+    "largest": client_by(np.nanargmax, sizes),
+    "smallest": client_by(np.nanargmin, sizes),
 }
 BOARDS = Boards(DOCS.parent / "configs" / "sweeps" / "claims.py", DOCS / "claims", MEASURES)
 HEAD = f"""# The papers' claims, tested
 
-What the papers of FedAnchor, SemiAnAgg, FedIL and FedLabel claim, each table, ablation and figure
-with an order in it, and what we measured: small networks, 20 clients, 30 or 40 rounds, on MNIST and
-scikit-learn's digits. **Our scale is not the papers'**: a claim that fails here may hold with their
-networks, data and rounds. Then follows a main claim of some other methods.
+What the papers of FedAnchor, SemiAnAgg, FedIL and FedLabel claim in each table, ablation and figure
+that has an order, and what we measured. The last section has main claims of other methods.
 
-All rows of a board have the same clients, labels and numbers of steps, and as many tries of their
-settings on validation images. They start from fresh weights, on `semianagg_warm_digits` from the
-labelled client's model, on `semianagg_unlabelled_digits` from FedU's, trained without labels. Five
-seeds, thirty on `spread_digits`, where the distances of a row's accuracies from their median say how
-much seeds differ. A difference is paired by seed, with its 95 % confidence interval by Student's t.
-`claims.toml` in `docs/claims/` has the claims, the csv files the runs.
+**Our scale is not the papers'**: small networks, 5 to 50 clients, 30 or 40 rounds, on MNIST,
+CIFAR-10 and scikit-learn's digits. A claim that fails here may hold with the papers' networks, data
+and rounds. A verdict is about the order, not about the size of the difference.
 
-| verdict | if the interval of the difference |
+| verdict | when the interval of the difference |
 |---|---|
-| {HOLDS} | is above 0; if the paper claims no difference: is within {MARGIN:g} point of 0 |
-| {NOT} | is below 0, or below {MARGIN:g} if the paper's gain is larger; if it claims no difference: excludes 0 |
+| {HOLDS} | lies above 0; if the paper claims no difference: lies within {MARGIN:g} point of 0 |
+| {NOT} | lies below 0, or below {MARGIN:g} if the paper's gain is larger; if it claims no difference: excludes 0 |
 | {OPEN} | is anything else |
 | {TO_DO} | is not there yet; minutes are an estimate for one core |
 
-With this many intervals about one of twenty misses by chance.
+A difference is the mean over five seeds, paired by seed, with its 95 % confidence interval by
+Student's t. About one interval in twenty misses the truth by chance. Differences are in points of
+test accuracy, or of what stands before a colon:
+
+* `labels right`: pseudo-labels that are right; `classifier right`: those of the classification head
+* `passing`: images that pass the threshold; `curve`: the mean accuracy of all tests of a run
+* `distances`: of the thirty seeds' accuracies from their median, which tell how much seeds differ
+* `first changes`, `last changes`: the norm of the global model's change in the first and last five
+  rounds; `first weights`, `last weights`: the difference of the largest and the smallest $r^k$ there
+* `MB`: sent both ways, not in percent
+
+Rows of a board have the same data, partitions and cohorts, and six tries each of their settings on
+validation images. They differ in the method and in what their names say. On `fedlabel_*` all rows
+take the same number of steps. Rows start from fresh weights; on `semianagg_warm_digits` from the
+labelled client's model, on `semianagg_unlabelled_digits` from FedU's, trained without labels.
+Boards that begin with `leaderboard/` are those of the [leaderboard](leaderboard.md).
+[claims.toml](claims/claims.toml) has the claims, the csv files beside it have the runs.
 
 ```
 python launch.py sweep configs/sweeps/claims.py:BOARD --workdir=runs/BOARD --tries=6
@@ -83,7 +129,7 @@ python docs/claims.py    # makes this page
 
 
 def load() -> dict[str, Any]:
-    """The claims and the boards' estimates."""
+    """The claims, the reasons why some do not hold, and the boards' estimates."""
     return tomllib.loads((DOCS / "claims" / "claims.toml").read_text(encoding="utf-8"))
 
 
@@ -95,7 +141,14 @@ def read(board: str) -> list[dict[str, str]]:
 
 
 def measured(board: str, row: str, measure: str) -> dict[str, float]:
-    """Seed -> a measure of a row; 'distances' are those of its accuracies from their median."""
+    """Seed -> a measure of a row; 'distances' are those of its accuracies from their median.
+
+    A word in braces is a column of the board's first row, which has the client of each seed.
+    """
+    if named := re.search(r"\{(\w+)\}", row):
+        first = per_seed(read(board), named[1]).get(row.partition(",")[0], {})
+        rows = {seed: measured(board, row.replace(named[0], f"{client:g}"), measure) for seed, client in first.items()}
+        return {seed: found[seed] for seed, found in rows.items() if seed in found}
     values = per_seed(read(board), ACCURACY if measure == DISTANCES else measure).get(row, {})
     if measure != DISTANCES or not values:
         return values
@@ -131,14 +184,22 @@ def verdict(values: list[float], points: float | None) -> str:
     return NOT if high < 0 or (high < MARGIN and (points or 0) > MARGIN) else OPEN
 
 
+def each_board(runs: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Comparisons of claims.toml, one for each of their boards."""
+    return [{**run, "board": board} for run in runs for board in run["on"]]
+
+
 def compared(run: dict[str, str]) -> str:
     """What is compared, in words."""
-    measure = f"{run['measure']}: " if "measure" in run else ""
-    row, than = run["row"], run["than"]
+    measure, row, than, board = run.get("measure", ""), run["row"], run["than"], run["board"]
     if "than_measure" in run:
-        measure, row, than = f"{row}: ", run["measure"], run["than_measure"]
-    boards = f"`{run['board']}`" + "".join(f" minus `{run[name]}`" for name in ("than_board", "less") if name in run)
-    return f"{measure}{row} minus {than}, {boards}"
+        return f"{row}: {measure} minus {run['than_measure']}, `{board}`"
+    before = f"{measure}: " if measure else ""
+    if "than_board" in run:
+        return f"{before}{row}, `{board}`, minus {than}, `{run['than_board']}`"
+    if "less" in run:
+        return f"{before}{row} minus {than}, `{board}`, minus the same, `{run['less']}`"
+    return f"{before}{row} minus {than}, `{board}`"
 
 
 def difference_of(values: list[float]) -> str:
@@ -149,7 +210,7 @@ def difference_of(values: list[float]) -> str:
 def answers(claim: dict[str, Any], minutes: dict[str, int]) -> list[dict[str, str]]:
     """The page's rows of a claim: one for each comparison that was run, or one that says what it would cost."""
     rows, left = [], []
-    for run in claim.get("runs", []):
+    for run in each_board(claim.get("runs", [])):
         values = list(differences(run).values())
         if len(values) > 1:
             found = verdict(values, claim.get("points"))
@@ -164,10 +225,12 @@ def answers(claim: dict[str, Any], minutes: dict[str, int]) -> list[dict[str, st
     return [{**(dict.fromkeys(said, "") if place else said), **row} for place, row in enumerate(rows)]
 
 
-def changes(claim: dict[str, Any]) -> list[str]:
-    """The single changes that were tried for a claim, each with what it changed."""
-    tried = {compared(run): list(differences(run).values()) for run in claim.get("tried", [])}
-    return [f"{name}: {difference_of(values)}." for name, values in tried.items() if len(values) > 1]
+def reason_of(reason: dict[str, Any]) -> str:
+    """Why a claim does not hold, and what single changes gave."""
+    tried = {compared(run): list(differences(run).values()) for run in each_board(reason.get("tried", []))}
+    figures = [f"{name}: {difference_of(values)}" for name, values in tried.items() if len(values) > 1]
+    why = " ".join(reason.get("why", UNKNOWN).split())
+    return why + (f" Tried: {'; '.join(figures)}." if figures else "")
 
 
 def page() -> str:
@@ -175,7 +238,7 @@ def page() -> str:
     read.cache_clear()
     found = load()
     papers: dict[str, list[dict[str, str]]] = {}
-    reasons: dict[str, list[str]] = {}
+    failed: dict[str, dict[str, list[str]]] = {}
     for claim in found["claim"]:
         paper = claim["paper"] if claim["paper"] in SEEDS else OTHERS
         rows = answers(claim, found["core_minutes"])
@@ -183,33 +246,36 @@ def page() -> str:
             rows[0]["where"] = f"{claim['paper']}, {claim['where']}"
         papers.setdefault(paper, []).extend(rows)
         if any(row["verdict"] == NOT for row in rows):
-            why = " ".join([*claim.get("why", "").split(), *changes(claim)]) or UNKNOWN
-            reasons.setdefault(paper, []).append(f"* *{claim['says']}* {why}")
+            failed.setdefault(paper, {}).setdefault(claim.get("reason", ""), []).append(f"*{claim['says']}*")
     parts = [HEAD]
     counts = Counter(row["verdict"] for rows in papers.values() for row in rows)
     parts.append("Comparisons: " + ", ".join(f"{counts[name]} {name}" for name in (HOLDS, NOT, OPEN, TO_DO)) + ".\n")
     for paper, rows in papers.items():
         bold = {(place, "verdict") for place, row in enumerate(rows) if row["verdict"] in (HOLDS, NOT)}
-        parts.append(f"## {paper}\n\n{to_markdown(rows, bold).rstrip()}\n")
-        if paper in reasons:
-            parts.append("\n".join(["Why a claim does not hold:\n", *reasons[paper], ""]))
+        title = f"{paper}, {found['title'][paper]}" if paper in found["title"] else paper
+        parts.append(f"## {title}\n\n{to_markdown(rows, bold).rstrip()}\n")
+        if paper in failed:
+            why = {name: reason_of(found["reason"].get(name, {})) for name in failed[paper]}
+            lines = [f"* {' '.join(claims)} {why[name]}" for name, claims in failed[paper].items()]
+            parts.append("\n".join(["Why a claim does not hold:\n", *lines, ""]))
     parts.append(f"## Boards\n\n{to_markdown(boards_table(found['core_minutes'])).rstrip()}\n")
     return "\n".join(parts)
 
 
 def boards_table(minutes: dict[str, int]) -> list[dict[str, Any]]:
-    """A row for each board: the mean accuracies of its rows, the best first, and the rows without a record."""
+    """A row for each board: its clients, the mean accuracies of its rows, the best first, and rows without a record."""
     table = []
     for board, time in minutes.items():
-        lines = read(board)
+        lines, sweep = read(board), load_sweep(f"{BOARDS.sweep}:{board}")
         rows = {row: statistics.mean(seeds.values()) for row, seeds in per_seed(lines).items()}
-        left = [row for row in load_sweep(f"{BOARDS.sweep}:{board}").methods if row not in rows]
-        some = "all" if not rows else ", ".join(left) or "-"
+        left = [row for row in sweep.methods if row not in rows]
+        some = "all" if not rows else "; ".join(left) or "-"
+        shared = [sweep.common[name] for name in ("clients_per_round", "num_clients", "data.alpha")]
         table.append(
             {
                 "board": f"`{board}`",
+                "clients": "{} of {}, alpha {:g}".format(*shared),
                 "accuracy": "; ".join(f"{row} {rows[row]:.1f}" for row in sorted(rows, key=rows.get, reverse=True)),
-                "tries": lines[0]["tries"] if lines else "",
                 "commit": ", ".join(sorted({line["commit"] for line in lines})),
                 "not run": some if time == 0 or not left else f"{some} (about {time} minutes for the board)",
             }

@@ -1,27 +1,16 @@
-"""What mkdocs calls while it builds the site: pages are made from the sources and records, equations become MathML."""
+"""What mkdocs calls while it builds the site: pages get endings from the sources, equations become MathML."""
 
 import html
 import logging
 import re
 
-import claims
 import endings
-import leaderboard
-import official_code
 from latex2mathml.converter import convert
-from mkdocs.structure.files import File
 
 log = logging.getLogger("mkdocs.hooks")  # a warning here ends a strict build
 
 # What pymdownx.arithmatex leaves of $...$ and $$...$$.
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>', re.DOTALL)
-
-
-def on_files(files, config):
-    """Adds the pages that nobody writes by hand."""
-    for module in (claims, leaderboard, official_code):
-        files.append(File.generated(config, f"{module.__name__}.md", content=module.page()))
-    return files
 
 
 def on_page_markdown(markdown, page, **_):

@@ -1,7 +1,7 @@
 """The page about the leaderboard, from the runs' records in docs/leaderboard/BOARD.csv.
 
     python docs/leaderboard.py add WORKDIR BOARD    # the finished runs of a sweep of configs/sweeps/leaderboard.py
-    python docs/leaderboard.py    # prints the page; the site has it as leaderboard.md
+    python docs/leaderboard.py    # writes docs/leaderboard.md
 
 docs/board_records.py says what a record is, and checks it. The page has no figure that is not computed from records.
 """

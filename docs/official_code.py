@@ -1,6 +1,6 @@
 """The page about official code, from the comparisons' results in docs/official_code.csv.
 
-    python docs/official_code.py RESULTS    # writes the csv; `make test-official` runs the comparisons and this
+    python docs/official_code.py RESULTS    # writes both; `make test-official` runs the comparisons and this
 
 RESULTS is the folder in FEDJAX_SSL_OFFICIAL_RESULTS when the tests ran.
 """
@@ -59,6 +59,7 @@ def write(folder: pathlib.Path) -> None:
     with RESULTS.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerows([["method", "compared", "difference", "moved", "code"], *rows])
+    RESULTS.with_suffix(".md").write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

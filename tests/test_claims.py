@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -23,16 +24,23 @@ def test_each_claim_names_rows_and_measures_of_boards_or_its_cost(claims):
     sweeps = {}
     for claim in found["claim"]:
         assert {"paper", "where", "says"} < claim.keys() and ("runs" in claim) != ("cost" in claim), claim["says"]
-        assert claim.keys() <= {"paper", "where", "says", "points", "runs", "why", "tried", "cost"}, claim["says"]
-        for run in [*claim.get("runs", ()), *claim.get("tried", ())]:
-            assert run.keys() <= {"board", "row", "than", "measure", "than_measure", "than_board", "less"}
+        assert claim.keys() <= {"paper", "where", "says", "points", "runs", "reason", "cost"}, claim["says"]
+        assert claim.get("reason", "") in ("", *found["reason"]), claim["says"]
+    for name, reason in found["reason"].items():
+        assert not re.search(r"\d\.\d", reason.get("why", "")), f"{name} has a figure that is in no record"
+    for claim in [*found["claim"], *found["reason"].values()]:
+        for run in claims.each_board([*claim.get("runs", ()), *claim.get("tried", ())]):
+            assert run.keys() <= {"on", "board", "row", "than", "measure", "than_measure", "than_board", "less"}
             for name in {"board", "than_board", "less"} & run.keys():
                 place, _, board = run[name].rpartition("/")
                 boards = claims.LEADERBOARD if place else claims.BOARDS
                 sweeps.setdefault(run[name], shared.load_sweep(f"{boards.sweep}:{board}"))
                 assert place == "leaderboard" or board in found["core_minutes"]
-            assert run["row"] in sweeps[run["board"]].methods, run
-            assert run["than"] in sweeps[run.get("than_board", run["board"])].methods, run
+            columns = re.findall(r"\{(\w+)\}", run["row"] + run["than"])
+            assert claims.MEASURES.keys() >= set(columns)
+            row, than = (re.sub(r"\{\w+\}", "1", run[name]) for name in ("row", "than"))
+            assert row in sweeps[run["board"]].methods, run
+            assert than in sweeps[run.get("than_board", run["board"])].methods, run
             for name in {"measure", "than_measure"} & run.keys():
                 assert run[name] in (*claims.MEASURES, "MB", "seconds", claims.DISTANCES)
     assert {claim["paper"] for claim in found["claim"]} > set(claims.SEEDS)
@@ -60,24 +68,32 @@ def record(claims, method, seed, at, **more):
     return {**cells, "method": method, "seed": str(seed), "accuracies": f"{at - 1} {at + 1}", **more}
 
 
+ROWS = ("A", "B", "A, 1", "A, 2")
+
+
 @pytest.fixture
 def written(claims, tmp_path, monkeypatch):
-    """Writes records of the boards `near` and `far`, rows A and B, and returns the page of some comparisons."""
+    """Writes records of the boards `near` and `far`, and returns the page of some comparisons."""
     shared = importlib.import_module("board_records")
+    common = {"num_clients": 9, "clients_per_round": 3, "data.alpha": 0.5}
+    sweep = Sweep("x.py", dict.fromkeys(ROWS, ""), common=common, seeds=(0, 1, 2, 3, 4))
     for module in (shared, claims):
-        monkeypatch.setattr(module, "load_sweep", lambda name: Sweep("x.py", {"A": "", "B": ""}, seeds=(0, 1, 2, 3, 4)))
+        monkeypatch.setattr(module, "load_sweep", lambda name: sweep)
     monkeypatch.setattr(shared, "LAST", 2)
     monkeypatch.setattr(claims, "BOARDS", claims.BOARDS._replace(folder=tmp_path))
     runs = [
-        {"board": "near", "row": "A", "than": "B"},
-        {"board": "near", "row": "A", "than": "B", "less": "far"},
-        {"board": "near", "row": "A", "than": "A", "than_board": "far"},
-        {"board": "near", "row": "A", "than": "A", "measure": "labels right", "than_measure": "passing"},
-        {"board": "near", "row": "A", "than": "B", "measure": "distances"},
+        {"row": "A", "than": "B"},
+        {"row": "A", "than": "B", "less": "far"},
+        {"row": "A", "than": "A", "than_board": "far"},
+        {"row": "A", "than": "A", "measure": "labels right", "than_measure": "passing"},
+        {"row": "A", "than": "B", "measure": "distances"},
+        {"row": "A, {heaviest}", "than": "A"},
     ]
-    claim = {"paper": "FedIL", "where": "Table 9", "says": "A beats B.", "points": 3.0, "runs": runs}
-    claim["tried"] = [{"board": "far", "row": "A", "than": "B"}]
-    monkeypatch.setattr(claims, "load", lambda: {"core_minutes": {"near": 7, "far": 8}, "claim": [claim]})
+    runs = [{**run, "on": ["near"]} for run in runs]
+    claim = {"paper": "FedIL", "where": "Table 9", "says": "A beats B.", "points": 3.0, "runs": runs, "reason": "far"}
+    reasons = {"far": {"tried": [{"row": "A", "than": "B", "on": ["far"]}]}}
+    found = {"title": {}, "core_minutes": {"near": 7, "far": 8}, "claim": [claim], "reason": reasons}
+    monkeypatch.setattr(claims, "load", lambda: found)
 
     def page(boards):
         for name, lines in boards.items():
@@ -89,11 +105,18 @@ def written(claims, tmp_path, monkeypatch):
 
 
 def test_a_figure_that_does_not_follow_from_the_records_is_found(claims, written):
-    draws = np.random.default_rng(1).normal(size=(3, 2, 5)).round(3) + np.array([[70.0], [60.0]])
+    draws = np.random.default_rng(1).normal(size=(3, 4, 5)).round(3) + np.array([[70.0], [60.0], [65.0], [62.0]])
+    heaviest = (1, 2, 2, 1, 2)
     boards = {
         name: [
-            record(claims, row, seed, accuracy, **{"labels right": f"{draws[2, place, seed]:.3f}"})
-            for place, row in enumerate("AB")
+            record(
+                claims,
+                row,
+                seed,
+                accuracy,
+                **{"labels right": f"{draws[2, place, seed]:.3f}", "heaviest": str(heaviest[seed])},
+            )
+            for place, row in enumerate(ROWS)
             for seed, accuracy in enumerate(draws[number, place])
         ]
         for number, name in enumerate(("near", "far"))
@@ -101,16 +124,19 @@ def test_a_figure_that_does_not_follow_from_the_records_is_found(claims, written
     page = written(boards)
     near, far, labels = draws[0, 0] - draws[0, 1], draws[1, 0] - draws[1, 1], draws[2, 0] - 1.0
     distances = np.abs(draws[0] - np.median(draws[0], axis=1, keepdims=True))
-    for values in (near, near - far, draws[0, 0] - draws[1, 0], labels, distances[0] - distances[1]):
+    without = np.array([draws[0, 1 + client, seed] for seed, client in enumerate(heaviest)]) - draws[0, 0]
+    for values in (near, near - far, draws[0, 0] - draws[1, 0], labels, distances[0] - distances[1], without):
         low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
         assert f"| {values.mean():+.2f} ± {(high - low) / 2:.2f} |" in page
-    assert f"| `near` | A {draws[0, 0].mean():.1f}; B {draws[0, 1].mean():.1f} | 1 | 1 | - |" in page
-    swapped = [{**line, "method": "B" if line["method"] == "A" else "A"} for line in boards["near"]]
+    places = np.argsort(-draws[0].mean(axis=1))
+    shown = "; ".join(f"{ROWS[place]} {draws[0, place].mean():.1f}" for place in places)
+    assert f"| `near` | 3 of 9, alpha 0.5 | {shown} | 1 | - |" in page
+    swapped = [{**line, "method": {"A": "B", "B": "A"}.get(line["method"], line["method"])} for line in boards["near"]]
     assert "A beats B.*" not in page
     half = stats.ttest_1samp(far, 0).confidence_interval(0.95).high - far.mean()
-    tried = f"* *A beats B.* A minus B, `far`: {far.mean():+.2f} ± {half:.2f}."
+    tried = f"* *A beats B.* {claims.UNKNOWN} Tried: A minus B, `far`: {far.mean():+.2f} ± {half:.2f}."
     assert tried in written({**boards, "near": swapped})
-    assert f"* *A beats B.* {claims.UNKNOWN}" in written({"near": swapped, "far": boards["far"][:5]})  # no B
+    assert f"* *A beats B.* {claims.UNKNOWN}\n" in written({"near": swapped, "far": boards["far"][:5]})  # no B
     changed = [{**boards["near"][0], "accuracies": "60 61"}, *boards["near"][1:]]
     assert written({**boards, "near": changed}) != page
     with pytest.raises(UserError, match="runs of 1 and 2 tries"):
@@ -119,6 +145,6 @@ def test_a_figure_that_does_not_follow_from_the_records_is_found(claims, written
 
 def test_the_committed_records_make_a_page(claims):
     page = claims.page()
-    assert all(f"## {name}\n" in page for name in claims.SEEDS)
+    assert all(f"## {name}, [arXiv" in page for name in claims.SEEDS)
     assert all(f"| `{board}` | " in page for board in claims.load()["core_minutes"])
     assert set(claims.BOARDS.recorded()) <= claims.load()["core_minutes"].keys()

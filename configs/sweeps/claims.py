@@ -2,7 +2,7 @@
 
     python launch.py sweep configs/sweeps/claims.py:BOARD --workdir=runs/BOARD --tries=6
     python docs/claims.py add runs/BOARD BOARD
-    python docs/claims.py    # prints the page
+    python docs/claims.py    # writes docs/claims.md
 
 A board is named PAPER_DATA, as `fedanchor_mnist`; PAPER may have a part, as `fedlabel_numbers`. All rows of a board
 have the recipe `plain`, the small CNN, the same clients, labels and steps. Each has six tries of its learning rates,

@@ -2,7 +2,7 @@
 
     python launch.py sweep configs/sweeps/leaderboard.py:BOARD --workdir=runs/BOARD --tries=6
     python docs/leaderboard.py add runs/BOARD BOARD
-    python docs/leaderboard.py    # prints the table
+    python docs/leaderboard.py    # writes docs/leaderboard.md
 
 A board is named DATA_LABELS. DATA is `digits`, `mnist`, `cifar10`, `table`, `features`, `digits-defaults` or
 `mnist-defaults`; LABELS is `server`, `clients` or `some_clients`. Digits, MNIST and CIFAR-10 have the small CNN.
