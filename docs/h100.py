@@ -1,14 +1,15 @@
 """What the papers' tables cost on one H100, computed from the measured step of Wide-ResNet-28-2 (docs/performance.md).
 
-    python docs/h100.py fedanchor_table1.py    # hours and dollars of its first data set
+    python docs/h100.py fedanchor_table1.py    # hours and dollars of each data set
 
 A step of another backbone takes longer by its operations for one image, and one of another batch by its size. Only the
-clients' steps count: no tests, no server's steps, and no method's further views of an image.
+clients' steps count: no tests, no server's steps, no warm-ups, and no method's further views of an image.
 """
 
 import functools
 import math
 import pathlib
+import runpy
 import sys
 
 import jax
@@ -23,12 +24,21 @@ from fedjax_ssl.sweep.plan import plan
 SWEEPS = pathlib.Path(__file__).parents[1] / "configs" / "sweeps"
 MEASURED, MILLISECONDS, BATCH = "wrn28_2", 0.9, 10  # bfloat16, ten lanes, both views of a batch
 DOLLARS = 3.0  # of an hour
-ABOUT = f"""The last column is computed, not measured: the clients' steps of all runs of the first data set, with
+ABOUT = f"""The last column is computed, not measured: the clients' steps of all runs of each data set, with
 {MILLISECONDS} ms for [a step](../performance.md#gpus) of Wide-ResNet-28-2 and a batch of {BATCH}, in proportion to the
 operations for other backbones and to the images for other batches; {DOLLARS:g} dollars an hour."""
 PAPERS = ("_table", "_figure", "_ablation", "semianagg_")  # in the names of sweeps that are in a paper
-# Training images.
-SIZES = {"cifar10": 50_000, "cifar100": 50_000, "svhn_cropped": 73_257, "mnist": 60_000, "fashion_mnist": 60_000}
+SIZES = {  # training images of 32 pixels or fewer
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "svhn_cropped": 73_257,
+    "mnist": 60_000,
+    "fashion_mnist": 60_000,
+    "emnist/byclass": 697_932,
+    "organamnist.npz": 34_561,
+    "bloodmnist.npz": 11_959,
+    "cinic10.npz": 90_000,
+}
 
 
 @functools.cache
@@ -42,23 +52,37 @@ def operations(backbone: str) -> float:
     return jax.jit(module.apply).lower(params, image).cost_analysis()["flops"]
 
 
-def client_steps(config: ConfigDict) -> int:
-    """Steps of one client in one round."""
+def client_steps(config: ConfigDict, images: int) -> int:
+    """Steps of one client in one round, if there are so many training images."""
     if config.method == "fedlabel":
         return config.fedlabel.labelled_steps + config.fedlabel.unlabelled_steps
-    images = config.data.examples_per_client or (SIZES[config.data.source] - config.data.server_labels)
-    images = images if config.data.examples_per_client else images // config.num_clients
-    return config.client.epochs * math.ceil(images / config.client.batch_size)
+    if config.method == "server_only" or config.data.centralised:
+        return 0
+    each = config.data.examples_per_client or (images - config.data.server_labels) // config.num_clients
+    if config.method == "supervised" and not config.data.reveal_labels:
+        each = math.ceil(each * labelled_share(config, images))
+    return config.client.epochs * math.ceil(each / config.client.batch_size)
 
 
-def hours(sweep: pathlib.Path) -> float | None:
-    """Hours of a sweep of its first argument; None for data of another size."""
+def labelled_share(config: ConfigDict, images: int) -> float:
+    """The share of the clients' images that have labels."""
+    data = config.data
+    if data.labels == "some_clients":
+        return data.labelled_clients / config.num_clients
+    if data.labels == "profile":
+        return sum(data.label_profile) / config.num_clients
+    return data.num_labelled / images if data.num_labelled else data.labelled_share
+
+
+def hours(sweep: pathlib.Path, data: str) -> float | None:
+    """Hours of one data set of a sweep; None for data of another size."""
     total = 0.0
-    for cell in plan(load_sweep(str(sweep)), pathlib.Path("runs")):
+    for cell in plan(load_sweep(f"{sweep}:{data}" if data else str(sweep)), pathlib.Path("runs")):
         config = cell.config
-        if config.data.source not in SIZES:
+        images = SIZES.get(config.data.path if config.data.source == "npz" else config.data.source)
+        if images is None or config.data.imbalance != 1:
             return None
-        steps = config.num_rounds * config.clients_per_round * client_steps(config) * len(cell.seeds)
+        steps = config.num_rounds * config.clients_per_round * client_steps(config, images) * len(cell.seeds)
         of_backbone = operations(config.model.name) / operations(MEASURED)
         total += steps * MILLISECONDS * of_backbone * config.client.batch_size / BATCH / 3.6e6
     return total
@@ -68,8 +92,9 @@ def cell(sweep: pathlib.Path) -> str:
     """The table's cell; '' for sweeps of our own."""
     if not any(part in sweep.name for part in PAPERS):
         return ""
-    found = hours(sweep)
-    return "" if found is None else f"{found:,.0f} h, {found * DOLLARS:,.0f} $" if found >= 1 else "less than an hour"
+    found = {data: hours(sweep, data) for data in runpy.run_path(str(sweep)).get("DATASETS", ("",))}
+    cost = {data: f"{math.ceil(time):,} h, {time * DOLLARS:,.0f} $" for data, time in found.items() if time is not None}
+    return "; ".join(f"{data} {text}".strip() for data, text in cost.items())
 
 
 if __name__ == "__main__":
