@@ -70,7 +70,10 @@ FEDANCHOR_SPACE = {
     "FedAnchor*": {"confidence.threshold": (0.2, 0.4, 0.6, 0.8)},
     "FedAnchor, its server alone": {"confidence.threshold": (2.0,)},
 }
-NATURAL = ("Labels alone", "FedAnchor", "FedAnchor, no contrastive loss", "SemiFL", "FixMatch", "All labels")
+NATURAL = (
+    "Labels alone", "FedAnchor", "FedAnchor, its server alone", "FedAnchor, no contrastive loss", "SemiFL", "FixMatch",
+    "All labels",
+)  # fmt: skip
 # A fifth and four times as many labels.
 ANCHORS = {
     "FedAnchor, 20 labels": ("fedanchor,plain", {"data.server_labels": 20}),

@@ -1,0 +1,45 @@
+"""How two defaults that are not the paper's were chosen: on validation images of seeds that no other board has.
+
+    python launch.py sweep configs/sweeps/defaults.py:fedil --workdir=runs/defaults_fedil
+    python launch.py sweep configs/sweeps/defaults.py:rscfed --workdir=runs/defaults_rscfed
+
+The quickstart. `fedil`: epochs of the server before the first round. `rscfed`: its betas, three of 20 clients labelled.
+"""
+
+from fedjax_ssl.sweep import Sweep, by_argument
+
+
+def betas(beta, beta_labelled, **more):
+    return "rscfed", {"rscfed.beta": beta, "rscfed.beta_labelled": beta_labelled, **more}
+
+
+ROWS = {
+    "fedil": (
+        {
+            "Labels alone": "server_only",
+            **{f"{epochs} epochs": ("fedil", {"server.pretrain_epochs": epochs}) for epochs in (0, 5, 20, 40)},
+        },
+        {},
+    ),
+    "rscfed": (
+        {
+            "Labels alone": "supervised",
+            "10000 and 100": betas(1e4, 100.0),
+            "1000 and 10": betas(1e3, 10.0),
+            "100 and 1": betas(100.0, 1.0),
+            "10 and 0.1": betas(10.0, 0.1),
+            "100 and 1, received statistics": betas(100.0, 1.0, **{"rscfed.teacher_statistics": "received"}),
+        },
+        {"data.labels": "some_clients", "data.labelled_clients": 3},
+    ),
+}
+
+
+def get_sweep(method="fedil"):
+    methods, fields = by_argument(ROWS, method)
+    return Sweep(
+        config="configs/quickstart.py",
+        methods=methods,
+        common={**fields, "data.validation": 100, "log.tensorboard": False},
+        seeds=(1000, 1001, 1002),
+    )
