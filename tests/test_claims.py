@@ -143,6 +143,13 @@ def test_a_figure_that_does_not_follow_from_the_records_is_found(claims, written
         written({"near": [{**boards["near"][0], "tries": "2"}, *boards["near"][1:]]})
 
 
+def test_configs_say_what_is_gained_at_our_scale(claims):
+    for path in claims.CONFIGS:
+        text = path.read_text(encoding="utf-8")
+        assert claims.GAIN.search(text) or path.stem == "quickstart_text", path  # no board has texts
+        assert claims.with_gain(text) == text, f"{path}: run docs/claims.py"
+
+
 def test_the_committed_records_make_a_page(claims):
     page = claims.page()
     assert all(f"## {name}, [arXiv" in page for name in claims.SEEDS)

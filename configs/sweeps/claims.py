@@ -192,6 +192,9 @@ EXPERTS = {  # the parts of FedLabel, and other values of its numbers
     "FedLabel, beta = 0.5": ("fedlabel,plain", {"confidence.threshold": 0.5}),
     "FedLabel, beta = 0.9": ("fedlabel,plain", {"confidence.threshold": 0.9}),
     "FedLabel, entropy": "fedlabel,plain,entropy",
+    "FedLabel, weak views": ("fedlabel,plain", {"augment.flavour": "none"}),
+    "FedLabel, weak views, beta = 0.1": ("fedlabel,plain", {"augment.flavour": "none", "confidence.threshold": 0.1}),
+    "FedLabel, weak views, beta = 0.9": ("fedlabel,plain", {"augment.flavour": "none", "confidence.threshold": 0.9}),
     # Single changes.
     "FedLabel, 60 labelled steps": ("fedlabel,plain", {"fedlabel.labelled_steps": 60}),
     "FedLabel, entropy, beta = 0.1": ("fedlabel,plain,entropy", {"confidence.threshold": 0.1}),
