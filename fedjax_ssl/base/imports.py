@@ -48,12 +48,9 @@ def import_own(field: str, name: str) -> tuple[Any, str | None]:
         sys.path.append(folder)
     importlib.invalidate_caches()  # the file may have been written just now
     with one_line(field, name, f"importing {place} fails", str(path) if path else None):
-        if path is None:
-            module = importlib.import_module(place)
-        elif path not in _FILES:
-            module = _FILES[path] = run_file(path)
-        else:
-            module = _FILES[path]
+        if path is not None and path not in _FILES:
+            _FILES[path] = run_file(path)
+        module = importlib.import_module(place) if path is None else _FILES[path]
     file = getattr(module, "__file__", None)  # a folder without an __init__.py has none
     _OWN.add(str(file))
     if not hasattr(module, attribute):
@@ -71,12 +68,10 @@ def loaded(name: str) -> types.ModuleType | str:
 def forget_changed() -> None:
     """Forgets the imported files that are changed or gone, so that the next import runs them again."""
     for file, module in list(_FILES.items()):
-        try:
-            changed = file.read_bytes() != source_of(module)
-        except OSError:  # it is gone, or may not be read any more
-            changed = True
-        if changed:
-            _FILES.pop(file, None)
+        with contextlib.suppress(OSError):  # it is gone, or may not be read any more
+            if file.read_bytes() == source_of(module):
+                continue
+        _FILES.pop(file, None)
 
 
 def run_file(file: pathlib.Path) -> types.ModuleType:

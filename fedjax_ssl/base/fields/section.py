@@ -205,23 +205,14 @@ class Section:
             if isinstance(field, Section):
                 # `get` looks for names like a missing one, which is slow.
                 config[name] = field.config(config[name] if name in config else None)  # noqa: SIM401
-            elif name in config:
-                continue
-            elif field.default is None:
-                config[name] = config_dict.placeholder(field.range.kind)
-            else:
-                config[name] = field.default
+            elif name not in config:
+                config[name] = config_dict.placeholder(field.range.kind) if field.default is None else field.default
         return config
 
     def ranges(self) -> dict[str, Range]:
         """The range of each field, by dotted name."""
-        ranges = {}
-        for name, field in self._fields.items():
-            if isinstance(field, Section):
-                ranges.update({f"{name}.{inner}": value for inner, value in field.ranges().items()})
-            else:
-                ranges[name] = field.range
-        return ranges
+        fields = self._fields.items()
+        return flatten({name: field.ranges() if isinstance(field, Section) else field.range for name, field in fields})
 
 
 def flatten(nested: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[str, Any]:
