@@ -60,13 +60,11 @@ def read_records(path: pathlib.Path) -> Records:
 def read_rounds(path: pathlib.Path) -> Records:
     """The lines of metrics.jsonl up to the first damaged or missing round; errors as in `read_records`."""
     found = read_records(path)
-    unbroken = 0
-    while unbroken < len(found.lines) and found.lines[unbroken]["round"] == unbroken + 1:
-        unbroken += 1
-    if unbroken < len(found.lines):
-        missing = f"round {unbroken + 1} is missing in {path}"
-        return Records(found.lines[:unbroken], f"{found.damage}; {missing}" if found.damage else missing)
-    return found
+    gap = next((place for place, line in enumerate(found.lines) if line["round"] != place + 1), None)
+    if gap is None:
+        return found
+    missing = f"round {gap + 1} is missing in {path}"
+    return Records(found.lines[:gap], f"{found.damage}; {missing}" if found.damage else missing)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -61,8 +61,7 @@ def manifest_of(checkpoint: pathlib.Path) -> pathlib.Path:
 
 def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
     """Writes the manifest of the checkpoint in a folder."""
-    run = None if manifest.run is None else manifest.run._asdict()
-    write_sealed(manifest_of(checkpoint), {**manifest._asdict(), "run": run})
+    write_sealed(manifest_of(checkpoint), {**manifest._asdict(), "run": manifest.run and manifest.run._asdict()})
 
 
 def read_manifest(checkpoint: pathlib.Path) -> Manifest:
