@@ -64,6 +64,16 @@ def replaced(path: pathlib.Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
         _unfinished.discard(temporary)
 
 
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+    """A context that writes a file, whose folder it makes if it is missing. An OSError becomes a UserError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
 def read_whole(path: pathlib.Path) -> bytes:
     """A file's bytes. Raises OSError if it cannot be read, or is not a regular file: a pipe would block."""
     if path.exists() and not path.is_file():

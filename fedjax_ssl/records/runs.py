@@ -20,7 +20,7 @@ from fedjax_ssl.records.lines import METRICS, TIMINGS, is_of_last_round, read_re
 from fedjax_ssl.records.manifest import what_is_exchanged
 from fedjax_ssl.records.sealed import read_dataset
 from fedjax_ssl.records.snapshots import load_snapshot, snapshot_files
-from fedjax_ssl.records.words import labels_revealed, measured_each_round, who_has_labels
+from fedjax_ssl.records.words import labels_revealed, measured_each_round, number_of, who_has_labels
 from fedjax_ssl.records.workdir import CLASS_COUNTS, CONFIG, SNAPSHOTS, read_about, read_config
 
 _COUNTS = {"clients": "iu KC", "labelled": "iu KC", **dict.fromkeys(("train", "server", "validation"), "iu C")}
@@ -168,7 +168,7 @@ class RunRecords(NamedTuple):
         labelled = int(counts["labelled"].sum()) if counts else None
         if "unlabelled" in counts and self.config["data"]["labels"] in ("clients", "profile"):
             number, at_server = client_sizes(counts).sum(), counts["server"].sum()
-            before = f"{at_server:,} label{'s' if at_server != 1 else ''} at the server, and " if at_server else ""
+            before = f"{number_of(at_server, 'label')} at the server, and " if at_server else ""
             return f"{before}the data have labels for {labelled:,} of the clients' {number:,} {self.noun}"
         return who_has_labels(self.config, labelled if counted else None).replace("images", self.noun)
 

@@ -11,6 +11,11 @@ def labels_revealed(config: Any) -> bool:
     return bool(config["data"]["reveal_labels"] or config["data"]["centralised"])
 
 
+def number_of(number: int, noun: str) -> str:
+    """A number of things, such as '1 label' or '1,000 labels'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def num_byzantine(config: Any) -> int:
     """How many clients of a run attack. The configuration is nested dicts or a ConfigDict."""
     return num_attackers(config["attack"]["share"], config["num_clients"]) if config["attack"]["kind"] != "none" else 0
@@ -35,9 +40,7 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
     data = config["data"]
     if data["centralised"]:
         return "the server has all images, with their labels"
-    at_server = ""
-    if server_has_labels(data):
-        at_server = f"{data['server_labels']:,} label{'s' if data['server_labels'] != 1 else ''} at the server"
+    at_server = f"{number_of(data['server_labels'], 'label')} at the server" if server_has_labels(data) else ""
     if data["reveal_labels"]:
         return f"{at_server}{', and ' if at_server else ''}every client has labels for all its images"
     if data["labels"] == "server":
@@ -56,8 +59,7 @@ def who_has_labels(config: Any, labelled: int | None = None) -> str:
     elif data["num_labelled"]:
         text = f"clients have labels for {data['num_labelled']:,} images, divided apart from the others"
     elif data["labels_per_class"]:
-        number = data["labels_per_class"]
-        text = f"every client has labels for {number:,} image{'s' if number != 1 else ''} of each of its classes"
+        text = f"every client has labels for {number_of(data['labels_per_class'], 'image')} of each of its classes"
     else:
         text = f"every client has labels for {100 * data['labelled_share']:.4g} % of its images"
     text = text if labelled is None else f"{text}: {labelled:,} in all"

@@ -9,8 +9,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedjax_ssl.base.errors import UserError
+from fedjax_ssl.base.files import writing
 from fedjax_ssl.records.groups import Group, name_data_sets, read_groups, what_differs
 from fedjax_ssl.records.runs import RunRecords, contents_of
+from fedjax_ssl.records.words import number_of
 from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.look import PLAIN, Look, best_cells, to_latex, write_table, write_tables
 from fedjax_ssl.report.table import CONFIDENCE, ERROR, LAST, OverSeeds, Row, make_table
@@ -69,7 +71,7 @@ def write_comparison(
     of_sets = {data: [group for group, name in zip(groups, names) if name == data] for data in sets}
     page.write_page(
         path,
-        f"{_number(len(groups), 'configuration')}, {_number(sum(len(group.runs) for group in groups), 'run')}",
+        f"{number_of(len(groups), 'configuration')}, {number_of(sum(len(group.runs) for group in groups), 'run')}",
         f"Data: {', '.join(sets)}. Curves are means over the seeds that have the round, bands reach from the least to "
         f"the most. Accuracies in the table are percent, mean ± {spread}.",
         [
@@ -106,10 +108,6 @@ def _notes(groups: list[Group], skipped: list[str]) -> list[page.Part]:
         {"note": unfinished and f"Not finished, and shown as far as they are: {unfinished}"},
         {"note": early and f"Ended before their last round: {early}"},
     ]
-
-
-def _number(count: int, of: str) -> str:
-    return f"{count} {of}{'' if count == 1 else 's'}"
 
 
 def _as_html(table: list[dict[str, Any]]) -> page.Part:
@@ -185,7 +183,7 @@ def _labels_held(groups: list[Group]) -> page.Part:
 def _pictures(path: pathlib.Path, of_sets: dict[str, list[Group]], size: str) -> page.Pictures:
     """Draws the pictures of each data set beside the page."""
     pictures = page.Pictures(path.with_name(f"{path.stem}_figures"), pdf=True)
-    with page.writing(path), style.styled(size):
+    with writing(path), style.styled(size):
         for data, groups in of_sets.items():
             _draw(groups, pictures, data if len(of_sets) > 1 else "")
     return pictures

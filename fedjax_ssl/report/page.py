@@ -5,17 +5,16 @@ A part of a page is a dict: {"note": a highlighted line}, {"text": a paragraph},
 {"pictures": [Picture]}, or {"section": heading, "parts": parts}.
 """
 
-import contextlib
 import itertools
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from fedjax_ssl.base.errors import UserError, printable
-from fedjax_ssl.base.files import replace_file
+from fedjax_ssl.base.errors import printable
+from fedjax_ssl.base.files import replace_file, writing
 from fedjax_ssl.report import style
 
 Part = Mapping[str, Any]
@@ -75,7 +74,6 @@ def write_page(path: pathlib.Path, title: str, lead: str, parts: Iterable[Part])
     """Writes the page atomically. Raises UserError if the file cannot be written."""
     text = render("page.html.jinja", str, title=title, lead=lead, parts=_present(parts))
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)
 
 
@@ -94,12 +92,3 @@ def render(template: str, escape: Callable[[str], str], **values: Any) -> str:
         trim_blocks=True,
     )
     return environment.get_template(template).render(**values).rstrip() + "\n"
-
-
-@contextlib.contextmanager
-def writing(path: pathlib.Path) -> Iterator[None]:
-    """A context in which a file of a report that cannot be written is told in a line."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error

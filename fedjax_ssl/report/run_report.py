@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 
 from fedjax_ssl.base.fields import flatten
-from fedjax_ssl.base.files import expanded, replace_file
+from fedjax_ssl.base.files import expanded, replace_file, writing
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.records.clients import OVER_CLIENTS, TESTED, over_clients
 from fedjax_ssl.records.groups import Group
@@ -32,7 +32,7 @@ def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> p
     run = read_run(expanded(workdir))
     pictures = page.Pictures(run.folder / FIGURES)
     path = run.folder / REPORT
-    with page.writing(path), style.styled(size):
+    with writing(path), style.styled(size):
         for draw in (_draw_rounds, _draw_data, _draw_snapshots, _draw_clients, _draw_costs):
             draw(run, pictures)
         replace_file(run.folder / MODEL_CARD, model_card(run))

@@ -113,7 +113,6 @@ def save(figure: Figure, folder: pathlib.Path, name: str, pdf: bool = False) -> 
 
     Returns an <svg> element for a page, without background, with text in the page's colour.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)  # for a page in another folder
     folder.mkdir(exist_ok=True)
     with warnings.catch_warnings(record=True) as caught:
         figure.draw_without_rendering()

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,8 +9,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ssl.base.errors import UserError, known_are
-from fedjax_ssl.base.files import as_csv, expanded, replace_arrays, replace_file
+from fedjax_ssl.base.errors import UserError, known_are, say
+from fedjax_ssl.base.files import as_csv, expanded, replace_arrays, replace_file, writing
 from fedjax_ssl.base.imports import forget_changed, is_own
 from fedjax_ssl.config import ranges, typed
 from fedjax_ssl.data.folder import load_pictures
@@ -154,14 +153,14 @@ def load(workdir: str | os.PathLike[str], allow_code: bool = False, checkpoint: 
     heads, backbone = entry.heads_of(config), backbone_of(config)
     network = build_network(config, facts, kind_of(facts), heads, entry.embedding, backbone=backbone)
     if any(map(is_own, (config.method, config.model.name))) and (changed := changed_files(folder)):
-        print(f"warning: {folder} was trained with another {', '.join(changed)}", file=sys.stderr, flush=True)
+        say(f"warning: {folder} was trained with another {', '.join(changed)}")
     model = jax.eval_shape(lambda: network.init(jax.random.key(0)))
     if checkpoint == BEST and not saved["data"]["validation"]:
         raise UserError(f"{folder} has no best checkpoint: validation images choose it, as with data.validation=500")
     place = folder / (BEST if checkpoint == BEST else CHECKPOINTS)
     restored = Checkpoints(place).restore(State(None, model), part=True)
     for line in restored.passed_over:
-        print(f"warning: {line}; the model is that of round {restored.round}", file=sys.stderr, flush=True)
+        say(f"warning: {line}; the model is that of round {restored.round}")
     trained = restored.state.model
 
     def outputs(images):
@@ -273,8 +272,7 @@ def predict_file(
     found = Predicted(predictor(inputs), files, labels, of_images, predictor.class_names)
     if found.labelled:
         found = found._replace(in_training=num_in_training(inputs, predictor.facts, of_images, workdir))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
         if path.suffix == ".csv":
             replace_file(path, _as_csv(predictor, found))
         else:
@@ -285,8 +283,6 @@ def predict_file(
                 class_names=np.array(predictor.class_names),
                 **{name: value for name, value in known.items() if value is not None},
             )
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
     return found
 
 
@@ -305,13 +301,10 @@ def _as_csv(predictor: Predictor, found: Predicted) -> str:
 
 def _of_folder(predictor: Predictor, folder: str) -> tuple[np.ndarray, list[str], np.ndarray | None]:
     """A folder's images, their files, and their labels if the folder has a subfolder for each class, or a table."""
-    assert predictor.image_shape is not None
     names = predictor.class_names
     found = load_pictures(folder, predictor.facts, predictor.image_shape, predictor.fit, names)
-    if found.labels is None:
-        return found.images, found.files, None
-    labels = read_labels(found.labels, f"the labels of {folder}", names)
-    return found.images, found.files, labels.codes
+    labels = None if found.labels is None else read_labels(found.labels, f"the labels of {folder}", names).codes
+    return found.images, found.files, labels
 
 
 def _of_csv(predictor: Predictor, path: str) -> tuple[Any, None, np.ndarray | None]:

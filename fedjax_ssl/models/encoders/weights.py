@@ -10,7 +10,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ssl.base.errors import UserError, first_line
-from fedjax_ssl.base.files import replaced
+from fedjax_ssl.base.files import replaced, writing
 from fedjax_ssl.models.encoders.encoder import Encoder, Variables
 
 POSITIONS = "params/positions"  # of a ViT, [1 + grid * grid, width]; resampled to other grids
@@ -26,12 +26,8 @@ def save_weights(path: pathlib.Path, encoder: Encoder, weights: dict[str, np.nda
 
     _check(path, encoder, weights)
     content = save({name: np.ascontiguousarray(array) for name, array in weights.items()})
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    with writing(path), replaced(path) as file:
+        file.write(content)
 
 
 def load_weights(path: pathlib.Path, encoder: Encoder, side: int) -> Variables:

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ssl.base.devices import platform
 from fedjax_ssl.base.errors import UserError, known_are
-from fedjax_ssl.base.files import expanded, replaced
+from fedjax_ssl.base.files import expanded, replaced, writing
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.records.sealed import read_dataset
 from fedjax_ssl.records.words import describe_model
@@ -84,13 +84,11 @@ def export_run(
         files[each] = check.checked(each, functools.partial(write, facts=facts), runs, predictor, inputs, rounding)
     contents = hub.contents(run, facts, files, license) if format == "hub" else {path.name: files[format]}
     folder = path if format == "hub" else path.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        folder.mkdir(exist_ok=True)
         for name, content in contents.items():
             with replaced(folder / name) as file:
                 file.write(content)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
     return path
 
 
