@@ -1,6 +1,7 @@
 """The records of a run: a line for each round, and the summary."""
 
 import math
+import pathlib
 import platform
 from typing import Any
 
@@ -12,10 +13,9 @@ from fedjax_ssl.base import devices
 from fedjax_ssl.engine.measures import OF_OUTPUTS, accuracy_by_domain, measure_outputs, measure_predictions
 from fedjax_ssl.engine.round import RoundResult
 from fedjax_ssl.records.clients import over_clients, test_figures
-from fedjax_ssl.records.lines import METRICS, METRICS_SUM, TIMINGS
+from fedjax_ssl.records.lines import METRICS_SUM
 from fedjax_ssl.records.origin import packages, read_starts
-from fedjax_ssl.records.runs import read_run
-from fedjax_ssl.records.words import labels_revealed, measured_each_round
+from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.records.workdir import Workdir
 from fedjax_ssl.run.privacy import Accountant
 from fedjax_ssl.run.wire import Traffic
@@ -62,31 +62,25 @@ def what_went_wrong(line: dict[str, Any]) -> str:
 
 def summarise(config: ConfigDict, folder: Workdir, ended_by: str) -> dict[str, Any]:
     """The contents of summary.json, from the records in the folder; `ended_by`: see `fedjax_ssl.records.ending`."""
-    lines, timings, measures = folder.read(METRICS), folder.read(TIMINGS), read_run(folder.path).measures()
-    last = lines[-1]
-    measured = measured_each_round(config)
-    accuracy = f"{measured}_accuracy"
-    tests = [line for line in lines if accuracy in line]
-    best = max(tests, key=lambda line: line[accuracy])
+    run = read_run(folder.path)
+    last, tested, (best, best_round) = run.metrics[-1], run.tests()[-1], run.best()
+    measured = [f"{run.measured}_{name}" for name in ("accuracy", *run.measures())]
     labels = {name: last[name] for name in last if name.startswith(("pseudo_label", "qualified"))}
     return {
         "method": config.method,
         "seed": config.seed,
-        "labels_revealed": labels_revealed(config),
+        "labels_revealed": run.labels_revealed,
         "rounds": last["round"],
         "ended_by": ended_by,
         METRICS_SUM: folder.checksum(last["round"]),
-        accuracy: tests[-1][accuracy],
-        **{name: tests[-1][name] for name in (f"{measured}_{name}" for name in measures) if name in tests[-1]},
-        **{name: figure for name, figure in _tested(config, folder).items() if name not in last},
-        f"best_{accuracy}": best[accuracy],
-        "best_round": best["round"],
-        **_over_clients(folder),
+        **{name: tested[name] for name in measured if name in tested},
+        **{name: figure for name, figure in _tested(config, run).items() if name not in last},
+        f"best_{measured[0]}": best,
+        "best_round": best_round,
+        **_over_clients(run),
         **labels,
-        **{name: sum(line.get(name) or 0.0 for line in timings) for name in SECONDS},
-        "bytes_down": sum(line["bytes_down"] for line in lines),
-        "bytes_up": sum(line["bytes_up"] for line in lines),
-        "dropped_uploads": sum(line["dropped_uploads"] for line in lines),
+        **{name: run.seconds(name) for name in SECONDS},
+        **{name: sum(line[name] for line in run.metrics) for name in ("bytes_down", "bytes_up", "dropped_uploads")},
         **({"epsilon": last["epsilon"], "delta": config.privacy.delta} if "epsilon" in last else {}),
         "device": f"{jax.devices()[0].device_kind} x {devices.num_devices()}",
         "backend": devices.platform(),
@@ -94,28 +88,26 @@ def summarise(config: ConfigDict, folder: Workdir, ended_by: str) -> dict[str, A
             "python": platform.python_version(),
             **{name: packages().get(name, "unknown") for name in ("fedjax_ssl", "jax", "flax", "optax")},
         },
-        **_came_from(folder),
+        **_came_from(folder.path),
     }
 
 
-def _over_clients(folder: Workdir) -> dict[str, float | None]:
+def _over_clients(run: RunRecords) -> dict[str, float | None]:
     """Accuracy over clients: of the last model, and on clients' own test images."""
-    run = read_run(folder.path)
     found = run.client_accuracy()
     of_mixes = {} if found is None else {f"client_accuracy_{name}": each for name, each in over_clients(found).items()}
     return {**of_mixes, **test_figures(run.client_tests())}
 
 
-def _came_from(folder: Workdir) -> dict[str, Any]:
+def _came_from(folder: pathlib.Path) -> dict[str, Any]:
     """Code, command and machine of the newest start; origin.json lists all starts."""
-    starts = read_starts(folder.path)
+    starts = read_starts(folder)
     names = ("command", "commit", "dirty", "start", "end", "host", "processor", "packages")
     return {name: getattr(starts[-1], name) if starts else None for name in names}
 
 
-def _tested(config: ConfigDict, folder: Workdir) -> dict[str, float | None]:
+def _tested(config: ConfigDict, run: RunRecords) -> dict[str, float | None]:
     """The last model's test figures from the last snapshot: those that a last round with a test on this set lacks."""
-    run = read_run(folder.path)
     names = ["accuracy", "loss", *run.measures()]
     counts, taken = run.class_counts(), run.last_test_outputs()
     if not counts or not taken:  # deleted or damaged
