@@ -50,11 +50,11 @@ MOST_LISTED = 5  # fields in a message
 REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
 
-def fresh_workdir(parent: pathlib.Path, name: str) -> pathlib.Path:
-    """Makes and returns the first of parent/name-001, parent/name-002, ... that does not exist yet."""
+def fresh_workdir(name: str) -> pathlib.Path:
+    """Makes and returns the first of runs/name-001, runs/name-002, ... that does not exist yet."""
     number = 1
     while True:
-        workdir = parent / f"{name}-{number:03d}"
+        workdir = pathlib.Path("runs") / f"{name}-{number:03d}"
         try:
             workdir.mkdir(parents=True)
             return workdir
@@ -245,7 +245,7 @@ class Workdir:
         Raises a UserError if the folder cannot be written to, or (BusyError) another process was faster.
         """
         if self.path is None:
-            self.path = fresh_workdir(pathlib.Path("runs"), name_of(self.config["method"]))
+            self.path = fresh_workdir(name_of(self.config["method"]))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()

@@ -71,7 +71,6 @@ class ClientMemory:
         self._like = hosts.tree_from_first(self._written_default, self._like)
 
     def _written_default(self) -> list[np.ndarray]:
-        assert self._rows is not None
         written = self._rows.read(DEFAULT)
         if written is None or len(written) != len(_bytes(self._like)):
             raise UserError("the file of the clients' memory does not fit this run; train in another workdir")

@@ -7,6 +7,7 @@ clients, these are read after the previous round.
 
 import concurrent.futures
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,12 +42,10 @@ def cohort_of(problem: Problem, method: Method, data: FederatedData) -> Callable
 class WholeFeed:
     """All clients are on the device: one program has many rounds."""
 
+    most_rounds: float = math.inf  # of a dispatch
+
     def __init__(self, put: Callable[[Any], Any], program: Any, data: FederatedData, hidden_labels: jax.Array):
         self._put, self._program, self._data, self._hidden = put, program, data, hidden_labels
-
-    def rounds(self, wanted: int) -> int:
-        """The most rounds of the next dispatch, if `wanted` are wanted."""
-        return wanted
 
     def dispatch(self, state: State, done: int, rounds: int) -> Dispatch:
         """Trains `rounds` rounds after the first `done`."""
@@ -55,6 +54,8 @@ class WholeFeed:
 
 class CohortFeed:
     """Each dispatch is one round with its clients. A thread reads the clients of the next round."""
+
+    most_rounds = 1
 
     def __init__(
         self,
@@ -76,11 +77,6 @@ class CohortFeed:
         self._memory, self._last = memory, last
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "reader")
         self._next: tuple[int, concurrent.futures.Future[Any]] | None = None
-
-    def rounds(self, wanted: int) -> int:
-        """One, see `WholeFeed.rounds`."""
-        del wanted
-        return 1
 
     def dispatch(self, state: State, done: int, rounds: int) -> Dispatch:
         """Trains one round, see `WholeFeed.dispatch`."""

@@ -117,10 +117,9 @@ def run_rounds(
         listener.take(turn)
     while not turn.is_last:
         due = [stop.next_due(done), *(listener.next_due(done) for listener in listeners)]
-        rounds = min(
-            feed.rounds(rounds), *(number - done for number in (*due, config.num_rounds) if number is not None)
-        )
-        rounds = hosts.from_first(functools.partial(int, rounds))  # decided by the first host's clock and listeners
+        limits = [number - done for number in (*due, config.num_rounds) if number is not None]
+        # The first host's clock and listeners decide.
+        rounds = hosts.from_first(functools.partial(min, rounds, feed.most_rounds, *limits))
         before = time.monotonic()
         result = feed.dispatch(state, done, rounds)
         state, on_host, ran = result.state, jax.device_get(result.results), int(result.rounds_done)

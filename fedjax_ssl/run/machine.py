@@ -57,9 +57,7 @@ class Machine(NamedTuple):
         return min(self.most_lanes or num_jobs, num_jobs)
 
     def seeds_together(self, num_seeds: int) -> int:
-        """How many seeds share a program. One on a CPU, because their lanes would only wait for each other, and on
-        several hosts, because these have free lanes anyway.
-        """
+        """How many seeds share a program: one on a CPU, where lanes wait for each other, and on several hosts."""
         return 1 if self.platform == "cpu" or hosts.count() > 1 else num_seeds
 
     def put(self, tree: Any) -> Any:

@@ -138,14 +138,10 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
                 f"{folder.path / CHECKPOINTS} back, or train in another workdir"
             )
         return None
-    # Whether the lines are valid records but differ from those that were written: a figure has changed.
-    fitting = [
-        number
-        for number in checkpoints.rounds()
-        if number <= reached and checkpoints.fits(number, folder.checksum(number))
-    ]
+    in_reach = [number for number in checkpoints.rounds() if number <= reached]
+    fitting = [number for number in in_reach if checkpoints.fits(number, folder.checksum(number))]
     changed = []
-    if any(number not in fitting for number in checkpoints.rounds() if number <= reached):
+    if fitting != in_reach:  # the lines are valid records, but a figure has changed
         changed = [f"{folder.path / METRICS} is not what was written"]
         reached = max(fitting, default=reached)
     restored = checkpoints.restore(_shape_in(checkpoints, experiment, reached), reached)

@@ -1,7 +1,6 @@
 """Trains a run from its configuration: `train(config, workdir)`."""
 
 import contextlib
-import functools
 import json
 import os
 import pathlib
@@ -175,7 +174,7 @@ def _program_of(group: list[Run], machine: Machine, runs: list[Run]) -> Program:
 def _list_seeds(config: ConfigDict, workdir: Any, runs: list[Run], groups: list[list[Run]]) -> None:
     """Writes the list of seeds into the folder above their runs; without a workdir, makes a new folder for them."""
     if workdir is None:
-        parent = fresh_workdir(pathlib.Path("runs"), name_of(config.method))
+        parent = fresh_workdir(name_of(config.method))
         for run in runs:
             run.folder.path = parent / f"seed_{run.seed}"
     for folder in dict.fromkeys(run.folder.path.parent for group in groups for run in group):
@@ -205,13 +204,11 @@ def _warn_of_other_code(runs: list[Run]) -> None:
 
 def group_runs(together: int, runs: list[Run]) -> list[list[Run]]:
     """Groups at most `together` runs of equal shapes at the same round, which train together."""
-    # With a stopping rule seeds may end at different rounds, and each has its own seconds.
-    if not runs:
-        return []
-    stop = runs[0].experiment.problem.config.stop
-    has_views = any(run.experiment.views is not None for run in runs)
-    alone = has_views or stop.patience or stop.bytes or stop.seconds
-    together = 1 if alone else together
+    for run in runs:
+        stop = run.experiment.problem.config.stop
+        # With a stopping rule seeds may end at different rounds, and each has its own seconds.
+        if run.experiment.views is not None or stop.patience or stop.bytes or stop.seconds:
+            together = 1
     alike: dict[Hashable, list[Run]] = {}
     for run in runs:
         alike.setdefault((run.round, run.experiment.shapes), []).append(run)
@@ -334,6 +331,12 @@ def _conclude(config: ConfigDict, runs: list[Run], ends: list[str], on_finish: C
 def _write_end(run: Run, folder: Workdir, ended_by: str) -> None:
     """Writes a finished run's summary and report, unless they exist. If the report fails, the run does not."""
     config = run.experiment.problem.config
+
+    def write_page() -> pathlib.Path:
+        from fedjax_ssl.report import write_report
+
+        return write_report(folder.path)
+
     with logged([folder.path / LOG]):
         if why := in_words(ended_by, config.stop):
             say(f"{folder.path} ended in round {len(folder.read(METRICS))}: {why}", QUIET)
@@ -341,10 +344,4 @@ def _write_end(run: Run, folder: Workdir, ended_by: str) -> None:
         if not is_of_last_round(read_summary(folder.path)[0], folder.read(METRICS)):
             folder.write_summary(summarise(config, folder, ended_by))
         if config.log.report and not (report.exists() and report.stat().st_mtime_ns >= summary.stat().st_mtime_ns):
-            draw(functools.partial(_write_report, folder.path), "the report")
-
-
-def _write_report(folder: pathlib.Path) -> pathlib.Path:
-    from fedjax_ssl.report import write_report
-
-    return write_report(folder)
+            draw(write_page, "the report")

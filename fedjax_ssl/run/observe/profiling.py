@@ -70,7 +70,7 @@ def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | N
             state = jax.block_until_ready(machine.jit(experiment.init)(data))
         with doing("compiling a client's step, to count its operations"):
             flops = step_flops(experiment, state) if experiment.method.phases else None
-        folder = fresh_workdir(pathlib.Path("runs"), "profile") if workdir is None else pathlib.Path(workdir)
+        folder = fresh_workdir("profile") if workdir is None else pathlib.Path(workdir)
         folder.mkdir(parents=True, exist_ok=True)
         with doing("a round before those that are traced"):
             state = dispatch(state, data, hidden_labels, machine.put(jnp.int32(1))).state
