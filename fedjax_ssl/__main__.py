@@ -10,14 +10,7 @@ from fedjax_ssl.run.signals import watch_signals
 
 
 def enter(program: str = "python -m fedjax_ssl") -> int:
-    """Runs the command line of this process.
-
-    Args:
-        program: the command that started it, for messages.
-
-    Returns:
-        The exit status, see `fedjax_ssl.cli.commands.main`.
-    """
+    """Runs the command line of this process; for `program` and the exit status see `fedjax_ssl.cli.commands.main`."""
     # XLA logs slow compilation as an error, with advice for its developers. Real errors are also raised.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Tracing makes millions of long-lived objects: with Python's defaults, garbage collection is 1/8 of the start.

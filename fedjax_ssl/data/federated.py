@@ -189,7 +189,6 @@ def hold(
 
     Args:
         dataset, partition: the data, the owners of the training examples, and the visible labels.
-        seed: the run's seed.
         reveal_labels: whether all labels except those of validation images are visible, for fully supervised bounds.
         centralised: whether the server holds all images of the federation with their labels.
         attack: `config.attack`; None: no attack.

@@ -27,7 +27,6 @@ def save_partition(path: str | os.PathLike[str], partition: Partition, **of_data
         path: the file. It holds server_index [S]; client_size [K]; client_index, the rows of all clients one after the
             other; labelled_index [L], the clients' rows with visible labels; validation_index [V]; and, if clients have
             test images, client_test_size [K] and client_test_index.
-        partition: the partition.
         of_data: of the data set, see `arrays_of_data`; and, in a run's folder, `earlier_sums`, the `row_sums` of
             examples whose labels were seen by the runs from which the run started.
     """

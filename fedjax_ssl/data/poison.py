@@ -48,7 +48,6 @@ def poison(
         visible: bool [N], the training images with a visible label.
         attack: `config.attack`; `from_class`, `to_class`, `targets` and `strength` are read. `strength` crafted images
             per thousand images of all clients are distributed over one line for each target.
-        seed: the run's seed.
 
     Returns:
         The training images with the crafted ones, uint8 [N, H, W, C]; and the rows of the images to be labelled as

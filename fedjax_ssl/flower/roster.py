@@ -29,8 +29,6 @@ class Roster:
         """Sends nothing yet.
 
         Args:
-            grid: Flower's.
-            num_clients: K.
             digest: of the configuration; a node with another configuration is refused.
             facts: what nodes are told about the server's images.
             wait: seconds until every client must have a node.

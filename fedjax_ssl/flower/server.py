@@ -222,10 +222,7 @@ class Server:
     def _stack(self, sent: Sent, rows: np.ndarray, replies: Mapping[int, Reply]) -> tuple[CohortResult, Figures]:
         """A cohort's result on one device, with the figures of its jobs; a job without an upload took no part.
 
-        Args:
-            sent: the round's messages.
-            rows: int [R], the jobs' rows in the selection.
-            replies: by row.
+        `rows`, int [R], are the jobs' rows in the selection; `replies` are by row.
         """
         selection = sent.selection
         nothing: Reply = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self._reply_like)
@@ -254,7 +251,6 @@ class Server:
         With several passes, the sums are those of the last pass, and the state has the statistics of earlier passes.
 
         Args:
-            state: of the server.
             cohort: the clients of this round, int [n]; none before the first round.
             absent: clients that only fill up the selection, int [n]. They are not asked, as in the simulation.
             number: rounds done; -1: the first state, which messages call round 0.

@@ -39,11 +39,9 @@ NODE = ("partition-id", "num-partitions", "clients", "data")
 def run_config(given: Mapping[str, Any]) -> ConfigDict:
     """The configuration that a run's config names: a config file with its arguments, and overrides.
 
-    Raises a UserError if there is no such file or field, a value is wrong, or a field is not for Flower runs.
-
-    Args:
-        given: `config`, as for --config, or a file in the project's folder; `overrides`, words as on the command line,
-            --config.FIELD=VALUE, separated by spaces.
+    `config` is as for --config, or a file in the project's folder; `overrides` are words as on the command line,
+    --config.FIELD=VALUE, separated by spaces. Raises a UserError if there is no such file or field, a value is wrong,
+    or a field is not for Flower runs.
     """
     file, words = str(given.get("config", RUN["config"])), shlex.split(str(given.get("overrides", "")))
     for word in words:
@@ -84,12 +82,8 @@ def digest(config: ConfigDict) -> str:
 def node_settings(given: Mapping[str, Any], num_clients: int) -> tuple[tuple[int, ...], str]:
     """Reads `flower-supernode --node-config`: `partition-id`, a client's id, or `clients`, such as '0,1,2'; `data`.
 
-    Returns:
-        The ids of the node's clients, below num_clients, and an npz file with its images; '': it has those of the
-        configured partition.
-
-    Raises:
-        UserError: no id is given, an id is not valid, or a name is unknown.
+    Returns the ids of the node's clients, below num_clients, and an npz file with its images; '': it has those of the
+    configured partition. Raises a UserError if no id is given, an id is not valid, or a name is unknown.
     """
     for name in given:
         if name not in NODE:

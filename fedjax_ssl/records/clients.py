@@ -34,12 +34,10 @@ FIGURES = {  # name in summary.json -> in words
 def save_client_tests(
     folder: pathlib.Path, round_number: int, images: np.ndarray, accuracies: Mapping[str, np.ndarray]
 ) -> None:
-    """Writes RUN/client_tests.npz, which replaces that of an earlier round.
+    """Writes RUN/client_tests.npz, of a test after this round; it replaces that of an earlier round.
 
-    Args:
-        round_number: the models were tested after this round; the file's entry `round`.
-        images: int [K], the number of each client's own test images.
-        accuracies: model, of `TESTED` -> its accuracy on each client's own test images, float [K], NaN without images.
+    A client has `images`, int [K], of its own. `accuracies`: model, of `TESTED` -> its accuracy on these, float [K],
+    NaN without images.
     """
     replace_arrays(folder / CLIENT_TESTS, round=np.array(round_number), images=images, **accuracies)
 
@@ -53,16 +51,10 @@ def load_client_tests(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def accuracy_of_clients(labels: np.ndarray, predictions: np.ndarray, held: np.ndarray) -> np.ndarray:
-    """A model's accuracy on each client's mix of classes: float64 [K].
+    """A model's accuracy on each client's mix of classes, from 0 to 1: float64 [K].
 
-    Args:
-        labels: int [T], of the test set.
-        predictions: int [T], the model's.
-        held: int [K, C], how many images of each class a client holds.
-
-    Returns:
-        Accuracies from 0 to 1. Classes that are missing in the test set are left out of the clients' mixes; NaN for a
-        client without other classes.
+    Labels and the model's predictions are of the test set, int [T]; each client holds `held` images of each class, int
+    [K, C]. Classes that are missing in the test set are left out of the mixes; NaN for a client without other classes.
     """
     num_classes = held.shape[1]
     total = np.bincount(labels, minlength=num_classes)

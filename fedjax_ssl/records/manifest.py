@@ -71,15 +71,9 @@ def read_manifest(checkpoint: pathlib.Path) -> Manifest:
 
 
 def check_run(checkpoint: pathlib.Path, then: TrainedWith, now: TrainedWith | None) -> None:
-    """Checks that a checkpoint belongs to the files beside it, and to the run that resumes from it.
+    """Raises a UserError unless a checkpoint, RUN/checkpoints/ROUND, belongs to the files beside it, and to the run.
 
-    Args:
-        checkpoint: RUN/checkpoints/ROUND.
-        then: what it was trained with.
-        now: what the resuming run is trained with; None if no run resumes.
-
-    Raises:
-        UserError: it was trained with something else, or a file cannot be read.
+    `then` is what it was trained with, `now` what the run that resumes from it is trained with; None: none resumes.
     """
     found = exchanged_files(checkpoint.parent.parent, checkpoint, then)
     if now is not None and not found:

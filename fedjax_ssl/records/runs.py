@@ -282,9 +282,8 @@ def _counts_in(path: pathlib.Path, classes: int | None, written: tuple[int, int]
 def read_run(folder: pathlib.Path) -> RunRecords:
     """The records of one run, finished or not.
 
-    Raises:
-        UserError: there is no run in the folder, or it has not finished a round yet, or a file is damaged.
-        OSError: a file of the records cannot be opened.
+    Raises a UserError if there is no run in the folder, it has not finished a round yet, or a file is damaged; an
+    OSError if a file of the records cannot be opened.
     """
     config, about = read_config(folder), read_about(folder)
     _check_fields(config, about["defaults"], str(folder / CONFIG))

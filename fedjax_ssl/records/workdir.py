@@ -183,14 +183,10 @@ class Workdir:
     """The folder of one run. Nothing is written before `begin`."""
 
     def __init__(self, path: str | os.PathLike[str] | None, config: dict[str, Any]):
-        """Checks that this configuration may run in this folder, and locks the folder.
+        """Checks that this configuration may run in this folder, which need not exist, and locks the folder.
 
-        Args:
-            path: need not exist; None takes a fresh folder under runs/ when the run begins.
-
-        Raises:
-            UserError: the folder holds a run of another configuration, or something that is not a run, or another
-                process is using it.
+        Without a path a fresh folder under runs/ is taken when the run begins. Raises a UserError if the folder holds a
+        run of another configuration, or something that is not a run, or another process is using it.
         """
         check_folder("runs" if path is None else path)  # before anything slow
         self.path = None if path is None else pathlib.Path(path)

@@ -228,10 +228,8 @@ def latent_space(
 ) -> Figure:
     """The latent space, with class centroids as stars.
 
-    Args:
-        planes: round -> (positions in the plane [n, 2], labels [n]).
-        class_names: of all classes.
-        sets: round -> the set whose images are shown, for the titles that must name it.
+    `planes`: round -> (positions in the plane [n, 2], labels [n]). `sets`: round -> the set whose images are shown, for
+    the titles that must name it.
     """
     count = len(planes)
     columns = min(count, 4)

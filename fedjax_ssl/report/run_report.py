@@ -22,12 +22,8 @@ from fedjax_ssl.report.model_card import model_card
 def write_report(workdir: str | os.PathLike[str], size: str = style.SCREEN) -> pathlib.Path:
     """Writes the report of a run: report.html, figures/*.png and *.svg, and MODEL_CARD.md; returns the page's path.
 
-    Args:
-        workdir: the folder of a run; the page says if it is not finished.
-        size: of the pictures, one of `style.SIZES`; the sizes for papers also give figures/*.pdf.
-
-    Raises:
-        UserError: there is no run, or it has not finished a round, or the folder cannot be written to.
+    The page says if the run is not finished. Pictures have one of `style.SIZES`; the sizes for papers also give
+    figures/*.pdf. Raises a UserError if there is no run, it has not finished a round, or the folder cannot be written.
     """
     run = read_run(expanded(workdir))
     pictures = page.Pictures(run.folder / FIGURES)

@@ -34,10 +34,8 @@ def decisions(config: ConfigDict, dataset: Dataset, partition_file: str = "") ->
     * If the data say who has labels for all examples, these are the labelled clients of 'some_clients'.
     * If the data lack labels, the server has at most the labels that there are.
 
-    Raises a UserError if the partition file cannot be read.
-
-    Args:
-        partition_file: of a run that is resumed; '': that of the configuration, if there is one.
+    The partition file is that of a run that is resumed; '': that of the configuration, if there is one. Raises a
+    UserError if it cannot be read.
     """
     data = config.data
     found: dict[str, Any] = {}

@@ -115,9 +115,8 @@ def build_experiments(
     A seed has the shapes that it would have alone, and so equal results to the bit. Raises a UserError if the data are
     missing or do not fit the configuration, or a name is unknown.
 
-    Args:
-        partition_files: the partitions of runs that are resumed; None for a run that begins.
-        secrets: see `secret_of`; None: new ones.
+    `partition_files` are of runs that are resumed, None for a run that begins. For `secrets` see `secret_of`; None: new
+    ones.
     """
     with doing("reading the data") as task:
         dataset = read_data(configs[0], functools.partial(setattr, task, "text"))
@@ -194,13 +193,9 @@ def _placed(
 
 
 def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: bool) -> Problem:
-    """Builds the fixed part of a run.
+    """Builds the fixed part of a run on inputs with these facts, see `dataset_facts`.
 
     Raises a UserError if a name is unknown, or a field or the method does not fit the inputs.
-
-    Args:
-        facts: of the inputs, see `dataset_facts`.
-        lacks_labels: see `Problem`.
     """
     entry, kind = find_method(config.method), kind_of(facts)
     if entry.images_alone and kind_name(facts) != IMAGE:
@@ -280,14 +275,9 @@ def with_numbers(
 ) -> Callable[..., Any]:
     """The function that `make` returns for a run's problem and method, with numbers that come with the data.
 
-    The configuration's numbers are then arguments of a compiled program, see `numbers_of`.
-
-    Args:
-        make: see above; among the arguments of its function is one FederatedData.
-        of_network: see `make_method`.
-
-    Raises:
-        UserError: when the function is traced, if the method branches on a number.
+    The configuration's numbers are then arguments of a compiled program, see `numbers_of`. One argument of the function
+    is a FederatedData. For `of_network` see `make_method`. Raises a UserError when the function is traced, if the
+    method branches on a number.
     """
 
     def function(*arguments: Any) -> Any:

@@ -66,13 +66,7 @@ class CohortFeed:
         memory: ClientMemory | None,
         last: int,
     ):
-        """Reads nothing yet.
-
-        Args:
-            put: copies a tree of arrays to every device.
-            programs: the compiled rounds, by the width of a view.
-            cohort: see `cohort_of`.
-        """
+        """Reads nothing yet. The programs are by the width of a view; for `cohort` see `cohort_of`."""
         self._put, self._programs, self._views, self._cohort = put, programs, views, cohort
         self._memory, self._last = memory, last
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "reader")

@@ -123,11 +123,8 @@ def use(machine: Machine) -> Iterator[Machine]:
 def find_machine(config: ConfigDict) -> Machine:
     """The machine that a configuration asks for, by its fields `devices` and `lanes`.
 
-    Raises a UserError if the machine has too few devices, or the hosts cannot have equally many.
-
-    Args:
-        config: the run's. Without `devices` it gets all devices; on a CPU, at most one core for each client of a round.
-            Without `lanes` it gets `most_lanes`.
+    Without `devices` it has all devices; on a CPU, at most one core for each client of a round. Without `lanes` it has
+    `most_lanes`. Raises a UserError if there are too few devices, or the hosts cannot have equally many.
     """
     devices, num_hosts = jax.devices(), hosts.count()
     if config.devices is not None and config.devices > len(devices):
@@ -195,9 +192,7 @@ def memory_limit(groups: Sequence[pathlib.Path] | None = None) -> int | None:
     """Bytes of memory of a host's first device; on a CPU, those that a process may use; None: unknown.
 
     With several hosts it is the smallest of their limits, so that all place the federation alike. All must call this.
-
-    Args:
-        groups: folders of this process's control groups; a file of `MEMORY_LIMITS` has a number of bytes or "max".
+    `groups` are the folders of this process's control groups; a file of `MEMORY_LIMITS` has a number of bytes or "max".
     """
     device = jax.local_devices()[0]
     if device.platform != "cpu":

@@ -36,10 +36,7 @@ def open_runs(
 ) -> list[Run]:
     """Opens the runs of configurations, one for each seed, with the states of those that resume.
 
-    Raises a UserError if a folder, the data or a field cannot be used.
-
-    Args:
-        open_folders: closes the runs' folders.
+    `open_folders` closes their folders. Raises a UserError if a folder, the data or a field cannot be used.
     """
     configs = [for_seed(config, seed) for config in given for seed in config.seeds or (config.seed,)]
     folders: list[Workdir | None] = [None] * len(configs)

@@ -109,11 +109,8 @@ def _clients_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 def secret_of(config: Any, folder: pathlib.Path | None = None) -> bytes:
     """The secret from which a run draws its noise and cohorts, 32 bytes; b'' without `privacy.noise`.
 
-    It is the operating system's randomness. With `privacy.reproducible` it follows from the seed. Raises a UserError if
-    the folder's secret cannot be read.
-
-    Args:
-        folder: of a run that is resumed, and keeps its secret; None: the run begins.
+    It is the operating system's randomness. With `privacy.reproducible` it follows from the seed. A run that is resumed
+    keeps the secret in its `folder`. Raises a UserError if that cannot be read.
     """
     if not config.privacy.noise:
         return b""

@@ -11,11 +11,8 @@ from fedjax_ssl.records.workdir import CONFIG, forbidden_changes, read_config, r
 def saved_config(workdir: str, allow_code: bool) -> ConfigDict | None:
     """The configuration of the run, or of the runs of several seeds, in a workdir; None if it has neither.
 
-    Raises a UserError if the configuration cannot be read, or it names code and that is not allowed.
-
-    Args:
-        allow_code: whether to import a method or a model from a file that the configuration names; somebody else may
-            have written the configuration.
+    Raises a UserError if the configuration cannot be read, or names code to import, which somebody else may have
+    written, and `allow_code` is False.
     """
     folder = pathlib.Path(workdir)
     seeds = read_seeds(folder)

@@ -12,14 +12,10 @@ _command: str | None = None  # that resumes the run
 
 @contextlib.contextmanager
 def under_way(folder: pathlib.Path, allow_code: bool = False) -> Iterator[None]:
-    """Marks that a run has begun in a folder and can be resumed from it.
+    """Marks that a run has begun and can be resumed from a folder: the run's own, or that of several seeds.
 
-    Raises a StoppedError if the operating system, a file, a lack of memory, a user's code or a `UserError` ended the
-    run.
-
-    Args:
-        folder: the workdir that resumes the run: the run's own, or that of several seeds.
-        allow_code: whether the run names a user's code, so that resuming takes --allow_code.
+    If the run names a user's code, resuming takes --allow_code. Raises a StoppedError if the operating system, a file,
+    a lack of memory, a user's code or a `UserError` ended the run.
     """
     global _command
     _command = f"python launch.py --workdir={folder}{' --allow_code' if allow_code else ''}"

@@ -20,11 +20,8 @@ from fedjax_ssl.run.decided import names_clients
 def validate(config: ConfigDict) -> None:
     """Checks the range of every field, and fields that depend on each other; a run's parts check what needs the data.
 
-    Args:
-        config: gets what it lacks of its method's section.
-
-    Raises:
-        UserError: one line with all that is wrong: the field, its value and what it may be.
+    The configuration gets what it lacks of its method's section. Raises a UserError, one line with all that is wrong:
+    the field, its value and what it may be.
     """
     ranges()["method"].check("method", config.method)
     values = flatten(add_section(config))

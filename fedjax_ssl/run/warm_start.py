@@ -39,11 +39,9 @@ class WarmStart(NamedTuple):
 def find_warm_start(experiment: Experiment, root: str | os.PathLike[str] | None = None) -> WarmStart | None:
     """The parts of the model that `init_from` names; None if the field is empty.
 
-    Raises a UserError if there is no such checkpoint; if its form of inputs, normalisation or arrays differ from this
-    run's; or if it was trained on labels that are hidden in this run. The data may be others.
-
-    Args:
-        root: the folder that is searched first for a relative path, such as a sweep's.
+    A relative path is first searched in `root`, such as a sweep's folder. Raises a UserError if there is no such
+    checkpoint; if its form of inputs, normalisation or arrays differ from this run's; or if it was trained on labels
+    that are hidden in this run. The data may be others.
     """
     config = experiment.problem.config
     if not config.init_from:

@@ -41,16 +41,10 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*?[\]})] ([a-z][a-z\-]
 
 
 def profile(config: ConfigDict, rounds: int, workdir: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Runs several rounds under JAX's profiler, in a folder of their own.
+    """Runs several rounds under JAX's profiler; returns the contents of profile.json, with times in seconds per round.
 
-    Args:
-        workdir: the folder for trace/, profile.json and profile.txt; by default a new one under runs/.
-
-    Returns:
-        The contents of profile.json; times are in seconds per round.
-
-    Raises:
-        UserError: the configuration, the data or the folder cannot be used.
+    `workdir`, by default a new folder under runs/, gets trace/, profile.json and profile.txt. Raises a UserError if the
+    configuration, the data or the folder cannot be used.
     """
     validate(config)
     if rounds < 1:
