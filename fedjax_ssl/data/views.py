@@ -40,21 +40,18 @@ def widths_of(sizes: np.ndarray, clients: int) -> tuple[int, ...]:
 class Views:
     """The views of a federation, for a fixed number of clients at a time."""
 
-    def __init__(
-        self, held: Holdings, widths: tuple[int, ...], clients: int, images: tuple[int, ...], on_device: bool,
-        recalled: int = 0,
-    ):  # fmt: skip
+    def __init__(self, held: Holdings, widths: tuple[int, ...], clients: int, on_device: bool, recalled: int = 0):
         """Puts on the device what all views of a federation share.
 
         Args:
             held: the federation.
             widths: see `widths_of`.
             clients: number K' of clients in a view.
-            images: for each width, the largest number of images in a view, see `most_images`.
             on_device: whether all images stay on the device, so that views differ only in rows.
             recalled: the largest number of other clients whose records a round reads.
         """
-        self.held, self.widths, self.clients, self._images = held, widths, clients, images
+        self.held, self.widths, self.clients = held, widths, clients
+        self._images = most_images(held.sizes, widths, clients)
         self.on_device, self._recalled = on_device, recalled
         self._shared = small_arrays(held)._replace(
             test_inputs=image_table(held.test_inputs),

@@ -59,7 +59,7 @@ class Node:
     @functools.cached_property
     def views(self) -> Views:
         """Views of one of its clients at a time."""
-        return Views(self.held, (self.held.width,), 1, (0,), on_device=True)
+        return Views(self.held, (self.held.width,), 1, on_device=True)
 
     @functools.cached_property
     def shapes(self) -> tuple[Any, Any, Any, Model]:

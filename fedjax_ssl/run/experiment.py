@@ -18,7 +18,7 @@ from fedjax_ssl.config import numbers_of, replace_numbers
 from fedjax_ssl.data import Dataset, FederatedData, Partition, dataset_facts
 from fedjax_ssl.data.federated import Holdings, hold, put_whole, shapes_of, small_arrays, table_width
 from fedjax_ssl.data.kinds import IMAGE, kind_name, kind_of
-from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
+from fedjax_ssl.data.views import MOST_ENTRIES, Views, widths_of
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.round import init_key, select_of
 from fedjax_ssl.engine.tracing import trace_exchange
@@ -169,10 +169,9 @@ def _placed(
     except (KeyError, TypeError, AttributeError):
         clients, by_state = config.num_clients, True
     widths = widths_of(held.sizes, clients)
-    images = most_images(held.sizes, widths, clients)
     room = memory_limit()
     if config.num_clients * widths[-1] > MOST_ENTRIES:  # too large even to trace the tables of all clients
-        example = Views(held, widths, clients, images, on_device=False).shapes(widths[-1])[0]
+        example = Views(held, widths, clients, on_device=False).shapes(widths[-1])[0]
     else:
         example = shapes_of(held, jax.ShapeDtypeStruct((config.num_clients, widths[-1]), jnp.int32))
     shape = _shape_of_first_state(config, init, example)
@@ -189,7 +188,7 @@ def _placed(
     recalled = 0
     if method.recalls is not None:
         recalled = jax.eval_shape(method.recalls, shape, jax.ShapeDtypeStruct((clients,), jnp.int32)).size
-    return residence, Views(held, widths, clients, images, residence.images == "device", recalled)
+    return residence, Views(held, widths, clients, residence.images == "device", recalled)
 
 
 def make_problem(config: ConfigDict, facts: Mapping[str, Any], lacks_labels: bool) -> Problem:

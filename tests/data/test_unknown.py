@@ -8,7 +8,7 @@ from fedjax_ssl.data import Dataset, make_partition
 from fedjax_ssl.data.federated import hold, put_whole
 from fedjax_ssl.data.owners import class_counts
 from fedjax_ssl.data.unknown import UNKNOWN, set_apart
-from fedjax_ssl.data.views import Views, most_images
+from fedjax_ssl.data.views import Views
 from fedjax_ssl.records.clients import client_sizes
 from tests.helpers.partitions import data_config
 
@@ -98,7 +98,7 @@ def test_nobody_sees_that_an_image_is_unknown(bound):
 def test_views_have_unknown_images(on_device):
     held = hold(*divided(unknown_config(unknown_classes=(0, 2))), seed=0)
     width = int(held.sizes.max())
-    views = Views(held, (width,), 2, most_images(held.sizes, (width,), 2), on_device)
+    views = Views(held, (width,), 2, on_device)
     view, hidden = views.of(np.array([1, 4]), width)
     whole, _ = put_whole(held)
     np.testing.assert_array_equal(view.unknown_inputs, whole.unknown_inputs)

@@ -10,7 +10,7 @@ import pytest
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import Dataset, Partition
 from fedjax_ssl.data.federated import hold, put_whole, table_width
-from fedjax_ssl.data.views import MOST_ENTRIES, Views, most_images, widths_of
+from fedjax_ssl.data.views import MOST_ENTRIES, Views, widths_of
 
 SIZES = (3, 0, 5, 2, 1, 4)
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
@@ -32,7 +32,7 @@ def held_federation(**bound):
 def test_a_view_has_the_images_and_labels_of_its_clients_and_nothing_else_of_them(on_device):
     held = held_federation(reveal_labels=True)
     whole, whole_hidden = put_whole(held)
-    views = Views(held, (2, 5), 3, most_images(held.sizes, (2, 5), 3), on_device)
+    views = Views(held, (2, 5), 3, on_device)
     for clients, width in (([1, 3, 4], 2), ([0, 2], 5), ([], 2), ([2, 4, 5], 5)):
         clients = np.array(clients, np.int64)
         assert views.width_for(clients) == width
@@ -65,7 +65,7 @@ def test_a_view_has_the_images_and_labels_of_its_clients_and_nothing_else_of_the
 @pytest.mark.parametrize("hosts", [2, 5])
 def test_each_of_several_hosts_reads_a_part_of_the_images(hosts):
     held = held_federation()
-    views = Views(held, (5,), 3, most_images(held.sizes, (5,), 3), on_device=False)
+    views = Views(held, (5,), 3, on_device=False)
     whole, _ = views.of(np.array([0, 2]), 5)
     parts = [views.of(np.array([0, 2]), 5, (index, hosts))[0].inputs for index in range(hosts)]
     assert len({len(part) for part in parts}) == 1 and hosts * (len(parts[0]) - 1) < len(whole.inputs)
@@ -91,7 +91,7 @@ def test_a_heavy_tail_has_narrow_widths_that_serve_half_and_most_of_the_rounds()
 
 def test_a_run_begins_with_the_images_of_small_clients_and_with_rows_for_the_largest():
     held = held_federation()
-    views = Views(held, (2, 5), 3, most_images(held.sizes, (2, 5), 3), on_device=False)
+    views = Views(held, (2, 5), 3, on_device=False)
     first, _ = views.first()
     np.testing.assert_array_equal(first.ids, [1, 3, 4])
     assert first.client_index.shape == (3, 5) and len(first.inputs) == len(views.of(np.array([1]), 2)[0].inputs)
@@ -101,10 +101,10 @@ def test_a_file_of_images_that_changes_or_goes_away_is_one_line(tmp_path):
     held = held_federation()
     np.save(tmp_path / "images.npy", held.inputs)
     on_disk = held._replace(inputs=np.load(tmp_path / "images.npy", mmap_mode="r"))
-    views = Views(on_disk, (5,), 3, most_images(held.sizes, (5,), 3), on_device=False)
+    views = Views(on_disk, (5,), 3, on_device=False)
     clients = np.array([0, 2])
     before, _ = views.of(clients, 5)
-    np.testing.assert_array_equal(before.inputs, Views(held, (5,), 3, (12,), on_device=False).of(clients, 5)[0].inputs)
+    np.testing.assert_array_equal(before.inputs, Views(held, (5,), 3, on_device=False).of(clients, 5)[0].inputs)
     os.utime(tmp_path / "images.npy", (1, 1))
     with pytest.raises(UserError, match=r"images.npy has changed since .* put the old file back"):
         views.of(clients, 5)
