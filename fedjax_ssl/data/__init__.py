@@ -7,9 +7,3 @@ from fedjax_ssl.data.partition import make_partition, make_partition_of
 from fedjax_ssl.data.partition_file import load_partition, save_partition
 from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.data.sources import SOURCES, Dataset, dataset_facts, feature_statistics, load_dataset
-
-__all__ = [
-    "LABELS", "PARTITIONS", "SOURCES", "Dataset", "FederatedData", "Partition", "check_labels", "class_counts",
-    "clients_may_have_labels", "dataset_facts", "feature_statistics", "federate", "load_dataset", "load_partition",
-    "make_partition", "make_partition_of", "save_partition", "server_has_labels", "stack_seeds",
-]  # fmt: skip

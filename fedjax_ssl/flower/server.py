@@ -32,6 +32,7 @@ from fedjax_ssl.run.machine import find_machine, use_compilation_cache
 from fedjax_ssl.server.statistics import BATCH_SIZE, Sums, asked_clients, make_statistics, num_passes
 
 app = flower("flwr.serverapp").ServerApp()
+_on_host: Any = np.asarray  # in place of a JAX array; the next compiled stage moves it to the device
 
 
 @app.main()
@@ -312,8 +313,3 @@ class Server:
         """Sends each node its message and counts the bytes; returns the contents of the answers, by node."""
         self._down += sum(map(array_bytes, contents.values()))
         return self._roster.send(contents, kind, number + 1)
-
-
-def _on_host(values: Any) -> Any:
-    """A NumPy array in place of a JAX array; the next compiled stage moves it to the device."""
-    return np.asarray(values)

@@ -189,5 +189,4 @@ def _what_is_damaged(checkpoint: pathlib.Path, manifest: Manifest) -> str:
 
 def _by_path(tree: Any) -> dict[str, Any]:
     """A flat dict from each leaf's path to the leaf; the paths name the fields of NamedTuples."""
-    leaves, _ = jax.tree.flatten_with_path(tree)
-    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

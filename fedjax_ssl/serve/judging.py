@@ -7,19 +7,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.base.files import expanded
-from fedjax_ssl.config import typed
 from fedjax_ssl.data.content import row_sums
 from fedjax_ssl.data.kinds import IMAGE, KINDS, kind_of
 from fedjax_ssl.data.npz import read_arrays
-from fedjax_ssl.data.sources import Dataset, load_dataset
 from fedjax_ssl.engine.measures import OF_OUTPUTS, measure_outputs, words_of
-from fedjax_ssl.records.workdir import CONFIG, PARTITION, read_config
-
-
-def dataset_of(workdir: str | os.PathLike[str]) -> Dataset:
-    """The data set of a run, as it is now."""
-    folder = expanded(workdir)
-    return load_dataset(typed(read_config(folder), folder / CONFIG).data)
+from fedjax_ssl.records.workdir import PARTITION
 
 
 def num_in_training(inputs: Any, facts: Mapping[str, Any], of_images: bool, workdir: str | os.PathLike[str]) -> int:

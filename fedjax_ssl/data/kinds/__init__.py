@@ -12,8 +12,6 @@ from fedjax_ssl.data.kinds import features, images, table, text
 from fedjax_ssl.data.kinds.images import Images
 from fedjax_ssl.data.kinds.kind import Inputs, Kind
 
-__all__ = ["IMAGE", "KINDS", "Images", "Inputs", "Kind", "kind_name", "kind_of"]
-
 IMAGE = "image"
 KINDS: dict[str, Kind] = {IMAGE: images.KIND, "features": features.KIND, "table": table.KIND, "text": text.KIND}
 

@@ -4,5 +4,3 @@ It uses the records of runs and the predictor, but no training code.
 """
 
 from fedjax_ssl.serve.export.formats import FORMATS, export_run
-
-__all__ = ["FORMATS", "export_run"]

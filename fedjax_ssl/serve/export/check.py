@@ -1,5 +1,6 @@
 """Runs an export once, on test inputs of the run, and compares it with the predictor before anything is written."""
 
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -9,10 +10,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ssl.base.errors import UserError, first_line, say
+from fedjax_ssl.config import typed
 from fedjax_ssl.data.kinds import IMAGE, kind_name
+from fedjax_ssl.data.sources import load_dataset
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.serve.judging import dataset_of
+from fedjax_ssl.records.workdir import CONFIG, read_config
 from fedjax_ssl.serve.predictor import BATCH_SIZE, Predictor, in_batches
 
 Write = Callable[[Predictor], bytes]
@@ -121,11 +124,11 @@ def _first_wrong_layer(tried: Callable[..., tuple[bytes, str]], predictor: Predi
     return f" (from the layer {layers[wrong]} on{before})"
 
 
-def test_inputs(predictor: Predictor, folder: Any) -> np.ndarray:
+def test_inputs(predictor: Predictor, folder: pathlib.Path) -> np.ndarray:
     """At most `BATCH_SIZE` test examples of a run; if its data cannot be read, warns and draws numbers."""
     facts = predictor.facts
     try:
-        inputs = dataset_of(folder).x_test
+        inputs = load_dataset(typed(read_config(folder), folder / CONFIG).data).x_test
         inputs = inputs[np.linspace(0, len(inputs) - 1, min(len(inputs), BATCH_SIZE)).astype(int)]  # of all classes
         if predictor.encode is not None:
             inputs = predictor.encode(inputs)
