@@ -51,7 +51,6 @@ class Views:
             recalled: the largest number of other clients whose records a round reads.
         """
         self.held, self.widths, self.clients = held, widths, clients
-        self._images = most_images(held.sizes, widths, clients)
         self.on_device, self._recalled = on_device, recalled
         self._shared = small_arrays(held)._replace(
             test_inputs=image_table(held.test_inputs),
@@ -63,6 +62,8 @@ class Views:
         self._whole: tuple[FederatedData, jax.Array] | None = None
         crafted = () if held.attackers is None or held.attackers.targets is None else (held.attackers.targets,)
         self._fixed = np.concatenate([held.server_index, held.validation_index, *crafted]).astype(np.int64)
+        most = most_images(held.sizes, widths, clients)
+        self._room = {width: max(1, len(self._fixed) + number) for width, number in zip(widths, most)}  # of a table
         if on_device:
             tables = {"inputs": image_table(held.inputs), "visible_labels": jax.device_put(held.visible_labels)}
             self._whole = self._shared._replace(**tables), jax.device_put(held.hidden_labels)
@@ -120,11 +121,10 @@ class Views:
         first = len(self._fixed)
         index[present] = first + np.arange(len(rows), dtype=np.int32)
         taken = np.concatenate([self._fixed, rows])
-        room = max(1, first + self._images[self.widths.index(width)])
 
         def table(values: np.ndarray, index: int = 0, count: int = 1) -> Any:
             """The rows of this view, followed by room for those of larger cohorts."""
-            size = -(-room // count)
+            size = -(-self._room[width] // count)
             own = taken[index * size : (index + 1) * size]
             chosen = aligned_zeros((size, *values.shape[1:]), values.dtype)
             np.take(values, own, axis=0, out=chosen[: len(own)], mode="clip")  # other modes copy once more
@@ -152,9 +152,8 @@ class Views:
 
     def shapes(self, width: int) -> tuple[FederatedData, Any]:
         """The shapes of a view of this width, and of the true labels of its rows."""
-        held, rows = self.held, len(self.held.hidden_labels)
-        if self._whole is None:
-            rows = max(1, len(self._fixed) + self._images[self.widths.index(width)])
+        held = self.held
+        rows = self._room[width] if self._whole is None else len(held.hidden_labels)
 
         def table(values: np.ndarray) -> Any:
             return jax.ShapeDtypeStruct((rows, *values.shape[1:]), values.dtype)
