@@ -1,7 +1,6 @@
 """Writes the workdir of a Flower run, at the server: records, checkpoints and summary as in a simulation."""
 
 import os
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,7 +26,7 @@ COUNTED = Traffic(0, 0, 0, 0, 0)  # the bytes are among the metrics
 
 
 class Records:
-    """Writes a run's records and checkpoints; a context manager, which releases the folder."""
+    """Writes a run's records and checkpoints."""
 
     def __init__(self, path: str | os.PathLike[str] | None, experiment: Experiment):
         """Writes nothing yet. Without a path the workdir is a fresh folder under runs/.
@@ -42,10 +41,8 @@ class Records:
             raise UserError(f"the workdir {path} holds a run, and a Flower run cannot be resumed: name another one")
         self._folder.decide(self._folder.config, about(self._config, experiment.dataset.tested_domains))
 
-    def __enter__(self) -> "Records":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
+    def close(self) -> None:
+        """Releases the folder."""
         self._folder.close()
 
     def begin(self, state: State) -> None:

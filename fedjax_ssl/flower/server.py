@@ -1,5 +1,6 @@
 """The ServerApp: the server's stages of a round, with Flower's nodes as clients."""
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +44,7 @@ def main(grid: Any, context: Any) -> None:
     config = run_config(given)
     experiment = outline(config)
     check_supported(experiment)
-    with Records(given["workdir"] or None, experiment) as folder:
+    with contextlib.closing(Records(given["workdir"] or None, experiment)) as folder:
         limits = float(given["wait"]), float(given["timeout"])
         num_classes = experiment.problem.num_classes if asks_for_labels(experiment) else 0
         roster = Roster(grid, config.num_clients, digest(config), facts_text(experiment), *limits, num_classes)

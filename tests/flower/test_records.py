@@ -1,5 +1,6 @@
 """The bridge to Flower: the workdir at the server."""
 
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ def test_a_flower_run_is_not_resumed_as_a_simulation(tmp_path, monkeypatch):
 
     monkeypatch.setenv("HOME", str(tmp_path))
     experiment = outline(run_config(settings(**QUICK)))
-    with Records("~/run", experiment) as folder:
+    with contextlib.closing(Records("~/run", experiment)) as folder:
         folder.begin(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), experiment.state_shape))
     for resumed in (lambda: train(experiment.problem.config, "~/run"), lambda: Records("~/run", experiment)):
         with pytest.raises(UserError, match=f"the run in {tmp_path}/run is a Flower run, which cannot be resumed"):
