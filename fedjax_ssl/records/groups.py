@@ -111,16 +111,16 @@ def read_groups(
                 skipped.append(str(error))
     if not read:
         raise UserError(skipped[0])
-    groups: dict[tuple[str, int], tuple[list[str], list[RunRecords]]] = {}
+    groups: dict[tuple[str, int], list[tuple[str, RunRecords]]] = {}
     times: collections.Counter[tuple[str, int]] = collections.Counter()
     for (name, run), content in zip(read, contents_of(run for _, run in read)):
         # A second run of the same seed, such as by another version of the code, is not another seed.
         same = (_but_the_seed(run.config) + content, run.config["seed"])
         times[same] += 1
-        names, runs = groups.setdefault((same[0], times[same]), ([], []))
-        names.append(name)
-        runs.append(run)
-    named = [Group(", ".join(dict.fromkeys(names)), runs) for names, runs in groups.values()]
+        groups.setdefault((same[0], times[same]), []).append((name, run))
+    named = [
+        Group(", ".join(dict.fromkeys(name for name, _ in own)), [run for _, run in own]) for own in groups.values()
+    ]
     return _tell_apart(named), skipped
 
 

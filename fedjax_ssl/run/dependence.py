@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from fedjax_ssl.engine.interface import Method, Problem, Received
+from fedjax_ssl.engine.interface import Method, Problem, Received, State
 from fedjax_ssl.engine.round import select_of
 from fedjax_ssl.ops.trees import repeated
 
@@ -45,11 +45,8 @@ def some_received(upload: Any, group: Any, number: int) -> Received:
 
 def without_clients(result: Any) -> Any:
     """The result of a stage without the clients' part of a state."""
-    return jax.tree.map(
-        lambda node: node._replace(clients={}) if hasattr(node, "clients") and hasattr(node, "server") else node,
-        result,
-        is_leaf=lambda node: hasattr(node, "clients") and hasattr(node, "server"),
-    )
+    is_state = lambda node: isinstance(node, State)  # noqa: E731
+    return jax.tree.map(lambda node: node._replace(clients={}) if is_state(node) else node, result, is_leaf=is_state)
 
 
 class Trace(NamedTuple):

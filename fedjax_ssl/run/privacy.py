@@ -88,10 +88,8 @@ def sum_of_guarantees(runs: Iterable[RunRecords]) -> list[str]:
         line = f"the guarantees of {len(several)} private runs ({cohorts} cohorts) on the same clients add up"
         try:
             first, *others = [(Accountant(ConfigDict(run.config)), run.metrics[-1]["round"]) for run in several]
-            line += (
-                f": together they are ({first[0].epsilon(first[1], others):.3g}, {first[0].delta:.1g})-differentially"
-            )
-            line += " private"
+            pair = f"({first[0].epsilon(first[1], others):.3g}, {first[0].delta:.1g})"
+            line += f": together they are {pair}-differentially private"
         except UserError as error:
             line += f"; for the sum, {error}"
         lines.append(line)
