@@ -296,16 +296,11 @@ def run(command: str, words: list[str]) -> None:
 
 
 def main(argv: list[str], program: str = "python launch.py") -> int:
-    """Runs the command line.
+    """Runs the command line: the words after the program's name. Messages name `program`, the command that started it.
 
-    Args:
-        argv: the words after the program's name.
-        program: the command that started it, for messages.
-
-    Returns:
-        The exit status: 0; 2 for an error that the user can fix, before a run began; 3 for failed training; 4 for a run
-        that something outside ended and that can be resumed; 130 and 143 after SIGINT and SIGTERM. Any other
-        error is a bug of the library, and is raised; not one of a user's code, which is told in a line.
+    Returns the exit status: 0; 2 for an error that the user can fix, before a run began; 3 for failed training; 4 for a
+    run that something outside ended and that can be resumed; 130 and 143 after SIGINT and SIGTERM. Any other error is a
+    bug of the library, and is raised; not one of a user's code, which is told in a line.
     """
 
     def say(text: str) -> None:

@@ -91,11 +91,8 @@ def load_dataset(config: Any, tell: Callable[[str], Any] = lambda text: None) ->
     """Loads the data set that the section `data` names; `tell` is called with lines about the progress of decoding.
 
     With `normalisation='none'` its means are 0 and its deviations 1, so that pixels stay from 0 to 1; with 'cifar10' it
-    has the constants of CIFAR-10.
-
-    Raises:
-        UserError: the source is unknown or would ignore a field, the file or folder is missing or malformed, or a
-          published data set is neither on disk nor can be downloaded.
+    has the constants of CIFAR-10. Raises a UserError if the source is unknown or would ignore a field, the file or
+    folder is missing or malformed, or a published data set is neither on disk nor can be downloaded.
     """
     _check_fields(config)
     dataset = _load(config, tell)

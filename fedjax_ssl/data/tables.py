@@ -30,10 +30,8 @@ def read_columns(path: str, field: str) -> Any:
 
     A csv is UTF-8 with a header; fields are separated by commas, semicolons or tabs. A first column without a name, in
     which pandas numbers the rows, is left out. A csv file's columns are texts, '' if empty; a parquet file's have
-    pandas' nullable types, as they are declared. Messages name the configuration field that gives the path.
-
-    Raises:
-        UserError: the file is missing, has another format, rows of different lengths, or columns without a name.
+    pandas' nullable types, as they are declared. Raises a UserError, which names the configuration field that gives the
+    path, if the file is missing, has another format, rows of different lengths, or columns without a name.
     """
     import pandas  # takes half a second; only tables and texts need it
 

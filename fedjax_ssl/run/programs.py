@@ -59,14 +59,10 @@ def compile_program(machine: Machine, experiments: list[Experiment], with_init: 
     """Compiles the programs for runs that train together, or takes those of earlier runs of this process.
 
     Runs share programs if their configurations differ only in seeds and in the numbers that programs take as arguments,
-    see `numbers_of`, and if all shapes are equal.
-
-    Args:
-        with_init: whether a run begins; a resumed run takes its state from a checkpoint.
-        given: the parts of a model that a run begins with, see `initialiser`; of any run, since only shapes matter.
-
-    Raises:
-        UserError: an error that only tracing detects, too little memory, or hosts whose programs differ.
+    see `numbers_of`, and if all shapes are equal. `with_init` says whether a run begins; a resumed run takes its state
+    from a checkpoint. `given` are the parts of a model that a run begins with, see `initialiser`; of any run, since
+    only shapes matter. Raises a UserError for what only tracing detects, too little memory, or hosts whose programs
+    differ.
     """
     key = _depends_on(machine, experiments, given)
     kept = _KEPT.pop(key, None)

@@ -25,11 +25,8 @@ class Residence(NamedTuple):
 def choose(config: Any, held: Holdings, memory_bytes: int, device_bytes: int | None, width: int) -> Residence:
     """Decides where the parts of a federation are stored, by `config.residence` and by sizes.
 
-    Raises a UserError if the configuration's choice does not fit or contradicts itself.
-
-    Args:
-        device_bytes: size of a device's memory; None: unknown, and assumed to be enough.
-        width: n_max, the largest number of images of a client.
+    The memory of a device, `device_bytes`, is assumed to be enough if it is None; `width` is n_max. Raises a UserError
+    if the configuration's choice does not fit or contradicts itself.
     """
     asked, num_clients = config.residence, config.num_clients
     inputs = (held.inputs, held.test_inputs, held.unknown_inputs)

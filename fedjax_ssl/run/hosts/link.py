@@ -68,10 +68,8 @@ class HostLink:
     def __init__(self, coordinator: str | None, count: int | None, index: int | None, cluster: str | None):
         """Waits until all processes have connected.
 
-        Raises a UserError if the arguments are invalid, the port is in use, or JAX has started.
-
-        Args:
-            cluster: see `find_cluster`; JAX asks it for the arguments that are None.
+        JAX asks the cluster, see `find_cluster`, for the other arguments that are None. Raises a UserError if they are
+        invalid, the port is in use, or JAX has started.
         """
         self.leaving, self.stopping, self._talks = False, False, 0
         self._resume: str | None = None  # the command that resumes the run in progress, on the first host

@@ -57,15 +57,11 @@ def run_onnx(content: bytes, predictor: Predictor) -> Run:
 def checked(
     format: str, write: Write, run: Callable[..., Run], predictor: Predictor, inputs: np.ndarray, rounding: float
 ) -> bytes:
-    """The bytes of an export, after running them.
+    """The bytes of an export, once run by `run`: (bytes, predictor) -> a function from inputs to probabilities.
 
-    Args:
-        run: (the bytes, the predictor) -> a function from inputs to probabilities.
-        rounding: the relative difference that rounding may make.
-
-    Raises:
-        UserError: the export cannot be made or run, or its outputs differ from the predictor's. The line names the
-            first layer with a wrong output, if the format holds programs.
+    `rounding` is the relative difference that rounding may make. Raises a UserError if the export cannot be made or
+    run, or its outputs differ from the predictor's; the line names the first layer with a wrong output, if the format
+    holds programs.
     """
 
     def tried(predictor: Predictor, expected: np.ndarray) -> tuple[bytes, str]:
