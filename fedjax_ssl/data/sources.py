@@ -80,9 +80,7 @@ READ_BY = {
     "path": (*FORMATS, *MEDMNIST),
     "image_size": ("folder", "datasets"),
     "test_path": ("csv",),
-    "label_column": ("csv", "datasets", "folder"),
-    "client_column": ("csv", "datasets", "folder"),
-    "domain_column": ("csv", "datasets", "folder"),
+    **dict.fromkeys(("label_column", "client_column", "domain_column"), ("csv", "datasets", "folder")),
     "tokenizer": ("csv", *TEXTS),
 }
 

@@ -139,12 +139,7 @@ def _sections(run: RunRecords, pictures: page.Pictures) -> list[page.Part]:
     return [
         *({"note": line} for line in _notes(run)),
         {"tiles": _main_figures(run)},
-        pictures.section("Accuracy"),
-        pictures.section("Pseudo-labels"),
-        pictures.section("Clients"),
-        pictures.section("Latent space"),
-        pictures.section("Data"),
-        pictures.section("Communication"),
+        *map(pictures.section, ("Accuracy", "Pseudo-labels", "Clients", "Latent space", "Data", "Communication")),
         pictures.section("Time", {"text": starts > 1 and f"The run was started {starts} times."}),
         page.section("Where it comes from", *_origin(run)),
         page.section("Configuration", *_configuration(run)),
@@ -161,8 +156,7 @@ def _main_figures(run: RunRecords) -> dict[str, str]:
         **held_out,
         "best validation accuracy" if held_out else "best": f"{100 * best:.2f} % (round {best_round})",
         "rounds": f"{run.metrics[-1]['round']} of {run.config['num_rounds']}",
-        "down": f"{run.values('bytes_down').sum() / 1e6:,.1f} MB",
-        "up": f"{run.values('bytes_up').sum() / 1e6:,.1f} MB",
+        **{way: f"{run.values(f'bytes_{way}').sum() / 1e6:,.1f} MB" for way in ("down", "up")},
         "time in rounds": str(datetime.timedelta(seconds=round(run.seconds()))),
     }
 
