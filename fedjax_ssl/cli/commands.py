@@ -48,7 +48,10 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
         return parse_config(own.config or str(QUICKSTART), overrides, own.allow_code)
 
     if own.dry_run:
-        print(dry_run(find_config()))
+        config = find_config()
+        print(dry_run(config))
+        for line in overlooked(config, overrides):
+            log.warn(line)
         return
     with hosts.joined(own.coordinator, own.num_processes, own.process_id):
         # A workdir without --config is read by the first process only.

@@ -39,6 +39,14 @@ def cut_to_tail(labels: np.ndarray, num_classes: int, imbalance: float, rng: np.
     return np.sort(draw_of_each_class(labels, counts, rng, field))
 
 
+def may_be_tail(kept: np.ndarray, labels: np.ndarray, num_classes: int, imbalance: float) -> bool:
+    """Whether examples with the labels `kept` may be what `cut_to_tail` leaves of `labels`, or a part of it."""
+    if abs(imbalance) == 1 or (labels < 0).any():
+        return True
+    most = tail_counts(int(np.bincount(labels, minlength=num_classes).min()), imbalance, num_classes)
+    return bool((np.bincount(kept, minlength=num_classes) <= most).all())
+
+
 def draw_of_each_class(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator, source: str) -> np.ndarray:
     """Draws positions of `counts` [C] examples of each class, class by class, from labels int [n].
 

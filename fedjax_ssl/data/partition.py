@@ -75,7 +75,7 @@ def make_partition(
         return _with_unknown(labels, num_classes, config, num_clients, seed, domains)
     check_labels(config, num_clients)
     if config.partition_file:
-        return load_for(config, len(labels), num_clients, np.random.default_rng([seed, LABEL_STREAM]))
+        return load_for(config, labels, num_classes, num_clients, np.random.default_rng([seed, LABEL_STREAM]))
     _check_owners(config, owners, num_clients)
     _check_domains(config, domains, num_clients)
     if (labels < 0).any():

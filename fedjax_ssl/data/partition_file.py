@@ -12,6 +12,7 @@ from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data import npz
 from fedjax_ssl.data.content import arrays_of_data
 from fedjax_ssl.data.labels import share_of
+from fedjax_ssl.data.long_tail import may_be_tail
 from fedjax_ssl.data.owners import NO_ROWS, Partition
 
 _KEYS = ("server_index", "client_index", "client_size")
@@ -120,13 +121,16 @@ def load_partition(path: str | os.PathLike[str], num_examples: int, num_clients:
     return Partition(at_server, np.split(rows, np.cumsum(sizes)[:-1]), labelled, validation, tuple(tests))
 
 
-def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Generator) -> Partition:
+def load_for(
+    config: Any, of_all: np.ndarray, num_classes: int, num_clients: int, rng: np.random.Generator
+) -> Partition:
     """The partition in `config.partition_file`, checked against the other fields of `config`.
 
-    If the file has the array label_share, each client's labelled examples are drawn by `rng`.
+    `of_all` are the labels of all training examples, int [N]; -1: no label. If the file has the array label_share, each
+    client's labelled examples are drawn by `rng`.
     """
     path, labels = config.partition_file, config.labels
-    partition = _with_shares(path, load_partition(path, num_examples, num_clients), labels, rng)
+    partition = _with_shares(path, load_partition(path, len(of_all), num_clients), labels, rng)
     if labels == "server" and not config.server_labels:  # nobody has labels: the file's are hidden
         partition = partition._replace(labelled_rows=NO_ROWS)
     labelled, of_server = len(partition.labelled_rows), len(partition.server_index)
@@ -134,12 +138,15 @@ def load_for(config: Any, num_examples: int, num_clients: int, rng: np.random.Ge
     largest, most = max(map(len, partition.client_rows)), config.examples_per_client
     where = {"server": not labelled, "profile": labelled or of_server}.get(labels, labelled and not of_server)
     as_asked = labels not in ("server", "profile") or of_server == config.server_labels
+    rows = np.concatenate([partition.server_index, *partition.client_rows, *partition.client_test_rows])
+    is_tail = may_be_tail(of_all[rows], np.delete(of_all, partition.validation_index), num_classes, config.imbalance)
     tests, same_tests = f"{'' if has_tests else 'no '}test images", has_tests == bool(config.client_test_share)
     for field, has, fits in (
         ("labels", f"{of_server} images of the server and {labelled} labelled examples at clients", where),
         ("server_labels", f"{of_server} images of the server", as_asked),
         ("validation", f"{held_out} validation images", held_out == config.validation),
         ("client_test_share", f"{tests} of clients", same_tests),
+        ("imbalance", f"{len(rows)} examples of the server and the clients", is_tail),
         ("examples_per_client", f"a client with {largest} examples", not most or largest <= most),
     ):
         if not fits:

@@ -333,9 +333,10 @@ def _of_npz(predictor: Predictor, path: str, key: str) -> tuple[np.ndarray, None
     if not usual and len(names) != 1:
         raise UserError(f"{path} holds {', '.join(names)}; say which are the images: --key=NAME")
     key = (usual or names)[0]
-    of_labels = _LABELS_OF.get(key, "labels")
+    others = dict.fromkeys((_LABELS_OF.get(key, "labels"), *_LABELS_OF.values()))
+    of_labels = next((name for name in others if name in names_in(path, "npz") and name != key), "")
     arrays = read_arrays(path, (key,), "npz", optional=(of_labels,))
-    labels = arrays.get(of_labels) if of_labels != key else None
-    if labels is None:
+    if not of_labels:
         return arrays[key], None, None
+    labels = arrays[of_labels]
     return arrays[key], None, known_labels(path, of_labels, labels, arrays[key], predictor.class_names)

@@ -1,5 +1,6 @@
 """What a sweep file describes, and its runs: a cell for each row of the table."""
 
+import contextlib
 import itertools
 import math
 import pathlib
@@ -24,7 +25,7 @@ from fedjax_ssl.config import (
     override,
 )
 from fedjax_ssl.records.lines import METRICS, SUMMARY, read_rounds
-from fedjax_ssl.records.runs import read_run
+from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.records.words import labels_revealed
 from fedjax_ssl.records.workdir import as_decided
 from fedjax_ssl.report.table import Row
@@ -173,16 +174,27 @@ def is_finished(cell: Cell, seed: int) -> bool:
         run = read_run(folder)
     except UserError:  # training reports what is wrong, and the other runs go on
         return False
+    return run.is_finished and not _others(cell, seed, run)
+
+
+def _others(cell: Cell, seed: int, run: RunRecords) -> list[str]:
+    """The fields that a run in this folder has otherwise."""
     new = as_decided(for_seed(cell.config, seed).to_dict(), run.about)
-    return run.is_finished and not set(differences(run.config, new)) - set(CHANGES_NO_RESULT)
+    return sorted(set(differences(run.config, new)) - set(CHANGES_NO_RESULT))
 
 
 def progress_of(cell: Cell, seed: int) -> str:
-    """The status of a run, in a word or two."""
+    """The status of a run, in a few words."""
     if is_finished(cell, seed):
         return "finished"
-    lines = read_rounds(cell.folder / f"seed_{seed}" / METRICS).lines
-    return f"begun, {len(lines)} of {cell.config.num_rounds} rounds" if lines else "to do"
+    folder = cell.folder / f"seed_{seed}"
+    lines = read_rounds(folder / METRICS).lines
+    if not lines:
+        return "to do"
+    with contextlib.suppress(UserError):  # training reports what is wrong
+        if others := _others(cell, seed, read_run(folder)):
+            return f"a run of another configuration ({', '.join(others)}); remove it or choose another workdir"
+    return f"begun, {len(lines)} of {cell.config.num_rounds} rounds"
 
 
 def _cell(sweep: Sweep, workdir: pathlib.Path, name: str, method: str | tuple[Any, ...], grid: dict[str, Any]) -> Cell:

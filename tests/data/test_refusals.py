@@ -124,6 +124,21 @@ def test_partition_files_that_do_not_fit(tmp_path, labels, changes, words):
     expect_line(f"{path}.*{words}", make_partition, np.arange(6) % 2, 2, config, 2, 0)
 
 
+def test_a_partition_file_with_more_examples_than_the_long_tail_does_not_fit(tmp_path):
+    """Of 20 images a tail of ratio 5 keeps 10 and 2."""
+    path, labels = tmp_path / "partition.npz", np.arange(20) % 2
+    config = data_config(labels="server", server_labels=2, partition_file=str(path), imbalance=5.0)
+    rows = [0, *range(2, 20, 2), 1, 3]
+    for number, fits in ((2, True), (3, False)):
+        held = [*rows[:9], *range(1, 2 * number, 2)]
+        np.savez(path, server_index=held[:2], client_index=held[2:], client_size=[len(held) - 3, 1])
+        if fits:
+            assert len(make_partition(labels, 2, config, 2, 0).client_rows[0]) == len(held) - 3
+        else:
+            words = f"{path} has {len(held)} examples.* not fit data.imbalance=5.0"
+            expect_line(words, make_partition, labels, 2, config, 2, 0)
+
+
 def test_a_partition_file_that_is_missing(tmp_path):
     config = data_config(partition_file=str(tmp_path / "absent.npz"))
     expect_line(r"absent\.npz does not exist", make_partition, LABELS, 10, config, 100, 0)

@@ -69,7 +69,7 @@ def test_labels_give_an_accuracy(predict, digits, finished_fedanchor_run, tmp_pa
     words = ["predict", f"--workdir={finished_fedanchor_run[0]}", f"--npz={images}", f"--out={out}", "--allow_code"]
     right = predict(digits.x_test).labels == digits.y_test
     accuracy = f"accuracy {100 * right[labels >= 0].mean():.2f} % of 240 images with a label"
-    for names in (("x_test", "y_test"), ("images", "labels"), ("test_images", "test_labels")):
+    for names in (("x_test", "y_test"), ("images", "labels"), ("test_images", "test_labels"), ("x", "labels")):
         np.savez(images, **dict(zip(names, (digits.x_test, labels[:, None] if "test_labels" in names else labels))))
         assert launch.main(words) == 0
         assert accuracy in (said := capfd.readouterr().out)

@@ -50,6 +50,13 @@ def test_the_table_grows_by_every_seed(finished_sweep, tables):
     assert tables[: len(grown)] == grown and all(table == grown[-1] for table in tables[len(grown) :])
 
 
+def test_a_dry_run_tells_runs_of_another_configuration(finished_sweep, sweep_file, capsys):
+    run_sweep(sweep_file, finished_sweep, dry_run=True)
+    assert capsys.readouterr().out.count("  finished") == 6
+    run_sweep(sweep_file, finished_sweep, ["--config.client.learning_rate=0.5"], dry_run=True)
+    assert capsys.readouterr().out.count("  a run of another configuration (client.learning_rate); remove it") == 6
+
+
 def test_the_table_says_what_the_runs_say(finished_sweep):
     rows, runs = (list(csv.DictReader((finished_sweep / name).open())) for name in ("table.csv", "table_runs.csv"))
     markdown, latex = ((finished_sweep / name).read_text() for name in ("table.md", "table.tex"))

@@ -54,7 +54,7 @@ from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_serv
 
 # Eq. 25 is a plain mean. The paper has no training before the first round; then the global model, which learns from the
 # labels through the clients alone, needs far more than a hundred rounds.
-FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 20}
+FIELDS = {"aggregation.weights": "uniform", "server.pretrain_epochs": 40}
 VARIANTS: Variants = {
     "paper": {  # the setting of its experiments, IID
         "num_rounds": 2000,
