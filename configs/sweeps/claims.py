@@ -359,7 +359,8 @@ def with_threshold(name, method):
     """A row that names its own threshold, if it has one."""
     words, fields = (method, {}) if isinstance(method, str) else method
     own = [value for title, value in OWN.items() if is_named(name, title)]
-    return words, {**({"confidence.threshold": own[-1]} if own else {}), **fields}
+    before = {"server.pretrain_epochs": 20} if name.startswith("FedIL") else {}  # now 40 by default
+    return words, {**({"confidence.threshold": own[-1]} if own else {}), **before, **fields}
 
 
 def get_sweep(board="fedanchor_mnist"):
