@@ -11,6 +11,7 @@ import functools
 import pathlib
 import re
 import statistics
+import sys
 import tomllib
 from collections import Counter
 from typing import Any
@@ -298,5 +299,5 @@ def with_gain(config: str) -> str:
 
 if __name__ == "__main__":
     command(BOARDS, page)
-    for path in CONFIGS:
+    for path in CONFIGS if len(sys.argv) == 1 else ():
         replace_file(path, with_gain(path.read_text(encoding="utf-8")))
