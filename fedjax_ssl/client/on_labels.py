@@ -1,6 +1,6 @@
 """Cross-entropy on a client's labelled images: supervised training, alone or as one of several phases."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,6 @@ from fedjax_ssl.models import Outputs
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import add_up
-
-View = Callable[[FederatedData, jax.Array, jax.Array], jax.Array]  # (data, rows [B], key) -> images [B, H, W, C]
 
 
 def labelled_plan(problem: Problem, epochs: int | None = None) -> MakePlan:
@@ -60,25 +58,21 @@ def class_shares(counts: jax.Array, config) -> jax.Array:
     return counts / jnp.sum(counts, axis=-1, keepdims=True)
 
 
-def loss_on_labels(problem: Problem, metric: str = "client_loss", view: View | None = None) -> LossFunction:
+def loss_on_labels(problem: Problem, metric: str = "client_loss") -> LossFunction:
     """The loss l(f(alpha(x)), y) of the batch `labelled`, named `metric`; the work of its plan is the logit adjustment.
 
     With `client.labelled_views='both'` it is the mean over the weak and the strong view, each with its own batch
-    statistics. `view` augments a step's images; None: the augmentations of `problem`.
+    statistics.
     """
-    both = problem.config.client.labelled_views == "both" and view is None
-
-    def views_of(data: FederatedData, rows: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
-        if view is not None:
-            return (view(data, rows, key),)
-        if not both:
-            return (problem.weak(key, data.inputs[rows]),)
-        weak_key, strong_key = jax.random.split(key)
-        return problem.weak(weak_key, data.inputs[rows]), problem.strong(strong_key, data.inputs[rows])
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:
         known = batch.labelled
-        outputs, batch_stats = problem.network.train(model, views_of(at.data, known.rows, at.key), known.mask)
+        if problem.config.client.labelled_views == "both":
+            weak_key, strong_key = jax.random.split(at.key)
+            views = problem.weak(weak_key, known.inputs), problem.strong(strong_key, known.inputs)
+        else:
+            views = (problem.weak(at.key, known.inputs),)
+        outputs, batch_stats = problem.network.train(model, views, known.mask)
         value = adjusted_cross_entropy(outputs, known.labels, known.mask, at.work)
         return Loss(value, batch_stats, {metric: value})
 

@@ -11,7 +11,6 @@ The experts do not change in the second phase and see raw images. So all drawn i
 gives the same labels as in each step. docs/methods/fedlabel.md has our choices and the differences to the public code.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -27,9 +26,9 @@ from fedjax_ssl.client import (
     Loss,
     LossFunction,
     Plan,
+    adjusted_cross_entropy,
     global_model,
     local_training,
-    loss_on_labels,
     own_optimizers,
     threshold_of,
     trained_models,
@@ -135,8 +134,14 @@ def fedlabel(problem: Problem) -> Method:
         deck = drawn_deck(examples, examples.labelled, options.labelled_steps, size)
         return Plan({"labelled": deck}, deck.num_steps(size), adjustment_of(problem, examples))
 
-    on_labels = loss_on_labels(problem, view=functools.partial(view, problem, problem.weak))
-    supervised = local_training(problem, labelled_draws, on_labels, {"labelled": size})  # tau steps of eq. 1
+    def loss_on_labels(model: Model, batch: Batches, at: At) -> Loss:
+        known = batch.labelled
+        images = view(problem, problem.weak, at.data, known.rows, at.key)
+        outputs, batch_stats = problem.network.train(model, (images,), known.mask)
+        value = adjusted_cross_entropy(outputs, known.labels, known.mask, at.work)
+        return Loss(value, batch_stats, {"client_loss": value})
+
+    supervised = local_training(problem, labelled_draws, loss_on_labels, {"labelled": size})  # tau steps of eq. 1
     own = lambda data, model: own_optimizers(problem, data, model, CLASSIFIER, UNLABELLED, optimizer)  # noqa: E731
     phases = supervised, unlabelled_phase(problem, optimizer)
     method = alternating(problem, phases, own=own, label=labels_of_experts(problem))
