@@ -85,20 +85,16 @@ def mean_prediction(probabilities: jax.Array, present: jax.Array) -> jax.Array:
     return total / jnp.maximum(jnp.sum(present, axis=-1, keepdims=True), 1)
 
 
-def without_prior(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array:
-    """A model's logits of each client's images, float32 [..., n, C], debiased by their mean prediction if asked for.
+def without_prior(kind: str, logits: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """A model's logits of each client's images, float32 [..., n, C], debiased if asked for; and P_k, or None if not.
 
-    `kind` is `config.confidence.debias`; the mean prediction is over the images that are present, bool [..., n].
+    `kind` is `config.confidence.debias`. P_k, float32 [..., C], is the mean prediction over the images that are
+    present, bool [..., n].
     """
-    prior = prior_of(kind, logits, present)
-    return logits if prior is None else debiased(logits, prior[..., None, :])
-
-
-def prior_of(kind: str, logits: jax.Array, present: jax.Array) -> jax.Array | None:
-    """P_k of each client, see `mean_prediction`; None if the kind of debiasing is 'none'."""
     if kind == "none":
-        return None
-    return mean_prediction(jax.nn.softmax(logits), present)
+        return logits, None
+    prior = mean_prediction(jax.nn.softmax(logits), present)
+    return debiased(logits, prior[..., None, :]), prior
 
 
 def debiased(logits: jax.Array, prior: jax.Array | None) -> jax.Array:

@@ -15,7 +15,7 @@ from fedjax_ssl.client import acr
 from fedjax_ssl.client.by_role import labelled_phase, unlabelled_phase
 from fedjax_ssl.client.confidence import MEMORY, Confidence, make_confidence, states_at_start, threshold_of
 from fedjax_ssl.client.deck import Examples
-from fedjax_ssl.client.labels import as_told, debiased, prior_of, score_cohort
+from fedjax_ssl.client.labels import as_told, debiased, score_cohort, without_prior
 from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import CLASSIFIER, Broadcast, Cohort, Label, Labels, Phase, Previous, Problem, Report
@@ -111,8 +111,7 @@ def label_views(problem: Problem, tell: Tell | None) -> Label:
             return outputs if tell is not None else outputs._replace(features=())
 
         seen = told_outputs(data, examples.rows, score_cohort(problem, scores, data.inputs, examples, 1), heads)
-        prior = prior_of(problem.config.confidence.debias, seen.logits, examples.unlabelled)
-        logits = debiased(seen.logits, None if prior is None else prior[:, None])
+        logits, prior = without_prior(options.debias, seen.logits, examples.unlabelled)
         probabilities = jax.nn.softmax(logits)
         confident = examples.unlabelled & (jnp.max(probabilities, axis=-1) >= threshold_of(problem))
         labels = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)

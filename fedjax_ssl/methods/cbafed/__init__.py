@@ -169,8 +169,8 @@ def label_views(problem: Problem) -> Label:
         examples = Examples.of(data, cohort, view_keys)
         logits_of = lambda images: network.predict(received.model, images).logits  # noqa: E731
         logits = score_cohort(problem, logits_of, data.inputs, examples, num_views=1)
-        p = jax.nn.softmax(without_prior(problem.config.confidence.debias, logits, examples.unlabelled))
-        labels, accepted = accept(p, received.extra.acceptance, options.second_labels)
+        logits, _ = without_prior(problem.config.confidence.debias, logits, examples.unlabelled)
+        labels, accepted = accept(jax.nn.softmax(logits), received.extra.acceptance, options.second_labels)
         accepted &= examples.unlabelled & received.extra.second_stage
         counts = class_counts(jnp.where(accepted, labels, -1), problem.num_classes)
         return Labels(Report(labels, accepted), tells={COUNTS: counts}, more=jax.random.key_data(view_keys))

@@ -90,5 +90,5 @@ def score_drawn(
     each = logits_of_each(problem, received, (local,), data.inputs, drawn)
     known = made & examples.unlabelled
     debias = problem.config.confidence.debias
-    of_global, of_local = (without_prior(debias, put(positions, scores), known) for scores in each)
+    of_global, of_local = (without_prior(debias, put(positions, scores), known)[0] for scores in each)
     return of_global, of_local, made

@@ -85,7 +85,7 @@ def vote(problem: Problem, received: Model, own: Sequence[Model], images: jax.Ar
     """
     each = logits_of_each(problem, received, own, images, examples)
     debias = problem.config.confidence.debias
-    return add_up(jax.nn.softmax(without_prior(debias, logits, examples.unlabelled)) for logits in each)
+    return add_up(jax.nn.softmax(without_prior(debias, logits, examples.unlabelled)[0]) for logits in each)
 
 
 def accept(old: Accepted, votes: jax.Array, threshold: jax.Array, candidates: jax.Array) -> tuple[Accepted, jax.Array]:
