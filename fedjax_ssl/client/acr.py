@@ -16,7 +16,7 @@ from fedjax_ssl.client.confidence import moved, threshold_of
 from fedjax_ssl.client.steps import At, Batches, Loss, LossFunction
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.models import Outputs
-from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.losses import cross_entropy, symmetric_divergence
 from fedjax_ssl.ops.sgd import Model
 
 ESTIMATE_FROM = 6  # a client estimates its class shares after this many rounds: `epoch > 5` of the code, from 0
@@ -50,9 +50,8 @@ def reversed_shares(prior: jax.Array) -> jax.Array:
 
 
 def distance(one: jax.Array, other: jax.Array) -> jax.Array:
-    """Symmetric KL divergence 1/2 KL(a || b) + 1/2 KL(b || a) of shares float32 [..., C], each plus 1e-12."""
-    one, other = one + 1e-12, other + 1e-12
-    return 0.5 * jnp.sum((one - other) * (jnp.log(one) - jnp.log(other)), axis=-1)
+    """Symmetric KL divergence of shares float32 [..., C], each plus 1e-12."""
+    return symmetric_divergence(one + 1e-12, other + 1e-12)
 
 
 class Target(NamedTuple):
@@ -84,24 +83,19 @@ def targets(problem: Problem) -> Targets:
     The histogram counts labels. The public code assigns to repeated indices instead, so the last image of each class
     decides, confident or not; this depends on the order in a batch.
     """
-    options, num_classes, tau = problem.config.confidence, problem.num_classes, threshold_of(problem)
+    options, num_classes, t = problem.config.confidence, problem.num_classes, threshold_of(problem)
 
     def of_batch(old: Estimate, seen: Outputs, mask: jax.Array, prior: jax.Array) -> tuple[Target, Target, Estimate]:
-        standard, balanced = seen.heads[STANDARD], seen.logits
-        p = [
-            jax.nn.softmax(logits)
-            for logits in (
-                standard - adjustment(prior, old.strength),
-                standard,
-                standard - adjustment(prior, options.strength),
-                balanced,
-            )
-        ]
-        sure = [jnp.max(each, axis=-1) >= tau for each in p]
-        labels = [jnp.argmax(each, axis=-1).astype(jnp.int32) for each in p]
-        weights = [jnp.where(mask & one, 1.0, 0.0) for one in (sure[2] | sure[3], sure[0] | sure[1])]
-        confident = mask & sure[3]
-        counts = jnp.sum(jax.nn.one_hot(labels[3], num_classes) * confident[:, None], axis=0)
+        h, h_b = seen.heads[STANDARD], seen.logits
+        logits = h - adjustment(prior, old.strength), h, h - adjustment(prior, options.strength), h_b
+        p = [jax.nn.softmax(each) for each in logits]
+        of_q, _, of_q2, of_h_b = (jnp.argmax(each, axis=-1).astype(jnp.int32) for each in p)
+        q_is_sure, h_is_sure, q2_is_sure, h_b_is_sure = (jnp.max(each, axis=-1) >= t for each in p)
+        balanced = Target(of_q2, jnp.where(mask & (q2_is_sure | h_b_is_sure), 1.0, 0.0))
+        standard = Target(of_q, jnp.where(mask & (q_is_sure | h_is_sure), 1.0, 0.0))
+
+        confident = mask & h_b_is_sure
+        counts = jnp.sum(jax.nn.one_hot(of_h_b, num_classes) * confident[:, None], axis=0)
         histogram = counts / jnp.maximum(jnp.sum(counts), 1.0)
         estimates = old.rounds >= ESTIMATE_FROM
         counted = estimates & jnp.any(confident)
@@ -112,7 +106,7 @@ def targets(problem: Problem) -> Targets:
             distances=old.distances + jnp.where(counted, distance(shares, anchors), 0.0),
             steps=old.steps + (estimates & jnp.any(mask)),
         )
-        return Target(labels[2], weights[0]), Target(labels[0], weights[1]), state
+        return balanced, standard, state
 
     return of_batch
 

@@ -15,6 +15,7 @@ those of RSCFed, on which the code is based. docs/methods/fedcd.md says more.
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_ssl.base.fields import Section, real, share, whole, word
 from fedjax_ssl.client import At, Batches, Examples, Loss, Plan, labelled_phase, score_cohort, unlabelled_phase
@@ -105,7 +106,7 @@ def lesson(student: Outputs, teacher: Outputs, weights: jax.Array) -> jax.Array:
     softmax(student's features)), through which the student's gradient flows too, as in the code. w is float32 [B].
     """
     of_teacher, of_student = jax.nn.log_softmax(teacher.features), jax.nn.log_softmax(student.features)
-    divergences = jnp.sum(jnp.exp(of_teacher) * (of_teacher - of_student), axis=-1)
+    divergences = optax.losses.kl_divergence_with_log_targets(of_student, of_teacher)
     errors = jnp.sum(jnp.square(jax.nn.softmax(student.logits) - sharpened(teacher.logits)), axis=-1)
     # Any scale of the weights cancels; a step has at least one image.
     return jnp.sum(weights * jnp.exp(-divergences) * errors) / jnp.sum(weights)

@@ -124,7 +124,7 @@ def without_labels(problem: Problem) -> Phase:
         entropy = jnp.sum(jax.scipy.special.entr(jax.lax.stop_gradient(p)), axis=-1)
         confident = mask & (jnp.max(p, axis=-1) >= config.confidence.threshold) & (entropy < MOST_ENTROPY)
         relations, given = relations_of(outputs.logits, jnp.argmax(p, axis=-1), confident), at.received.extra[RELATIONS]
-        apart = symmetric_divergence(relations, jnp.where(given > 0, given, jax.lax.stop_gradient(relations)))
+        apart = jnp.mean(symmetric_divergence(relations, jnp.where(given > 0, given, jax.lax.stop_gradient(relations))))
         value = options.weight * ramp * (consistency + options.relation_weight * apart)
         metrics = {"unlabelled_loss": value, "consistency": consistency, "relation_divergence": apart}
         return Loss(value, batch_stats, metrics, remember={TEACHER: teacher})

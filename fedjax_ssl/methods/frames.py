@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_ssl.client import (
     LABELLED,
@@ -31,7 +32,7 @@ from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Label, Method, Phase, Problem, Received, State
 from fedjax_ssl.models import Outputs
-from fedjax_ssl.ops.losses import smoothed_cross_entropy
+from fedjax_ssl.ops.losses import soft_cross_entropy
 from fedjax_ssl.ops.sgd import BatchStats, Model
 from fedjax_ssl.ops.trees import add_up
 from fedjax_ssl.server import (
@@ -237,7 +238,8 @@ def two_smoothed_views(
     """
     views = tuple(problem.weak(of_view, images) for of_view in jax.random.split(key))
     (first, second), batch_stats = problem.network.train(model, views, mask)
-    loss = add_up([smoothed_cross_entropy(view.logits, labels, mask, 0.1) for view in (first, second)])
+    targets = optax.smooth_labels(jax.nn.one_hot(jnp.where(mask, labels, 0), problem.num_classes), 0.1)
+    loss = add_up(soft_cross_entropy(view.logits, targets, mask) for view in (first, second))
     return loss, first, batch_stats
 
 

@@ -30,10 +30,9 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, weights
     return mean_present(losses, mask)
 
 
-def smoothed_cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array, smoothing: float) -> jax.Array:
-    """Mean cross-entropy towards (1 - smoothing) y + smoothing / C; labels y are int32 [B]."""
-    targets = optax.smooth_labels(jax.nn.one_hot(jnp.where(mask, labels, 0), logits.shape[-1]), smoothing)
-    return mean_present(optax.softmax_cross_entropy(logits, targets), mask)
+def soft_cross_entropy(logits: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean of -sum_c q_c log p_c; the targets q are float32 [B, C], without gradient."""
+    return mean_present(optax.softmax_cross_entropy(logits, jax.lax.stop_gradient(targets)), mask)
 
 
 def mixup_cross_entropy(
@@ -65,13 +64,12 @@ def soft_label_loss(logits: jax.Array, targets: jax.Array, weights: jax.Array, m
 def kl_divergence(reference_logits: jax.Array, logits: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean of KL(p_0, p); p_0 is the reference's distribution, without gradient (FedIL eq. 12)."""
     reference = jax.nn.log_softmax(jax.lax.stop_gradient(reference_logits))
-    divergences = jnp.sum(jnp.exp(reference) * (reference - jax.nn.log_softmax(logits)), axis=-1)
-    return mean_present(divergences, mask)
+    return mean_present(optax.losses.kl_divergence_with_log_targets(jax.nn.log_softmax(logits), reference), mask)
 
 
 def symmetric_divergence(p: jax.Array, q: jax.Array) -> jax.Array:
-    """(KL(p || q) + KL(q || p)) / 2 of distributions, mean over rows: float32 [n, C] without zeros to float32 []."""
-    return jnp.mean(jnp.sum((p - q) * (jnp.log(p) - jnp.log(q)), axis=-1)) / 2
+    """(KL(p || q) + KL(q || p)) / 2 of distributions without zeros, float32 [..., C]: float32 [...]."""
+    return 0.5 * jnp.sum((p - q) * (jnp.log(p) - jnp.log(q)), axis=-1)
 
 
 def proximal_term(params: Any, reference: Any) -> jax.Array:
@@ -160,13 +158,6 @@ def info_nce(one: jax.Array, other: jax.Array, mask: jax.Array, temperature: flo
     positives = jnp.sum(z * jnp.roll(z, len(one), axis=0), axis=-1) / temperature
     losses = jax.nn.logsumexp(logits, axis=-1) - positives
     return mean_present(losses, present)
-
-
-def assignment_loss(logits: jax.Array, target_logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of -sum_j q_j log p_j; p and q are the softmax of float32 [B, G], and q has no gradient."""
-    targets = jax.nn.softmax(jax.lax.stop_gradient(target_logits))
-    losses = -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
-    return mean_present(losses, mask)
 
 
 def neighbourhood_loss(one: jax.Array, other: jax.Array, mask: jax.Array, replica: bool = False) -> jax.Array:

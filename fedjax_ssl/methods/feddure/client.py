@@ -10,7 +10,7 @@ from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Phase, Previous, Problem
 from fedjax_ssl.methods.feddure.pair import PAIR, Pair, fresh_regulator, local_losses, optimizers, risen, step_of_both
-from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.losses import cross_entropy, mean_present
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import select, where
 
@@ -47,9 +47,7 @@ def local_training(problem: Problem) -> Phase:
         labelled_loss = cross_entropy(of_labelled.logits, known.labels, known.mask)
         p = jax.lax.stop_gradient(jax.nn.softmax(of_weak.logits))
         confident = jnp.max(p, axis=-1) >= threshold_of(problem, TAU)
-        each = -jnp.sum(p * jax.nn.log_softmax(of_strong.logits), axis=-1)
-        number = jnp.maximum(jnp.sum(mask), 1)
-        loss_on_own_labels = jnp.sum(jnp.where(mask & confident, each, 0.0)) / number
+        loss_on_own_labels = mean_present(confident * optax.softmax_cross_entropy(of_strong.logits, p), mask)
 
         losses = local_losses(problem, model, (labelled, known), (weak, batch.unlabelled), p)
         pair, effect = step_of_both(problem, at, losses, p, mask)

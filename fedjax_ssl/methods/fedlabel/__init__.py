@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import Section, is_on, real, whole, word
@@ -52,7 +53,7 @@ from fedjax_ssl.engine import (
     trained_parts,
 )
 from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
-from fedjax_ssl.methods.fedlabel.client import CONFIDENCES, EXPERTS, choose, divergence, drawn_deck, score_drawn
+from fedjax_ssl.methods.fedlabel.client import CONFIDENCES, EXPERTS, choose, drawn_deck, score_drawn
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.losses import cross_entropy, mean_square_distances
 from fedjax_ssl.ops.sgd import Model, never_cleared
@@ -234,10 +235,10 @@ def loss_on_kept(problem: Problem) -> LossFunction:
         # Running statistics take the strong view first, as in the code.
         (of_strong, of_images), batch_stats = network.train(model, (strong, images), mask)
         trained = jax.nn.log_softmax(of_images.logits)
-        pair = (choice.other, trained) if options.as_in_code else (trained, choice.other)
+        first, second = (choice.other, trained) if options.as_in_code else (trained, choice.other)
         weights = jnp.where(agrees, options.consistency_weight * choice.ratio, 0.0)  # eq. 7
         number = jnp.maximum(jnp.sum(agrees if options.as_in_code else mask), 1)
-        consistency = jnp.sum(weights * divergence(*pair)) / number  # eq. 6
+        consistency = jnp.sum(weights * optax.losses.kl_divergence_with_log_targets(second, first)) / number  # eq. 6
         value = cross_entropy(of_strong.logits, choice.labels, mask, kept) + consistency  # eq. 8
         if options.as_in_code:
             both = (select(each.params, CLASSIFIER) for each in (model, at.received.model))

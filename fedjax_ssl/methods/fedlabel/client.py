@@ -57,11 +57,6 @@ def choose(of_global: jax.Array, of_local: jax.Array, confidence: str, experts: 
     )
 
 
-def divergence(first: jax.Array, second: jax.Array) -> jax.Array:
-    """KL(first, second) of log-probabilities [B, C] (FedLabel, eq. 6): float32 [B]."""
-    return jnp.sum(jnp.exp(first) * (first - second), axis=-1)
-
-
 def drawn_deck(examples: Examples, included: jax.Array, steps: int, batch_size: int) -> Deck:
     """Decks for a number of steps, each on a batch drawn uniformly and without replacement from the included examples.
 

@@ -33,7 +33,7 @@ from fedjax_ssl.methods.orchestra.clusters import CENTROIDS, PROJECTIONS, Ring
 from fedjax_ssl.models import Linear, Projector
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
 from fedjax_ssl.ops.augment import quarter_turns
-from fedjax_ssl.ops.losses import assignment_loss, cross_entropy, unit_vectors
+from fedjax_ssl.ops.losses import cross_entropy, soft_cross_entropy, unit_vectors
 from fedjax_ssl.ops.sgd import Model, followed_by
 from fedjax_ssl.ops.trees import moving_average, select
 from fedjax_ssl.server import fedavg, own_weights
@@ -171,7 +171,7 @@ def training(problem: Problem, optimizer: MakeOptimizer) -> Phase:
         of_target, batch_stats = target_projections(problem, still, target, first, mask)
         outputs, batch_stats = network.train(model._replace(batch_stats=batch_stats), (second, third), mask)
         projections = unit_vectors(outputs[0].heads[PROJECTOR])
-        cluster_loss = assignment_loss(assigned(projections), assigned(of_target), mask)
+        cluster_loss = soft_cross_entropy(assigned(projections), jax.nn.softmax(assigned(of_target)), mask)
         rotation_loss = cross_entropy(outputs[1].heads[ROTATION], turns, mask)
         metrics = {"cluster_loss": cluster_loss, "rotation_loss": rotation_loss}
         remember = {PROJECTIONS: clusters.pushed(at.own[PROJECTIONS], of_target, mask)}
