@@ -23,6 +23,7 @@ from fedjax_ssl.ops.trees import WITHOUT_PARAMETERS, add_up, moving_average, nor
 PROJECTOR, PREDICTOR = "projector", "predictor"
 ENCODER = ("backbone", PROJECTOR)
 ONLINE = (*ENCODER, PREDICTOR)
+DECAY = 0.99  # of the target in each step, as in FedU and FedEMA
 TARGET, LAST_ROUND = "target", "last_round"  # a client's memory: the target's parameters; int32, -1: never trained
 
 
@@ -46,14 +47,14 @@ def own_targets(data: FederatedData, model: Model) -> dict[str, Any]:
 
 
 def byol_phase(
-    problem: Problem, rule: OnlineRule, *, decay: float, new_target: str = "kept", alias_first_target: bool = False
+    problem: Problem, rule: OnlineRule, *, new_target: str = "kept", alias_first_target: bool = False
 ) -> Phase:
     """Makes the phase of `client.epochs` passes over all of a client's images, in whole batches.
 
     The loss is L = l(1, 2) + l(2, 1) with l(a, b) = mean_i 2 - 2 cos(q(z_i^a), z'_i^b); z and z' are the online and the
-    target projection of a view, q is the predictor. After each step target = decay * target + (1 - decay) * online
-    encoder. Both networks normalise with batch statistics. Metrics are `byol_loss` and those of the rule. The
-    broadcast's `extra` is the number of the round.
+    target projection of a view, q is the predictor. After each step target = 0.99 target + 0.01 online encoder. Both
+    networks normalise with batch statistics. Metrics are `byol_loss` and those of the rule. The broadcast's `extra` is
+    the number of the round.
 
     A client begins with the target that it has 'kept' or with the 'received' encoder (`new_target`); the first time it
     is always the latter. With `alias_first_target` the target of a client that trains for the first time is a copy of
@@ -81,7 +82,7 @@ def byol_phase(
         return Loss(value, batch_stats, {"byol_loss": value})
 
     def after(own: Mapping[str, Any], model: Model) -> dict[str, Any]:
-        share = jnp.where(own[LAST_ROUND] < 0, 0.0, decay) if alias_first_target else decay
+        share = jnp.where(own[LAST_ROUND] < 0, 0.0, DECAY) if alias_first_target else DECAY
         return {TARGET: moving_average(own[TARGET], select(model.params, ENCODER), share)}
 
     def begin(received: Broadcast, own) -> Model:

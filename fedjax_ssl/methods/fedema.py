@@ -25,7 +25,6 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import moving_average, repeated, select
 
 ONLINE, DIVERGENCE, SCALE = "online", "divergence", "scale"  # a client's memory; a scale of 0 means none yet
-DECAY = 0.99  # of the target in each step
 VARIANTS: Variants = {"paper": EXPERIMENT, "code": {"fedema.replica": True}, "constant": {"fedema.scale": 1.0}}
 
 
@@ -69,9 +68,7 @@ def fedema(problem: Problem) -> Method:
         memory = {ONLINE: select(model.params, byol.ONLINE), DIVERGENCE: jnp.zeros(()), SCALE: jnp.zeros(())}
         return {**byol.own_targets(data, model), **repeated(memory, len(data.ids))}
 
-    phase = byol.byol_phase(
-        problem, byol.OnlineRule(begin, leave, is_new), decay=DECAY, alias_first_target=options.replica
-    )
+    phase = byol.byol_phase(problem, byol.OnlineRule(begin, leave, is_new), alias_first_target=options.replica)
     return self_supervised(problem, (phase,), own, parts=byol.ONLINE)
 
 

@@ -26,7 +26,6 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import repeated, where
 
 DIVERGENCE = "divergence"  # the entry of a client's memory with the divergence of its last training
-DECAY = 0.99  # of the target in each step
 FIELDS = {  # of FedU and FedEMA; also resets shared defaults that another config may have changed
     "model.projector_hidden": 4096,
     "model.projector_dim": 2048,
@@ -78,7 +77,6 @@ def fedu(problem: Problem) -> Method:
     phase = byol.byol_phase(
         problem,
         byol.OnlineRule(begin, leave),
-        decay=DECAY,
         new_target="received" if options.update_encoder == "both" else "kept",
         alias_first_target=options.replica,
     )

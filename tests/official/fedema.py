@@ -18,7 +18,7 @@ def test_rounds_of_fedema(variant, selective, monkeypatch):
     """With `selective`, two clients train in a round; only clients of the round before continue with their own
     networks.
     """
-    monkeypatch.setattr("fedjax_ssl.methods.fedema.DECAY", 0.9)
+    monkeypatch.setattr("fedjax_ssl.client.byol.DECAY", 0.9)
     fields = {"fedema.selective": selective, "clients_per_round": 2 if selective else 3}
     problem = problem_of(variant, **fields, **{"fedema.tau": TAU})
     shares = []

@@ -16,7 +16,7 @@ SLOW = [pytest.param(variant, marks=pytest.mark.slow) for variant in ("fedu", "f
 @pytest.mark.parametrize("variant", ["fedu,code", *SLOW])
 def test_rounds_of_fedu(variant, monkeypatch):
     """The first target is a copy of the received encoder or, as in the code, the online encoder itself."""
-    monkeypatch.setattr("fedjax_ssl.methods.fedu.DECAY", 0.9)
+    monkeypatch.setattr("fedjax_ssl.client.byol.DECAY", 0.9)
     problem = problem_of(variant, **{"fedu.threshold": THRESHOLD})
     used = []
 
