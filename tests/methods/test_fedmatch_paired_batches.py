@@ -29,7 +29,7 @@ def test_an_epoch_has_as_many_batches_of_both_kinds(bound, labelled, unlabelled,
     data = federation([[1] * labelled + [-1] * unlabelled])
     job = prepared(problem, method, data, KEY)
     assert job.num_steps == 2 * steps  # epochs
-    assert steps == 0 or job.work[0].work.decks.size == size
+    assert steps == 0 or job.work[0].work.size == size
 
 
 def prepared(problem, method, data, key):
@@ -62,8 +62,8 @@ def test_the_largest_batch_is_that_of_the_client_with_the_fewest_labels_beside_i
 def test_the_order_of_batches_may_be_the_same_in_every_round():
     problem, method = build("clients", shuffle=False)
     data = federation([[0, 1, 2] + [-1] * 7])
-    works = [prepared(problem, method, data, key).work[0].work.decks for key in jax.random.split(KEY, 2)]
-    for of_round in zip(*((work.deck.order, work.labelled.order) for work in works)):
+    works = [prepared(problem, method, data, key).work[0].work for key in jax.random.split(KEY, 2)]
+    for of_round in zip(*((work.unlabelled.order, work.labelled.order) for work in works)):
         np.testing.assert_array_equal(*of_round)
 
 

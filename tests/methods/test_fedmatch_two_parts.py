@@ -58,7 +58,7 @@ def test_votes_may_be_of_probabilities_without_the_prior():
     }
     job, finished = train(phases_of(method)[0], received, data, 0, {PLATEAU: fresh_plateau()}, personal=personal)
     work = job.work[0]
-    deck = work.work.decks.deck
+    deck = work.work.unlabelled
     sigma, psi, of_helper = (in_numpy(one) for one in (params[SIGMA], params[PSI], helper))
     theta, other = ({name: sigma[name] + one[name] for name in sigma} for one in (psi, of_helper))
     rows, centre = np.asarray(deck.rows), statistics_of(received.model)

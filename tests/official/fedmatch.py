@@ -114,13 +114,13 @@ def test_rounds_of_fedmatch(where, monkeypatch):
                 others = [client for client in vectors if client != job.client]
                 distance = [np.linalg.norm(vectors[client] - vectors[job.client]) for client in others]
                 helpers, voted = [added(sigma, kept[others[int(np.argmin(distance))]])], voted + 1
-            work = job.work.work.decks
+            work = job.work.work
             num_labelled = sum(label >= 0 for label in clients[job.client])
             num_unlabelled = len(clients[job.client]) - num_labelled
             num_steps = round((num_labelled if with_labels else num_unlabelled) / 2)
             assert num_steps == job.num_steps
             size = -(-num_unlabelled // num_steps) if with_labels else 2
-            for step, rows in enumerate(batches(work.deck, size, num_steps)):
+            for step, rows in enumerate(batches(work.unlabelled, size, num_steps)):
                 if with_labels:
                     known = batches(work.labelled, 2, num_steps)[step]
                     own_sigma = supervised_step(own_sigma, own_psi, mirrored(images[known]), labels[known])

@@ -19,7 +19,19 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from fedjax_ssl.base.fields import Section, real, whole
-from fedjax_ssl.client import At, Batches, Confidence, Loss, LossFunction, global_model, make_confidence, threshold_of
+from fedjax_ssl.client import (
+    At,
+    Batches,
+    Confidence,
+    Loss,
+    LossFunction,
+    global_model,
+    labels_of_received,
+    make_confidence,
+    own_confidence,
+    own_optimizers,
+    threshold_of,
+)
 from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.labels import clients_may_have_labels
@@ -27,12 +39,11 @@ from fedjax_ssl.engine import Method, Metrics, Problem, Received, State
 from fedjax_ssl.engine.interface import completed, read_records, write_records
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedmatch.client import (
+    SIGMA_OPTIMIZER,
     agreed_labels,
     disjoint_phase,
     helper_logits,
     inter_client_consistency,
-    labels_of_sum,
-    own_memory,
 )
 from fedjax_ssl.methods.fedmatch.phases import (
     PLATEAU,
@@ -49,11 +60,11 @@ from fedjax_ssl.methods.fedmatch.phases import (
 from fedjax_ssl.methods.fedmatch.server import (
     ENTRIES,
     SPARSE_WIRE_BYTES,
-    embed_models,
+    Vectors,
     entries_of_helpers,
     entries_sent,
     nearest_clients,
-    no_vectors,
+    noise_image,
     with_uploads,
 )
 from fedjax_ssl.ops.losses import cross_entropy
@@ -173,12 +184,18 @@ def fedmatch(problem: Problem) -> Method:
         model = model._replace(params=parts)
         nothing = jax.tree.map(jnp.zeros_like, parts if options.sparse_down else {PSI: parts[PSI]})
         server = {
-            VECTORS: no_vectors(config.num_clients, problem.num_classes),
+            VECTORS: Vectors(jnp.zeros((config.num_clients, problem.num_classes)), jnp.zeros(config.num_clients, bool)),
             PLATEAU: fresh_plateau(),
             **aggregation.init(parts),
             **own_optimizer(problem, model, (SIGMA,)),
         }
-        own = own_memory(problem, data, model, clients_train, rule)
+        own = {
+            PLATEAU: fresh_plateau((len(data.ids),)),
+            **own_confidence(problem, data, rule),
+            **own_optimizers(problem, data, model, (PSI,)),
+        }
+        if SIGMA in clients_train:
+            own |= own_optimizers(problem, data, model, (SIGMA,), SIGMA_OPTIMIZER)
         records = repeated(nothing, len(data.record_ids))
         state = State(jnp.int32(0), model, server, own, {UPLOADS: records})
         rate = jnp.float32(config.server.pretrain_learning_rate)
@@ -199,7 +216,8 @@ def fedmatch(problem: Problem) -> Method:
         state = with_parts(state)
         after, metrics = aggregation.aggregate(state, data, received, key)
         models = jax.vmap(lambda model: completed(state.model, model))(received.uploads.model)
-        outputs = embed_models(network, merged(models), data.inputs.shape[1:])
+        noise = noise_image(data.inputs.shape[1:])
+        outputs = jax.lax.map(lambda model: network.probabilities(model, noise)[0], merged(models))
         vectors = with_uploads(state.server[VECTORS], received, outputs)
         uploads = select(models.params, tuple(state.records[UPLOADS]))
         after = write_records(after, data, received, {UPLOADS: uploads})
@@ -208,6 +226,7 @@ def fedmatch(problem: Problem) -> Method:
     # In each step of a client sigma learns by L_s, if it has labels, then psi by L_u.
     phase = disjoint_phase(problem, clients_train, labelled_loss(problem), unlabelled_loss(problem, rule))
     personal, recalls = messages(problem)
+    of_received = labels_of_received(problem, rule)
     return Method(
         init=init,
         server_before=server_before,
@@ -216,7 +235,7 @@ def fedmatch(problem: Problem) -> Method:
         ),
         personal=personal,
         recalls=recalls,
-        label=labels_of_sum(problem, rule),
+        label=lambda received, *others: of_received(received._replace(model=merged(received.model)), *others),
         phases=(sparse_upload(phase, options.least_change, options.smallest),),
         aggregate=aggregate,
         statistics=make_statistics(network, config),

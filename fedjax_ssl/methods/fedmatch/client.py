@@ -1,53 +1,21 @@
 """Disjoint learning at a client (FedMatch): in each step a labelled batch trains sigma, then an unlabelled one psi."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.client import (
-    At,
-    Batches,
-    Confidence,
-    Examples,
-    Loss,
-    LossFunction,
-    Plan,
-    labels_of_received,
-    local_training,
-    own_confidence,
-    own_optimizers,
-)
+from fedjax_ssl.client import At, Batches, Examples, Loss, LossFunction, Plan, local_training
 from fedjax_ssl.data.federated import FederatedData
-from fedjax_ssl.engine.interface import Broadcast, Cohort, Label, Labels, Phase, Previous, Problem
-from fedjax_ssl.methods.fedmatch.paired_batches import PairedDecks, cut, labelled_batch, largest_batch, pair_decks
-from fedjax_ssl.methods.fedmatch.phases import PLATEAU, PSI, SIGMA, fresh_plateau, in_turn, merged, with_plateau
+from fedjax_ssl.engine.interface import Broadcast, Cohort, Phase, Previous, Problem
+from fedjax_ssl.methods.fedmatch.paired_batches import PairedDecks, cut, largest_batch, pair_decks, whole_batches
+from fedjax_ssl.methods.fedmatch.phases import PSI, SIGMA, in_turn, merged, with_plateau
 from fedjax_ssl.ops.losses import kl_divergence
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import zeros_unless
 
 SIGMA_OPTIMIZER = "sigma_optimizer"  # in a client's memory; psi's optimizer has the usual entry
-
-
-class Paired(NamedTuple):
-    """What one client trains on: its batches, and what it received for itself."""
-
-    decks: PairedDecks
-    personal: dict[str, Any]  # the message to this client
-
-
-def own_memory(
-    problem: Problem, data: FederatedData, model: Model, parts: tuple[str, ...], rule: Confidence
-) -> dict[str, Any]:
-    """The entries of the clients' memory, leaves [K, ...]; `parts` are the parts that clients train."""
-    sigma = own_optimizers(problem, data, model, (SIGMA,), SIGMA_OPTIMIZER) if SIGMA in parts else {}
-    return {
-        PLATEAU: fresh_plateau((len(data.ids),)),
-        **own_confidence(problem, data, rule),
-        **own_optimizers(problem, data, model, (PSI,)),
-        **sigma,
-    }
 
 
 def disjoint_phase(
@@ -56,7 +24,7 @@ def disjoint_phase(
     """A phase of `client.epochs`. In each step `labelled_loss` trains sigma, then `unlabelled_loss` trains psi.
 
     The parts are SIGMA and PSI; or only PSI if no client has labels. The learning rate follows a client's metric
-    `labelled_loss`, or `client_loss` if it has no labels. The memory is `own_memory`'s.
+    `labelled_loss`, or `client_loss` if it has no labels.
     """
     config, options, with_labels = problem.config.client, problem.config.fedmatch, SIGMA in parts
 
@@ -69,22 +37,23 @@ def disjoint_phase(
         keys = examples.keys
         if not options.shuffle:
             keys = jax.vmap(lambda client: jax.random.fold_in(jax.random.key(0), client))(cohort.clients)
-        paired = pair_decks(problem, examples, keys, room_of(data), with_labels)
-        num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * paired.batches, 0)
-        return Plan({}, num_steps, Paired(paired, cohort.personal))
+        work = pair_decks(problem, examples, keys, room_of(data), with_labels)._replace(personal=cohort.personal)
+        num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * work.batches, 0)
+        return Plan({}, num_steps, work)
 
     # A client has its own batch sizes, so its steps cut their batches themselves.
     def labelled_step(model: Model, batch: Batches, at: At) -> Loss:
-        labelled = labelled_batch(at.work.decks.labelled, at.step, config.batch_size)
+        deck, size = at.work.labelled, config.batch_size
+        labelled = cut(deck, at.step, whole_batches(deck.size, size), size, size)
         return labelled_loss(model, Batches(labelled=labelled.read(at.data)), at)
 
     def unlabelled_step(model: Model, batch: Batches, at: At) -> Loss:
-        decks = at.work.decks
-        unlabelled = cut(decks.deck, at.step, decks.batches, decks.size, room_of(at.data))
+        work: PairedDecks = at.work
+        unlabelled = cut(work.unlabelled, at.step, work.batches, work.size, room_of(at.data))
         return unlabelled_loss(model, Batches(unlabelled=unlabelled.read(at.data)), at)
 
     def watched(work: Plan, of_visit) -> jax.Array:
-        labelled = work.work.decks.labelled
+        labelled = work.work.labelled
         if labelled is None:
             return of_visit["client_loss"]
         return jnp.where(labelled.size > 0, of_visit["labelled_loss"], of_visit["client_loss"])
@@ -94,16 +63,6 @@ def disjoint_phase(
         phases = [local_training(problem, plan, labelled_step, {}, parts=(SIGMA,), memory=SIGMA_OPTIMIZER), *phases]
     phase = in_turn(*phases)
     return with_plateau(phase, watched, options.patience) if options.patience else phase
-
-
-def labels_of_sum(problem: Problem, rule: Confidence) -> Label:
-    """`labels_of_received` by the model theta = sigma + psi."""
-    of_received = labels_of_received(problem, rule)
-
-    def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
-        return of_received(received._replace(model=merged(received.model)), data, cohort, previous)
-
-    return label
 
 
 def helper_logits(problem: Problem, received: Broadcast, personal: Mapping[str, Any], images: jax.Array):

@@ -1,6 +1,6 @@
 """Paired batches (FedMatch): an epoch has as many unlabelled as labelled batches, which sets their size."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,13 @@ EACH_CLASS = ("profiles", "stratified")  # the same number of labels of each cla
 
 
 class PairedDecks(NamedTuple):
-    """The images of one client; in `prepare` all leaves have a leading [M]."""
+    """What one client trains on; in `prepare` all leaves have a leading [M]."""
 
-    deck: Deck  # its unlabelled examples
+    unlabelled: Deck  # its unlabelled examples
     batches: jax.Array  # int32 [], batches per epoch
     size: jax.Array  # int32 [], unlabelled examples per batch
     labelled: Deck | None  # its labelled examples; None if only unlabelled ones are trained on
+    personal: Any = ()  # the message to this client
 
 
 def pair_decks(problem: Problem, examples: Examples, keys: jax.Array, room: int, with_labels: bool) -> PairedDecks:
@@ -39,11 +40,6 @@ def pair_decks(problem: Problem, examples: Examples, keys: jax.Array, room: int,
         batches = jnp.maximum(whole_batches(labelled.size, config.batch_size), num_batches(deck.size, room))
         size = -(-deck.size // batches)
     return PairedDecks(deck, batches, size, labelled)
-
-
-def labelled_batch(deck: Deck, index: jax.Array, size: int) -> Batch:
-    """The batch of labelled examples of local step `index`; the deck repeats."""
-    return cut(deck, index, whole_batches(deck.size, size), size, size)
 
 
 def cut(deck: Deck, index: jax.Array, batches: jax.Array, size: jax.Array | int, room: int) -> Batch:

@@ -9,8 +9,6 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.engine.interface import Received, WireBytes
 from fedjax_ssl.methods.fedmatch.phases import count, cut, cut_psi, differs
-from fedjax_ssl.models.network import Network
-from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import tree_bytes, zeros_unless
 
 MEAN, DEVIATION = 125.0, 125.0  # of the noise, in pixel values from 0 to 255
@@ -23,22 +21,11 @@ class Vectors(NamedTuple):
     seen: jax.Array  # bool [K], whether a client has uploaded
 
 
-def no_vectors(num_clients: int, size: int) -> Vectors:
-    """The vectors of K clients before the first round, with D = `size` numbers each."""
-    return Vectors(jnp.zeros((num_clients, size)), jnp.zeros(num_clients, bool))
-
-
 def with_uploads(vectors: Vectors, received: Received, outputs: jax.Array) -> Vectors:
     """The vectors after a round, with the accepted rows of `outputs`, float32 [R, D]."""
     place = jnp.where(received.accepted, received.clients, len(vectors.seen))  # beyond the end: dropped
     put = lambda table, rows: table.at[place].set(rows, mode="drop")  # noqa: E731
     return Vectors(put(vectors.outputs, outputs), put(vectors.seen, True))
-
-
-def embed_models(network: Network, models: Model, image_shape: tuple[int, ...]) -> jax.Array:
-    """The class probabilities of each of R models, leaves [R, ...], for the noise image: float32 [R, C]."""
-    noise = noise_image(image_shape)
-    return jax.lax.map(lambda model: network.probabilities(model, noise)[0], models)
 
 
 def noise_image(shape: tuple[int, ...]) -> jax.Array:
