@@ -138,23 +138,19 @@ def pool(data: FederatedData) -> tuple[jax.Array, jax.Array]:
     return rows[None], jnp.sum(owned)[None]
 
 
-def cut_into_batches(rows: jax.Array, sizes: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
-    """Cuts each owner's rows into batches; a batch has rows of only one owner.
-
-    Rows are int32 [K, n_max], padded beyond each owner's size, int32 [K]. The results are rows, int32 [K * ceil(n_max /
-    B), B], and their mask, bool of the same shape.
-    """
-    padding = -rows.shape[1] % batch_size
-    present = jnp.arange(rows.shape[1] + padding) < sizes[:, None]
-    return jnp.pad(rows, ((0, 0), (0, padding))).reshape(-1, batch_size), present.reshape(-1, batch_size)
-
-
 def batches_of(owners: list[tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, jax.Array]:
-    """The batches of all owners and their masks, see `cut_into_batches`; `owners` are pairs (rows, sizes)."""
+    """Cuts the rows of all owners into batches of one size, each with rows of a single owner.
+
+    `owners` are pairs of rows, int32 [K, n_max], and sizes, int32 [K], beyond which rows are padding. Returns the
+    batches' rows, int32 [n, B], and their mask, bool [n, B].
+    """
     size = min(BATCH_SIZE, max(rows.shape[1] for rows, _ in owners))
-    cut = [cut_into_batches(rows, sizes, size) for rows, sizes in owners]
-    batches, masks = (jnp.concatenate(parts) for parts in zip(*cut))
-    return batches, masks
+    batches, masks = [], []
+    for rows, sizes in owners:
+        rows = jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % size)))
+        batches.append(rows.reshape(-1, size))
+        masks.append((jnp.arange(rows.shape[1]) < sizes[:, None]).reshape(-1, size))
+    return jnp.concatenate(batches), jnp.concatenate(masks)
 
 
 def sum_statistics(
