@@ -3,8 +3,8 @@
 A rule of confidence weights the pseudo-labels, or ACR makes its own, see `acr.py`.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,23 +25,10 @@ from fedjax_ssl.ops.sgd import BatchStats, Model
 from fedjax_ssl.ops.trees import repeated, row
 
 ACCEPTED = "accepted"  # metadata of every upload: the number of pseudo-labels behind it, see `confidence.accepted`
-
-
-class Tell(Protocol):
-    """(outputs, examples, confident) -> further metadata that each client of a cohort sends, by name, leaves [M, ...].
-
-    The outputs are the received model's for weak views of all the cohort's images, leaves [M, n_max, ...]; confident
-    images, bool [M, n_max], have a probability of at least `confidence.threshold`.
-    """
-
-    def __call__(self, outputs: Outputs, examples: Examples, confident: jax.Array, /) -> Mapping[str, jax.Array]: ...
-
-
-class SelfTraining(NamedTuple):
-    """A client's part of such a method."""
-
-    label: Label
-    phases: tuple[Phase, Phase]
+# (outputs, examples, confident) -> further metadata that each client of a cohort sends, by name, leaves [M, ...]. The
+# outputs are the received model's for weak views of all the cohort's images, leaves [M, n_max, ...]; confident images,
+# bool [M, n_max], have a probability of at least `confidence.threshold`.
+Tell = Callable[[Outputs, Examples, jax.Array], Mapping[str, jax.Array]]
 
 
 def is_acr(problem: Problem) -> bool:
@@ -73,18 +60,17 @@ def states_of_round(problem: Problem, examples: Examples) -> dict[str, Any]:
     return {MEMORY: states_at_start(problem, rule_of(problem), examples)}
 
 
-def self_training(problem: Problem, tell: Tell | None = None) -> SelfTraining:
-    """Makes two phases: `client.epochs` passes over labelled images, then as many over unlabelled images.
+def self_training(problem: Problem, tell: Tell | None = None) -> tuple[Label, tuple[Phase, Phase]]:
+    """The labelling and two phases: `client.epochs` passes over labelled images, then as many over unlabelled images.
 
     By default the received model, in evaluation mode, labels one weak view of each image before the first step. With
     `confidence.labels_from='local'` the model in training labels a weak view in each step. Training is on strong views;
     a weak view joins the forward pass if it is needed. `tell` computes metadata besides `ACCEPTED`. Raises a
     UserError if a field is set that ACR ignores.
     """
-    config, parts = problem.config.client, trained_parts_of(problem)
+    config, parts, label = problem.config.client, trained_parts_of(problem), label_views(problem, tell)
     if not is_acr(problem):
-        phases = labelled_phase(problem), unlabelled_phase(problem, loss_by_confidence(problem))
-        return SelfTraining(label_views(problem, tell), phases)
+        return label, (labelled_phase(problem), unlabelled_phase(problem, loss_by_confidence(problem)))
     if is_on(config.logit_adjustment) or is_on(config.share_offset) or config.labelled_views != "weak":
         raise UserError(
             "confidence.kind='acr' has a loss of its own on labelled images; leave client.logit_adjustment and "
@@ -93,7 +79,7 @@ def self_training(problem: Problem, tell: Tell | None = None) -> SelfTraining:
     if problem.config.confidence.debias != "none":
         raise UserError("confidence.kind='acr' adjusts its labels itself; leave confidence.debias 'none'")
     on_labels = labelled_phase(problem, acr.loss_on_labels(problem, "labelled_loss"), parts)
-    return SelfTraining(label_views(problem, tell), (on_labels, unlabelled_phase(problem, loss_by_acr(problem), parts)))
+    return label, (on_labels, unlabelled_phase(problem, loss_by_acr(problem), parts))
 
 
 def label_views(problem: Problem, tell: Tell | None) -> Label:

@@ -1,7 +1,7 @@
 """One federated round as a pure function that calls the stages in order."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,10 +105,8 @@ class RoundResult(NamedTuple):
         return {name: value for name, value in self.metrics.items() if not self.lacks.get(name, False)}
 
 
-class RoundFunction(Protocol):
-    """A function that runs one round. Only evaluation reads `hidden_labels`, int32 [N]."""
-
-    def __call__(self, state: State, data: FederatedData, hidden_labels: jax.Array, /) -> tuple[State, RoundResult]: ...
+# (state, data, hidden labels int32 [N], which only evaluation reads) -> the state after a round, and its result.
+RoundFunction = Callable[[State, FederatedData, jax.Array], tuple[State, RoundResult]]
 
 
 def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False, tell: Any = None) -> RoundFunction:

@@ -1,7 +1,7 @@
 """Training at the server: epochs over its labelled images. A server without images does not train."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +21,8 @@ from fedjax_ssl.server.statistics import make_statistics
 CLASSIFICATION = "classification"  # the optimizer's entry in `State.server` for training with cross-entropy
 SERVER_MODEL = "model"  # the entry of the server's model in `State.server`
 ServerLossResult = tuple[jax.Array, tuple[BatchStats, Metrics]]
-
-
-class ServerLoss(Protocol):
-    """(model, rows [B] of labelled images, labels [B], mask [B], key) -> (loss, (batch_stats, metrics)) of one step."""
-
-    def __call__(
-        self, model: Model, rows: jax.Array, labels: jax.Array, mask: jax.Array, key: jax.Array, /
-    ) -> ServerLossResult: ...
-
-
+# (model, rows [B] of labelled images, labels [B], mask [B], key) -> (loss, (batch_stats, metrics)) of one step.
+ServerLoss = Callable[[Model, jax.Array, jax.Array, jax.Array, jax.Array], ServerLossResult]
 MakeServerLoss = Callable[[Problem, FederatedData], ServerLoss]
 
 
