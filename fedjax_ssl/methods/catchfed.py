@@ -45,7 +45,6 @@ VARIANTS: Variants = {  # without one of its three parts
 
 
 def defaults() -> Section:
-    """The section `config.catchfed`."""
     section = Section()
     section.hybrid = True  # whether a pseudo-label also needs a low energy
     section.energy = real(-4.0)  # the largest energy of an image whose pseudo-label counts, see `energies`

@@ -25,7 +25,6 @@ from fedjax_ssl.ops.sgd import Model
 
 
 def defaults() -> Section:
-    """The section `config.fed_consist`."""
     section = Section()
     # First rounds, in which only clients with labels train: 21 in FedIRM's code, whose consistency loss this is.
     section.warm_up_rounds = whole(21, least=0)

@@ -32,7 +32,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.fedavg_semi`."""
     section = Section()
     section.apart = True  # averages labelled and other clients separately; False: one mean of all
     # Weights among clients without labels: 'accepted', the pseudo-labels they trained on (eq. 2), see

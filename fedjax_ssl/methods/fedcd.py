@@ -44,7 +44,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.fedcd`."""
     section = Section()
     section.global_weight = real(0.02, least=0)  # lambda_1, weight of the received model's lesson
     section.local_weight = real(0.02, least=0)  # lambda_2, weight of the mean teacher's lesson

@@ -83,7 +83,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.fedcon`."""
     section = Section()
     # Width of the projector's hidden layer; its output is as wide as the features (4,096 in the public code). Each of
     # the K clients has a projector, so about three times the features is a good choice.

@@ -67,7 +67,6 @@ MOMENTUM = 0.5  # m, the share of P_k that each step keeps, as in the code
 
 
 def defaults() -> Section:
-    """The section `config.feddb`."""
     section = Section()
     # How the server weights uploads: the 'code's steps, the 'exact' minimum, or 'none': `aggregation.weights`.
     section.solver = word("code", "exact", "none")

@@ -29,7 +29,6 @@ VARIANTS: Variants = {"paper": EXPERIMENT, "code": {"fedema.replica": True}, "co
 
 
 def defaults() -> Section:
-    """The section `config.fedema`."""
     section = Section()
     # tau of the autoscaler: mu at a client's second visit; the code's script has 0.8 by default.
     section.tau = share(0.7)

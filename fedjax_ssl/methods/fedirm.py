@@ -41,7 +41,6 @@ LARGEST_DECAY = 0.99  # of the teacher, see `follow`
 
 
 def defaults() -> Section:
-    """The section `config.fedirm`."""
     section = Section()
     section.warm_up_rounds = whole(21, least=0)  # first rounds, in which only clients with labels train
     section.weight = real(0.1, least=0)  # of the loss of clients without labels, after the ramp; 15 in the code (Adam)

@@ -48,7 +48,6 @@ ENTROPY_WEIGHT, CONSISTENCY_WEIGHT = 0.1, 0.5  # OpenMatch's
 
 
 def defaults() -> Section:
-    """The section `config.fedopenmatch`."""
     section = Section()
     section.inlier = share(0.5)  # a label also counts only if its one-vs-all probability reaches this
     return section

@@ -52,7 +52,6 @@ WARM_UP_ROUNDS = 1  # first rounds, without matching
 
 
 def defaults() -> Section:
-    """The section `config.fedpdm`."""
     section = Section()
     section.adjustment = real(0.0, least=0)  # factor of log class shares in both losses; rises to this over all rounds
     # Decay of the average of the models of a round's steps, which a client with unlabelled images uploads (code:

@@ -105,7 +105,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.fedrgd`."""
     section = Section()
     section.steps = whole(16, least=1)  # T, steps of users and replicas between two averagings; epochs are ignored
     # G, each with a replica of the server; 1: one mean of the server and all users. The code has 2 for 10 and 20

@@ -49,7 +49,6 @@ VARIANTS: Variants = {"paper": EXPERIMENT, "code": {"fedu.replica": True}, "both
 
 
 def defaults() -> Section:
-    """The section `config.fedu`."""
     section = Section()
     section.threshold = real(0.4, least=0)  # a client whose divergence reaches this keeps its own predictor
     section.update_encoder = word("online", "both")  # the networks that start from the global encoder in each round

@@ -33,7 +33,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.fixmatch`."""
     section = Section()
     # A server with labels trains after aggregation ('alternate') or at the same time as the clients ('parallel').
     section.server = word("alternate", "parallel")

@@ -77,7 +77,6 @@ STATUS = "status"  # metadata of a client's upload: tau_k
 
 
 def defaults() -> Section:
-    """The section `config.fl2`."""
     section = Section()
     section.consistency_weight = real(1.0, least=0)  # weight of SACR's loss; 0: without it
     section.radius = real(0.1, least=0)  # rho, the length of the perturbation; the paper has 1.0 on CIFAR-100

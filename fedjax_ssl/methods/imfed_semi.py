@@ -44,7 +44,6 @@ TINY = 1e-12  # the least posterior whose logarithm is taken
 
 
 def defaults() -> Section:
-    """The section `config.imfed_semi`."""
     section = Section()
     section.confident = share(0.5)  # a larger probability puts an image into the bank for this round
     section.very_confident = share(0.9)  # a larger one keeps it there for ever

@@ -31,7 +31,6 @@ VARIANTS: Variants = {"no_adaptation": {"isofed.adaptation": "none"}}
 
 
 def defaults() -> Section:
-    """The section `config.isofed`."""
     section = Section()
     # A client's adaptation of the received model: 'information', the mean entropy of predictions minus the entropy of
     # their mean; or 'none'.

@@ -49,7 +49,6 @@ PRIOR_MOMENTUM, LEAST_SIMILARITY = 0.99, 1e-6
 
 
 def defaults() -> Section:
-    """The section `config.proxyfl`."""
     section = Section()
     # Where paper and code differ. 'paper': an image is confident by the received model (eq. 9), a labelled image's
     # candidate is its label, the local model weights proxies, and the prior is the mean of the clients' class shares.

@@ -63,7 +63,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.rscfed`."""
     section = Section()
     section.groups = whole(3, least=1)  # groups of a round, trained one after the other
     section.group_size = whole(5, least=1)  # clients per group, without replacement; clients_per_round is ignored

@@ -48,7 +48,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.sage`."""
     section = Section()
     # The gap of confidences at which both labels weigh the same: kappa = ln 2 / half_gap.
     section.half_gap = real(0.05, above=0)

@@ -64,7 +64,6 @@ WEIGHT = "weight_among_unlabelled"  # a metric: r_k of each client, NaN for one 
 
 
 def defaults() -> Section:
-    """The section `config.semianagg`."""
     section = Section()
     # lambda_1, the weight of all labelled clients together; other clients have the rest.
     section.labelled_share = share(0.5)

@@ -39,7 +39,6 @@ MIXUP_ALPHA = 0.75  # a of lambda ~ Beta(a, a), eq. 6
 
 
 def defaults() -> Section:
-    """The section `config.semifl`."""
     section = Section()
     section.mixup = True  # False: only the fix loss
     section.partners = word("round", "epoch")  # how often mix partners are drawn; its code: 'epoch'

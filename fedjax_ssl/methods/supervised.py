@@ -27,7 +27,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.supervised`."""
     section = Section()
     section.cohort = word("all", "labelled")  # who is drawn: 'all' clients, or those with 'labelled' images
     return section

@@ -82,7 +82,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.twin_sight`."""
     section = Section()
     section.contrastive_weight = real(0.5, least=0)  # weight of L_i
     section.neighbourhood_weight = real(1.0, least=0)  # weight of L_n

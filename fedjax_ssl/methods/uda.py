@@ -24,7 +24,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.uda`."""
     section = Section()
     section.temperature = real(0.4, above=0)  # T of the sharpened target
     return section

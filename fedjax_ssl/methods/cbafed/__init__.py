@@ -83,7 +83,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.cbafed`."""
     section = Section()
     # First rounds, in which only clients with labels train, client.epochs each; 501 in the paper.
     section.warm_up_rounds = whole(0, least=0)

@@ -89,7 +89,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.fedanchor`."""
     section = Section()
     # Pseudo-labels (section 4.2).
     section.travels = word("class_means", "all_pairs")  # what is sent: C vectors, or all S (paper); scores are equal

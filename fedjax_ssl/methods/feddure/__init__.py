@@ -49,7 +49,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.feddure`."""
     section = Section()
     section.tuning_steps = whole(5, least=0)  # first steps of a round: C-reg trains on labelled images alone
     section.steps = whole(5, least=1)  # steps after these, in which all three models train

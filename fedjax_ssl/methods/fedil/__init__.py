@@ -76,7 +76,6 @@ INCREMENTS, AVERAGE_ROUNDS = "increments", 20
 
 
 def defaults() -> Section:
-    """The section `config.fedil`."""
     section = Section()
     section.successive = whole(7, least=1)  # k: equal labels in a row until a label joins the set (Table III: 2 to 8)
     section.count_per = word("round", "epoch")  # t of eq. 17 to 19 counts a client's rounds; 'epoch': its local epochs

@@ -97,7 +97,6 @@ SUPERVISED, USED = "supervised", "used"  # w_L and r_k in an upload's metadata
 
 
 def defaults() -> Section:
-    """The section `config.fedlabel`."""
     section = Section()
     section.labelled_steps = whole(30, least=1)  # tau, SGD steps on labelled images
     section.unlabelled_steps = whole(10, least=1)  # tau', SGD steps on unlabelled images

@@ -146,7 +146,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.fedmatch`."""
     section = Section()
     section.helpers = whole(2, least=0)  # H, number of clients whose psi a client gets; 0: none
     # Interval in rounds at which helpers are sent; they are used in that round only.

@@ -87,7 +87,6 @@ ACCEPTED_WEIGHT = 0.15  # the full weight of the loss on batches of accepted ima
 
 
 def defaults() -> Section:
-    """The section `config.fedtrinet`."""
     section = Section()
     section.warm_up_rounds = whole(40, least=0)  # rounds with labels only, before round r = 0
     # m is measured on the clients' unlabelled images; 'test': on the test images, as in the code.

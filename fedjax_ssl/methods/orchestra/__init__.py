@@ -61,7 +61,6 @@ VARIANTS: Variants = {
 
 
 def defaults() -> Section:
-    """The section `config.orchestra`."""
     section = Section()
     section.clusters = whole(128, least=2)  # G, clusters at the server
     section.local_clusters = whole(16, least=1)  # clusters of each client; at most its memory
