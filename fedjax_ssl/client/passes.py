@@ -15,7 +15,7 @@ from fedjax_ssl.data.labels import clients_may_have_labels
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Previous, Problem
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.network import Network
-from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.losses import cross_entropy, mean_present
 from fedjax_ssl.ops.sgd import Model
 
 
@@ -106,8 +106,7 @@ def total(
     These are the unlabelled ones with a weight, float32 [B], above 0; `seen` is what the network made of the batch.
     """
     known, mask = batch.labelled, batch.unlabelled.mask
-    share = jnp.sum((weights > 0) & mask) / jnp.maximum(jnp.sum(mask), 1)
-    metrics = {"unlabelled_loss": unlabelled_loss, "confident_share": share}
+    metrics = {"unlabelled_loss": unlabelled_loss, "confident_share": mean_present(weights > 0, mask)}
     value = problem.config.consistency.unlabelled_weight * unlabelled_loss + further
     if known:
         metrics["labelled_loss"] = cross_entropy(seen.labelled.logits, known.labels, known.mask)

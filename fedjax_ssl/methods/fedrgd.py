@@ -56,7 +56,7 @@ from fedjax_ssl.engine.interface import completed, trained_parts
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.draws import draw_distinct
-from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.losses import cross_entropy, mean_present
 from fedjax_ssl.ops.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import norm, repeated, row, tree_bytes, where_rows
@@ -276,8 +276,7 @@ def on_all_images(problem: Problem) -> Phase:
         guess = jax.lax.stop_gradient(jax.nn.softmax(guess))
         labels, confident = qualify(guess, threshold_of(problem), strictly=False)
         value = cross_entropy(outputs[-1].logits, labels, mask, confident)
-        count = jnp.maximum(jnp.sum(mask), 1)
-        metrics = {"client_loss": value, "confident_share": jnp.sum(confident & mask) / count}
+        metrics = {"client_loss": value, "confident_share": mean_present(confident, mask)}
         return Loss(value, batch_stats, metrics)
 
     return local_training(problem, plan, loss, {"unlabelled": config.batch_size})

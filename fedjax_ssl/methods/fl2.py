@@ -35,7 +35,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Phase, Previous, Problem, Received
 from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.frames import alternating
-from fedjax_ssl.ops.losses import cross_entropy, soft_label_loss
+from fedjax_ssl.ops.losses import cross_entropy, mean_present, soft_label_loss
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import norm
 from fedjax_ssl.server import fedavg, own_weights
@@ -110,9 +110,8 @@ def adaptive_labels(problem: Problem, rule: Confidence) -> Label:
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
         examples = Examples.of(data, cohort, split_keys(cohort)[0])
         made = label_cohort(problem, received.model, data, examples, rule, num_views=1)
-        largest, present = made.more, examples.present
-        status = jnp.sum(jnp.where(present, largest, 0.0), axis=1) / jnp.maximum(jnp.sum(present, axis=1), 1)
-        return made._replace(tells={STATUS: status}, more=largest > high)
+        status = jax.vmap(mean_present)(made.more, examples.present)
+        return made._replace(tells={STATUS: status}, more=made.more > high)
 
     return label
 

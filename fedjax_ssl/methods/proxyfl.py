@@ -27,7 +27,7 @@ from fedjax_ssl.methods.entry import Entry, Variants, labelled_by_itself
 from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.ops.batches import batch_positions, epoch_orders, num_batches
-from fedjax_ssl.ops.losses import cross_entropy, unit_vectors
+from fedjax_ssl.ops.losses import cross_entropy, mean_present, unit_vectors
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import add_up
 from fedjax_ssl.server import Flow, Given, Link, fedavg
@@ -151,7 +151,7 @@ def contrastive_loss(
     usable = (present & jnp.any(of_sets, axis=1))[: 2 * number]
     sure = jnp.tile(counts, 2)
     groups = [usable] if options.contrastive_over == "all" else [usable & sure, usable & ~sure]
-    value = add_up(jnp.sum(jnp.where(group, losses, 0.0)) / jnp.maximum(jnp.sum(group), 1) for group in groups)
+    value = add_up(mean_present(losses, group) for group in groups)
     last_epoch = at.step >= at.num_steps - at.num_steps // problem.config.client.epochs
     return value, jnp.where(last_epoch, jnp.sum(jnp.concatenate(told), axis=0), 0.0)
 
@@ -228,8 +228,7 @@ def tuned_proxies(average: jax.Array, proxies: jax.Array, active: jax.Array, key
         def loss(tuned):
             d = distances(of_client[jnp.arange(len(points)), labels][:, None], tuned)
             logits = -(d + margin * jax.nn.one_hot(labels, num_classes))
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+            return mean_present(optax.softmax_cross_entropy_with_integer_labels(logits, labels), mask)
 
         return current - LEARNING_RATE * jax.grad(loss)(current), None
 

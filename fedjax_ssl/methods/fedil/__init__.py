@@ -47,7 +47,7 @@ from fedjax_ssl.methods.entry import Entry, Variants
 from fedjax_ssl.methods.fedil.client import advance, no_credibility
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.batches import draw_with_replacement
-from fedjax_ssl.ops.losses import cross_entropy, kl_divergence
+from fedjax_ssl.ops.losses import cross_entropy, kl_divergence, mean_present
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import cosines, select
 from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
@@ -176,7 +176,7 @@ def on_all_images(problem: Problem) -> Phase:
             "pseudo_loss": pseudo_loss,
             "kl_loss": kl_loss,
             "set_loss": set_loss,
-            "confident_share": jnp.sum(confident & mask) / jnp.sum(mask),
+            "confident_share": mean_present(confident, mask),
             "set_size": members.set_size.astype(jnp.float32),
         }
         # Eq. 17 to 21.

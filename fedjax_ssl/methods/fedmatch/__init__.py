@@ -67,7 +67,7 @@ from fedjax_ssl.methods.fedmatch.server import (
     noise_image,
     with_uploads,
 )
-from fedjax_ssl.ops.losses import cross_entropy
+from fedjax_ssl.ops.losses import cross_entropy, mean_present
 from fedjax_ssl.ops.schedule import learning_rate_at
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import repeated, select, zeros_unless
@@ -341,9 +341,8 @@ def unlabelled_loss(problem: Problem, rule: Confidence) -> LossFunction:
         l1, l2 = distances(model.params)
         value = HELPERS * helper_loss + VOTED * pseudo_loss
         value += options.l1_weight * l1 + L2 * l2
-        share = jnp.sum(confident) / jnp.maximum(jnp.sum(mask), 1)
         metrics = {"client_loss": value, "helper_loss": helper_loss, "pseudo_loss": pseudo_loss}
-        return Loss(value, batch_stats, {**metrics, "confident_share": share})
+        return Loss(value, batch_stats, {**metrics, "confident_share": mean_present(confident, mask)})
 
     return loss
 

@@ -14,6 +14,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Problem
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.batches import map_batches
+from fedjax_ssl.ops.losses import mean_present
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import add_up
 
@@ -110,4 +111,4 @@ def mean_confidence(
     largest = map_batches(
         lambda rows: jnp.max(network.probabilities(model, images[rows]), axis=-1), jnp.arange(len(images)), batch_size
     )
-    return jnp.sum(jnp.where(counted, largest, 0.0)) / jnp.maximum(jnp.sum(counted), 1)
+    return mean_present(largest, counted)

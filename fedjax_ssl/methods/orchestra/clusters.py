@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Images, Jobs, Phase, Previous, Upload
-from fedjax_ssl.ops.losses import unit_vectors
+from fedjax_ssl.ops.losses import mean_present, unit_vectors
 
 PROJECTIONS = "projections"  # the entry of the clients' memory, a `Ring`
 CENTROIDS = "centroids"  # metadata of an upload, float32 [L, D]; the server's entry has the same name
@@ -167,7 +167,7 @@ def global_centroids(centroids: jax.Array, vectors: jax.Array, present: jax.Arra
         balanced = jax.lax.stop_gradient(sinkhorn(similarities(vectors, centroids), present, GLOBAL_ITERATIONS))
         predicted = jax.nn.softmax(similarities(unit_vectors(vectors), centroids) / TEMPERATURE)
         cosines = jnp.sum(unit_vectors(balanced) * unit_vectors(predicted), axis=1)
-        return -jnp.sum(jnp.where(present, cosines, 0.0)) / jnp.maximum(jnp.sum(present), 1)
+        return -mean_present(cosines, present)
 
     def step(carry, _):
         centroids, velocity = carry
