@@ -127,15 +127,6 @@ class Training(NamedTuple):
         return {**self.own, **self.learned}
 
 
-def read(
-    sizes: Mapping[str, int], received: Broadcast, data: FederatedData, work: Plan, own: Mapping[str, Any], step, key
-) -> tuple[Batches, At]:
-    """What the loss of a step reads."""
-    named = {name: deck.batch(step, sizes[name]).read(data) for name, deck in work.decks.items() if name in sizes}
-    of_client = work.labels, work.work, Memory(own), key, step, work.num_steps
-    return Batches(**named), At(received, data, work.decks, *of_client)
-
-
 def local_training(
     problem: Problem,
     plan: MakePlan,
@@ -157,7 +148,7 @@ def local_training(
         parts, sent: the trained parts of the model; those that are uploaded and in FedProx's term, None: the same.
         begin: (received, the client's memory) -> the model that training begins with; None: `Plan.start`.
         after: what the client remembers of the model after each step; None: only the loss changes its memory.
-        optimizer, memory: None: the problem's. A persistent optimizer's entry; None: each job has a new optimizer.
+        optimizer, memory: the optimizer, None: the problem's; its entry if it is persistent, None: it is not.
         continues: whether jobs go on from the previous phase, see `going_on`.
     """
     for function, given in ((plan, 4), (loss, 3), (begin, 2), (after, 2)):
@@ -176,8 +167,9 @@ def local_training(
     @functools.partial(jax.jit, inline=True)
     def advance(learner: sgd.Learner, received: Broadcast, data: FederatedData, work: Plan, own, index, key):
         """A step: the learner after it, what the client remembers, the step's metrics and sums."""
-        seen = read(sizes, received, data, work, own, index, key)
-        minimised = functools.partial(with_proximal_term, problem, loss, sent, *seen)
+        read = {name: deck.batch(index, sizes[name]).read(data) for name, deck in work.decks.items() if name in sizes}
+        at = At(received, data, work.decks, work.labels, work.work, Memory(own), key, index, work.num_steps)
+        minimised = functools.partial(with_proximal_term, problem, loss, sent, Batches(**read), at)
         after_step, result = sgd.step(minimised, optimizer(received.learning_rate), learner, parts)
         learner = after_step if result.counts is None else where(result.counts, after_step, learner)
         changes = {**result.remember, **(after(Memory(own, **result.remember), learner.model) if after else {})}
@@ -188,11 +180,10 @@ def local_training(
         learner = sgd.start(optimizer(received.learning_rate), model, parts)
         if persistent:
             learner = learner._replace(opt_state=own[memory])
-        others = {name: value for name, value in own.items() if name != memory}
-        arguments = learner, received, data, work, others, jnp.int32(0), jax.random.key(0)
-        _, changes, *sums = jax.eval_shape(advance, *arguments)
-        learned = {name: others.pop(name) for name in changes}
-        return Training(learner, others, learned, *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sums))
+        own = {name: value for name, value in own.items() if name != memory}
+        _, changes, *sums = jax.eval_shape(advance, learner, received, data, work, own, jnp.int32(0), jax.random.key(0))
+        learned = {name: own.pop(name) for name in changes}
+        return Training(learner, own, learned, *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sums))
 
     def step(received: Broadcast, data: FederatedData, work: Plan, carry: Training, index, key) -> Training:
         learner, changes, *more = advance(carry.learner, received, data, work, carry.memory, index, key)
