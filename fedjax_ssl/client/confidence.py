@@ -17,7 +17,7 @@ from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Labels, Problem
 from fedjax_ssl.ops.losses import mean_present
-from fedjax_ssl.ops.trees import repeated
+from fedjax_ssl.ops.trees import repeated, with_rows
 
 FIELD = "confidence.kind"
 MEMORY = "confidence"  # the state's entry in a client's memory
@@ -191,8 +191,7 @@ def flexmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
 
     def update(stored, scores, present, positions):
         labels, sure = qualify(scores, threshold, strictly)
-        places = jnp.where(present & sure, positions, len(stored))  # out of bounds: dropped
-        return stored.at[places].set(labels.astype(stored.dtype), mode="drop")
+        return with_rows(stored, positions, labels, present & sure)
 
     def weigh(stored, scores, size):
         counts = jnp.sum(jax.nn.one_hot(stored, num_classes), axis=0)

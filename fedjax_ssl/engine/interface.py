@@ -22,7 +22,7 @@ from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.sgd import Model, make_optimizer
-from fedjax_ssl.ops.trees import row, select
+from fedjax_ssl.ops.trees import row, select, with_rows
 
 Images = jax.Array
 Augmentation = Callable[[jax.Array, Images], Images]
@@ -241,9 +241,8 @@ def write_records(state: State, data: FederatedData, received: Received, new: Ma
     A client has at most one of the R uploads. For errors see `checked_entries`.
     """
     new = checked_entries(new, state.records, "the server's record")
-    place = jnp.where(received.accepted, data.record_place(received.clients), jnp.iinfo(jnp.int32).max)
-    put = lambda old, rows: old.at[place].set(rows, mode="drop")  # noqa: E731
-    return state._replace(records=jax.tree.map(put, state.records, new))
+    place = data.record_place(received.clients)
+    return state._replace(records=with_rows(state.records, place, new, received.accepted))
 
 
 def checked_entries(new: Mapping[str, Any], old: Mapping[str, Any], noun: str, axes: int = 1) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from fedjax_ssl.engine.cohort import CohortResult, cohort_of, train_cohort
 from fedjax_ssl.engine.interface import Broadcast, Method, Selection, State
 from fedjax_ssl.engine.untrusted.delivery import present_jobs, transmitted
 from fedjax_ssl.engine.untrusted.screening import accepted_rows, longest_update
-from fedjax_ssl.ops.trees import row
+from fedjax_ssl.ops.trees import row, with_rows
 
 
 class Sent(NamedTuple):
@@ -104,6 +104,5 @@ def _write_back(
     same = result.clients[:, None] == result.clients[None, :]
     is_later = counted[None, :] & (result.job[None, :] > result.job[:, None])
     last = counted & ~jnp.any(same & is_later, axis=1)
-    place = jnp.where(last, data.place(result.clients), jnp.iinfo(jnp.int32).max)
-    put = lambda old, new: old.at[place].set(new, mode="drop")  # noqa: E731
-    return {**memory, **{name: jax.tree.map(put, memory[name], new) for name, new in entries.items()}}
+    old = {name: memory[name] for name in entries}
+    return {**memory, **with_rows(old, data.place(result.clients), entries, last)}

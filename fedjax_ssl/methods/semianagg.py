@@ -30,6 +30,7 @@ from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.untrained import kaiming_model
 from fedjax_ssl.ops.losses import unit_vectors
 from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import with_rows
 
 FIELDS = {"data.labels": "some_clients", "confidence.threshold": 0.9}
 VARIANTS: Variants = {
@@ -101,9 +102,8 @@ def semianagg(problem: Problem) -> Method:
 
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         state, metrics = method.aggregate(state, data, received, key)
-        number = len(data.client_size)
-        place = jnp.where(unlabelled_images(received) > 0, received.clients, number)
-        told = jnp.full(number, jnp.nan).at[place].set(weights(received), mode="drop")
+        nobody = jnp.full(len(data.client_size), jnp.nan)
+        told = with_rows(nobody, received.clients, weights(received), unlabelled_images(received) > 0)
         return state, {**metrics, WEIGHT: told}
 
     phases = tuple(without_memory(phase, ANCHOR) for phase in method.phases)

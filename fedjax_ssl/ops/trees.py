@@ -130,6 +130,12 @@ def row(tree: Any, index: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
+def with_rows(tree: Any, place: jax.Array, new: Any, counted: jax.Array) -> Any:
+    """The pytree whose rows at `place`, int32 [n], are the new ones, leaves [n, ...], that count, bool [n]."""
+    place = jnp.where(counted, place, jnp.iinfo(jnp.int32).max)  # out of bounds: dropped
+    return jax.tree.map(lambda leaf, rows: leaf.at[place].set(rows, mode="drop"), tree, new)
+
+
 def repeated(tree: Any, number: int) -> Any:
     """A pytree repeated as `number` rows, leaves [number, ...]."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number, *jnp.shape(leaf))), tree)

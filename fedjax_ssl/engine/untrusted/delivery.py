@@ -17,7 +17,7 @@ from fedjax_ssl.engine.untrusted.attacks import attacked
 from fedjax_ssl.engine.untrusted.compression import COMPRESSIONS, compressed, remembers
 from fedjax_ssl.engine.untrusted.updates import changed_by, leaves_by_path, moved_by
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import clip_update
+from fedjax_ssl.ops.trees import clip_update, with_rows
 
 LOST = "compression"  # entry of the clients' memory: the compression errors by path, leaves [K, ...]
 LATE = "late"  # entry of the server's memory: a `Late` with the uploads that arrive in the next round
@@ -140,12 +140,10 @@ def delivered(
     now = _without(received, is_late)
     if not _joins_later(options):
         return now, {}, metrics
-    place = jnp.where(is_late, job, num_jobs)  # out of bounds: dropped
-    put = lambda old, new: jnp.zeros_like(old).at[place].set(new, mode="drop")  # noqa: E731
     before: Late = server[LATE]
     held = received._replace(uploads=_without_params(received.uploads))
     changes = changed_by(received.uploads.model.params, broadcast)
-    after = Late(*jax.tree.map(put, tuple(before), (changes, held, is_late)))
+    after = with_rows(jax.tree.map(jnp.zeros_like, before), job, Late(changes, held, is_late), is_late)
     params = moved_by(before.changes, received.uploads.model.params, broadcast)
     uploads = before.received.uploads
     # If a client has uploads from both rounds, the newer one counts.

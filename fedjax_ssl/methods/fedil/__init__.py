@@ -44,7 +44,7 @@ from fedjax_ssl.engine import (
     no_op,
 )
 from fedjax_ssl.methods.entry import Entry, Variants
-from fedjax_ssl.methods.fedil.client import advance, no_credibility
+from fedjax_ssl.methods.fedil.client import Credibility, advance
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.batches import draw_with_replacement
 from fedjax_ssl.ops.losses import cross_entropy, kl_divergence, mean_present
@@ -95,12 +95,13 @@ class LabelSet(NamedTuple):
 def fedil(problem: Problem) -> Method:
     """Algorithms 1 and 2 as a Method."""
     options = problem.config.fedil
-    frame = alternating(
-        problem,
-        (on_all_images(problem),),
-        own=lambda data, model: {CREDIBILITY: no_credibility(data)},
-        label=labels_for_report(problem, threshold_of(problem)),
-    )
+
+    def own(data: FederatedData, model: Model) -> dict[str, Credibility]:
+        zeros = jnp.zeros(data.client_index.shape, jnp.int32)
+        return {CREDIBILITY: Credibility(zeros, zeros, zeros.astype(bool))}
+
+    label = labels_for_report(problem, threshold_of(problem))
+    frame = alternating(problem, (on_all_images(problem),), own=own, label=label)
 
     def init(data: FederatedData, key: jax.Array) -> State:
         state = add_server_model(frame.init(data, key))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.data.federated import FederatedData
+from fedjax_ssl.ops.trees import row, with_rows
 
 
 class Credibility(NamedTuple):
@@ -15,12 +15,6 @@ class Credibility(NamedTuple):
     # int32 [n_max], how often in a row it was predicted.
     count: jax.Array  # type: ignore[assignment]  # tuple.count is not used
     in_set: jax.Array  # bool [n_max], whether the example is in the pseudo-label set D^l
-
-
-def no_credibility(data: FederatedData) -> Credibility:
-    """The memory of all clients before the first round, leaves [K, n_max]."""
-    zeros = jnp.zeros(data.client_index.shape, jnp.int32)
-    return Credibility(zeros, zeros, zeros.astype(bool))
 
 
 def advance(
@@ -38,12 +32,8 @@ def advance(
     the set, and its label no longer changes. The memory has leaves [n_max]; of the batch, `positions` and `labels` are
     int32 [B], `credible` and `counts`, whether an example is counted, are bool [B].
     """
-    old = jax.tree.map(lambda leaf: leaf[positions], credibility)
+    old = row(credibility, positions)
     same = (old.count > 0) & (old.label == labels)
     count = jnp.where(credible, jnp.where(same, old.count + 1, 1), 0)
-    changes = counts & ~old.in_set
-    place = jnp.where(changes, positions, len(credibility.label))  # beyond the end: dropped
-    put = lambda leaf, values: leaf.at[place].set(values, mode="drop")  # noqa: E731
-    return Credibility(
-        put(credibility.label, labels), put(credibility.count, count), put(credibility.in_set, count >= successive)
-    )
+    new = Credibility(labels, count, count >= successive)
+    return with_rows(credibility, positions, new, counts & ~old.in_set)

@@ -65,12 +65,11 @@ from fedjax_ssl.methods.fedmatch.server import (
     entries_sent,
     nearest_clients,
     noise_image,
-    with_uploads,
 )
 from fedjax_ssl.ops.losses import cross_entropy, mean_present
 from fedjax_ssl.ops.schedule import learning_rate_at
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import repeated, select, zeros_unless
+from fedjax_ssl.ops.trees import repeated, select, with_rows, zeros_unless
 from fedjax_ssl.server import (
     CLASSIFICATION,
     ServerPlan,
@@ -217,7 +216,8 @@ def fedmatch(problem: Problem) -> Method:
         models = jax.vmap(lambda model: completed(state.model, model))(received.uploads.model)
         noise = noise_image(data.inputs.shape[1:])
         outputs = jax.lax.map(lambda model: network.probabilities(model, noise)[0], merged(models))
-        vectors = with_uploads(state.server[VECTORS], received, outputs)
+        new = Vectors(outputs, received.accepted)
+        vectors = with_rows(state.server[VECTORS], received.clients, new, received.accepted)
         uploads = select(models.params, tuple(state.records[UPLOADS]))
         after = write_records(after, data, received, {UPLOADS: uploads})
         return with_sum(after._replace(server={**after.server, VECTORS: vectors}), options.smallest), metrics

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from fedjax_ssl.engine.interface import Received, WireBytes
+from fedjax_ssl.engine.interface import WireBytes
 from fedjax_ssl.methods.fedmatch.phases import count, cut, cut_psi, differs
 from fedjax_ssl.ops.trees import tree_bytes, zeros_unless
 
@@ -19,13 +19,6 @@ class Vectors(NamedTuple):
 
     outputs: jax.Array  # float32 [K, D], class probabilities by each client's model
     seen: jax.Array  # bool [K], whether a client has uploaded
-
-
-def with_uploads(vectors: Vectors, received: Received, outputs: jax.Array) -> Vectors:
-    """The vectors after a round, with the accepted rows of `outputs`, float32 [R, D]."""
-    place = jnp.where(received.accepted, received.clients, len(vectors.seen))  # beyond the end: dropped
-    put = lambda table, rows: table.at[place].set(rows, mode="drop")  # noqa: E731
-    return Vectors(put(vectors.outputs, outputs), put(vectors.seen, True))
 
 
 def noise_image(shape: tuple[int, ...]) -> jax.Array:

@@ -11,6 +11,7 @@ from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Images, Jobs, Phase, Previous, Upload
 from fedjax_ssl.ops.losses import mean_present, unit_vectors
+from fedjax_ssl.ops.trees import with_rows
 
 PROJECTIONS = "projections"  # the entry of the clients' memory, a `Ring`
 CENTROIDS = "centroids"  # metadata of an upload, float32 [L, D]; the server's entry has the same name
@@ -70,8 +71,8 @@ def pushed(ring: Ring, rows: jax.Array, present: jax.Array) -> Ring:
     number, count = len(ring.rows), jnp.sum(present)
     rank = jnp.cumsum(present) - 1
     enters = present & (rank >= count - number)
-    places = jnp.where(enters, (ring.oldest + rank) % number, number)  # out of bounds: dropped
-    return Ring(ring.rows.at[places].set(rows, mode="drop"), (ring.oldest + count) % number)
+    rows = with_rows(ring.rows, (ring.oldest + rank) % number, rows, enters)
+    return Ring(rows, (ring.oldest + count) % number)
 
 
 def local_centroids(key: jax.Array, memory: jax.Array, number: int) -> jax.Array:
