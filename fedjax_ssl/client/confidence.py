@@ -17,7 +17,7 @@ from fedjax_ssl.client.deck import Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Labels, Problem
 from fedjax_ssl.ops.losses import mean_present
-from fedjax_ssl.ops.trees import repeated, with_rows
+from fedjax_ssl.ops.trees import moving_average, repeated, where, with_rows
 
 FIELD = "confidence.kind"
 MEMORY = "confidence"  # the state's entry in a client's memory
@@ -133,7 +133,7 @@ def _reached(scores: jax.Array, thresholds: jax.Array | float, strictly: bool) -
 
 def moved(old: Any, found: Any, momentum: float | jax.Array, counts: jax.Array) -> Any:
     """m old + (1 - m) found for each leaf; the old value if the batch is empty (`counts`, bool [], is False)."""
-    return jax.tree.map(lambda a, b: jnp.where(counts, momentum * a + (1 - momentum) * b, a), old, found)
+    return where(counts, moving_average(old, found, momentum), old)
 
 
 # --- The rules: (config.confidence, C, the method's threshold, strictly) -> Confidence. -------------------------------

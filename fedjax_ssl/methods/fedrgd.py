@@ -59,7 +59,7 @@ from fedjax_ssl.ops.draws import draw_distinct
 from fedjax_ssl.ops.losses import cross_entropy, mean_present
 from fedjax_ssl.ops.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import norm, repeated, row, tree_bytes, where_rows
+from fedjax_ssl.ops.trees import moving_average, norm, repeated, row, tree_bytes, where_rows
 from fedjax_ssl.server import CLASSIFICATION, group_members
 from fedjax_ssl.server.aggregation import check_own_mean, client_weights, weighted_mean
 from fedjax_ssl.server.training import ServerPlan, supervised_loss, train_on_server_labels
@@ -316,10 +316,8 @@ def replica_means(uploads: Model, weights: jax.Array, in_group: jax.Array, repli
     def of_group(group):
         members, replica = group
         own = jnp.where(members, weights, 0.0)
-        count = jnp.sum(own > 0)
         mean = weighted_mean(uploads, own, otherwise=replica)
-        share = 1 / (count + 1)
-        return jax.tree.map(lambda clients, server: (1 - share) * clients + share * server, mean, replica)
+        return moving_average(replica, mean, 1 / (jnp.sum(own > 0) + 1))
 
     return jax.lax.map(of_group, (in_group, replicas))
 

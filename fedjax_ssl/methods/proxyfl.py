@@ -29,7 +29,7 @@ from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.ops.batches import batch_positions, epoch_orders, num_batches
 from fedjax_ssl.ops.losses import cross_entropy, mean_present, unit_vectors
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import add_up
+from fedjax_ssl.ops.trees import add_up, moving_average
 from fedjax_ssl.server import Flow, Given, Link, fedavg
 from fedjax_ssl.server.aggregation import counts_told, most_examples
 
@@ -185,7 +185,7 @@ def update_prior(problem: Problem, as_code: bool, flow: Flow, given: Given) -> F
     totals, old = jnp.sum(counts, axis=1, keepdims=True), flow.memory[PRIOR]
     if as_code:
         pooled = jnp.sum(counts, axis=0) / jnp.maximum(jnp.sum(counts), 1)
-        new = PRIOR_MOMENTUM * old + (1 - PRIOR_MOMENTUM) * pooled
+        new = moving_average(old, pooled, PRIOR_MOMENTUM)
     else:
         new = jnp.sum(counts / jnp.maximum(totals, 1), axis=0) / jnp.maximum(jnp.sum(totals > 0), 1)
     return flow._replace(memory={**flow.memory, PRIOR: jnp.where(jnp.sum(counts) > 0, new, old)})

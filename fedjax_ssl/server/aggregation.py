@@ -23,7 +23,7 @@ from fedjax_ssl.engine.interface import (
 )
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.sgd import BatchStats, Model
-from fedjax_ssl.ops.trees import add_up, all_finite, column, norm, select, weighted_sum, where
+from fedjax_ssl.ops.trees import add_up, all_finite, column, moving_average, norm, select, weighted_sum, where
 from fedjax_ssl.server import robust
 
 WEIGHTS = ("size", "qualified", "uniform")
@@ -271,8 +271,7 @@ def half_told(name: str) -> Link:
         uploads, accepted = given.received.uploads, given.received.accepted
         of_told = weighted_mean(uploads.metadata[name], accepted.astype(jnp.float32), otherwise=flow.model)
         of_uploads = weighted_mean(uploads.model, flow.weights, otherwise=flow.model)
-        model = jax.tree.map(lambda one, other: 0.5 * one + 0.5 * other, of_told, of_uploads)
-        return flow._replace(model=model, moved=flow.moved | jnp.any(accepted))
+        return flow._replace(model=moving_average(of_told, of_uploads, 0.5), moved=flow.moved | jnp.any(accepted))
 
     return Link(apply)
 
@@ -284,7 +283,7 @@ def with_server_model(
 
     def apply(flow: Flow, given: Given) -> Flow:
         own = trained_parts(network, model_of(given.state), parts)
-        half = jax.tree.map(lambda clients, server: 0.5 * clients + 0.5 * server, flow.model, own)
+        half = moving_average(flow.model, own, 0.5)
         return flow._replace(model=where(flow.moved, half, own), moved=jnp.bool_(True))
 
     return Link(apply)

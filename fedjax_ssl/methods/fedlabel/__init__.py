@@ -57,7 +57,7 @@ from fedjax_ssl.methods.fedlabel.client import CONFIDENCES, EXPERTS, choose, dra
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.losses import cross_entropy, mean_square_distances
 from fedjax_ssl.ops.sgd import Model, never_cleared
-from fedjax_ssl.ops.trees import select
+from fedjax_ssl.ops.trees import moving_average, select
 from fedjax_ssl.server import fedavg, half_told, weights_told
 
 FIELDS = {"data.labels": "clients"}
@@ -255,8 +255,7 @@ def both_changes(received: Broadcast, first: FirstPhase, model: Model, kept: jax
         lambda u, local, w: u + (local - w), model.params, first.supervised.params, received.model.params
     )
     share = jnp.where(kept > 0, jnp.where(first.labelled > 0, 0.5, 1.0), 0.0)
-    mean = lambda local, u: (1 - share) * local + share * u  # noqa: E731
-    return Model(params, jax.tree.map(mean, first.supervised.batch_stats, model.batch_stats))
+    return Model(params, moving_average(model.batch_stats, first.supervised.batch_stats, share))
 
 
 def view(problem: Problem, augment: Augmentation, data: FederatedData, rows: jax.Array, key: jax.Array) -> jax.Array:
