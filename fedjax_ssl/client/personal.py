@@ -28,7 +28,7 @@ from fedjax_ssl.engine.interface import (
     State,
 )
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import repeated, select
+from fedjax_ssl.ops.trees import repeated, select, without
 
 OWN_PARTS = "own_parts"  # entry of the clients' memory: parameters of these parts, leaves [K, ...]
 
@@ -122,7 +122,7 @@ def _refuse_copies(problem: Problem, message: Any, of: str) -> None:
 
 
 def _without(model: Model, parts: tuple[str, ...]) -> Model:
-    return model._replace(params={name: part for name, part in model.params.items() if name not in parts})
+    return model._replace(params=without(model.params, *parts))
 
 
 def _of_parts(path: Any, names: Any) -> bool:
@@ -139,11 +139,6 @@ def _whole(received: Broadcast, parts: dict[str, Any]) -> Any:
     return received._replace(model=received.model.with_parts(**parts))
 
 
-def _others(own: Any) -> dict[str, Any]:
-    """The clients' memory without the model's parts."""
-    return {name: entry for name, entry in own.items() if name != OWN_PARTS}
-
-
 def _of_own_models(make: Callable[..., Any]) -> Callable[..., Any]:
     """A `label` or a `prepare` that works with each client's own model, one client after the other."""
 
@@ -151,7 +146,7 @@ def _of_own_models(make: Callable[..., Any]) -> Callable[..., Any]:
         def of_one(row: Any) -> Any:
             one, left = jax.tree.map(lambda leaf: leaf[None], row)
             mine = jax.tree.map(lambda leaf: leaf[0], one.own[OWN_PARTS])
-            one = one._replace(own=_others(one.own), key=cohort.key, step_key=cohort.step_key)
+            one = one._replace(own=without(one.own, OWN_PARTS), key=cohort.key, step_key=cohort.step_key)
             return jax.tree.map(lambda leaf: leaf[0], make(_whole(received, mine), data, one, left))
 
         return jax.lax.map(of_one, (cohort._replace(key=None, step_key=None), previous))
@@ -171,7 +166,7 @@ def _with_own(phase: Phase, first: float) -> Phase:
         return jobs._replace(work=(jobs.work, cohort.own[OWN_PARTS], jnp.ceil(first * jobs.num_steps - 1e-4)))
 
     def start(received: Broadcast, data: FederatedData, work: Any, own: Any) -> Any:
-        return phase.start(_whole(received, work[1]), data, work[0], _others(own))
+        return phase.start(_whole(received, work[1]), data, work[0], without(own, OWN_PARTS))
 
     def step(received: Broadcast, data: FederatedData, work: Any, carry: Any, index: jax.Array, key: jax.Array) -> Any:
         after = phase.step(_whole(received, work[1]), data, work[0], carry, index, key)

@@ -38,7 +38,7 @@ from fedjax_ssl.ops import sgd
 from fedjax_ssl.ops.losses import proximal_term
 from fedjax_ssl.ops.schedule import learning_rate_at
 from fedjax_ssl.ops.sgd import BatchStats, Learner, Model
-from fedjax_ssl.ops.trees import repeated, select, where, where_rows
+from fedjax_ssl.ops.trees import repeated, select, where, where_rows, without
 
 OPT_STATE = "opt_state"  # name of a persistent optimizer's state in a client's memory
 MakeOptimizer = Callable[[jax.Array | float], optax.GradientTransformation]  # learning rate -> optimizer
@@ -180,7 +180,7 @@ def local_training(
         learner = sgd.start(optimizer(received.learning_rate), model, parts)
         if persistent:
             learner = learner._replace(opt_state=own[memory])
-        own = {name: value for name, value in own.items() if name != memory}
+        own = without(own, memory)
         _, changes, *sums = jax.eval_shape(advance, learner, received, data, work, own, jnp.int32(0), jax.random.key(0))
         learned = {name: own.pop(name) for name in changes}
         return Training(learner, own, learned, *jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), sums))

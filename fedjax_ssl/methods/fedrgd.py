@@ -59,7 +59,7 @@ from fedjax_ssl.ops.draws import draw_distinct
 from fedjax_ssl.ops.losses import cross_entropy, mean_present
 from fedjax_ssl.ops.schedule import learning_rate_at, warmed_up
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import moving_average, norm, repeated, row, tree_bytes, where_rows
+from fedjax_ssl.ops.trees import moving_average, norm, repeated, row, tree_bytes, where_rows, without
 from fedjax_ssl.server import CLASSIFICATION, group_members
 from fedjax_ssl.server.aggregation import check_own_mean, client_weights, weighted_mean
 from fedjax_ssl.server.training import ServerPlan, supervised_loss, train_on_server_labels
@@ -248,7 +248,7 @@ def at_place(phase: Phase) -> Phase:
     def finish(received: Broadcast, work, carry, num_steps):
         finished, of_place = phase.finish(seen(received, work[1]), work[0], carry, num_steps), work[1].memory
         metadata = {name: value for name, value in finished.own.items() if name in of_place}
-        own = {name: value for name, value in finished.own.items() if name not in of_place}
+        own = without(finished.own, *of_place)
         return finished._replace(upload=finished.upload._replace(metadata=metadata), own=own)
 
     return Phase(prepare, start, step, finish)

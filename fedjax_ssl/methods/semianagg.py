@@ -30,7 +30,7 @@ from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.untrained import kaiming_model
 from fedjax_ssl.ops.losses import unit_vectors
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import with_rows
+from fedjax_ssl.ops.trees import with_rows, without
 
 FIELDS = {"data.labels": "some_clients", "confidence.threshold": 0.9}
 VARIANTS: Variants = {
@@ -145,7 +145,7 @@ def without_memory(phase: Phase, name: str) -> Phase:
     """A phase whose `prepare` reads an entry of the clients' memory, but whose steps neither read nor carry it."""
 
     def start(received: Broadcast, data: FederatedData, work, own):
-        return phase.start(received, data, work, {entry: value for entry, value in own.items() if entry != name})
+        return phase.start(received, data, work, without(own, name))
 
     return phase._replace(start=start)
 

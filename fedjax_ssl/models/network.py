@@ -12,6 +12,7 @@ from fedjax_ssl.models import Adapted, Outputs, build_model, check_backbone, hea
 from fedjax_ssl.models.normalisation import pooled_statistics
 from fedjax_ssl.ops.batches import map_batches
 from fedjax_ssl.ops.sgd import BatchStats, Model
+from fedjax_ssl.ops.trees import without
 
 
 class Network(NamedTuple):
@@ -116,8 +117,7 @@ class Network(NamedTuple):
 
     def pooled_statistics(self, model: Model, moments: BatchStats) -> BatchStats:
         """Statistics of all images, from the mean of their `input_moments`; companions keep their statistics."""
-        own = {name: part for name, part in moments.items() if name not in self.companions}
-        return {**model.batch_stats, **pooled_statistics(model.batch_stats, own)}
+        return {**model.batch_stats, **pooled_statistics(model.batch_stats, without(moments, *self.companions))}
 
     def _apply_train(self, model, views, mask):
         inputs = self.inputs.to_network(self._together(views))
@@ -135,10 +135,7 @@ class Network(NamedTuple):
 
     def _variables(self, model: Model) -> dict[str, Any]:
         """The model's variables for Flax, without those of companions."""
-        return {
-            kind: {name: part for name, part in parts.items() if name not in self.companions}
-            for kind, parts in model._asdict().items()
-        }
+        return {kind: without(parts, *self.companions) for kind, parts in model._asdict().items()}
 
 
 def _taken(inputs: Any) -> jax.ShapeDtypeStruct:

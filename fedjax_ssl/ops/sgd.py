@@ -9,7 +9,7 @@ import optax
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import is_on
-from fedjax_ssl.ops.trees import select
+from fedjax_ssl.ops.trees import select, without
 
 TRUST = 0.001  # of 'lars': the length of a step by the length of the weights, at a learning rate of 1
 Params = Any
@@ -111,17 +111,12 @@ def followed_by(
     all other parts does not see the follower, which has an entry for each leader.
     """
 
-    def others(parts: dict[str, Any]) -> dict[str, Any]:
-        return {name: part for name, part in parts.items() if name != follower}
-
     def update(gradients, state, params):
-        updates, state = optimizer.update(others(gradients), state, others(params))
-        towards = jax.tree.map(
-            lambda own, new: (1 - decay) * (new - own), params[follower], {name: params[name] for name in leaders}
-        )
+        updates, state = optimizer.update(without(gradients, follower), state, without(params, follower))
+        towards = jax.tree.map(lambda own, new: (1 - decay) * (new - own), params[follower], select(params, leaders))
         return {**updates, follower: towards}, state
 
-    return optax.GradientTransformation(lambda params: optimizer.init(others(params)), update)
+    return optax.GradientTransformation(lambda params: optimizer.init(without(params, follower)), update)
 
 
 def never_cleared(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -123,6 +123,11 @@ def select(params: dict[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
         if name not in params:
             raise UserError(f"the model has no part {name!r}{known_are(name, params)}")
     return {name: params[name] for name in parts}
+
+
+def without(entries: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The entries that are not named."""
+    return {name: entry for name, entry in entries.items() if name not in names}
 
 
 def row(tree: Any, index: Any) -> Any:

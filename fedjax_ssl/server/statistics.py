@@ -12,7 +12,7 @@ from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import State, Statistics
 from fedjax_ssl.models.network import Network
 from fedjax_ssl.ops.sgd import BatchStats, Model
-from fedjax_ssl.ops.trees import column
+from fedjax_ssl.ops.trees import column, without
 from fedjax_ssl.server.aggregation import mean_statistics
 
 BATCH_SIZE = 250  # rows in a batch of the statistics pass, as in SemiFL
@@ -107,7 +107,7 @@ def num_passes(network: Network, passes: int, model: Model, before: bool = False
     Before the first round statistics are not yet close: then it is one pass per layer. The layers of companions do not
     count. Of the model only shapes are read.
     """
-    own = {name: part for name, part in model.batch_stats.items() if name not in network.companions}
+    own = without(model.batch_stats, *network.companions)
     layers = len(jax.tree.leaves(own)) // 2  # each has a mean and a variance
     return layers if before else min(passes, layers)
 

@@ -12,7 +12,7 @@ from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Phase, Previous, Pr
 from fedjax_ssl.methods.feddure.pair import PAIR, Pair, fresh_regulator, local_losses, optimizers, risen, step_of_both
 from fedjax_ssl.ops.losses import cross_entropy, mean_present
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.ops.trees import select, where
+from fedjax_ssl.ops.trees import select, where, without
 
 TAU = 0.6  # C-reg learns from its own label of an image if its probability reaches it
 # lambda, the weight of C-reg's loss on its own labels, rises to 8 over 20 steps, as in the code; a round may end
@@ -83,7 +83,7 @@ def with_pair(problem: Problem, phase: Phase) -> Phase:
 
     def finish(received: Broadcast, work: Plan, carry, num_steps):
         finished = phase.finish(received, work, carry, num_steps)
-        return finished._replace(own={name: value for name, value in finished.own.items() if name != PAIR})
+        return finished._replace(own=without(finished.own, PAIR))
 
     return phase._replace(start=start, finish=finish)
 
