@@ -60,6 +60,7 @@ from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
 from fedjax_ssl.methods.frames import BY_ROLE, TEN_CLIENTS, alternating, given_labels, labelled_images
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
+from fedjax_ssl.ops.trees import with_rows
 from fedjax_ssl.server import fedavg, own_weights
 from fedjax_ssl.server.aggregation import counts_told
 
@@ -123,9 +124,8 @@ def cbafed(problem: Problem) -> Method:
     def aggregate(state: State, data: FederatedData, received: Received, key: jax.Array) -> tuple[State, Metrics]:
         state, metrics = aggregation.aggregate(state, data, received, key)
         told = jnp.where(received.accepted[:, None], counts_told(received, COUNTS, received.sizes), 0.0)
-        place = jnp.where(received.sizes > 0, received.clients, config.num_clients)  # out of bounds: dropped
-        counts = state.server[COUNTS].at[place].set(0.0, mode="drop")
-        counts = counts.at[place].add(told, mode="drop")  # a client may have two rows, of which one at most is accepted
+        counts = with_rows(state.server[COUNTS], received.clients, 0.0, received.sizes > 0)
+        counts = counts.at[received.clients].add(told)  # a client may have two rows, of which one at most is accepted
         return state._replace(server={**state.server, COUNTS: counts}), metrics
 
     def number_of_labels(received: Received) -> jax.Array:
