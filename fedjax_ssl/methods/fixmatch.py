@@ -22,7 +22,7 @@ from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
 from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
+from fedjax_ssl.server import SERVER_MODEL, fedavg, train_server_model
 
 VARIANTS: Variants = {
     "parallel": {"fixmatch.server": "parallel"},  # SemiFL's Table 4
@@ -69,20 +69,18 @@ def fixmatch(problem: Problem) -> Method:
         is_step = jnp.any(mask) if batch.labelled is None else jnp.any(mask) | jnp.any(batch.labelled.mask)
         return total(problem, batch, seen._replace(model=after), pseudo_loss, weights)._replace(counts=is_step)
 
-    method = on_both_kinds(problem, loss if options.loss_over == "batch" else loss_over_confident, rule)
+    minimised = loss if options.loss_over == "batch" else loss_over_confident
     if options.server == "alternate":
-        return method
+        return on_both_kinds(problem, minimised, rule)
     if not server_has_labels(data):
         raise UserError("fixmatch.server='parallel' trains a server with labels, which has none here (data.labels)")
     if parts := tuple(problem.config.personal_parts):
         raise UserError(f"personal_parts={parts} is not for fixmatch.server='parallel', whose server has its own model")
 
     aggregation = fedavg(problem, server_model=lambda state: state.server[SERVER_MODEL])
-    return method._replace(
-        init=lambda data, key: add_server_model(method.init(data, key)),
-        server_before=lambda state, data, key: train_server_model(problem, state, data, key),
-        aggregate=aggregation.aggregate,
-        server_after=no_op,
+    server = lambda data, model: {SERVER_MODEL: model}  # noqa: E731
+    return on_both_kinds(problem, minimised, rule, server=server, aggregation=aggregation)._replace(
+        server_before=lambda state, data, key: train_server_model(problem, state, data, key), server_after=no_op
     )
 
 

@@ -69,7 +69,7 @@ TEN_CLIENTS: dict[str, Any] = {
     "augment.padding": 0,
     "augment.resized": 40,
 }
-# (data, model) -> a method's entries of the clients' memory, leaves [K, ...].
+# (data, model) -> a method's entries of a memory: of the clients', leaves [K, ...], or of the server's.
 Own = Callable[[FederatedData, Model], dict[str, Any]]
 
 
@@ -78,6 +78,7 @@ def alternating(
     phases: tuple[Phase, ...],
     own: Own | None = None,
     *,
+    server: Own | None = None,
     label: Label | None = None,
     rule: Confidence | None = None,
     parts: tuple[str, ...] = CLASSIFIER,
@@ -89,7 +90,7 @@ def alternating(
     If the server has no labels (`data.labels`), it neither pre-trains nor trains, and this is FedAvg.
 
     Args:
-        problem, own: the run's; the method's entries of the clients' memory.
+        own, server: the method's entries of the clients' and of the server's memory.
         phases: a client's work on the global model (`Broadcast`); () if no client takes part.
         label: makes the pseudo-labels of a round; None: there are none.
         rule: which of them count; clients keep its state with `confidence.memory='run'`. None: no such rule.
@@ -104,8 +105,9 @@ def alternating(
         model = state.model
         optimizers = own_optimizers(problem, data, model, parts) if phases else {}
         states = own_confidence(problem, data, rule) if rule else {}
+        of_server = {**own_optimizer(problem, model, at_server), **(server(data, model) if server else {})}
         return state._replace(
-            server={**aggregation.init(model.params), **own_optimizer(problem, model, at_server), **state.server},
+            server={**aggregation.init(model.params), **of_server, **state.server},
             clients={**optimizers, **states, **(own(data, model) if own else {})},
         )
 
@@ -206,18 +208,14 @@ def trained_by_role(
     weighted_by = None if unlabelled is None else by_role(labelled_images, unlabelled, share)
     aggregation = fedavg(problem, weighted_by=weighted_by, parts=parts)
     label, phases = self_training(problem, tell)
-    method = alternating(problem, phases, memory, label=label, parts=parts, aggregation=aggregation)
     if not is_acr(problem):
-        return method
+        return alternating(problem, phases, memory, label=label, parts=parts, aggregation=aggregation)
 
-    def init(data: FederatedData, key: jax.Array) -> State:
-        state = method.init(data, key)
-        shares = class_shares(given_labels(problem, data), config.client)
-        return state._replace(server={**state.server, PRIOR: shares})
+    def prior(data: FederatedData, model: Model) -> dict[str, Any]:
+        return {PRIOR: class_shares(given_labels(problem, data), config.client)}
 
-    return method._replace(
-        init=init, broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[PRIOR])
-    )
+    method = alternating(problem, phases, memory, server=prior, label=label, parts=parts, aggregation=aggregation)
+    return method._replace(broadcast=lambda state, data, key: global_model(problem, state, state.server[PRIOR]))
 
 
 def with_given_heads(problem: Problem, parts: tuple[str, ...]) -> Problem:

@@ -26,7 +26,6 @@ from fedjax_ssl.server.training import (
     SERVER_MODEL,
     MakeServerLoss,
     ServerPlan,
-    add_server_model,
     own_optimizer,
     pretrained_classifier,
     server_lambda,

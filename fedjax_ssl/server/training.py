@@ -188,11 +188,6 @@ def server_lambda(key: jax.Array, alpha: float) -> jax.Array:
     return lambda_of(jax.random.split(key, 3)[2], alpha)
 
 
-def add_server_model(state: State) -> State:
-    """Adds an entry for the server's model to the state; it is the global model until it is trained."""
-    return state._replace(server={**state.server, SERVER_MODEL: state.model})
-
-
 def train_server_model(problem: Problem, state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
     """A stage that trains the server's model, starting from the global model, which stays unchanged (FedIL, eq. 22).
 

@@ -14,7 +14,7 @@ FedAvg:
 docs/methods/cbafed.md has the differences to the public code.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -107,14 +107,12 @@ def cbafed(problem: Problem) -> Method:
     """Both stages as a Method."""
     config, options = problem.config, problem.config.cbafed
 
-    def init(data: FederatedData, key: jax.Array) -> State:
-        state = method.init(data, key)
-        memory = {
+    def memory(data: FederatedData, model: Model) -> dict[str, Any]:
+        return {
             GIVEN: given_labels(problem, data),
             COUNTS: jnp.zeros((config.num_clients, problem.num_classes)),
-            RECORD: trained_parts(problem.network, state.model, CLASSIFIER),
+            RECORD: trained_parts(problem.network, model, CLASSIFIER),
         }
-        return state._replace(server={**state.server, **memory})
 
     def broadcast(state: State, data: FederatedData, key: jax.Array) -> Broadcast:
         counts = state.server[GIVEN] + jnp.sum(state.server[COUNTS], axis=0)
@@ -137,8 +135,8 @@ def cbafed(problem: Problem) -> Method:
     residual = residual_over_rounds(options.warm_up_rounds, options.residual_every)
     aggregation = fedavg(problem, weighted_by=own_weights(number_of_labels), after_mean=(residual,))
     phases = on_given_labels(problem), on_accepted_labels(problem)
-    method = alternating(problem, phases, label=label_views(problem), aggregation=aggregation)
-    return method._replace(init=init, broadcast=broadcast, aggregate=aggregate)
+    method = alternating(problem, phases, server=memory, label=label_views(problem), aggregation=aggregation)
+    return method._replace(broadcast=broadcast, aggregate=aggregate)
 
 
 def on_given_labels(problem: Problem) -> Phase:

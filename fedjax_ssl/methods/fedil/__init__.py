@@ -10,7 +10,7 @@ Yang, Yuan, Liu, Deng and Bao, 2023 (arXiv 2302.11823). What differs from FedAvg
 docs/methods/fedil.md has what the paper leaves open.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ from fedjax_ssl.ops.batches import draw_with_replacement
 from fedjax_ssl.ops.losses import cross_entropy, kl_divergence, mean_present
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import cosines, select
-from fedjax_ssl.server import SERVER_MODEL, add_server_model, fedavg, train_server_model
+from fedjax_ssl.server import SERVER_MODEL, fedavg, train_server_model
 
 # Eq. 25 is a plain mean. The paper has no training before the first round; then the global model, which learns from the
 # labels through the clients alone, needs far more than a hundred rounds.
@@ -96,16 +96,15 @@ def fedil(problem: Problem) -> Method:
     """Algorithms 1 and 2 as a Method."""
     options = problem.config.fedil
 
-    def own(data: FederatedData, model: Model) -> dict[str, Credibility]:
+    def own(data: FederatedData, model: Model) -> dict[str, Any]:
         zeros = jnp.zeros(data.client_index.shape, jnp.int32)
         return {CREDIBILITY: Credibility(zeros, zeros, zeros.astype(bool))}
 
-    label = labels_for_report(problem, threshold_of(problem))
-    frame = alternating(problem, (on_all_images(problem),), own=own, label=label)
+    def at_server(data: FederatedData, model: Model) -> dict[str, Any]:
+        return {SERVER_MODEL: model, INCREMENTS: jnp.full(AVERAGE_ROUNDS, jnp.nan)}
 
-    def init(data: FederatedData, key: jax.Array) -> State:
-        state = add_server_model(frame.init(data, key))
-        return state._replace(server={**state.server, INCREMENTS: jnp.full(AVERAGE_ROUNDS, jnp.nan)})
+    label = labels_for_report(problem, threshold_of(problem))
+    frame = alternating(problem, (on_all_images(problem),), own, server=at_server, label=label)
 
     def same_direction(state: State, received: Received) -> jax.Array:
         """epsilon(S) of eq. 25 and 26: whether an update's cosine with the server's update is at least 0."""
@@ -128,7 +127,6 @@ def fedil(problem: Problem) -> Method:
         return after, metrics
 
     return frame._replace(
-        init=init,
         server_before=lambda state, data, key: train_server_model(problem, state, data, key),  # eq. 22
         # Two models are sent, theta' and the server's theta_0.
         broadcast=lambda state, data, key: global_model(problem, state, extra=state.server[SERVER_MODEL]),

@@ -133,11 +133,8 @@ def fedtrinet(problem: Problem) -> Method:
         return memory
 
     phases = (tuning(problem, head, optimizer), training(problem)) if splices else (training(problem),)
-    frame = alternating(problem, phases, own=own, label=labels_of_players(problem, head))
-
-    def init(data: FederatedData, key: jax.Array) -> State:
-        state = frame.init(data, key)
-        return state._replace(server={**state.server, CONFIDENCE: jnp.float32(0.0)})
+    confidence = lambda data, model: {CONFIDENCE: jnp.float32(0.0)}  # noqa: E731
+    frame = alternating(problem, phases, own, server=confidence, label=labels_of_players(problem, head))
 
     def server_before(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
         """Measures m when the rounds on labels only are over."""
@@ -156,7 +153,7 @@ def fedtrinet(problem: Problem) -> Method:
         r = state.round - options.warm_up_rounds
         return global_model(problem, state, Extra(r, threshold_at(options, r, state.server[CONFIDENCE])))
 
-    return frame._replace(init=init, server_before=server_before, broadcast=broadcast)
+    return frame._replace(server_before=server_before, broadcast=broadcast)
 
 
 def threshold_at(options: ConfigDict, r: jax.Array, confidence: jax.Array) -> jax.Array:
