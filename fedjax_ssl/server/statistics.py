@@ -147,9 +147,9 @@ def batches_of(owners: list[tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, ja
     size = min(BATCH_SIZE, max(rows.shape[1] for rows, _ in owners))
     batches, masks = [], []
     for rows, sizes in owners:
-        rows = jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % size)))
-        batches.append(rows.reshape(-1, size))
-        masks.append((jnp.arange(rows.shape[1]) < sizes[:, None]).reshape(-1, size))
+        padding = -rows.shape[1] % size
+        masks.append((jnp.arange(rows.shape[1] + padding) < sizes[:, None]).reshape(-1, size))
+        batches.append(jnp.pad(rows, ((0, 0), (0, padding))).reshape(-1, size))
     return jnp.concatenate(batches), jnp.concatenate(masks)
 
 
