@@ -87,6 +87,16 @@ def labelled_by_itself(config: ConfigDict) -> str:
     )
 
 
+def few_labels(config: ConfigDict) -> str:
+    """Advice if clients have labels for a few of their images, and most steps are on pseudo-labels."""
+    if config.data.labels != "clients" or (config.data.labelled_share == 1 and not config.data.num_labelled):
+        return ""
+    return (
+        f"{config.method} is made for clients that have labels for all of their images or for none; with a tenth at "
+        "each client it ended below the labels alone on the digits"
+    )
+
+
 def check_entry(name: str, entry: Entry, where: str = "") -> None:
     """Checks a method's entry before it is used in a configuration; `where` is a prefix of the error's message.
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from fedjax_ssl.base.fields import Section, word
 from fedjax_ssl.client import ACCEPTED, STANDARD
 from fedjax_ssl.engine import Method, Problem, Received
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, few_labels
 from fedjax_ssl.methods.frames import trained_by_role, unlabelled_images
 from fedjax_ssl.server.aggregation import counts_told, most_examples
 
@@ -70,5 +70,6 @@ ENTRY = Entry(
     heads={STANDARD: lambda model: None},
     heads_if={STANDARD: lambda config: config.confidence.kind == "acr"},
     mislabels=True,
+    advice=few_labels,
     tiny={"confidence.threshold": 0.2, "clients_per_round": 8},
 )

@@ -24,7 +24,7 @@ from fedjax_ssl.base.fields import MOST_SEED, Section, share, whole, word
 from fedjax_ssl.client import ACCEPTED, STANDARD, Examples
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Method, Metrics, Phase, Problem, Received, State
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, few_labels
 from fedjax_ssl.methods.frames import TEN_CLIENTS, trained_by_role, unlabelled_images
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.untrained import kaiming_model
@@ -161,5 +161,6 @@ ENTRY = Entry(
     heads={STANDARD: lambda model: None},
     heads_if={STANDARD: lambda config: config.confidence.kind == "acr"},
     mislabels=True,
+    advice=few_labels,
     tiny={"confidence.threshold": 0.2, "confidence.kind": "acr", "clients_per_round": 8},
 )

@@ -56,7 +56,7 @@ from fedjax_ssl.engine import (
 )
 from fedjax_ssl.methods.cbafed.client import Acceptance, accept, acceptance
 from fedjax_ssl.methods.cbafed.residual import RECORD, residual_over_rounds, with_residual
-from fedjax_ssl.methods.entry import Entry, Variants, labels_alone
+from fedjax_ssl.methods.entry import Entry, Variants, few_labels, labels_alone
 from fedjax_ssl.methods.frames import BY_ROLE, TEN_CLIENTS, alternating, given_labels, labelled_images
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
@@ -210,6 +210,6 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     confidence=("debias",),
-    advice=lambda config: labels_alone(config, "cbafed.warm_up_rounds"),
+    advice=lambda config: labels_alone(config, "cbafed.warm_up_rounds") or few_labels(config),
     tiny={"cbafed.labelled_epochs": 3, "cbafed.cap": 0.12, "cbafed.residual_every": 1, "clients_per_round": 8},
 )

@@ -125,3 +125,13 @@ def test_a_sum_of_two_long_steps_is_told_before_the_first_round(fields, warns, c
     said = advice(capfd, **{**base, **fields})
     assert len(said) == warns
     assert not warns or re.match("warning: fedlabel adds two changes .* aggregation.learning_rate=0.5", said[0])
+
+
+@pytest.mark.parametrize("method", ["semianagg", "fedavg_semi", "cbafed"])
+def test_a_method_for_wholly_labelled_clients_is_told_if_each_has_a_few_labels(method, capfd):
+    run = {"method": method, "num_rounds": 200}
+    for labels, share, number in (("some_clients", 0.1, 0), ("clients", 1.0, 0), ("clients", 0.1, 1)):
+        said = advice(capfd, **run, **{"data.labels": labels, "data.labelled_share": share})
+        assert len(said) == number and all(
+            f"{method} is made for clients that have labels for all" in line for line in said
+        )
