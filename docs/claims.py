@@ -48,9 +48,9 @@ def mean_of(name: str, rounds: slice = slice(None), percent: float = 100.0) -> A
 
 
 def weights(run: RunRecords, rounds: slice) -> np.ndarray | None:
-    """SemiAnAgg's mean r^k of each client over some rounds, float [K], NaN for labelled ones; None without any."""
-    found = run.by_client().get("weight_among_unlabelled")
-    return None if found is None else found[rounds].mean(axis=0)
+    """SemiAnAgg's mean r^k of each client over some rounds, float [K], NaN for those not in each; None without any."""
+    found = run.by_client().get("weight_among_unlabelled", np.full((1, 1), np.nan))[rounds].mean(axis=0)
+    return found if np.isfinite(found).any() else None
 
 
 def weight_range(rounds: slice) -> Any:
