@@ -20,7 +20,7 @@ Test accuracy as ProxyFL's paper prints it (CVPR 2026, arXiv 2602.21078; it does
     ProxyFL                    88.56  90.00  89.96
     SAGE, 10,000 labels        89.87  90.53  90.54
     ProxyFL, 10,000 labels     90.97  91.22  91.51
-At our scale SAGE minus the labels alone is +0.00 ± 0.00 (board leaderboard/mnist_clients).
+At our scale SAGE minus the labels alone is +0.26 ± 2.38 (board leaderboard/mnist_clients).
 Arguments: alpha=, stratified (alpha = 0 of the code), a backbone, other methods (supervised; fixmatch for FixMatch-LPL,
 fixmatch,gpl for FixMatch-GPL; proxyfl and its variants), recipes.
 """

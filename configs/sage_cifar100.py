@@ -21,7 +21,7 @@ Test accuracy as ProxyFL's paper prints it (CVPR 2026, arXiv 2602.21078; it does
     SAGE, 10,000 labels        60.86  61.49  62.01
     ProxyFL, 10,000 labels     62.57  63.09  63.19
 ProxyFL's server tunes for 10 epochs, because it overfits with more.
-At our scale SAGE minus the labels alone is +0.00 ± 0.00 (board leaderboard/mnist_clients).
+At our scale SAGE minus the labels alone is +0.26 ± 2.38 (board leaderboard/mnist_clients).
 Arguments: alpha=, stratified (alpha = 0 of the code), a backbone, other methods (supervised; fixmatch for FixMatch-LPL,
 fixmatch,gpl for FixMatch-GPL; proxyfl and its variants), recipes.
 """

@@ -20,7 +20,7 @@ Test accuracy as ProxyFL's paper prints it (CVPR 2026, arXiv 2602.21078; it does
     ProxyFL                    77.98  78.96  79.59
     SAGE, 18,000 labels        77.51  78.23  78.77
     ProxyFL, 18,000 labels     80.80  81.02  81.46
-At our scale SAGE minus the labels alone is +0.00 ± 0.00 (board leaderboard/mnist_clients).
+At our scale SAGE minus the labels alone is +0.26 ± 2.38 (board leaderboard/mnist_clients).
 Arguments: alpha=, stratified (alpha = 0 of the code), a backbone, other methods (supervised; fixmatch for FixMatch-LPL,
 fixmatch,gpl for FixMatch-GPL; proxyfl and its variants), recipes.
 """

@@ -21,7 +21,7 @@ Test accuracy as ProxyFL's paper prints it (CVPR 2026, arXiv 2602.21078; it does
     ProxyFL                    95.09  95.18  95.26
     SAGE, 9,200 labels         94.31  94.56  94.68
     ProxyFL, 9,200 labels      95.03  95.40  95.34
-At our scale SAGE minus the labels alone is +0.00 ± 0.00 (board leaderboard/mnist_clients).
+At our scale SAGE minus the labels alone is +0.26 ± 2.38 (board leaderboard/mnist_clients).
 Arguments: alpha=, stratified (alpha = 0 of the code), a backbone, other methods (supervised; fixmatch for FixMatch-LPL,
 fixmatch,gpl for FixMatch-GPL; proxyfl and its variants), recipes.
 """

@@ -11,7 +11,7 @@ optimizers of all clients take 9.4 GB. The paper's best test accuracy of 800 rou
     Dir 0.1             49.0   68.0
     2 classes           35.2   62.1
 These figures most likely come from its public code, which differs from its text: variant `code`.
-At our scale SemiFL minus the labels alone is +0.00 ± 0.00 (board leaderboard/mnist_server).
+At our scale SemiFL minus the labels alone is +5.90 ± 0.98 (board leaderboard/mnist_server).
 Arguments: iid, two_classes, server_labels=, alpha=, images=, a backbone, the variants of fedjax_ssl/methods/semifl.py,
 other methods and recipes. If the argument server_labels= is 1,000 or less, the server's batches have 10 images, as in
 the code.
