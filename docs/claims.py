@@ -12,6 +12,7 @@ import pathlib
 import re
 import statistics
 import sys
+import textwrap
 import tomllib
 from collections import Counter
 from typing import Any
@@ -31,7 +32,7 @@ DOCS = pathlib.Path(__file__).parent
 SEEDS, OTHERS = ("FedAnchor", "SemiAnAgg", "FedIL", "FedLabel"), "Other methods"
 ACCURACY, DISTANCES = "accuracies", "distances"
 HOLDS, NOT, OPEN, TO_DO = "holds", "does not hold", "cannot be told", "not run"
-UNKNOWN = "No reason was found."
+UNKNOWN, UNTRIED = "No reason was found.", " No single change has been tried."
 MARGIN = 1.0  # points: less than this is no difference
 CONFIGS = sorted((DOCS.parent / "configs").glob("*.py"))
 GAIN = re.compile(r"^(At our scale (.+) minus the labels alone is ).*( \(board (.+)\)\.)$", re.MULTILINE)
@@ -234,7 +235,13 @@ def reason_of(reason: dict[str, Any]) -> str:
     tried = {compared(run): list(differences(run).values()) for run in each_board(reason.get("tried", []))}
     figures = [f"{name}: {difference_of(values)}" for name, values in tried.items() if len(values) > 1]
     why = " ".join(reason.get("why", UNKNOWN).split())
-    return why + (f" Tried: {'; '.join(figures)}." if figures else "")
+    nothing = UNTRIED if why == UNKNOWN else ""
+    return why + (f" Tried: {'; '.join(figures)}." if figures else nothing)
+
+
+def wrapped(item: str) -> str:
+    """An item of a list in lines of 100 characters."""
+    return textwrap.fill(item, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def page() -> str:
@@ -260,7 +267,7 @@ def page() -> str:
         parts.append(f"## {title}\n\n{to_markdown(rows, bold).rstrip()}\n")
         if paper in failed:
             why = {name: reason_of(found["reason"].get(name, {})) for name in failed[paper]}
-            lines = [f"* {' '.join(claims)} {why[name]}" for name, claims in failed[paper].items()]
+            lines = [wrapped(f"* {' '.join(claims)} {why[name]}") for name, claims in failed[paper].items()]
             parts.append("\n".join(["Why a claim does not hold:\n", *lines, ""]))
     parts.append(f"## Boards\n\n{to_markdown(boards_table(found['core_minutes'])).rstrip()}\n")
     return "\n".join(parts)

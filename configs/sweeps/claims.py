@@ -28,6 +28,7 @@ COMMON = {
 }
 RATES = {"client.learning_rate": LogUniform(0.003, 0.3)}
 WITH_SERVER = {**RATES, "server.learning_rate": LogUniform(0.003, 0.3)}
+COHORT = {"num_clients": 20, "clients_per_round": 5}
 THRESHOLD = {"confidence.threshold": (0.5, 0.7, 0.8, 0.9, 0.95)}
 # The methods' own thresholds: the first try names its own, too, so that all tries of a row share their programs.
 OWN = {
@@ -47,7 +48,7 @@ OWN = {
 
 # --- Labels at the server: FedAnchor's Tables 1 to 3 and its figures, FedIL's Tables I to III and Figures 5 and 6. ----
 
-SERVER = {"num_clients": 20, "clients_per_round": 5, "data.labels": "server"}
+SERVER = {**COHORT, "data.labels": "server"}
 IID = {"data.alpha": 1000.0}
 FEDANCHOR = {
     "Labels alone": "server_only,plain",
@@ -147,8 +148,7 @@ FIRST_LABELLED = {"data.labels": "profile", "data.label_profile": (1, *(0 for _ 
 # does on labelled and unlabelled images together, without momentum, at rates around its paper's 0.003. ---------------
 
 CLIENTS = {
-    "num_clients": 20,
-    "clients_per_round": 5,
+    **COHORT,
     "data.labels": "clients",
     "data.labelled_share": 0.2,
     "data.alpha": 0.1,
@@ -216,8 +216,7 @@ EXPERTS_SPACE = {  # FedLabel's threshold stays
 # --- Why some methods are behind on the leaderboard: seven labels at every client, or all labels at three of 20. ------
 
 SEVEN = {
-    "num_clients": 20,
-    "clients_per_round": 5,
+    **COHORT,
     "data.labels": "clients",
     "data.labelled_share": 0.1,
     "data.alpha": 0.5,
@@ -239,8 +238,7 @@ CHANGES = {
     "ProxyFL, no contrastive loss": "proxyfl,plain,no_contrastive",
 }
 THREE = {
-    "num_clients": 20,
-    "clients_per_round": 5,
+    **COHORT,
     "data.labels": "some_clients",
     "data.labelled_clients": 3,
     "data.alpha": 0.5,
