@@ -1,9 +1,11 @@
-"""How two defaults that are not the paper's were chosen: on validation images of seeds that no other board has.
+"""How three defaults were chosen: on validation images of seeds that no other board has.
 
     python launch.py sweep configs/sweeps/defaults.py:fedil --workdir=runs/defaults_fedil
     python launch.py sweep configs/sweeps/defaults.py:rscfed --workdir=runs/defaults_rscfed
+    python launch.py sweep configs/sweeps/defaults.py:clipping --workdir=runs/defaults_clipping
 
 The quickstart. `fedil`: epochs of the server before the first round. `rscfed`: its betas, three of 20 clients labelled.
+`clipping`: whether the server clips its gradients, to norm 1.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -13,6 +15,15 @@ def betas(beta, beta_labelled, **more):
     return "rscfed", {"rscfed.beta": beta, "rscfed.beta_labelled": beta_labelled, **more}
 
 
+CLIPS = {"server.clip_norm": 1.0}
+CLIPPED = {
+    "Labels alone": "server_only",
+    "FixMatch": "fixmatch",
+    "UDA": "uda",
+    "(FL)^2": "fl2",
+    "FedRGD": "fedrgd",
+    "FedAnchor": "fedanchor",
+}
 ROWS = {
     "fedil": (
         {
@@ -21,6 +32,7 @@ ROWS = {
         },
         {},
     ),
+    "clipping": ({**CLIPPED, **{f"{name}, the server clips": (words, CLIPS) for name, words in CLIPPED.items()}}, {}),
     "rscfed": (
         {
             "Labels alone": "supervised",
