@@ -229,6 +229,7 @@ CHANGES = {
     "FedDB, no debiasing": "feddb,plain,no_debiasing",
     "FedMatch": "fedmatch,plain",
     "FedMatch, 5 local epochs": ("fedmatch,plain", {"client.epochs": 5}),
+    "FedMatch, no L2 term": ("fedmatch,plain", {"fedmatch.l2_weight": 0.0}),
     "SemiAnAgg": "semianagg,plain,flexmatch",
     "SemiAnAgg, fixed threshold": "semianagg,plain",
     "CBAFed": "cbafed,plain",
@@ -353,11 +354,15 @@ WARM_UPS = {  # in the second, from appendix A of the paper, nobody has labels
 }  # fmt: skip
 
 
+# What these rows had by default when their runs were made; that of FedMatch is its paper's.
+BEFORE = {"FedIL": {"server.pretrain_epochs": 20}, "FedMatch": {"fedmatch.l2_weight": 10.0}}
+
+
 def with_threshold(name, method):
     """A row that names its own threshold, if it has one."""
     words, fields = (method, {}) if isinstance(method, str) else method
     own = [value for title, value in OWN.items() if is_named(name, title)]
-    before = {"server.pretrain_epochs": 20} if name.startswith("FedIL") else {}  # now 40 by default
+    before = next((fields for title, fields in BEFORE.items() if name.startswith(title)), {})
     return words, {**({"confidence.threshold": own[-1]} if own else {}), **before, **fields}
 
 

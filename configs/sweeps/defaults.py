@@ -1,11 +1,14 @@
-"""How three defaults were chosen: on validation images of seeds that no other board has.
+"""How four defaults were chosen: on validation images of seeds that no other board has.
 
     python launch.py sweep configs/sweeps/defaults.py:fedil --workdir=runs/defaults_fedil
     python launch.py sweep configs/sweeps/defaults.py:rscfed --workdir=runs/defaults_rscfed
     python launch.py sweep configs/sweeps/defaults.py:clipping --workdir=runs/defaults_clipping
+    python launch.py sweep configs/sweeps/defaults.py:fedmatch --workdir=runs/defaults_fedmatch
+    python launch.py sweep configs/sweeps/defaults.py:fedmatch_clients --workdir=runs/defaults_fedmatch_clients
 
 The quickstart. `fedil`: epochs of the server before the first round. `rscfed`: its betas, three of 20 clients labelled.
-`clipping`: whether the server clips its gradients, to norm 1.
+`clipping`: whether the server clips its gradients, to norm 1. `fedmatch`: the weight of its L2 term, with labels at the
+server and at the clients.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -24,6 +27,10 @@ CLIPPED = {
     "FedRGD": "fedrgd",
     "FedAnchor": "fedanchor",
 }
+WEIGHTS = {
+    f"L2 {weight:g}, patience {visits}": ("fedmatch", {"fedmatch.l2_weight": weight, "fedmatch.patience": visits})
+    for weight, visits in ((10.0, 5), (10.0, 20), (1.0, 20), (0.0, 20), (0.0, 5))
+}
 ROWS = {
     "fedil": (
         {
@@ -33,6 +40,11 @@ ROWS = {
         {},
     ),
     "clipping": ({**CLIPPED, **{f"{name}, the server clips": (words, CLIPS) for name, words in CLIPPED.items()}}, {}),
+    "fedmatch": (WEIGHTS | {"Labels alone": "server_only"}, {}),
+    "fedmatch_clients": (
+        WEIGHTS | {"Labels alone": "supervised"},
+        {"data.labels": "clients", "data.labelled_share": 0.1},
+    ),
     "rscfed": (
         {
             "Labels alone": "supervised",

@@ -37,7 +37,6 @@ class ServerPlan(NamedTuple):
     # the optimizer starts afresh.
     memory: str | None = CLASSIFICATION
     steps: int | None = None  # number of steps, which replaces `epochs`
-    shuffle: bool = True  # False: every training has the same order of examples
     # (model before, model after, step from 0) -> the model after a step, which may change parts that are not trained.
     after_step: Callable[[Model, Model, jax.Array], Model] | None = None
     # (a step's key) -> what `loss` otherwise draws with this key by rejection sampling, whose loops slow down the steps
@@ -60,7 +59,6 @@ def train_on_server_labels(
     if num_steps == 0 or len(labelled) == 0:
         return state, {}
     shuffle_key, steps_key = jax.random.split(key)
-    shuffle_key = shuffle_key if plan.shuffle else jax.random.key(0)
     epoch_keys = jax.random.split(shuffle_key, -(-num_steps // steps_per_epoch))
     orders = jax.vmap(lambda k: jax.random.permutation(k, labelled))(epoch_keys)
     optimizer = make_optimizer(config, rate)

@@ -23,17 +23,9 @@ from tests.helpers.small_problem import (
     federation,
     itself,
     loss_and_gradient,
-    mirrored,
     pixels_of,
     probabilities,
 )
-
-
-def coin(key, images):
-    """A view that is mirrored or not, image by image."""
-    chosen = jax.random.bernoulli(key, shape=(len(images),))[:, None, None, None]
-    return jnp.where(chosen, images[:, :, ::-1], images)
-
 
 # --- The server. -----------------------------------------------------------------------------------------------------
 
@@ -68,18 +60,6 @@ def test_a_server_with_labels_trains_sigma_alone():
         np.testing.assert_array_equal(in_numpy(after.server[PARTS][PSI])[name], psi[name])
         np.testing.assert_allclose(in_numpy(after.model.params)[name], expected[name] + psi[name], atol=1e-4)
     np.testing.assert_allclose(after.server[PLATEAU], [0.5 / 3, 0, 0], rtol=1e-6)
-
-
-@pytest.mark.parametrize("weak", [mirrored, coin])
-def test_the_server_s_batches_may_be_the_same_in_every_round(weak):
-    """But not what their views draw."""
-    problem, method = build("server", weak=weak, shuffle=False)
-    problem.config.server.update({"epochs": 1, "batch_size": 2})
-    data = federation([[-1] * 3], at_server=[0, 1, 2, 2])
-    state = method.init(data, KEY)
-    of_round = lambda key: numbers(method.server_before(state, data, key)[0].server[PARTS][SIGMA])  # noqa: E731
-    first, second = map(of_round, jax.random.split(KEY, 2))
-    assert np.array_equal(first, second) == (weak is mirrored)
 
 
 @pytest.mark.parametrize("lasts", [True, False])

@@ -59,14 +59,6 @@ def test_the_largest_batch_is_that_of_the_client_with_the_fewest_labels_beside_i
     assert largest_batch(problem._replace(lacks_labels=True), 2500) == 2500  # the data say who has labels
 
 
-def test_the_order_of_batches_may_be_the_same_in_every_round():
-    problem, method = build("clients", shuffle=False)
-    data = federation([[0, 1, 2] + [-1] * 7])
-    works = [prepared(problem, method, data, key).work[0].work for key in jax.random.split(KEY, 2)]
-    for of_round in zip(*((work.unlabelled.order, work.labelled.order) for work in works)):
-        np.testing.assert_array_equal(*of_round)
-
-
 @pytest.mark.parametrize(("batches", "size", "room", "lengths"), [
     (2, 3, 4, [3, 2]),  # batches smaller than their room
     (2, 2, 2, [2, 2]),  # one example has no step

@@ -34,10 +34,7 @@ def disjoint_phase(
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         examples = Examples.of(data, cohort)
-        keys = examples.keys
-        if not options.shuffle:
-            keys = jax.vmap(lambda client: jax.random.fold_in(jax.random.key(0), client))(cohort.clients)
-        work = pair_decks(problem, examples, keys, room_of(data), with_labels)._replace(personal=cohort.personal)
+        work = pair_decks(problem, examples, room_of(data), with_labels)._replace(personal=cohort.personal)
         num_steps = jnp.where(jnp.any(examples.present, axis=1), config.epochs * work.batches, 0)
         return Plan({}, num_steps, work)
 

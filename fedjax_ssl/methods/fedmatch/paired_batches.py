@@ -25,17 +25,17 @@ class PairedDecks(NamedTuple):
     personal: Any = ()  # the message to this client
 
 
-def pair_decks(problem: Problem, examples: Examples, keys: jax.Array, room: int, with_labels: bool) -> PairedDecks:
+def pair_decks(problem: Problem, examples: Examples, room: int, with_labels: bool) -> PairedDecks:
     """The decks of a cohort, shuffled for each of `client.epochs`; a labelled batch has `client.batch_size` examples.
 
     `room` is the most unlabelled examples in a batch. If that is too few, an epoch has more batches than the labelled
-    examples fill. Without labels all batches have `room` unlabelled examples. Keys are [M].
+    examples fill. Without labels all batches have `room` unlabelled examples.
     """
     config = problem.config.client
-    deck, labelled = Deck.shuffled(examples, examples.unlabelled, keys, config.epochs), None
+    deck, labelled = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs), None
     batches, size = whole_batches(deck.size, room), jnp.full_like(deck.size, room)
     if with_labels:
-        keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+        keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
         labelled = Deck.shuffled(examples, examples.labelled, keys, config.epochs)
         batches = jnp.maximum(whole_batches(labelled.size, config.batch_size), num_batches(deck.size, room))
         size = -(-deck.size // batches)
