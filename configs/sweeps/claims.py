@@ -266,13 +266,12 @@ CHANGES_SPACE = {
 
 # --- Labels at the server, clients as on the leaderboard: FedU and FedEMA. --------------------------------------------
 
-NARROW = {"model.projector_hidden": 128, "model.projector_dim": 64}  # as on the leaderboard
 FEDEMA = {
-    "FedU": ("fedu,plain", NARROW),
-    "FedEMA": ("fedema,plain", NARROW),
+    "FedU": "fedu,plain",
+    "FedEMA": "fedema,plain",
     # Single changes.
-    "FedEMA, lambda = 1": ("fedema,plain,constant", NARROW),
-    "FedEMA, selective": ("fedema,plain", {**NARROW, "fedema.selective": True}),
+    "FedEMA, lambda = 1": "fedema,plain,constant",
+    "FedEMA, selective": ("fedema,plain", {"fedema.selective": True}),
 }
 
 # --- Boards. ----------------------------------------------------------------------------------------------------------
@@ -342,7 +341,7 @@ ROWS = {
 WARM_UPS = {  # in the second, from appendix A of the paper, nobody has labels
     "semianagg_warm_digits": ("supervised,plain", {"num_rounds": ROUNDS}),
     "semianagg_unlabelled_digits": (
-        "fedu,plain",  # with a head for features of 128 numbers; its own has 4,096 in the hidden layer
+        "fedu,plain",
         {
             "num_rounds": ROUNDS,
             "data.labels": "server",

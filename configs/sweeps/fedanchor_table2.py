@@ -25,7 +25,6 @@ METHODS = {
     "FedAnchor": "fedanchor",
     "FedAnchor (mix)": "fedanchor,mix",
 }
-FEDCON = {"FedCon": ("fedcon,plain,own_optimisers", {"fedcon.projector_hidden": 3 * 128})}
 RECIPES = {"plain": "{},plain", "strong": "strong,natural_images,{}"}
 # Numbers of anchors; target accuracy to which the table counts rounds.
 DATASETS = {
@@ -42,7 +41,7 @@ def get_sweep(dataset="cifar10"):
     }
     return Sweep(
         config=f"configs/fedanchor_{dataset}.py:paper",
-        methods={**methods, **FEDCON},
+        methods={**methods, "FedCon": "fedcon,plain,own_optimisers"},
         common={"model.name": "wrn28_2"},
         fields={"data.alpha": (0.1, 1000.0), "data.server_labels": anchors},
         target_accuracy=target_accuracy,

@@ -30,6 +30,7 @@ DATASETS = {
     "cifar10": ((500, 5000), 0.5),
     "cifar100": ((5000,), 0.4),
 }
+BYOL = {"model.projector_hidden": 4096, "model.projector_dim": 2048}  # as in the papers of FedU and FedEMA
 
 
 def get_sweep(dataset="cifar10"):
@@ -39,8 +40,8 @@ def get_sweep(dataset="cifar10"):
         methods={
             "Fully supervised": ("centralised", {"data.partition": "iid", "data.server_labels": anchors[0]}),
             "FedMatch": "fedmatch,at_server",
-            "FedU": "fedu",
-            "FedEMA": "fedema",
+            "FedU": ("fedu", BYOL),
+            "FedEMA": ("fedema", BYOL),
             "Orchestra": "orchestra",
             "FixMatch": "fixmatch",
             "FedIL": "",

@@ -23,11 +23,11 @@ mean. All have 800 rounds.
 
 from fedjax_ssl.sweep import Sweep, by_argument
 
-# Numbers of labels; the backbone's features; target accuracy to which the table counts rounds.
+# Numbers of labels; target accuracy to which the table counts rounds.
 DATASETS = {
-    "cifar10": ((10, 40), 128, 0.4),
-    "svhn": ((40, 250), 128, 0.7),
-    "cifar100": ((100, 400), 512, 0.2),
+    "cifar10": ((10, 40), 0.4),
+    "svhn": ((40, 250), 0.7),
+    "cifar100": ((100, 400), 0.2),
 }
 PARTITIONS = {
     "IID": {"data.partition": "iid"},
@@ -39,13 +39,12 @@ AS_PUBLISHED = {"client.batch_size": 10, "server.pretrain_epochs": 0, "model.sta
 
 
 def get_sweep(dataset="cifar10"):
-    labels, features, target_accuracy = by_argument(DATASETS, dataset)
+    labels, target_accuracy = by_argument(DATASETS, dataset)
     fedcon = {
         "client.batch_size": 50,
         "client.epochs": 1,
         "server.epochs": 1,
         "server.pretrain_epochs": 1,
-        "fedcon.projector_hidden": 3 * features,
     }
     methods = {}
     for name, partition in PARTITIONS.items():

@@ -42,7 +42,6 @@ FEDTRINET = {  # its schedule for 100 rounds of five local epochs, shortened to 
     "fedtrinet.ramp_from": 4,
     "fedtrinet.ramp_epochs": 8,
 }
-NARROW = {"model.projector_hidden": 128, "model.projector_dim": 64}  # memory holds the target networks of all clients
 SERVER = {
     "All labels": "supervised,all_labels,plain",
     "Labels alone": "server_only,plain",
@@ -56,8 +55,8 @@ SERVER = {
     "(FL)^2": "fl2,plain",
     "CATCHFed": "catchfed,plain",
     "BSemiFL": "bsemifl,plain",
-    "FedU": ("fedu,plain", NARROW),
-    "FedEMA": ("fedema,plain", NARROW),
+    "FedU": "fedu,plain",
+    "FedEMA": "fedema,plain",
     "Orchestra": "orchestra,plain",
     "FedOpenMatch": "fedopenmatch,plain",
     "SAGE": "sage,plain",

@@ -33,7 +33,7 @@ def get_sweep():
             "SemiFL (strong)": "semifl,strong",
             "FedIL": ("fedil,plain", START),
             "FedMatch": ("fedmatch,at_server,plain", START),
-            "FedCon": ("plain,fedcon", {"fedcon.projector_hidden": 3 * 128}),
+            "FedCon": "plain,fedcon",
             "FedRGD": ("plain,fedrgd", {**START, "fedrgd.steps": 50, "model.normalisation": "group"}),
             "(FL)^2": "fl2,plain",
             "(FL)^2 (strong)": "fl2,strong",

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import Section, real, whole, word
+from fedjax_ssl.base.fields import Section, real, word
 from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, global_model, local_training, own_optimizers
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Method, Metrics, Phase, Previous, Problem, State
@@ -84,9 +84,6 @@ VARIANTS: Variants = {
 
 def defaults() -> Section:
     section = Section()
-    # Width of the projector's hidden layer; its output is as wide as the features (4,096 in the public code). Each of
-    # the K clients has a projector, so about three times the features is a good choice.
-    section.projector_hidden = whole(12288, least=1)
     # The clients' learning rate: 'shared', by `schedule`; or 'warm_up', a linear rise and a cosine over the run.
     section.client_schedule = word("shared", "warm_up")
     section.consistency_weight = real(1.0, least=0)  # weight of the server's consistency after the ramp
@@ -186,8 +183,8 @@ def moved_student(number: jax.Array, before: Model, after: Model, index: jax.Arr
 
 
 def projector_of(problem: Problem) -> Projector:
-    """h, which maps features to vectors of the same size."""
-    return Projector(problem.config.fedcon.projector_hidden, 0, problem.config.model.normalisation)
+    """h, which maps features to vectors of the same size; its hidden layer is three times as wide, as in the code."""
+    return Projector(0, 0, problem.config.model.normalisation)
 
 
 def between_views(problem: Problem) -> Phase:
@@ -243,5 +240,4 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     confidence=(),
-    tiny={"fedcon.projector_hidden": 8},
 )

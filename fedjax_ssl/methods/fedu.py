@@ -27,8 +27,8 @@ from fedjax_ssl.ops.trees import repeated, where
 
 DIVERGENCE = "divergence"  # the entry of a client's memory with the divergence of its last training
 FIELDS = {  # of FedU and FedEMA; also resets shared defaults that another config may have changed
-    "model.projector_hidden": 4096,
-    "model.projector_dim": 2048,
+    "model.projector_hidden": 128,
+    "model.projector_dim": 64,
     "views": "simclr",
 }
 EXPERIMENT = {  # the CIFAR-10 setting of FedU's and FedEMA's papers
@@ -40,6 +40,8 @@ EXPERIMENT = {  # the CIFAR-10 setting of FedU's and FedEMA's papers
     "data.classes_per_client": 2,
     "data.normalisation": "none",
     "model.classifier_init": "torch_linear",
+    "model.projector_hidden": 4096,
+    "model.projector_dim": 2048,
     "client.epochs": 5,
     "client.batch_size": 128,
     "client.learning_rate": 0.032,

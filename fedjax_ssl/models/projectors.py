@@ -11,7 +11,7 @@ from fedjax_ssl.models.normalisation import Normalisation
 class Projector(nn.Module):
     """One hidden layer: features [V*B, F], or another head's outputs, to [V*B, dim]."""
 
-    hidden: int  # width of the hidden layer, which is followed by normalisation and ReLU
+    hidden: int  # width of the hidden layer, before normalisation and ReLU; 0: three times the number of inputs
     dim: int  # number of outputs; 0: the number of inputs
     # Policy of `Normalisation`. Layers before a normalisation have no bias, because it would change nothing.
     normalisation: str
@@ -22,7 +22,7 @@ class Projector(nn.Module):
     def __call__(self, features, train=False, mask=None, num_views=1):
         """Maps inputs to outputs; arguments as for every head, see `Heads`."""
         has_bias = self.normalisation == "none"
-        x = Linear(self.hidden, use_bias=has_bias, name="first")(features)
+        x = Linear(self.hidden or 3 * features.shape[-1], use_bias=has_bias, name="first")(features)
         x = Normalisation(self.normalisation, name="norm")(x, train, mask, num_views)
         width = self.dim or features.shape[-1]
         x = Linear(width, use_bias=has_bias or not self.normalised, name="second")(nn.relu(x))

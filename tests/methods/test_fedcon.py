@@ -18,7 +18,7 @@ def data():
 
 
 def build(**fields):
-    problem = small_problem("fedcon", **{"fedcon.projector_hidden": 6, **fields})
+    problem = small_problem("fedcon", **fields)
     return problem, METHODS["fedcon"].factory(problem)
 
 
@@ -27,7 +27,7 @@ def test_projectors_are_the_clients_own(data):
     problem, method = build()
     state = jax.jit(method.init)(data, jax.random.key(0))
     kernels = np.asarray(state.clients["projector"]["first"]["kernel"])
-    assert kernels.shape == (problem.config.num_clients, PIXELS, 6)
+    assert kernels.shape == (problem.config.num_clients, PIXELS, 3 * PIXELS)
     assert len({kernel.tobytes() for kernel in kernels}) == len(kernels)
 
 

@@ -41,7 +41,7 @@ FIELDS = {
     "client.optimizer": "lars",
     "client.weight_decay": DECAY, "client.nesterov": False, "client.clip_norm": 0.0, "server.clip_norm": 0.0,
     "server.epochs": 2, "server.pretrain_epochs": 0, "server.momentum": 0.5, "server.nesterov": False,
-    "server.weight_decay": 0.0, "fedcon.projector_hidden": 16, "fedcon.consistency_weight": CONSISTENCY,
+    "server.weight_decay": 0.0, "fedcon.consistency_weight": CONSISTENCY,
     "schedule": "cosine", "num_rounds": ROUNDS,
 }  # fmt: skip
 

@@ -14,8 +14,8 @@ def model_fields() -> Section:
     # 'transformer' (64) and 'vit' (96).
     section.width = whole(0, least=0)
     # Hidden width of the projector and the predictor, for methods that have them.
-    section.projector_hidden = whole(4096, least=1)
-    section.projector_dim = whole(2048, least=1)  # width of their outputs
+    section.projector_hidden = whole(128, least=1)
+    section.projector_dim = whole(64, least=1)  # width of their outputs
     section.normalisation = word("running", "static", "group", "none")  # see docs/concepts/statistics.md
     # With 'static': the images from which statistics are computed; see docs/concepts/statistics.md.
     section.statistics = word("server", "cohort", "all", "all_mixed", "moments")
