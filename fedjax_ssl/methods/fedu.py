@@ -26,11 +26,7 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import repeated, where
 
 DIVERGENCE = "divergence"  # the entry of a client's memory with the divergence of its last training
-FIELDS = {  # of FedU and FedEMA; also resets shared defaults that another config may have changed
-    "model.projector_hidden": 128,
-    "model.projector_dim": 64,
-    "views": "simclr",
-}
+FIELDS = {"views": "simclr"}  # of FedU and FedEMA
 EXPERIMENT = {  # the CIFAR-10 setting of FedU's and FedEMA's papers
     "num_rounds": 100,
     "schedule": "cosine",

@@ -48,7 +48,6 @@ from fedjax_ssl.ops.sgd import Model, without_parts
 TWIN, PROJECTOR = "twin", "projector"  # the second network, and its head
 PARTS = (*CLASSIFIER, TWIN)
 TEMPERATURE = 0.07  # of InfoNCE
-FIELDS = {**BY_ROLE, "model.projector_hidden": 4096, "model.projector_dim": 2048}  # of the twin's head
 VARIANTS: Variants = {
     "paper": {  # the setting of its experiments; this flavour of RandAugment (3, 5) draws the 5 at random
         "num_rounds": 500,
@@ -60,6 +59,8 @@ VARIANTS: Variants = {
         "augment.num_ops": 3,
         "augment.border": "zeros",
         "model.classifier_init": "torch_linear",
+        "model.projector_hidden": 4096,
+        "model.projector_dim": 2048,
         "client.epochs": 1,
         "client.batch_size": 64,
         "client.learning_rate": 0.01,
@@ -191,7 +192,7 @@ ENTRY = Entry(
     paper="https://arxiv.org/abs/2402.14430",
     settings=("some_clients", "clients", "profile"),
     defaults=defaults,
-    fields=FIELDS,
+    fields=BY_ROLE,
     variants=VARIANTS,
     companions={TWIN: lambda config: {PROJECTOR: BYOL_HEADS[PROJECTOR](config.model)}},
     tiny={"model.projector_hidden": 8, "model.projector_dim": 4, "confidence.threshold": 0.2, "clients_per_round": 8},
