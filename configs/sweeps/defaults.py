@@ -5,10 +5,11 @@
     python launch.py sweep configs/sweeps/defaults.py:clipping --workdir=runs/defaults_clipping
     python launch.py sweep configs/sweeps/defaults.py:fedmatch --workdir=runs/defaults_fedmatch
     python launch.py sweep configs/sweeps/defaults.py:fedmatch_clients --workdir=runs/defaults_fedmatch_clients
+    python launch.py sweep configs/sweeps/defaults.py:some_clients --workdir=runs/defaults_some_clients
 
 The quickstart. `fedil`: epochs of the server before the first round. `rscfed`: its betas, three of 20 clients labelled.
 `clipping`: whether the server clips its gradients, to norm 1. `fedmatch`: the weight of its L2 term, with labels at the
-server and at the clients.
+server and at the clients. `some_clients`: why FixMatch fails if three of 20 clients have labels.
 """
 
 from fedjax_ssl.sweep import Sweep, by_argument
@@ -44,6 +45,17 @@ ROWS = {
     "fedmatch_clients": (
         WEIGHTS | {"Labels alone": "supervised"},
         {"data.labels": "clients", "data.labelled_share": 0.1},
+    ),
+    "some_clients": (
+        {
+            "Labels alone": "supervised",
+            "FixMatch": "fixmatch",
+            "FixMatch, 1 local epoch": ("fixmatch", {"client.epochs": 1}),
+            "FixMatch, a tenth of the rate": ("fixmatch", {"client.learning_rate": 0.003}),
+            "FedAvg-Semi": "fedavg_semi",
+            "FedAvg-Semi, one mean": ("fedavg_semi", {"fedavg_semi.apart": False}),
+        },
+        {"data.labels": "some_clients", "data.labelled_clients": 3},
     ),
     "rscfed": (
         {

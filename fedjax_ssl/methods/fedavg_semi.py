@@ -9,8 +9,6 @@ the others for none. What differs from FedAvg:
 A client with images of both kinds trains on one after the other and counts in both means.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -43,15 +41,14 @@ def defaults() -> Section:
 def fedavg_semi(problem: Problem) -> Method:
     """Eq. 2 as a Method."""
     options = problem.config.fedavg_semi
-    accepted = functools.partial(accepted_labels, problem)
+
+    def accepted(received: Received) -> jax.Array:
+        """N_k^U, the pseudo-labels that the client trained on, float32 [R]."""
+        return counts_told(received, ACCEPTED, most_examples(problem, received))
+
     weights = accepted if options.unlabelled_weights == "accepted" else any_images
     # l1 of eq. 2, the weight of all labelled clients together, is a half.
     return trained_by_role(problem, weights if options.apart else None, 0.5)
-
-
-def accepted_labels(problem: Problem, received: Received) -> jax.Array:
-    """N_k^U, the pseudo-labels that the client trained on, float32 [R]."""
-    return counts_told(received, ACCEPTED, most_examples(problem, received))
 
 
 def any_images(received: Received) -> jax.Array:

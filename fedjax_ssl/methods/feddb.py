@@ -35,7 +35,7 @@ from fedjax_ssl.client.labels import label_by_scores, mean_prediction, told_scor
 from fedjax_ssl.client.steps import MakePlan
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Label, Labels, Method, Previous, Problem, Received
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, one_mean
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
@@ -189,5 +189,6 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     mislabels=True,
+    advice=one_mean,
     tiny={"confidence.threshold": 0.2, "confidence.debias": "app_u"},
 )

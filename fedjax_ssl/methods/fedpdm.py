@@ -33,7 +33,7 @@ from fedjax_ssl.client import (
 from fedjax_ssl.client.labels import label_by_scores, told_scores
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Finished, Label, Labels, Method, Phase, Previous, Problem
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, one_mean
 from fedjax_ssl.methods.frames import alternating
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
@@ -207,5 +207,6 @@ ENTRY = Entry(
     variants=VARIANTS,
     confidence=("kind", "threshold"),
     mislabels=True,
+    advice=one_mean,
     tiny={"confidence.threshold": 0.2, "fedpdm.adjustment": 1.0, "fedpdm.ema_decay": 0.5},
 )

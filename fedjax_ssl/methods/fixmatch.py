@@ -18,7 +18,7 @@ from fedjax_ssl.base.fields import Section, word
 from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, threshold_of, total, train_views
 from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.engine import Method, Problem, no_op
-from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
+from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants, one_mean
 from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.ops.losses import cross_entropy
 from fedjax_ssl.ops.sgd import Model
@@ -92,5 +92,6 @@ ENTRY = Entry(
     defaults=defaults,
     variants=VARIANTS,
     mislabels=True,
+    advice=one_mean,
     tiny={"confidence.threshold": 0.2, "fixmatch.server": "parallel", "confidence.kind": "client_mean"},
 )

@@ -11,7 +11,7 @@ import jax
 from fedjax_ssl.base.fields import Section, real
 from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, threshold_of, total
 from fedjax_ssl.engine import Method, Problem
-from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants
+from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants, one_mean
 from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.ops.losses import soft_label_loss
 from fedjax_ssl.ops.sgd import Model
@@ -53,5 +53,6 @@ ENTRY = Entry(
     defaults=defaults,
     variants=VARIANTS,
     mislabels=True,
+    advice=one_mean,
     tiny={"confidence.threshold": 0.2},
 )

@@ -126,8 +126,9 @@ def make_table(rows: list[Row], target: float) -> list[dict[str, Any]]:
         lines = [_figures(run, columns, target) for run in row.runs]
         seeds = [run.config["seed"] for run in row.runs]
         unfinished = sum(not run.is_finished for run in row.runs)
+        costs = {name for name in columns if name in COSTS or name.startswith(("rounds to ", "MB to "))}
         cells = {
-            name: OverSeeds([line[name] for line in lines], seeds, NOTHING if _is_cost(name) else DEVIATION)
+            name: OverSeeds([line[name] for line in lines], seeds, NOTHING if name in costs else DEVIATION)
             for name in columns
         }
         done = {"seeds": Seeds(len(row.runs), row.num_seeds, unfinished)}
@@ -161,10 +162,6 @@ def _columns(runs: list[RunRecords], target: float) -> list[str]:
 
 def _of_rounds(target: float) -> list[str]:
     return [f"last {LAST} rounds", "best", f"rounds to {100 * target:g} %", f"MB to {100 * target:g} %"]
-
-
-def _is_cost(column: str) -> bool:
-    return column in COSTS or column.startswith(("rounds to ", "MB to "))
 
 
 def _figures(run: RunRecords, columns: list[str], target: float) -> dict[str, float | None]:

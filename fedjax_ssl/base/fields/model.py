@@ -13,8 +13,7 @@ def model_fields() -> Section:
     # Channels of a ResNet's first stage; 0: 16 for 'resnet8', 64 for others. Or the width of 'mlp' (0: 128),
     # 'transformer' (64) and 'vit' (96).
     section.width = whole(0, least=0)
-    # Hidden width of the projector and the predictor, for methods that have them.
-    section.projector_hidden = whole(128, least=1)
+    section.projector_hidden = whole(128, least=1)  # hidden width of the projector and the predictor
     section.projector_dim = whole(64, least=1)  # width of their outputs
     section.normalisation = word("running", "static", "group", "none")  # see docs/concepts/statistics.md
     # With 'static': the images from which statistics are computed; see docs/concepts/statistics.md.

@@ -19,7 +19,7 @@ import functools
 from fedjax_ssl.base.fields import Section, whole
 from fedjax_ssl.client import labels_for_report, own_optimizers, threshold_of
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, one_mean
 from fedjax_ssl.methods.feddure.client import TAU, local_training, rising
 from fedjax_ssl.methods.frames import alternating
 
@@ -76,5 +76,6 @@ ENTRY = Entry(
     fields=FIELDS,
     variants=VARIANTS,
     confidence=("threshold",),
+    advice=one_mean,
     tiny={"confidence.threshold": 0.2, "feddure.tuning_steps": 1, "feddure.steps": 2},
 )

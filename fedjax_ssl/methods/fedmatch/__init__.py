@@ -149,8 +149,7 @@ def defaults() -> Section:
     section.helpers = whole(2, least=0)  # H, number of clients whose psi a client gets; 0: none
     # Interval in rounds at which helpers are sent; they are used in that round only.
     section.helper_interval = whole(10, least=1)
-    # lambda_L2 of |sigma - psi|^2. The paper has 10; from new weights that is worse than the labels alone on digits.
-    section.l2_weight = real(0.0, least=0)
+    section.l2_weight = real(0.0, least=0)  # lambda_L2 of |sigma - psi|^2; 10 in the paper, worse from new weights
     section.l1_weight = real(1e-4, least=0)  # lambda_L1 of |psi|_1; with labels at the server the paper has 1e-5
     # l1_thres: entries of psi up to this magnitude count as 0 in messages and in tests; with labels at the server 1e-5.
     section.smallest = real(5e-6, least=0)

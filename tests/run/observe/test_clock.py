@@ -106,10 +106,14 @@ def test_a_run_that_ends_before_the_unlabelled_images_is_told_first(field, capfd
     assert re.match(f"warning: all 40 rounds train on labels alone, since {field} is 40; lower it", line)
 
 
-def test_a_method_that_labels_by_itself_is_told_what_it_needs(capfd):
-    for labels, number in {"server": 1, "some_clients": 1, "clients": 0}.items():
-        said = advice(capfd, **{"method": "sage", "data.labels": labels})
-        assert len(said) == number and all(line.startswith("warning: sage labels images by the model") for line in said)
+@pytest.mark.parametrize(("method", "start", "told"), [
+    ("sage", "labels images by the model", ["server", "some_clients"]),
+    ("fixmatch", "counts clients with and without labels alike", ["some_clients"]),
+])  # fmt: skip
+def test_a_method_is_told_what_it_needs(method, start, told, capfd):
+    for labels in ("server", "some_clients", "clients"):
+        said = advice(capfd, **{"method": method, "data.labels": labels})
+        assert len(said) == (labels in told) and all(line.startswith(f"warning: {method} {start}") for line in said)
 
 
 @pytest.mark.parametrize(("fields", "warns"), [
