@@ -13,7 +13,7 @@ The paper's own figures could not be read. ProtoFSSL's runs of the public code, 
 non-IID, and 62.2 for FedAvg on the labels alone. In SAGE's protocol (ResNet-8, 10 % labels, Dirichlet 0.1 / 0.5 / 1,
 see docs/data.md): 75.35 / 77.86 / 78.00.
 The server remembers two models for each client, 5.3 GB; with --config.fedmatch.sparse_down=False one, 2.6 GB.
-At our scale FedMatch minus the labels alone is -2.02 ± 1.51 (board leaderboard/mnist_clients).
+At our scale FedMatch minus the labels alone is -2.50 ± 2.34 (board leaderboard/mnist_clients).
 Arguments: the variants of fedjax_ssl/methods/fedmatch/, a backbone, server_labels=, images= (per client), other
 methods.
 """
