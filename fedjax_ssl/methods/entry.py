@@ -79,12 +79,11 @@ def labels_alone(config: ConfigDict, field: str) -> str:
 
 def labelled_by_itself(config: ConfigDict) -> str:
     """Advice if a method labels images by the model in training and some clients have no labels."""
-    if config.data.labels in ("clients", "profile"):
-        return ""
-    return (
+    told = (
         f"{config.method} labels images by the model in training; at clients without labels it ended in a single class "
         "on the digits, from an untrained model and at the default learning rate; fixmatch labels by the received model"
     )
+    return "" if config.data.labels in ("clients", "profile") else told
 
 
 def few_labels(config: ConfigDict) -> str:
@@ -104,6 +103,12 @@ def one_mean(config: ConfigDict) -> str:
         "labels alone on the digits; fedavg_semi trains as fixmatch does, and labelled clients have half of the weight"
     )
     return told if config.data.labels == "some_clients" else ""
+
+
+def unlabelled_backbone(config: ConfigDict) -> str:
+    """Advice if a method that trains its backbone without labels has fewer rounds than its paper."""
+    told = f"{config.method} trains its backbone without labels, in its paper for 100 rounds; 40 were too few on digits"
+    return told if config.num_rounds < 100 else ""
 
 
 def check_entry(name: str, entry: Entry, where: str = "") -> None:

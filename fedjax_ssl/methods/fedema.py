@@ -17,7 +17,7 @@ from fedjax_ssl.base.fields import Section, real, share
 from fedjax_ssl.client import byol
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Method, Problem
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, unlabelled_backbone
 from fedjax_ssl.methods.fedu import EXPERIMENT, FIELDS
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.models.projectors import BYOL_HEADS
@@ -82,5 +82,6 @@ ENTRY = Entry(
     variants=VARIANTS,
     heads=BYOL_HEADS,
     confidence=(),
+    advice=unlabelled_backbone,
     tiny={"model.projector_hidden": 8, "model.projector_dim": 4},
 )

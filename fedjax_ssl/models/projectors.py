@@ -37,10 +37,7 @@ def _byol_head(reads: str, model) -> functools.partial[Projector]:
 
 # BYOL's: a projector on the features and a predictor on the projector's outputs. Name -> function from the section
 # `config.model` to the head's factory, as in `Entry.heads`.
-BYOL_HEADS = {
-    "projector": functools.partial(_byol_head, ""),
-    "predictor": functools.partial(_byol_head, "projector"),
-}
+BYOL_HEADS = {"projector": functools.partial(_byol_head, ""), "predictor": functools.partial(_byol_head, "projector")}
 
 
 class Projection(nn.Module):

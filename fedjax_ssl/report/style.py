@@ -87,11 +87,7 @@ def styled(size: str = SCREEN) -> Iterator[None]:
 
 
 def subplots(
-    rows: int = 1,
-    columns: int = 1,
-    figsize: tuple[float, float] = SMALL,
-    mosaic: Any = None,
-    **grid: Any,
+    rows: int = 1, columns: int = 1, figsize: tuple[float, float] = SMALL, mosaic: Any = None, **grid: Any
 ) -> tuple[Figure, Any]:
     """A figure and its axes, made without pyplot: it opens no window and does not affect a notebook's figures.
 

@@ -26,7 +26,7 @@ from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, global_mo
 from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Images, Method, Metrics, Phase, Previous, Problem, Received, State
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, unlabelled_backbone
 from fedjax_ssl.methods.frames import self_supervised
 from fedjax_ssl.methods.orchestra import clusters
 from fedjax_ssl.methods.orchestra.clusters import CENTROIDS, PROJECTIONS, Ring
@@ -196,6 +196,7 @@ ENTRY = Entry(
     companions={TARGET: lambda config: {PROJECTOR: _projector(config.model)}},
     images_alone="turns images by quarters",
     confidence=(),
+    advice=unlabelled_backbone,
     tiny={
         "model.projector_hidden": 8,
         "model.projector_dim": 4,

@@ -109,6 +109,7 @@ def test_a_run_that_ends_before_the_unlabelled_images_is_told_first(field, capfd
 @pytest.mark.parametrize(("method", "start", "told"), [
     ("sage", "labels images by the model", ["server", "some_clients"]),
     ("fixmatch", "counts clients with and without labels alike", ["some_clients"]),
+    ("fedu", "trains its backbone without labels, in its paper for 100 rounds", ["server", "some_clients", "clients"]),
 ])  # fmt: skip
 def test_a_method_is_told_what_it_needs(method, start, told, capfd):
     for labels in ("server", "some_clients", "clients"):
