@@ -24,8 +24,9 @@ Every method at its best of the same number of tries, on the same partitions, we
 A board is one data set with one place of the labels. This page is made from the records of the runs
 in `docs/leaderboard/`; the sweep's file, `configs/sweeps/leaderboard.py`, says what all rows share.
 `table` is the digits as rows of 64 numbers, `features` are EfficientNet-Lite0's of the first 4,096
-images of CIFAR-10. Boards of `digits-defaults` have no tries: a row is
-`--config=configs/quickstart.py:METHOD` and nothing else, with three seeds.
+images of CIFAR-10. Boards of `digits-defaults` and `mnist-defaults` have no tries: a row is
+`--config=configs/quickstart.py:METHOD`, or `fedanchor_mnist.py`, and no other choice, with three
+seeds.
 
 ```
 export JAX_NUM_CPU_DEVICES=1   # these two: to compile sooner, where runs are as short as on digits
