@@ -44,9 +44,10 @@ def test_mu_is_at_most_one(data):
 
 
 @pytest.mark.parametrize("name", ["fedu", "fedema"])
-def test_named_in_orchestra_s_config_they_have_views_and_heads_of_their_own(name):
+def test_named_in_orchestra_s_config_they_have_views_of_their_own_and_its_widths(name):
     ours, theirs = (apply_arguments(base_config(), arguments) for arguments in (name, f"orchestra,{name}"))
-    assert differences(flatten(theirs), flatten(ours)) == {}
+    widths = {"model.projector_hidden": (512, 128), "model.projector_dim": (512, 64)}
+    assert differences(flatten(theirs), flatten(ours)) == widths
 
 
 def test_the_divergence_is_the_mean_over_convolutions_but_for_shortcuts():
