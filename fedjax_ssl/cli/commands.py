@@ -36,6 +36,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     with doing("loading JAX"):
         from fedjax_ssl import train
         from fedjax_ssl.config import overlooked, override, parse_config
+        from fedjax_ssl.methods import find_method
         from fedjax_ssl.run import hosts
         from fedjax_ssl.run.cores import use_every_core
         from fedjax_ssl.run.dry_run import dry_run
@@ -50,7 +51,7 @@ def run_train(own: Any, words: list[str], overrides: list[str]) -> None:
     if own.dry_run:
         config = find_config()
         print(dry_run(config))
-        for line in overlooked(config, overrides):
+        for line in filter(None, (*overlooked(config, overrides), find_method(config.method).advice(config))):
             log.warn(line)
         return
     with hosts.joined(own.coordinator, own.num_processes, own.process_id):

@@ -178,4 +178,7 @@ def test_a_dry_run_shows_the_configuration_and_the_size_of_a_round(tmp_path, mon
     step, together = (float(number.replace(",", "")) for number in re.findall(r"([\d,]+) FLOP, an estimate", said))
     assert 25_600 <= step < 2 * 25_600
     assert "if each client takes 14 steps" in said and together == pytest.approx(5 * 14 * step, rel=1e-4)
+    advised = [f"--config={QUICKSTART}:fixmatch", "--config.model.name=linear", "--config.data.labels=some_clients"]
+    assert launch.main([*advised, "--config.data.labelled_clients=3", *fields, "--dry_run"]) == 0
+    assert "warning: fixmatch counts clients with and without labels alike" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())  # nothing is written
