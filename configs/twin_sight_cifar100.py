@@ -16,7 +16,7 @@ Published test accuracy (the paper does not say of which round):
     RSCFed                      43.48
     Twin-sight                  49.98
 Twin-sight takes 400 rounds to the paper's target accuracy.
-At our scale Twin-sight minus the labels alone is -5.64 ± 29.99 (board leaderboard/digits_some_clients).
+At our scale Twin-sight minus the labels alone is -5.12 ± 29.00 (board leaderboard/digits_some_clients).
 Arguments: alpha=, a backbone, other methods, the variants of fedjax_ssl/methods/twin_sight.py.
 """
 
