@@ -12,8 +12,7 @@ numbers of labels. FedAnchor's paper: ResNet-18, 250 / 500 / 5,000 labels, 34.94
 51.57 / 76.38 at Dirichlet alpha 0.1. (FL)^2's paper: Wide-ResNet-28-2, 10 / 40 labels, 16.7 / 23.3 under IID.
 Each client has its own backbone and projector: 5.1 GB on the device for this config, and the same in every checkpoint.
 At our scale FedCon minus the labels alone is -0.57 ± 1.47 (board leaderboard/mnist_server).
-Arguments: two_classes, server_labels=, a backbone, the variants of fedjax_ssl/methods/fedcon.py, other
-methods.
+Arguments: two_classes, server_labels=, a backbone, the variants of fedjax_ssl/methods/fedcon.py, other methods.
 """
 
 from fedjax_ssl.config import apply_arguments, base_config

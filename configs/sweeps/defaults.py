@@ -1,4 +1,4 @@
-"""How four defaults were chosen: on validation images of seeds that no other board has.
+"""How four defaults were chosen, and why one fails: on validation images of seeds that no other board has.
 
     python launch.py sweep configs/sweeps/defaults.py:fedil --workdir=runs/defaults_fedil
     python launch.py sweep configs/sweeps/defaults.py:rscfed --workdir=runs/defaults_rscfed
