@@ -106,8 +106,7 @@ def typed(saved: dict[str, Any], where: str | pathlib.Path, seeds: tuple[int, ..
     known = flatten(config)
     for name, value in flatten(saved).items():
         if name not in known:
-            why = "this version has no such field; report still reads a run of another version"
-            raise UserError(f"{where}: {name} is {value!r}: {why}")
+            raise UserError(f"{where}: {name} is {value!r}, but there is no such field")
         try:
             config.update_from_flattened_dict({name: tuple(value) if isinstance(value, list) else value})
         except (TypeError, ValueError) as error:

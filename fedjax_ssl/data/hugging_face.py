@@ -87,10 +87,10 @@ class _InRow(NamedTuple):
 
     split: Any  # with the column of the encoded images alone
     where: str  # the split's name and path, for messages
-    row: int
+    row: int  # from 0
 
     def __str__(self) -> str:
-        return f"row {self.row} of {self.where}"
+        return f"row {self.row + 1} of {self.where}"
 
     def read(self) -> bytes:
         (image,) = self.split[self.row].values()
@@ -122,7 +122,7 @@ def _pictures(split: Any, column: str, rows: np.ndarray, name: str, path: str) -
         if not file.is_file():
             raise UserError(f"{in_row} names the image {file}, which is no file here; put it there, or save its bytes")
         found.append(file)
-    return found, tuple(printable(paths[row] or f"row {row}") for row in rows)
+    return found, tuple(printable(paths[row] or f"row {row + 1}") for row in rows)
 
 
 def _open(path: str) -> dict[str, Any]:

@@ -23,8 +23,6 @@ from fedjax_ssl.data.partition_file import check_labelled_clients, load_for
 from fedjax_ssl.data.partition_schemes import PARTITIONS, Shares, by_domain
 from fedjax_ssl.data.unknown import deal_unknown
 
-LABEL_STREAM = 2  # number of the seed's random stream for clients' labels
-
 
 def make_partition_of(dataset: Any, config: Any, num_clients: int, seed: int) -> Partition:
     """`make_partition` of a `Dataset`, without the client that `left_out` names."""
@@ -75,7 +73,7 @@ def make_partition(
         return _with_unknown(labels, num_classes, config, num_clients, seed, domains)
     check_labels(config, num_clients)
     if config.partition_file:
-        return load_for(config, labels, num_classes, num_clients, np.random.default_rng([seed, LABEL_STREAM]))
+        return load_for(config, labels, num_classes, num_clients)
     _check_owners(config, owners, num_clients)
     _check_domains(config, domains, num_clients)
     if (labels < 0).any():

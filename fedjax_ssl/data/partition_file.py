@@ -11,14 +11,12 @@ from fedjax_ssl.base.errors import UserError, say
 from fedjax_ssl.base.files import replace_arrays
 from fedjax_ssl.data import npz
 from fedjax_ssl.data.content import arrays_of_data
-from fedjax_ssl.data.labels import share_of
 from fedjax_ssl.data.long_tail import may_be_tail
 from fedjax_ssl.data.owners import NO_ROWS, Partition
 
 _KEYS = ("server_index", "client_index", "client_size")
 _TEST_KEYS = ("client_test_index", "client_test_size")  # if clients have test images
 _OPTIONAL = ("labelled_index", "validation_index", *_TEST_KEYS)
-_SHARE_KEY = "label_share"  # in users' files, instead of labelled_index
 
 
 def save_partition(path: str | os.PathLike[str], partition: Partition, **of_data: np.ndarray) -> None:
@@ -121,16 +119,13 @@ def load_partition(path: str | os.PathLike[str], num_examples: int, num_clients:
     return Partition(at_server, np.split(rows, np.cumsum(sizes)[:-1]), labelled, validation, tuple(tests))
 
 
-def load_for(
-    config: Any, of_all: np.ndarray, num_classes: int, num_clients: int, rng: np.random.Generator
-) -> Partition:
+def load_for(config: Any, of_all: np.ndarray, num_classes: int, num_clients: int) -> Partition:
     """The partition in `config.partition_file`, checked against the other fields of `config`.
 
-    `of_all` are the labels of all training examples, int [N]; -1: no label. If the file has the array label_share, each
-    client's labelled examples are drawn by `rng`.
+    `of_all` are the labels of all training examples, int [N]; -1: no label.
     """
     path, labels = config.partition_file, config.labels
-    partition = _with_shares(path, load_partition(path, len(of_all), num_clients), labels, rng)
+    partition = load_partition(path, len(of_all), num_clients)
     if labels == "server" and not config.server_labels:  # nobody has labels: the file's are hidden
         partition = partition._replace(labelled_rows=NO_ROWS)
     labelled, of_server = len(partition.labelled_rows), len(partition.server_index)
@@ -172,18 +167,3 @@ def check_labelled_clients(
     wholly = sum(known > 0 for known, _ in counts)
     if wholly != labelled_clients:
         raise UserError(f"{source}: {wholly} clients have labels, but data.labelled_clients={labelled_clients}")
-
-
-def _with_shares(path: str, partition: Partition, labels: str, rng: np.random.Generator) -> Partition:
-    """Draws labels for a share of each client's examples, if the file has shares."""
-    shares = npz.read_arrays(path, (), "data.partition_file", optional=(_SHARE_KEY,)).get(_SHARE_KEY)
-    if shares is None:
-        return partition
-    number = len(partition.client_rows)
-    is_good = shares.shape == (number,) and shares.dtype.kind in "fiu" and ((shares >= 0) & (shares <= 1)).all()
-    if labels != "profile" or len(partition.labelled_rows) or not is_good:
-        use = "it is for data.labels='profile', in place of labelled_index"
-        raise UserError(f"{path}: {_SHARE_KEY} must be {number} numbers from 0 to 1, one for each client; {use}")
-    shares = shares.astype(np.float64)  # a small integer type would overflow
-    drawn = [share_of(own, rng.permutation(own), share) for own, share in zip(partition.client_rows, shares)]
-    return partition._replace(labelled_rows=np.concatenate(drawn).astype(np.int32))

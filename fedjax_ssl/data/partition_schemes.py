@@ -108,7 +108,10 @@ def _counts_of_at_least(
 ) -> list[np.ndarray]:
     """Draws `_draw_with_capacity` again until every client has `least` examples."""
     number = sum(map(len, rows))
-    for _ in range(MAX_DRAWS if number >= least * num_clients else 0):
+    if number < least * num_clients:
+        why = f"{number} examples are not {least} for each of {num_clients} clients"
+        raise UserError(f"data.partition={config.partition!r}: {why}; lower num_clients")
+    for _ in range(MAX_DRAWS):
         counts = _draw_with_capacity(rows, num_clients, config.alpha, rng)
         if np.sum(counts, axis=0).min() >= least:
             return counts

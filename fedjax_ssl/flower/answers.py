@@ -69,7 +69,7 @@ def read_hello(content: Any, digest: str, num_clients: int, num_classes: int) ->
         and sum(classes) == (sum(labelled) if num_classes else 0)
     )
     if not is_possible:
-        raise UserError(f"{hello!r:.300} cannot be, of {num_clients} clients and {num_classes} asked classes")
+        raise UserError(f"{hello!r:.300} cannot be right for {num_clients} clients and {num_classes} asked classes")
     return hello
 
 

@@ -57,7 +57,7 @@ def main(grid: Any, context: Any) -> None:
             state, metrics, healthy = server.round(state)
             folder.add(state, metrics, time.monotonic() - began, healthy)
             if not healthy:
-                raise TrainingError(f"round {int(state.round)}: the global state is not finite, or no upload was")
+                raise TrainingError(f"round {int(state.round)}: the global state is not finite, or no upload is")
         folder.conclude(state, server.tested(state) if config.data.validation else {})
 
 

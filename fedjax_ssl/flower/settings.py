@@ -68,7 +68,7 @@ def in_project(config_file: str) -> str:
 def digest(config: ConfigDict) -> str:
     """A hash of all fields that change a result; equal on machines whose runs do the same.
 
-    Paths do not count. A partition file counts by its bytes. Raises UserError if the partition file cannot be read.
+    `data.path` does not count, and a partition file counts by its bytes. Raises a UserError if that cannot be read.
     """
     fields = {name: value for name, value in flatten(config).items() if name not in (*CHANGES_NO_RESULT, "data.path")}
     if file := config.data.partition_file:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 
 from fedjax_ssl.models import Adapted, Outputs, build_model, check_backbone, heads_drawn
 from fedjax_ssl.models.normalisation import pooled_statistics
@@ -59,24 +58,6 @@ class Network(NamedTuple):
     def probabilities(self, model: Model, inputs: jax.Array) -> jax.Array:
         """The classifier's softmax in evaluation mode: float32 [B, C]."""
         return jax.nn.softmax(self.predict(model, inputs).logits)
-
-    def layers(self, model: Model, inputs: jax.Array) -> dict[str, jax.Array]:
-        """The outputs [B, ...] of the backbone's layers and of the classifier, by path, in the order of computation.
-
-        A layer is left out if it has several outputs.
-        """
-        order: dict[tuple[str, ...], None] = {}
-
-        def noted(layer: nn.Module, method: str) -> bool:
-            return method == "__call__" and order.setdefault(layer.path) is None
-
-        variables = {kind: parts["backbone"] for kind, parts in model._asdict().items() if "backbone" in parts}
-        taken, kept = self.inputs.to_network(inputs), ["intermediates"]
-        _, found = self.module.backbone.apply(variables, taken, capture_intermediates=noted, mutable=kept)
-        outputs = flatten_dict(found["intermediates"])
-        named = {"/".join(("backbone", *path)): outputs.get((*path, "__call__"), (None,))[-1] for path in order}
-        arrays = {path: output for path, output in named.items() if isinstance(output, jax.Array) and output.ndim}
-        return {**arrays, "classifier": self.predict(model, inputs).logits}
 
     def embeddings(self, outputs: Outputs) -> jax.Array:
         """The vectors that represent images in pictures and predictions: float32 [B, D]."""

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_ssl.base.errors import UserError, printable
 from fedjax_ssl.base.fields import CHANGES_NO_RESULT, differences, flatten
 from fedjax_ssl.base.files import read_json
-from fedjax_ssl.records.runs import RunRecords, contents_of, find_runs, read_run
+from fedjax_ssl.records.runs import RunRecords, find_runs, read_run
 from fedjax_ssl.records.workdir import ROWS
 
 
@@ -28,11 +28,6 @@ class Group(NamedTuple):
         return np.stack([np.pad(row, (0, longest - len(row)), constant_values=np.nan) for row in rows])
 
     @property
-    def known(self) -> RunRecords:
-        """The first run with checksums of its data, else the first."""
-        return next((run for run in self.runs if run.content), self.runs[0])
-
-    @property
     def measured(self) -> str:
         """The set that is measured each round, 'validation' or 'test'."""
         return self.runs[0].measured
@@ -45,7 +40,7 @@ class Group(NamedTuple):
 def name_data_sets(groups: list[Group]) -> list[str]:
     """The name of each group's data set; if several share a name, with the fields that say where they are from."""
     names = [group.runs[0].dataset().get("name", group.runs[0].config["data"]["source"]) for group in groups]
-    contents = contents_of(group.known for group in groups)
+    contents = [group.runs[0].content for group in groups]
 
     def sharing(names: list[str], name: str) -> list[str]:
         return list(dict.fromkeys(content for content, other in zip(contents, names) if other == name))
@@ -113,9 +108,9 @@ def read_groups(
         raise UserError(skipped[0])
     groups: dict[tuple[str, int], list[tuple[str, RunRecords]]] = {}
     times: collections.Counter[tuple[str, int]] = collections.Counter()
-    for (name, run), content in zip(read, contents_of(run for _, run in read)):
+    for name, run in read:
         # A second run of the same seed, such as by another version of the code, is not another seed.
-        same = (_but_the_seed(run.config) + content, run.config["seed"])
+        same = (_but_the_seed(run.config) + run.content, run.config["seed"])
         times[same] += 1
         groups.setdefault((same[0], times[same]), []).append((name, run))
     named = [

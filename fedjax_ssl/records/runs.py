@@ -4,7 +4,7 @@ import functools
 import json
 import pathlib
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,9 +148,8 @@ class RunRecords(NamedTuple):
 
     @property
     def content(self) -> str:
-        """The checksums of the examples; '' if the run has none, such as one of an earlier version."""
-        found = self.dataset().get("content")
-        return json.dumps(found, sort_keys=True) if found else ""
+        """What identifies the examples: their checksums; without them the fields that say where they are from."""
+        return json.dumps(self.dataset().get("content") or self.data_fields, sort_keys=True)
 
     def class_counts(self) -> dict[str, np.ndarray]:
         """Who holds what, see `fedjax_ssl.data.class_counts`; {} if it cannot be read."""
@@ -170,7 +169,7 @@ class RunRecords(NamedTuple):
             number, at_server = client_sizes(counts).sum(), counts["server"].sum()
             before = f"{number_of(at_server, 'label')} at the server, and " if at_server else ""
             return f"{before}the data have labels for {labelled:,} of the clients' {number:,} {self.noun}"
-        return who_has_labels(self.config, labelled if counted else None).replace("images", self.noun)
+        return who_has_labels(self.config, self.noun, labelled if counted else None)
 
     @property
     def kind(self) -> str:
@@ -252,16 +251,6 @@ class RunRecords(NamedTuple):
             except UserError as error:
                 lines.append(str(error))
         return lines
-
-
-def contents_of(runs: Iterable[RunRecords]) -> list[str]:
-    """What identifies the examples of each run, for comparisons.
-
-    A run without checksums counts as one on the examples of the first run that has some and the same `data_fields`.
-    """
-    runs = list(runs)
-    known = {run.data_fields: run.content for run in reversed(runs) if run.content}
-    return [run.content or known.get(run.data_fields, json.dumps(run.data_fields)) for run in runs]
 
 
 def _or_empty(read: Callable[[pathlib.Path], dict[str, Any]], path: pathlib.Path) -> dict[str, Any]:

@@ -35,33 +35,37 @@ def describe_model(config: Any) -> str:
     return f"{encoder['name']}, adapters of rank {rank}" if rank else f"{model} on features of {encoder['name']}"
 
 
-def who_has_labels(config: Any, labelled: int | None = None) -> str:
-    """Who holds labels, in words; `labelled`: how many of the clients' images have labels, None if unknown."""
+def who_has_labels(config: Any, noun: str = "images", labelled: int | None = None) -> str:
+    """Who holds labels, in words.
+
+    `noun` is what examples are called, and `labelled` how many of the clients' have labels, None if unknown.
+    """
     data = config["data"]
     if data["centralised"]:
-        return "the server has all images, with their labels"
+        return f"the server has all {noun}, with their labels"
     at_server = f"{number_of(data['server_labels'], 'label')} at the server" if server_has_labels(data) else ""
     if data["reveal_labels"]:
-        return f"{at_server}{', and ' if at_server else ''}every client has labels for all its images"
+        return f"{at_server}{', and ' if at_server else ''}every client has labels for all its {noun}"
     if data["labels"] == "server":
         return at_server or "nobody has labels"
     if data["labels"] == "profile" and not data["partition_file"]:
         profile = data["label_profile"]
         drawn = isinstance(profile[0], str)
         which = f"drawn by {profile[0]}" if drawn else f"{100 * min(profile):.4g} to {100 * max(profile):.4g} %"
-        text = f"each client has labels for a share of its own of its images, {which}"
+        text = f"each client has labels for a share of its own of its {noun}, {which}"
     elif data["labels"] == "some_clients":
         number, one = data["labelled_clients"], data["labelled_clients"] == 1
         text = f"{number:,} of {config['num_clients']:,} clients {'has' if one else 'have'} labels for all "
-        text += f"{'its' if one else 'their'} images"
+        text += f"{'its' if one else 'their'} {noun}"
     elif data["partition_file"]:
-        text = f"clients have labels for the images that {data['partition_file']} names"
+        text = f"clients have labels for the {noun} that {data['partition_file']} names"
     elif data["num_labelled"]:
-        text = f"clients have labels for {data['num_labelled']:,} images, divided apart from the others"
+        text = f"clients have labels for {data['num_labelled']:,} {noun}, dealt out before the others"
     elif data["labels_per_class"]:
-        text = f"every client has labels for {number_of(data['labels_per_class'], 'image')} of each of its classes"
+        number = number_of(data["labels_per_class"], noun.removesuffix("s"))
+        text = f"every client has labels for {number} of each of its classes"
     else:
-        text = f"every client has labels for {100 * data['labelled_share']:.4g} % of its images"
+        text = f"every client has labels for {100 * data['labelled_share']:.4g} % of its {noun}"
     text = text if labelled is None else f"{text}: {labelled:,} in all"
     return f"{at_server}, and {text}" if at_server else text
 

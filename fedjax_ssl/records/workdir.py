@@ -42,10 +42,6 @@ FLOWER = "flower.json"  # marks a Flower run
 ROWS = "rows.json"  # of a sweep: a row's folder -> its name, in the table's order
 SEEDS = "seeds.json"  # of a workdir of several seeds, above their runs
 HOLDS = {CONFIG: "a run", SEEDS: "runs of several seeds", ROWS: "a sweep"}  # file -> what a folder with it holds
-OTHER_VERSION = (  # the end of a message about a run that only the version that began it can resume
-    "another version of the code made this run, and this one cannot resume it; predict and report still read it; to "
-    "train, take another workdir"
-)
 MOST_LISTED = 5  # fields in a message
 REPORT, FIGURES, MODEL_CARD = "report.html", "figures", "MODEL_CARD.md"
 
@@ -210,18 +206,14 @@ class Workdir:
     def _check_same_run(self) -> None:
         if (self.path / FLOWER).exists():
             raise UserError(f"the run in {self.path} is a Flower run, which cannot be resumed; choose another workdir")
-        with contextlib.suppress(UserError):  # an older run, or a damaged file that is written again
+        with contextlib.suppress(UserError):  # a damaged file, which is written again
             known = read_about(self.path)
             self.config, self._decided = as_decided(self.config, known), known.get("decided", {})
         self._refuse_changes()
 
     def _refuse_changes(self) -> None:
-        saved = read_config(self.path)
-        if fields := forbidden_changes(saved, self.config):
+        if fields := forbidden_changes(read_config(self.path), self.config):
             line = f"the workdir {self.path} holds a run of another configuration ({fields}); choose another workdir"
-            here, there = flatten(self.config).keys(), flatten(saved).keys()
-            if here != there and saved["method"] == self.config["method"]:
-                line = f"{self.path / CONFIG} has other fields, such as {min(here ^ there)}: {OTHER_VERSION}"
             raise UserError(line)
 
     def decide(self, config: dict[str, Any], about: dict[str, Any]) -> None:

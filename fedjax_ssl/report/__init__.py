@@ -21,5 +21,5 @@ def report(
     if out is not None:
         return write_comparison(folders, out, target, against, look=look, size=size)
     if others or find_runs(first) != [first] or against is not None or look != PLAIN:
-        raise UserError("several runs go into one page: --out=NAME.html")
+        raise UserError("a page of several runs, a table and differences need --out=NAME.html")
     return write_report(first, size)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.files import writing
 from fedjax_ssl.records.groups import Group, name_data_sets, read_groups, what_differs
-from fedjax_ssl.records.runs import RunRecords, contents_of
+from fedjax_ssl.records.runs import RunRecords
 from fedjax_ssl.records.words import number_of
 from fedjax_ssl.report import figures, page, style
 from fedjax_ssl.report.look import PLAIN, Look, best_cells, to_latex, write_table, write_tables
@@ -31,7 +31,6 @@ def write_comparison(
     look: Look = PLAIN,
     size: str = style.SCREEN,
     only: Collection[pathlib.Path] = (),
-    notes: Collection[str] = (),
 ) -> pathlib.Path:
     """Writes a page NAME.html that compares runs, and its table, NAME.csv, .md and .tex; returns the page's path.
 
@@ -47,7 +46,6 @@ def write_comparison(
         look: of the tables: columns, intervals, caption and label.
         size: of the pictures, one of `style.SIZES`.
         only: the folders of the runs that are shown; (): all.
-        notes: what readers should know of these runs.
 
     Raises:
         UserError: a folder holds no run, none has finished a round, `against` has several configurations or no seed of
@@ -75,7 +73,6 @@ def write_comparison(
         f"Data: {', '.join(sets)}. Curves are means over the seeds that have the round, bands reach from the least to "
         f"the most. Accuracies in the table are percent, mean ± {spread}.",
         [
-            *({"note": note} for note in notes),
             *_notes([*groups, *found], [*skipped, *missed]),
             {"note": len(sets) > 1 and f"The runs are on {len(sets)} data sets, {_MANY_SETS}"},
             page.section("Table", _as_html(shown)),
@@ -121,11 +118,11 @@ def _differences(groups: list[Group], found: list[Group], against: pathlib.Path)
     (reference,) = found
     its_runs = {run.folder.resolve() for run in reference.runs}
     others = []
-    *contents, wanted = contents_of(group.known for group in (*groups, reference))
-    for group, content in zip(groups, contents):
+    wanted = reference.runs[0].content
+    for group in groups:
         if its_runs & {run.folder.resolve() for run in group.runs}:
             reference = reference._replace(name=group.name)
-        elif content == wanted:
+        elif group.runs[0].content == wanted:
             others.append(group)
     rows = paired_differences(others, reference)
     if not rows:

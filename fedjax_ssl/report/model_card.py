@@ -25,6 +25,7 @@ _FIELD_OF_SCHEME = {  # partition scheme -> the field that sets how uneven it is
     "lda": "alpha",
     "dirichlet_classes": "alpha",
     "dirichlet_clients": "alpha",
+    "dirichlet_pairs": "alpha",
     "shards": "classes_per_client",
     "main_class": "main_share",
 }
@@ -121,7 +122,7 @@ def _figures(run: RunRecords) -> dict[str, str]:
 
 def _labels(run: RunRecords) -> str:
     """Who has labels, in words."""
-    return who_has_labels(run.config).replace("images", run.noun) if is_private(run.config) else run.who_has_labels()
+    return who_has_labels(run.config, run.noun) if is_private(run.config) else run.who_has_labels()
 
 
 def _last_part(path: str) -> str:

@@ -17,7 +17,7 @@ from fedjax_ssl.run import hosts
 from fedjax_ssl.run.observe.log import say
 
 # The fields that data may decide.
-FIELDS = ("num_clients", "clients_per_round", "data.partition", "data.server_labels")
+FIELDS = ("num_clients", "clients_per_round", "data.partition", "data.labelled_clients", "data.server_labels")
 
 
 def names_clients(data: Any) -> bool:

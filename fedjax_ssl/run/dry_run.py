@@ -8,6 +8,8 @@ from ml_collections import ConfigDict
 from fedjax_ssl.base.fields import flatten
 from fedjax_ssl.base.imports import name_of
 from fedjax_ssl.config import for_seed
+from fedjax_ssl.data import dataset_facts
+from fedjax_ssl.data.kinds import kind_of
 from fedjax_ssl.methods import METHODS, section_of
 from fedjax_ssl.ops.trees import tree_bytes
 from fedjax_ssl.records.words import who_has_labels
@@ -40,7 +42,7 @@ def describe(experiment: Experiment) -> list[str]:
     config, params = problem.config, jax.tree.leaves(state.model.params)
     parameters = sum(leaf.size for leaf in params)
     lines = [
-        f"{name_of(config.method)}: {who_has_labels(config)}",
+        f"{name_of(config.method)}: {who_has_labels(config, kind_of(dataset_facts(experiment.dataset)).noun)}",
         experiment.examples,
         f"model: {parameters:,} parameters, {_bytes(tree_bytes(params))}",
     ]

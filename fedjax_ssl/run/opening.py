@@ -149,8 +149,8 @@ def restore_newest(folder: Workdir, experiment: Experiment) -> State | None:
         warn(f"{line}; the run goes on from round {restored.round}")
     if untimed:
         warn(
-            f"{folder.path / TIMINGS} has no seconds of {untimed} of {restored.round} rounds, which will be "
-            "missing in the summary's"
+            f"{folder.path / TIMINGS} has no seconds of {untimed} of {restored.round} rounds; the summary's "
+            "seconds are without them"
         )
     return restored.state
 

@@ -1,26 +1,21 @@
 """Computes a run's epsilon with Google's dp-accounting, and checks that a method keeps the guarantee."""
 
-import collections
 import hashlib
-import json
 import logging
 import pathlib
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.interface import Method, Problem, State
 from fedjax_ssl.engine.tracing import trace_exchange
 from fedjax_ssl.engine.untrusted.compression import remembers
 from fedjax_ssl.ops.trees import tree_bytes
-from fedjax_ssl.records.runs import RunRecords, contents_of
 from fedjax_ssl.records.sealed import NUM_BYTES, read_secret
-from fedjax_ssl.records.words import is_private
 from fedjax_ssl.run.dependence import reads, server_stages, some_received, trace
 from fedjax_ssl.server.statistics import num_exchanging
 
@@ -34,7 +29,7 @@ class Accountant:
     """
 
     def __init__(self, config: Any):
-        """Args: config: valid, with `privacy.noise`. Raises UserError without the package dp-accounting."""
+        """Takes a valid config with `privacy.noise`. Raises a UserError without the package dp-accounting."""
         dp, rdp = _packages()
         noise, num_clients, cohort = config.privacy.noise, config.num_clients, config.clients_per_round
         if config.privacy.cohorts == "poisson":
@@ -57,51 +52,9 @@ class Accountant:
             of_all_clients = np.asarray(self._orders) / (2 * (noise / 2) ** 2)
             self._of_a_round = np.minimum(self._of_a_round, of_all_clients)
 
-    def epsilon(self, num_rounds: int, others: Iterable[tuple["Accountant", int]] = ()) -> float:
-        """Epsilon after `num_rounds` rounds, and those of others with the same kind of cohorts on the same clients."""
-        total = sum((rounds * other._of_a_round for other, rounds in others), num_rounds * self._of_a_round)
-        return float(self._epsilon(self._orders, total, self.delta)[0])
-
-
-def sum_of_guarantees(runs: Iterable[RunRecords]) -> list[str]:
-    """What private runs on the same clients promise together: a line for each kind of cohorts of several runs.
-
-    Every run publishes models of the same clients, so epsilons add up; Renyi differential privacy has the sum. Delta is
-    the first run's. Without the package dp-accounting a line says that the sum is not known. Nor is it known of runs
-    that divide the same examples into other clients, as seeds do if the partition is drawn.
-    """
-    alike: dict[tuple[str, ...], list[RunRecords]] = {}
-    private = [run for run in runs if is_private(run.config) and run.metrics]
-    for run, content in zip(private, contents_of(private)):
-        alike.setdefault((content, *_clients_of(run.config)), []).append(run)
-    lines = []
-    for content, number in collections.Counter(content for content, *_ in alike).items():
-        if number > 1:
-            several = sum(len(found) for (other, *_), found in alike.items() if other == content)
-            lines.append(
-                f"{several} private runs divide the same examples into clients, or draw cohorts, in {number} ways; "
-                "each publishes models of them, and the sum of their guarantees is not known"
-            )
-    for (*_, cohorts), several in alike.items():
-        if len(several) < 2:
-            continue
-        line = f"the guarantees of {len(several)} private runs ({cohorts} cohorts) on the same clients add up"
-        try:
-            first, *others = [(Accountant(ConfigDict(run.config)), run.metrics[-1]["round"]) for run in several]
-            pair = f"({first[0].epsilon(first[1], others):.3g}, {first[0].delta:.1g})"
-            line += f": together they are {pair}-differentially private"
-        except UserError as error:
-            line += f"; for the sum, {error}"
-        lines.append(line)
-    return lines
-
-
-def _clients_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What decides the clients of a run, and its kind of cohorts."""
-    data = config["data"]
-    drawn = data["partition"] != "natural" and not data["partition_file"]
-    clients = [config["num_clients"], data, config["seed"] if drawn else None]
-    return json.dumps(clients, sort_keys=True), config["privacy"]["cohorts"]
+    def epsilon(self, num_rounds: int) -> float:
+        """Epsilon after `num_rounds` rounds."""
+        return float(self._epsilon(self._orders, num_rounds * self._of_a_round, self.delta)[0])
 
 
 def secret_of(config: Any, folder: pathlib.Path | None = None) -> bytes:

@@ -7,8 +7,7 @@ from fedjax_ssl.records.groups import read_groups
 from fedjax_ssl.records.lines import SUMMARY
 from fedjax_ssl.records.workdir import REPORT
 from fedjax_ssl.run.observe.clock import doing
-from fedjax_ssl.run.observe.log import QUIET, say, warn
-from fedjax_ssl.run.privacy import sum_of_guarantees
+from fedjax_ssl.run.observe.log import QUIET, say
 
 
 def report_seeds(folder: pathlib.Path) -> None:
@@ -23,10 +22,7 @@ def report_seeds(folder: pathlib.Path) -> None:
         from fedjax_ssl.report.table import OverSeeds
 
         groups = read_groups([folder])[0]
-        notes = sum_of_guarantees(run for group in groups for run in group.runs)
-        write_comparison([folder], page, table_name="table", notes=notes)
-        for line in notes:
-            warn(line)
+        write_comparison([folder], page, table_name="table")
         for group in groups:
             seeds = ", ".join(str(run.config["seed"]) for run in group.runs)
             shares = [run.tested("test_accuracy") for run in group.runs]

@@ -58,8 +58,6 @@ def _misfits(config: Any, method: Entry) -> Iterator[str]:
         yield f"attack.kind='labels' is not for the method {name}, whose clients label in their own way"
     if attack.kind == "poison" and not method.unlabelled:
         yield f"attack.kind='poison' is not for the method {name}, which uses no unlabelled image"
-    if attack.kind == "poison" and attack.from_class == attack.to_class:
-        yield f"attack.from_class and attack.to_class are both {attack.from_class}"
     if data.labels == "server" and data.server_labels < 1 and method.needs_labels:
         yield f"data.server_labels must be at least 1, not {data.server_labels}"
     if stop.patience and not data.validation:

@@ -24,7 +24,6 @@ from fedjax_ssl.records.workdir import REPORT, ROWS, refuse_others
 from fedjax_ssl.report.look import to_csv, to_markdown, write_tables
 from fedjax_ssl.report.table import LAST
 from fedjax_ssl.run.observe.log import QUIET, say, warn
-from fedjax_ssl.run.privacy import sum_of_guarantees
 from fedjax_ssl.sweep.plan import Cell, Sweep, by_argument, load_sweep, plan, progress_of, warm_ups_of
 from fedjax_ssl.sweep.search import Search, changed, is_named, row_and_number, tries_of, with_best
 from fedjax_ssl.sweep.work import finish, has_diverged, run_name, train_alike, unfinished, work_on
@@ -93,8 +92,7 @@ def run_sweep(
     for number, cell in enumerate(decided, start=1):
         failures |= work_on(cell, root, update, f"{number} of {len(decided)}")
     print(update(), end="")
-    all_rows = planned()
-    _write_report(root, sweep.target_accuracy, all_rows, [*warm_ups_of(tried), *tried, *warm_ups_of(all_rows)])
+    _write_report(root, sweep.target_accuracy, planned())
     for name, why in failures.items():
         say(f"failed: {name}: {why}", QUIET)
     if failures:
@@ -103,17 +101,12 @@ def run_sweep(
     return cells
 
 
-def _write_report(root: pathlib.Path, target: float, cells: list[Cell], before: list[Cell]) -> None:
-    """Writes the page of the table's runs, if there are any; says what private ones promise with those before them."""
+def _write_report(root: pathlib.Path, target: float, cells: list[Cell]) -> None:
+    """Writes the page of the table's runs, if there are any."""
     from fedjax_ssl.report.comparison import write_comparison
 
-    runs = [run for cell in cells for run in cell.row().runs]
-    notes = sum_of_guarantees([*runs, *(run for cell in before for run in cell.row().runs)])
-    for line in notes:
-        warn(line)
-    if runs:
-        shown = [run.folder for run in runs]
-        say(f"report {write_comparison([root], root / REPORT, target, table_name='', only=shown, notes=notes)}")
+    if shown := [run.folder for cell in cells for run in cell.row().runs]:
+        say(f"report {write_comparison([root], root / REPORT, target, table_name='', only=shown)}")
 
 
 def _planner(

@@ -101,7 +101,7 @@ def load_sweep(sweep_file: str) -> Sweep:
 
 
 def _mistakes(sweep: Sweep) -> Iterator[str]:
-    """What would else be read as something else, or fail late. `plan` checks the fields and their values."""
+    """Mistakes that nothing else would notice in time. `plan` checks the fields and their values."""
     search = Search({}, {}) if sweep.search is None else sweep.search
     rows: dict[str, Any] = {**sweep.methods, WARM_UP: sweep.warm_up or ""}
     for name, row in rows.items():

@@ -105,7 +105,7 @@ def test_parquet_files_may_hold_paths(tmp_path, relative):
     os.utime(folder / "4.png", (1, 1))
     np.testing.assert_array_equal(load(file, label_column="label").x_train[2], pixels(99))  # not from the cache
     (folder / "7.png").unlink()
-    with pytest.raises(UserError, match=r"row 7 of train of .*7\.png, which is no file here"):
+    with pytest.raises(UserError, match=r"row 8 of train of .*7\.png, which is no file here"):
         load(file, label_column="label")
 
 
@@ -169,4 +169,4 @@ def test_what_is_wrong_is_one_line(tmp_path):
     broken = split_of(0, [0, 1] * 5, ["a"] * 10).to_dict()
     broken["img"][3] = {"bytes": b"no image", "path": None}
     datasets.Dataset.from_dict(broken, features=FEATURES).save_to_disk(tmp_path / "broken")
-    says(tmp_path / "broken", "row 3 of train of", "cannot be read as an image")
+    says(tmp_path / "broken", "row 4 of train of", "cannot be read as an image")

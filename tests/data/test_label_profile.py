@@ -116,14 +116,3 @@ def test_a_partition_file_brings_its_shares(tmp_path):
     assert_same(profile((), 250, partition_file=path, seed=9), partition)
     save_partition(path, drawn(labels="server", server_labels=250))
     assert len(profile((), 250, partition_file=path).labelled_rows) == 0
-
-
-def test_a_partition_file_may_bring_shares_alone(tmp_path):
-    """Labels are then drawn by the seed, as those of a tuple are."""
-    path, shares = str(tmp_path / "own.npz"), np.linspace(0, 1, CLIENTS)
-    without = profile((0,) * CLIENTS, 250)
-    np.savez(path, **{**arrays_of(without), "label_share": shares})
-    assert_same(profile((), 250, partition_file=path), profile(tuple(shares.tolist()), 250))
-    another = profile((), 250, partition_file=path, seed=4)
-    np.testing.assert_array_equal(num_labelled(another), np.floor(shares * sizes_of(without) + 0.5))
-    assert set(another.labelled_rows) != set(profile((), 250, partition_file=path).labelled_rows)

@@ -1,7 +1,6 @@
 """A partition's file: what is written is read, and what does not fit is refused in one line."""
 
 import numpy as np
-import pytest
 
 from fedjax_ssl.data import load_partition, make_partition, save_partition
 from tests.helpers.partitions import data_config, labels_of, sizes_of
@@ -29,13 +28,3 @@ def test_partition_file_round_trip_and_use(tmp_path):
     np.savez(path, **old)  # a file may leave the others out
     config.validation = 0
     np.testing.assert_array_equal(make_partition(labels, 10, config, 200, 0).server_index, partition.server_index)
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.float16])
-def test_shares_of_any_type(tmp_path, dtype):
-    path = tmp_path / "partition.npz"
-    rows = {"server_index": [], "client_index": np.arange(600), "client_size": [300, 300]}
-    np.savez(path, **rows, label_share=np.array([0, 1], dtype))
-    config = data_config(labels="profile", server_labels=0, partition_file=str(path))
-    labelled = make_partition(np.arange(600) % 2, 2, config, 2, 0).labelled_rows
-    np.testing.assert_array_equal(np.sort(labelled), np.arange(300, 600))

@@ -105,10 +105,6 @@ FILES = [
     ("some_clients", {"labelled_index": [3, 2]}, "client 0 has some labels, .* data.labels='some_clients'"),
     ("some_clients", {"labelled_index": [2, 3, 4, 5]}, "2 clients have labels, .*labelled_clients=1"),
     ("profile", {"labelled_index": None}, "0 images of the server and 0 labelled examples"),
-    *(("profile", {"labelled_index": None, "label_share": shares}, "label_share must be 2 numbers from 0 to 1, one for")
-      for shares in ([0.5], [0.5, 1.1], [np.nan, 0.5], ["0.5", "1"])),
-    ("profile", {"label_share": [0.5, 0.5]}, "in place of labelled_index"),
-    ("clients", {"labelled_index": None, "label_share": [0.5, 0.5]}, "is for data.labels='profile'"),
 ]  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from fedjax_ssl.records.runs import read_run
 from fedjax_ssl.records.sealed import read_secret
 from fedjax_ssl.records.workdir import SECRET
 from fedjax_ssl.report.model_card import model_card
-from fedjax_ssl.run.privacy import Accountant, sum_of_guarantees
 from fedjax_ssl.run.train import train_together
 from fedjax_ssl.serve.export import export_run
 from tests.helpers.stub import make_stub_config
@@ -117,22 +116,3 @@ def test_a_card_of_a_private_run_has_what_its_guarantee_covers(begun, tmp_path):
         "-differential privacy by this run alone; the guarantees of further runs on the same clients add up" in shown[0]
     )
     assert not any(words in shown[0] for words in run.client_figures())
-
-
-@pytest.mark.test_all
-def test_guarantees_of_runs_on_the_same_clients_add_up(begun, tmp_path, capfd):
-    """Three equal runs promise what one run of three times the rounds does; the page and the log say so."""
-    folder = tmp_path / "seeds"
-    same = {"data.partition_file": str(begun / "partition.npz"), "log.report": True}
-    train(config(**{"seeds": (0, 1, 2), "num_rounds": 2, **same}), folder)
-    runs = [read_run(folder / f"seed_{seed}") for seed in (0, 1, 2)]
-    wanted = Accountant(config()).epsilon(6)
-    assert wanted > 1.2 * runs[0].metrics[-1]["epsilon"]
-    (line,) = sum_of_guarantees(runs)
-    assert (
-        line.endswith(f"add up: together they are ({wanted:.3g}, 1e-05)-differentially private") and "3 private" in line
-    )
-    assert line in capfd.readouterr().err and line in (folder / "report.html").read_text()
-    assert sum_of_guarantees(runs[:1]) == []
-    (line,) = sum_of_guarantees([runs[0], read_run(begun)])  # other clients have the same examples
-    assert line.startswith("2 private runs divide the same examples") and line.endswith("is not known")

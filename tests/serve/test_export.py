@@ -12,7 +12,6 @@ from unittest import mock
 import flax.linen as nn
 import jax
 import jax.export
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
@@ -214,17 +213,12 @@ def test_bad_input_is_one_line_and_writes_nothing(words, line, finished_fedancho
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "theirs" / "README.md").read_text() == "# My thesis\n"
 
 
-@pytest.mark.parametrize(
-    "part, layer, before", [("backbone", "backbone/hidden", ""), ("classifier", "classifier", "n")]
-)
-def test_an_export_with_other_outputs_is_refused_with_its_first_wrong_layer(
-    part, layer, before, finished_fedanchor_run, tmp_path, capfd
-):
+def test_an_export_with_other_outputs_is_refused(finished_fedanchor_run, tmp_path, capfd):
     """The converter changes one layer's numbers; nothing is written."""
     right = programs.stablehlo
 
     def wrong(predictor):
-        changed = {**predictor.params, part: jax.tree.map(lambda leaf: 1.5 * leaf, predictor.params[part])}
+        changed = {**predictor.params, "classifier": jax.tree.map(lambda x: 1.5 * x, predictor.params["classifier"])}
         return right(predictor._replace(model=predictor.model._replace(params=changed)))
 
     with mock.patch.object(programs, "stablehlo", wrong):
@@ -232,30 +226,25 @@ def test_an_export_with_other_outputs_is_refused_with_its_first_wrong_layer(
         assert launch.main(["export", *words]) == 2
     error = capfd.readouterr().err
     assert "error: stablehlo cannot hold this model: its outputs differ from the predictor's by up to" in error
-    assert f"(from the layer {layer} on" in error and ("all before it are right" in error) == bool(before)
     assert "nothing was written" in error and not list(tmp_path.iterdir())
 
 
 class Pooled(nn.Module):
-    """Convolutions and Flax's own pooling, as in its examples; `spoiled` adds what ONNX does not have."""
+    """Convolutions and Flax's own pooling, as in its examples."""
 
-    spoiled: bool = False
     normalisation: str = "none"
 
     @nn.compact
     def __call__(self, inputs, train=False, mask=None, num_views=1):
         x = nn.max_pool(nn.Conv(4, (3, 3), name="first")(inputs), (2, 2), (2, 2))
         x = nn.max_pool(nn.Conv(4, (3, 3), name="second")(x), (3, 3), (1, 1), "SAME")
-        if self.spoiled:
-            window, ones = (1, 2, 2, 1), (1, 1, 1, 1)
-            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, ones, "SAME", window_dilation=window)
         x = nn.Conv(4, (3, 3), name="third")(nn.avg_pool(x, (2, 2), (2, 2)))
         return x.reshape(len(inputs), -1)
 
 
-def checked_onnx(images, spoiled=False):
+def checked_onnx(images):
     facts = {"image_shape": [8, 8, 1], "num_classes": 10, "mean": [0.3], "std": [0.4]}
-    network = build_network(make_fedanchor_config(), facts, KINDS[IMAGE], backbone=Pooled(spoiled))
+    network = build_network(make_fedanchor_config(), facts, KINDS[IMAGE], backbone=Pooled())
     model = jax.jit(network.init)(jax.random.key(0))
     outputs = jax.jit(lambda images: (network.probabilities(model, images), ()))
     predictor = Predictor(facts, tuple("0123456789"), 0, network, model, outputs, "crop")
@@ -269,30 +258,6 @@ def test_the_pooling_of_flax_is_exported(images):
     content, predictor = checked_onnx(images)
     expected = predictor.network.probabilities(predictor.model, images[:100])
     np.testing.assert_allclose(check.run_onnx(content, predictor)(images[:100]), expected, atol=1e-4)
-
-
-def test_what_onnx_lacks_is_refused_with_the_layer_behind_it(images):
-    import_onnx()
-    line = r"from the layer backbone/third on; the layer backbone/second and all before"
-    with pytest.raises(UserError, match=rf"onnx cannot hold this model: .*\({line}"):
-        checked_onnx(images, spoiled=True)
-
-
-def test_a_run_without_its_data_is_compared_on_random_inputs(finished_fedanchor_run, predict, digits_elsewhere, capfd):
-    found = check.test_inputs(predict, digits_elsewhere)
-    assert found.shape == (256, 8, 8, 1) and found.dtype == np.uint8 and len(np.unique(found)) > 200
-    assert "warning: compared on random inputs, since the run's data cannot be read" in capfd.readouterr().err
-    of_run = check.test_inputs(predict, finished_fedanchor_run[0])
-    rows = {image.tobytes() for image in load_dataset(make_fedanchor_config().data).x_test}
-    assert {image.tobytes() for image in of_run} <= rows and len(of_run) == 256
-
-
-@pytest.fixture
-def digits_elsewhere(finished_fedanchor_run, tmp_path):
-    config = json.loads((finished_fedanchor_run[0] / "config.json").read_text())
-    config["data"] |= {"source": "npz", "path": "nowhere.npz"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path
 
 
 def test_a_missing_package_is_named_before_the_model_is_loaded(export, capfd):

@@ -36,7 +36,7 @@ def data_fields() -> Section:
     section.text_length = whole(64, least=1)  # tokens of a text; longer texts are cut
     section.tokenizer = ""  # texts: path of a tokenizer.json; '': byte-pair encoding, trained on the training texts
     section.vocabulary = whole(5000, least=2)  # largest number of tokens of a tokenizer that is trained
-    section.weak_views = whole(1, least=1)  # number of weak views: the first ones of features or texts with V views
+    section.weak_views = whole(1, least=1)  # features, texts: how many of the V views are weak; they come first
     section.image_size = whole(0, least=0)  # folder or 'datasets': resize to N x N pixels; 0: all have one size
     # How an image becomes square before it is resized: 'crop' takes the centre, 'stretch' resizes the whole image.
     section.fit = word("crop", "stretch")

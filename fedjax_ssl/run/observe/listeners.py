@@ -237,7 +237,9 @@ class KeepBest(Listener):
     @staticmethod
     def _of(lines: list[dict[str, Any]]) -> tuple[float, int]:
         """The best validation accuracy in records, and the first round with it; -1 without any."""
-        found = [(line[VALIDATION_ACCURACY], -line["round"]) for line in lines if line.get(VALIDATION_ACCURACY)]
+        found = [
+            (line[VALIDATION_ACCURACY], -line["round"]) for line in lines if line.get(VALIDATION_ACCURACY) is not None
+        ]
         accuracy, number = max(found, default=(-1.0, 0))
         return accuracy, -number
 
