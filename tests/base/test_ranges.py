@@ -7,9 +7,9 @@ import pytest
 
 from fedjax_ssl import base_config
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.base.fields import CHANGES_NO_RESULT, shared_fields
+from fedjax_ssl.base.fields import shared_fields
 from fedjax_ssl.client.confidence import KINDS
-from fedjax_ssl.config import apply_arguments, flatten, override, ranges
+from fedjax_ssl.config import apply_arguments, flatten, ranges
 from fedjax_ssl.data.labels import LABELS
 from fedjax_ssl.data.partition_schemes import PARTITIONS
 from fedjax_ssl.engine.measures import MEASURES
@@ -102,26 +102,6 @@ def test_every_field_refuses_in_one_line_what_means_nothing(value, meaningful):
 def test_every_number_takes_zero_or_refuses_it_in_one_line():
     accepted = {field for field in NUMBERS if answer(field, 0) is None}
     assert not accepted & named(": num_rounds", "client: batch_size", "data: alpha") and "client.momentum" in accepted
-
-
-def test_every_number_refuses_a_word_on_a_command_line():
-    for field in NUMBERS:
-        part = base_config().unlock()  # without the other sections: parsing time grows with their number
-        for name in set(part) - {"method", field.partition(".")[0]}:
-            del part[name]
-        with pytest.raises(UserError) as refused:
-            override(part.lock(), [f"--config.{field}=word"])
-        of_one_line(field, "word", refused.value)
-
-
-def test_runs_that_differ_in_anything_else_are_neither_resumed_nor_seeds_of_one_another():
-    """The fields that change results by rounding only, and what is kept and shown."""
-    assert set(CHANGES_NO_RESULT) == named(
-        ": checkpoint_every devices eval_batch_size lanes rounds_per_dispatch",
-        ": snapshot_rounds",
-        "log: report tensorboard wandb_project",
-        "residence: clients data",
-    )
 
 
 def test_the_words_of_shared_fields_are_those_of_the_modules_that_read_them():

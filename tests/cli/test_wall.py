@@ -147,36 +147,6 @@ def test_a_workdir_that_cannot_be_is_noticed_before_anything_is_compiled(name, w
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def npz_of(path, **members):
-    """Writes an npz file with the given bytes as members."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-
-
-def header(shape):
-    text = str({"descr": "|u1", "fortran_order": False, "shape": shape}).ljust(117) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
-
-
-@pytest.mark.parametrize("kind", ["missing", "huge", "not_python", "encrypted", "compression"])
-def test_an_npz_that_cannot_be_read(kind, tmp_path, capfd):
-    path, good = tmp_path / "images.npz", header((2, 8, 8)) + bytes(128)
-    member = {"huge": header((2**40, 2**20)), "not_python": b"\x93NUMPY\x01\x00\x03\x00((("}.get(kind, good)
-    names = ("x_train.npy", "y_train.npy", "x_test.npy", "y_test.npy")
-    npz_of(path, **dict.fromkeys(names[:2] if kind == "missing" else names, member))
-    if kind in ("encrypted", "compression"):  # in both headers of each member
-        data = bytearray(path.read_bytes())
-        for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-            for found in re.finditer(re.escape(mark), bytes(data)):
-                data[found.start() + flags + (0 if kind == "encrypted" else 2)] |= 1 if kind == "encrypted" else 99
-        path.write_bytes(data)
-    words = ["--config.data.source=npz", f"--config.data.path={path}", f"--workdir={tmp_path / 'run'}"]
-    status, line = outcome(capfd, f"--config={launch.QUICKSTART}", *words)
-    assert status == 2 and f"data.path={path}" in line and "details" not in line
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("text", ["def get_config(: pass", "1 / 0", "def get_config(): return {}['x']", "\xff = 1"])
 def test_a_config_file_that_fails_is_one_line(text, tmp_path, capfd):
     path = tmp_path / "mine.py"

@@ -1,8 +1,6 @@
 """Domains of rows: read from every source, divided over server and clients, and measured one by one in the records."""
 
 import json
-import os
-import pathlib
 
 import datasets
 import numpy as np
@@ -27,9 +25,6 @@ DOMAINS = {
     "coloured": lambda x: np.stack([x, x // 4, 255 - x], axis=-1),
 }
 NAMES = np.array(sorted(DOMAINS))
-MNIST = pathlib.Path(os.environ.get("FEDJAX_SSL_DATA", "")) / "mnist.npz"
-needs_mnist = pytest.mark.skipif(not MNIST.exists(), reason="FEDJAX_SSL_DATA names no folder with mnist.npz")
-DIGITS_AND_MNIST = [None, pytest.param(str(MNIST), marks=needs_mnist, id="mnist")]
 
 
 def shifted(images):
@@ -42,10 +37,9 @@ def shifted(images):
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory, request):
-    """The file of the digits in four domains, or of the file of images that is asked for, and its arrays."""
-    images = getattr(request, "param", None)
-    plain = load_dataset(data_config(**({"source": "npz", "path": images} if images else {"source": "digits"})))
+def digits(tmp_path_factory):
+    """The file of the digits in four domains, and its arrays."""
+    plain = load_dataset(data_config(source="digits"))
     file, arrays = tmp_path_factory.mktemp("domains") / "digits.npz", {}
     for part, number in (("train", 1437), ("test", 360)):
         arrays[f"y_{part}"] = getattr(plain, f"y_{part}")[:number]
@@ -61,7 +55,6 @@ def of_file(file, **fields):
 # --- The partitions. -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("digits", DIGITS_AND_MNIST, indirect=True)
 def test_each_client_has_one_domain_and_the_server_another(digits):
     file, arrays = digits
     config = of_file(file, partition="domains", server_domain="upright", server_labels=20)
@@ -222,7 +215,6 @@ def by_hand(run, images, labels, domains):
     return {name: np.mean(predicted[domains == name] == labels[domains == name]) for name in DOMAINS}
 
 
-@pytest.mark.parametrize("digits", DIGITS_AND_MNIST, indirect=True)
 def test_every_test_has_the_accuracy_on_each_domain(digits, tmp_path):
     file, arrays = digits
     fields = {"data.source": "npz", "data.path": str(file), "data.partition": "domains"}

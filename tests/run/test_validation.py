@@ -14,7 +14,6 @@ from fedjax_ssl.records.groups import Group
 from fedjax_ssl.records.runs import RunRecords, read_run
 from fedjax_ssl.report import figures, style, write_report
 from fedjax_ssl.report.table import Row, make_table
-from fedjax_ssl.run import features
 from fedjax_ssl.run.machine import Machine
 from tests.helpers.runs import make_tiny_config
 from tests.helpers.stub import make_stub_config
@@ -76,24 +75,6 @@ def test_rounds_are_measured_on_validation_images_and_the_last_model_on_the_test
     assert summary["best_round"] == 1 + accuracies.index(max(accuracies))
     (events,) = (workdir / "tensorboard").iterdir()
     assert b"validation/accuracy" in events.read_bytes() and b"test/accuracy" not in events.read_bytes()
-
-
-@pytest.mark.test_all
-def test_the_labels_of_validation_images_reach_no_model(digits, tmp_path, monkeypatch):
-    """A method trains on all labels except theirs."""
-    config, (one, other) = make_tiny_config(num_rounds=2, **FIELDS), (tmp_path / "one", tmp_path / "other")
-    state = train(config, one)
-    rows, permuted = rows_of(one), digits.y_train.copy()
-    permuted[rows] = (permuted[rows] + 1) % 10
-    monkeypatch.setattr(features, "load_dataset", lambda *_: digits._replace(y_train=permuted))
-    rows = {name: array for name, array in np.load(one / "partition.npz").items() if name != "labels_sum"}
-    np.savez(tmp_path / "rows.npz", **rows)  # with the checksum of the labels, other labels are refused
-    config.data.partition_file = str(tmp_path / "rows.npz")
-    chex.assert_trees_all_equal(train(config, other), state)
-    for line, again in zip(read_run(one).metrics, read_run(other).metrics, strict=True):
-        differ = {name for name in line if line[name] != again[name]}
-        assert differ <= {"validation_accuracy", "validation_loss"} and "validation_loss" in differ
-    assert summary_of(one)["test_accuracy"] == summary_of(other)["test_accuracy"]
 
 
 @pytest.mark.test_all

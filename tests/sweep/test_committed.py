@@ -65,36 +65,3 @@ def test_what_a_round_costs_is_measured_with_helpers_and_at_named_rates():
     assert fedmatch.clients_per_round == fedmatch.num_clients
     rates = {cell.config.method: cell.config.client.learning_rate for cell in cells_of("sage_table.py")}
     assert rates.pop("fedmatch") == 0.003 and set(rates.values()) == {0.1}
-
-
-# --- Sweeps of one labelled client among many. ----------------------------------------------------------------------
-
-# Rounds of the warm-up, rounds after it.
-ROUNDS = {
-    "semianagg_table.py:svhn": (250, 500),
-    "semianagg_table.py:cifar100": (500, 1000),
-    "semianagg_ablation.py:svhn": (250, 500),
-    "semianagg_clients.py:50": (250, 500),
-    "semianagg_leave_one_out.py": (250, 500),
-    "semianagg_partial.py:svhn": (250, 500),
-    "some_clients.py:mnist": (40, 40),
-    "some_clients.py:acr_plain_warm_up": (40, 4),
-}
-BOUNDS = ("FedAvg, all labels", "FedAvg, given labels", "the labelled client")
-
-
-@pytest.mark.parametrize("name", ROUNDS)
-def test_rows_begin_with_the_warm_up_and_have_their_rounds(name):
-    """Bounds and CBAFed have more rounds instead of a warm-up run; a role of IsoFed trains in every other round."""
-    cells = cells_of(name)
-    rows = {cell.name: cell.config for cell in cells}
-    warm_ups = {cell.name: cell.warm_up and cell.warm_up.config for cell in cells}
-    before, behind = ROUNDS[name]
-    for row, config in rows.items():
-        if row in BOUNDS or row.startswith("CBAFed"):
-            assert warm_ups[row] is None and config.num_rounds == before + behind, row
-        else:
-            assert warm_ups[row].method == "supervised" and warm_ups[row].num_rounds == before, row
-            assert config.num_rounds == (2 * behind if row.startswith("IsoFed") else behind), row
-    if "CBAFed" in rows:
-        assert rows["CBAFed"].cbafed.warm_up_rounds == before
