@@ -52,10 +52,6 @@ def get_sweep():
                 "fixmatch,strong",
                 {"client.persistent": False, "server.persistent": False, **EARLY},
             ),
-            "FixMatch (strong), early, loss over the confident": (
-                "fixmatch,strong",
-                {"fixmatch.loss_over": "confident", **EARLY},
-            ),
             "FixMatch (strong), early, running statistics": (
                 "fixmatch,strong",
                 {"model.normalisation": "running", **EARLY},

@@ -47,7 +47,7 @@ class Passed(NamedTuple):
 
     labelled: Outputs | None  # None: no client has labels
     weak: Outputs | None  # None: weak views have no training pass
-    strong: Outputs | None
+    strong: Outputs
     # Logits of the weak views that may make labels, float32 [B, C], without gradient; XLA removes what is not read.
     by_received: jax.Array  # by the received model
     by_local: jax.Array  # by the model in training
@@ -56,17 +56,15 @@ class Passed(NamedTuple):
     model: Model  # with its statistics after the passes
 
 
-def passes(
-    problem: Problem, model: Model, batch: Batches, at: At, label_mode: str = "train", strong: bool = True
-) -> Passed:
+def passes(problem: Problem, model: Model, batch: Batches, at: At, label_mode: str = "train") -> Passed:
     """Passes a step's views through the network, labels by `confidence.labels_from`.
 
     If clients have labels, all views of a step share batch statistics; else each kind has its own. With the
     `label_mode` 'train' the model in training labels with the statistics of the batch, with 'eval' with its own; the
-    received model always uses its own. Without `strong` there are no strong views.
+    received model always uses its own.
     """
     network, unlabelled, labels_from = problem.network, batch.unlabelled, problem.config.confidence.labels_from
-    together = bool(batch.labelled and strong)  # as in reference codes with labels at clients
+    together = batch.labelled is not None  # as in reference codes with labels at clients
     weak_key, strong_key, labelled_key = jax.random.split(at.key, 3)
     weak = problem.weak(weak_key, unlabelled.inputs)
 
@@ -75,7 +73,7 @@ def passes(
 
     # With separate statistics, weak views that the received model labels need no training pass.
     trained = [weak] * (label_mode == "train" and (together or labels_from != "received"))
-    groups = [(trained + [problem.strong(strong_key, unlabelled.inputs)] * strong, unlabelled.mask)]
+    groups = [([*trained, problem.strong(strong_key, unlabelled.inputs)], unlabelled.mask)]
     of_labelled = of_weak = known_by_received = None
     by_received = scores(network.predict(at.received.model, weak).logits)
     if batch.labelled:
@@ -89,8 +87,7 @@ def passes(
         of_weak = outputs.pop(0)
     by_local = scores((of_weak or network.predict(model, weak)).logits)
     chosen = by_received if labels_from == "received" else by_local
-    of_strong = outputs[0] if strong else None
-    return Passed(of_labelled, of_weak, of_strong, by_received, by_local, chosen, known_by_received, after)
+    return Passed(of_labelled, of_weak, outputs[0], by_received, by_local, chosen, known_by_received, after)
 
 
 def total(

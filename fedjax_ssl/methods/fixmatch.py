@@ -11,11 +11,10 @@ from FedAvg:
 """
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import Section, word
-from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, threshold_of, total, train_views
+from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, threshold_of, total
 from fedjax_ssl.data import server_has_labels
 from fedjax_ssl.engine import Method, Problem, no_op
 from fedjax_ssl.methods.entry import LABELS_AT, Entry, Variants, one_mean
@@ -39,10 +38,6 @@ def defaults() -> Section:
     # Normalisation statistics for labelling: 'train', those of the batch of weak views, which share a pass with strong
     # ones, as in the reference code; 'eval', the model's running or static statistics.
     section.label_mode = word("train", "eval")
-    # The loss is the mean over the whole 'batch' (FixMatch, eq. 4) or over its 'confident' images (SemiFL's code).
-    # With 'confident' the other images have no strong view and do not enter batch statistics, and a batch without
-    # confident images is skipped.
-    section.loss_over = word("batch", "confident")
     return section
 
 
@@ -58,20 +53,8 @@ def fixmatch(problem: Problem) -> Method:
         pseudo_loss = cross_entropy(seen.strong.logits, labels, batch.unlabelled.mask, weights)
         return total(problem, batch, seen, pseudo_loss, weights)
 
-    def loss_over_confident(model: Model, batch: Batches, at: At) -> Loss:
-        """As in SemiFL's code: the other images have no strong view, and without a confident one there is no step."""
-        seen = passes(problem, model, batch, at, options.label_mode, strong=False)
-        labels, weights = rule.label(at.labels, jax.nn.softmax(seen.scores))
-        mask, key = batch.unlabelled.mask & (weights > 0), jax.random.split(at.key, 3)[1]
-        strong = [problem.strong(key, batch.unlabelled.inputs)]
-        (of_strong,), after = train_views(problem.network, seen.model, [(strong, mask)])
-        pseudo_loss = cross_entropy(of_strong.logits, labels, mask, weights)
-        is_step = jnp.any(mask) if batch.labelled is None else jnp.any(mask) | jnp.any(batch.labelled.mask)
-        return total(problem, batch, seen._replace(model=after), pseudo_loss, weights)._replace(counts=is_step)
-
-    minimised = loss if options.loss_over == "batch" else loss_over_confident
     if options.server == "alternate":
-        return on_both_kinds(problem, minimised, rule)
+        return on_both_kinds(problem, loss, rule)
     if not server_has_labels(data):
         raise UserError("fixmatch.server='parallel' trains a server with labels, which has none here (data.labels)")
     if parts := tuple(problem.config.personal_parts):
@@ -79,7 +62,7 @@ def fixmatch(problem: Problem) -> Method:
 
     aggregation = fedavg(problem, server_model=lambda state: state.server[SERVER_MODEL])
     server = lambda data, model: {SERVER_MODEL: model}  # noqa: E731
-    return on_both_kinds(problem, minimised, rule, server=server, aggregation=aggregation)._replace(
+    return on_both_kinds(problem, loss, rule, server=server, aggregation=aggregation)._replace(
         server_before=lambda state, data, key: train_server_model(problem, state, data, key), server_after=no_op
     )
 

@@ -20,7 +20,7 @@ from tests.helpers.small_problem import (
 )
 
 THRESHOLD = 0.6  # confident: some images and not others
-EVAL, CONFIDENT = {"fixmatch.label_mode": "eval"}, {"fixmatch.loss_over": "confident"}
+EVAL = {"fixmatch.label_mode": "eval"}
 ONLY_LABELS, NO_LABELS, A_FEW, NOBODY = range(4)
 
 
@@ -42,26 +42,22 @@ MORE = {"consistency.unlabelled_ratio": 2}
 
 @pytest.mark.parametrize("labels, client, fields, together", [
     ("server", NO_LABELS, EVAL, False),
-    ("server", NO_LABELS, {**RECEIVED, **MORE, **CONFIDENT}, False),
-    ("clients", A_FEW, {**CONFIDENT, "confidence.threshold": 0.7}, False),
+    ("server", NO_LABELS, {**RECEIVED, **MORE}, False),
+    ("clients", A_FEW, {}, True),
     ("some_clients", ONLY_LABELS, {}, True),
 ])  # fmt: skip
 def test_local_training_is_that_of_the_equations(data, labels, client, fields, together):
     """L = H(y, f(a(x))) + lambda_u L_u for a client with a few labels, with none, with labels only.
 
-    L_u is a mean over the batch or over its confident images, with labels made in training or evaluation mode.
+    Labels are made in training or evaluation mode.
     """
     problem, phase = fixmatch(labels, **fields)
-    received, options = sent_down(problem), problem.config.fixmatch
+    received, mode = sent_down(problem), problem.config.fixmatch.label_mode
     job, finished = train(phase, received, data, client)
-    by_hand = train_by_hand(
-        problem, data, received, job.work, hard_labels(problem.config.confidence.threshold), options.label_mode,
-        options.loss_over == "confident", together,
-    )  # fmt: skip
-    assert_as_by_hand(finished, by_hand)
+    assert_as_by_hand(
+        finished, train_by_hand(problem, data, received, job.work, hard_labels(THRESHOLD), mode, together)
+    )
     assert client == ONLY_LABELS or 0 < finished.metrics["confident_share"] < 1
-    if problem.config.confidence.threshold > THRESHOLD:
-        assert 0 in by_hand[3][1:]  # with a velocity from earlier steps, which weight decay alone would not stop
 
 
 def test_flexmatch_s_thresholds_are_of_all_the_client_s_images(data):

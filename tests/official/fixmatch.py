@@ -6,8 +6,8 @@ the threshold on; the mean is over all unlabelled images of the batch. Neither i
 exclude biases and normalisation from weight decay; the library applies `client.weight_decay` to all.
 
 With labels at the server it is SemiFL's `fix-batch` with `ft=0` (src/modules/modules.py:151-174, 363-409 of its code at
-4ec3663): batch statistics also for labels; images below the threshold are left out of the batch, and empty batches
-skipped; optimizers live for the whole run; the server trains beside the clients with half the weight; and a momentum.
+4ec3663), but with FixMatch's mean over the whole batch: batch statistics also for labels; optimizers live for the whole
+run; the server trains beside the clients with half the weight; and a momentum.
 """
 
 import autograd.numpy as np
@@ -46,7 +46,7 @@ def test_rounds_of_fixmatch(labels_from):
 @pytest.mark.slow
 def test_rounds_beside_a_server():
     clients, anchors = [[-1] * 11, [-1] * 4, [-1] * 7], [0, 1, 2, 2, 1, 0, 1]
-    fields = {"confidence.threshold": 0.6, "fixmatch.loss_over": "confident", "model.normalisation": "static",
+    fields = {"confidence.threshold": 0.6, "model.normalisation": "static",
               "client.batch_size": 3, "client.learning_rate": 0.03, "server.learning_rate": 0.03,
               "client.persistent": True, "server.persistent": True, "server.epochs": 2, "server.pretrain_epochs": 0,
               "server.augmentation": "weak", "aggregation.weights": "uniform", "aggregation.optimizer": "fedavgm",
@@ -57,12 +57,12 @@ def test_rounds_beside_a_server():
     images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config
     first = in_float64(run.states[0].model)
     params, statistics = first["params"], first["batch_stats"]
-    of_server, velocity, skipped = SGD.of(config.server), None, []
+    of_server, velocity, confident = SGD.of(config.server), None, []
     of_client = [SGD.of(config.client) for _ in clients]
 
-    def stepped(sgd, params, x, y):
-        slope, _ = gradient(lambda p: (np.mean(cross_entropy(classify(p, statistics, x, True)[0], y)), None), params)
-        return sgd.step(params, slope)
+    def stepped(sgd, params, x, y, mask=1.0):
+        losses = lambda p: cross_entropy(classify(p, statistics, x, True)[0], y)  # noqa: E731
+        return sgd.step(params, gradient(lambda p: (np.mean(losses(p) * mask), None), params)[0])
 
     for of_round in run.rounds:
         server, (jobs,), uploads = params, of_round.jobs, []
@@ -74,15 +74,13 @@ def test_rounds_beside_a_server():
             for rows in job.batches(config.client.batch_size):
                 p = softmax(classify(local, statistics, mirrored(images[rows]), train=True)[0])
                 mask = np.max(p, axis=1) >= 0.6
-                skipped.append(not mask.any())
-                if mask.any():
-                    strong = rolled(images[rows[mask]])
-                    local = stepped(of_client[job.client], local, strong, np.argmax(p, axis=1)[mask])
+                confident.append(np.mean(mask))
+                local = stepped(of_client[job.client], local, rolled(images[rows]), np.argmax(p, axis=1), mask)
             uploads.append(local)
         mean = weighted_mean([server, weighted_mean(uploads, [1, 1, 1])], [1, 1])
         change = jax.tree.map(np.subtract, params, mean)
         velocity = change if velocity is None else jax.tree.map(lambda v, c: 0.5 * v + c, velocity, change)
         params = jax.tree.map(np.subtract, params, velocity)
-    assert 0 < np.mean(skipped) < 0.5
+    assert 0.1 < np.mean(confident) < 0.9
     code = f"{SEMIFL}@4ec3663: src/modules/modules.py:151-174, 363-409"
     agree("fixmatch", "labels at the server", run, {"params": params}, code=code)
