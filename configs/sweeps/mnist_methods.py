@@ -43,7 +43,6 @@ def get_sweep():
             "FedAnchor": "plain",
             "FedAnchor, its server alone": ("plain,no_clients", WITHOUT_CLIENTS),
             "FedAnchor (strong)": "strong",
-            "FedAnchor, threshold by client": ("plain", {"confidence.kind": "client_mean"}),
         },
         fields={"data.alpha": (0.1, 1000.0)},
         seeds=(0, 1, 2),

@@ -148,18 +148,6 @@ def fixed(options, num_classes: int, threshold, strictly: bool) -> Confidence:
     )
 
 
-def client_mean(options, num_classes: int, threshold, strictly: bool) -> Confidence:
-    """1[max p >= mean of max p over the images]."""
-
-    def update(state, scores, present, positions):
-        best = jnp.max(scores, axis=-1)
-        highest = jnp.max(jnp.where(present, best, -jnp.inf))
-        # The rounded mean of equal scores may be above each of them.
-        return jnp.where(jnp.any(present), jnp.minimum(mean_present(best, present), highest), 0.0)
-
-    return Confidence(lambda n_max: jnp.zeros(()), update, lambda tau, scores, size: _reached(scores, tau, strictly))
-
-
 def share(options, num_classes: int, threshold, strictly: bool) -> Confidence:
     """1 for the share `confidence.share` of the images, those with the largest scores; rounded to whole images.
 
@@ -319,7 +307,6 @@ def softmatch(options, num_classes: int, threshold, strictly: bool) -> Confidenc
 KINDS: dict[str, Callable[[Any, int, float | jax.Array, bool], Confidence]] = {
     "fixed": fixed,
     "share": share,
-    "client_mean": client_mean,
     "sat": sat,
     "flexmatch": flexmatch,
     "freematch": freematch,

@@ -1,8 +1,7 @@
 """Parts of the model that each client keeps for itself, `config.personal_parts`, for any method.
 
 A client puts its own parts into the model that it receives, trains them with the rest, and keeps them in its memory.
-Sources: FedPer, arXiv 1912.00818, which trains all parts together; FedRep, arXiv 2102.07078, which trains a client's
-own parts first and then the others (`config.personal_first`).
+Source: FedPer, arXiv 1912.00818.
 """
 
 import functools
@@ -10,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError, known_are
 from fedjax_ssl.data.federated import FederatedData
@@ -39,10 +37,6 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
     Every client begins with the parts of the initial model. The server's own copy stays unchanged, unless the server
     trains it on its labels; it is not sent. Labels that are made once a round are made by each client's own model, one
     client after the other.
-
-    With `config.personal_first` the first steps of each phase train only the client's own parts, the later steps only
-    the others. Parts that are not trained keep their optimizer state and statistics. What a step changes in the
-    client's memory, such as a mean teacher, it computes from the model before these parts are put back.
 
     Raises a UserError if the method has no clients; or when traced, if there is no such part, or messages need it.
     """
@@ -90,7 +84,7 @@ def with_own_parts(problem: Problem, method: Method) -> Method:
         state, metrics = method.aggregate(state, data, received._replace(uploads=uploads._replace(model=whole)), key)
         return state._replace(model=state.model.with_parts(**own)), metrics  # undoes the mean's rounding
 
-    *before, last = (_with_own(phase, problem.config.personal_first) for phase in method.phases)
+    *before, last = map(_with_own, method.phases)
     finish = last.finish
     return method._replace(
         init=init,
@@ -125,15 +119,6 @@ def _without(model: Model, parts: tuple[str, ...]) -> Model:
     return model._replace(params=without(model.params, *parts))
 
 
-def _of_parts(path: Any, names: Any) -> bool:
-    """Whether a leaf of the training state (parameter, optimizer state or statistic) belongs to one of the parts.
-
-    The client's memory, `Training.own` and `learned`, is no part of the model, even if it contains another model.
-    """
-    in_memory = any(getattr(key, "name", None) in ("own", "learned") for key in path)
-    return not in_memory and any(getattr(key, "key", None) in names for key in path)
-
-
 def _whole(received: Broadcast, parts: dict[str, Any]) -> Any:
     """The broadcast with a client's own parts in its model."""
     return received._replace(model=received.model.with_parts(**parts))
@@ -154,30 +139,18 @@ def _of_own_models(make: Callable[..., Any]) -> Callable[..., Any]:
     return of_all
 
 
-def _with_own(phase: Phase, first: float) -> Phase:
-    """Changes a phase so that every client receives the model with its own parts.
-
-    For the share `first` of its steps a client trains only these parts, then only the others; 0: all parts in all
-    steps.
-    """
+def _with_own(phase: Phase) -> Phase:
+    """Changes a phase so that every client receives the model with its own parts."""
 
     def prepare(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Jobs:
         jobs = _of_own_models(phase.prepare)(received, data, cohort, previous)
-        return jobs._replace(work=(jobs.work, cohort.own[OWN_PARTS], jnp.ceil(first * jobs.num_steps - 1e-4)))
+        return jobs._replace(work=(jobs.work, cohort.own[OWN_PARTS]))
 
     def start(received: Broadcast, data: FederatedData, work: Any, own: Any) -> Any:
         return phase.start(_whole(received, work[1]), data, work[0], without(own, OWN_PARTS))
 
     def step(received: Broadcast, data: FederatedData, work: Any, carry: Any, index: jax.Array, key: jax.Array) -> Any:
-        after = phase.step(_whole(received, work[1]), data, work[0], carry, index, key)
-        if not first:
-            return after
-
-        def kept(path: Any, old: jax.Array, new: jax.Array) -> jax.Array:
-            stays = jnp.where(index < work[2], _of_parts(path, received.model.params), _of_parts(path, work[1]))
-            return jnp.where(stays, old, new)
-
-        return jax.tree_util.tree_map_with_path(kept, carry, after)
+        return phase.step(_whole(received, work[1]), data, work[0], carry, index, key)
 
     def finish(received: Broadcast, work: Any, carry: Any, num_steps: jax.Array) -> Finished:
         return phase.finish(_whole(received, work[1]), work[0], carry, num_steps)

@@ -88,7 +88,9 @@ def labelled_by_itself(config: ConfigDict) -> str:
 
 def few_labels(config: ConfigDict) -> str:
     """Advice if clients have labels for a few of their images, and most steps are on pseudo-labels."""
-    if config.data.labels != "clients" or (config.data.labelled_share == 1 and not config.data.num_labelled):
+    data = config.data
+    are_few = data.labelled_share < 1 or data.num_labelled or data.labels_per_class
+    if data.labels != "clients" or data.reveal_labels or not are_few:
         return ""
     return (
         f"{config.method} is made for clients that have labels for all of their images or for none; with a tenth at "

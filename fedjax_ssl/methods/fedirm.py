@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from fedjax_ssl.base.fields import Section, real, whole
 from fedjax_ssl.client import LABELLED, At, Batches, Loss, Plan, global_model, labelled_phase, unlabelled_phase
 from fedjax_ssl.client.by_role import unlabelled_plan
+from fedjax_ssl.client.confidence import threshold_of
 from fedjax_ssl.client.mean_teacher import TEACHER, follow, own_teachers, teacher_of
 from fedjax_ssl.client.steps import LossFunction
 from fedjax_ssl.data.federated import FederatedData
@@ -28,7 +29,7 @@ from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.server import fedavg
 from fedjax_ssl.server.aggregation import Flow, Given, Link
 
-FIELDS = {**BY_ROLE, "client.persistent": True, "confidence.threshold": 0.3}
+FIELDS = {**BY_ROLE, "client.persistent": True}
 VARIANTS: Variants = {
     "code": {"fedirm.weight": 15.0, "aggregation.weights": "uniform"},  # with Adam, which depends on no such factor
     "consistency": {"fedirm.relation_weight": 0.0},  # the mean teacher alone
@@ -121,7 +122,7 @@ def without_labels(problem: Problem) -> Phase:
         p, target = jax.nn.softmax(outputs.logits), jax.nn.softmax(seen.logits)
         consistency = mean_present(jnp.sum(jnp.square(p - jax.lax.stop_gradient(target)), axis=-1), mask)
         entropy = jnp.sum(jax.scipy.special.entr(jax.lax.stop_gradient(p)), axis=-1)
-        confident = mask & (jnp.max(p, axis=-1) >= config.confidence.threshold) & (entropy < MOST_ENTROPY)
+        confident = mask & (jnp.max(p, axis=-1) >= threshold_of(problem, 0.3)) & (entropy < MOST_ENTROPY)
         relations, given = relations_of(outputs.logits, jnp.argmax(p, axis=-1), confident), at.received.extra[RELATIONS]
         apart = jnp.mean(symmetric_divergence(relations, jnp.where(given > 0, given, jax.lax.stop_gradient(relations))))
         value = options.weight * ramp * (consistency + options.relation_weight * apart)

@@ -69,8 +69,6 @@ def _misfits(config: Any, method: Entry) -> Iterator[str]:
         )
     if config.eval_clients_every and not data.client_test_share:
         yield f"eval_clients_every={config.eval_clients_every} needs test images of clients; set data.client_test_share"
-    if config.personal_first and not config.personal_parts:
-        yield f"personal_first={config.personal_first:g} needs personal_parts, as in ('classifier',)"
     rule = config.confidence
     if rule.clamp_least > rule.clamp_most:
         yield f"confidence.clamp_least is {rule.clamp_least:g}, above confidence.clamp_most, {rule.clamp_most:g}"

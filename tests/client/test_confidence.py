@@ -53,12 +53,11 @@ def reached(scores, thresholds):
     return np.array([float(row.max() >= thresholds[row.argmax()]) for row in scores[:NUMBER]])
 
 
-def test_fixed_and_client_mean(client):
+def test_fixed(client):
     scores, present = client
-    for kind, tau in (("fixed", 0.9), ("client_mean", scores[:NUMBER].max(axis=1).mean())):
-        weights, memory = weights_of(problem_of(kind), scores, present)
-        np.testing.assert_array_equal(weights, reached(scores, [tau] * CLASSES))
-        assert memory is None and 0 < weights.sum() < NUMBER
+    weights, memory = weights_of(problem_of("fixed"), scores, present)
+    np.testing.assert_array_equal(weights, reached(scores, [0.9] * CLASSES))
+    assert memory is None and 0 < weights.sum() < NUMBER
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.01, 0), (0.5, 12), (0.99, 23)])
@@ -79,12 +78,6 @@ def test_of_equal_scores_at_the_boundary_all_count(strictly):
     scores[NUMBER // 2 :] *= 0.6
     counted = weights_of(problem_of("share", share=0.2), scores, np.ones(NUMBER, bool), strictly=strictly)[0] > 0
     np.testing.assert_array_equal(counted, np.arange(NUMBER) < NUMBER // 2)
-
-
-@pytest.mark.parametrize("value", np.float32([1 / 3, 0.987]))
-def test_equal_scores_reach_their_mean(value):
-    scores = np.tile(np.eye(CLASSES, dtype=np.float32)[0] * value, (NUMBER, 1))
-    assert (weights_of(problem_of("client_mean"), scores, np.ones(NUMBER, bool))[0] > 0).all()
 
 
 def test_self_adaptive(client):

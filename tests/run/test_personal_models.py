@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import UserError, train
-from fedjax_ssl.client.personal import OWN_PARTS, _with_own
-from fedjax_ssl.client.steps import Training
+from fedjax_ssl.client.personal import OWN_PARTS
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Broadcast, Cohort, Phase
+from fedjax_ssl.engine.interface import Cohort, Phase
 from fedjax_ssl.engine.round import round_keys, select_of
 from fedjax_ssl.engine.tracing import trace_exchange
 from fedjax_ssl.methods import find_method
 from fedjax_ssl.models import Outputs
-from fedjax_ssl.ops.sgd import Learner, Model
+from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.ops.trees import row, tree_bytes
 from fedjax_ssl.records.clients import CLIENT_TESTS
 from fedjax_ssl.records.runs import read_run
@@ -141,58 +140,6 @@ def test_figures_over_clients_are_in_the_summary_and_the_lines(finished):
     assert run.client_figures()["fine-tuned, own tests: mean over clients"] == 100 * tests["tuned"].mean()
 
 
-def test_own_parts_train_first_and_then_the_others():
-    """Compares with the plain method, which restores the fixed parts after each step of plain SGD."""
-    fields = {"client.momentum": 0.0, "client.nesterov": False, "client.epochs": 2}
-    experiment = build_experiment(make_config(personal_first=0.3, **fields))
-    plain, data, key = find_method("fixmatch").factory(experiment.problem), experiment.data, jax.random.key(1)
-    state, client = jax.jit(experiment.init)(data), jnp.array([2])
-    head = jax.tree.map(lambda leaf: leaf + 0.1, state.model.params["classifier"])
-
-    def trained(method, sent, own):
-        cohort = Cohort(client, own, key)
-        train = lambda sent, data: train_cohort(method.phases, sent, data, cohort, lanes=1, label=method.label)  # noqa: E731
-        return jax.jit(train)(sent, data)
-
-    own = {OWN_PARTS: {"classifier": jax.tree.map(lambda leaf: leaf[None], head)}}
-    found = trained(experiment.method, experiment.method.broadcast(state, data, key), own)
-    (phase,), received = plain.phases, plain.broadcast(state, data, key)
-    received = received._replace(model=received.model.with_parts(classifier=head))
-    num_steps = int(found.num_steps[0])
-
-    def step(received, data, work, carry, index, key):
-        after = phase.step(received, data, work, carry, index, key)
-        old, new = carry.learner.model.params, after.learner.model.params
-        is_first = index < np.ceil(0.3 * num_steps)
-        params = {
-            "classifier": jax.tree.map(lambda a, b: jnp.where(is_first, b, a), old["classifier"], new["classifier"]),
-            "backbone": jax.tree.map(lambda a, b: jnp.where(is_first, a, b), old["backbone"], new["backbone"]),
-        }
-        return after._replace(learner=after.learner._replace(model=after.learner.model.with_parts(**params)))
-
-    expected = trained(plain._replace(phases=(phase._replace(step=step),)), received, {}).upload.model.params
-    assert num_steps > 3
-    assert_close(found.upload.model.params["backbone"], expected["backbone"])
-    assert_close(found.memory_of_steps[OWN_PARTS]["classifier"], expected["classifier"])
-    for part in ("backbone", "classifier"):
-        before, after = (jax.tree.leaves(params[part])[0] for params in (received.model.params, expected))
-        assert not np.array_equal(before, after[0])
-
-
-@pytest.mark.parametrize(
-    "index, trained", [(0, {"backbone": 0, "classifier": 1}), (1, {"backbone": 1, "classifier": 0})]
-)
-def test_a_model_in_the_memory_changes_whichever_parts_train(index, trained):
-    """A mean teacher is another model than the one in training."""
-    zeros = Model({"backbone": 0, "classifier": 0}, ())
-    carry = Training(Learner(zeros, {"trace": zeros.params}), {}, {"teacher": zeros}, {}, {})
-    phase = Phase(None, None, lambda received, data, work, carry, *_: jax.tree.map(lambda leaf: leaf + 1, carry), None)
-    received = Broadcast(Model({"backbone": 0}, ()), 0.1)
-    after = _with_own(phase, 0.5).step(received, None, (None, {"classifier": 0}, 1), carry, jnp.int32(index), None)
-    assert after.learner.model.params == after.learner.opt_state["trace"] == trained
-    assert after.learned["teacher"].params == {"backbone": 1, "classifier": 1}
-
-
 def test_own_parts_are_in_no_message_and_not_in_the_bytes(finished):
     experiment = build_experiment(make_config())
     problem, method, shape, data = experiment.problem, experiment.method, experiment.state_shape, experiment.data
@@ -289,7 +236,6 @@ def test_a_fine_tuned_model_trains_at_a_constant_rate_and_has_its_client_s_stati
     ({"model.normalisation": "running", "personal_parts": ("backbone",)}, "statistics are the server's"),
     ({"data.client_test_share": 0.0}, "eval_clients_every=1 needs test images of clients"),
     ({"data.client_test_share": 0.001}, "client_test_share=0.001 gives no client a test image"),
-    ({"personal_first": 0.5, "personal_parts": ()}, "personal_first=0.5 needs personal_parts"),
     ({"stop.patience": 3, "data.validation": 20}, "looks at the global model, whose classifier nobody trains"),
     ({"method": "fedrgd", "data.labels": "server"}, "is not for fedrgd: its message to each client has a"),
     (

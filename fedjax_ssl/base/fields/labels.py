@@ -2,18 +2,18 @@
 
 from fedjax_ssl.base.fields.section import Section, real, share, whole, word
 
-RULES = ("share", "client_mean", "sat", "flexmatch", "freematch", "softmatch", "acr")
+RULES = ("share", "sat", "flexmatch", "freematch", "softmatch", "acr")
 
 
 def confidence_fields() -> Section:
     """Which pseudo-labels count, and how much: see docs/concepts/confidence.md."""
     section = Section()
-    # The rule: 'fixed', the method's threshold; 'share', 'client_mean', 'sat', 'flexmatch', 'freematch', 'softmatch',
-    # see docs/concepts/confidence.md; 'acr', with a second classifier, in fedavg_semi, semianagg and isofed; or your
-    # own FILE.py:RULE, see docs/how_to/change_a_method.md.
+    # The rule: 'fixed', the method's threshold; 'share', 'sat', 'flexmatch', 'freematch', 'softmatch', see
+    # docs/concepts/confidence.md; 'acr', with a second classifier, in fedavg_semi, semianagg and isofed; or your own
+    # FILE.py:RULE, see docs/how_to/change_a_method.md.
     section.kind = word("fixed", *RULES, code=True)
-    # tau: a label counts if its score reaches it, or by the rule. None: the method's own, 0.3 in fedlabel, 0.6 in
-    # feddure and fedanchor (there of a cosine), 0.8 in uda, 0.85 in fedmatch, else 0.95.
+    # tau: a label counts if its score reaches it, or by the rule. None: the method's own, 0.3 in fedirm and fedlabel,
+    # 0.6 in feddure and fedanchor (there of a cosine), 0.8 in uda, 0.85 in fedmatch, else 0.95.
     section.threshold = real(None, least=-1)
     # The model that labels: the 'received' one, or the 'local' one in training. 'method': 'received' in fedavg_semi,
     # semianagg and isofed; 'local' in fixmatch, uda, sage, proxyfl and fedopenmatch. Others ignore it.

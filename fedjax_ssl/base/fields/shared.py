@@ -3,7 +3,7 @@
 from fedjax_ssl.base.fields.data import augment_fields, data_fields, residence_fields
 from fedjax_ssl.base.fields.labels import confidence_fields, consistency_fields
 from fedjax_ssl.base.fields.model import encoder_fields, model_fields, probe_fields
-from fedjax_ssl.base.fields.section import MOST_SEED, Declared, Range, Section, real, several, share, whole, word
+from fedjax_ssl.base.fields.section import MOST_SEED, Declared, Range, Section, real, several, whole, word
 from fedjax_ssl.base.fields.training import client_fields, server_fields
 from fedjax_ssl.base.fields.uploads import (
     aggregation_fields,
@@ -64,9 +64,6 @@ def shared_fields() -> Section:
     # Parts of the model that each client keeps and never sends, such as ('classifier',). See
     # docs/how_to/personal_models.md.
     config.personal_parts = several((), Declared("", Range(str)), distinct=True)
-    # Share of a client's local steps that train only these parts; they come first, and the other steps train only the
-    # rest (FedRep). 0: every step trains all parts (FedPer).
-    config.personal_first = share(0.0)
     # Rounds between two checkpoints. None: 10, or 50 if they contain a model or an optimizer state for each client.
     config.checkpoint_every = whole(None, least=1)
     # The report shows the latent space after these rounds and the last one; 0 is before the first.
