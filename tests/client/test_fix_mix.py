@@ -107,17 +107,6 @@ def test_each_image_has_its_weight_in_both_losses(data):
     assert_as_by_hand(finished, train_by_hand(problem, data, received, job.work, WEIGHTS, 0.6), 0.6)
 
 
-def test_semifl_without_mixup_trains_on_what_qualifies(data):
-    """tests/official has it with mixup."""
-    problem = small_problem("semifl", weak=squared, **{"confidence.threshold": 0.55, "semifl.mixup": False})
-    received = sent_down(problem)
-    job, finished = train(phases_of(METHODS["semifl"].factory(problem))[0], received, data, 1)
-    qualified = np.asarray(job.work.labels.report.qualified)
-    assert 3 < qualified.sum() < SIZE and qualified.sum() % 3
-    assert_as_by_hand(finished, train_by_hand(problem, data, received, job.work, 1.0 * qualified, 0), 0)
-    assert "mix_loss" not in finished.metrics
-
-
 def test_who_qualifies_with_nothing_has_no_step(data):
     problem = small_problem("semifl", **{"confidence.threshold": 1.0})
     job = prepare(phases_of(METHODS["semifl"].factory(problem))[0], sent_down(problem), data, 1)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.config import apply_arguments, base_config
 from fedjax_ssl.engine.interface import State
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.ops.schedule import warmed_up
@@ -55,10 +54,3 @@ def test_a_rate_rises_and_falls():
     assert float(method.broadcast(state, None, None).learning_rate) == pytest.approx(0.2)  # half of 0.4
     problem, method = build(num_rounds=8, schedule="cosine")
     assert float(method.broadcast(state, None, None).learning_rate) == pytest.approx(0.2)
-
-
-def test_its_optimisers_are_its_own_behind_any_recipe():
-    config = apply_arguments(base_config(), "strong,fedcon,own_optimisers")
-    for side in (config.client, config.server):
-        assert not (side.nesterov or side.persistent or side.clip_norm)
-    assert config.server.learning_rate == config.server.pretrain_learning_rate == 0.01

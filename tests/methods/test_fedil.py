@@ -1,4 +1,4 @@
-"""FedIL's counts, its mean without screening or anybody, its increments; tests/official/fedil.py has whole rounds."""
+"""FedIL's mean without screening or anybody, and its increments; tests/official/fedil.py has whole rounds."""
 
 import jax
 import jax.numpy as jnp
@@ -8,43 +8,10 @@ from fedjax_ssl import State
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedil import INCREMENTS
-from fedjax_ssl.methods.fedil.client import Credibility, advance
 from fedjax_ssl.server import SERVER_MODEL
 from tests.helpers.small_problem import sent_down, small_problem
 
 KEY = jax.random.key(0)
-
-
-def test_a_label_found_k_times_in_a_row_joins_the_set():
-    """Eq. 17 to 21, with k = 3, against a loop over what one example is told, visit by visit."""
-    rng = np.random.default_rng(0)
-    num_examples, k = 40, 3
-    credibility = Credibility(*(jnp.zeros(num_examples, kind) for kind in (jnp.int32, jnp.int32, bool)))
-    step = jax.jit(advance, static_argnums=5)
-    row, label_of, member = [0] * num_examples, [None] * num_examples, [False] * num_examples
-    for _ in range(60):
-        positions = rng.choice(num_examples, 10, replace=False)
-        labels = rng.integers(0, 2, 10)
-        credible, counts = rng.random(10) < 0.8, rng.random(10) < 0.9
-        before = credibility
-        credibility = step(credibility, positions, jnp.asarray(labels, jnp.int32), credible, counts, k)
-        for place, label, is_credible, is_counted in zip(positions, labels, credible, counts):
-            if not is_counted or member[place]:
-                continue
-            if not is_credible:
-                row[place] = 0
-            elif row[place] and label_of[place] == label:
-                row[place] += 1
-            else:
-                row[place] = 1
-            label_of[place] = label
-            member[place] = row[place] >= k
-        assert np.all(credibility.in_set | ~before.in_set)  # nobody leaves
-    np.testing.assert_array_equal(credibility.in_set, member)
-    np.testing.assert_array_equal(credibility.count, row)
-    assert 0 < sum(member) < num_examples
-    for place in np.flatnonzero(member):
-        assert credibility.label[place] == label_of[place]
 
 
 def fake_federation(screening):

@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl import base_config, train
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.config import apply_arguments, flatten
-from fedjax_ssl.methods import METHODS, NAMES, frames
+from fedjax_ssl.methods import METHODS, NAMES
 from fedjax_ssl.methods.entry import check_entry
 from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.train import checkpoint_interval
@@ -77,14 +77,6 @@ def test_centralised_data_are_the_server_s():
     np.testing.assert_array_equal(np.sort(data.server_index), np.sort(owned))
     np.testing.assert_array_equal(np.asarray(data.visible_labels)[owned], np.asarray(experiment.hidden_labels)[owned])
     assert len(owned) == 40 + NUM_CLIENTS * 33
-
-
-def test_without_clients_normalisation_statistics_are_the_server_s(monkeypatch):
-    sources = []
-    monkeypatch.setattr(frames, "make_statistics", lambda network, section, source=None: sources.append(source))
-    for name in ("server_only", "supervised"):
-        METHODS[name].factory(small_problem(name))
-    assert sources == ["server", None]
 
 
 @pytest.mark.parametrize(("words", "every"), [

@@ -79,17 +79,6 @@ def test_label_contrastive_gradient_is_finite_where_the_loss_has_nothing_to_say(
     assert np.all(np.isfinite(opposite)) and np.any(opposite != 0)
 
 
-def test_kl_divergence():
-    rng = np.random.default_rng(6)
-    reference, logits = rng.normal(size=(2, 6, 4)).astype(np.float32)
-    mask = np.array([1, 1, 0, 1, 1, 0], bool)
-    p, q = (np.exp(x) / np.exp(x).sum(axis=1, keepdims=True) for x in (reference, logits))
-    expected = np.mean(np.sum(p * np.log(p / q), axis=1)[mask])
-    np.testing.assert_allclose(kl_divergence(reference, logits, mask), expected, rtol=1e-5)
-    # The reference has no gradient: it is the server's.
-    assert np.all(np.asarray(jax.jit(jax.grad(kl_divergence))(reference, logits, mask)) == 0)
-
-
 def test_the_common_direction_is_the_mean_similarity():
     """Over all pairs, itself included; what eq. 1 cannot see: adding it to every similarity changes no loss there."""
     rng = np.random.default_rng(0)

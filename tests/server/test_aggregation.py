@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ssl.engine.interface import Received, State, Upload
 from fedjax_ssl.ops.sgd import Model
-from fedjax_ssl.server import Link, chain, fedavg, mean, optimizer, screen, weights, weights_told, with_server_model
+from fedjax_ssl.server import chain, fedavg, mean, optimizer, screen, weights, weights_told, with_server_model
 
 KEY = jax.random.key(0)
 
@@ -134,32 +134,9 @@ def test_weights_that_are_told():
         np.testing.assert_allclose(found.model.params["classifier"], shares @ SENT[:2], rtol=1e-6)
 
 
-def test_uploads_may_be_combined_otherwise_than_by_the_mean():
-    """Between the weights and the server's optimiser."""
-
-    def apply(flow, given):
-        return flow._replace(model=received_row(given.received, jnp.argmax(flow.weights)), moved=jnp.bool_(True))
-
-    received_row = lambda received, m: jax.tree.map(lambda leaf: leaf[m], received.uploads.model)  # noqa: E731
-    problem = problem_with(optimizer="fedavgm", learning_rate=0.5)
-    aggregation = fedavg(problem, combine=Link(apply), parts=PARTS)
-    state = State(jnp.int32(0), Model(PARAMS, {}), aggregation.init(PARAMS))
-    found, _ = aggregation.aggregate(state, None, received_of(SENT, [False, True, False]), KEY)
-    np.testing.assert_allclose(found.model.params["classifier"], START + 0.5 * (SENT[1] - START), rtol=1e-6)
-
-
 def test_who_is_screened_out_has_no_weight():
     found = aggregate(weights("size"), screened(), mean())
     np.testing.assert_allclose(found.model.params["classifier"], SENT[0], rtol=1e-6)
-    # Screened before the weights are given, everybody is back.
-    found = aggregate(screened(), weights("uniform"), mean())
-    np.testing.assert_allclose(found.model.params["classifier"], SENT[:2].mean(axis=0), rtol=1e-6)
-
-
-def test_without_any_upload_nothing_moves():
-    found = aggregate(weights("size"), mean(), optimizer(optax.sgd(1.0, 0.5)), accepted=(False,) * 3)
-    np.testing.assert_array_equal(found.model.params["classifier"], START)
-    assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(found.server["aggregation"]))
 
 
 def test_the_server_s_model_has_half_the_weight_or_all():
@@ -169,17 +146,6 @@ def test_the_server_s_model_has_half_the_weight_or_all():
     alone = aggregate(*links, accepted=(False,) * 3).model.params
     np.testing.assert_array_equal(alone["classifier"], SERVER)
     np.testing.assert_array_equal(alone["anchor_head"], PARAMS["anchor_head"])
-
-
-def test_links_do_what_their_order_says():
-    """Before the server's model joins, the optimiser steps along the clients' change alone; after it, along both's."""
-    half = optimizer(optax.sgd(0.5))
-    clients = SENT[:2].mean(axis=0)
-    first = aggregate(weights("uniform"), mean(), half, server_model()).model.params["classifier"]
-    np.testing.assert_allclose(first, (START + 0.5 * (clients - START) + SERVER) / 2, rtol=1e-6)
-    last = aggregate(weights("uniform"), mean(), server_model(), half).model.params["classifier"]
-    np.testing.assert_allclose(last, START + 0.5 * ((clients + SERVER) / 2 - START), rtol=1e-6)
-    assert np.max(np.abs(first - last)) > 0.5
 
 
 @pytest.mark.parametrize("options", [{}, {"optimizer": "fedavgm", "learning_rate": 0.5}])
