@@ -29,7 +29,7 @@ from fedjax_ssl.engine.interface import (
     checked_entries,
     job_keys,
 )
-from fedjax_ssl.engine.lanes import JobTable, PhaseOf, Source, deal, run_in_a_python_loop, run_in_lanes
+from fedjax_ssl.engine.lanes import JobTable, PhaseOf, Source, deal, run_in_lanes
 from fedjax_ssl.ops.trees import row, where_rows
 
 MEMORY = "a client's memory"  # for messages
@@ -74,7 +74,6 @@ def train_cohort(
     data: FederatedData,
     cohort: Cohort,
     lanes: int,
-    debug: bool = False,
     present: jax.Array | None = None,
     label: Label | None = None,
     of_data: Callable[[FederatedData], Method] | None = None,
@@ -89,9 +88,7 @@ def train_cohort(
     Args:
         phases, broadcast, data, cohort: local training, in order; what the server sent; the federation; the clients.
         lanes: L, the number of jobs that train side by side on each device; it changes results only by rounding. 0: no
-            training, its results are zeros; this traces the messages quickly.
-        debug: use a plain Python loop instead of lanes (not under jit). Tests use it as the reference, and exceptions
-            name the client.
+            training, and results are zeros, to trace the messages alone.
         present: bool [M], the jobs that are run; None: all.
         label: the method's; None: no pseudo-labels are made.
         of_data: see `Method.of_data`; what it returns then stands for `phases` and `label`, so that runs with other
@@ -111,11 +108,9 @@ def train_cohort(
 
     def train_one(broadcast, data: FederatedData, cohort: Cohort, present):
         source, (of_one, one_present) = Source(broadcast, data, None), jax.tree.map(_with_axis, (cohort, present))
-        result = _train(phases_of, label_of, source, of_one, one_present, lanes, debug)
+        result = _train(phases_of, label_of, source, of_one, one_present, lanes)
         return jax.tree.map(lambda leaf: leaf[0], result)
 
-    if debug:
-        return train_one(broadcast, data, cohort, present)
     train = jax.custom_batching.custom_vmap(train_one)
 
     @train.def_vmap
@@ -126,7 +121,7 @@ def train_cohort(
             tuple(mapped[2:]),
         )
         source = Source(broadcast, data, tuple(mapped[:2]))
-        result = _train(phases_of, label_of, source, everyone, all_present, lanes, debug)
+        result = _train(phases_of, label_of, source, everyone, all_present, lanes)
         return result, jax.tree.map(lambda _: True, result)
 
     return train(broadcast, data, cohort, present)
@@ -139,7 +134,6 @@ def _train(
     cohort: Cohort,
     present: jax.Array,
     lanes: int,
-    debug: bool,
 ) -> CohortResult:
     """`train_cohort` for G seeds at once; cohort, `present` and result have leaves [G, ...]."""
     num_seeds, num_jobs = cohort.clients.shape
@@ -171,11 +165,7 @@ def _train(
         keys = jax.vmap(job_keys)(step_keys, cohort.clients, cohort.group)
         table = JobTable(keys, num_steps, takes_part, jobs.work, own)
         with jax.named_scope("train"):
-            finished, steps = (
-                run_in_a_python_loop(phase_of, source, table, cohort.clients)
-                if debug
-                else run_in_lanes(phase_of, source, table, lanes)
-            )
+            finished, steps = run_in_lanes(phase_of, source, table, lanes)
         # The next phase starts with the memory after this phase.
         learned = checked_entries(finished.own, own, MEMORY, axes=2)
         learned = {name: where_rows(takes_part, new, own[name]) for name, new in learned.items()}

@@ -187,32 +187,6 @@ def _run_on_one_device(phase_of, source, table, num_lanes):
     return results, iterations * num_lanes
 
 
-def run_in_a_python_loop(
-    phase_of: PhaseOf, source: Source, table: JobTable, clients: jax.Array
-) -> tuple[Any, jax.Array]:
-    """`run_in_lanes` as a plain loop, one job after the other, without jit; for one seed.
-
-    Exceptions name the job's client, int32 [1, R].
-    """
-    broadcast, data = source.of(0)
-    phase = phase_of(data)
-    step = jax.jit(lambda work, carry, index, key: phase.step(broadcast, data, work, carry, index, key))
-    finished = []
-    for job, client in enumerate(clients[0]):
-        key, num_steps, takes_part, work, own = row(row(table, 0), job)
-        try:
-            carry = phase.start(broadcast, data, work, own)
-            for index in range(int(num_steps)):
-                carry = step(work, carry, jnp.int32(index), jax.random.fold_in(key, index))
-            result = phase.finish(broadcast, work, carry, num_steps)
-        except Exception as error:
-            error.add_note(f"while training client {int(client)}")
-            raise
-        # As in lanes, the results of a job that takes no part are zeros.
-        finished.append(jax.tree.map(lambda leaf, t=takes_part: jnp.where(t, leaf, 0).astype(leaf.dtype), result))
-    return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *finished), jnp.sum(table.num_steps)
-
-
 def over_one(function: Callable[..., Any]) -> Callable[..., Any]:
     """`vmap` over an axis of length 1 without batching, so that convolutions stay ungrouped."""
 

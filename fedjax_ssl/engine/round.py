@@ -109,11 +109,10 @@ class RoundResult(NamedTuple):
 RoundFunction = Callable[[State, FederatedData, jax.Array], tuple[State, RoundResult]]
 
 
-def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False, tell: Any = None) -> RoundFunction:
+def make_round(problem: Problem, method: Method, lanes: int, tell: Any = None) -> RoundFunction:
     """Makes the function that runs a round of a method, with so many clients side by side.
 
-    With `debug` clients train in a plain Python loop; the round must then be called without jit. While a round is
-    traced, `tell` gets what the server sends, a `Sent`, and the uploads, with a row for each job.
+    While a round is traced, `tell` gets what the server sends, a `Sent`, and the uploads, with a row for each job.
     """
     config = problem.config
 
@@ -127,7 +126,7 @@ def make_round(problem: Problem, method: Method, lanes: int, debug: bool = False
         from_clients = {name: jnp.int32(0) for name in ("uploads", "dropped_uploads", "local_steps")}
         lane_steps, usable, scored = jnp.int32(0), jnp.bool_(True), {}
         if method.phases:
-            state, result, accepted = train_clients(config, method, state, data, sent, keys.clients, lanes, debug)
+            state, result, accepted = train_clients(config, method, state, data, sent, keys.clients, lanes)
             lane_steps = result.lane_steps
             if tell is not None:
                 tell(sent, result.upload)

@@ -12,7 +12,7 @@ from fedjax_ssl.engine.cohort import CohortResult, cohort_of, train_cohort
 from fedjax_ssl.engine.interface import Broadcast, Method, Selection, State
 from fedjax_ssl.engine.untrusted.delivery import present_jobs, transmitted
 from fedjax_ssl.engine.untrusted.screening import accepted_rows, longest_update
-from fedjax_ssl.ops.trees import row, with_rows
+from fedjax_ssl.ops.trees import with_rows
 
 
 class Sent(NamedTuple):
@@ -31,7 +31,6 @@ def train_clients(
     sent: Sent,
     key: jax.Array,
     lanes: int,
-    debug: bool = False,
 ) -> tuple[State, CohortResult, jax.Array]:
     """Trains the cohorts of a selection one after the other in one program (`lax.scan`).
 
@@ -49,7 +48,7 @@ def train_clients(
     def take_turn(memory, rows):
         clients, group, personal, present = rows
         cohort = cohort_of(state._replace(clients=memory), data, clients, group, personal, key)
-        stages = method.phases, broadcast, data, cohort, lanes, debug, present, method.label, method.of_data
+        stages = method.phases, broadcast, data, cohort, lanes, present, method.label, method.of_data
         result = train_cohort(*stages)
         with jax.named_scope("aggregate"):
             result = transmitted(options, result, broadcast, data, memory, key)
@@ -69,15 +68,7 @@ def train_clients(
         lambda leaf: leaf.reshape(selection.turns, num_rows, *leaf.shape[1:]),
         (selection.clients, group, sent.personal, present),
     )
-    memory = state.clients
-    if debug:
-        taken = []
-        for turn in range(selection.turns):
-            memory, one = take_turn(memory, row(rows, turn))
-            taken.append(one)
-        results, accepted = jax.tree.map(lambda *leaves: jnp.stack(leaves), *taken)
-    else:
-        memory, (results, accepted) = jax.lax.scan(take_turn, memory, rows)
+    memory, (results, accepted) = jax.lax.scan(take_turn, state.clients, rows)
     lane_steps = jnp.sum(results.lane_steps)
     job = results.job + num_rows * jnp.arange(selection.turns)[:, None]
     merged = jax.tree.map(_merge_turns, results._replace(job=job, lane_steps=None))

@@ -170,17 +170,6 @@ def test_labels_are_made_before_the_last_phase(labels):
 
     phases, cohort = (watched(walk(0)), watched(walk(1))), cohort_of(CLIENTS[:2])
     made = None if labels is None else label
-    report = train_cohort(phases, BROADCAST, data, cohort, 1, debug=True, label=made).report
+    report = train_cohort(phases, BROADCAST, data, cohort, 1, label=made).report
     assert (None if report is None else np.unique(report.labels).item()) == labels
     assert got == [False, labels is not None]
-
-
-def test_the_debug_loop_names_the_client():
-    def step(broadcast, data, work, carry, index, key):
-        raise ZeroDivisionError("deep inside a loss")
-
-    data = {"steps": jnp.array([FIRST]), "part": None}
-    with pytest.raises(ZeroDivisionError) as caught:
-        cohort = cohort_of(np.array([1, 6, 2]))  # client 1 has no step
-        train_cohort((walk(0)._replace(step=step),), BROADCAST, data, cohort, 1, debug=True)
-    assert "while training client 6" in caught.value.__notes__

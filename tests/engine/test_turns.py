@@ -92,10 +92,6 @@ def test_all_turns_start_from_one_broadcast_and_arrive_together():
     # Two lanes: 3, 3 and then 2 steps in the first turn, 3, 3 and then 1 in the second.
     assert result.lane_steps == 2 * (3 + 2) + 2 * (3 + 1)
 
-    plain, of_plain = run(make_round(problem(), method, lanes=1, debug=True), draw, fails)
-    jax.tree.map(np.testing.assert_array_equal, plain, state)
-    jax.tree.map(np.testing.assert_array_equal, of_plain._replace(lane_steps=0), result._replace(lane_steps=0))
-
     one = toy_state(draw=jnp.array(draw), fails=jnp.array(fails))
     other = one._replace(model=Model({"classifier": jnp.float32(7)}, {}))
     data = [federation(), federation(seed=6)]

@@ -8,7 +8,7 @@ import pytest
 from fedjax_ssl import UserError, train
 from fedjax_ssl.client.personal import OWN_PARTS
 from fedjax_ssl.engine.cohort import train_cohort
-from fedjax_ssl.engine.interface import Cohort, Phase
+from fedjax_ssl.engine.interface import Cohort
 from fedjax_ssl.engine.round import round_keys, select_of
 from fedjax_ssl.engine.tracing import trace_exchange
 from fedjax_ssl.methods import find_method
@@ -22,7 +22,6 @@ from fedjax_ssl.run.experiment import build_experiment
 from fedjax_ssl.run.validation import validate
 from fedjax_ssl.run.wire import bytes_per_client
 from tests.helpers.runs import SMALL, make_fedanchor_config
-from tests.helpers.small_problem import phases_of
 from tests.helpers.toy_federation import CLIENTS, OneNumber, federation, problem, toy_method, toy_state
 
 pytestmark = pytest.mark.test_all
@@ -55,34 +54,33 @@ def finished(tmp_path_factory):
     return workdir, train(make_config(), workdir)
 
 
-def plain_method(experiment):
-    """The plain method, whose phases are compiled function by function: their plain loop then compiles nothing more."""
+def alone(experiment):
+    """The plain method, and a function that trains one client from the global model with its own head."""
     method = find_method(experiment.problem.config.method).factory(experiment.problem)
-    (phase,) = phases_of(method)
-    compiled = Phase(*map(jax.jit, phase))
-    return method._replace(phases=(compiled,), label=None)  # its `prepare` labels
 
+    @jax.jit
+    def train_alone(state, client, head, key):
+        sent = method.broadcast(state, experiment.data, key)
+        sent = sent._replace(model=sent.model.with_parts(classifier=head))
+        cohort = Cohort(client[None], {}, key)
+        found = train_cohort(method.phases, sent, experiment.data, cohort, lanes=1, label=method.label)
+        return row(found.upload.model.params, 0)
 
-def train_alone(method, state, data, client, head, key):
-    """Trains one client from the global model with its own head; returns the trained parts."""
-    sent = method.broadcast(state, data, key)
-    sent = sent._replace(model=sent.model.with_parts(classifier=head))
-    cohort = Cohort(jnp.array([client]), {}, key)
-    return row(train_cohort(method.phases, sent, data, cohort, lanes=1, debug=True).upload.model.params, 0)
+    return method, train_alone
 
 
 @pytest.fixture(scope="module")
 def by_hand():
-    """The same run with the plain method, one client after the other: (experiment, method, state, heads)."""
+    """The same run with the plain method, one client after the other: (experiment, train_alone, state, heads)."""
     config = make_config()
     experiment = build_experiment(config)
-    method, data = plain_method(experiment), experiment.data
+    (method, train_alone), data = alone(experiment), experiment.data
     state = jax.jit(experiment.init)(data)._replace(clients={})
     heads = [state.model.params["classifier"]] * config.num_clients
     for _ in range(config.num_rounds):
         keys = round_keys(data.seed, state.round)
         clients = np.asarray(select_of(experiment.problem, method)(state, data, keys.select).clients)
-        trained = [train_alone(method, state, data, client, heads[client], keys.clients) for client in clients]
+        trained = [train_alone(state, client, heads[client], keys.clients) for client in clients]
         sizes = np.asarray(data.client_size)[clients].astype(np.float64)
         mean = lambda *leaves: sum(map(np.multiply, leaves, sizes)) / sizes.sum()  # noqa: E731, B023
         backbone = jax.tree.map(mean, *(params["backbone"] for params in trained))
@@ -90,7 +88,7 @@ def by_hand():
             heads[client] = params["classifier"]
         model = state.model.with_parts(backbone=jax.tree.map(jnp.float32, backbone))
         state = state._replace(model=model, round=state.round + 1)
-    return experiment, method, state, heads
+    return experiment, train_alone, state, heads
 
 
 def assert_close(one, other):
@@ -109,12 +107,12 @@ def test_own_classifiers_are_those_of_a_loop_over_clients(finished, by_hand):
 
 
 def test_each_client_s_accuracy_is_that_of_a_loop_over_clients(finished, by_hand):
-    (workdir, _), (experiment, method, state, heads) = finished, by_hand
+    (workdir, _), (experiment, train_alone, state, heads) = finished, by_hand
     dataset, keys = experiment.dataset, round_keys(experiment.data.seed, state.round)
     found = read_run(workdir).client_tests()
     assert list(found) == ["global", "tuned", "personal"]
     for client, rows in enumerate(experiment.partition.client_test_rows):
-        params = train_alone(method, state, experiment.data, client, heads[client], keys.clients)
+        params = train_alone(state, jnp.int32(client), heads[client], keys.clients)
         models = {
             "global": state.model,
             "personal": state.model.with_parts(classifier=heads[client]),
