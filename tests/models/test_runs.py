@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from fedjax_ssl import load, train
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.data import load_dataset
-from fedjax_ssl.models.encoders import Adapted, encode, load_weights, save_weights
+from fedjax_ssl.models.encoders import WithAdapters, encode, load_weights, save_weights
 from fedjax_ssl.models.encoders import encoder as table
 from fedjax_ssl.models.encoders.convert import convert
 from fedjax_ssl.models.vit import ViT
@@ -189,7 +189,7 @@ def test_adapters_alone_are_trained_and_sent(weights, tmp_path):
     adapters = {"encoder.adapters.rank": 2, "encoder.adapters.blocks": 1}
     config = make_config(weights, **adapters, num_rounds=1)
     experiment = build_experiment(config)
-    assert isinstance(experiment.problem.network.module.backbone, Adapted)
+    assert isinstance(experiment.problem.network.module.backbone, WithAdapters)
     backbone = experiment.state_shape.model.params["backbone"]
     assert {name: leaf.shape for name, leaf in backbone.items()} == {"block1_A": (16, 2), "block1_B": (2, 48)}
     state = train(config, tmp_path / "run")

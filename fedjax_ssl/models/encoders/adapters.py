@@ -43,7 +43,7 @@ class Frozen:
         self.variables = variables
 
 
-class Adapted(nn.Module):
+class WithAdapters(nn.Module):
     """An encoder with a trained low-rank addition to the queries, keys and values of its last blocks.
 
     The kernel W [D, 3 D] of such a block becomes W + A B. The parameters `A` [D, r] are initially normal, `B` [r, 3 D]
@@ -74,7 +74,7 @@ class Adapted(nn.Module):
         return encode(self.encoder, {"params": params}, images, self.side)
 
 
-def backbone_of(config: Any) -> Adapted | None:
+def backbone_of(config: Any) -> WithAdapters | None:
     """The adapted encoder that `config.encoder` defines, computing in `model.dtype`; None without adapters.
 
     Raises UserError if the encoder is not a Vision Transformer or has too few blocks, or its weights cannot be used.
@@ -93,4 +93,4 @@ def backbone_of(config: Any) -> Adapted | None:
     side = options.side or encoder.side
     variables = load_weights(expanded(options.weights), encoder, side)
     encoder = encoder._replace(module=encoder.module.clone(dtype=jnp.dtype(config.model.dtype)))
-    return Adapted(encoder, Frozen(jax.tree.map(jnp.asarray, variables)), side, rank, blocks)
+    return WithAdapters(encoder, Frozen(jax.tree.map(jnp.asarray, variables)), side, rank, blocks)
