@@ -24,10 +24,6 @@ APART = {**TWO_EPOCHS, "fedanchor.contrastive_trains": "anchor_head"}
 LDA, IID = {"data.alpha": 0.1}, {"data.alpha": 1000.0}
 
 
-def quantile(part):
-    return {"fedanchor.threshold_quantile": part}
-
-
 def share(part):
     return {"confidence.kind": "share", "confidence.share": part}
 
@@ -88,11 +84,8 @@ def of_resnet8():
             "All labels, slow server": ("supervised,all_labels,plain", slow),
             "All labels, strong": ("supervised,all_labels,strong", {**revealed, **IID}),
             "Server alone": ("plain,no_clients", {**FOUND, **IID}),
-            "FedAnchor": ("plain", {**FOUND, **quantile(0.25), **LDA}),
             "Slow server alone": ("plain,no_clients", {**FOUND, **SLOW, **IID}),
-            "FedAnchor, slow server": ("plain", {**FOUND, **SLOW, **quantile(0.5)}),
             "Strong, server alone": ("strong,no_clients", {**FOUND, **IID}),
-            "FedAnchor, strong, by quantile": ("strong", {**FOUND, **quantile(0.5), **LDA}),
             "FedAnchor, strong, by share": ("strong", {**FOUND, **share(0.3)}),
             "FedAnchor, strong, share 0.2": ("strong", {**FOUND, **share(0.2), **LDA}),
             "FedAnchor, strong, share 0.1": ("strong", {**FOUND, **share(0.1), **LDA}),

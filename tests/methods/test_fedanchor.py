@@ -20,7 +20,6 @@ from fedjax_ssl.methods.fedanchor.client import (
     along_common_direction,
     class_anchors,
     class_mean_scores,
-    leave_one_out_scores,
 )
 from fedjax_ssl.run.wire import bytes_per_client
 from fedjax_ssl.server import training
@@ -83,7 +82,7 @@ def test_labels_of_both_heads_are_reported_and_an_attacker_s_are_false(data):
         np.testing.assert_array_equal(liar.others.get(name, liar.labels), (labels + 1) % CLASSES)
 
 
-# --- Departures from the paper: centred scores, a threshold that follows them, a penalty. ---------------------------
+# --- Departures from the paper: centred scores, a penalty. -----------------------------------------------------------
 
 
 def scores_by_hand(anchors, labels, z, centre):
@@ -93,56 +92,37 @@ def scores_by_hand(anchors, labels, z, centre):
     return np.stack([cosines[:, labels == c].mean(axis=1) for c in range(CLASSES)], axis=1)
 
 
-def leave_one_out_by_hand(anchors, labels, centre):
-    """Each anchor scored as an image against the others, by eq. 3."""
-    others = [np.arange(len(anchors)) != i for i in range(len(anchors))]
-    scores = [scores_by_hand(anchors[rest], labels[rest], anchors[~rest], centre)[0] for rest in others]
-    return [of_classes[label] for of_classes, label in zip(scores, labels)]
-
-
 @pytest.mark.parametrize("centred", [False, True])
-def test_classes_without_anchors_or_with_one_and_the_common_direction(centred):
+def test_classes_without_anchors_and_the_common_direction(centred):
     rng = np.random.default_rng(1)
     anchors, labels = (rng.normal(size=(8, 16)) + 3).astype(np.float32), np.array([0, 1, 2, 0, 1, 0, 0, 0])
     z, sent = (rng.normal(size=(20, 16)) + 3).astype(np.float32), AnchorEmbeddings(anchors, labels)
     by_class = class_anchors(sent, CLASSES + 1, centred)
     found = np.asarray(class_mean_scores(z, by_class))
     assert np.all(found[:, CLASSES] == -np.inf) and np.isfinite(found[:, :CLASSES]).all()
-    np.testing.assert_array_equal(np.isnan(leave_one_out_scores(sent, CLASSES, centred)), labels == 2)
     mean = anchors.mean(axis=0) if centred else (anchors / np.linalg.norm(anchors, axis=1, keepdims=True)).mean(axis=0)
     cosines = z @ mean / np.linalg.norm(z, axis=1) / np.linalg.norm(mean)
     np.testing.assert_allclose(along_common_direction(z, by_class), cosines, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("travels", "quantile"), [("class_means", 0.85), ("all_pairs", 0.0)])
-def test_labels_by_centred_scores_and_a_following_threshold(data, travels, quantile):
-    """What came down is enough for it, and is counted: the centre with the class means, and the threshold."""
-    fields = {"travels": travels, "centred": True, "threshold_quantile": quantile}
-    fields = {f"fedanchor.{name}": value for name, value in fields.items()}
-    problem, method, state = build(**fields, **{"confidence.threshold": 0.3})
+@pytest.mark.parametrize("travels", ["class_means", "all_pairs"])
+def test_labels_by_centred_scores(data, travels):
+    """What came down is enough for it, and is counted: the centre with the class means."""
+    fields = {"fedanchor.travels": travels, "fedanchor.centred": True, "confidence.threshold": 0.3}
+    problem, method, state = build(**fields)
     received = method.broadcast(state, data, None)
     job = prepare(phases_of(method)[0], received, data, 1)
     anchors, labels = embeddings_of(state.model, pixels_of(data, data.server_index)), np.array(ANCHORS)
     centre = anchors.mean(axis=0)
     z = embeddings_of(state.model, pixels_of(data, data.client_index[1]))
-    scores, threshold = scores_by_hand(anchors, labels, z, centre), 0.3
-    if quantile:
-        threshold = np.quantile(leave_one_out_by_hand(anchors, labels, centre), quantile)
-        np.testing.assert_allclose(received.extra.threshold, threshold, rtol=1e-4)
+    scores = scores_by_hand(anchors, labels, z, centre)
     np.testing.assert_array_equal(job.work.labels.report.labels, scores.argmax(axis=1))
-    np.testing.assert_array_equal(job.work.labels.report.qualified, scores.max(axis=1) > threshold)
+    np.testing.assert_array_equal(job.work.labels.report.qualified, scores.max(axis=1) > 0.3)
     assert 0 < np.sum(job.work.labels.report.qualified) < SIZE
     _, plain, _ = build(**{"fedanchor.travels": travels})
-    more = (HEAD_DIM if travels == "class_means" else 0) + (1 if quantile else 0)
+    more = HEAD_DIM if travels == "class_means" else 0
     counted = bytes_per_client(problem, method, state, data).down
     assert counted == bytes_per_client(problem, plain, state, data).down + 4 * more
-
-
-def test_without_two_anchors_of_a_class_the_threshold_is_the_configured_one(data):
-    """A lone anchor has no score."""
-    _, method, state = build(**{"fedanchor.threshold_quantile": 0.9, "confidence.threshold": 0.3})
-    received = method.broadcast(state, data._replace(server_index=data.server_index[:3]), None)
-    assert received.extra.threshold == np.float32(0.3)
 
 
 def test_the_penalty_joins_the_contrastive_loss(data):

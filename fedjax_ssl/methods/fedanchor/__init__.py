@@ -6,12 +6,11 @@ there; and after each aggregation the server trains one epoch on each head.
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.base.fields import RECIPES, Section, is_on, real, share, whole, word
+from fedjax_ssl.base.fields import RECIPES, Section, is_on, real, whole, word
 from fedjax_ssl.client import (
     Confidence,
     Examples,
@@ -34,7 +33,6 @@ from fedjax_ssl.methods.fedanchor.client import (
     along_common_direction,
     class_anchors,
     class_mean_scores,
-    leave_one_out_scores,
 )
 from fedjax_ssl.models.heads import Linear
 from fedjax_ssl.ops.losses import common_direction_penalty, label_contrastive_loss
@@ -81,7 +79,6 @@ VARIANTS: Variants = {
     # its own images. Clients still label, for the report. Name it after a recipe, because recipes set statistics too.
     "no_clients": {
         "confidence.threshold": 2.0,
-        "fedanchor.threshold_quantile": 0.0,
         "confidence.kind": "fixed",
         "model.statistics": "server",
     },
@@ -93,9 +90,8 @@ def defaults() -> Section:
     # Pseudo-labels (section 4.2).
     section.travels = word("class_means", "all_pairs")  # what is sent: C vectors, or all S (paper); scores are equal
     section.ensemble_views = whole(0, least=0)  # n: scores are means over n weak views (section 4.5); 0: the raw image
-    # Two options that are not in the paper, off by default, for data where 0.6 accepts everything or nothing.
+    # An option that is not in the paper, off by default, for data where 0.6 accepts everything or nothing.
     section.centred = False  # subtracts the anchors' mean before cosines; the mean is sent with the class means
-    section.threshold_quantile = share(0.0)  # q: t is the q-quantile of the anchors' leave-one-out scores; 0: off
     # Local training (section 4.3, appendix B).
     section.client_mixup = True  # whether clients use the mix loss (Table 3)
     # Server training (sections 4.1, 4.4 and 4.5). The paper only gives values for the first two fields.
@@ -108,14 +104,6 @@ def defaults() -> Section:
     # Weight of a penalty on the common part of all embeddings, which eq. 1 does not constrain.
     section.common_direction_weight = real(0.0, least=0)
     return section
-
-
-class FedAnchorExtra(NamedTuple):
-    """What the server sends to clients besides the model."""
-
-    anchors: ClassAnchors | AnchorEmbeddings  # the server's anchors, as class means or one by one
-    # float32 [], t of eq. 5 if it is computed from the anchors' own scores; None: it is configured.
-    threshold: jax.Array | None
 
 
 def fedanchor(problem: Problem) -> Method:
@@ -133,7 +121,7 @@ def fedanchor(problem: Problem) -> Method:
         state, _ = train(problem, state, data, train_key, (rate, rate), epochs, epochs * options.contrastive)
         model = state.model
         server = {**aggregation.init(model.params), **optimizers, **state.server}
-        own = own_confidence(problem, data, rule_of(problem, threshold_of(problem, THRESHOLD)))
+        own = own_confidence(problem, data, rule_of(problem))
         return state._replace(server=server, clients={**own_optimizers(problem, data, model, CLASSIFIER), **own})
 
     def server_after(state: State, data: FederatedData, key: jax.Array) -> tuple[State, Metrics]:
@@ -159,24 +147,19 @@ def fedanchor(problem: Problem) -> Method:
 # --- Pseudo-labels (section 4.2). -------------------------------------------------------------------------------------
 
 
-def message(problem: Problem, state: State, data: FederatedData) -> FedAnchorExtra:
-    """The anchors' embeddings by w_t."""
-    options, num_classes, rows = problem.config.fedanchor, problem.num_classes, data.server_index
+def message(problem: Problem, state: State, data: FederatedData) -> ClassAnchors | AnchorEmbeddings:
+    """The anchors' embeddings by w_t, as class means or one by one."""
+    options, rows = problem.config.fedanchor, data.server_index
     outputs = problem.network.predict_rows(state.model, data.inputs, rows, problem.config.eval_batch_size)
-    anchors, threshold = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows]), None
-    if is_on(options.threshold_quantile):
-        own_scores = leave_one_out_scores(anchors, num_classes, options.centred)
-        quantile = jnp.nanquantile(own_scores, options.threshold_quantile)
-        # It is not a number if no class has two anchors.
-        threshold = jnp.where(jnp.isnan(quantile), threshold_of(problem, THRESHOLD), quantile)
-    if options.travels == "class_means":
-        anchors = class_anchors(anchors, num_classes, options.centred)
-    return FedAnchorExtra(anchors, threshold)
+    anchors = AnchorEmbeddings(outputs.heads[HEAD], data.visible_labels[rows])
+    if options.travels == "all_pairs":
+        return anchors
+    return class_anchors(anchors, problem.num_classes, options.centred)
 
 
-def rule_of(problem: Problem, threshold: jax.Array | float) -> Confidence:
-    """Which labels count, by their scores. These are cosines, and the rules' weights are for probabilities."""
-    return make_confidence(problem, threshold, strictly=True, hard=True)
+def rule_of(problem: Problem) -> Confidence:
+    """Eq. 5: which labels count, by their scores. These are cosines, and the rules' weights are for probabilities."""
+    return make_confidence(problem, threshold_of(problem, THRESHOLD), strictly=True, hard=True)
 
 
 def labels_by_anchors(problem: Problem) -> Label:
@@ -184,7 +167,7 @@ def labels_by_anchors(problem: Problem) -> Label:
     options, network = problem.config.fedanchor, problem.network
 
     def label(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Labels:
-        examples, (anchors, threshold) = Examples.of(data, cohort, label_keys(cohort)), received.extra
+        examples, anchors = Examples.of(data, cohort, label_keys(cohort)), received.extra
         if isinstance(anchors, AnchorEmbeddings):
             anchors = class_anchors(anchors, problem.num_classes, options.centred)
 
@@ -199,8 +182,7 @@ def labels_by_anchors(problem: Problem) -> Label:
         scored = score_cohort(problem, scores, data.inputs, examples, options.ensemble_views)
         common_direction = scored.pop("common_direction")
         scored = jax.tree.map(lambda leaf: as_told(data, examples.rows, leaf), scored)
-        tau = threshold_of(problem, THRESHOLD) if threshold is None else threshold
-        made = label_by_scores(problem, scored[HEAD], examples, rule_of(problem, tau))  # eq. 4, eq. 5
+        made = label_by_scores(problem, scored[HEAD], examples, rule_of(problem))  # eq. 4, eq. 5
         report = made.report._replace(
             others={name: jnp.argmax(of_rule, axis=-1).astype(jnp.int32) for name, of_rule in scored.items()},
             facts={**made.report.facts, "common_direction": common_direction},

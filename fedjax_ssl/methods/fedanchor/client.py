@@ -48,19 +48,6 @@ def class_mean_scores(embeddings: jax.Array, anchors: ClassAnchors) -> jax.Array
     return jnp.where(anchors.counts > 0, scores, -jnp.inf)
 
 
-def leave_one_out_scores(anchors: AnchorEmbeddings, num_classes: int, centred: bool = False) -> jax.Array:
-    """Each anchor's mean cosine similarity to the other anchors of its class, as eq. 3 would score a client's image.
-
-    The result is float32 [S]; NaN for the only anchor of a class.
-    """
-    classes = class_anchors(anchors, num_classes, centred)
-    directions = _directions(anchors.embeddings, classes.centre)
-    sums = (classes.means * classes.counts[:, None])[anchors.labels]
-    others = classes.counts[anchors.labels] - 1
-    to_itself = jnp.sum(directions * directions, axis=-1)  # 1, or 0 for a zero embedding
-    return (jnp.sum(directions * sums, axis=-1) - to_itself) / others
-
-
 def along_common_direction(embeddings: jax.Array, anchors: ClassAnchors) -> jax.Array:
     """Cosine of each embedding, float32 [B, D], with the common direction of the anchors: float32 [B].
 
