@@ -34,10 +34,6 @@ ONE_SEED = {
     "All labels": ("supervised,all_labels,strong", TWO_EPOCHS),
     "FedAnchor, 250 anchors": (FOUND, FEWER),
     "Its server alone, 250 anchors": (ITS_SERVER, {**FEWER, **WITHOUT_CLIENTS}),
-    "FedAnchor, two heads apart": (
-        FOUND,
-        {"fedanchor.contrastive_trains": "anchor_head", "server.epochs": 2, "server.pretrain_epochs": 80},
-    ),
 }
 
 

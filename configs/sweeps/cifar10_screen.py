@@ -18,9 +18,7 @@ from fedjax_ssl.sweep import Sweep, by_argument
 SERVER = {"server.pretrain_epochs": 40, "server.augmentation": "weak"}
 FOUND = {**SERVER, "fedanchor.common_direction_weight": 1.0, "fedanchor.centred": True}
 SLOW = {"server.learning_rate": 0.003, "fedanchor.contrastive_learning_rate": 0.003}
-# APART: the contrastive loss trains only the anchor head, and there are two epochs of cross-entropy.
 TWO_EPOCHS = {"server.augmentation": "weak", "server.epochs": 2, "server.pretrain_epochs": 80}
-APART = {**TWO_EPOCHS, "fedanchor.contrastive_trains": "anchor_head"}
 LDA, IID = {"data.alpha": 0.1}, {"data.alpha": 1000.0}
 
 
@@ -89,9 +87,7 @@ def of_resnet8():
             "FedAnchor, strong, by share": ("strong", {**FOUND, **share(0.3)}),
             "FedAnchor, strong, share 0.2": ("strong", {**FOUND, **share(0.2), **LDA}),
             "FedAnchor, strong, share 0.1": ("strong", {**FOUND, **share(0.1), **LDA}),
-            "FedAnchor, strong, two heads apart": ("strong", {**FOUND, **share(0.2), **APART, **LDA}),
             "FedAnchor, strong, 0.6": ("strong", {**SERVER, **LDA}),
-            "FedAnchor, strong, 0.6, two heads apart": ("strong", {**APART, **LDA}),
             "Strong, server only": ("server_only,strong", {**TWO_EPOCHS, **IID}),
         },
         fields={"data.alpha": (0.1, 1000.0)},

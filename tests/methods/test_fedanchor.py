@@ -177,11 +177,6 @@ def test_statistics_from_clients_are_a_second_exchange(data, source, exchanging)
 # --- The server: equations 1 and 2, one epoch on each head (section 4.4). --------------------------------------------
 
 
-def moved(after, before):
-    """The parts of a model that are not bit for bit the same."""
-    return {name for name in before.params if np.any(leaves(after.params[name]) != leaves(before.params[name]))}
-
-
 def leaves(tree):
     return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)])
 
@@ -189,14 +184,12 @@ def leaves(tree):
 SERVER = {"server.batch_size": 4, "server.learning_rate": 0.3, "server.augmentation": "weak", "server.epochs": 2}
 
 
-def test_the_contrastive_epoch_may_train_its_head_alone_at_a_rate_that_follows_the_schedule(data):
+def test_the_contrastive_epoch_s_rate_follows_the_schedule(data):
     """In round 4 of 8 the cosine has half the rate, and a single step has half the length."""
-    fields = {"contrastive_batch_size": len(ANCHORS), "contrastive_trains": "anchor_head"}
-    fields = {f"fedanchor.{name}": value for name, value in fields.items()}
-    _, method, state = build(schedule="cosine", num_rounds=8, **fields, **{"server.epochs": 0})
+    fields = {"fedanchor.contrastive_batch_size": len(ANCHORS), "server.epochs": 0}
+    _, method, state = build(schedule="cosine", num_rounds=8, **fields)
     stage = jax.jit(lambda state: method.server_after(state, data, jax.random.key(0))[0].model)
     first, fourth = (stage(state._replace(round=jnp.int32(number))) for number in (0, 4))
-    assert moved(first, state.model) == {HEAD}
     before, change = leaves(state.model.params), leaves(first.params) - leaves(state.model.params)
     assert np.abs(change).max() > 1e-3
     np.testing.assert_allclose(leaves(fourth.params) - before, change / 2, atol=1e-6)

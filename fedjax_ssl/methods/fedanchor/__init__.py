@@ -53,7 +53,7 @@ from fedjax_ssl.server.training import ServerLoss, ServerLossResult
 HEAD = "anchor_head"
 MIXUP_ALPHA, MIX_WEIGHT = 0.75, 1.0  # a of eq. 8 and b of eq. 10 (appendix B)
 THRESHOLD = 0.6  # t of eq. 5 (appendix C)
-CONTRASTIVE = {"anchor_head": ("anchor_head",), "model": ("backbone", "anchor_head")}
+CONTRASTIVE = ("backbone", HEAD)  # what the contrastive loss trains
 
 # The systems of the paper's tables that differ from FedAnchor in one or two fields: name -> fields.
 VARIANTS: Variants = {
@@ -97,7 +97,6 @@ def defaults() -> Section:
     # Server training (sections 4.1, 4.4 and 4.5). The paper only gives values for the first two fields.
     section.server_mixup = False  # whether the server uses the clients' losses: FedAnchor (mix)
     section.contrastive = True  # whether there is a contrastive loss; False: Table 3's "w/o contr loss"
-    section.contrastive_trains = word("model", *CONTRASTIVE)  # what it trains: the model, or only the 'anchor_head'
     section.contrastive_batch_size = whole(25, least=1)  # anchors per step: eq. 1 compares them with each other
     section.contrastive_learning_rate = real(0.03, above=0)  # its initial learning rate; the rest is as in `server`
     section.temperature = real(0.1, above=0)  # tau of eq. 1
@@ -108,14 +107,13 @@ def defaults() -> Section:
 
 def fedanchor(problem: Problem) -> Method:
     """Algorithm 1 as a Method."""
-    config, options = problem.config, problem.config.fedanchor
-    aggregation, contrastive_parts = fedavg(problem), CONTRASTIVE[options.contrastive_trains]
+    config, options, aggregation = problem.config, problem.config.fedanchor, fedavg(problem)
 
     def init(data: FederatedData, key: jax.Array) -> State:
         """Fresh weights, pre-trained on the anchors (appendix C)."""
         init_key, train_key = jax.random.split(key)
         model = problem.network.init(init_key)
-        optimizers = own_optimizer(problem, model) | own_optimizer(problem, model, contrastive_parts, "contrastive")
+        optimizers = own_optimizer(problem, model) | own_optimizer(problem, model, CONTRASTIVE, "contrastive")
         state = State(jnp.int32(0), model, optimizers if config.server.pretrain_persistent else {})
         epochs, rate = config.server.pretrain_epochs, config.server.pretrain_learning_rate
         state, _ = train(problem, state, data, train_key, (rate, rate), epochs, epochs * options.contrastive)
@@ -203,10 +201,10 @@ def train(
     if options.server_mixup:  # FedAnchor (mix)
         classification = supervised_mixup_loss(problem, data, MIXUP_ALPHA, MIX_WEIGHT)
         lambdas = functools.partial(server_lambda, alpha=MIXUP_ALPHA)
-    parts, size = CONTRASTIVE[options.contrastive_trains], options.contrastive_batch_size
+    contrastive, size = contrastive_loss(problem, data), options.contrastive_batch_size
     plans = (
         ServerPlan(classification, epochs, draw=lambdas),
-        ServerPlan(contrastive_loss(problem, data), contrastive_epochs, parts, size, "contrastive"),
+        ServerPlan(contrastive, contrastive_epochs, CONTRASTIVE, size, "contrastive"),
     )
     metrics: Metrics = {}
     for plan, rate, own_key in zip(plans, rates, jax.random.split(key, 2), strict=True):
