@@ -11,8 +11,6 @@ Zhu et al., IJCAI 2024 (arXiv 2405.19789). For clients with labels for a few of 
 The paper's text was not available: this follows its abstract and its public code (GuogangZhu/FedDB, commit 9f9248e).
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -60,7 +58,6 @@ VARIANTS: Variants = {
     },
     "no_debiasing": {"confidence.debias": "none"},
     "plain_mean": {"feddb.solver": "none"},
-    "exact": {"feddb.solver": "exact"},
 }
 APP_U = "app_u"  # metadata of uploads: P_k
 MOMENTUM = 0.5  # m, the share of P_k that each step keeps, as in the code
@@ -68,8 +65,7 @@ MOMENTUM = 0.5  # m, the share of P_k that each step keeps, as in the code
 
 def defaults() -> Section:
     section = Section()
-    # How the server weights uploads: the 'code's steps, the 'exact' minimum, or 'none': `aggregation.weights`.
-    section.solver = word("code", "exact", "none")
+    section.solver = word("code", "none")  # the weights of uploads: by the 'code's steps; 'none': `aggregation.weights`
     return section
 
 
@@ -77,8 +73,8 @@ def feddb(problem: Problem) -> Method:
     """FedDB as a Method."""
     options, weighted_by = problem.config.feddb, None
     rule, sizes = make_confidence(problem, threshold_of(problem)), {"labelled": problem.config.client.batch_size}
-    if options.solver != "none":
-        weighted_by = own_weights(functools.partial(balancing, options.solver))
+    if options.solver == "code":
+        weighted_by = own_weights(balancing)
     return alternating(
         problem,
         (local_training(problem, plan(problem), loss_of_all(problem), sizes),),
@@ -147,13 +143,13 @@ def loss_of_all(problem: Problem) -> LossFunction:
 # --- Server. ----------------------------------------------------------------------------------------------------------
 
 
-def balancing(solver: str, received: Received) -> jax.Array:
+def balancing(received: Received) -> jax.Array:
     """The weights a of the uploads, float32 [R], for which sum_k a_k P_k is near uniform; 0 for rejected uploads.
 
         a = argmin 1/C sum_c (sum_k a_k P_k(c) - 1/C)^2    over the simplex
 
-    The solver is 'code', 100 times a := softmax(a - 1.9 (gradient + 0.9 a)), which is one step of SGD from rest at rate
-    1 with Nesterov's momentum 0.9 and weight decay 0.9; or 'exact', 1,000 steps of exponentiated gradient.
+    As in the code 100 times a := softmax(a - 1.9 (gradient + 0.9 a)), which is one step of SGD from rest at rate 1 with
+    Nesterov's momentum 0.9 and weight decay 0.9. From equal weights these steps hardly move.
     """
     counted = received.accepted
     priors = jnp.where(counted[:, None], counts_told(received, APP_U, 1.0), 0.0)
@@ -171,13 +167,8 @@ def balancing(solver: str, received: Received) -> jax.Array:
     def as_in_code(_, weights):
         return softmax(weights - 1.9 * (gradient(weights) + 0.9 * weights))
 
-    def exponentiated(_, weights):
-        step = num_classes * gradient(weights)
-        return softmax(jnp.log(jnp.maximum(weights, 1e-30)) - step)
-
     number = jnp.maximum(jnp.sum(counted), 1)
-    steps, rule = (100, as_in_code) if solver == "code" else (1_000, exponentiated)
-    return jax.lax.fori_loop(0, steps, rule, counted / number)
+    return jax.lax.fori_loop(0, 100, as_in_code, counted / number)
 
 
 ENTRY = Entry(
