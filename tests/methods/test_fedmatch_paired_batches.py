@@ -15,16 +15,15 @@ from tests.helpers.fedmatch_by_hand import KEY, build, random_params
 from tests.helpers.small_problem import federation, phases_of, small_problem
 
 
-@pytest.mark.parametrize(("bound", "labelled", "unlabelled", "steps", "size"), [
-    (0, 3, 7, 2, 4),  # 1.5 labelled batches of 2 are two; so are the unlabelled images
-    (0, 5, 5, 2, 3),  # 2.5 are two as well
-    (4, 1, 9, 3, 3),  # one, but of unlabelled images at most 4 are in a batch
-    (4, 0, 10, 3, 4),
-    (0, 4, 0, 2, 0),
-    (0, 0, 0, 0, 0),  # takes no part
+@pytest.mark.parametrize(("labelled", "unlabelled", "steps", "size"), [
+    (3, 7, 2, 4),  # 1.5 labelled batches of 2 are two; so are the unlabelled images
+    (5, 5, 2, 3),  # 2.5 are two as well
+    (0, 10, 1, 10),
+    (4, 0, 2, 0),
+    (0, 0, 0, 0),  # takes no part
 ])  # fmt: skip
-def test_an_epoch_has_as_many_batches_of_both_kinds(bound, labelled, unlabelled, steps, size):
-    problem, method = build("clients", unlabelled_batch=bound)
+def test_an_epoch_has_as_many_batches_of_both_kinds(labelled, unlabelled, steps, size):
+    problem, method = build("clients")
     problem.config.data.partition_file = "saved.npz"  # who has how many labels is not said
     data = federation([[1] * labelled + [-1] * unlabelled])
     job = prepared(problem, method, data, KEY)
@@ -48,6 +47,8 @@ def prepared(problem, method, data, key):
     (382, {"data.labelled_share": 0.2, "client.batch_size": 64}),
     (382, {"data.labels": "profile", "data.label_profile": (0.2, *(1.0,) * 19), "client.batch_size": 64}),
     (2500, {"data.labels": "profile", "data.label_profile": ("beta(9,1)",)}),  # any share may be drawn
+    # Its own test images may be some of the 25 of a class.
+    (2500, {"data.labels_per_class": 25, "data.partition": "stratified", "data.client_test_share": 0.2}),
     (2500, {"data.labels_per_class": 5, "client.batch_size": 10}),  # a client may have no labelled image
     (2500, {"data.labelled_share": 0.2, "data.partition_file": "saved.npz"}),
     (1, {"data.reveal_labels": True}),

@@ -161,9 +161,6 @@ def defaults() -> Section:
     # The learning rate of a client (or of the server, if it has the labels) is divided by 3 after this many visits
     # without a new lowest training loss; 0: never. With labels at the server the paper has 20.
     section.patience = whole(5, least=0)
-    # Largest unlabelled batch at clients with labels. Their epochs have as many unlabelled batches as labelled ones;
-    # more if batches would exceed this bound. 0: no bound, and every step has room for the largest batch of any client.
-    section.unlabelled_batch = whole(0, least=0)
     return section
 
 

@@ -30,7 +30,7 @@ def disjoint_phase(
 
     def room_of(data: FederatedData) -> int:
         """The length of an unlabelled batch's arrays; it depends on shapes only."""
-        return (options.unlabelled_batch or largest_batch(problem, data.width)) if with_labels else config.batch_size
+        return largest_batch(problem, data.width) if with_labels else config.batch_size
 
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         examples = Examples.of(data, cohort)

@@ -8,7 +8,6 @@ import numpy as np
 
 from fedjax_ssl.client.deck import Batch, Deck, Examples
 from fedjax_ssl.engine.interface import Problem
-from fedjax_ssl.ops.batches import num_batches
 
 # Values of `data.partition` that give every client the same number of images and of labelled images, to within one.
 EQUAL_SHARES = ("dirichlet_pairs", "iid", "lda", "stratified")
@@ -28,8 +27,7 @@ class PairedDecks(NamedTuple):
 def pair_decks(problem: Problem, examples: Examples, room: int, with_labels: bool) -> PairedDecks:
     """The decks of a cohort, shuffled for each of `client.epochs`; a labelled batch has `client.batch_size` examples.
 
-    `room` is the most unlabelled examples in a batch. If that is too few, an epoch has more batches than the labelled
-    examples fill. Without labels all batches have `room` unlabelled examples.
+    `room` is the most unlabelled examples in a batch: `largest_batch`. Without labels all batches have so many.
     """
     config = problem.config.client
     deck, labelled = Deck.shuffled(examples, examples.unlabelled, examples.keys, config.epochs), None
@@ -37,7 +35,7 @@ def pair_decks(problem: Problem, examples: Examples, room: int, with_labels: boo
     if with_labels:
         keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(examples.keys)
         labelled = Deck.shuffled(examples, examples.labelled, keys, config.epochs)
-        batches = jnp.maximum(whole_batches(labelled.size, config.batch_size), num_batches(deck.size, room))
+        batches = whole_batches(labelled.size, config.batch_size)
         size = -(-deck.size // batches)
     return PairedDecks(deck, batches, size, labelled)
 
@@ -61,7 +59,7 @@ def largest_batch(problem: Problem, n_max: int) -> int:
     """The most unlabelled images in a batch of any client with labels, if the configuration determines it.
 
     The result is n_max if the data lack labels, or the configuration does not say how many labels a client with n
-    images has at least.
+    images has at least. It does not with `labels_per_class` if clients hold out test images, which may have them.
     """
     config, size = problem.config, problem.config.client.batch_size
     data, num_classes, images = config.data, problem.num_classes, np.arange(1, n_max + 1)
@@ -74,7 +72,8 @@ def largest_batch(problem: Problem, n_max: int) -> int:
         if data.num_labelled and data.partition in EQUAL_SHARES:
             labelled = np.minimum(images, data.num_labelled // config.num_clients)
         elif data.labels_per_class and not data.num_labelled and data.partition in EACH_CLASS:
-            labelled = num_classes * np.minimum(images // num_classes, data.labels_per_class)
+            if not data.client_test_share:
+                labelled = num_classes * np.minimum(images // num_classes, data.labels_per_class)
         elif not data.labels_per_class and not data.num_labelled:
             labelled = np.floor(data.labelled_share * images + 0.5).astype(int)
     elif data.labels == "profile" and not data.partition_file and not isinstance(data.label_profile[0], str):
