@@ -5,7 +5,7 @@ Jeong, Yoon, Yang and Hwang, ICLR 2021 (arXiv 2006.12097). What differs from Fed
      alternate steps. If the server has the labels, it trains sigma, and clients train only psi;
   2. the unlabelled loss: on confident images, a client's predictions should agree with those of its helpers, the models
      of the most similar clients, and a strong view is trained towards the label for which most of these models vote.
-     The loss also has |psi|_1 and a distance between psi and sigma;
+     The loss also has |psi|_1, and on request (`l2_weight`) a distance between psi and sigma;
   3. messages are sparse: an entry is sent only if it has changed by more than a bound.
 
 docs/methods/fedmatch.md has our reading of the paper.
@@ -90,7 +90,7 @@ FIELDS = {
     "aggregation.weights": "uniform",
     "server.pretrain_epochs": 0,
     "server.augmentation": "weak",
-    # lambda_s = 10 multiplies the step; the L2 term's gradient would use up the norm of a clipped gradient.
+    # lambda_s = 10 multiplies the step; gradients are not clipped, as in the paper.
     "client.learning_rate": 0.003,
     "server.learning_rate": 0.003,
     "server.pretrain_learning_rate": 0.005,
