@@ -49,7 +49,7 @@ ONE_CHANGE = {
     "FedLabel, its own steps": "fedlabel",
     "FedLabel, no unlabelled image": ("fedlabel", {**IN_STEPS, "fedlabel.unlabelled_from": 40}),
     "FedLabel, the global expert": ("fedlabel,only_global", IN_STEPS),
-    "FedLabel, threshold 0.9": ("fedlabel,threshold_0_9", IN_STEPS),
+    "FedLabel, threshold 0.9": ("fedlabel", {**IN_STEPS, "confidence.threshold": 0.9}),
     "FixMatch, FedDB's debiasing": ("fixmatch,gpl", {"confidence.debias": "app_u"}),
     "SAGE, near-IID pairs": ("sage", {"data.partition": "dirichlet_pairs"}),
     "FixMatch, near-IID pairs": ("fixmatch,lpl", {"data.partition": "dirichlet_pairs"}),

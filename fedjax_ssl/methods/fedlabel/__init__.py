@@ -81,11 +81,6 @@ VARIANTS: Variants = {
     "only_local": {"fedlabel.experts": "local"},  # Table 1
     "only_global": {"fedlabel.experts": "global"},
     "no_consistency": {"fedlabel.consistency_weight": 0.0},  # Figure 5
-    "five_steps": {"fedlabel.labelled_steps": 5},  # Figure 6
-    "threshold_0_1": {"confidence.threshold": 0.1},  # Figure 8
-    "threshold_0_5": {"confidence.threshold": 0.5},
-    "threshold_0_7": {"confidence.threshold": 0.7},
-    "threshold_0_9": {"confidence.threshold": 0.9},
     "entropy": {"fedlabel.confidence": "entropy"},  # Figure 9
 }
 BETA = 0.3  # the threshold; a label counts if its probability is above it (eq. 4)
