@@ -102,11 +102,7 @@ def defaults() -> Section:
     section.consistency_weight = real(0.05, least=0)  # lambda_0 of eq. 7
     # The first round in which clients use unlabelled images; the code's is 50.
     section.unlabelled_from = whole(0, least=0)
-    # The choices of the public code instead of the paper's. It sends w_L and w_U apart, and the server adds half the
-    # plain mean of w_L to half the mean of w_U, weighted by the accepted images, at least 1 (the paper: w plus both
-    # changes, weighted by r_k): half the step and twice the bytes. The divergence is KL(s, p_U) from w_L (eq. 6:
-    # KL(p_U, s^-) from the other expert). Losses and batch statistics only use images whose label counts (eq. 8: the
-    # whole batch), and w_U is kept near w. Each image has one view for the whole run.
+    # The choices of the public code in the place of the paper's: docs/methods/fedlabel.md has the table.
     section.as_in_code = False
     # A bug of the code: gradients are never cleared, so step i uses the sum of those of steps 1 to i, like a momentum
     # of 1: ten steps go as far as 55.
