@@ -273,15 +273,16 @@ def advice(config) -> str:
     """
     if warning := labels_alone(config, "fedlabel.unlabelled_from"):
         return warning
-    rate = config.client.learning_rate / (1 - config.client.momentum)
+    momentum = config.client.momentum if config.client.optimizer == "sgd" else 0.0
+    rate = config.client.learning_rate / (1 - momentum)
     server = {"fedavg": 1.0, "fedavgm": config.aggregation.learning_rate / (1 - config.aggregation.momentum)}
     times = server.get(config.aggregation.optimizer, 0.0)  # the steps of other optimizers do not grow with the changes
     if config.fedlabel.as_in_code or times <= 0.5 or rate < 10 * PAPER_RATE:
         return ""
     return (
-        f"fedlabel adds two changes of clients that step at {rate:.3g} (client.learning_rate over 1 - momentum; its "
-        f"paper's is {PAPER_RATE}): twice FedAvg's step may overshoot; aggregation.optimizer=fedavgm with "
-        "aggregation.learning_rate=0.5 and aggregation.momentum=0 halves it"
+        f"fedlabel adds two changes of clients that step at {rate:.3g} (client.learning_rate, with sgd over "
+        f"1 - momentum; its paper's is {PAPER_RATE}): twice FedAvg's step may overshoot; aggregation.optimizer=fedavgm "
+        "with aggregation.learning_rate=0.5 and aggregation.momentum=0 halves it"
     )
 
 

@@ -122,6 +122,7 @@ def test_a_method_is_told_what_it_needs(method, start, told, capfd):
     ({"fedlabel.as_in_code": True}, False),
     ({"client.learning_rate": 0.0031}, True),  # an effective rate of 0.031
     ({"client.learning_rate": 0.0029}, False),
+    ({"client.learning_rate": 0.0031, "client.optimizer": "adam"}, False),  # which has no such momentum
     ({"aggregation.optimizer": "fedavgm", "aggregation.learning_rate": 0.5, "aggregation.momentum": 0.0}, False),
     ({"aggregation.optimizer": "fedavgm", "aggregation.learning_rate": 0.5, "aggregation.momentum": 0.5}, True),
 ])  # fmt: skip
