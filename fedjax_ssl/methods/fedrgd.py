@@ -97,10 +97,8 @@ VARIANTS: Variants = {
         "fedrgd.decay_rounds": 200 * 64,
         **{f"{side}.{field}": value for side in ("client", "server") for field, value in _SGD.items()},
     },
-    "slow": {"fedrgd.decay_rounds": 1024 * 64},  # the code's option `--fast 0`
     "no_groups": {"fedrgd.groups": 1},
     "self_training": {"fedrgd.users": "self_training"},
-    "mean_of_means": {"fedrgd.users_go_on_from": "global_mean"},
 }
 
 
@@ -110,8 +108,6 @@ def defaults() -> Section:
     # G, each with a replica of the server; 1: one mean of the server and all users. The code has 2 for 10 and 20
     # users, 3 for 30, 5 for 47.
     section.groups = whole(2, least=1)
-    # The mean from which users continue: their group's, or with 'global_mean' that of the replicas.
-    section.users_go_on_from = word("group_mean", "global_mean")
     # What a user minimises: 'fixmatch'; or 'self_training', cross-entropy of a weak view towards its own label from
     # evaluation mode.
     section.users = word("fixmatch", "self_training")
@@ -186,8 +182,6 @@ def fedrgd(problem: Problem) -> Method:
         groups = replica_means(received.uploads.model, weights, group_members(received, num_groups), replicas)
         mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), groups)
         change = jax.tree.map(jnp.subtract, mean.params, trained_parts(network, state.model, CLASSIFIER).params)
-        if options.users_go_on_from == "global_mean":
-            groups = repeated(mean, num_groups)
         state = state._replace(model=completed(state.model, mean), server={**state.server, GROUPS: groups})
         return state, {**metrics, "update_norm": norm(change)}
 
