@@ -58,7 +58,6 @@ VARIANTS: Variants = {
         "rscfed.beta_labelled": 0.01,
     },
     "code": {"rscfed.loss_over": "batch_size", "rscfed.beta": 1e4, "rscfed.beta_labelled": 100.0},
-    "fedavg": {"rscfed.groups": 1, "rscfed.labelled_factor": 1.0, "rscfed.beta": 0.0, "rscfed.beta_labelled": 0.0},
 }
 
 

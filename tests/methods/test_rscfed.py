@@ -1,6 +1,5 @@
 """RSCFed's groups and their means with lost uploads, against NumPy; tests/official has whole rounds."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.rscfed import consensus_weights
 from fedjax_ssl.ops.sgd import Model
 from fedjax_ssl.run.validation import validate
+from fedjax_ssl.server.aggregation import group_members
 from tests.helpers.small_problem import NUM_CLIENTS, assert_model, federation, small_problem
 
 
@@ -100,19 +100,9 @@ def test_the_global_model_is_the_mean_of_the_groups_models(data):
     assert_model(found.model, {"bias": bias, "kernel": kernel}, mean)
 
 
-def test_without_distances_and_factor_one_group_is_fedavg(data):
-    """And if nobody uploads the model stays."""
-    _, method = build(**METHODS["rscfed"].variants["fedavg"])
-    state, aggregate = method.init(data, jax.random.key(0)), jax.jit(method.aggregate)
-    for accepted in (np.ones(3, bool), np.zeros(3, bool)):
-        received, models = upload(np.array([0, 3, 1]), None, accepted)
-        found, _ = aggregate(state, data, received, jax.random.key(0))
-        shares = SIZES[[0, 3, 1]] / 20
-        bias, kernel, mean = (sum(w * m[tensor] for w, m in zip(shares, models)) for tensor in range(3))
-        if accepted.any():
-            assert_model(found.model, {"bias": bias, "kernel": kernel}, mean)
-        else:
-            chex.assert_trees_all_equal(found.model, state.model)
+def test_a_single_group_has_all_uploads():
+    received, _ = upload(np.array([0, 3, 1]), None, np.array([True, False, True]))
+    np.testing.assert_array_equal(group_members(received, 1), [[True, False, True]])
 
 
 def test_weights_survive_where_their_exponentials_underflow():
