@@ -89,7 +89,8 @@ ACCEPTED_WEIGHT = 0.15  # the full weight of the loss on batches of accepted ima
 def defaults() -> Section:
     section = Section()
     section.warm_up_rounds = whole(40, least=0)  # rounds with labels only, before round r = 0
-    # m is measured on the clients' unlabelled images; 'test': on the test images, as in the code.
+    # m is measured on the clients' unlabelled images; 'test': on the test images, as in the code. Labels then depend on
+    # the images that measure the accuracy.
     section.reference = word("unlabelled", "test")
     # The threshold of round 0 is factor m, for the SUM of the players' probabilities.
     section.factor = real(2.8, above=0)
@@ -140,7 +141,8 @@ def fedtrinet(problem: Problem) -> Method:
         """Measures m when the rounds on labels only are over."""
         images, counted = data.test_inputs, jnp.ones(len(data.test_inputs), bool)
         if options.reference == "unlabelled":
-            owned = data.at_clients("fedtrinet.reference='unlabelled'", "fedtrinet.reference='test'")
+            instead = "fedtrinet.reference='test', by which labels depend on the test images"
+            owned = data.at_clients("fedtrinet.reference='unlabelled'", instead)
             images, counted = data.inputs, owned & (data.visible_labels < 0)
         now = jax.lax.cond(
             state.round == options.warm_up_rounds,
