@@ -92,7 +92,7 @@ def defaults() -> Section:
     # m is measured on the clients' unlabelled images; 'test': on the test images, as in the code. Labels then depend on
     # the images that measure the accuracy.
     section.reference = word("unlabelled", "test")
-    # The threshold of round 0 is factor m, for the SUM of the players' probabilities.
+    # The threshold of round 0 is factor times m; it is for the sum of the players' probabilities.
     section.factor = real(2.8, above=0)
     section.full_rounds = whole(10, least=0)  # rounds in which the threshold stays at this value
     section.decay_rounds = whole(50, least=1)  # afterwards it is (1 - r / decay_rounds) factor m
