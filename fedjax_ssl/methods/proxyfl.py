@@ -23,7 +23,7 @@ from fedjax_ssl.base.fields import Section, is_on, real, whole, word
 from fedjax_ssl.client import At, Batches, Confidence, Loss, global_model, make_confidence, passes, threshold_of, total
 from fedjax_ssl.client.passes import Passed, check_both_label
 from fedjax_ssl.engine import CLASSIFIER, Method, Problem
-from fedjax_ssl.methods.entry import Entry, Variants, labelled_by_itself
+from fedjax_ssl.methods.entry import Entry, Variants, one_mean
 from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.models.projectors import Projection
 from fedjax_ssl.ops.batches import batch_positions, epoch_orders, num_batches
@@ -256,6 +256,6 @@ ENTRY = Entry(
     },
     heads_if={name: lambda config: config.proxyfl.contrastive_weight > 0 for name in (FEATURES, PROXIES)},
     mislabels=True,
-    advice=labelled_by_itself,
+    advice=one_mean,
     tiny={"confidence.threshold": 0.2, "proxyfl.tuning_epochs": 2},
 )

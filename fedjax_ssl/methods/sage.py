@@ -18,7 +18,7 @@ from fedjax_ssl.base.fields import Section, real
 from fedjax_ssl.client import At, Batches, Loss, make_confidence, passes, threshold_of, total
 from fedjax_ssl.client.passes import check_both_label
 from fedjax_ssl.engine import Method, Problem
-from fedjax_ssl.methods.entry import Entry, Variants, labelled_by_itself
+from fedjax_ssl.methods.entry import Entry, Variants, one_mean
 from fedjax_ssl.methods.frames import on_both_kinds
 from fedjax_ssl.ops.losses import soft_label_loss
 from fedjax_ssl.ops.sgd import Model
@@ -93,6 +93,6 @@ ENTRY = Entry(
     defaults=defaults,
     variants=VARIANTS,
     mislabels=True,
-    advice=labelled_by_itself,
+    advice=one_mean,
     tiny={"confidence.threshold": 0.2, "consistency.include_labelled": True, "consistency.epoch_length": "unlabelled"},
 )
