@@ -85,7 +85,7 @@ def few_labels(config: ConfigDict) -> str:
         return ""
     return (
         f"{config.method} is made for clients that have labels for all of their images or for none; with a tenth at "
-        "each client it ended below the labels alone on digits and MNIST"
+        "each client it ended below the labels alone on digits and MNIST; fixmatch has a labelled batch in every step"
     )
 
 
