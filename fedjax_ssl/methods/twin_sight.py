@@ -37,7 +37,7 @@ from fedjax_ssl.client.labels import debiased
 from fedjax_ssl.client.self_training import loss_by_rule, rule_of, states_of_round
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import CLASSIFIER, Broadcast, Cohort, Images, Label, Labels, Method, Phase, Previous, Problem
-from fedjax_ssl.methods.entry import Entry, Variants
+from fedjax_ssl.methods.entry import Entry, Variants, one_mean
 from fedjax_ssl.methods.frames import BY_ROLE, alternating
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.models.network import companion_model, with_companion_statistics
@@ -194,6 +194,7 @@ ENTRY = Entry(
     defaults=defaults,
     fields=BY_ROLE,
     variants=VARIANTS,
+    advice=one_mean,
     companions={TWIN: lambda config: {PROJECTOR: BYOL_HEADS[PROJECTOR](config.model)}},
     tiny={"model.projector_hidden": 8, "model.projector_dim": 4, "confidence.threshold": 0.2, "clients_per_round": 8},
 )
