@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.base.errors import UserError
-from fedjax_ssl.client.deck import Deck, Examples
+from fedjax_ssl.client.deck import Deck, Examples, of_whole_batches
 from fedjax_ssl.client.steps import At, Batches, Loss, Plan, local_training
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine.interface import Broadcast, Cohort, Finished, Metrics, Phase, Previous, Problem
@@ -66,7 +66,7 @@ def byol_phase(
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
-        deck = deck.of_whole_batches(config.batch_size)
+        deck = of_whole_batches(deck, config.batch_size)
         return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size))
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:

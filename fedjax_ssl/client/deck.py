@@ -74,11 +74,6 @@ class Deck(NamedTuple):
         order = jax.vmap(lambda key, chosen: epoch_orders(key, chosen, epochs, examples.largest_size))(keys, included)
         return cls(examples.rows, order, jnp.sum(included, axis=1))
 
-    def of_whole_batches(self, batch_size: int) -> "Deck":
-        """The deck without each epoch's short last batch, unless it is the only batch; the omitted examples vary."""
-        whole = self.size // batch_size * batch_size
-        return self._replace(size=jnp.where(whole > 0, whole, self.size))
-
     def num_steps(self, batch_size: int) -> jax.Array:
         """The number of local steps over all epochs, including short last batches: int32 with the shape of `size`."""
         return self.order.shape[-2] * num_batches(self.size, batch_size)
@@ -95,3 +90,9 @@ class Deck(NamedTuple):
         """
         positions = self.order[epoch % len(self.order), places % jnp.maximum(self.size, 1)]
         return Batch(self.rows[positions], positions, places < self.size, epoch)
+
+
+def of_whole_batches(deck: Deck, batch_size: int) -> Deck:
+    """A deck without each epoch's short last batch, unless it is the only batch; the omitted examples vary."""
+    whole = deck.size // batch_size * batch_size
+    return deck._replace(size=jnp.where(whole > 0, whole, deck.size))

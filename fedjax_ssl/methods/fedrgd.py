@@ -34,6 +34,7 @@ from fedjax_ssl.client import (
     qualify,
     threshold_of,
 )
+from fedjax_ssl.client.deck import of_whole_batches
 from fedjax_ssl.client.steps import OPT_STATE
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import (
@@ -256,7 +257,7 @@ def on_all_images(problem: Problem) -> Phase:
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         examples = Examples.of(data, cohort)
         deck = Deck.shuffled(examples, examples.present, examples.keys, options.steps)
-        deck = deck.of_whole_batches(config.batch_size)
+        deck = of_whole_batches(deck, config.batch_size)
         return Plan({"unlabelled": deck}, jnp.where(deck.size > 0, options.steps, 0))
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:

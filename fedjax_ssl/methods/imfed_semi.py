@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from fedjax_ssl.base.fields import Section, share, word
 from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, labelled_phase, local_training
 from fedjax_ssl.client.by_role import unlabelled_optimizer
-from fedjax_ssl.client.deck import split_keys
+from fedjax_ssl.client.deck import of_whole_batches, split_keys
 from fedjax_ssl.client.labels import told_scores
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.labels import clients_may_have_labels
@@ -126,7 +126,7 @@ def on_sub_banks(problem: Problem, continues: bool) -> Phase:
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         examples, keys = Examples.of(data, cohort), split_keys(cohort)[1]
         chosen = cohort.labels.report.qualified & examples.unlabelled
-        deck = Deck.shuffled(examples, chosen, keys, config.epochs).of_whole_batches(config.batch_size)
+        deck = of_whole_batches(Deck.shuffled(examples, chosen, keys, config.epochs), config.batch_size)
         return Plan({"unlabelled": deck}, deck.num_steps(config.batch_size))
 
     def loss(model: Model, batch: Batches, at: At) -> Loss:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.client import byol
-from fedjax_ssl.client.deck import Deck
+from fedjax_ssl.client.deck import Deck, of_whole_batches
 from fedjax_ssl.config import apply_arguments, base_config, differences, flatten
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import Heads, Linear
@@ -24,7 +24,7 @@ def data():
 
 def test_a_deck_of_whole_batches():
     sizes = np.array([0, 2, 3, 5, 6, 10], np.int32)
-    whole = jax.jit(lambda size: Deck(jnp.zeros(10), jnp.zeros((1, 10)), size).of_whole_batches(3).size)
+    whole = jax.jit(lambda size: of_whole_batches(Deck(jnp.zeros(10), jnp.zeros((1, 10)), size), 3).size)
     np.testing.assert_array_equal(whole(sizes), [0, 2, 3, 3, 6, 9])
 
 

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.base.fields import Section, whole
 from fedjax_ssl.client import At, Batches, Deck, Examples, Loss, Plan, global_model, local_training
+from fedjax_ssl.client.deck import of_whole_batches
 from fedjax_ssl.client.steps import MakeOptimizer
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.engine import Broadcast, Cohort, Images, Method, Metrics, Phase, Previous, Problem, Received, State
@@ -139,7 +140,7 @@ def training(problem: Problem, optimizer: MakeOptimizer) -> Phase:
     def plan(received: Broadcast, data: FederatedData, cohort: Cohort, previous: Previous | None) -> Plan:
         examples, is_first = Examples.of(data, cohort), received.extra.round == 0
         deck = Deck.shuffled(examples, examples.present, examples.keys, config.epochs)
-        deck = deck.of_whole_batches(config.batch_size)
+        deck = of_whole_batches(deck, config.batch_size)
         steps = jnp.where(is_first, 0, deck.num_steps(config.batch_size))
 
         def project(key, images, mask):
