@@ -107,8 +107,7 @@ def test_a_run_that_ends_before_the_unlabelled_images_is_told_first(field, capfd
 
 
 @pytest.mark.parametrize(("method", "start", "told"), [
-    ("sage", "labels images by the model", ["server", "some_clients"]),
-    ("fixmatch", "counts clients with and without labels alike", ["some_clients"]),
+    ("sage", "counts clients with and without labels alike", ["some_clients"]),
     ("fedu", "trains its backbone without labels, in its paper for 100 rounds", ["server", "some_clients", "clients"]),
 ])  # fmt: skip
 def test_a_method_is_told_what_it_needs(method, start, told, capfd):
@@ -135,9 +134,12 @@ def test_a_sum_of_two_long_steps_is_told_before_the_first_round(fields, warns, c
 
 @pytest.mark.parametrize("method", ["semianagg", "fedavg_semi", "cbafed"])
 def test_a_method_for_wholly_labelled_clients_is_told_if_each_has_a_few_labels(method, capfd):
-    run = {"method": method, "num_rounds": 200}
-    for labels, share, number in (("some_clients", 0.1, 0), ("clients", 1.0, 0), ("clients", 0.1, 1)):
-        said = advice(capfd, **run, **{"data.labels": labels, "data.labelled_share": share})
+    few, run = {"data.labels": "clients", "data.labelled_share": 0.1}, {"method": method, "num_rounds": 200}
+    for change, number in (
+        ({"data.labels": "some_clients"}, 0), ({"data.labelled_share": 1.0}, 0), ({"data.reveal_labels": True}, 0),
+        ({}, 1), ({"data.labelled_share": 1.0, "data.labels_per_class": 2}, 1),
+    ):  # fmt: skip
+        said = advice(capfd, **{**run, "data.reveal_labels": False, **few, **change})
         assert len(said) == number and all(
             f"{method} is made for clients that have labels for all" in line for line in said
         )
