@@ -83,4 +83,4 @@ def test_rounds_beside_a_server():
         params = jax.tree.map(np.subtract, params, velocity)
     assert 0.1 < np.mean(confident) < 0.9
     code = f"{SEMIFL}@4ec3663: src/modules/modules.py:151-174, 363-409"
-    agree("fixmatch", "labels at the server", run, {"params": params}, code=code)
+    agree("fixmatch", "labels at the server, mean over the batch", run, {"params": params}, code=code)

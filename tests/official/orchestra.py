@@ -93,7 +93,7 @@ def test_rounds_of_orchestra(monkeypatch):
     problem = make_problem("orchestra", **{
         "model.projector_hidden": 16, "model.projector_dim": 6, "orchestra.clusters": GLOBAL,
         "orchestra.memory": MEMORY, "orchestra.local_clusters": LOCAL, "client.batch_size": BATCH,
-        "client.nesterov": False, "client.clip_norm": 0.0, "client.learning_rate": 0.003,
+        "client.nesterov": False, "client.clip_norm": 0.0, "client.learning_rate": 0.001,
     })  # fmt: skip
     run = train(problem, federation([[-1] * size for size in SIZES], at_server=[0, 1, 2, 0]), rounds=3)
     images, rows_of = np.asarray(run.data.inputs), np.asarray(run.data.client_index)
