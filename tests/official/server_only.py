@@ -10,8 +10,8 @@ CLIENTS = [[-1] * 9, [-1] * 4, [-1] * 7]
 
 
 def test_rounds_of_the_server_alone():
-    fields = {"server.epochs": 2, "server.pretrain_epochs": 3, "server.pretrain_learning_rate": 0.02, "server.learning_rate": 0.02,
-              "server.persistent": False, "server.augmentation": "weak"}  # fmt: skip
+    fields = {"server.epochs": 2, "server.pretrain_epochs": 3, "server.pretrain_learning_rate": 0.02,
+              "server.learning_rate": 0.02, "server.persistent": False, "server.augmentation": "weak"}  # fmt: skip
     problem = make_problem("server_only", **fields)
     run = train(problem, federation(CLIENTS, ANCHORS), rounds=2)
     images, labels, config = np.asarray(run.data.inputs), np.asarray(run.data.visible_labels), problem.config.server
