@@ -8,10 +8,13 @@ import pytest
 from fedjax_ssl.base.errors import UserError
 from fedjax_ssl.engine.interface import Received, Upload
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.run.dry_run import dry_run
 from fedjax_ssl.run.experiment import build_experiment
+from tests.helpers.runs import SMALL, make_fedanchor_config
 from tests.helpers.small_problem import federation, small_problem
 from tests.helpers.tiny_methods import make_config
 
+FIELDS = {"data.labels": "some_clients", "model.normalisation": "group"}
 GIVEN = np.array([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]])
 
 
@@ -44,3 +47,9 @@ def test_relations_travel_without_noise_so_privacy_is_refused():
     with pytest.raises(UserError, match=r"^privacy.noise with fedirm: .*relations") as error:
         build_experiment(config)
     assert "\n" not in str(error.value)
+
+
+def test_it_needs_no_field_besides_its_name():
+    """As in `--config.method=fedirm`: its threshold is then its own, 0.3."""
+    config = make_fedanchor_config(**SMALL, method="fedirm", **FIELDS)
+    assert config.confidence.threshold is None and "FLOP" in dry_run(config)

@@ -10,6 +10,7 @@ import pytest
 import launch
 from fedjax_ssl import UserError, load, train
 from fedjax_ssl.data import load_dataset
+from fedjax_ssl.run.observe.listeners import KeepBest
 from tests.helpers.stub import make_stub_config
 
 FIELDS = {"data.validation": 200, "checkpoint_every": 4}
@@ -81,3 +82,7 @@ def test_a_run_without_validation_images_has_none(stub_run, run, tmp_path):
     shutil.rmtree(tmp_path / "copy" / "best")
     with pytest.raises(UserError, match=r"there is no checkpoint in .*best; put files of a copy back"):
         load(tmp_path / "copy", allow_code=True, checkpoint="best")
+
+
+def test_an_accuracy_of_zero_may_be_the_best():
+    assert KeepBest._of([{"round": number, "validation_accuracy": 0.0} for number in (1, 2)]) == (0.0, 1)
