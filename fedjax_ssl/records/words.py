@@ -60,7 +60,7 @@ def who_has_labels(config: Any, noun: str = "images", labelled: int | None = Non
     elif data["partition_file"]:
         text = f"clients have labels for the {noun} that {data['partition_file']} names"
     elif data["num_labelled"]:
-        text = f"clients have labels for {data['num_labelled']:,} {noun}, dealt out before the others"
+        text = f"clients have labels for {data['num_labelled']:,} {noun}, divided separately"
     elif data["labels_per_class"]:
         number = number_of(data["labels_per_class"], noun.removesuffix("s"))
         text = f"every client has labels for {number} of each of its classes"

@@ -88,7 +88,7 @@ SETTINGS = {  # fields of data -> who holds labels
     "every client has labels for 2 images of each of its classes: 4 in all": {
         "labels": "clients", "labels_per_class": 2
     },
-    "clients have labels for 1,000 images, dealt out before the others: 4 in all": {
+    "clients have labels for 1,000 images, divided separately: 4 in all": {
         "labels": "clients", "num_labelled": 1000
     },
     "clients have labels for the images that mine.npz names: 4 in all": {
